@@ -96,6 +96,15 @@ static const char *scratch_path(const char *name) {
     return path;
 }
 
+// A new folder there.
+static const char *fresh_folder(const char *name) {
+    const char *path = scratch_path(name);
+    char command[600];
+    snprintf(command, sizeof(command), "rm -rf '%s' && mkdir '%s'", path, path);
+    assert_int_equal(system(command), 0);
+    return path;
+}
+
 static void write_file(const char *path, const void *bytes, size_t count) {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);

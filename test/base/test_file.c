@@ -34,14 +34,6 @@ static void write_body(const void *path) { write_output((const char *)path, "new
 
 static void expect_text(const char *path, const char *text) { assert_string_equal(read_whole(path, NULL), text); }
 
-// A new folder of the scratch folder.
-static const char *fresh(const char *name) {
-    char command[600];
-    snprintf(command, sizeof(command), "rm -rf '%s' && mkdir '%s'", scratch_path(name), scratch_path(name));
-    assert_int_equal(system(command), 0);
-    return scratch_path(name);
-}
-
 static void expect_files(const char *name, size_t expected) {
     DIR *directory = opendir(scratch_path(name));
     const struct dirent *entry;
@@ -62,7 +54,7 @@ TEST(only_regular_files_are_replaced) {
                  {"kinds/link-to-pipe", "is a device, a pipe", 0},
                  {"kinds/socket", "is a device, a pipe", S_IFSOCK},
                  {"kinds/device", "is a device, a pipe", S_IFCHR}}; // what /dev/null is; only root may make one
-    fresh("kinds");
+    fresh_folder("kinds");
     write_file(scratch_path("kinds/old"), "a longer text than the new one", 30);
     write_output(scratch_path("kinds/old"), "new");
     expect_text(scratch_path("kinds/old"), "new");
@@ -86,7 +78,7 @@ TEST(only_regular_files_are_replaced) {
 TEST(links_are_followed) {
     const char *target = scratch_path("links/far/target"), *link = scratch_path("links/link");
     struct stat status;
-    fresh("links"), fresh("links/far");
+    fresh_folder("links"), fresh_folder("links/far");
     write_file(target, "old", 3);
     assert_int_equal(symlink("far/target", link), 0);
     assert_int_equal(symlink("link", scratch_path("links/twice")), 0);
@@ -121,7 +113,7 @@ static void write_in_the_middle(const void *path) { write_output((const char *)p
 TEST(writers_do_not_mix) {
     const char *path = scratch_path("two/file"), *theirs = scratch_path("two/file.tmp");
     OutputFile file;
-    fresh("two");
+    fresh_folder("two");
     write_file(theirs, "the user's own", 14);
     output_open(&file, path, 9);
     output_write(&file, 0, "the ", 4);
@@ -140,7 +132,7 @@ TEST(writers_do_not_mix) {
 TEST(names_that_are_taken_are_left_alone) {
     const char *path = scratch_path("taken/file");
     char taken[600];
-    fresh("taken");
+    fresh_folder("taken");
     snprintf(taken, sizeof(taken), "%s.%ld-0.tmp", path, (long)getpid());
     write_file(taken, "taken", 5);
     write_output(path, "new");
@@ -200,7 +192,7 @@ TEST(signals_leave_nothing_half_written) {
         const char *path = scratch_path("signals/file");
         test_case("signal %d", ends[i]);
         signal_to_send = ends[i];
-        fresh("signals");
+        fresh_folder("signals");
         write_file(path, "old", 3);
         assert_int_equal(run_child(end_while_writing, path)->code,
                          1000 + ends[i]); // ended by the signal, as without us
@@ -221,7 +213,7 @@ static void die_while_writing(const void *path) {
 }
 
 TEST(errors_leave_nothing_half_written) {
-    fresh("errors");
+    fresh_folder("errors");
     expect_refused(die_while_writing, scratch_path("errors/file"), 1, "something else went wrong");
     expect_files("errors", 0);
 }
@@ -239,7 +231,7 @@ static void write_beyond_the_limit(const void *path) {
 
 TEST(limits_on_file_sizes_are_errors) {
     const char *path = scratch_path("limit/file");
-    fresh("limit");
+    fresh_folder("limit");
     expect_refused(write_beyond_the_limit, path, 1, "limit/file: reserving 7.81 KiB failed: File too large");
     expect_files("limit", 1);
 }
@@ -253,7 +245,7 @@ static void expect_synced(const char *format, const char *a, const char *b, cons
 }
 
 TEST(folders_are_synced) {
-    const char *base = fresh("power");
+    const char *base = fresh_folder("power");
     char here[PATH_MAX], temporary[600];
     assert_non_null(getcwd(here, sizeof(here)));
     *synced = 0;
@@ -280,7 +272,7 @@ static void open_new_run(const void *path) {
 TEST(an_earlier_run_is_seen_before_anything_else) {
     static const char begun[] = "{\"step\": 1, \"options\": {\"dpo_loss\": 1}}\n",
                       finished[] = "{\"step\": 1, \"loss\": 2}\n";
-    const char *out = fresh("earlier"), *log = scratch_path("earlier/log.jsonl");
+    const char *out = fresh_folder("earlier"), *log = scratch_path("earlier/log.jsonl");
     CheckpointFolder folder;
     write_file(log, "", 0);
     assert_int_equal(run_child(open_new_run, out)->code, 0);
@@ -315,12 +307,12 @@ static void end_before_the_run(const void *path) {
 
 // A run that is refused leaves neither its lock nor folders that it made, and nothing of others goes.
 TEST(refused_runs_leave_nothing) {
-    fresh("refused");
+    fresh_folder("refused");
     expect_refused(refuse_run, scratch_path("refused/a/b//c/"), 1, "refused");
     expect_files("refused", 0);
     assert_int_equal(run_child(end_before_the_run, scratch_path("refused/a/b"))->code, 1000 + SIGTERM);
     expect_files("refused", 0);
-    fresh("refused/empty");
+    fresh_folder("refused/empty");
     expect_refused(refuse_run, scratch_path("refused/empty"), 1, "refused");
     expect_files("refused/empty", 0);
     write_file(scratch_path("refused/empty/lock"), "1\n", 2);
@@ -331,7 +323,7 @@ TEST(refused_runs_leave_nothing) {
 
 // --resume with a name that is mistyped, or of another folder, begins no run; one that was ended early goes on.
 TEST(only_runs_are_resumed) {
-    fresh("resume"), fresh("resume/other");
+    fresh_folder("resume"), fresh_folder("resume/other");
     expect_refused(resume_run, scratch_path("resume/no"), 1,
                    "resume/no does not exist; check --out, or leave --resume out to begin a run there");
     expect_refused(resume_run, scratch_path("resume/other"), 1, "resume/other is not the folder of a run; check --out");
@@ -345,7 +337,7 @@ TEST(only_runs_are_resumed) {
 TEST(pipes_and_links_in_the_folder_of_a_run) {
     const char *mine = scratch_path("trap/mine"), *run = scratch_path("trap/run");
     const char *lock = scratch_path("trap/run/lock"), *done = scratch_path("trap/run/checkpoint-00000001/DONE");
-    fresh("trap"), fresh("trap/run"), fresh("trap/run/checkpoint-00000001");
+    fresh_folder("trap"), fresh_folder("trap/run"), fresh_folder("trap/run/checkpoint-00000001");
     write_file(mine, "mine\n", 5);
     write_file(scratch_path("trap/model.bin"), "mine\n", 5);
     assert_int_equal(symlink(scratch_path("trap"), scratch_path("trap/run/checkpoint-00000002.removed")), 0);

@@ -102,6 +102,7 @@ TEST(words_are_those_of_the_enums) {
     expect_names("objective", objective_names, OBJECTIVES);
     expect_names("normalisation", normalisation_names, NORMALISATIONS);
     expect_names("dpo-loss", dpo_loss_names, DPO_LOSSES);
+    expect_names("kto-loss", kto_loss_names, KTO_LOSSES);
 }
 
 // A limit of memory is bytes or what a card has; other bytes are not.

@@ -6,7 +6,6 @@ losses, and it does not matter how the documents of a step are cut into streams 
 #include "test/base/child.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
-#include "llmc/cli/options.h"
 
 // ---- any stream -----------------------------------------------------------------------------------------------------
 TEST(weights_are_the_derivatives) {
@@ -370,26 +369,7 @@ TEST(advantages_of_a_group) {
     expect_close("advantage", 0, found[0], 0.5 / (sqrt(0.5) + 1e-4), 0, 1e-15);
 }
 
-// ---- words and defaults ---------------------------------------------------------------------------------------------
-TEST(words_are_those_of_the_options) {
-    static const struct {
-        const char *option, *const *names;
-        int count;
-    } rows[] = {{"objective", objective_names, OBJECTIVES},
-                {"dpo-loss", dpo_loss_names, DPO_LOSSES},
-                {"kto-loss", kto_loss_names, KTO_LOSSES},
-                {"normalisation", normalisation_names, NORMALISATIONS}};
-    for (size_t r = 0; r < COUNT_OF(rows); r++) {
-        char words[200] = "";
-        size_t i = 0;
-        for (int k = 0; k < rows[r].count; k++)
-            snprintf(words + strlen(words), sizeof(words) - strlen(words), "%s%s", k ? "|" : "", rows[r].names[k]);
-        while (i < OPTION_ROWS && strcmp(option_rows[i].name, rows[r].option) != 0) i++;
-        assert_true(i < OPTION_ROWS);
-        assert_string_equal(option_rows[i].value, words);
-    }
-}
-
+// ---- defaults -------------------------------------------------------------------------------------------------------
 TEST(defaults) {
     static const struct {
         ObjectiveKind kind;

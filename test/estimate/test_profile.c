@@ -11,18 +11,7 @@ the rest to the pass, in JSON, too.
 static const struct {
     const char *text;
     size_t lora_rank;
-} models[] = {
-    {"gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64", 0},
-    {"qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
-     "dim=8,vocab_size=43",
-     0},
-    {"gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
-     "dim=8,vocab_size=33,sliding_window=9,layer_types=ssf,query_pre_attn_scalar=5",
-     0},
-    {"llama,hidden_size=20,intermediate_size=33,num_hidden_layers=2,num_attention_heads=5,num_key_value_heads=1,head_"
-     "dim=6,vocab_size=29",
-     3},
-};
+} models[] = {{TINY_GPT2, 0}, {TINY_QWEN3, 0}, {TINY_GEMMA ",sliding_window=9,layer_types=ssf", 0}, {TINY_LLAMA, 3}};
 
 // Passed on are ops of no pass or no work.
 enum {

@@ -1,11 +1,12 @@
 /*
-What the tests of generation have in common: tiny models of every family, and a run that has exactly the memory of its
-plan, filled with NaN, with a cache to generate into.
+What the tests of generation have in common: tiny models of every family, and a run behind the fence (fence.h) that has
+exactly the memory of its plan, filled with NaN, with a cache to generate into.
 */
 #ifndef TEST_SAMPLER_RUN_H
 #define TEST_SAMPLER_RUN_H
 #include "test/base/child.h"
 #include "test/model/tiny.h"
+#include "test/ops/fence.h"
 #include "llmc/generate/sampler.h"
 
 // Both norms, learned positions and RoPE, tied and not, biases, heads that share keys, a single layer.
@@ -13,14 +14,12 @@ static const char *const models[] = {
     "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=19,max_position_embeddings=16",
     "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_"
     "size=17",
-    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=1,num_attention_heads=5,num_key_value_heads=1,head_"
-    "dim=6,"
-    "vocab_size=14,tie_word_embeddings=true,attention_bias=true,mlp_bias=true",
+    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=1,num_attention_heads=5,num_key_value_heads=1,"
+    "head_dim=6,vocab_size=14,tie_word_embeddings=true,attention_bias=true,mlp_bias=true",
     "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=1,"
     "vocab_size=15,tie_word_embeddings=true",
-    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
-    "dim=8,"
-    "vocab_size=16",
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+    "head_dim=8,vocab_size=16",
     // windows that the texts outgrow: keys and values slide
     "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,head_"
     "dim=8,vocab_size=18,tie_word_embeddings=false,sliding_window=3,layer_types=sfs",
@@ -52,7 +51,7 @@ static Run *run_open(const Config *config, RunSettings settings, const Batch *ba
     run->model = model_build(config, ops_device->stored);
     settings.model = &run->model;
     sampler_allocate(&run->sampler, &run->model, settings.cache_tokens);
-    tiny_begin(&run->tiny, ops_device, settings, NULL, NULL, batch ? batch : &none);
+    tiny_begin(&run->tiny, EMULATED ? ops_device : ops_fenced(), settings, NULL, NULL, batch ? batch : &none);
     return run;
 }
 
@@ -62,7 +61,7 @@ static Run *run_of(size_t i, RunSettings settings, const Batch *batch, double fa
     Run *run = run_open(&config, settings, batch);
     double *weights = tiny_weights(&run->model, 5);
     weights[run->model.model_offset[FINAL_NORM_WEIGHT]] *= factor;
-    device_write(ops_device, run->tiny.s.memory.weights, run->model.dtype, weights, run->model.elements);
+    device_write(run->tiny.ops, run->tiny.s.memory.weights, run->model.dtype, weights, run->model.elements);
     free(weights);
     return run;
 }

@@ -102,7 +102,7 @@ TEST(greedy_text_of_golden_models) {
         golden_ids(folder, "greedy", expected, GREEDY);
         WeightSource *source = weights_open(folder);
         Run *run = run_open(&source->config, sampling_run(chunks[i % 4], PROMPTED + GREEDY - 1), NULL);
-        weights_load(source, &run->model, sharding_whole(), ops_device, run->tiny.s.memory.weights);
+        weights_load(source, &run->model, sharding_whole(), run->tiny.ops, run->tiny.s.memory.weights);
         weights_close(source);
         generate(run, text, PROMPTED, PROMPTED + GREEDY, &greedy);
         assert_memory_equal(text + PROMPTED, expected, sizeof(expected));

@@ -176,7 +176,8 @@ TEST(plan_and_training) {
             for (size_t round = 0; round < 2; round++) {
                 run->tiny.s.ops->zero(run->tiny.s.memory.gradients, elements * dtype_size(ops_device->stored));
                 loss[round] = forward_backward(&run->tiny.s, &batch, 13, 1, NULL);
-                gradient[round] = device_read(ops_device, run->tiny.s.memory.gradients, ops_device->stored, elements);
+                gradient[round] =
+                    device_read(run->tiny.ops, run->tiny.s.memory.gradients, ops_device->stored, elements);
                 if (!round) write_together(run, slots[k], some_texts(&texts, vocabulary(i)), settings, NULL, 0);
             }
             if (loss[0] != loss[1]) test_fail("loss %.17g, then %.17g", loss[0], loss[1]);

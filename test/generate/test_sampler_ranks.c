@@ -16,7 +16,8 @@ TEST(ranks_write_one_text) {
     int32_t ids[TOKENS] = {3, 1, 4}, first[TOKENS];
     settings.world = world;
     Run *run = run_open(&config, settings, NULL);
-    weights_init_random(&run->model, weights_sharding(&run->tiny.s.memory), ops_device, run->tiny.s.memory.weights, 5);
+    weights_init_random(&run->model, weights_sharding(&run->tiny.s.memory), run->tiny.ops, run->tiny.s.memory.weights,
+                        5);
     generate(run, ids, 3, TOKENS, &sampling);
     memcpy(first, ids, sizeof(first));
     dist_broadcast(RANKS_ALL, first, sizeof(first), 0);

@@ -1,13 +1,12 @@
 /*
 Does the fence hold? A child that dereferences device memory outside an op dies, one that goes through ops does not;
-host memory passed as a tensor is named. Then what the fence is for: every method, the optimizer and generation run
-behind it, and give the same bits as without it.
+host memory passed as a tensor is named. Training runs behind it in test_places.c, generation in test_sampler.c. Then
+the arena's red zones.
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"
 #include "fence.h"
-#include "test/model/tiny.h"
-#include "llmc/generate/sampler.h"
+#include "llmc/ops/arena.h"
 
 enum { FLOATS = 5000 }; // more than a page, not a whole number of pages
 
@@ -180,91 +179,6 @@ TEST(places_are_not_taken_for_the_device) {
                                      {"store: device is not in device memory", 0, 1}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) expect_refused(mistaken_op, &cases[i], EXIT_RUNTIME, cases[i].words);
     assert_int_equal(run_child(deref_disk, scratch_folder())->code, 1000 + SIGSEGV);
-}
-
-// ---- everything runs behind it --------------------------------------------------------------------------------------
-static const char *const models[] = {TINY_GPT2,
-                                     TINY_LLAMA,
-                                     TINY_QWEN3,
-                                     TINY_TIED,
-                                     TINY_GEMMA ",sliding_window=3,layer_types=sfs",
-                                     TINY_MISTRAL ",sliding_window=2"};
-enum { TEXT = 12, PROMPT = 5, METHODS = METHOD_FULL + 1 };
-
-// Results of a training step: loss, validation loss, gradient norm, and every byte of weights and moments; and a text.
-typedef struct {
-    double loss, validation_loss, norm;
-    int32_t text[TEXT];
-    double *weights, *m;
-} Trained;
-
-// One step of everything the driver does: forward, backward, norm, AdamW, validation, a sampled text.
-static Trained train_once(const Ops *ops, const Model *model, Method method, const double *weights,
-                          const Batch *batch) {
-    static const AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 5, 0, 0, NULL, NULL};
-    static const SamplingSettings sampling = {1.0, 0, 1.0, 3};
-    size_t n = model->elements;
-    OptimizerState state;
-    StreamBP s;
-    Arena arena[PLACES] = {0};
-    Sampler sampler;
-    Trained trained;
-    RunSettings settings = {0};
-    settings.model = model, settings.method = method, settings.chunk = 7, settings.logits_chunk = 5;
-    settings.backward = settings.optimizer = settings.master = 1;
-    settings.gradient_type = model->dtype, settings.moment_type = DTYPE_FP32;
-    settings.cache_tokens = TEXT;
-    Plan plan = plan_make(&settings, batch);
-    void *memory = ops->allocate(plan.total_bytes);
-    arena_init(arena, memory, plan.total_bytes);
-    sampler_allocate(&sampler, model, TEXT);
-    run_begin(&s, &state, &settings, ops, arena, batch);
-    device_write(ops, s.memory.weights, model->dtype, weights, n);
-    device_write(ops, state.master, DTYPE_FP32, weights, n);
-    ops->zero(s.memory.gradients, n * dtype_size(model->dtype));
-    ops->zero(state.m, n * sizeof(float)), ops->zero(state.v, n * sizeof(float));
-    trained.loss = forward_backward(&s, batch, batch_count(batch).tokens, 1, NULL);
-    trained.norm = ops->sum_of_squares(s.memory.gradients, model->dtype, n);
-    ops->adamw((Stored *)(void *)s.memory.weights, state.master, s.memory.gradients, model->dtype, state.m, state.v,
-               DTYPE_FP32, n, &adamw);
-    trained.validation_loss = forward_only(&s, batch, batch_count(batch).tokens, NULL);
-    sampler_begin(&sampler, &s);
-    memcpy(trained.text, batch->tokens, PROMPT * sizeof(int32_t));
-    sampler_feed(&sampler, trained.text, PROMPT);
-    for (size_t t = PROMPT; t < TEXT; t++) trained.text[t] = sampler_next(&sampler, &sampling);
-    sampler_end(&sampler);
-    trained.weights = device_read(ops, s.memory.weights, model->dtype, n);
-    trained.m = device_read(ops, state.m, DTYPE_FP32, n);
-    sampler_free(&sampler);
-    run_end(&s);
-    ops->release(memory, plan.total_bytes);
-    return trained;
-}
-
-TEST(trains_behind_the_fence) {
-    static const size_t length[] = {11, 1, 9, 12};
-    for (size_t i = 0; i < METHODS * COUNT_OF(models); i++) {
-        const Method method = (Method)(i % METHODS);
-        Config config = config_from_text(models[i / METHODS], "test", EXIT_USAGE);
-        Model model = model_build(&config, ops_device->stored);
-        double *weights = tiny_weights(&model, 7);
-        Batch batch = tiny_batch(length, 4, config.vocab_size, 1, 11);
-        Trained plain = train_once(ops_device, &model, method, weights, &batch);
-        Trained fenced = train_once(ops_fenced(), &model, method, weights, &batch);
-        test_case("method %d of %.40s...", (int)method, models[i / METHODS]);
-        if (!(plain.loss > 0 && plain.norm > 0 && plain.validation_loss < plain.loss))
-            test_fail("the step taught nothing: loss %g, then %g", plain.loss, plain.validation_loss);
-        assert_true(fenced.loss == plain.loss && fenced.norm == plain.norm);
-        assert_true(fenced.validation_loss == plain.validation_loss);
-        assert_memory_equal(fenced.text, plain.text, sizeof(plain.text));
-        assert_memory_equal(fenced.weights, plain.weights, model.elements * sizeof(double));
-        assert_memory_equal(fenced.m, plain.m, model.elements * sizeof(double));
-        assert_int_equal(fence.blocks, 0);
-        free(plain.weights), free(plain.m), free(fenced.weights), free(fenced.m);
-        free(weights);
-        batch_free(&batch);
-        model_free(&model);
-    }
 }
 
 // ---- red zones of the arena -----------------------------------------------------------------------------------------

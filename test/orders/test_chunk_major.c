@@ -17,9 +17,7 @@ enum { CHUNK = 5, CHUNKS = 6, SUBSETS = 1 << CHUNKS };
 static TinyCase case_make(const char *text, ObjectiveKind kind) {
     static const size_t length[] = {9, 1, 18};
     TinyCase c = tiny_case(text, kind == OBJECTIVE_DPO ? 2 : 0);
-    Objective *o = &c.settings.objective;
-    o->kind = kind, o->beta = 0.3, o->gamma = NAN, o->clip_low = 0.2, o->clip_high = NAN, o->temperature = 1;
-    objective_resolve(o);
+    c.settings.objective = tiny_objective(kind);
     const size_t pairs[] = {9, 12, 3, 4};
     c.batch = kind == OBJECTIVE_DPO ? tiny_batch(pairs, 4, c.model.config.vocab_size, 1, 11)
                                     : tiny_batch(length, 3, c.model.config.vocab_size, 1, 11);

@@ -8,8 +8,6 @@ same in every run. Both work as late as they may: before a collective is awaited
 #include "test/base/testing.h"
 #include <unistd.h>
 
-enum { SENTINEL = 64 }; // bytes before and behind a tensor
-
 static RankGroup group;
 static World world;
 
@@ -21,41 +19,22 @@ static size_t rank_at(size_t place) {
     return group == RANKS_ALL ? place : group == RANKS_SEQUENCE ? first + place : first + world.sp - 1 - place;
 }
 
-// ---- a tensor with sentinels, on the device -------------------------------------------------------------------------
-typedef struct {
-    char *memory;   // device
-    size_t bytes;   // of the tensor
-    char *now, *as; // [SENTINEL + bytes + SENTINEL] host images: as it is, as it was laid out
-} Tensor;
+// ---- a guarded tensor of bytes --------------------------------------------------------------------------------------
+static Guarded *tensor_new(size_t bytes) { return guarded_poison(CHANGED, "the tensor", DTYPE_INT8, bytes); }
+static char *laid_out(const Guarded *t) { return (char *)t->before + t->offset; } // what tensors_load() loads
 
-static Tensor tensor_new(size_t bytes) {
-    const size_t all = bytes + 2 * SENTINEL;
-    Tensor t = {(char *)ops_device->allocate(all), bytes, (char *)malloc(all), (char *)malloc(all)};
-    assert_non_null(t.memory);
-    poison(t.as, all);
-    return t;
-}
-
-static void tensor_free(Tensor *t) {
-    ops_device->release(t->memory, t->bytes + 2 * SENTINEL);
-    free(t->now), free(t->as);
-}
-
-static void *tensor_data(const Tensor *t) { return t->memory + SENTINEL; }
-static void tensor_load(Tensor *t) { ops_device->copy_in(t->memory, t->as, t->bytes + 2 * SENTINEL); }
-
-// Reads it back; what lies around it has to be as it was.
-static const char *tensor_read(Tensor *t) {
-    ops_device->copy_out(t->now, t->memory, t->bytes + 2 * SENTINEL);
-    if (memcmp(t->now, t->as, SENTINEL)) test_fail("something wrote before the tensor");
-    if (memcmp(t->now + SENTINEL + t->bytes, t->as + SENTINEL + t->bytes, SENTINEL))
+// Reads it back; its guards have to be as they were.
+static const char *tensor_read(const Guarded *t) {
+    ops_device->copy_out(t->after, t->allocation, t->bytes);
+    if (memcmp(t->after, t->before, t->offset)) test_fail("something wrote before the tensor");
+    if (memcmp(t->after + t->offset + t->count, t->before + t->offset + t->count, GUARD_BYTES))
         test_fail("something wrote behind the tensor");
-    return t->now + SENTINEL;
+    return (const char *)t->after + t->offset;
 }
 
 // Nothing has changed before the collective is awaited.
-static void await_late(Tensor *t, int64_t ticket) {
-    if (memcmp(tensor_read(t), t->as + SENTINEL, t->bytes)) test_fail("it ran before it was awaited");
+static void await_late(const Guarded *t, int64_t ticket) {
+    if (memcmp(tensor_read(t), laid_out(t), t->count)) test_fail("it ran before it was awaited");
     ops_device->await(ticket);
 }
 
@@ -85,17 +64,15 @@ static void check_sums(const char *x, char *expected, Range own, size_t ranks, i
 static void check_reduce_scatter(size_t count, size_t unit) {
     const size_t ranks = ranks_in(world, group), size = dtype_size(ops_device->summed);
     const Range own = shard_range(count, unit, ranks, rank_in(world, group));
-    Tensor t = tensor_new(count * size);
-    char *expected = (char *)malloc(count * size);
-    for (size_t i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, term(world.rank, i));
+    const Guarded *t = tensor_new(count * size);
+    char *expected = (char *)case_memory(count * size);
+    for (size_t i = 0; i < count; i++) element_write(laid_out(t), ops_device->summed, i, term(world.rank, i));
     for (size_t i = own.begin; i < own.begin + own.count; i++) write_sum(expected, i, ranks);
     for (int run = 0; run < 3; run++) {
-        tensor_load(&t);
-        await_late(&t, ops_device->reduce_scatter(group, (Summed *)tensor_data(&t), count, unit));
-        check_sums(tensor_read(&t), expected, own, ranks, run);
+        tensors_load();
+        await_late(t, ops_device->reduce_scatter(group, (Summed *)t->data, count, unit));
+        check_sums(tensor_read(t), expected, own, ranks, run);
     }
-    free(expected);
-    tensor_free(&t);
 }
 
 // Tiny, odd, without a portion for some, and portions of more than one piece (1100001)
@@ -118,22 +95,21 @@ static char gathered(size_t rank, size_t byte) { return (char)random_bits(8, ran
 
 static void check_all_gather_of(size_t count, size_t unit, size_t size) {
     const size_t ranks = ranks_in(world, group);
-    Tensor t = tensor_new(count * size);
-    char *expected = (char *)malloc(count * size);
+    test_case("ranks %s, count %zu, unit %zu, elements of %zu bytes", group_names[group], count, unit, size);
+    const Guarded *t = tensor_new(count * size);
+    char *expected = (char *)case_memory(count * size);
     for (size_t r = 0; r < ranks; r++) {
         const Range p = shard_range(count, unit, ranks, r);
         for (size_t i = p.begin * size; i < (p.begin + p.count) * size; i++) {
             expected[i] = gathered(rank_at(r), i);
-            if (rank_at(r) == world.rank) t.as[SENTINEL + i] = expected[i];
+            if (rank_at(r) == world.rank) laid_out(t)[i] = expected[i];
         }
     }
     for (int run = 0; run < 3; run++) {
-        tensor_load(&t);
-        await_late(&t, ops_device->all_gather(group, tensor_data(&t), count, unit, size));
-        if (memcmp(tensor_read(&t), expected, t.bytes)) test_fail("run %d: not what the ranks hold", run);
+        tensors_load();
+        await_late(t, ops_device->all_gather(group, t->data, count, unit, size));
+        if (memcmp(tensor_read(t), expected, t->count)) test_fail("run %d: not what the ranks hold", run);
     }
-    free(expected);
-    tensor_free(&t);
 }
 
 static void check_all_gather(size_t count, size_t unit) {
@@ -162,29 +138,28 @@ static char parcel_byte(size_t from, size_t to, size_t k, size_t i) {
 TEST(exchange_keeps_the_order_of_parcels) {
     enum { EACH = 3 };
     const size_t rank = world.rank, count = EACH * world.ranks; // parcel i: number i / ranks of peer i % ranks
-    Tensor out[4 * EACH], in[4 * EACH];
+    Guarded *out[4 * EACH], *in[4 * EACH];
     Message messages[4 * EACH] = {0};
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
         const size_t peer = i % world.ranks, k = i / world.ranks;
         out[i] = tensor_new(parcel_bytes(rank, peer, k)), in[i] = tensor_new(parcel_bytes(peer, rank, k));
-        for (size_t j = 0; j < out[i].bytes; j++) out[i].as[SENTINEL + j] = parcel_byte(rank, peer, k, j);
-        tensor_load(&out[i]), tensor_load(&in[i]);
-        const Message message = {peer, tensor_data(&out[i]), tensor_data(&in[i]), out[i].bytes, in[i].bytes};
+        for (size_t j = 0; j < out[i]->count; j++) laid_out(out[i])[j] = parcel_byte(rank, peer, k, j);
+        const Message message = {peer, out[i]->data, in[i]->data, out[i]->count, in[i]->count};
         if (peer != rank) messages[n++] = message;
     }
+    tensors_load();
     int64_t ticket = ops_device->exchange(RANKS_ALL, messages, n);
     for (size_t i = 0; i < count; i++)
-        if (memcmp(tensor_read(&in[i]), in[i].as + SENTINEL, in[i].bytes)) test_fail("it ran before it was awaited");
+        if (memcmp(tensor_read(in[i]), laid_out(in[i]), in[i]->count)) test_fail("it ran before it was awaited");
     ops_device->await(ticket);
     for (size_t i = 0; i < count; i++) {
         const size_t peer = i % world.ranks, k = i / world.ranks;
-        const char *x = tensor_read(&in[i]);
-        for (size_t j = 0; peer != rank && j < in[i].bytes; j++)
+        const char *x = tensor_read(in[i]);
+        for (size_t j = 0; peer != rank && j < in[i]->count; j++)
             if (x[j] != parcel_byte(peer, rank, k, j))
-                test_fail("parcel %zu from rank %zu: byte %zu of %zu is wrong", k, peer, j, in[i].bytes);
-        assert_memory_equal(tensor_read(&out[i]), out[i].as + SENTINEL, out[i].bytes);
-        tensor_free(&out[i]), tensor_free(&in[i]);
+                test_fail("parcel %zu from rank %zu: byte %zu of %zu is wrong", k, peer, j, in[i]->count);
+        assert_memory_equal(tensor_read(out[i]), laid_out(out[i]), out[i]->count);
     }
 }
 
@@ -193,23 +168,21 @@ TEST(exchange_keeps_the_order_of_parcels) {
 TEST(tickets_are_done_in_order) {
     enum { ROUNDS = 12 };
     const size_t count = 100, size = dtype_size(ops_device->summed);
-    Tensor t = tensor_new(count * size);
+    const Guarded *t = tensor_new(count * size);
     int64_t ticket = 0;
-    for (size_t i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, (double)(i % 10 + 1));
-    tensor_load(&t);
+    for (size_t i = 0; i < count; i++) element_write(laid_out(t), ops_device->summed, i, (double)(i % 10 + 1));
+    tensors_load();
     for (size_t round = 0; round < ROUNDS; round++) {
         int64_t before = ticket;
-        ticket = ops_device->reduce_scatter(RANKS_ALL, (Summed *)tensor_data(&t), count, 1);
+        ticket = ops_device->reduce_scatter(RANKS_ALL, (Summed *)t->data, count, 1);
         assert_true(ticket > before);
-        ticket = ops_device->all_gather(RANKS_ALL, tensor_data(&t), count, 1, size);
+        ticket = ops_device->all_gather(RANKS_ALL, t->data, count, 1, size);
     }
     ops_device->await(ticket);
-    tensor_read(&t);
-    for (size_t i = 0; i < count; i++)
-        if (element_to_double(t.now + SENTINEL, ops_device->summed, i) !=
-            (double)(i % 10 + 1) * pow((double)world.ranks, ROUNDS)) // exact in fp32
-            test_fail("[%zu] is %.17g", i, element_to_double(t.now + SENTINEL, ops_device->summed, i));
-    tensor_free(&t);
+    const char *x = tensor_read(t);
+    for (size_t i = 0; i < count; i++) // exact in fp32
+        if (element_to_double(x, ops_device->summed, i) != (double)(i % 10 + 1) * pow((double)world.ranks, ROUNDS))
+            test_fail("[%zu] is %.17g", i, element_to_double(x, ops_device->summed, i));
 }
 
 // Memory that MPI takes beside tensors does not grow with them.
@@ -232,8 +205,8 @@ TEST(host_exchanges_match_in_every_group) {
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1))
         for (size_t s = 0; s < COUNT_OF(sizes); s++) {
             const size_t bytes = sizes[s], ranks = ranks_in(world, group), root = ranks - 1;
-            char *own = (char *)malloc(bytes), *all = (char *)malloc(ranks * bytes);
-            snprintf(testing.about, sizeof(testing.about), "ranks %s, %zu bytes", group_names[group], bytes);
+            test_case("ranks %s, %zu bytes", group_names[group], bytes);
+            char *own = (char *)case_memory(bytes), *all = (char *)case_memory(ranks * bytes);
             for (size_t i = 0; i < bytes; i++) own[i] = gathered(world.rank, i);
             dist_gather(group, own, bytes, all);
             for (size_t r = 0; r < ranks; r++)
@@ -242,7 +215,6 @@ TEST(host_exchanges_match_in_every_group) {
             dist_broadcast(group, own, bytes, root);
             for (size_t i = 0; i < bytes; i++)
                 if (own[i] != gathered(rank_at(root), i)) test_fail("broadcast: byte %zu", i);
-            free(own), free(all);
         }
     dist_barrier();
 }
@@ -283,6 +255,7 @@ TEST(ranks_of_a_host_share_its_memory) {
 }
 
 int main(int argc, char **argv) {
+    testing.all_aligned = 1;
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/ranks/mpirun.sh 3 %s", argv[0]);
     dist_split(dist_ranks() % 2 ? dist_ranks() : 2);

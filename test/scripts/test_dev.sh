@@ -8,7 +8,6 @@ builds() { # name, command...
     if "$@" >"$WORK/output" 2>&1; then pass; else fail "$name does not build"; tail -n 20 "$WORK/output"; fi
 }
 with_make() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 CC="$CC" ONEDNN= "$@"; }
-make_target() { with_make BUILD=build/test-dev CFLAGS=-O0 "build/test-dev/$1"; } # only compiling and linking are tested
 on_cpu() { # source: the kernels' playground on the CPU; make dev-cuda-check runs its checks, sanitized
     $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Wextra -Werror -Wno-unused-function \
         -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -O0 -I. "$1" -lm -o "$WORK/program"
@@ -21,10 +20,8 @@ END
 check 'and knows its commit' grep -q "commit $(git describe --always --dirty --abbrev=12)" <<END
 $("$WORK/root/usr/bin/streambp" --version)
 END
-builds dev/bench.c make_target bench
-builds dev/bench_ops.c make_target bench_ops
-builds dev/collectives.c make_target collectives
-builds data/pack_bytes.c make_target pack_bytes
+dev=build/test-dev # only compiling and linking are tested
+builds "make's programs" with_make BUILD=$dev CFLAGS=-O0 $dev/bench $dev/bench_ops $dev/collectives $dev/pack_bytes
 builds dev/make_llmc_files.c $CC -Wall -Wextra -Werror dev/make_llmc_files.c -lm -o "$WORK/program"
 builds dev/cuda/libcuda_stand_in.c $CC -Wall -Wextra -Werror -shared -fPIC dev/cuda/libcuda_stand_in.c -o "$WORK/program"
 for source in dev/cuda/*.cu; do

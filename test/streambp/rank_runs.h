@@ -36,6 +36,23 @@ static void case_add(Case *c, Batch batch) {
     c->largest.documents = documents;
 }
 
+// Up to 4 documents of 1 to `most` tokens: lengths, and with them the work of ranks, differ from batch to batch. Every
+// document has a target that counts.
+static Batch case_batch(ObjectiveKind kind, size_t documents, size_t most, size_t V, uint64_t seed) {
+    size_t length[4];
+    for (size_t d = 0; d < documents; d++) length[d] = 1 + (size_t)random_below(seed, 9, d, most);
+    Batch b = tiny_batch(length, documents, V, 1, seed);
+    if (kind != OBJECTIVE_SFT) tiny_answers(&b, kind, 1, V, seed);
+    for (size_t d = 0; d < documents; d++) b.targets[b.document_start[d + 1] - 1] = (int32_t)(d % V);
+    return b;
+}
+
+static AdamW case_adamw(void) {
+    const AdamW step = {
+        .learning_rate = 0.02, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 0.03, .weight_decay = 0.1, .seed = 5};
+    return step;
+}
+
 static void case_free(Case *c) {
     while (c->batches) batch_free(&c->batch[--c->batches]);
     tiny_case_free(&c->tiny);

@@ -101,7 +101,7 @@ TEST(everything_masked) {
 // by one plan. Some gradients are zero but for rounding: of queries that see one key.
 TEST(windows_anywhere) {
     static const char *const families_tried[] = {"qwen2", "qwen3", "gemma3"};
-    for (size_t i = 0; i < (EMULATED ? 12u : all_cases() ? 150u : 60u); i++) {
+    for (size_t i = 0; i < (EMULATED ? 6u : all_cases() ? 150u : 60u); i++) {
         const size_t L = 1 + test_random_below(4), documents = 1 + test_random_below(5);
         const size_t window = 1 + test_random_below(i % 3 ? 12 : 60), chunk = 1 + test_random_below(i % 2 ? 9 : 50);
         char text[512], types[8] = "";
@@ -369,50 +369,6 @@ TEST(states_over_intervals) {
     }
     free(full.gradient);
     tiny_case_free(&c);
-}
-
-// What a pass with the loss of one document alone leaves: its log-probabilities, and the whole gradient.
-static TinyResult document_run(const TinyCase *c, size_t chunk, size_t document, float *logp) {
-    Batch only = c->batch;
-    int32_t *targets = (int32_t *)case_memory(only.N * sizeof(int32_t));
-    float *all = (float *)case_memory(only.N * sizeof(float));
-    const size_t begin = only.document_start[document], end = only.document_start[document + 1];
-    TinyRun r;
-    memcpy(targets, only.targets, only.N * sizeof(int32_t));
-    for (size_t t = 0; t < only.N; t++)
-        if (t < begin || t >= end) targets[t] = -1;
-    only.targets = targets;
-    RunSettings settings = tiny_settings(c, METHOD_STREAM, chunk, chunk);
-    tiny_begin(&r, ops_device, settings, c->weights, NULL, &only);
-    forward_policy(&r.s, &only, 0, all);
-    tiny_end(&r);
-    memcpy(logp, all + begin, (end - begin) * sizeof(float));
-    return tiny_case_run(c, METHOD_STREAM, chunk, chunk, &only, 1);
-}
-
-// Other tokens in every other document change no bit of a document's log-probabilities, nor of the gradient of its
-// loss.
-TEST(documents_do_not_see_each_other) {
-    static const size_t length[] = {9, 1, 2, 3, 21, 1, 7}, chunks[] = {4, 5, 9};
-    enum { DOCUMENTS = COUNT_OF(length) };
-    for (size_t i = MODELS - 3; i < MODELS - 1; i++) {
-        for (size_t d = 0; d < DOCUMENTS; d += thinned() ? 2 : 1) {
-            TinyCase c = tiny_case(models[i], 0);
-            float logp[2][32];
-            const size_t V = c.model.config.vocab_size, chunk = chunks[d % 3];
-            c.batch = tiny_batch(length, DOCUMENTS, V, 0, 11);
-            test_case("%.40s..., document %zu, chunk %zu", models[i], d, chunk);
-            TinyResult found = document_run(&c, chunk, d, logp[0]);
-            for (size_t t = 0; t < c.batch.N; t++)
-                if (t < c.batch.document_start[d] || t >= c.batch.document_start[d + 1])
-                    c.batch.tokens[t] = (c.batch.tokens[t] + 1 + (int32_t)(t % (V - 1))) % (int32_t)V;
-            TinyResult other = document_run(&c, chunk, d, logp[1]);
-            tiny_expect_bits(other, found, "a token of another document");
-            assert_memory_equal(logp[0], logp[1], length[d] * sizeof(float));
-            free(found.gradient), free(other.gradient);
-            tiny_case_free(&c);
-        }
-    }
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -146,15 +146,6 @@ static size_t cases_make(Levels cases[MOST_CASES]) {
 }
 
 // ---- a case ---------------------------------------------------------------------------------------------------------
-static Batch case_batch(ObjectiveKind kind, size_t V, uint64_t seed) {
-    size_t length[4];
-    for (size_t d = 0; d < 4; d++) length[d] = 1 + (size_t)random_below(seed, 9, d, 8);
-    Batch b = tiny_batch(length, 4, V, 1, seed);
-    if (kind != OBJECTIVE_SFT) tiny_answers(&b, kind, 1, V, seed);
-    for (size_t d = 0; d < b.documents; d++) b.targets[b.document_start[d + 1] - 1] = (int32_t)(d % V);
-    return b;
-}
-
 static void case_name(const Levels *levels) {
     size_t used = 0;
     test_case("%s", "");
@@ -173,16 +164,13 @@ static Case case_make(const Levels *levels) {
     c.tiny.lora.dropout = of[ADAPTERS] ? 0.2 : 0;
     RunSettings *s = &c.tiny.settings;
     const DType sums = dtype_of_sums(c.tiny.model.dtype);
-    s->objective.kind = kind, s->objective.beta = 0.3, s->objective.gamma = NAN;
-    s->objective.clip_low = 0.2, s->objective.clip_high = NAN;
-    s->objective.temperature = 1, s->objective.completion_tokens = 12;
-    objective_resolve(&s->objective);
+    s->objective = tiny_objective(kind);
     s->backward = s->optimizer = 1;
     s->gradient_type = of[GRADIENT_TYPE] ? c.tiny.model.dtype : sums;
     s->moment_type = of[STATE] == 2 ? DTYPE_INT8 : of[STATE] ? DTYPE_BF16 : sums;
     s->master = !of[STATE] && c.tiny.model.dtype == DTYPE_BF16;
     for (size_t i = 0; i < (of[MICRO_BATCHES] ? 3 : 1) * world_replicas(world); i++)
-        case_add(&c, case_batch(kind, c.tiny.model.config.vocab_size, 100 + i));
+        case_add(&c, case_batch(kind, 4, 8, c.tiny.model.config.vocab_size, 100 + i));
     return c;
 }
 
@@ -231,9 +219,7 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     Residency *memory = &r->s.memory;
     Trained t = {0};
     Update update;
-    AdamW step = {0};
-    step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
-    step.seed = 5;
+    AdamW step = case_adamw();
     optimizer_step(memory, &r->state, NULL);
     memset(&memory->moved, 0, sizeof(memory->moved));
     for (size_t i = 0; i < TRAINED_STEPS; i++) {

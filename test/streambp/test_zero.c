@@ -24,28 +24,15 @@ static double bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 1e-5 : 0.03;
 }
 
-// Lengths differ from batch to batch, and with them the work of ranks. Every document has a target that counts.
-static Batch case_batch(ObjectiveKind kind, size_t V, uint64_t seed) {
-    size_t length[4], documents = kind == OBJECTIVE_SFT ? 3 : 4;
-    for (size_t d = 0; d < documents; d++) length[d] = 1 + (size_t)random_below(seed, 9, d, 11);
-    Batch b = tiny_batch(length, documents, V, 1, seed);
-    if (kind != OBJECTIVE_SFT) tiny_answers(&b, kind, 1, V, seed);
-    for (size_t d = 0; d < documents; d++) b.targets[b.document_start[d + 1] - 1] = (int32_t)(d % V);
-    return b;
-}
-
 static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, size_t micro_batches) {
     Case c = {0};
     if (world.sp > 1 && method_is_chunk_major(method)) method = METHOD_STREAM; // ranks that share a sequence
     c.tiny = tiny_case(models[m], lora ? 3 : 0);
-    Objective *o = &c.tiny.settings.objective;
-    o->kind = kind, o->beta = 0.3, o->gamma = NAN, o->clip_low = 0.2, o->clip_high = NAN;
-    o->temperature = 1, o->completion_tokens = 12;
-    objective_resolve(o);
+    c.tiny.settings.objective = tiny_objective(kind);
     c.tiny.settings.method = method, c.tiny.settings.backward = 1;
     c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype);
     for (size_t i = 0; i < micro_batches * world_replicas(world); i++)
-        case_add(&c, case_batch(kind, c.tiny.model.config.vocab_size, 100 + i));
+        case_add(&c, case_batch(kind, kind == OBJECTIVE_SFT ? 3 : 4, 11, c.tiny.model.config.vocab_size, 100 + i));
     test_case("%.6s, %s, method %d, %zu micro-batches%s", models[m], objective_names[kind], (int)method, micro_batches,
               lora ? ", LoRA" : "");
     return c;
@@ -160,9 +147,7 @@ static TinyResult train(const Case *c, RunSettings settings, double *norms) {
     const Model *table = tiny_table(&c->tiny);
     TinyRun r;
     Update update;
-    AdamW step = {0};
-    step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
-    step.seed = 5;
+    AdamW step = case_adamw();
     settings.optimizer = 1;
     case_begin(&r, c, settings);
     Residency *memory = &r.s.memory;
@@ -289,7 +274,7 @@ TEST(traffic_and_memory) {
         const size_t streams = m % 3 ? 1 : 3;
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, METHOD_STREAM, 0);
         for (size_t i = 0; i < streams * world_replicas(world); i++) // all alike
-            case_add(&c, case_batch(OBJECTIVE_SFT, c.tiny.model.config.vocab_size, 100));
+            case_add(&c, case_batch(OBJECTIVE_SFT, 3, 11, c.tiny.model.config.vocab_size, 100));
         c.tiny.settings.moment_type = DTYPE_FP32, c.tiny.settings.optimizer = 1;
         if (m == 2) c.tiny.settings.gradient_type = c.tiny.model.dtype;
         for (size_t stage = 0; stage < STAGES; stage++) {

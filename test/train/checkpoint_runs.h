@@ -171,14 +171,6 @@ static void expect_tensors(const TrainedTensors *t, size_t step, const TrainedTe
 static void expect_trained(const TrainedTensors *t, size_t step) { expect_tensors(t, step, NULL); }
 
 // ---- folders --------------------------------------------------------------------------------------------------------
-static const char *fresh_folder(const char *name) {
-    const char *path = scratch_path(name);
-    char command[600];
-    snprintf(command, sizeof(command), "rm -rf '%s' && mkdir '%s'", path, path);
-    assert_int_equal(system(command), 0);
-    return path;
-}
-
 static void copy_folder(const char *from, const char *to) {
     char command[1200];
     snprintf(command, sizeof(command), "rm -rf '%s' && cp -a '%s' '%s'", to, from, to);

@@ -5,63 +5,41 @@ op itself is held against its reference in test_ops.c, places in test_places.c.
 */
 #define MOMENT_SMALL 300 // so that small models have moments in 8 bits, too
 #include "test/base/testing.h"
+#include "test/model/tiny.h"
 #include "test/ops/fence.h"
 #include "llmc/train/optimizer.h"
 
-static const char *const models[] = {
-    "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=16",
-    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
-    "size=41",
-    "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=1,"
-    "vocab_size=31,tie_word_embeddings=true",
-    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,head_"
-    "dim=8,"
-    "vocab_size=43",
-};
+static const char *const models[] = {TINY_GPT2, TINY_LLAMA, TINY_TIED, TINY_QWEN3};
 
-// ---- a model's tensors, each memory of its own, fenced where it is the device's -------------------------------------
+// ---- a run's tensors behind the fence, full of NaN ------------------------------------------------------------------
 typedef struct {
-    const Ops *ops;
-    Model model;
-    DType gradient_type, moment_type;
-    void *weights, *gradients;
-    OptimizerState state;
-    Arena arena[PLACES];
+    TinyCase tiny;
+    TinyRun run;
 } Bench;
 
-static Residency bench_residency(Bench *b) {
-    Residency r = {0};
-    r.model = &b->model, r.ops = b->ops, r.arena = b->arena;
-    r.weights = (char *)b->weights, r.gradients = (char *)b->gradients, r.gradient_type = b->gradient_type;
-    return r;
+// Lasts until the next one is opened.
+static Bench *bench_open(const char *text, DType gradient_type, DType moment_type, int master) {
+    static const size_t length[] = {4};
+    static Bench b;
+    b.tiny = tiny_case(text, 0);
+    b.tiny.batch = tiny_batch(length, 1, b.tiny.model.config.vocab_size, 0, 1);
+    RunSettings settings = tiny_settings(&b.tiny, METHOD_STREAM, 4, 4);
+    settings.backward = settings.optimizer = 1, settings.master = master;
+    settings.gradient_type = gradient_type, settings.moment_type = moment_type;
+    tiny_begin(&b.run, ops_fenced(), settings, NULL, NULL, &b.tiny.batch);
+    return &b;
 }
 
-static void device_fill(const Ops *ops, void *device, DType type, const double *values, size_t count) {
-    void *host = case_memory(count * dtype_size(type));
-    for (size_t i = 0; i < count; i++) element_write(host, type, i, values ? values[i] : NAN);
-    ops->copy_in(device, host, count * dtype_size(type));
+static void bench_close(Bench *b) { tiny_end(&b->run), tiny_case_free(&b->tiny); }
+
+static void bench_write(Bench *b, void *memory, DType type, const double *values) {
+    device_write(b->run.ops, memory, type, values, b->tiny.model.elements);
 }
 
-// Full of NaN
-static void *bench_elements(const Bench *b, DType type, size_t count) {
-    const size_t bytes = count * dtype_size(type);
-    void *memory = b->ops->allocate(bytes);
-    assert_non_null(memory);
-    b->ops->copy_in(memory, memset(case_memory(bytes), 0xff, bytes), bytes);
-    return memory;
-}
-
-static void bench_release(const Bench *b, void *memory, DType type, size_t count) {
-    if (memory) b->ops->release(memory, count * dtype_size(type));
-}
-
-// Of int8 the codes
-static double *host_values(const Ops *ops, const void *device, DType type, size_t count) {
-    void *host = case_memory(count * dtype_size(type));
-    double *values = case_doubles(count);
-    ops->copy_out(host, device, count * dtype_size(type));
-    for (size_t i = 0; i < count; i++)
-        values[i] = type == DTYPE_INT8 ? ((const uint8_t *)host)[i] : element_to_double(host, type, i);
+static double *bench_read(const Bench *b, const void *memory, DType type) {
+    double *read = device_read(b->run.ops, memory, type, b->tiny.model.elements);
+    double *values = case_copy(read, b->tiny.model.elements);
+    free(read);
     return values;
 }
 
@@ -71,38 +49,12 @@ static double *normal_values(size_t count, double mean, double deviation) {
     return values;
 }
 
-static Bench bench_open(const char *text, DType dtype, DType gradient_type, DType moment_type, int master) {
-    Config config = config_from_text(text, "test", EXIT_USAGE);
-    Bench b = {0};
-    b.ops = ops_fenced(), b.model = model_build(&config, dtype);
-    b.gradient_type = gradient_type, b.moment_type = b.state.moment_type = moment_type;
-    const size_t n = b.model.elements, floats = moment_floats_all(&b.model, sharding_whole());
-    b.weights = bench_elements(&b, dtype, n), b.gradients = bench_elements(&b, gradient_type, n);
-    b.state.m = bench_elements(&b, moment_type, n), b.state.v = bench_elements(&b, moment_type, n);
-    if (master) b.state.master = (float *)bench_elements(&b, DTYPE_FP32, n);
-    if (moment_type == DTYPE_INT8) {
-        b.state.m_scales = (float *)bench_elements(&b, DTYPE_FP32, floats);
-        b.state.v_scales = (float *)bench_elements(&b, DTYPE_FP32, floats);
-    }
-    arena_plan(b.arena);
-    return b;
-}
-
 // gradients: NULL, or those of the first step
 static void bench_begin(Bench *b, const double *weights, const double *gradients) {
-    device_fill(b->ops, b->weights, b->model.dtype, weights, b->model.elements);
-    device_fill(b->ops, b->gradients, b->gradient_type, gradients, b->model.elements);
-    Residency r = bench_residency(b);
-    optimizer_step(&r, &b->state, NULL);
-}
-
-static void bench_close(Bench *b) {
-    const size_t n = b->model.elements, floats = moment_floats_all(&b->model, sharding_whole());
-    bench_release(b, b->weights, b->model.dtype, n), bench_release(b, b->gradients, b->gradient_type, n);
-    bench_release(b, b->state.m, b->moment_type, n), bench_release(b, b->state.v, b->moment_type, n);
-    bench_release(b, b->state.master, DTYPE_FP32, n);
-    bench_release(b, b->state.m_scales, DTYPE_FP32, floats), bench_release(b, b->state.v_scales, DTYPE_FP32, floats);
-    model_free(&b->model);
+    Residency *memory = &b->run.s.memory;
+    bench_write(b, memory->weights, b->tiny.model.dtype, weights);
+    if (gradients) bench_write(b, memory->gradients, memory->gradient_type, gradients);
+    optimizer_step(memory, &b->run.state, NULL);
 }
 
 static AdamW usual_step(int64_t step) {
@@ -113,9 +65,9 @@ static AdamW usual_step(int64_t step) {
 }
 
 static void bench_step(Bench *b, const AdamW *step) {
-    Residency r = bench_residency(b);
-    optimizer_step(&r, &b->state, step);
-    assert_int_equal(b->arena->regions, 0);
+    const size_t regions = b->run.arena->regions;
+    optimizer_step(&b->run.s.memory, &b->run.state, step);
+    assert_int_equal(b->run.arena->regions, regions);
 }
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------
@@ -125,45 +77,43 @@ TEST(norm) {
         const Parameter *bad = (const Parameter *)&bad;
         double sum = 0;
         test_case("%.8s, %s", models[k / 2], dtype_name(type));
-        Bench b = bench_open(models[k / 2], ops_device->stored, type, DTYPE_FP32, 0);
-        const size_t n = b.model.elements;
+        Bench *b = bench_open(models[k / 2], type, DTYPE_FP32, 0);
+        const size_t n = b->tiny.model.elements;
         const double *gradients = normal_values(n, 0.1, 2.0);
-        device_fill(b.ops, b.gradients, type, gradients, n);
+        bench_write(b, b->run.s.memory.gradients, type, gradients);
         for (size_t i = 0; i < n; i++) sum += round_to(type, gradients[i]) * round_to(type, gradients[i]);
-        const Residency r = bench_residency(&b);
-        const double found = gradient_norm(&r, &bad);
+        const double found = gradient_norm(&b->run.s.memory, &bad);
         assert_null(bad);
         if (!(fabs(found - sqrt(sum)) <= 1e-12 * sqrt(sum))) test_fail("norm %.17g, expected %.17g", found, sqrt(sum));
-        bench_close(&b);
+        bench_close(b);
     }
 }
 
 static void gradient_write(Bench *b, size_t at, double value) {
-    double element = 0;
-    element_write(&element, b->gradient_type, 0, value);
-    b->ops->copy_in((char *)b->gradients + at * dtype_size(b->gradient_type), &element, dtype_size(b->gradient_type));
+    const Residency *m = &b->run.s.memory;
+    device_write(b->run.ops, (char *)m->gradients + at * dtype_size(m->gradient_type), m->gradient_type, &value, 1);
 }
 
 // One bad element, the first or the last of each parameter in turn; then a second one in a later parameter.
 TEST(bad_gradient_is_named) {
     static const double wrong[] = {NAN, INFINITY, -INFINITY};
     for (size_t k = 0; k < COUNT_OF(models); k++) {
-        Bench b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, 0);
-        const size_t n = b.model.elements;
-        device_fill(b.ops, b.gradients, b.gradient_type, normal_values(n, 0.0, 1.0), n);
-        for (size_t i = 0; i < 3 * b.model.parameter_count; i++) {
-            const Parameter *p = &b.model.parameters[i / 3], *bad = NULL;
+        Bench *b = bench_open(models[k], ops_device->stored, DTYPE_FP32, 0);
+        const Model *model = &b->tiny.model;
+        const size_t n = model->elements;
+        bench_write(b, b->run.s.memory.gradients, ops_device->stored, normal_values(n, 0.0, 1.0));
+        for (size_t i = 0; i < 3 * model->parameter_count; i++) {
+            const Parameter *p = &model->parameters[i / 3], *bad = NULL;
             const size_t at = p->offset + (i % 3 == 1 ? 0 : parameter_elements(p) - 1);
             for (size_t second = 0; second < 2; second++) {
-                gradient_write(&b, second ? n - 1 : at, wrong[i % 3]);
-                const Residency r = bench_residency(&b);
-                double found = gradient_norm(&r, &bad);
+                gradient_write(b, second ? n - 1 : at, wrong[i % 3]);
+                double found = gradient_norm(&b->run.s.memory, &bad);
                 if (bad != p) test_fail("%s named, %s is not finite", bad ? bad->name : "nothing", p->name);
                 if (isfinite(found)) test_fail("the norm is %g", found);
             }
-            gradient_write(&b, at, 1.0), gradient_write(&b, n - 1, 1.0);
+            gradient_write(b, at, 1.0), gradient_write(b, n - 1, 1.0);
         }
-        bench_close(&b);
+        bench_close(b);
     }
 }
 
@@ -177,10 +127,10 @@ TEST(clipping) {
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 // w, m, v of every element after the step. Matrices decay, embeddings among them, and nothing else.
-static void reference_step(double *const values[3], const Bench *b, const double *gradients, const AdamW *s) {
+static void reference_step(double *const values[3], const Model *model, const double *gradients, const AdamW *s) {
     double *w = values[0], *m = values[1], *v = values[2];
-    for (size_t i = 0; i < b->model.parameter_count; i++) {
-        const Parameter *p = &b->model.parameters[i];
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
         const double decay = p->role == ROLE_LINEAR || p->role == ROLE_EMBEDDING ? s->weight_decay : 0;
         for (size_t j = p->offset; j < p->offset + parameter_elements(p); j++) {
             const double g = s->gradient_scale * gradients[j];
@@ -208,27 +158,27 @@ static void formula_case(const char *model, DType gradient_type, DType moment_ty
     const DType stored = ops_device->stored, kept_type = master ? DTYPE_FP32 : stored;
     test_case("%.8s, gradients %s, moments %s, %s master", model, dtype_name(gradient_type), dtype_name(moment_type),
               master ? "with" : "without");
-    Bench b = bench_open(model, stored, gradient_type, moment_type, master);
-    const size_t n = b.model.elements;
-    const void *kept = master ? b.state.master : b.weights;
+    Bench *b = bench_open(model, gradient_type, moment_type, master);
+    const OptimizerState *state = &b->run.state;
+    const size_t n = b->tiny.model.elements;
+    const void *weights_now = b->run.s.memory.weights, *kept = master ? state->master : weights_now;
     double *weights = normal_values(n, 0.3, 1.0), *gradients = normal_values(n, 0.0, 2.0);
     for (size_t i = 0; i < n; i++) gradients[i] = round_to(gradient_type, gradients[i]);
-    bench_begin(&b, weights, gradients);
+    bench_begin(b, weights, gradients);
     for (int64_t step = 1; step <= 4; step++) {
         const AdamW s = usual_step(step);
-        double *const expected[3] = {host_values(b.ops, kept, kept_type, n),
-                                     host_values(b.ops, b.state.m, moment_type, n),
-                                     host_values(b.ops, b.state.v, moment_type, n)};
-        reference_step(expected, &b, gradients, &s);
-        bench_step(&b, &s);
-        const double *found = host_values(b.ops, kept, kept_type, n), *w = host_values(b.ops, b.weights, stored, n);
+        double *const expected[3] = {bench_read(b, kept, kept_type), bench_read(b, state->m, moment_type),
+                                     bench_read(b, state->v, moment_type)};
+        reference_step(expected, &b->tiny.model, gradients, &s);
+        bench_step(b, &s);
+        const double *found = bench_read(b, kept, kept_type), *w = bench_read(b, weights_now, stored);
         for (size_t i = 0; i < n; i++)
             if (w[i] != round_to(stored, found[i])) test_fail("w[%zu] is not the rounding of its master", i);
         expect_elements(master ? "master" : "w", found, expected[0], n, kept_type, 1.0);
-        expect_elements("m", host_values(b.ops, b.state.m, moment_type, n), expected[1], n, moment_type, 0.1);
-        expect_elements("v", host_values(b.ops, b.state.v, moment_type, n), expected[2], n, moment_type, 0.1);
+        expect_elements("m", bench_read(b, state->m, moment_type), expected[1], n, moment_type, 0.1);
+        expect_elements("v", bench_read(b, state->v, moment_type), expected[2], n, moment_type, 0.1);
     }
-    bench_close(&b);
+    bench_close(b);
 }
 
 TEST(formula) {
@@ -269,27 +219,29 @@ TEST(moments_in_8_bits) {
     for (size_t k = 0; k < COUNT_OF(models); k++) {
         const DType stored = ops_device->stored;
         test_case("%.8s", models[k]);
-        Bench b = bench_open(models[k], stored, DTYPE_FP32, DTYPE_INT8, stored == DTYPE_BF16);
-        const size_t n = b.model.elements;
-        const void *kept = b.state.master ? b.state.master : b.weights;
+        Bench *b = bench_open(models[k], DTYPE_FP32, DTYPE_INT8, stored == DTYPE_BF16);
+        Residency *memory = &b->run.s.memory;
+        const Model *model = &b->tiny.model;
+        const size_t n = model->elements;
+        const void *master = b->run.state.master, *kept = master ? master : memory->weights;
         size_t apart = 0;
         double *weights = normal_values(n, 0.3, 1.0), *gradients = normal_values(n, 0.0, 2.0);
         double *const expected[3] = {case_doubles(n), case_doubles(n), case_doubles(n)};
         for (size_t i = 0; i < n; i++) gradients[i] = (double)(float)(gradients[i] * exp2(-8 * test_uniform()));
         for (size_t i = 0; i < n; i++) expected[0][i] = weights[i] = round_to(stored, weights[i]);
-        bench_begin(&b, weights, gradients);
+        bench_begin(b, weights, gradients);
         for (int64_t step = 1; step <= 3; step++) {
             const AdamW s = usual_step(step);
             for (size_t i = 0; i < n; i++) gradients[i] = round_to(DTYPE_FP32, -0.7 * gradients[i]);
-            device_fill(b.ops, b.gradients, DTYPE_FP32, gradients, n);
-            reference_step(expected, &b, gradients, &s);
-            tensor_through_8_bits(&b.model, expected[1], 1), tensor_through_8_bits(&b.model, expected[2], 0);
-            bench_step(&b, &s);
+            bench_write(b, memory->gradients, DTYPE_FP32, gradients);
+            reference_step(expected, model, gradients, &s);
+            tensor_through_8_bits(model, expected[1], 1), tensor_through_8_bits(model, expected[2], 0);
+            bench_step(b, &s);
         }
-        const double *found = host_values(b.ops, kept, stored == DTYPE_BF16 ? DTYPE_FP32 : stored, n);
+        const double *found = bench_read(b, kept, stored == DTYPE_BF16 ? DTYPE_FP32 : stored);
         for (size_t i = 0; i < n; i++) apart += !(fabs(found[i] - expected[0][i]) <= 4e-6 * fmax(1, fabs(found[i])));
         if (apart > n / 500) test_fail("%zu of %zu weights are others", apart, n);
-        bench_close(&b);
+        bench_close(b);
     }
 }
 
@@ -298,16 +250,16 @@ static const char square_model[] =
     "llama,hidden_size=64,intermediate_size=64,num_hidden_layers=1,num_attention_heads=1,vocab_size=64";
 
 static double *random_choices(uint64_t seed, int64_t number) {
-    Bench b = bench_open(square_model, ops_device->stored, ops_device->summed, DTYPE_BF16, 0);
-    const size_t n = b.model.elements;
+    Bench *b = bench_open(square_model, ops_device->summed, DTYPE_BF16, 0);
+    const size_t n = b->tiny.model.elements;
     double *gradients = case_doubles(n);
     AdamW step = usual_step(number);
     for (size_t i = 0; i < n; i++) gradients[i] = 1.0 + 0x1p-8;
     step.beta1 = 0.0, step.gradient_scale = 1.0, step.seed = seed;
-    bench_begin(&b, case_doubles(n), gradients);
-    bench_step(&b, &step);
-    double *m = host_values(b.ops, b.state.m, DTYPE_BF16, n);
-    bench_close(&b);
+    bench_begin(b, case_doubles(n), gradients);
+    bench_step(b, &step);
+    double *m = bench_read(b, b->run.state.m, DTYPE_BF16);
+    bench_close(b);
     return m;
 }
 
@@ -342,22 +294,21 @@ TEST(initialisation) {
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const DType type = ops_device->stored, moment_type = bf16 ? DTYPE_BF16 : DTYPE_FP32;
         test_case("moments %s", dtype_name(moment_type));
-        Bench b = bench_open("llama,hidden_size=64,intermediate_size=8,num_hidden_layers=1,num_attention_heads=1,"
-                             "tie_word_embeddings=true,vocab_size=1077",
-                             type, type, moment_type, 1);
-        const size_t n = b.model.elements;
+        Bench *b = bench_open("llama,hidden_size=64,intermediate_size=8,num_hidden_layers=1,num_attention_heads=1,"
+                              "tie_word_embeddings=true,vocab_size=1077",
+                              type, moment_type, 1);
+        const size_t n = b->tiny.model.elements;
         double *weights = case_doubles(n);
         for (size_t i = 0; i < n; i++) weights[i] = round_to(type, test_uniform() - 0.5);
-        bench_begin(&b, weights, NULL);
-        const double *master = host_values(b.ops, b.state.master, DTYPE_FP32, n);
-        const double *m = host_values(b.ops, b.state.m, b.moment_type, n);
-        const double *v = host_values(b.ops, b.state.v, b.moment_type, n);
+        bench_begin(b, weights, NULL);
+        const double *master = bench_read(b, b->run.state.master, DTYPE_FP32);
+        const double *m = bench_read(b, b->run.state.m, moment_type), *v = bench_read(b, b->run.state.v, moment_type);
         for (size_t i = 0; i < n; i++) {
             if (master[i] != (double)(float)weights[i])
                 test_fail("master[%zu] is %.17g of %.17g", i, master[i], weights[i]);
             if (m[i] != 0 || v[i] != 0) test_fail("moments %g, %g of element %zu are not zero", m[i], v[i], i);
         }
-        bench_close(&b);
+        bench_close(b);
     }
 }
 
