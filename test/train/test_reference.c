@@ -28,10 +28,10 @@ typedef struct {
     const char *init, *shards, *T, *B, *long_documents, *shuffle, *out, *seed, *method, *chunk;
     DataUse use;
     const Objective *objective;
-} Setup;
+} ReferenceCase;
 
-static Setup some_setup(const char *shards) {
-    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5", "stream", "64", DATA_TRAINS, NULL};
+static ReferenceCase some_setup(const char *shards) {
+    ReferenceCase s = {TINY, shards, "200", "1", "split", "off", NULL, "5", "stream", "64", DATA_TRAINS, NULL};
     return s;
 }
 
@@ -40,7 +40,7 @@ static uint64_t key_of(const Opened *o, uint64_t adapters) {
 }
 
 // Lasts until the next one is opened: what was given to options_parse stays in use.
-static Opened *opened(const Setup *s) {
+static Opened *opened(const ReferenceCase *s) {
     static char word[32][512];
     static char *argv[32];
     static Opened o;
@@ -120,7 +120,7 @@ static uint64_t key_with_a_flipped_bit(Opened *o, size_t element) {
 }
 
 TEST(key_of_the_model) {
-    Setup s = some_setup(random_data("keys"));
+    ReferenceCase s = some_setup(random_data("keys"));
     Opened *o = opened(&s);
     const uint64_t key = o->key;
     const size_t elements = o->run.model.elements;
@@ -143,7 +143,7 @@ TEST(key_of_the_model) {
     closed(o);
 }
 
-static uint64_t data_key_of(const Setup *s) {
+static uint64_t data_key_of(const ReferenceCase *s) {
     Opened *o = opened(s);
     uint64_t key = dataloader_content_key(&o->data);
     closed(o);
@@ -152,7 +152,7 @@ static uint64_t data_key_of(const Setup *s) {
 
 TEST(key_of_the_data) {
     static const size_t lengths[] = {40, 30};
-    Setup s = some_setup(random_data("content"));
+    ReferenceCase s = some_setup(random_data("content"));
     const uint64_t key = data_key_of(&s);
     s.B = "2", s.T = "100", s.shuffle = "on", s.long_documents = "truncate", s.seed = "6",
     s.init = TINY ",rope_theta=9";
@@ -166,7 +166,7 @@ TEST(key_of_the_data) {
 }
 
 // ---- the walk -----------------------------------------------------------------------------------------------------
-static float *computed(const Setup *s, const char *name, size_t *tokens, LogprobSum *sum) {
+static float *computed(const ReferenceCase *s, const char *name, size_t *tokens, LogprobSum *sum) {
     Opened *o = opened(s);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
     LogprobWriter w;
@@ -185,7 +185,7 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
 }
 
 // Every document by itself in a stream of its own, all targets looked at; as they follow each other in the shards.
-static float *one_by_one(const Setup *s, size_t *tokens) {
+static float *one_by_one(const ReferenceCase *s, size_t *tokens) {
     Opened *o = opened(s);
     const size_t documents = o->data.documents;
     float *value = (float *)case_memory(2000 * sizeof(float));
@@ -211,7 +211,7 @@ static void expect_same_values(const float *a, const float *b, size_t count, con
 
 TEST(packed_documents_have_their_own_log_probabilities) {
     static const size_t apart[] = {150, 120, 199, 101, 160}; // no two fit into one stream of 200
-    Setup s = some_setup(random_data("walk"));
+    ReferenceCase s = some_setup(random_data("walk"));
     size_t tokens, count, set = 0;
     LogprobSum sum;
     double total = 0;
@@ -231,7 +231,7 @@ TEST(packed_documents_have_their_own_log_probabilities) {
 }
 
 TEST(cut_documents_have_those_of_their_pieces) {
-    Setup s = some_setup(random_data("cut"));
+    ReferenceCase s = some_setup(random_data("cut"));
     size_t tokens, same = 0, zero = 0;
     LogprobSum sum;
     float *whole = computed(&s, "whole.logprobs", &tokens, &sum);
@@ -260,7 +260,7 @@ TEST(pairs_and_groups_are_documents) {
     static const ObjectiveKind objectives[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO};
     size_t tokens;
     for (size_t k = 0; k < 2; k++) {
-        Setup s = some_setup(shard_of_kind("kind.bin", kinds[k]));
+        ReferenceCase s = some_setup(shard_of_kind("kind.bin", kinds[k]));
         LogprobSum sum, units;
         s.use = DATA_READS, s.long_documents = "truncate", s.T = "64", s.B = "3";
         float *expected = computed(&s, "kind.logprobs", &tokens, &sum);
@@ -274,7 +274,7 @@ TEST(pairs_and_groups_are_documents) {
 }
 
 static void overflow(const void *setup) {
-    Opened *o = opened((const Setup *)setup);
+    Opened *o = opened((const ReferenceCase *)setup);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
     const size_t head = o->run.model.elements - model_head_offset(&o->run.model);
     float *huge = (float *)case_memory(head * sizeof(float));
@@ -287,7 +287,7 @@ static void overflow(const void *setup) {
 }
 
 TEST(values_that_are_none_are_refused) {
-    Setup s = some_setup(random_data("overflow"));
+    ReferenceCase s = some_setup(random_data("overflow"));
     expect_refused(overflow, &s, 1, "overflow/a.bin: document 0: the log-probability of its token 1 is ");
     assert_false(path_exists(scratch_path("overflow.logprobs")));
 }
@@ -296,7 +296,7 @@ TEST(values_that_are_none_are_refused) {
 static char reference_path[PATH_MAX];
 
 // Prepares, and says which file it is.
-static void prepare(const Setup *s, int at_hand) {
+static void prepare(const ReferenceCase *s, int at_hand) {
     Opened *o = opened(s);
     LogprobFile f;
     float value[3];
@@ -313,12 +313,12 @@ static void prepare(const Setup *s, int at_hand) {
 // As somebody who may not write into the folder of the data
 static void prepare_as_a_guest(const void *setup) {
     if (geteuid() == 0 && setuid(65534) != 0) exit(77);
-    prepare((const Setup *)setup, 1);
+    prepare((const ReferenceCase *)setup, 1);
     printf("%s\n", reference_path);
 }
 
 static void prepare_killed(const void *setup) {
-    Opened *o = opened((const Setup *)setup);
+    Opened *o = opened((const ReferenceCase *)setup);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
     char path[2][PATH_MAX];
     LogprobWriter w;
@@ -328,7 +328,7 @@ static void prepare_killed(const void *setup) {
 }
 
 TEST(a_reference_is_computed_once) {
-    Setup s = some_setup(random_data("once"));
+    ReferenceCase s = some_setup(random_data("once"));
     char first[PATH_MAX], command[700];
     struct stat before, after;
     assert_int_equal(run_child(prepare_killed, &s)->code, 1000 + SIGKILL); // what it leaves is not taken
@@ -355,7 +355,7 @@ TEST(a_reference_is_computed_once) {
 }
 
 TEST(where_the_data_cannot_be_written_to) {
-    Setup s = some_setup(random_data("closed"));
+    ReferenceCase s = some_setup(random_data("closed"));
     chmod(scratch_folder(), 0755), chmod(scratch_path("closed"), 0555);
     mkdir(scratch_path("out"), 0777), chmod(scratch_path("out"), 0777);
     expect_refused(prepare_as_a_guest, &s, 1, "cannot be written there: Permission denied; give --out, or");
@@ -370,7 +370,7 @@ TEST(where_the_data_cannot_be_written_to) {
 // The run's one allocation is that of its training; every method's has room.
 TEST(a_reference_fits_into_the_plan_of_training) {
     static const char *const methods[] = {"stream", "checkpoint", "full"};
-    Setup s = some_setup(random_data("methods"));
+    ReferenceCase s = some_setup(random_data("methods"));
     s.B = "3";
     for (size_t i = 0; i < 6; i++) {
         s.method = methods[i % 3], s.chunk = i < 3 ? "16" : "100000";
@@ -383,7 +383,7 @@ TEST(a_reference_fits_into_the_plan_of_training) {
 // ---- the progress bar ---------------------------------------------------------------------------------------------
 // Layers count as much as layer_passes says, so that the bar is at its end when the pass is.
 TEST(a_pass_moves_the_bar_to_its_end) {
-    Setup s = some_setup(random_data("bar"));
+    ReferenceCase s = some_setup(random_data("bar"));
     Opened *o = opened(&s);
     Progress progress = progress_begin(NULL, "pass", 0, 1);
     progress.file = tmpfile();
