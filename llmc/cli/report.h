@@ -135,10 +135,9 @@ static void report_plan_json(JsonOut *json, const Arena *plan) {
     json_array_end(json);
 }
 
-// Writes configuration and tensors as one object. dtype: of the weights in the model's files
+// Writes configuration and tensors into an open object. dtype: of the weights in the model's files
 static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     const Config *config = &model->config;
-    json_object(json, NULL);
     json_text(json, "model_type", config->family->model_type);
     json_text(json, "architecture", config->family->architecture);
     json_size(json, "parameters", model->elements);
@@ -168,7 +167,6 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
         json_object_end(json);
     }
     json_array_end(json);
-    json_object_end(json);
 }
 
 // ---- a run ---------------------------------------------------------------------------------------------------------

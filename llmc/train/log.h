@@ -115,7 +115,6 @@ static void runlog_close(RunLog *log) {
 // Begins a record; runlog_record_end ends it. log->records must be open.
 static JsonOut runlog_record(RunLog *log, size_t step) {
     JsonOut json = json_open(log->records);
-    json_object(&json, NULL);
     json_size(&json, "step", step);
     return json;
 }
@@ -126,7 +125,6 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
     char text[32] = "";
     if (gmtime_r(&now, &utc)) strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
     json_text(json, "time", text);
-    json_object_end(json);
     int error = json_close(json);
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
 }

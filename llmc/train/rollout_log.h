@@ -84,7 +84,6 @@ static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t r
     }
     for (size_t i = 0; i < texts && !error; i++) {
         JsonOut json = json_open(log->file);
-        json_object(&json, NULL);
         json_size(&json, "step", step);
         json_object(&json, "rewards");
         for (size_t k = 0; k < r->settings.rewards; k++)

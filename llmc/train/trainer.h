@@ -300,7 +300,6 @@ static void trainer_json(const Trainer *t) {
     const World world = t->run.settings.world;
     const double peak = max_over_ranks(world, trainer_peak_bytes(t));
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     json_size(&json, "steps", t->state.step);
     json_number(&json, "loss", t->state.step ? t->last.loss : NAN);
     if (t->asked) json_text(&json, "stopped", stop_name(t->asked));
@@ -312,7 +311,6 @@ static void trainer_json(const Trainer *t) {
     report_places_json(&json, &t->run);
     json_size(&json, "peak_bytes", (size_t)peak);
     report_world_json(&json, world, &t->sent);
-    json_object_end(&json);
     json_finish(&json);
 }
 

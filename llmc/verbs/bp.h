@@ -94,12 +94,10 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *re
 
 // --json-lines: prints a finished pass.
 static void bp_json_line(size_t pass, double seconds) {
-    JsonOut json = json_open(stdout);
     if (!is_main_rank()) return;
-    json_object(&json, NULL);
+    JsonOut json = json_open(stdout);
     json_size(&json, "pass", pass);
     json_number(&json, "seconds", seconds);
-    json_object_end(&json);
     json_finish(&json);
 }
 
@@ -179,7 +177,6 @@ static void bp_report(const Run *run, const PassResult *result) {
 static void bp_json(const Run *run, const PassResult *result) {
     const PassRates rates = {result->flops, result->model_flops, result->full_flops, result->seconds};
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     json_number(&json, "loss", result->loss);
     metrics_json(&json, &result->metrics, "");
     json_size(&json, "tokens", (size_t)result->tokens);
@@ -195,7 +192,6 @@ static void bp_json(const Run *run, const PassResult *result) {
     report_world_json(&json, run->settings.world, &result->sent);
     if (run->options->profile)
         profile_json(&json, &run->streambp, machine_from_options(run->options), result->profiled);
-    json_object_end(&json);
     json_finish(&json);
 }
 

@@ -160,14 +160,12 @@ static int verb_convert(const Options *options) {
     }
     if (options->json) {
         JsonOut json = json_open(stdout);
-        json_object(&json, NULL);
         json_text(&json, "out", options->out);
         json_text(&json, "format", folder ? "hf" : options->to == CONVERT_LLMC ? "llmc" : "flat");
         json_size(&json, "parameters", run.model.elements);
         json_text(&json, "dtype", dtype_name(written.dtype));
         json_size(&json, "files", written.files);
         json_size(&json, "bytes", (size_t)written.bytes);
-        json_object_end(&json);
         json_finish(&json);
     }
     if (options->merge) merge_end(&merge);

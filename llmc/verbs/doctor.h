@@ -73,7 +73,6 @@ static void doctor_value(DoctorRow *row, double value, const char *unit) {
 static void doctor_json(void) {
     static const char *const words[FINDINGS] = {"ok", "note", "wrong"};
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     json_bool(&json, "ok", doctor.wrong == 0);
     json_text(&json, "op_set", ops_device->name);
     json_text(&json, "dtype", dtype_name(ops_device->stored));
@@ -93,7 +92,6 @@ static void doctor_json(void) {
         json_object_end(&json);
     }
     json_array_end(&json);
-    json_object_end(&json);
     json_finish(&json);
 }
 

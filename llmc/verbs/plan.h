@@ -191,7 +191,6 @@ typedef struct {
 static void plan_result_json(const Run *run, StepShape step, const PlanResult *r) {
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     if (r->recommended) recommendations_json(&json, r->recommended);
     if (r->orders) orders_json(&json, r->order, r->orders, r->machine && !estimate_missing(run), r->limit > 0);
     report_places_json(&json, run);
@@ -207,7 +206,6 @@ static void plan_result_json(const Run *run, StepShape step, const PlanResult *r
         json_size(&json, "usable_bytes", r->limit ? r->limit : machine_usable_bytes(r->machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (r->machine) report_estimate_json(&json, run, r->machine, &r->estimate);
-    json_object_end(&json);
     json_finish(&json);
 }
 

@@ -262,9 +262,9 @@ static void recommendations_json(JsonOut *json, const Recommendations *all) {
 // ---- without a model -----------------------------------------------------------------------------------------------
 // Prints each preset's longest sequence on a machine, of all weights and of adapters.
 static int plan_presets(const Options *options, const Machine *m, size_t limit) {
-    JsonOut json = json_open(stdout);
+    JsonOut json = {0};
     if (options->json) {
-        json_object(&json, NULL);
+        json = json_open(stdout);
         json_text(&json, "machine", m->name);
         json_size(&json, "usable_bytes", limit);
         json_array(&json, "presets");
@@ -301,7 +301,6 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
     }
     if (options->json) {
         json_array_end(&json);
-        json_object_end(&json);
         json_finish(&json);
     }
     return 0;
