@@ -83,10 +83,12 @@ static void records_shorten(const char *path, size_t step, int again) {
 static void records_truncate(const char *path, size_t step) { records_shorten(path, step, 0); }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-static void runlog_open_records(RunLog *log) {
-    const int fd = file_open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
-    log->records = fd < 0 ? NULL : fdopen(fd, "a");
-    if (!log->records) die("%s: %s; choose another --out", log->path, file_fault());
+// Opens a file of records in --out, to append to it.
+static FILE *records_open(const char *path) {
+    const int fd = file_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!file) die("%s: %s; choose another --out", path, file_fault());
+    return file;
 }
 
 // Opens the log. text: stdout, stderr with --json, or NULL with --quiet. folder: --out, or NULL. step: the last one
@@ -99,7 +101,7 @@ static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t st
         make_folder(folder);
         path_join(log.path, folder, RECORDS_NAME);
         records_truncate(log.path, step);
-        runlog_open_records(&log);
+        log.records = records_open(log.path);
         run_began();
     }
     log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);
@@ -202,41 +204,28 @@ static void runlog_step(RunLog *log, const StepReport *r) {
     progress_update(&log->progress, (double)r->step);
 }
 
+// Reports a validation by its loss or, if that is NAN, by the rewards of groups of completions.
 static void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
+    const int by_rewards = isnan(found->loss);
     if (log->text) {
         progress_clear(&log->progress);
         TextLine line = {{0}, 0, LINE_COLUMNS};
         unsigned seen = 0;
-        line_add(&line, "step %*zu/%zu  validation loss %s", digits_of(log->steps), step, log->steps,
-                 human_fixed(found->loss, 7));
-        line_add(&line, "  %.0f tokens", found->counts.tokens);
+        line_add(&line, "step %*zu/%zu  validation", digits_of(log->steps), step, log->steps);
+        if (by_rewards)
+            line_add(&line, " of %.0f prompts", found->counts.groups);
+        else
+            line_add(&line, " loss %s  %.0f tokens", human_fixed(found->loss, 7), found->counts.tokens);
         metrics_add(&line, &found->metrics, &seen);
         fprintf(log->text, "%s\n", line.text);
         fflush(log->text);
     }
     if (log->records) {
         JsonOut json = runlog_record(log, step);
-        json_number(&json, "val_loss", found->loss);
-        json_number(&json, "val_tokens", found->counts.tokens);
+        if (!by_rewards) json_number(&json, "val_loss", found->loss);
+        json_number(&json, by_rewards ? "val_prompts" : "val_tokens",
+                    by_rewards ? found->counts.groups : found->counts.tokens);
         metrics_json(&json, &found->metrics, "val_");
-        runlog_record_end(log, &json);
-    }
-}
-
-// Records a validation by the rewards of `groups` groups of completions.
-static void runlog_rollouts(RunLog *log, size_t step, double groups, const Metrics *metrics) {
-    if (log->text) {
-        TextLine line = {{0}, 0, LINE_COLUMNS};
-        unsigned seen = 0;
-        line_add(&line, "step %*zu/%zu  validation of %.0f prompts", digits_of(log->steps), step, log->steps, groups);
-        metrics_add(&line, metrics, &seen);
-        fprintf(log->text, "%s\n", line.text);
-        fflush(log->text);
-    }
-    if (log->records) {
-        JsonOut json = runlog_record(log, step);
-        json_number(&json, "val_prompts", groups);
-        metrics_json(&json, metrics, "val_");
         runlog_record_end(log, &json);
     }
 }
