@@ -159,8 +159,30 @@ static DataLoader bp_open_data(Run *run) {
     return loader;
 }
 
+// ---- reports -------------------------------------------------------------------------------------------------------
+// Writes executed TFLOP/s of a rank, and MFU as a share of a machine's peak in bf16 (null: unknown): causal, and
+// counting all T^2 query-key pairs, as others often do.
+static void bp_rates_json(JsonOut *json, const Run *run, const PassResult *r) {
+    const Machine *machine = machine_from_options(run->options);
+    const double each = r->seconds * (double)world_ranks(run->settings.world);
+    const double peak = machine ? machine->value[PEAK_FLOPS] : NAN;
+    json_number(json, "executed_tflops_per_s", 1e-12 * r->flops / each);
+    json_number(json, "mfu_causal", r->model_flops / each / peak);
+    json_number(json, "mfu_full_attention", r->full_flops / each / peak);
+}
+
+static void bp_report_rates(const Run *run, const PassResult *r) {
+    const Machine *machine = machine_from_options(run->options);
+    const double each = r->seconds * (double)world_ranks(run->settings.world);
+    fprintf(run->text, "rate     %.4g TFLOP/s executed", 1e-12 * r->flops / each);
+    if (machine)
+        fprintf(run->text, ", MFU of an %s in bf16 %.1f %% (causal; counting T^2 pairs, as others often do, %.1f %%)",
+                machine->gpu, 100 * r->model_flops / each / machine->value[PEAK_FLOPS],
+                100 * r->full_flops / each / machine->value[PEAK_FLOPS]);
+    fputc('\n', run->text);
+}
+
 static void bp_report(const Run *run, const PassResult *result) {
-    const PassRates rates = {result->flops, result->model_flops, result->full_flops, result->seconds};
     fprintf(run->text, "loss %.6f  norm %.6g  %.3f s  %.1f tok/s", result->loss, result->grad_norm, result->seconds,
             result->tokens / result->seconds);
     if (run->options->repeat > 1)
@@ -169,13 +191,12 @@ static void bp_report(const Run *run, const PassResult *result) {
     if (world_ranks(run->settings.world) > 1)
         fprintf(run->text, "  %s sent by a rank", human_bytes(traffic_bytes(&result->sent)));
     fputc('\n', run->text);
-    report_rates(run, &rates);
+    bp_report_rates(run, result);
     metrics_print(run->text, &result->metrics);
     report_memory(run, (double)result->peak_bytes);
 }
 
 static void bp_json(const Run *run, const PassResult *result) {
-    const PassRates rates = {result->flops, result->model_flops, result->full_flops, result->seconds};
     JsonOut json = json_open(stdout);
     json_number(&json, "loss", result->loss);
     metrics_json(&json, &result->metrics, "");
@@ -188,7 +209,7 @@ static void bp_json(const Run *run, const PassResult *result) {
     report_places_json(&json, run);
     json_size(&json, "peak_bytes", result->peak_bytes);
     report_work_json(&json, run, result->flops, result->model_flops);
-    report_rates_json(&json, run, &rates);
+    bp_rates_json(&json, run, result);
     report_world_json(&json, run->settings.world, &result->sent);
     if (run->options->profile)
         profile_json(&json, &run->streambp, machine_from_options(run->options), result->profiled);
