@@ -123,16 +123,10 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
 }
 
 // ---- both orders, of which --method auto picks one -----------------------------------------------------------------
-typedef struct {
-    RunSettings settings;
-    size_t bytes[PLACES], longest; // longest 0: none, or no limit
-    int fits;
-    Estimate estimate; // where there is a machine
-} PlannedOrder;
-
-static PlannedOrder plan_order(const Run *run, const char *method, const Batch *shape, size_t documents, size_t limit,
-                               const Machine *machine, StepShape step) {
-    PlannedOrder order = {0};
+// Plans with one of them. longest: 0 without a limit; there is an estimate where there is a machine
+static Recommendation plan_order(const Run *run, const char *method, const Batch *shape, size_t documents, size_t limit,
+                                 const Machine *machine, StepShape step) {
+    Recommendation order = {0};
     Options o = *run->options;
     Run alone = *run;
     option_type(&o, "method", method);
@@ -146,9 +140,9 @@ static PlannedOrder plan_order(const Run *run, const char *method, const Batch *
     return order;
 }
 
-static void orders_print(FILE *out, const Run *run, const PlannedOrder *order, size_t orders, int estimated) {
+static void orders_print(FILE *out, const Run *run, const Recommendation *order, size_t orders, int estimated) {
     for (size_t i = 0; i < orders; i++) {
-        const PlannedOrder *o = &order[i];
+        const Recommendation *o = &order[i];
         fprintf(out, "%s %c %-6s  %s", i ? "        " : "orders  ",
                 o->settings.method == run->settings.method ? '*' : ' ', method_names[o->settings.method],
                 human_bytes((double)o->bytes[PLACE_DEVICE]));
@@ -161,7 +155,7 @@ static void orders_print(FILE *out, const Run *run, const PlannedOrder *order, s
     }
 }
 
-static void orders_json(JsonOut *json, const PlannedOrder *order, size_t orders, int estimated, int limited) {
+static void orders_json(JsonOut *json, const Recommendation *order, size_t orders, int estimated, int limited) {
     json_array(json, "orders");
     for (size_t i = 0; i < orders; i++) {
         json_object(json, NULL);
@@ -184,7 +178,7 @@ typedef struct {
     const Machine *machine;            // NULL: no time is estimated
     Estimate estimate;
     Recommendations *recommended; // NULL: without --machine
-    PlannedOrder order[2];
+    Recommendation order[2];
     size_t orders; // 0: the method is named
 } PlanResult;
 
