@@ -82,7 +82,7 @@ typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLM
 typedef struct {
     unsigned char given[192]; // [i]: row i was given
     Verb verb;
-    const char *typed_model; // --model as typed, if it named a run of adapters (options_run.h); or NULL
+    const char *typed_model; // --model as typed, if it named a run of adapters (options_file.h); or NULL
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;
 #include "option_list.h"

@@ -10,7 +10,6 @@ line ends with one line on stderr that says what is wrong and what is allowed, a
 #define LLMC_OPTIONS_H
 #include "options_check.h"
 #include "options_file.h"
-#include "options_run.h"
 
 #ifndef STREAMBP_VERSION
 #define STREAMBP_VERSION "0.1"

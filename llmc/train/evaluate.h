@@ -10,7 +10,7 @@ tokens. Each part of a split document begins at 0.
 #include "llmc/base/progress.h"
 #include "llmc/cli/run.h"
 #include "llmc/data/prefetch.h"
-#include "kl.h"
+#include "reference.h"
 
 // ---- the curve ------------------------------------------------------------------------------------------------------
 typedef struct {

@@ -1,5 +1,6 @@
 /*
-The log of a run: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
+The log of a run: aligned step lines for people, log.jsonl in --out for programs, the progress bar between them, signs
+of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
 validation, "sample", and "options" for each part of the run, with its first step, version and commit. Each ends with
@@ -13,7 +14,9 @@ incomplete last line: the file reads as if there had been no interruption. Unkno
 #include "llmc/cli/options_out.h"
 #include "llmc/base/progress.h"
 #include "llmc/cli/report.h"
+#include "llmc/generate/prompt.h"
 #include "evaluate.h"
+#include "run_state.h"
 
 // Sums over all ranks; seconds are those of rank 0, which waits for the others.
 typedef struct {
@@ -243,6 +246,102 @@ static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t b
         json_bytes(&json, "sample", sample, bytes);
         runlog_record_end(log, &json);
     }
+}
+
+// ---- signs that a run has diverged though every number is finite ----------------------------------------------------
+// Each is reported once: trainer_watch (trainer.h) prints a note or ends the run.
+
+#define DIVERGENCE_STEPS 3     // steps in a row without a gradient, or with equal rewards
+#define DIVERGENCE_LOSS  100.0 // times the best loss
+#define DIVERGENCE_FLOOR 0.1   // nats; least best loss, so that one odd document is no sign
+
+typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } DivergenceSign;
+
+typedef struct {
+    size_t equal, still; // steps in a row: all groups had equal rewards; a gradient of exactly 0
+    double best;         // least loss since the run began or was resumed; 0: none yet
+    int high;            // the last loss is far above it
+    unsigned reported;   // a bit for each sign
+} Divergence;
+
+static const char *const divergence_texts[SIGNS] = {
+    "", "all groups had equal rewards in 3 steps in a row; use other prompts, or a finer reward command",
+    "the gradient was exactly 0 in 3 steps in a row; use a smaller --lr, or check --data",
+    "the loss is 100 times its best; use a smaller --lr or a longer --warmup"};
+
+// Returns a sign that a step shows for the first time, or SIGN_NONE. cross_entropy: the loss is at least 0 and
+// comparable between steps.
+static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cross_entropy) {
+    DivergenceSign sign = SIGN_NONE;
+    int equal = 0;
+    for (size_t i = 0; i < r->metrics.count; i++)
+        equal |= !strcmp(r->metrics.metric[i].name, "frac_reward_zero_std") && metric_value(&r->metrics.metric[i]) == 1;
+    d->equal = equal ? d->equal + 1 : 0;
+    d->still = !equal && r->grad_norm == 0 ? d->still + 1 : 0;
+    if (cross_entropy) {
+        const double loss = fmax(r->loss, DIVERGENCE_FLOOR);
+        if (d->best == 0 || loss < d->best) d->best = loss;
+        d->high = loss > DIVERGENCE_LOSS * d->best;
+        if (d->high) sign = SIGN_LOSS;
+    }
+    if (d->still >= DIVERGENCE_STEPS) sign = SIGN_GRADIENT;
+    if (d->equal >= DIVERGENCE_STEPS) sign = SIGN_REWARDS;
+    if (!sign || d->reported >> sign & 1) return SIGN_NONE;
+    d->reported |= 1u << sign;
+    return sign;
+}
+
+// Returns 1 if checkpoints saved from now on may be worse than those before.
+static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->high; }
+
+// ---- the last lines of a run ----------------------------------------------------------------------------------------
+// Duration, validations, folder, and what to type next. After --resume they describe only the resumed part.
+
+typedef struct {
+    double begin, seconds; // clock and total seconds of training before the first step
+    size_t tokens;         // tokens trained on before
+    double first, last;    // validation losses, with --rollout rewards
+    size_t validations;
+} Ending;
+
+static Ending ending_begin(const RunState *state) {
+    Ending ending = {0};
+    ending.begin = seconds_now(), ending.seconds = state->seconds, ending.tokens = state->tokens;
+    return ending;
+}
+
+// Records a validation.
+static void ending_validation(Ending *e, double value) {
+    if (!e->validations++) e->first = value;
+    e->last = value;
+}
+
+// Prints the lines. stopped: a signal ended the run and has printed how to go on
+static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, int stopped) {
+    const Options *o = run->options;
+    const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
+    char path[PATH_MAX];
+    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s\n", state->step, state->schedule.steps,
+            human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0);
+    if (e->validations && state->best_step)
+        fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
+                o->rollout ? "reward" : "loss", e->first, state->best, state->best_step, e->last);
+    if (!o->out || stopped) return;
+    const int writes = tokenizer_of_run(run, path) || run->model.config.vocab_size == 256;
+    const size_t name = strlen(o->out) - text_ends_with(o->out, "/");
+    fprintf(out, "saved    %s\nnext     ", o->out);
+    echo_quoted(out, program_called());
+    fputs(" sample --model ", out);
+    echo_quoted(out, o->out);
+    fprintf(out, " %s\n         ", writes ? "--prompt TEXT" : "--prompt-ids 1,2,3");
+    echo_quoted(out, program_called());
+    fputs(" convert --model ", out);
+    echo_quoted(out, o->out);
+    const int apart = lora_has_outer(&run->lora) && run->model.config.tie_word_embeddings; // not mergeable (merge.h)
+    fputs(apart ? " --adapter-only --out " : " --out ", out);
+    snprintf(path, sizeof(path), "%.*s-hf", (int)name, o->out);
+    echo_quoted(out, path);
+    fputc('\n', out);
 }
 
 #endif

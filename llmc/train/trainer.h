@@ -5,12 +5,9 @@ ranks, checks, validation, samples, checkpoints, the report. trainer_setup.h beg
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 #include "checkpoint.h"
-#include "divergence.h"
-#include "ending.h"
 #include "evaluate.h"
-#include "kl.h"
 #include "log.h"
-#include "llmc/cli/device.h"
+#include "llmc/cli/threads.h"
 #include "llmc/cli/memory.h"
 #include "llmc/data/prefetch.h"
 #include "llmc/generate/prompt.h"
@@ -247,8 +244,7 @@ static Evaluation trainer_validate_rollouts(Trainer *t, size_t step) {
     const size_t steps = t->run.options->val_steps;
     Evaluation found = {.loss = NAN};
     weights_flush(&t->run.streambp.memory);
-    found.counts.groups =
-        rollout_evaluate(&t->rollout_validation, &t->run.streambp, steps ? steps : SIZE_MAX, step);
+    found.counts.groups = rollout_evaluate(&t->rollout_validation, &t->run.streambp, steps ? steps : SIZE_MAX, step);
     found.metrics = t->rollout_validation.metrics;
     return found;
 }

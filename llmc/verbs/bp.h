@@ -8,7 +8,6 @@ The verb `bp`: one forward and backward pass, measured, over the first micro-bat
 #include "llmc/cli/report.h"
 #include "llmc/plan/flops.h"
 #include "llmc/estimate/profile.h"
-#include "llmc/train/kl.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/reference.h"
 #include "llmc/train/all_reduce.h"

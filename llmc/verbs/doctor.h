@@ -9,7 +9,7 @@ something.
 */
 #ifndef LLMC_DOCTOR_H
 #define LLMC_DOCTOR_H
-#include "llmc/cli/device.h"
+#include "llmc/cli/threads.h"
 #include "llmc/cli/memory.h"
 #include "llmc/ops/link_rates.h"
 #include "bp.h"
