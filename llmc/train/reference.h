@@ -215,7 +215,7 @@ static void reference_check(const Run *run, const DataLoader *data, uint64_t key
 }
 
 // ---- the reference of a micro-batch, on the fly -------------------------------------------------------------------
-// For kto (objective.h) also the KL divergence from it, estimated from mismatched documents (batch_mismatch). That takes
+// For kto (objective.h) also the KL divergence from it, estimated from mismatched documents (batch_mismatch). It takes
 // two more passes over a sequence no longer than the micro-batch, of the policy and of the reference, before its own. A
 // sequence of one document has no mismatched one and adds nothing to the mean. Means are over the sequences of all
 // replicas, so they depend on the number of ranks.
