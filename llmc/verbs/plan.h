@@ -260,6 +260,7 @@ static int verb_plan(const Options *given) {
     Run run, train;
     DataLoader data = {0};
     Recommendations recommended;
+    static PassWorks works;
     Options planned = *given, *const options = &planned;
     const int named = option_given(given, "machine");
     r.machine = machine_from_options(options);
@@ -276,6 +277,7 @@ static int verb_plan(const Options *given) {
     }
     run_choose_length(&run, &planned, r.limit);
     PlanBound bound = plan_bound(&run, &data);
+    pass_works = &works; // while `run` and `recommended` stay
     StepShape step = plan_step(&run, bound.whole);
     Batch shape = batch_shape(bound.part);
     const size_t documents = bound_documents(bound.part, options->seq_len);
@@ -295,6 +297,7 @@ static int verb_plan(const Options *given) {
                                        r.limit, r.machine, step);
     if (r.limit && !run.settings.optimizer) r.train_longest = run_longest(&train, documents, r.limit);
     if (r.machine) r.estimate = estimate_step(r.machine, &run.settings, &shape, step);
+    pass_works = NULL;
     if (r.machine && !options->quiet)
         fputs("status   the GPU build has not run on hardware yet: seconds and tokens/s are estimates\n", run.text);
     report_run(&run, &data, bound.part, "");

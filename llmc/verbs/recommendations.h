@@ -112,7 +112,8 @@ static void trained_open(Trained *t, const Run *run, int lora) {
     }
     if (!option_given(run->options, "keep")) option_type(&t->options, "keep", "auto");
     t->run.attention = attention_library(&t->run);
-    t->run.settings.lora = lora ? &t->run.lora : NULL;
+    if (!lora) t->run.settings.lora = NULL;
+    if (lora && !run->settings.lora) t->run.settings.lora = &t->run.lora;
     t->run.settings.reference = computed_reference(&t->options, &t->run.settings.objective, t->run.settings.lora);
 }
 
