@@ -20,6 +20,8 @@ typedef struct {
     double seconds;       // the median of the others
     double profiled;      // seconds of the pass on timed ops
     double tokens, flops, model_flops, full_flops;
+    double executed;      // TFLOP/s of a rank
+    double mfu, mfu_full; // of a machine's peak in bf16, causal, and counting all T^2 pairs; NAN: no machine
     Metrics metrics;
     size_t peak_bytes;
     Traffic sent; // by each rank
@@ -128,6 +130,10 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
     result.grad_norm = gradient_norm(&run->streambp.memory, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
+    const Machine *machine = machine_from_options(run->options);
+    const double each = result.seconds * (double)world_ranks(world), peak = machine ? machine->value[PEAK_FLOPS] : NAN;
+    result.executed = 1e-12 * result.flops / each;
+    result.mfu = result.model_flops / each / peak, result.mfu_full = result.full_flops / each / peak;
     result.peak_bytes = (size_t)max_over_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
     return result;
 }
@@ -159,28 +165,6 @@ static DataLoader bp_open_data(Run *run) {
 }
 
 // ---- reports -------------------------------------------------------------------------------------------------------
-// Writes executed TFLOP/s of a rank, and MFU as a share of a machine's peak in bf16 (null: unknown): causal, and
-// counting all T^2 query-key pairs, as others often do.
-static void bp_rates_json(JsonOut *json, const Run *run, const PassResult *r) {
-    const Machine *machine = machine_from_options(run->options);
-    const double each = r->seconds * (double)world_ranks(run->settings.world);
-    const double peak = machine ? machine->value[PEAK_FLOPS] : NAN;
-    json_number(json, "executed_tflops_per_s", 1e-12 * r->flops / each);
-    json_number(json, "mfu_causal", r->model_flops / each / peak);
-    json_number(json, "mfu_full_attention", r->full_flops / each / peak);
-}
-
-static void bp_report_rates(const Run *run, const PassResult *r) {
-    const Machine *machine = machine_from_options(run->options);
-    const double each = r->seconds * (double)world_ranks(run->settings.world);
-    fprintf(run->text, "rate     %.4g TFLOP/s executed", 1e-12 * r->flops / each);
-    if (machine)
-        fprintf(run->text, ", MFU of an %s in bf16 %.1f %% (causal; counting T^2 pairs, as others often do, %.1f %%)",
-                machine->gpu, 100 * r->model_flops / each / machine->value[PEAK_FLOPS],
-                100 * r->full_flops / each / machine->value[PEAK_FLOPS]);
-    fputc('\n', run->text);
-}
-
 static void bp_report(const Run *run, const PassResult *result) {
     fprintf(run->text, "loss %.6f  norm %.6g  %.3f s  %.1f tok/s", result->loss, result->grad_norm, result->seconds,
             result->tokens / result->seconds);
@@ -190,7 +174,11 @@ static void bp_report(const Run *run, const PassResult *result) {
     if (world_ranks(run->settings.world) > 1)
         fprintf(run->text, "  %s sent by a rank", human_bytes(traffic_bytes(&result->sent)));
     fputc('\n', run->text);
-    bp_report_rates(run, result);
+    fprintf(run->text, "rate     %.4g TFLOP/s executed", result->executed);
+    if (!isnan(result->mfu))
+        fprintf(run->text, ", MFU of an %s in bf16 %.1f %% (causal; counting T^2 pairs, as others often do, %.1f %%)",
+                machine_from_options(run->options)->gpu, 100 * result->mfu, 100 * result->mfu_full);
+    fputc('\n', run->text);
     metrics_print(run->text, &result->metrics);
     report_memory(run, (double)result->peak_bytes);
 }
@@ -208,7 +196,9 @@ static void bp_json(const Run *run, const PassResult *result) {
     report_places_json(&json, run);
     json_size(&json, "peak_bytes", result->peak_bytes);
     report_work_json(&json, run, result->flops, result->model_flops);
-    bp_rates_json(&json, run, result);
+    json_number(&json, "executed_tflops_per_s", result->executed);
+    json_number(&json, "mfu_causal", result->mfu);
+    json_number(&json, "mfu_full_attention", result->mfu_full);
     report_world_json(&json, run->settings.world, &result->sent);
     if (run->options->profile)
         profile_json(&json, &run->streambp, machine_from_options(run->options), result->profiled);
