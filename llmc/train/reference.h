@@ -85,9 +85,9 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
 }
 
 // Computes a file that has been created: one forward pass over all documents, divided over the ranks. batch: from
-// dataloader_batch, or as large. Moves the loader. reference: without adapters
+// dataloader_batch, or as large. Moves the loader.
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
-                                   Assignment assignment, int reference) {
+                                   Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
     Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)data->packing.positions);
@@ -101,7 +101,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
         Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
         const double advance = (double)(assignment.stride * assignment.parts) * batch_tokens(&part);
         progress_expect(&progress, positions, advance, (double)stream->model->config.num_hidden_layers);
-        forward_logprobs(stream, &part, 1, reference);
+        forward_logprobs(stream, &part, 1, 0);
         for (size_t i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
             logprobs_write_document(writer, data, &part, i, stream->now.host_sums, type, &sum);
         progress_update(&progress, positions += advance);
@@ -133,18 +133,14 @@ static uint64_t reference_key_of(const char *checkpoint) {
     return key;
 }
 
-// Returns a key of everything that the values depend on.
-static uint64_t reference_file_key(const LogprobHeader *h) {
+// Sets the two candidate paths: beside the first shard, and in --out (or ""). Their name has a key of everything that
+// the values depend on.
+static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *h, char path[2][PATH_MAX]) {
+    char name[64], folder[PATH_MAX];
     uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
     memcpy(&temperature, &h->temperature, sizeof(temperature));
-    return random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
-}
-
-// Sets the two candidate paths: beside the first shard, and in --out (or "").
-static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
-                             char path[2][PATH_MAX]) {
-    char name[64], folder[PATH_MAX];
-    snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)reference_file_key(header));
+    key = random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
+    snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)key);
     folder_above(folder, data->shard[0].header.path);
     path_join(path[0], folder, name);
     *path[1] = 0;
@@ -176,7 +172,7 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
     output_share(&writer.output, path);
     dist_broadcast(RANKS_ALL, &writer.header, sizeof(writer.header), 0);
     logprobs_compute(&writer, &run->streambp, data, batch,
-                     assign_evaluation(run->settings.world, run->assignment.parts), 0);
+                     assign_evaluation(run->settings.world, run->assignment.parts));
 }
 
 // Opens the log-probabilities of the data under the reference: finds them or, if the current weights are the
@@ -240,13 +236,8 @@ static Batch kl_mismatch(Run *run, const Batch *batch) {
 
 // Returns sum_t m logp of document d after a forward pass.
 static double kl_document(const StreamBP *s, const Batch *batch, size_t d) {
-    const DType type = dtype_of_sums(s->model->dtype);
-    double sum = 0;
-    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
-        const double m = target_weight(batch, t);
-        if (m != 0) sum += m * logp_at(s->now.host_sums, type, t);
-    }
-    return sum;
+    const Objective alone = {0}; // without a reference
+    return document_sums(&alone, batch, d, s->now.host_sums, dtype_of_sums(s->model->dtype)).logp;
 }
 
 // Estimates batch->kl. Collective.

@@ -104,7 +104,7 @@ static int verb_logprobs(const Options *given) {
     report_run(&run, &loader, bound, "");
     double begin = seconds_now();
     writer.header.model_key = run_model_key(&run, 1);
-    LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_alone(1), 0);
+    LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_alone(1));
     if (!options->quiet || !options->json)
         fprintf(run.text, "%s: %.0f log-probabilities of %llu documents, on average %.6f\n", options->out, sum.counted,
                 (unsigned long long)writer.header.documents, sum.sum / sum.counted);
