@@ -195,14 +195,6 @@ static const struct {
     {"slices of scales of v", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
 };
 
-// Most floats of a slice
-static size_t update_floats_most(const Model *table, size_t slice) {
-    size_t most = 0;
-    for (size_t i = 0; i < group_count(table); i++)
-        most = max_size(most, moment_floats_most(table, group_at(table, i), slice));
-    return most;
-}
-
 // Pushes the slots and starts loading the first slice. visits: calls of PassHook.chunk until the end; SIZE_MAX: none
 static void update_begin(Update *u, size_t visits) {
     const Model *table = trained_table(u->r);
@@ -218,7 +210,9 @@ static void update_begin(Update *u, size_t visits) {
         u->slice = min_size(min_size(max_size(UPDATE_SLICE, visit), 4 * UPDATE_SLICE), largest);
         if (u->state->moment_type == DTYPE_INT8) // slices end with a block
             u->slice = (u->slice + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
-        t->slice = t->floats ? update_floats_most(table, u->slice) : u->slice;
+        t->slice = t->floats ? 0 : u->slice;
+        for (size_t k = 0; t->floats && k < group_count(table); k++)
+            t->slice = max_size(t->slice, moment_floats_most(table, group_at(table, k), u->slice));
         t->slots = (char *)arena_push(u->r->arena, update_tensors[i].share, update_tensors[i].slots,
                                       UPDATE_SLOTS * t->slice, t->size);
     }

@@ -304,18 +304,6 @@ typedef struct {
     size_t validations;
 } Ending;
 
-static Ending ending_begin(const RunState *state) {
-    Ending ending = {0};
-    ending.begin = seconds_now(), ending.seconds = state->seconds, ending.tokens = state->tokens;
-    return ending;
-}
-
-// Records a validation.
-static void ending_validation(Ending *e, double value) {
-    if (!e->validations++) e->first = value;
-    e->last = value;
-}
-
 // Prints the lines. stopped: a signal ended the run and has printed how to go on
 static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, int stopped) {
     const Options *o = run->options;

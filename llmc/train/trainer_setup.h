@@ -43,14 +43,6 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
     }
 }
 
-// Allocates rollouts for training, and for --val-data with its prompts in order.
-static void trainer_allocate_rollouts(Trainer *t, RolloutSettings settings) {
-    rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data);
-    if (!t->run.options->val_data.count) return;
-    settings.in_order = 1, settings.overlap = settings.reference = settings.old = 0;
-    rollout_allocate(&t->rollout_validation, &settings, &t->run.model, &t->validation);
-}
-
 // ---- data, plan and memory ------------------------------------------------------------------------------------------
 // Opens the data, then plans and allocates; returns the largest sequence planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
@@ -82,10 +74,13 @@ static SequenceBound trainer_allocate(Trainer *t) {
     run_allocate(&t->run, bound);
     kl_allocate(&t->run, bound);
     if (o->rollout)
-        trainer_allocate_rollouts(t, rollout);
+        rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
     else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
-    if (o->val_data.count && !o->rollout)
+    rollout.in_order = 1, rollout.overlap = rollout.reference = rollout.old = 0; // of --val-data
+    if (o->val_data.count && o->rollout)
+        rollout_allocate(&t->rollout_validation, &rollout, &t->run.model, &t->validation);
+    else if (o->val_data.count)
         prefetch_allocate(&t->validation_batches, &t->validation,
                           assign_evaluation(t->run.settings.world, t->run.assignment.parts));
     if (o->sample_every) {
@@ -494,7 +489,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->log.verbose = o->verbose;
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
-    t->ending = ending_begin(&t->state);
+    t->ending.begin = seconds_now(), t->ending.seconds = t->state.seconds, t->ending.tokens = t->state.tokens;
 }
 
 static void trainer_end(Trainer *t) {

@@ -92,19 +92,14 @@ static void trained_search(Trained *t, const Batch *shape, size_t documents, siz
     }
 }
 
-// Removes --lora-rank and the options that need it.
-static void options_untype_lora(Options *o) {
-    o->lora_rank = 0, o->given[option_find("lora-rank")] = 0;
-    for (size_t i = 0; i < OF_OPTIONS; i++)
-        if (!strcmp(of_options[i].needs, "lora-rank")) o->given[option_find(of_options[i].option)] = 0;
-}
-
 // Copies a run to train adapters, or all weights.
 static void trained_open(Trained *t, const Run *run, int lora) {
     memset(t, 0, sizeof(*t));
     t->options = *run->options, t->run = *run, t->run.options = &t->options;
     if (lora && !run->settings.lora) option_type(&t->options, "lora-rank", RECOMMENDED_RANK), run_open_lora(&t->run);
-    if (!lora && run->settings.lora) options_untype_lora(&t->options);
+    if (!lora) t->options.lora_rank = 0, t->options.given[option_find("lora-rank")] = 0;
+    for (size_t i = 0; !lora && i < OF_OPTIONS; i++)
+        if (!strcmp(of_options[i].needs, "lora-rank")) t->options.given[option_find(of_options[i].option)] = 0;
     if (!lora && run->settings.storage) { // trains what it decodes
         t->run.settings.storage = NULL;
         option_type(&t->options, "base", "none");
