@@ -42,7 +42,6 @@ here looks inside one. The includes are the map: one block per room, and a room 
 #include "llmc/cli/run.h"
 #include "llmc/cli/memory.h"
 #include "llmc/cli/threads.h"
-#include "llmc/cli/device.h"
 #include "llmc/cli/report.h"
 // generate: sampler, prompts
 #include "llmc/generate/sampler.h"

@@ -85,7 +85,6 @@ static Batch tokens_read(const Arguments *a, size_t vocab_size) {
 // result NULL: it did not fit into memory
 static void result_print(FILE *file, const Arguments *a, const Result *result) {
     JsonOut json = json_open(file);
-    json_object(&json, NULL);
     json_text(&json, "contender", "llmc");
     if (result) {
         json_number(&json, "loss", result->loss);
@@ -100,7 +99,6 @@ static void result_print(FILE *file, const Arguments *a, const Result *result) {
     json_text(&json, "llm.c", a->version);
     json_object_end(&json);
     json_text(&json, "error", result ? NULL : "out of memory");
-    json_object_end(&json);
     json_finish(&json);
 }
 

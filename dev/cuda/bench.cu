@@ -419,7 +419,6 @@ static void report_machine(JsonOut *json) {
 
 int main(int argc, char **argv) {
     size_t repeats = 21;
-    JsonOut json = json_open(stdout);
     if (argc > 2 || (argc > 1 && (!parse_size(argv[1], &repeats) || !repeats || repeats > 1000)))
         die_usage("usage: %s [REPEATS], 1 to 1000 [21]", argv[0]);
 #ifndef CUDA_ON_CPU
@@ -427,7 +426,7 @@ int main(int argc, char **argv) {
     cublas_require();
     playground.product_rate = best_square_product();
 #endif
-    json_object(&json, NULL);
+    JsonOut json = json_open(stdout);
     report_machine(&json);
     fprintf(stderr, "copy %.1f GB/s, best square product %.1f TFLOP/s, medians of %zu runs with cold caches\n",
             playground.copy_rate * 1e-9, playground.product_rate * 1e-12, repeats);
@@ -437,7 +436,6 @@ int main(int argc, char **argv) {
         bench_all(Bench{&json, t});
         json_array_end(&json);
     }
-    json_object_end(&json);
     json_finish(&json);
     return 0;
 }

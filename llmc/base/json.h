@@ -117,10 +117,10 @@ static const char *json_scalar_text(const cJSON *item, char *text, size_t size) 
 }
 
 /*
-Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. Keys are
-written as given. Text is escaped and made valid UTF-8 (invalid bytes become U+FFFD). Numbers have as many digits as are
-needed to read the same value back; NaN and infinities become null. A key is NULL inside arrays and for the outermost
-value.
+Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. A FILE gets an
+object that json_open begins and json_close or json_finish ends. Keys are written as given. Text is escaped and made
+valid UTF-8 (invalid bytes become U+FFFD). Numbers have as many digits as are needed to read the same value back; NaN
+and infinities become null. A key is NULL inside arrays and for the outermost value.
 */
 typedef enum {
     JSON_LINE,    // {"a": 1, "b": 2}
@@ -136,11 +136,6 @@ typedef struct {
     size_t level;
     int comma; // a value precedes on this level
 } JsonOut;
-
-static JsonOut json_open(FILE *file) {
-    JsonOut json = {.file = file};
-    return json;
-}
 
 static JsonOut json_open_text(char *text, size_t room, JsonStyle style) {
     JsonOut json = {.text = text, .room = room, .style = style};
@@ -253,6 +248,13 @@ static void json_text(JsonOut *json, const char *key, const char *text) {
         json_null(json, key);
 }
 
+// Begins the object of a file.
+static JsonOut json_open(FILE *file) {
+    JsonOut json = {.file = file};
+    json_object(&json, NULL);
+    return json;
+}
+
 // Ends the outermost value in memory with a newline and a zero. Returns the length; 0: it did not fit.
 static size_t json_text_end(JsonOut *json) {
     json_put(json, "\n", 2);
@@ -260,14 +262,15 @@ static size_t json_text_end(JsonOut *json) {
     return json->used < json->room ? json->used : 0;
 }
 
-// Ends the outermost value of a file. Returns 0 if all was written, else the error number.
+// Ends the object of a file. Returns 0 if all was written, else the error number.
 static int json_close(JsonOut *json) {
     errno = 0;
+    json_object_end(json);
     if (fputc('\n', json->file) != EOF && fflush(json->file) == 0 && !ferror(json->file)) return 0;
     return errno ? errno : EIO;
 }
 
-// Ends the outermost value on standard output; a failure ends the program.
+// Ends the object on standard output; a failure ends the program.
 static void json_finish(JsonOut *json) {
     int error = json_close(json);
     if (error) die("cannot write the JSON to standard output: %s", strerror(error));

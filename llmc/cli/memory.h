@@ -20,21 +20,17 @@ static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
     return bound;
 }
 
-// Mismatched documents may be longer than any of the data.
-static SequenceBound mismatched_bound(const Run *run, SequenceBound bound) {
-    if (objective_needs_mismatched(&run->settings.objective)) bound.longest = min_size(bound.N, run->options->seq_len);
-    return bound;
-}
-
 // The largest sequence of this rank, of data or (NULL) of random documents. A step of so many samples may be of as many
 // micro-batches as there are replicas, which are not divided into parts then.
 static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = o->samples ? 1 : run->assignment.parts;
-    if (data && !data->regular) return mismatched_bound(run, dataloader_part_bound(data, parts));
-    if (parts > 1) assign_check_regular(run->assignment, run->settings.world, o->batch);
-    return data ? dataloader_part_bound(data, parts)
-                : regular_bound(o->batch / parts * sample_documents(o), o->seq_len);
+    if (!(data && !data->regular) && parts > 1) assign_check_regular(run->assignment, run->settings.world, o->batch);
+    if (!data) return regular_bound(o->batch / parts * sample_documents(o), o->seq_len);
+    SequenceBound bound = dataloader_part_bound(data, parts);
+    if (!data->regular && objective_needs_mismatched(&run->settings.objective))
+        bound.longest = min_size(bound.N, o->seq_len); // mismatched documents may be longer than any of the data
+    return bound;
 }
 
 // Documents of T tokens that fill the largest sequence.

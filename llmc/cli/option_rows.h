@@ -82,7 +82,7 @@ typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLM
 typedef struct {
     unsigned char given[192]; // [i]: row i was given
     Verb verb;
-    const char *typed_model; // --model as typed, if it named a run of adapters (options_run.h); or NULL
+    const char *typed_model; // --model as typed, if it named a run of adapters (options_file.h); or NULL
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;
 #include "option_list.h"
@@ -104,7 +104,7 @@ typedef enum {
 typedef struct {
     const char *name; // without its dashes
     OptionKind kind;
-    size_t offset;        // in Options
+    size_t offset, bytes; // of its field in Options
     const char *fallback; // the default as it would be typed; NULL: unset
     double least, most;   // of numbers, inclusive; of choices, the enum values of the first and the last word
     unsigned verbs;       // bit mask
@@ -127,8 +127,8 @@ typedef struct {
 
 // A row without verbs is a heading of the help.
 static const OptionRow option_rows[] = {
-#define SECTION(name)                        {name, OPTION_FLAG, 0, NULL, 0, 0, 0, NULL, NULL},
-#define OPTION(type, field, name, kind, ...) {name, OPTION_##kind, offsetof(Options, field), __VA_ARGS__},
+#define SECTION(name)                        {name, OPTION_FLAG, 0, 0, NULL, 0, 0, 0, NULL, NULL},
+#define OPTION(type, field, name, kind, ...) {name, OPTION_##kind, offsetof(Options, field), sizeof(type), __VA_ARGS__},
 #include "option_list.h"
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))

@@ -10,7 +10,6 @@ line ends with one line on stderr that says what is wrong and what is allowed, a
 #define LLMC_OPTIONS_H
 #include "options_check.h"
 #include "options_file.h"
-#include "options_run.h"
 
 #ifndef STREAMBP_VERSION
 #define STREAMBP_VERSION "0.1"
@@ -293,18 +292,6 @@ static double options_learning_rate(const Options *o) {
 // ---- the whole line ------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
-// Returns the bytes of a row's field.
-static size_t option_bytes(const OptionRow *row) {
-    switch (row->kind) {
-    case OPTION_FLAG:
-    case OPTION_CHOICE: return sizeof(int);
-    case OPTION_PATHS: return sizeof(PathList);
-    case OPTION_IDS: return sizeof(IdList);
-    case OPTION_INTERVAL: return sizeof(Interval);
-    default: return sizeof(size_t); // a double and a pointer are as long
-    }
-}
-
 // Adds the options of --config that the command line leaves out. A default in JSON, and so in a log, is not given.
 static void options_add_config(Options *options) {
     const OptionWords *words = option_words_read(options->config);
@@ -328,7 +315,7 @@ static void options_add_config(Options *options) {
             if (row->kind == OPTION_IDS) free(((IdList *)(void *)((char *)&file + row->offset))->id);
             continue;
         }
-        memcpy((char *)options + row->offset, (char *)&file + row->offset, option_bytes(row));
+        memcpy((char *)options + row->offset, (char *)&file + row->offset, row->bytes);
         options->given[i] = file.given[i];
     }
     if (words->logged && !options->quiet)

@@ -167,14 +167,10 @@ static void options_check_objective(const Options *o) {
 }
 
 // ---- outputs and types ---------------------------------------------------------------------------------------------
-// Returns the output that the user names; NULL: none. For train, only what --overwrite replaces.
-static const char *options_output(const Options *o) {
-    return o->verb == VERB_BP ? o->grads_out : o->verb == VERB_TRAIN && !o->overwrite ? NULL : o->out;
-}
-
 // Refuses an output that exists, unless --overwrite, or that another option names as an input.
 static void options_check_output(const Options *o) {
-    const char *out = options_output(o);
+    const int only_begins = o->verb == VERB_TRAIN && !o->overwrite; // replaces nothing
+    const char *out = o->verb == VERB_BP ? o->grads_out : only_begins ? NULL : o->out;
     if (o->verb == VERB_TRAIN && !o->out)
         options_refuse(o->verb, "no output: give --out with the folder of this run, or --out none to keep nothing");
     for (size_t i = 0; out && i < OPTION_ROWS; i++) {

@@ -135,10 +135,9 @@ static void report_plan_json(JsonOut *json, const Arena *plan) {
     json_array_end(json);
 }
 
-// Writes configuration and tensors as one object. dtype: of the weights in the model's files
+// Writes configuration and tensors into an open object. dtype: of the weights in the model's files
 static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     const Config *config = &model->config;
-    json_object(json, NULL);
     json_text(json, "model_type", config->family->model_type);
     json_text(json, "architecture", config->family->architecture);
     json_size(json, "parameters", model->elements);
@@ -168,7 +167,6 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
         json_object_end(json);
     }
     json_array_end(json);
-    json_object_end(json);
 }
 
 // ---- a run ---------------------------------------------------------------------------------------------------------
@@ -238,35 +236,6 @@ static void report_attention_json(JsonOut *json, const Run *run) {
     if (run->attention) json_text(json, "attention_library", run->attention);
     json_bool(json, "deterministic", !run->attention || !run->settings.attention.any_order);
     json_size(json, "attention_workspace", run->settings.attention.workspace);
-}
-
-// ---- rates ---------------------------------------------------------------------------------------------------------
-// Work of all ranks in `seconds`. MFU is a share of a machine's peak in bf16 (NULL: unknown).
-typedef struct {
-    double flops, model_flops;
-    double full_flops; // model_flops_full_attention
-    double seconds;
-} PassRates;
-
-// Writes executed TFLOP/s of a rank, and MFU: causal, and counting all T^2 query-key pairs, as others often do.
-static void report_rates_json(JsonOut *json, const Run *run, const PassRates *r) {
-    const Machine *machine = machine_from_options(run->options);
-    const double each = r->seconds * (double)world_ranks(run->settings.world);
-    const double peak = machine ? machine->value[PEAK_FLOPS] : NAN;
-    json_number(json, "executed_tflops_per_s", 1e-12 * r->flops / each);
-    json_number(json, "mfu_causal", r->model_flops / each / peak);
-    json_number(json, "mfu_full_attention", r->full_flops / each / peak);
-}
-
-static void report_rates(const Run *run, const PassRates *r) {
-    const Machine *machine = machine_from_options(run->options);
-    const double each = r->seconds * (double)world_ranks(run->settings.world);
-    fprintf(run->text, "rate     %.4g TFLOP/s executed", 1e-12 * r->flops / each);
-    if (machine)
-        fprintf(run->text, ", MFU of an %s in bf16 %.1f %% (causal; counting T^2 pairs, as others often do, %.1f %%)",
-                machine->gpu, 100 * r->model_flops / each / machine->value[PEAK_FLOPS],
-                100 * r->full_flops / each / machine->value[PEAK_FLOPS]);
-    fputc('\n', run->text);
 }
 
 // ---- places --------------------------------------------------------------------------------------------------------

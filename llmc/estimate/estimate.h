@@ -86,12 +86,34 @@ typedef struct {
     Traffic last, other;      // of the step's last sequence, and of each before it
 } PassWork;
 
+// A result of pass_work, kept while the model and its adapters stay: dry runs of millions of tokens take seconds.
+typedef struct {
+    const Machine *machine;
+    RunSettings settings;
+    size_t N, documents, first; // of the part; first: tokens of its first document
+    PassWork work;
+} KnownWork;
+
+typedef struct {
+    KnownWork known[64];
+    size_t count;
+} PassWorks;
+
+static PassWorks *pass_works; // NULL: none are kept
+
 // Counts the passes over a rank's part of a micro-batch by dry runs. Without --chunk or --logits-chunk it takes the
 // defaults of a GPU build.
 static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
     RunSettings here = *settings;
     OpCounts update = {0};
     PassWork work;
+    const size_t first = part->documents ? part->document_start[1] : 0;
+    for (size_t i = 0; pass_works && i < pass_works->count; i++) {
+        const KnownWork *k = &pass_works->known[i];
+        if (k->machine == m && k->N == part->N && k->documents == part->documents && k->first == first &&
+            !memcmp(&k->settings, settings, sizeof(*settings)))
+            return k->work;
+    }
     work.last = plan_traffic(settings, part, 1);
     work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
     if (!here.chunk && here.method != METHOD_MST) here.chunk = CUDA_CHUNK;
@@ -103,6 +125,10 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     work.backward = work_seconds(m, work.counts) - work.forward;
     update.moved = update_bytes(settings);
     work.update = work_seconds(m, update);
+    if (pass_works && pass_works->count < sizeof(pass_works->known) / sizeof(KnownWork)) {
+        const KnownWork known = {m, *settings, part->N, part->documents, first, work};
+        pass_works->known[pass_works->count++] = known;
+    }
     return work;
 }
 

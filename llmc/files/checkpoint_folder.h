@@ -18,7 +18,7 @@ typedef struct {
     char path[PATH_MAX];
     size_t keep;  // how many of the newest complete checkpoints are kept
     size_t best;  // step also kept: the best by validation; 0: none
-    size_t good;  // step also kept: the last before a run may have diverged (llmc/train/divergence.h); 0: none
+    size_t good;  // step also kept: the last before a run may have diverged (llmc/train/log.h); 0: none
     size_t last;  // step of the newest complete one, or CHECKPOINT_NONE
     int replaces; // an earlier run exists, which checkpoint_replace removes
     int lock;     // descriptor, held until the process ends; -1: not rank 0

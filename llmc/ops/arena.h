@@ -164,13 +164,10 @@ static void marks_pop(Arena arena[PLACES], Marks marks) {
 
 // Returns whether [pointer, pointer + bytes) lies within one live region.
 static int arena_holds(const Arena *arena, const void *pointer, size_t bytes) {
-    uintptr_t address = (uintptr_t)pointer, base = (uintptr_t)arena->base;
-    for (size_t i = 0; i < arena->regions; i++) {
-        uintptr_t begin = base + arena->region[i].begin;
-        if (address >= begin && address - begin <= arena->region[i].bytes)
-            if (bytes <= arena->region[i].bytes - (address - begin)) return 1;
-    }
-    return 0;
+    const Region *r = arena->region;
+    const size_t at = (size_t)((uintptr_t)pointer - (uintptr_t)arena->base);
+    r += last_at_most(&r->begin, sizeof(*r), arena->regions, at);
+    return arena->regions && at >= r->begin && at - r->begin <= r->bytes && bytes <= r->bytes - (at - r->begin);
 }
 
 static size_t arena_share(const Arena *arena, Share share) {

@@ -327,8 +327,11 @@ typedef struct {
 // Counts a call (an AttentionTake). Backward reads staged results in bf16, adds in fp32; the library wrote them.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
-    const double pairs = span_pairs(call->span, call->keys, c->cut->window);
-    const double keys = (double)(c->cut->NKV * (call->keys.end - call->keys.begin));
+    const size_t length = call->keys.end - call->keys.begin;
+    const int block = call->rows && !call->causal && !c->cut->window; // each row sees all keys
+    const double pairs = block ? (double)(call->span.end - call->span.begin) * (double)length
+                               : span_pairs(call->span, call->keys, c->cut->window);
+    const double keys = (double)(c->cut->NKV * length);
     if (!call->rows) {
         c->own += pairs;
         return;

@@ -27,15 +27,9 @@ static int moment_is_small(const Parameter *p) { return parameter_elements(p) < 
 
 // The first parameter at or after an element of the table
 static size_t parameter_at(const Model *table, size_t element) {
-    size_t low = 0, high = table->parameter_count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (table->parameters[middle].offset < element)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    const Parameter *p = table->parameters;
+    const size_t i = last_at_most(&p->offset, sizeof(*p), table->parameter_count, element);
+    return i + (p[i].offset < element);
 }
 
 // Floats of a group before those of its element `element`; at its end, all of them.

@@ -195,14 +195,6 @@ static const struct {
     {"slices of scales of v", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
 };
 
-// Most floats of a slice
-static size_t update_floats_most(const Model *table, size_t slice) {
-    size_t most = 0;
-    for (size_t i = 0; i < group_count(table); i++)
-        most = max_size(most, moment_floats_most(table, group_at(table, i), slice));
-    return most;
-}
-
 // Pushes the slots and starts loading the first slice. visits: calls of PassHook.chunk until the end; SIZE_MAX: none
 static void update_begin(Update *u, size_t visits) {
     const Model *table = trained_table(u->r);
@@ -218,7 +210,9 @@ static void update_begin(Update *u, size_t visits) {
         u->slice = min_size(min_size(max_size(UPDATE_SLICE, visit), 4 * UPDATE_SLICE), largest);
         if (u->state->moment_type == DTYPE_INT8) // slices end with a block
             u->slice = (u->slice + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
-        t->slice = t->floats ? update_floats_most(table, u->slice) : u->slice;
+        t->slice = t->floats ? 0 : u->slice;
+        for (size_t k = 0; t->floats && k < group_count(table); k++)
+            t->slice = max_size(t->slice, moment_floats_most(table, group_at(table, k), u->slice));
         t->slots = (char *)arena_push(u->r->arena, update_tensors[i].share, update_tensors[i].slots,
                                       UPDATE_SLOTS * t->slice, t->size);
     }
@@ -315,6 +309,49 @@ static void optimizer_step(Residency *r, const OptimizerState *state, const Adam
     update_set(&u, r, state, step);
     update_begin(&u, SIZE_MAX);
     update_until(&u, trained_table(r)->elements);
+    arena_pop(r->arena, mark);
+}
+
+// ---- a step that waits for the next forward pass (--update forward) -------------------------------------------------
+// A pass steps each group before it uses the group's weights, and a few slices between chunks: transfers run beside its
+// computation. Gradients wait with the step. The pass knows of it only as a hook (PassHook).
+
+static void deferred_begin(Residency *r) { update_begin((Update *)r->hook.context, r->visits); }
+
+static void deferred_chunk(Residency *r) {
+    Update *u = (Update *)r->hook.context;
+    for (size_t i = 0; i < u->each; i++) update_slice(u);
+}
+
+static void deferred_group(Residency *r, size_t group) {
+    const Model *table = trained_table(r);
+    Update *u = (Update *)r->hook.context;
+    const UpdateMemory *weights = &u->tensor[UPDATE_WEIGHTS]; // not the reference's, in a pass of that
+    for (; u->groups < group_count(table); u->groups++) {
+        const size_t next = group_at(table, u->groups), begin = group_begin(table, next);
+        if (begin > group_begin(table, group)) return;
+        update_until(u, begin + group_elements(table, next));
+        if (weights_gather(r) && group_elements(table, next))
+            group_updated(r, table, weights->place, weights->memory, next);
+    }
+    r->hook.context = NULL;
+    grads_zero(r);
+}
+
+// Leaves the step to the next pass, or to weights_flush. *u stays valid until then.
+static void update_defer(Update *u, Residency *r, const OptimizerState *state, const AdamW *step) {
+    const PassHook hook = {deferred_begin, deferred_group, deferred_chunk, u};
+    update_set(u, r, state, step);
+    r->hook = hook;
+}
+
+// Takes a deferred step now: before anything but a pass reads weights.
+static void weights_flush(Residency *r) {
+    const size_t mark = arena_mark(r->arena);
+    Update *u = (Update *)r->hook.context;
+    if (!u) return;
+    if (!u->slice) update_begin(u, SIZE_MAX); // else within a pass, which is given up
+    deferred_group(r, GROUP_HEAD);
     arena_pop(r->arena, mark);
 }
 

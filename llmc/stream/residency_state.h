@@ -33,7 +33,7 @@ enum { GRADIENT_BUFFERS = 4 };
 
 typedef struct Residency Residency;
 
-// What a pass calls for a step of the optimizer that waits for it (llmc/optimizer/deferred_update.h)
+// What a pass calls for a step of the optimizer that waits for it (llmc/optimizer/update.h)
 typedef struct {
     void (*begin)(Residency *r);               // the sequence is set, its room not pushed yet
     void (*group)(Residency *r, size_t group); // before the group's weights are used

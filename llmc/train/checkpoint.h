@@ -237,47 +237,46 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
+// Begins a large file of `bytes`: rank 0 makes it at its full size, all ranks write to it.
+static void save_begin(CheckpointPass *p, size_t file, uint64_t bytes, OutputFile *output) {
+    const char *name = manifest_file(&p->manifest, file);
+    char path[PATH_MAX];
+    memset(output, 0, sizeof(*output));
+    p->manifest.bytes[file] = bytes;
+    if (dist_rank() == 0) folder_open_file(&p->folder, output, name, bytes);
+    path_join(path, p->folder.temporary, name);
+    output_share(output, path);
+}
+
+// Ends it once every rank's part is synced. sum: of this rank's part
+static void save_end(CheckpointPass *p, size_t file, OutputFile *output, Checksum *sum) {
+    if (dist_rank() != 0) output_leave(output);
+    checksum_join(sum); // waits for the others
+    p->manifest.checksum[file] = checksum_value(0, sum, p->manifest.bytes[file]);
+    if (dist_rank() == 0) output_commit(output);
+}
+
 // Saves MANIFEST_MODEL or MANIFEST_OPTIMIZER. Collective.
 static void save_large(CheckpointPass *p, size_t file, size_t step) {
     const Sections sections = file_sections(p->t, file);
     const size_t header = file_header(p->t, file, step);
-    const char *name = manifest_file(&p->manifest, file);
-    char path[PATH_MAX];
     Checksum sum = {{0, 0}};
-    OutputFile output = {0};
-    p->manifest.bytes[file] = header + sections.bytes;
-    if (dist_rank() == 0) {
-        folder_open_file(&p->folder, &output, name, p->manifest.bytes[file]);
-        output_write(&output, 0, staged_reformed.bytes, header);
-        checksum_add(&sum, 0, staged_reformed.bytes, header);
-    }
-    path_join(path, p->folder.temporary, name);
-    output_share(&output, path);
+    OutputFile output;
+    save_begin(p, file, header + sections.bytes, &output);
+    if (dist_rank() == 0) section_move(&output, NULL, &sum, 0, staged_reformed.bytes, header);
     sections_transfer(p, &sections, header, &output, NULL, &sum);
-    if (dist_rank() != 0) output_leave(&output);
-    checksum_join(&sum); // waits until every other rank's part is synced
-    p->manifest.checksum[file] = checksum_value(0, &sum, p->manifest.bytes[file]);
-    if (dist_rank() == 0) output_commit(&output);
+    save_end(p, file, &output, &sum);
 }
 
 // Saves the waiting completions. Collective.
 static void save_waiting(CheckpointPass *p) {
     const WaitingPart *part = p->t->waiting;
     const size_t file = manifest_rollout(&p->manifest);
-    const char *name = manifest_file(&p->manifest, file);
-    char path[PATH_MAX];
     Checksum sum = {{0, 0}};
-    OutputFile output = {0};
-    p->manifest.bytes[file] = part->whole;
-    if (dist_rank() == 0) folder_open_file(&p->folder, &output, name, part->whole);
-    path_join(path, p->folder.temporary, name);
-    output_share(&output, path);
-    if (part->writes) output_write(&output, part->begin, part->bytes, part->count);
-    if (part->writes) checksum_add(&sum, part->begin, part->bytes, part->count);
-    if (dist_rank() != 0) output_leave(&output);
-    checksum_join(&sum);
-    p->manifest.checksum[file] = checksum_value(0, &sum, part->whole);
-    if (dist_rank() == 0) output_commit(&output);
+    OutputFile output;
+    save_begin(p, file, part->whole, &output);
+    if (part->writes) section_move(&output, NULL, &sum, part->begin, part->bytes, part->count);
+    save_end(p, file, &output, &sum);
 }
 
 static void save_small(CheckpointPass *p, size_t file, const char *text, size_t length) {
@@ -362,10 +361,7 @@ static void load_sections(CheckpointPass *p, size_t file, const InputFile *input
     const Sections sections = file_sections(p->t, file);
     const int whole = holds_whole(sections.section[0].sharding);
     Checksum sum = {{0, 0}};
-    if (whole || dist_rank() == 0) {
-        input_read(input, 0, staged_reformed.bytes, header);
-        checksum_add(&sum, 0, staged_reformed.bytes, header);
-    }
+    if (whole || dist_rank() == 0) section_move(NULL, input, &sum, 0, staged_reformed.bytes, header);
     sections_transfer(p, &sections, header, NULL, input, &sum);
     if (!whole) checksum_join(&sum);
     load_check_sum(p, file, input->path, checksum_value(0, &sum, input->bytes));

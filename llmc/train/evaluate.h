@@ -10,7 +10,7 @@ tokens. Each part of a split document begins at 0.
 #include "llmc/base/progress.h"
 #include "llmc/cli/run.h"
 #include "llmc/data/prefetch.h"
-#include "kl.h"
+#include "reference.h"
 
 // ---- the curve ------------------------------------------------------------------------------------------------------
 typedef struct {
@@ -43,10 +43,9 @@ static Curve curve_allocate(size_t width, size_t longest) {
 // Adds logp[N] of the batch's targets, fp32 or double.
 static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType type) {
     for (size_t t = 0; t < batch->N; t++) {
-        double value = type == DTYPE_FP64 ? ((const double *)logp)[t] : (double)((const float *)logp)[t];
         size_t bucket = curve_bucket(curve, (size_t)batch->position[t]);
         if (batch->targets[t] < 0 || batch->loss_weight[t] == 0) continue;
-        curve->sum[bucket] -= (double)batch->loss_weight[t] * value;
+        curve->sum[bucket] -= (double)batch->loss_weight[t] * value_at(logp, type, t);
         curve->tokens[bucket] += (double)batch->loss_weight[t];
     }
 }

@@ -1,5 +1,6 @@
 /*
-The log of a run: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
+The log of a run: aligned step lines for people, log.jsonl in --out for programs, the progress bar between them, signs
+of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
 validation, "sample", and "options" for each part of the run, with its first step, version and commit. Each ends with
@@ -13,7 +14,9 @@ incomplete last line: the file reads as if there had been no interruption. Unkno
 #include "llmc/cli/options_out.h"
 #include "llmc/base/progress.h"
 #include "llmc/cli/report.h"
+#include "llmc/generate/prompt.h"
 #include "evaluate.h"
+#include "run_state.h"
 
 // Sums over all ranks; seconds are those of rank 0, which waits for the others.
 typedef struct {
@@ -83,10 +86,12 @@ static void records_shorten(const char *path, size_t step, int again) {
 static void records_truncate(const char *path, size_t step) { records_shorten(path, step, 0); }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-static void runlog_open_records(RunLog *log) {
-    const int fd = file_open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
-    log->records = fd < 0 ? NULL : fdopen(fd, "a");
-    if (!log->records) die("%s: %s; choose another --out", log->path, file_fault());
+// Opens a file of records in --out, to append to it.
+static FILE *records_open(const char *path) {
+    const int fd = file_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!file) die("%s: %s; choose another --out", path, file_fault());
+    return file;
 }
 
 // Opens the log. text: stdout, stderr with --json, or NULL with --quiet. folder: --out, or NULL. step: the last one
@@ -99,7 +104,7 @@ static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t st
         make_folder(folder);
         path_join(log.path, folder, RECORDS_NAME);
         records_truncate(log.path, step);
-        runlog_open_records(&log);
+        log.records = records_open(log.path);
         run_began();
     }
     log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);
@@ -115,7 +120,6 @@ static void runlog_close(RunLog *log) {
 // Begins a record; runlog_record_end ends it. log->records must be open.
 static JsonOut runlog_record(RunLog *log, size_t step) {
     JsonOut json = json_open(log->records);
-    json_object(&json, NULL);
     json_size(&json, "step", step);
     return json;
 }
@@ -126,7 +130,6 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
     char text[32] = "";
     if (gmtime_r(&now, &utc)) strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
     json_text(json, "time", text);
-    json_object_end(json);
     int error = json_close(json);
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
 }
@@ -204,41 +207,28 @@ static void runlog_step(RunLog *log, const StepReport *r) {
     progress_update(&log->progress, (double)r->step);
 }
 
+// Reports a validation by its loss or, if that is NAN, by the rewards of groups of completions.
 static void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
+    const int by_rewards = isnan(found->loss);
     if (log->text) {
         progress_clear(&log->progress);
         TextLine line = {{0}, 0, LINE_COLUMNS};
         unsigned seen = 0;
-        line_add(&line, "step %*zu/%zu  validation loss %s", digits_of(log->steps), step, log->steps,
-                 human_fixed(found->loss, 7));
-        line_add(&line, "  %.0f tokens", found->counts.tokens);
+        line_add(&line, "step %*zu/%zu  validation", digits_of(log->steps), step, log->steps);
+        if (by_rewards)
+            line_add(&line, " of %.0f prompts", found->counts.groups);
+        else
+            line_add(&line, " loss %s  %.0f tokens", human_fixed(found->loss, 7), found->counts.tokens);
         metrics_add(&line, &found->metrics, &seen);
         fprintf(log->text, "%s\n", line.text);
         fflush(log->text);
     }
     if (log->records) {
         JsonOut json = runlog_record(log, step);
-        json_number(&json, "val_loss", found->loss);
-        json_number(&json, "val_tokens", found->counts.tokens);
+        if (!by_rewards) json_number(&json, "val_loss", found->loss);
+        json_number(&json, by_rewards ? "val_prompts" : "val_tokens",
+                    by_rewards ? found->counts.groups : found->counts.tokens);
         metrics_json(&json, &found->metrics, "val_");
-        runlog_record_end(log, &json);
-    }
-}
-
-// Records a validation by the rewards of `groups` groups of completions.
-static void runlog_rollouts(RunLog *log, size_t step, double groups, const Metrics *metrics) {
-    if (log->text) {
-        TextLine line = {{0}, 0, LINE_COLUMNS};
-        unsigned seen = 0;
-        line_add(&line, "step %*zu/%zu  validation of %.0f prompts", digits_of(log->steps), step, log->steps, groups);
-        metrics_add(&line, metrics, &seen);
-        fprintf(log->text, "%s\n", line.text);
-        fflush(log->text);
-    }
-    if (log->records) {
-        JsonOut json = runlog_record(log, step);
-        json_number(&json, "val_prompts", groups);
-        metrics_json(&json, metrics, "val_");
         runlog_record_end(log, &json);
     }
 }
@@ -256,6 +246,90 @@ static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t b
         json_bytes(&json, "sample", sample, bytes);
         runlog_record_end(log, &json);
     }
+}
+
+// ---- signs that a run has diverged though every number is finite ----------------------------------------------------
+// Each is reported once: trainer_watch (trainer.h) prints a note or ends the run.
+
+#define DIVERGENCE_STEPS 3     // steps in a row without a gradient, or with equal rewards
+#define DIVERGENCE_LOSS  100.0 // times the best loss
+#define DIVERGENCE_FLOOR 0.1   // nats; least best loss, so that one odd document is no sign
+
+typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } DivergenceSign;
+
+typedef struct {
+    size_t equal, still; // steps in a row: all groups had equal rewards; a gradient of exactly 0
+    double best;         // least loss since the run began or was resumed; 0: none yet
+    int high;            // the last loss is far above it
+    unsigned reported;   // a bit for each sign
+} Divergence;
+
+static const char *const divergence_texts[SIGNS] = {
+    "", "all groups had equal rewards in 3 steps in a row; use other prompts, or a finer reward command",
+    "the gradient was exactly 0 in 3 steps in a row; use a smaller --lr, or check --data",
+    "the loss is 100 times its best; use a smaller --lr or a longer --warmup"};
+
+// Returns a sign that a step shows for the first time, or SIGN_NONE. cross_entropy: the loss is at least 0 and
+// comparable between steps.
+static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cross_entropy) {
+    DivergenceSign sign = SIGN_NONE;
+    int equal = 0;
+    for (size_t i = 0; i < r->metrics.count; i++)
+        equal |= !strcmp(r->metrics.metric[i].name, "frac_reward_zero_std") && metric_value(&r->metrics.metric[i]) == 1;
+    d->equal = equal ? d->equal + 1 : 0;
+    d->still = !equal && r->grad_norm == 0 ? d->still + 1 : 0;
+    if (cross_entropy) {
+        const double loss = fmax(r->loss, DIVERGENCE_FLOOR);
+        if (d->best == 0 || loss < d->best) d->best = loss;
+        d->high = loss > DIVERGENCE_LOSS * d->best;
+        if (d->high) sign = SIGN_LOSS;
+    }
+    if (d->still >= DIVERGENCE_STEPS) sign = SIGN_GRADIENT;
+    if (d->equal >= DIVERGENCE_STEPS) sign = SIGN_REWARDS;
+    if (!sign || d->reported >> sign & 1) return SIGN_NONE;
+    d->reported |= 1u << sign;
+    return sign;
+}
+
+// Returns 1 if checkpoints saved from now on may be worse than those before.
+static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->high; }
+
+// ---- the last lines of a run ----------------------------------------------------------------------------------------
+// Duration, validations, folder, and what to type next. After --resume they describe only the resumed part.
+
+typedef struct {
+    double begin, seconds; // clock and total seconds of training before the first step
+    size_t tokens;         // tokens trained on before
+    double first, last;    // validation losses, with --rollout rewards
+    size_t validations;
+} Ending;
+
+// Prints the lines. stopped: a signal ended the run and has printed how to go on
+static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, int stopped) {
+    const Options *o = run->options;
+    const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
+    char path[PATH_MAX];
+    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s\n", state->step, state->schedule.steps,
+            human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0);
+    if (e->validations && state->best_step)
+        fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
+                o->rollout ? "reward" : "loss", e->first, state->best, state->best_step, e->last);
+    if (!o->out || stopped) return;
+    const int writes = tokenizer_of_run(run, path) || run->model.config.vocab_size == 256;
+    const size_t name = strlen(o->out) - text_ends_with(o->out, "/");
+    fprintf(out, "saved    %s\nnext     ", o->out);
+    echo_quoted(out, program_called());
+    fputs(" sample --model ", out);
+    echo_quoted(out, o->out);
+    fprintf(out, " %s\n         ", writes ? "--prompt TEXT" : "--prompt-ids 1,2,3");
+    echo_quoted(out, program_called());
+    fputs(" convert --model ", out);
+    echo_quoted(out, o->out);
+    const int apart = lora_has_outer(&run->lora) && run->model.config.tie_word_embeddings; // not mergeable (merge.h)
+    fputs(apart ? " --adapter-only --out " : " --out ", out);
+    snprintf(path, sizeof(path), "%.*s-hf", (int)name, o->out);
+    echo_quoted(out, path);
+    fputc('\n', out);
 }
 
 #endif

@@ -85,9 +85,9 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
 }
 
 // Computes a file that has been created: one forward pass over all documents, divided over the ranks. batch: from
-// dataloader_batch, or as large. Moves the loader. reference: without adapters
+// dataloader_batch, or as large. Moves the loader.
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
-                                   Assignment assignment, int reference) {
+                                   Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
     Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)data->packing.positions);
@@ -101,7 +101,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
         Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
         const double advance = (double)(assignment.stride * assignment.parts) * batch_tokens(&part);
         progress_expect(&progress, positions, advance, (double)stream->model->config.num_hidden_layers);
-        forward_logprobs(stream, &part, 1, reference);
+        forward_logprobs(stream, &part, 1, 0);
         for (size_t i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
             logprobs_write_document(writer, data, &part, i, stream->now.host_sums, type, &sum);
         progress_update(&progress, positions += advance);
@@ -133,18 +133,14 @@ static uint64_t reference_key_of(const char *checkpoint) {
     return key;
 }
 
-// Returns a key of everything that the values depend on.
-static uint64_t reference_file_key(const LogprobHeader *h) {
+// Sets the two candidate paths: beside the first shard, and in --out (or ""). Their name has a key of everything that
+// the values depend on.
+static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *h, char path[2][PATH_MAX]) {
+    char name[64], folder[PATH_MAX];
     uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
     memcpy(&temperature, &h->temperature, sizeof(temperature));
-    return random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
-}
-
-// Sets the two candidate paths: beside the first shard, and in --out (or "").
-static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
-                             char path[2][PATH_MAX]) {
-    char name[64], folder[PATH_MAX];
-    snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)reference_file_key(header));
+    key = random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
+    snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)key);
     folder_above(folder, data->shard[0].header.path);
     path_join(path[0], folder, name);
     *path[1] = 0;
@@ -176,7 +172,7 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
     output_share(&writer.output, path);
     dist_broadcast(RANKS_ALL, &writer.header, sizeof(writer.header), 0);
     logprobs_compute(&writer, &run->streambp, data, batch,
-                     assign_evaluation(run->settings.world, run->assignment.parts), 0);
+                     assign_evaluation(run->settings.world, run->assignment.parts));
 }
 
 // Opens the log-probabilities of the data under the reference: finds them or, if the current weights are the
@@ -212,6 +208,80 @@ static void reference_check(const Run *run, const DataLoader *data, uint64_t key
     LogprobHeader wanted = logprobs_header(run, data, key);
     if (reference) logprobs_check(reference, &wanted, data->shard[0].header.path);
     if (old) logprobs_check(old, &wanted, data->shard[0].header.path);
+}
+
+// ---- the reference of a micro-batch, on the fly -------------------------------------------------------------------
+// For kto (objective.h) also the KL divergence from it, estimated from mismatched documents (batch_mismatch). It takes
+// two more passes over a sequence no longer than the micro-batch, of the policy and of the reference, before its own. A
+// sequence of one document has no mismatched one and adds nothing to the mean. Means are over the sequences of all
+// replicas, so they depend on the number of ranks.
+
+// Allocates memory for micro-batches of at most `bound`.
+static void kl_allocate(Run *run, SequenceBound bound) {
+    if (!objective_needs_mismatched(&run->settings.objective)) return;
+    run->mismatched = batch_allocate(bound.N, bound.documents);
+    run->document_reference =
+        (double *)checked_calloc(bound.documents, sizeof(double), "the reference of a batch's documents");
+}
+
+// Returns the mismatched documents of a batch, in the memory of run->mismatched; an empty sequence if there are none.
+static Batch kl_mismatch(Run *run, const Batch *batch) {
+    if (!batch->empty && batch->documents > 1) {
+        batch_mismatch(batch, run->options->seq_len, &run->mismatched);
+        return run->mismatched;
+    }
+    run->mismatched.tokens[0] = batch->tokens[0];
+    return batch_empty(&run->mismatched);
+}
+
+// Returns sum_t m logp of document d after a forward pass.
+static double kl_document(const StreamBP *s, const Batch *batch, size_t d) {
+    const Objective alone = {0}; // without a reference
+    return document_sums(&alone, batch, d, s->now.host_sums, dtype_of_sums(s->model->dtype)).logp;
+}
+
+// Estimates batch->kl. Collective.
+static void kl_estimate(Run *run, Batch *batch) {
+    StreamBP *s = &run->streambp;
+    const Batch mismatched = kl_mismatch(run, batch);
+    double sums[2] = {0, mismatched.empty ? 0 : (double)mismatched.documents};
+    weights_flush(&s->memory);
+    for (int reference = 0; reference < 2; reference++) {
+        forward_logprobs(s, &mismatched, 1, reference && run->settings.reference != REFERENCE_MODEL);
+        for (size_t d = 0; d < mismatched.documents && !mismatched.empty; d++)
+            sums[0] += (reference ? -1 : 1) * kl_document(s, &mismatched, d);
+    }
+    sum_over_sequences(run->settings.world, sums, 2);
+    batch->kl = sums[1] == 0 || sums[0] < 0 ? 0 : sums[0] / sums[1];
+    if (sums[1] != 0 || run->kl_told || run->options->quiet) return;
+    run->kl_told = 1;
+    note("a micro-batch has only one document, so its KL divergence counts as 0; give a larger --batch, or "
+         "--samples");
+}
+
+// Computes the reference of a micro-batch, and kto's divergence. Collective.
+static void run_reference(Run *run, Batch *batch) {
+    const ReferenceModel reference = run->settings.reference;
+    StreamBP *s = &run->streambp;
+    if (!objective_needs_mismatched(&run->settings.objective)) {
+        if (reference) forward_policy(s, batch, reference != REFERENCE_MODEL, batch->reference);
+        return;
+    }
+    kl_estimate(run, batch);
+    forward_logprobs(s, batch, 1, reference != REFERENCE_MODEL);
+    for (size_t d = 0; d < batch->documents; d++) run->document_reference[d] = kl_document(s, batch, d);
+    batch->document_reference = run->document_reference;
+}
+
+// Returns the FLOPs of run_reference.
+static double flops_reference(Run *run, const Batch *batch) {
+    const RunSettings *settings = &run->settings;
+    const int adapters = settings->reference != REFERENCE_BASE;
+    if (!settings->reference) return 0;
+    double flops = flops_forward(settings, batch, adapters);
+    if (!objective_needs_mismatched(&settings->objective)) return flops;
+    const Batch mismatched = kl_mismatch(run, batch);
+    return flops + flops_forward(settings, &mismatched, 1) + flops_forward(settings, &mismatched, adapters);
 }
 
 #endif

@@ -31,12 +31,6 @@ static off_t file_size_or_0(const char *path) {
     return stat(path, &status) == 0 ? status.st_size : 0;
 }
 
-static void rollout_log_append_to(RolloutLog *log) {
-    const int fd = file_open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
-    log->file = fd < 0 ? NULL : fdopen(fd, "a");
-    if (!log->file) die("%s: %s; choose another --out", log->path, file_fault());
-}
-
 static void rollout_log_close(RolloutLog *log) {
     if (log->file && fclose(log->file)) die("cannot write %s: %s", log->path, strerror(errno));
     free(log->piece), free(log->text);
@@ -64,7 +58,7 @@ static RolloutLog rollout_log_open(const Rollout *r, const char *folder, size_t 
     records_truncate(log.before, step);
     if (rollouts % keep && !file_size_or_0(log.path) && file_size_or_0(log.before) && rename(log.before, log.path))
         die("cannot rename %s: %s", log.before, strerror(errno));
-    rollout_log_append_to(&log);
+    log.file = records_open(log.path);
     return log;
 }
 
@@ -80,11 +74,10 @@ static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t r
     if (rollouts % log->keep == 0 && file_size_or_0(log->path)) {
         if (fclose(log->file) || rename(log->path, log->before))
             die("cannot rename %s: %s", log->path, strerror(errno));
-        rollout_log_append_to(log);
+        log->file = records_open(log->path);
     }
     for (size_t i = 0; i < texts && !error; i++) {
         JsonOut json = json_open(log->file);
-        json_object(&json, NULL);
         json_size(&json, "step", step);
         json_object(&json, "rewards");
         for (size_t k = 0; k < r->settings.rewards; k++)
@@ -122,6 +115,13 @@ static void show_text(FILE *out, char *text, size_t bytes, size_t columns, int e
     }
 }
 
+static void show_number(FILE *out, int columns, double value) {
+    if (isnan(value))
+        fprintf(out, "%*s", columns, "-");
+    else
+        fprintf(out, "%*.3g", columns, value);
+}
+
 // Prints the first --show completions of this replica.
 static void rollout_log_show(RolloutLog *log, Rollout *r, FILE *out) {
     const size_t G = r->settings.group_size, texts = min_size(r->settings.prompts * G, log->show);
@@ -130,15 +130,8 @@ static void rollout_log_show(RolloutLog *log, Rollout *r, FILE *out) {
     for (size_t i = 0; i < texts; i++) {
         const Completion *c = &r->completion[i];
         const size_t skip = c->prompt_tokens - min_size(c->prompt_tokens, SHOWN_PROMPT);
-        const double advantage = known_or_nan(r, i / G, r->advantage[i]);
-        if (isnan(r->reward[i]))
-            fprintf(out, "       -");
-        else
-            fprintf(out, "%8.3g", (double)r->reward[i]);
-        if (isnan(advantage))
-            fprintf(out, "          -");
-        else
-            fprintf(out, "%11.3g", advantage);
+        show_number(out, 8, (double)r->reward[i]);
+        show_number(out, 11, known_or_nan(r, i / G, r->advantage[i]));
         fprintf(out, "%8zu  ", c->tokens);
         size_t bytes = prompt_text(&r->decoder, c->prompt + skip, c->prompt_tokens - skip, log->text);
         show_text(out, log->text, bytes, SHOWN_COLUMNS / 3, 1);

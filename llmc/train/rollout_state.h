@@ -141,13 +141,6 @@ static size_t rollout_record(const RolloutSettings *s) {
     return 2 * sizeof(uint32_t) + s->max_new_tokens * (sizeof(int32_t) + sizeof(float));
 }
 
-static WaitingPart rollout_part(const RolloutSettings *s) {
-    const uint64_t prompt = s->group_size * rollout_record(s);
-    WaitingPart part = {.begin = s->first * prompt, .count = s->prompts * prompt, .whole = s->step_prompts * prompt};
-    part.writes = s->world.rank % world_sp(s->world) == 0;
-    return part;
-}
-
 // Allocates all memory. `data` and what settings point to must outlive *r.
 static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
     const size_t P = settings->prompts, texts = P * settings->group_size, sequences = settings->most_prompts;
@@ -196,7 +189,9 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
         r->ahead_sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
         r->ahead = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
         batch_allocate_answers(&r->ahead, settings->reference, settings->old);
-        r->part = rollout_part(settings);
+        const uint64_t prompt = settings->group_size * rollout_record(settings);
+        r->part.begin = settings->first * prompt, r->part.count = P * prompt;
+        r->part.whole = settings->step_prompts * prompt, r->part.writes = rollout_asks(settings);
         r->part.bytes = (char *)checked_malloc(r->part.count, of_step);
     }
     for (size_t k = 0; k < settings->rewards && rollout_asks(settings); k++)

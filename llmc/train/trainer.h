@@ -5,12 +5,9 @@ ranks, checks, validation, samples, checkpoints, the report. trainer_setup.h beg
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 #include "checkpoint.h"
-#include "divergence.h"
-#include "ending.h"
 #include "evaluate.h"
-#include "kl.h"
 #include "log.h"
-#include "llmc/cli/device.h"
+#include "llmc/cli/threads.h"
 #include "llmc/cli/memory.h"
 #include "llmc/data/prefetch.h"
 #include "llmc/generate/prompt.h"
@@ -90,8 +87,8 @@ static void trainer_remake(Trainer *t) {
     allocation_guard = 0;
     t->folder.last = CHECKPOINT_NONE, t->folder.good = 0;
     if (t->state.best_step != t->state.step) t->state.best_step = 0; // its checkpoint is gone
-    if (t->log.records) fclose(t->log.records), runlog_open_records(&t->log);
-    if (t->rollout_log.file) fclose(t->rollout_log.file), rollout_log_append_to(&t->rollout_log);
+    if (t->log.records) fclose(t->log.records), t->log.records = records_open(t->log.path);
+    if (t->rollout_log.file) fclose(t->rollout_log.file), t->rollout_log.file = records_open(t->rollout_log.path);
     if (dist_rank() == 0) tokenizer_keep(&t->run, t->folder.path, 0);
     allocation_guard = guard;
 }
@@ -243,17 +240,16 @@ static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *se
 }
 
 // Validates by the rewards of completions of --val-data's prompts (--rollout).
-static void trainer_validate_rollouts(Trainer *t, size_t step, double *reward) {
-    Rollout *r = &t->rollout_validation;
+static Evaluation trainer_validate_rollouts(Trainer *t, size_t step) {
     const size_t steps = t->run.options->val_steps;
+    Evaluation found = {.loss = NAN};
     weights_flush(&t->run.streambp.memory);
-    const double groups = rollout_evaluate(r, &t->run.streambp, steps ? steps : SIZE_MAX, step);
-    progress_clear(&t->log.progress);
-    runlog_rollouts(&t->log, step, groups, &r->metrics);
-    *reward = metric_named(&r->metrics, "reward");
+    found.counts.groups = rollout_evaluate(&t->rollout_validation, &t->run.streambp, steps ? steps : SIZE_MAX, step);
+    found.metrics = t->rollout_validation.metrics;
+    return found;
 }
 
-static void trainer_validate_loss(Trainer *t, size_t step) {
+static Evaluation trainer_validate_loss(Trainer *t, size_t step) {
     size_t steps = dataloader_batches(&t->validation);
     if (t->run.options->val_steps) steps = min_size(steps, t->run.options->val_steps);
     progress_clear(&t->log.progress);
@@ -261,7 +257,7 @@ static void trainer_validate_loss(Trainer *t, size_t step) {
     t->validation_loss = found.loss;
     if (!isfinite(t->validation_loss))
         die("step %zu: the validation loss is %f; %s", step, t->validation_loss, last_good(t));
-    runlog_validation(&t->log, step, &found);
+    return found;
 }
 
 // Tells whether the last finished step is to be validated and was not before the run was stopped.
@@ -274,15 +270,14 @@ static int trainer_validates(const Trainer *t) {
 
 static void trainer_validate(Trainer *t) {
     const size_t step = t->state.step;
-    double reward = NAN;
-    if (t->run.options->rollout)
-        trainer_validate_rollouts(t, step, &reward);
-    else
-        trainer_validate_loss(t, step);
+    const int rollout = t->run.options->rollout;
+    const Evaluation found = rollout ? trainer_validate_rollouts(t, step) : trainer_validate_loss(t, step);
+    const double value = rollout ? metric_named(&found.metrics, "reward") : found.loss;
+    const int better = rollout ? value > t->state.best : value < t->state.best;
+    runlog_validation(&t->log, step, &found);
     t->state.validated = step;
-    ending_validation(&t->ending, t->run.options->rollout ? reward : t->validation_loss);
-    const double value = t->run.options->rollout ? reward : t->validation_loss;
-    const int better = t->run.options->rollout ? value > t->state.best : value < t->state.best;
+    if (!t->ending.validations++) t->ending.first = value;
+    t->ending.last = value;
     const int savable = step && step % t->run.options->updates == 0; // not in the middle of a rollout
     if (savable && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;
 }
@@ -300,7 +295,6 @@ static void trainer_json(const Trainer *t) {
     const World world = t->run.settings.world;
     const double peak = max_over_ranks(world, trainer_peak_bytes(t));
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     json_size(&json, "steps", t->state.step);
     json_number(&json, "loss", t->state.step ? t->last.loss : NAN);
     if (t->asked) json_text(&json, "stopped", stop_name(t->asked));
@@ -312,7 +306,6 @@ static void trainer_json(const Trainer *t) {
     report_places_json(&json, &t->run);
     json_size(&json, "peak_bytes", (size_t)peak);
     report_world_json(&json, world, &t->sent);
-    json_object_end(&json);
     json_finish(&json);
 }
 

@@ -43,14 +43,6 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
     }
 }
 
-// Allocates rollouts for training, and for --val-data with its prompts in order.
-static void trainer_allocate_rollouts(Trainer *t, RolloutSettings settings) {
-    rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data);
-    if (!t->run.options->val_data.count) return;
-    settings.in_order = 1, settings.overlap = settings.reference = settings.old = 0;
-    rollout_allocate(&t->rollout_validation, &settings, &t->run.model, &t->validation);
-}
-
 // ---- data, plan and memory ------------------------------------------------------------------------------------------
 // Opens the data, then plans and allocates; returns the largest sequence planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
@@ -82,10 +74,13 @@ static SequenceBound trainer_allocate(Trainer *t) {
     run_allocate(&t->run, bound);
     kl_allocate(&t->run, bound);
     if (o->rollout)
-        trainer_allocate_rollouts(t, rollout);
+        rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
     else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
-    if (o->val_data.count && !o->rollout)
+    rollout.in_order = 1, rollout.overlap = rollout.reference = rollout.old = 0; // of --val-data
+    if (o->val_data.count && o->rollout)
+        rollout_allocate(&t->rollout_validation, &rollout, &t->run.model, &t->validation);
+    else if (o->val_data.count)
         prefetch_allocate(&t->validation_batches, &t->validation,
                           assign_evaluation(t->run.settings.world, t->run.assignment.parts));
     if (o->sample_every) {
@@ -185,7 +180,7 @@ static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batch
 }
 
 // ---- settings that a resumed run must share -------------------------------------------------------------------------
-static void add_setting(Trainer *t, const char *name, SettingChange change, const char *format, ...) {
+static RunSetting *add_setting(Trainer *t, const char *name, SettingChange change, const char *format, ...) {
     size_t i = t->state.setting_count++;
     va_list args;
     if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run", TRAINER_SETTINGS);
@@ -195,6 +190,7 @@ static void add_setting(Trainer *t, const char *name, SettingChange change, cons
     t->settings[i].name = name;
     t->settings[i].value = t->setting_text[i];
     t->settings[i].change = change;
+    return &t->settings[i];
 }
 
 static void trainer_objective_settings(Trainer *t) {
@@ -211,10 +207,8 @@ static void trainer_objective_settings(Trainer *t) {
     if (objective->kind == OBJECTIVE_KTO)
         add_setting(t, "--kto-loss", SETTING_KEPT, "%s,desirable-weight=%.17g,undesirable-weight=%.17g",
                     kto_loss_names[objective->kto_loss], objective->desirable_weight, objective->undesirable_weight);
-    if (objective_is_of_policy(objective) && objective->beta != 0) {
-        add_setting(t, "--kl-correction", SETTING_KEPT, "%s", objective->kl_correction ? "on" : "off");
-        t->settings[t->state.setting_count - 1].absent = "off";
-    }
+    if (objective_is_of_policy(objective) && objective->beta != 0)
+        add_setting(t, "--kl-correction", SETTING_KEPT, "%s", objective->kl_correction ? "on" : "off")->absent = "off";
     if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", SETTING_KEPT, "%zu", o->max_new_tokens);
     if (o->rollout) {
         const RolloutSettings *rollout = &t->rollout.settings;
@@ -263,8 +257,7 @@ static void trainer_settings(Trainer *t) {
              shard->header.path, last->header.path, t->data.shards);
     config_to_text(&t->run.model.config, config, sizeof(config));
     add_setting(t, "model", SETTING_KEPT, "%s", config);
-    add_setting(t, "--base", SETTING_KEPT, "%s", run_base_text(&t->run, base));
-    t->settings[t->state.setting_count - 1].absent = "none";
+    add_setting(t, "--base", SETTING_KEPT, "%s", run_base_text(&t->run, base))->absent = "none";
     add_setting(t, "--seq-len", SETTING_KEPT, "%zu", o->seq_len);
     add_setting(t, "--batch", SETTING_KEPT, "%zu", o->batch);
     if (!t->data.regular || t->data.packing.shuffle) { // irrelevant for llm.c's shards in order
@@ -279,23 +272,22 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "AdamW", SETTING_KEPT, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g",
                 o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
     if (t->run.settings.method == METHOD_SPACO)
-        add_setting(t, "--keep-chunks", SETTING_KEPT, "%.17g", o->keep_chunks);
+        add_setting(t, "--keep-chunks", SETTING_KEPT, "%.17g", o->keep_chunks)->absent = "off";
     else
-        add_setting(t, "--keep-chunks", SETTING_KEPT, "off");
-    t->settings[t->state.setting_count - 1].absent = "off";
+        add_setting(t, "--keep-chunks", SETTING_KEPT, "off")->absent = "off";
     add_setting(t, "--method", SETTING_ROUNDS, "%s", method_names[t->run.settings.method]);
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
     const int even =
         t->run.streambp.setup->even_chunks && t->run.plan.chunk == ops_device->chunk; // else a single chunk
-    add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left");
-    t->settings[t->state.setting_count - 1].absent = "what is left";
+    add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left")->absent =
+        "what is left";
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
     if (t->run.attention)
         add_setting(t, ATTENTION_SETTING, SETTING_ROUNDS, "%s,deterministic=%s," WORKSPACE_SETTING "%zu",
-                    t->run.attention, option_chosen(o, "deterministic"), t->run.settings.attention.workspace);
+                    t->run.attention, option_chosen(o, "deterministic"), t->run.settings.attention.workspace)
+            ->absent = "own";
     else
-        add_setting(t, ATTENTION_SETTING, SETTING_ROUNDS, "own");
-    t->settings[t->state.setting_count - 1].absent = "own";
+        add_setting(t, ATTENTION_SETTING, SETTING_ROUNDS, "own")->absent = "own";
     add_setting(t, "--grad-dtype", SETTING_ROUNDS, "%s", dtype_name(t->run.settings.gradient_type));
     if (o->rollout) add_setting(t, "--slots", SETTING_ROUNDS, "%zu", t->rollout.settings.slots);
     if (o->rollout) trainer_reward_settings(t);
@@ -304,8 +296,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
     add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), t->run.settings.ring ? ", ring" : "");
     if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // then --keep changes no bit
-    add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none");
-    t->settings[t->state.setting_count - 1].absent = "none";
+    add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none")->absent = "none";
 }
 
 // Returns the setting of that name; every run has it.
@@ -498,7 +489,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->log.verbose = o->verbose;
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
-    t->ending = ending_begin(&t->state);
+    t->ending.begin = seconds_now(), t->ending.seconds = t->state.seconds, t->ending.tokens = t->state.tokens;
 }
 
 static void trainer_end(Trainer *t) {

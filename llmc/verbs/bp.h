@@ -8,7 +8,6 @@ The verb `bp`: one forward and backward pass, measured, over the first micro-bat
 #include "llmc/cli/report.h"
 #include "llmc/plan/flops.h"
 #include "llmc/estimate/profile.h"
-#include "llmc/train/kl.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/reference.h"
 #include "llmc/train/all_reduce.h"
@@ -21,6 +20,8 @@ typedef struct {
     double seconds;       // the median of the others
     double profiled;      // seconds of the pass on timed ops
     double tokens, flops, model_flops, full_flops;
+    double executed;      // TFLOP/s of a rank
+    double mfu, mfu_full; // of a machine's peak in bf16, causal, and counting all T^2 pairs; NAN: no machine
     Metrics metrics;
     size_t peak_bytes;
     Traffic sent; // by each rank
@@ -94,12 +95,10 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *re
 
 // --json-lines: prints a finished pass.
 static void bp_json_line(size_t pass, double seconds) {
-    JsonOut json = json_open(stdout);
     if (!is_main_rank()) return;
-    json_object(&json, NULL);
+    JsonOut json = json_open(stdout);
     json_size(&json, "pass", pass);
     json_number(&json, "seconds", seconds);
-    json_object_end(&json);
     json_finish(&json);
 }
 
@@ -131,6 +130,10 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
     result.grad_norm = gradient_norm(&run->streambp.memory, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
+    const Machine *machine = machine_from_options(run->options);
+    const double each = result.seconds * (double)world_ranks(world), peak = machine ? machine->value[PEAK_FLOPS] : NAN;
+    result.executed = 1e-12 * result.flops / each;
+    result.mfu = result.model_flops / each / peak, result.mfu_full = result.full_flops / each / peak;
     result.peak_bytes = (size_t)max_over_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
     return result;
 }
@@ -161,8 +164,8 @@ static DataLoader bp_open_data(Run *run) {
     return loader;
 }
 
+// ---- reports -------------------------------------------------------------------------------------------------------
 static void bp_report(const Run *run, const PassResult *result) {
-    const PassRates rates = {result->flops, result->model_flops, result->full_flops, result->seconds};
     fprintf(run->text, "loss %.6f  norm %.6g  %.3f s  %.1f tok/s", result->loss, result->grad_norm, result->seconds,
             result->tokens / result->seconds);
     if (run->options->repeat > 1)
@@ -171,15 +174,17 @@ static void bp_report(const Run *run, const PassResult *result) {
     if (world_ranks(run->settings.world) > 1)
         fprintf(run->text, "  %s sent by a rank", human_bytes(traffic_bytes(&result->sent)));
     fputc('\n', run->text);
-    report_rates(run, &rates);
+    fprintf(run->text, "rate     %.4g TFLOP/s executed", result->executed);
+    if (!isnan(result->mfu))
+        fprintf(run->text, ", MFU of an %s in bf16 %.1f %% (causal; counting T^2 pairs, as others often do, %.1f %%)",
+                machine_from_options(run->options)->gpu, 100 * result->mfu, 100 * result->mfu_full);
+    fputc('\n', run->text);
     metrics_print(run->text, &result->metrics);
     report_memory(run, (double)result->peak_bytes);
 }
 
 static void bp_json(const Run *run, const PassResult *result) {
-    const PassRates rates = {result->flops, result->model_flops, result->full_flops, result->seconds};
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     json_number(&json, "loss", result->loss);
     metrics_json(&json, &result->metrics, "");
     json_size(&json, "tokens", (size_t)result->tokens);
@@ -191,11 +196,12 @@ static void bp_json(const Run *run, const PassResult *result) {
     report_places_json(&json, run);
     json_size(&json, "peak_bytes", result->peak_bytes);
     report_work_json(&json, run, result->flops, result->model_flops);
-    report_rates_json(&json, run, &rates);
+    json_number(&json, "executed_tflops_per_s", result->executed);
+    json_number(&json, "mfu_causal", result->mfu);
+    json_number(&json, "mfu_full_attention", result->mfu_full);
     report_world_json(&json, run->settings.world, &result->sent);
     if (run->options->profile)
         profile_json(&json, &run->streambp, machine_from_options(run->options), result->profiled);
-    json_object_end(&json);
     json_finish(&json);
 }
 

@@ -32,10 +32,6 @@ static int convert_is_adapter_name(const char *name) {
     return text_is_one_of(name, ADAPTER_CONFIG_NAME "|" ADAPTER_FILE_NAME "|" TOKENIZER_NAME);
 }
 
-static QuantType convert_quantises(const Options *options) {
-    return options->to == CONVERT_NF4 ? QUANT_NF4 : options->to == CONVERT_FP4 ? QUANT_FP4 : QUANT_NONE;
-}
-
 typedef struct {
     DType dtype; // of most tensors
     size_t files;
@@ -54,8 +50,11 @@ static Converted convert_write(const Options *options, WeightSource *source, con
         weights_convert(source, options->out, result.dtype);
     } else {
         const char *like = hub_path_find("--like", options->like, hub, options->quiet);
+        const QuantType quantised = options->to == CONVERT_NF4   ? QUANT_NF4
+                                    : options->to == CONVERT_FP4 ? QUANT_FP4
+                                                                 : QUANT_NONE;
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
-                                         convert_quantises(options), options->quantise_head);
+                                         quantised, options->quantise_head);
         hf_write(&write, options->out, options->overwrite);
         result.dtype = write.type, result.files = write.shards, result.bytes = write.bytes;
         snprintf(result.tokenizer, PATH_MAX, "%s", hf_tokenizer_from(&write));
@@ -160,14 +159,12 @@ static int verb_convert(const Options *options) {
     }
     if (options->json) {
         JsonOut json = json_open(stdout);
-        json_object(&json, NULL);
         json_text(&json, "out", options->out);
         json_text(&json, "format", folder ? "hf" : options->to == CONVERT_LLMC ? "llmc" : "flat");
         json_size(&json, "parameters", run.model.elements);
         json_text(&json, "dtype", dtype_name(written.dtype));
         json_size(&json, "files", written.files);
         json_size(&json, "bytes", (size_t)written.bytes);
-        json_object_end(&json);
         json_finish(&json);
     }
     if (options->merge) merge_end(&merge);

@@ -9,7 +9,7 @@ something.
 */
 #ifndef LLMC_DOCTOR_H
 #define LLMC_DOCTOR_H
-#include "llmc/cli/device.h"
+#include "llmc/cli/threads.h"
 #include "llmc/cli/memory.h"
 #include "llmc/ops/link_rates.h"
 #include "bp.h"
@@ -28,6 +28,8 @@ typedef struct {
     double value; // NAN: none
     char unit[8]; // of value
 } DoctorRow;
+
+typedef void DoctorLook(DoctorRow *row, size_t i); // fills row i of a kind
 
 static struct {
     const Options *options;
@@ -73,7 +75,6 @@ static void doctor_value(DoctorRow *row, double value, const char *unit) {
 static void doctor_json(void) {
     static const char *const words[FINDINGS] = {"ok", "note", "wrong"};
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     json_bool(&json, "ok", doctor.wrong == 0);
     json_text(&json, "op_set", ops_device->name);
     json_text(&json, "dtype", dtype_name(ops_device->stored));
@@ -93,7 +94,6 @@ static void doctor_json(void) {
         json_object_end(&json);
     }
     json_array_end(&json);
-    json_object_end(&json);
     json_finish(&json);
 }
 
@@ -142,18 +142,19 @@ static void doctor_caught(int code, const char *message) {
     longjmp(doctor.failure, 1);
 }
 
-// 0 where the call ended the program, as it would have; the message is in doctor.error.
-static int doctor_try(void (*call)(void *context), void *context) {
+// Looks at something. 0 where that ended the program, as it would have; the message is in doctor.error.
+static int doctor_try(DoctorLook *look, DoctorRow *row, size_t i) {
     if (setjmp(doctor.failure)) return 0;
     die_caught = doctor_caught;
-    call(context);
+    look(row, i);
     die_caught = NULL;
     return 1;
 }
 
-static void doctor_probe(void *nothing) {
+// Uses the device.
+static void doctor_probe(DoctorRow *row, size_t i) {
     void *memory = doctor.ops->allocate(1 << 20);
-    (void)nothing;
+    (void)row, (void)i;
     if (!memory) return;
     doctor.ops->zero(memory, 1 << 20);
     doctor.ops->finish();
@@ -172,21 +173,9 @@ static void doctor_agree(DoctorRow *row) {
     memcpy(row->text, rank, (size_t)snprintf(rank, sizeof(rank), "rank %2zu ", whose % 100));
 }
 
-typedef struct {
-    void (*look)(DoctorRow *row, size_t i);
-    DoctorRow *row;
-    size_t i;
-} DoctorLook;
-
-static void doctor_look(void *context) {
-    const DoctorLook *look = (const DoctorLook *)context;
-    look->look(look->row, look->i);
-}
-
 // Row i of a kind. What communicates is not caught: the other ranks would wait for this one.
-static void doctor_row(const char *name, void (*look)(DoctorRow *row, size_t i), size_t i, int communicates) {
+static void doctor_row(const char *name, DoctorLook *look, size_t i, int communicates) {
     DoctorRow row = {0};
-    DoctorLook call = {look, &row, i};
     size_t lost;
     int ended = 1;
     if (doctor.lost) {
@@ -200,9 +189,9 @@ static void doctor_row(const char *name, void (*look)(DoctorRow *row, size_t i),
     if (communicates && dist_ranks() > 1)
         look(&row, i);
     else
-        ended = doctor_try(doctor_look, &call);
+        ended = doctor_try(look, &row, i);
     if (!ended) doctor_say(&row, FINDING_WRONG, "%s", doctor.error);
-    if (!ended && !doctor_try(doctor_probe, NULL)) doctor.lost = name;
+    if (!ended && !doctor_try(doctor_probe, &row, 0)) doctor.lost = name;
     if (!ended && !doctor.lost) check_end(); // of a check that was left
     row.seconds = seconds_now() - begin;
     doctor_agree(&row);

@@ -7,6 +7,7 @@ sends all n to the next rank, and receives as many from the one before.
 #define LLMC_DOCTOR_RANKS_H
 #include "llmc/ops/ops.h"
 #include "llmc/ranks/dist.h"
+#include "llmc/train/all_reduce.h"
 
 typedef struct {
     const Ops *ops;
@@ -88,7 +89,7 @@ static size_t collective_check(const Collectives *c, size_t which, size_t count,
 // ---- time -----------------------------------------------------------------------------------------------------------
 // Seconds of one of `calls` calls on the slowest rank; of zeros, whose sums stay zeros.
 static double collective_seconds(const Collectives *c, size_t which, size_t bytes, size_t calls) {
-    double slowest = 0, *all = (double *)checked_calloc(c->ranks, sizeof(double), "the ranks' times");
+    const World world = {c->ranks, c->rank, 0, 1};
     int64_t ticket = 0;
     c->ops->zero(c->x, 2 * c->most);
     c->ops->finish();
@@ -98,10 +99,7 @@ static double collective_seconds(const Collectives *c, size_t which, size_t byte
     c->ops->await(ticket);
     c->ops->finish();
     own = (seconds_now() - own) / (double)calls;
-    dist_gather(RANKS_ALL, &own, sizeof(own), all);
-    for (size_t i = 0; i < c->ranks; i++) slowest = fmax(slowest, all[i]);
-    free(all);
-    return slowest;
+    return max_over_ranks(world, own);
 }
 
 // Bytes that a rank sends.

@@ -22,7 +22,6 @@ static void eval_report(const Run *run, const Evaluation *found, const Curve *cu
 static void eval_json(const Run *run, const Evaluation *found, const Curve *curve, double seconds,
                       const Traffic *sent) {
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     json_number(&json, "loss", found->loss);
     if (run->settings.objective.kind == OBJECTIVE_SFT) json_number(&json, "perplexity", exp(found->loss));
     metrics_json(&json, &found->metrics, "");
@@ -30,7 +29,6 @@ static void eval_json(const Run *run, const Evaluation *found, const Curve *curv
     json_number(&json, "seconds", seconds);
     report_world_json(&json, run->settings.world, sent);
     if (curve) curve_json(&json, curve);
-    json_object_end(&json);
     json_finish(&json);
 }
 
@@ -79,7 +77,6 @@ static void logprobs_report_json(const char *path, const LogprobHeader *h, Logpr
     char key[2][24];
     snprintf(key[0], sizeof(key[0]), "%016llx", (unsigned long long)h->model_key); // JSON's numbers have 53 bits
     snprintf(key[1], sizeof(key[1]), "%016llx", (unsigned long long)h->data_key);
-    json_object(&json, NULL);
     json_text(&json, "path", path);
     json_size(&json, "tokens", (size_t)h->tokens);
     json_size(&json, "documents", (size_t)h->documents);
@@ -88,7 +85,6 @@ static void logprobs_report_json(const char *path, const LogprobHeader *h, Logpr
     json_text(&json, "model_key", key[0]);
     json_text(&json, "data_key", key[1]);
     json_number(&json, "seconds", seconds);
-    json_object_end(&json);
     json_finish(&json);
 }
 
@@ -108,7 +104,7 @@ static int verb_logprobs(const Options *given) {
     report_run(&run, &loader, bound, "");
     double begin = seconds_now();
     writer.header.model_key = run_model_key(&run, 1);
-    LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_step(world_alone(), 1), 0);
+    LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_step(world_alone(), 1));
     if (!options->quiet || !options->json)
         fprintf(run.text, "%s: %.0f log-probabilities of %llu documents, on average %.6f\n", options->out, sum.counted,
                 (unsigned long long)writer.header.documents, sum.sum / sum.counted);

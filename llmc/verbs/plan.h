@@ -123,16 +123,10 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
 }
 
 // ---- both orders, of which --method auto picks one -----------------------------------------------------------------
-typedef struct {
-    RunSettings settings;
-    size_t bytes[PLACES], longest; // longest 0: none, or no limit
-    int fits;
-    Estimate estimate; // where there is a machine
-} PlannedOrder;
-
-static PlannedOrder plan_order(const Run *run, const char *method, const Batch *shape, size_t documents, size_t limit,
-                               const Machine *machine, StepShape step) {
-    PlannedOrder order = {0};
+// Plans with one of them. longest: 0 without a limit; there is an estimate where there is a machine
+static Recommendation plan_order(const Run *run, const char *method, const Batch *shape, size_t documents, size_t limit,
+                                 const Machine *machine, StepShape step) {
+    Recommendation order = {0};
     Options o = *run->options;
     Run alone = *run;
     option_type(&o, "method", method);
@@ -146,9 +140,9 @@ static PlannedOrder plan_order(const Run *run, const char *method, const Batch *
     return order;
 }
 
-static void orders_print(FILE *out, const Run *run, const PlannedOrder *order, size_t orders, int estimated) {
+static void orders_print(FILE *out, const Run *run, const Recommendation *order, size_t orders, int estimated) {
     for (size_t i = 0; i < orders; i++) {
-        const PlannedOrder *o = &order[i];
+        const Recommendation *o = &order[i];
         fprintf(out, "%s %c %-6s  %s", i ? "        " : "orders  ",
                 o->settings.method == run->settings.method ? '*' : ' ', method_names[o->settings.method],
                 human_bytes((double)o->bytes[PLACE_DEVICE]));
@@ -161,7 +155,7 @@ static void orders_print(FILE *out, const Run *run, const PlannedOrder *order, s
     }
 }
 
-static void orders_json(JsonOut *json, const PlannedOrder *order, size_t orders, int estimated, int limited) {
+static void orders_json(JsonOut *json, const Recommendation *order, size_t orders, int estimated, int limited) {
     json_array(json, "orders");
     for (size_t i = 0; i < orders; i++) {
         json_object(json, NULL);
@@ -184,14 +178,13 @@ typedef struct {
     const Machine *machine;            // NULL: no time is estimated
     Estimate estimate;
     Recommendations *recommended; // NULL: without --machine
-    PlannedOrder order[2];
+    Recommendation order[2];
     size_t orders; // 0: the method is named
 } PlanResult;
 
 static void plan_result_json(const Run *run, StepShape step, const PlanResult *r) {
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
-    json_object(&json, NULL);
     if (r->recommended) recommendations_json(&json, r->recommended);
     if (r->orders) orders_json(&json, r->order, r->orders, r->machine && !estimate_missing(run), r->limit > 0);
     report_places_json(&json, run);
@@ -207,7 +200,6 @@ static void plan_result_json(const Run *run, StepShape step, const PlanResult *r
         json_size(&json, "usable_bytes", r->limit ? r->limit : machine_usable_bytes(r->machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (r->machine) report_estimate_json(&json, run, r->machine, &r->estimate);
-    json_object_end(&json);
     json_finish(&json);
 }
 
@@ -268,6 +260,7 @@ static int verb_plan(const Options *given) {
     Run run, train;
     DataLoader data = {0};
     Recommendations recommended;
+    static PassWorks works;
     Options planned = *given, *const options = &planned;
     const int named = option_given(given, "machine");
     r.machine = machine_from_options(options);
@@ -284,6 +277,7 @@ static int verb_plan(const Options *given) {
     }
     run_choose_length(&run, &planned, r.limit);
     PlanBound bound = plan_bound(&run, &data);
+    pass_works = &works; // while `run` and `recommended` stay
     StepShape step = plan_step(&run, bound.whole);
     Batch shape = batch_shape(bound.part);
     const size_t documents = bound_documents(bound.part, options->seq_len);
@@ -303,6 +297,7 @@ static int verb_plan(const Options *given) {
                                        r.limit, r.machine, step);
     if (r.limit && !run.settings.optimizer) r.train_longest = run_longest(&train, documents, r.limit);
     if (r.machine) r.estimate = estimate_step(r.machine, &run.settings, &shape, step);
+    pass_works = NULL;
     if (r.machine && !options->quiet)
         fputs("status   the GPU build has not run on hardware yet: seconds and tokens/s are estimates\n", run.text);
     report_run(&run, &data, bound.part, "");

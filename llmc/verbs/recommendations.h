@@ -92,19 +92,14 @@ static void trained_search(Trained *t, const Batch *shape, size_t documents, siz
     }
 }
 
-// Removes --lora-rank and the options that need it.
-static void options_untype_lora(Options *o) {
-    o->lora_rank = 0, o->given[option_find("lora-rank")] = 0;
-    for (size_t i = 0; i < OF_OPTIONS; i++)
-        if (!strcmp(of_options[i].needs, "lora-rank")) o->given[option_find(of_options[i].option)] = 0;
-}
-
 // Copies a run to train adapters, or all weights.
 static void trained_open(Trained *t, const Run *run, int lora) {
     memset(t, 0, sizeof(*t));
     t->options = *run->options, t->run = *run, t->run.options = &t->options;
     if (lora && !run->settings.lora) option_type(&t->options, "lora-rank", RECOMMENDED_RANK), run_open_lora(&t->run);
-    if (!lora && run->settings.lora) options_untype_lora(&t->options);
+    if (!lora) t->options.lora_rank = 0, t->options.given[option_find("lora-rank")] = 0;
+    for (size_t i = 0; !lora && i < OF_OPTIONS; i++)
+        if (!strcmp(of_options[i].needs, "lora-rank")) t->options.given[option_find(of_options[i].option)] = 0;
     if (!lora && run->settings.storage) { // trains what it decodes
         t->run.settings.storage = NULL;
         option_type(&t->options, "base", "none");
@@ -112,7 +107,8 @@ static void trained_open(Trained *t, const Run *run, int lora) {
     }
     if (!option_given(run->options, "keep")) option_type(&t->options, "keep", "auto");
     t->run.attention = attention_library(&t->run);
-    t->run.settings.lora = lora ? &t->run.lora : NULL;
+    if (!lora) t->run.settings.lora = NULL;
+    if (lora && !run->settings.lora) t->run.settings.lora = &t->run.lora;
     t->run.settings.reference = computed_reference(&t->options, &t->run.settings.objective, t->run.settings.lora);
 }
 
@@ -262,9 +258,9 @@ static void recommendations_json(JsonOut *json, const Recommendations *all) {
 // ---- without a model -----------------------------------------------------------------------------------------------
 // Prints each preset's longest sequence on a machine, of all weights and of adapters.
 static int plan_presets(const Options *options, const Machine *m, size_t limit) {
-    JsonOut json = json_open(stdout);
+    JsonOut json = {0};
     if (options->json) {
-        json_object(&json, NULL);
+        json = json_open(stdout);
         json_text(&json, "machine", m->name);
         json_size(&json, "usable_bytes", limit);
         json_array(&json, "presets");
@@ -301,7 +297,6 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
     }
     if (options->json) {
         json_array_end(&json);
-        json_object_end(&json);
         json_finish(&json);
     }
     return 0;

@@ -12,12 +12,10 @@ standard input, and the cache lives across turns.
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
     char *text = (char *)checked_calloc(count, prompt_token_bytes(prompt), "the sampled text");
-    json_object(&json, NULL);
     json_ids(&json, "prompt_ids", prompt->id, prompt->count);
     json_ids(&json, "ids", ids, count);
     if (prompt->bytes || prompt->tokenizer) json_bytes(&json, "text", text, prompt_text(prompt, ids, count, text));
     json_text(&json, "stop", prompt_is_end(prompt, ids[count - 1]) ? "eos" : "length");
-    json_object_end(&json);
     json_finish(&json);
     free(text);
 }

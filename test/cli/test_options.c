@@ -561,7 +561,7 @@ TEST(the_table_is_sound) {
 
 static void print_json(FILE *file, const Options *options) {
     JsonOut json = json_open(file);
-    options_json(&json, NULL, options);
+    options_json(&json, "options", options);
     assert_int_equal(json_close(&json), 0);
 }
 
@@ -572,7 +572,7 @@ TEST(echo_and_json) {
         {"info --model m", "train info --model m\n",
          "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"rope_scaling\": null, "
          "\"grow_vocabulary\": \"off\", \"dtype\": \"build\", "
-         "\"seed\": 42, \"json\": false, \"quiet\": false}\n"},
+         "\"seed\": 42, \"json\": false, \"quiet\": false}}\n"},
         {"info --seed 42 --model=--help", "train info --model=--help --seed 42\n", "\"model\": \"--help\""},
         // what plays no part in a plan is left out
         {"plan --init gpt2 --data d.bin --batch 2 --lr 1", "train plan --init gpt2 --data d.bin --batch 2\n", ""},

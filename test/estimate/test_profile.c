@@ -1,5 +1,5 @@
 /*
-Timed ops (llmc/estimate/ops_timed.h) and what is made of them (llmc/estimate/profile.h): every op of a pass is timed
+Timed ops and what is made of them (llmc/estimate/profile.h): every op of a pass is timed
 and has a row, results are those of the other op set to the bit, what rows count adds up to what a plan counts, rows and
 the rest to the pass, in JSON, too.
 */

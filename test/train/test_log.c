@@ -1,7 +1,6 @@
 // Output of a run: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a terminal of our
 // own.
 #include "test/base/child.h"
-#include "llmc/train/divergence.h"
 #include "llmc/train/log.h"
 #include <fcntl.h>
 #include <poll.h>

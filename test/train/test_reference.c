@@ -4,7 +4,7 @@ packed and cut documents against each document by itself, and a training run's r
 never half of one. What a run does with it is in test_logprobs.sh.
 */
 #include "test/data/document_files.h"
-#include "llmc/cli/device.h"
+#include "llmc/cli/threads.h"
 #include "llmc/cli/memory.h"
 #include "llmc/train/reference.h"
 #include <signal.h>
