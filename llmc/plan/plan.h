@@ -9,7 +9,7 @@ A run, its plan, and what fits. Everything here is exact; estimate/ has what is 
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
-#include "llmc/optimizer/update.h"
+#include "llmc/optimizer/deferred_update.h"
 #include "llmc/orders/key_value_cache.h"
 #include "llmc/orders/orders.h"
 
