@@ -63,14 +63,14 @@ golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
 # Masked: measured values, the commit, the folders of the two sides, and options that are gone, at their defaults. Rows of a profile
-# stand in the order of their times.
+# stand in the order of their times; waits for nothing had a row in earlier ones.
 times='seconds|seconds_each|(data|profile|warmup|rollout|reward)_seconds'
-times="$times|time|commit|tokens_per_second|flops_per_second|executed_tflops_per_s|peak_share|peak_bytes|memory_bytes"
+times="$times|time|commit|tokens_per_second|flops_per_second|executed_tflops_per_s|mfu_causal|mfu_full_attention|peak_share|peak_bytes|memory_bytes"
 gone='"draw": "independent", "clamp": 0, |, draw=independent, clamp=0|, "biased": false' # spaco's biased variants
 masked() { # file: a text of JSON, or the list of a checkpoint's files
     sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/'"$gone"'//g; s/^state.json .*/state.json/
         s#'"$WORK"'/(old|new)/##g; s/^(Written on .* by commit ).*/\1/' "$1" | tr '{' '\n' |
-        case $command in *--profile*) sort ;; *) cat ;; esac
+        case $command in *--profile*) grep -v '"op": "await_transfer"' | sort ;; *) cat ;; esac
 }
 differs() { # what; the commands that follow begin alike again
     failed=$((failed + 1))

@@ -355,7 +355,8 @@ TEST(links_that_lead_nowhere) {
     const char *copy = copy_golden("llama");
     Conversion c = {copy, NULL, fresh_place("folder"), NULL, NO_LIMIT, 0};
     run_command("ln -s nowhere '%s/tokenizer.json'", copy, "");
-    expect_refused(convert_body, &c, 1, "llama/tokenizer.json: this file of the model cannot be read: No such file or directory");
+    expect_refused(convert_body, &c, 1,
+                   "llama/tokenizer.json: this file of the model cannot be read: No such file or directory");
     expect_nothing_at(c.to);
     write_file(scratch_path("golden/nowhere"), "{}", 2); // out of the folder
     run_command("ln -sf ../nowhere '%s/tokenizer.json'", copy, "");
