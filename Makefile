@@ -59,7 +59,8 @@ try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
 # PCRE2 runs the patterns that tokenizers and adapters bring along: none of them is code here. PORTABLE has it inside.
-PCRE2_LIB   := $(if $(PORTABLE),$(shell $(CC) -print-file-name=libpcre2-8.a),$(or $(shell pcre2-config --libs8 2>/dev/null),-lpcre2-8))
+PCRE2_LIB   := $(if $(PORTABLE),$(shell $(CC) -print-file-name=libpcre2-8.a),\
+               $(or $(shell pcre2-config --libs8 2>/dev/null),-lpcre2-8))
 # MPI connects the processes of a run. MPI=0 builds without it; MPICC names another one's compiler.
 MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
 MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
