@@ -81,7 +81,7 @@ template <typename T, typename M> struct Step {
         size_t count; // a multiple of 2 * ADAMW_PACK
     } shape;
     static constexpr bool master = sizeof(T) != sizeof(floatX);
-    double tolerance = sizeof(T) == 2 || sizeof(M) == 2 ? 1.0 / 120 : 2 * ROUNDING; // a whole unit of bf16 if stochastic
+    double tolerance = sizeof(T) == 2 || sizeof(M) == 2 ? 1.0 / 120 : 2 * ROUNDING; // a whole bf16 unit if stochastic
     AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 3, 1, 0};
     Tensor<T> w, w_before;
     Tensor<floatX> rounded, gradient;
