@@ -1,7 +1,7 @@
 #!/bin/sh
 # Memory of one backpropagation against the sequence length, by `plan`, beside the StreamBP paper's measurements
 # (arXiv 2506.03077): its Figure 3 (Qwen3-8B, 14B, and 32B with LoRA), its longest sequences, and its Table 9 (Llama 3.1 8B,
-# Gemma 3 1B). The picture shows Qwen3-8B, with the longest lengths that can be trained.
+# Gemma 3 1B). The picture shows Qwen3-8B, also training with AdamW.
 #
 #     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper CARD=a100
 #
