@@ -1,24 +1,24 @@
 # make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda, PORTABLE=1)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
-# make test-quick whether every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
+# make test-quick checks that every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make install    as streambp into PREFIX/bin (/usr/local)
 # make fuzz       libFuzzer on every parser (TARGET=, SECONDS=); needs clang
-# make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
+# make bench      measures ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
 #
 # Every configuration has its own folder below build/, so switching needs no `make clean`. The system's package manager
 # installs what is missing (scripts/install_deps.sh lists it); DEPS=skip refuses that.
 
 CC        ?= cc
-# CUDA=<folder>: the toolkit to use, also one of wheels (scripts/cuda_wheels.sh)
+# CUDA=<folder>: the toolkit to use, or one made from wheels (scripts/cuda_wheels.sh)
 NVCC      ?= $(if $(CUDA),$(abspath $(CUDA))/bin/nvcc,nvcc)
 ifeq ($(origin CXX),default)
 CXX       := $(if $(findstring clang,$(notdir $(firstword $(CC)))),$(subst clang,clang++,$(firstword $(CC))),c++)
 endif
 DEPS      ?=
-# PORTABLE=1 builds for other machines: these need the C library and, for BACKEND=cuda, the driver and CUDA's libraries.
+# PORTABLE=1 builds for other machines. They need the C library and, for BACKEND=cuda, the driver and CUDA's libraries.
 # CJSON=<folder>: compile the cJSON.c in it; PORTABLE takes the system's source package unless it is given.
 override PORTABLE := $(filter-out 0,$(PORTABLE))
 ifneq ($(PORTABLE),)
@@ -28,7 +28,7 @@ CJSON     := $(or $(CJSON),build/cjson)
 endif
 export DEPS CC CXX ONEDNN MPI MPICC CJSON
 
-# BACKEND=cpu|cuda: cuda is chosen where nvcc and a GPU are found.
+# BACKEND=cpu|cuda: the default is cuda if nvcc and a GPU are found.
 GPU     := $(shell scripts/cuda_libraries.sh gpu)
 BACKEND ?= $(if $(GPU),$(if $(shell command -v $(NVCC) 2>/dev/null),cuda,cpu),cpu)
 ifeq ($(filter $(BACKEND),cpu cuda),)
@@ -58,22 +58,22 @@ try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/de
 try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
-# PCRE2 runs the patterns that tokenizers and adapters bring along: none of them is code here. PORTABLE has it inside.
+# PCRE2 runs the patterns of tokenizers and adapters. PORTABLE links it statically.
 PCRE2_LIB   := $(if $(PORTABLE),$(shell $(CC) -print-file-name=libpcre2-8.a),\
                $(or $(shell pcre2-config --libs8 2>/dev/null),-lpcre2-8))
-# MPI connects the processes of a run. MPI=0 builds without it; MPICC names another one's compiler.
+# MPI connects the processes of a run. MPI=0 builds without it; MPICC names the compiler of another MPI.
 MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
 MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
 HAVE_MPI  := $(if $(MPI_LIBS),yes)
 comma     := ,
-# PORTABLE links OpenMP's runtime statically. Where the compiler has no such file (clang) it has one thread.
+# PORTABLE links OpenMP's runtime statically. If the compiler has no static one (clang), the build has one thread.
 OPENMP_FILE := $(if $(findstring clang,$(COMPILER)),libomp.a,libgomp.a)
 OPENMP_LIB  := $(if $(PORTABLE),$(filter /%,$(shell $(CC) -print-file-name=$(OPENMP_FILE))))
 OPENMP_FLAG := $(if $(filter yes,$(PORTABLE:%=yes)$(OPENMP_LIB)),-fopenmp-simd,-fopenmp)
 HAVE_OPENMP := $(or $(call try_flag,$(OPENMP_FLAG)),$(call try_flag,-fopenmp-simd))
 NATIVE      := $(call try_flag,-march=$(if $(PORTABLE),x86-64-v3,native))
 
-# A program uses a part of what its headers hold. C++ warns of what C allows: {0}.
+# A program uses only part of its headers' functions. C++ warns about {0}, which C allows.
 WARNINGS := -Wall -Wextra -Werror -Wno-unused-function $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
 CXX_WARNINGS := -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces
 DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) \
@@ -84,7 +84,7 @@ ifneq ($(CJSON),)
 CJSON_OBJECT := $(BUILD)/cJSON.o
 CJSON_FLAGS  := -I$(BUILD)/include
 endif
-# Libraries of every program; those of BACKEND=cuda stand below (NVCC_LIBS).
+# Libraries of every program; those of BACKEND=cuda are below (NVCC_LIBS).
 LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) \
             $(if $(HAVE_ONEDNN),-ldnnl) $(PCRE2_LIB) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
@@ -95,7 +95,7 @@ OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. 
 .PHONY: all install demo test test-quick test-gpu test-gpu-build fuzz bench format lint check-cxx clean help deps FORCE
 all: train
 
-# Again in any case: ./train may be the newer one of another configuration.
+# Compared every time: ./train may be a newer build of another configuration.
 train: $(BUILD)/train FORCE
 	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
 
@@ -109,7 +109,7 @@ $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 $(BUILD)/ops_cpu.o: llmc/ops/cpu/ops_cpu.c $(BUILD)/flags
 	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
 else
-# nvcc compiles the same driver as C++20, for the GPU of this machine, else for every architecture that it knows.
+# nvcc compiles the same driver as C++20, for this machine's GPU, or without one for every architecture that it knows.
 # cuda_libraries.sh sets ARCHS, TOOLKIT, CUDA_LIBRARIES and NCCL_FLAGS, each ended by ;;, or ends make with one line.
 export NVCC CUBLAS CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS
 define newline
@@ -129,7 +129,7 @@ NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) \
               $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) \
               -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
               -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
-# nvcc takes what mpicc says for a compiler only in this form.
+# nvcc takes mpicc's compiler flags only in this form.
 NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
 # CUDA's libraries are opened at run time (llmc/ops/cuda/library.h), in the build's folders unless PORTABLE.
 CUDA_PATHS := $(CUBLAS:%=%/lib) $(CUDNN:%=%/lib) $(NCCL:%=%/lib) $(wildcard $(TOOLKIT)/lib64 $(TOOLKIT)/lib)
@@ -168,7 +168,7 @@ build/cjson/cJSON.c:
 %/cJSON.c:
 	@echo 'CJSON=$*: there is no cJSON.c in it; name the folder of its source' >&2; exit 1
 
-# The commit that --version tells; compiled again when it changes.
+# The commit that --version prints; recompiled when it changes.
 COMMIT = const char build_commit[] = "$(or $(shell git describe --always --dirty --abbrev=12 2>/dev/null),unknown)";
 $(BUILD)/commit.c: FORCE
 	@mkdir -p $(BUILD)
@@ -206,20 +206,20 @@ test:
 	@scripts/install_deps.sh test
 	@test/run.sh
 
-# Whether every gradient still holds, within a minute after a build
+# Checks that every gradient still holds, within a minute after a build
 test-quick:
 	@scripts/install_deps.sh test
 	@test/run.sh --quick
 
-# On a machine with a GPU; PARTS='ops methods' runs some rows of test/rows.txt. test-gpu-build compiles and links only,
-# for which nvcc is enough (make BACKEND=cuda ARCHS=90 ...).
+# Needs a GPU; PARTS='ops methods' runs some rows of test/rows.txt. test-gpu-build only compiles and links: nvcc is
+# enough (make BACKEND=cuda ARCHS=90 ...).
 NVCC_LINK = $(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))
 test-gpu test-gpu-build:
 	@scripts/install_deps.sh test
 	@NVCC='$(NVCC)' NVCC_LINK='$(NVCC_LINK)' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' MAKE='$(MAKE_COMMAND)' \
 		test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
 
-# New inputs for every parser of files, options and answers, by clang's libFuzzer; TARGET='config shard' runs some.
+# Searches new inputs for every parser of files, options and answers with libFuzzer; TARGET='config shard' runs some.
 fuzz:
 	@TARGET='$(TARGET)' FUZZ_SECONDS='$(SECONDS)' nice test/fuzz/fuzz.sh
 
@@ -247,8 +247,8 @@ lint:
 # ---- the kernel playground and the GPU's figures (dev/README.md) -----------------------------------------------------
 # dev-cuda        one program for each kernel family: every variant checked, then timed with cold caches, on a GPU
 # dev-cuda-check  the same checks on the CPU, sanitized; needs neither nvcc nor a GPU
-# dev-cudnn-plans what cuDNN's plans need, for GPUs that are not here (BACKEND=cuda; needs no GPU)
-# dev-collectives what the collectives between processes reach, on the CPU or on GPUs: mpirun -n P build/.../collectives
+# dev-cudnn-plans the workspaces of cuDNN's plans, for absent GPUs (BACKEND=cuda; needs no GPU)
+# dev-collectives the rates of collectives between processes, on the CPU or on GPUs: mpirun -n P build/.../collectives
 # bench-gpu       every op and `bp` at several lengths, into dev/results/
 .PHONY: dev-cuda dev-cuda-check dev-cudnn-plans dev-collectives bench-gpu
 DEV_CUDA  := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/bench.cu,$(wildcard dev/cuda/*.cu)))
@@ -284,7 +284,7 @@ else
 $(BUILD)/bench.o: dev/bench.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
-# Op set "cpu" is part of their source.
+# Their source includes op set "cpu".
 $(BUILD)/product_rate.o $(BUILD)/bench_ops.o: $(BUILD)/%.o: dev/%.c $(BUILD)/flags
 	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
 

@@ -1,14 +1,14 @@
-# Sourced by the other scripts: numbers out of our own JSON, sizes for people, and a Python that can draw.
+# Sourced by the other scripts: reads numbers from our own JSON, prints sizes for people, finds a Python that can draw.
 
-# The number under KEY in one line of our JSON: echo "$json" | json_number total_bytes
+# Prints the number under KEY in one line of our JSON: echo "$json" | json_number total_bytes
 json_number() { sed -n "s/.*\"$1\": \([-+.0-9eE]*\).*/\1/p"; }
 
-# Bytes that a card (a word of --memory-limit) leaves to a program, by ./train's table
+# Prints the bytes that a card (a word of --memory-limit) leaves to a program, by ./train's table
 usable_bytes() { "$TRAIN" plan --init gpt2 --memory-limit "$1" --json --quiet | json_number usable_bytes; }
 
 median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; } # a number a line
 
-# The commit of this checkout, and a device's name, for files in dev/results
+# Prints the commit of this checkout, or a device's name, for files in dev/results
 commit_here() { echo "$(git rev-parse HEAD 2>/dev/null || echo unknown)$([ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || echo -modified)"; }
 slug() { echo "$1" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//'; }
 
@@ -30,12 +30,12 @@ pictures_skipped() {
     echo "No pictures: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), then $1."
 }
 
-# ---- the GPU that programs see as their first -------------------------------------------------------------------------------
+# ---- the first GPU that programs see ------------------------------------------------------------------------------------------
 first_gpu() { gpu=${CUDA_VISIBLE_DEVICES:-0} && echo "${gpu%%,*}"; }
 ask_nvidia() { timeout 60 nvidia-smi "$@" 2>/dev/null; } # of a driver that hangs it does not return
 ask_gpu() { ask_nvidia -i "$(first_gpu)" --query-gpu="$1" --format=csv,noheader,nounits | head -n 1; } # fields
 
-# watched FILE COMMAND...: runs it; what the GPU does meanwhile goes to FILE, five times a second
+# watched FILE COMMAND...: runs it and samples the GPU into FILE, five times a second
 watched() {
     samples=$1
     shift
@@ -48,7 +48,7 @@ watched() {
     wait $watcher 2>/dev/null
     return $watched_status
 }
-# FILE's samples as JSON, while the GPU was busy: least, median and most; null where it never was or is not told
+# Prints FILE's samples as JSON, while the GPU was busy: least, median and most; null if it never was or is unknown
 gpu_samples() {
     grep -v '\[' "$1" 2>/dev/null | awk -F ', *' 'NF == 4 && $1 >= 90' >"$1.busy"
     [ -s "$1.busy" ] || { echo null && return; }
@@ -75,7 +75,7 @@ title() {
 }
 
 # ---- several processes on this machine ---------------------------------------------------------------------------------------
-# GPUs that are there, or those that CUDA_VISIBLE_DEVICES names
+# Counts the GPUs of this machine, or those that CUDA_VISIBLE_DEVICES names
 gpus_here() {
     if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
         echo "$CUDA_VISIBLE_DEVICES" | tr , '\n' | grep -c .

@@ -1,11 +1,11 @@
 #!/bin/sh
-# What BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh gpu|make|flags|report
+# Finds what BACKEND=cuda can use on this machine, by compiling and linking: cuda_libraries.sh gpu|make|flags|report
 # gpu: the first GPU's architecture (90); nothing without one.
 # make: the Makefile's variables, each ended by `;;`: ARCHS, TOOLKIT, CUDA_LIBRARIES (flags for cuDNN's attention; empty without
-#   cuDNN), NCCL_FLAGS (empty without NCCL, or without MPI, which connects it); $(error ...) where nvcc or cuBLASLt is missing.
+#   cuDNN), NCCL_FLAGS (empty without NCCL, or without MPI, which connects it); $(error ...) if nvcc or cuBLASLt is missing.
 # flags: CUDA_LIBRARIES alone. report: a line for each library, for people.
-# NVCC, CXX; CUBLAS, CUDNN, NCCL=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: where they are not in the
-# toolkit or the system. MPI_FLAGS, MPI_LIBS: as the Makefile found them. ARCHS; GPU, PORTABLE: they choose its default.
+# NVCC, CXX; CUBLAS, CUDNN, NCCL=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: for libraries outside the
+# toolkit and the system. MPI_FLAGS, MPI_LIBS: as the Makefile found them. ARCHS; GPU and PORTABLE choose its default.
 set -u
 NVCC=${NVCC:-nvcc}
 CXX=${CXX:-c++}
@@ -35,10 +35,10 @@ include=" -isystem $toolkit/include"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# macros FLAGS...: standard input after the preprocessor, its last line
+# macros FLAGS...: preprocesses standard input and prints its last line
 macros() { $CXX "$@" $include -E -P -x c++ - 2>/dev/null | tail -n 1 | tr -d ' '; }
 
-# A library that was named must be there: variable, folder, header, library, wheel.
+# A named library must exist: variable, folder, header, library, wheel.
 named() {
     [ -z "$2" ] && return
     for file in "include/$3" "lib/$4"; do
@@ -67,7 +67,7 @@ for place in "${CUDNN_FRONTEND:-}" "${CUDNN_FRONTEND:-}/include" "$toolkit/inclu
 CUDNN_FRONTEND_MAJOR_VERSION.CUDNN_FRONTEND_MINOR_VERSION' | macros -isystem "$place") && [ "$place" != /usr/include ] && cudnn_flags="$cudnn_flags -isystem $place"
 done
 
-# MPI is linked; of NCCL the header is enough: the library is loaded by runs of several ranks (2.13: ncclGetLastError).
+# MPI is linked; NCCL needs only the header: runs of several ranks load the library (2.13: ncclGetLastError).
 mpi=
 [ -n "${MPI_LIBS:-}" ] && printf '#include <mpi.h>\nint main() { return MPI_Init(0, 0); }\n' |
     $CXX -x c++ - -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX ${MPI_FLAGS:-} $MPI_LIBS -o "$folder/program" 2>/dev/null && mpi=yes
@@ -77,7 +77,7 @@ NCCL_MAJOR.NCCL_MINOR' | macros ${NCCL:+-isystem "$NCCL/include"})
 old_nccl=
 [ -n "$nccl" ] && [ "$(printf '%s\n' 2.13 "$nccl" | sort -V | head -n 1)" != 2.13 ] && old_nccl=$nccl nccl=
 
-# The front end's calls that cudnn_attention.cc makes are there from 1.15 on. Forward without a plan for each length needs 1.18 and
+# The front end has the calls of cudnn_attention.cc from 1.15 on. Forward without a plan for each length needs 1.18 and
 # cuDNN 9.18; plans were made with 1.32 and cuDNN 9.19, and it compiles with 1.15, 1.18 and 1.23.
 old=
 [ -n "$front_end" ] && [ "$(printf '%s\n' 1.15 "$front_end" | sort -V | head -n 1)" != 1.15 ] && old=$front_end front_end=

@@ -1,11 +1,11 @@
 #!/bin/sh
-# A CUDA toolkit from PyPI's wheels, for a machine without one: scripts/cuda_wheels.sh FOLDER, then make BACKEND=cuda CUDA=FOLDER
-# All of it lies below FOLDER, 1.8 GiB, which may be moved: nvcc, cuBLASLt, cuDNN with its front end, NCCL. The system stays as it is.
-# For a machine without a network: on another one scripts/cuda_wheels.sh --download WHEELS (1.2 GB), there PIP_NO_INDEX=1
+# Makes a CUDA toolkit from PyPI's wheels: scripts/cuda_wheels.sh FOLDER, then make BACKEND=cuda CUDA=FOLDER
+# All of it lies in FOLDER, 1.8 GiB, which may be moved: nvcc, cuBLASLt, cuDNN with its front end, NCCL. The system is unchanged.
+# Without a network: on another machine scripts/cuda_wheels.sh --download WHEELS (1.2 GB), then on this one PIP_NO_INDEX=1
 # PIP_FIND_LINKS=WHEELS scripts/cuda_wheels.sh FOLDER. PYTHON [python3] has pip.
 set -eu
 
-# Versions that fit each other: one CUDA for compiler, headers and NVRTC (drivers from 580 on take it); cuDNN and a front end whose
+# Versions that fit each other: one CUDA for compiler, headers and NVRTC (drivers from 580 on accept it); cuDNN and a front end whose
 # plans were tried together.
 CUDA='nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-nvrtc==13.0.88
     nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3'

@@ -1,13 +1,13 @@
 #!/bin/sh
-# The demo, called by `make demo`: a small Llama-style model learns text that every machine has, by StreamBP: many updates on short
-# sequences first, then longer ones, up to 8192 bytes. Then what it writes, how far back it looks, and the memory of the three methods.
+# The demo of `make demo`: StreamBP trains a small Llama-style model on text that every machine has. It makes many updates on short
+# sequences first, then longer ones, up to 8192 bytes. Then it shows sample text, loss by position and memory of the three methods.
 #
 #     make demo                       the machine's own licences, manuals in Perl modules, C headers, package documentation
 #     make demo DEMO_TEXT=FOLDER      any files of yours instead, at least 1 MB
 #
 # Everything goes into build/demo/, which is replaced: the text as shards, a run for each length (run-256, ...: checkpoint and
 # log.jsonl), sample.txt, curve.csv, memory.csv, and the pictures loss.png, curve.png, memory.png. Exit status 1 unless the loss on
-# held-out text ends below the bigram entropy of that text, the best that any model that sees one byte of context can do.
+# held-out text ends below the bigram entropy of that text, the best loss possible with one byte of context.
 set -eu
 LC_ALL=C
 export LC_ALL
@@ -28,8 +28,8 @@ ENOUGH=1000000 # bytes of text
 say() { printf '\n== %s\n' "$1"; }
 
 # ---- text: what every machine has ---------------------------------------------------------------------------------------------
-# Files of one kind, as lines "checksum bytes name". They are taken in the order of their checksums, which is the same everywhere
-# and resembles no other, until `cap` bytes are reached; copies have the same checksum and are taken once.
+# Lists files of one kind, as lines "checksum bytes name", until `cap` bytes are reached. The order of checksums is the same on every
+# machine and looks random. Copies have the same checksum and are taken once.
 pick() { # CAP FIND-ARGUMENTS...
     pick_cap=$1
     shift
@@ -58,7 +58,7 @@ count_bytes() { awk '{ bytes += $2 } END { printf "%d", bytes }' "$OUT/found.txt
 gather >"$OUT/found.txt"
 [ "$(count_bytes)" -ge $ENOUGH ] || gather_own >>"$OUT/found.txt"
 bytes=$(count_bytes)
-# In the order of checksums all kinds are mixed, so that any part of the text resembles the whole.
+# The order of checksums mixes all kinds, so any part of the text resembles the whole.
 sort -n "$OUT/found.txt" | sed 's/^[0-9]* [0-9]* //' >"$OUT/names.txt"
 echo "$(wc -l <"$OUT/names.txt" | tr -d ' ') files, $bytes bytes; their names: $OUT/names.txt"
 if [ "$bytes" -lt $ENOUGH ]; then
@@ -71,8 +71,8 @@ unigram=$(figure "unigram entropy") bigram=$(figure bigram)
 tail -c +1025 "$OUT/val.bin" | tr -d '\0' >"$OUT/val.txt"
 
 # ---- training -----------------------------------------------------------------------------------------------------------------
-# A stage goes on from the one before, the first from the recipe's random weights. Ten of its step lines are shown, each with the mean of
-# the losses since the last one. A run that fails or is stopped has no checkpoint of its last step.
+# Each stage continues the one before; the first starts from the recipe's random weights. Ten step lines are shown, each with the mean
+# loss since the last one. A run that fails or is stopped has no checkpoint of its last step.
 stages= logs=
 stage() {
     say "Training on sequences of $1 bytes, by $RECIPE"
@@ -104,8 +104,8 @@ head -c 20000 "$OUT/val.txt" | tail -c 300 | sed 1d >"$OUT/prompt.txt"
 echo
 
 # ---- loss by position ---------------------------------------------------------------------------------------------------------
-# The same held-out bytes, each predicted from at least half a sequence before it, of several lengths: the second halves of sequences
-# that begin half a length earlier, and of those that begin with them.
+# The same held-out bytes at several lengths, each predicted from at least half a sequence before it: the second halves of sequences
+# that begin half a length earlier, and of those that begin with these bytes.
 say "How far back it looks: loss of the same held-out bytes by the number of bytes before them, after each stage"
 compared=$(($(wc -c <"$OUT/val.txt") / T / 2 * T)) # bytes
 csv=$OUT/curve.csv

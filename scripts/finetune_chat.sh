@@ -1,13 +1,13 @@
 #!/bin/sh
-# README's worked example as one command: a Hugging Face chat model, fine-tuned on conversations, becomes a folder that transformers
-# loads. It runs three commands and prints each before it does, so that they can be given by hand.
+# README's worked example as one command: fine-tunes a Hugging Face chat model on conversations and writes a folder for
+# transformers. It runs three commands and prints each first, so that you can also type them.
 #
 #     scripts/finetune_chat.sh MODEL_DIR CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]
 #
-# Shards and checkpoints go to OUT_DIR.work, and stay there. The same command goes on where it was interrupted. Variables:
-#     SEQ_LEN         tokens of a conversation, at most; by default as the longest needs, but no more than MAX_SEQ_LEN (32768)
-#     VAL_FRACTION    share of the conversations that validate (0.05; 0: none)
-#     PYTHON, TRAIN   what runs data/prepare.py (python3), and the program (./train of this checkout)
+# Shards and checkpoints go to OUT_DIR.work, and stay there. An interrupted command goes on where it stopped. Variables:
+#     SEQ_LEN         tokens of a conversation, at most; by default those of the longest, up to MAX_SEQ_LEN (32768)
+#     VAL_FRACTION    share of the conversations used for validation (0.05; 0: none)
+#     PYTHON, TRAIN   the Python for data/prepare.py (python3), and the program (./train of this checkout)
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 PYTHON=${PYTHON:-python3} TRAIN=${TRAIN:-$root/train}
@@ -17,7 +17,7 @@ stop() { # status, message
     echo "finetune_chat.sh: $2" >&2
     exit "$1"
 }
-# The command as it could be typed; a word with other characters than these is quoted.
+# Prints the command as one would type it; quotes a word with other characters than these.
 print_command() {
     for word in "$@"; do
         case $word in
@@ -43,7 +43,7 @@ case "$model $conversations $out" in -* | *' -'*) stop 2 "MODEL_DIR, CONVERSATIO
 [ ! -f "$out" ] && [ -z "$(ls -A "$out" 2>/dev/null)" ] || stop 1 "$out: is there already; remove it or name another OUT_DIR"
 work=$out.work
 
-# ---- defaults that the options may replace: each may stand on the command line once, or in the file of --config ---------------------
+# ---- defaults that options replace: each may be on the command line once, or in the file of --config --------------------------------
 typed() { # name, options...
     name=$1
     shift
@@ -76,7 +76,7 @@ prepare() {
 prepare "$PYTHON" "$root/data/prepare.py" --tokenizer "$model" --out "$work/shards" --val-fraction "$VAL_FRACTION" "$conversations"
 
 # ---- 2: training ----------------------------------------------------------------------------------------------------------------------
-# prepare.py's last line names the length that the longest conversation needs, scaled positions where the model has too few, and the samples
+# prepare.py's last line names the length that the longest conversation needs, scaled positions if the model has too few, and the samples
 # of a step.
 hinted() { sed -n "s/^next: .* --$1 \([0-9]*\).*/\1/p" "$work/prepare.txt"; }
 samples=$(hinted samples)

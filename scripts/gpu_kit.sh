@@ -1,8 +1,8 @@
 #!/bin/sh
-# A kit for a machine with a GPU and without a network: scripts/gpu_kit.sh FOLDER, then there: sh FOLDER/first.sh OUT
-# FOLDER gets the portable program, the tests of ops, their benchmark, the libraries that these need, and first.sh (dev/gpu_first.sh), which
-# wants a driver and CUDA's libraries (those of PyTorch's wheels do). 70 MB, 17 MB as .tar.xz. No GPU is needed to make it.
-# ARCHS [90]: architectures; CUDA: a toolkit with cuDNN [toolkit, made by scripts/cuda_wheels.sh where it is missing]
+# Makes a kit for a machine with a GPU and no network: scripts/gpu_kit.sh FOLDER, then there: sh FOLDER/first.sh OUT
+# FOLDER gets the portable program, the tests of ops, their benchmark, their libraries, and first.sh (dev/gpu_first.sh), which
+# needs a driver and CUDA's libraries (those of PyTorch's wheels do). 70 MB, 17 MB as .tar.xz. No GPU is needed to make it.
+# ARCHS [90]: architectures; CUDA: a toolkit with cuDNN [toolkit, made by scripts/cuda_wheels.sh if missing]
 set -eu
 cd "$(dirname "$0")/.."
 [ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Online GRPO on a task that can be checked: a small Llama-style model of bytes learns to sort digits. First it learns the form of an
-# answer ("4192>" is followed by these digits in any order, and a line's end), from data; then to sort them, from rewards alone: it
-# writes answers, scripts/grpo_demo.py gives each the share of its places that are right, and group-normalised advantages do the rest.
+# Online GRPO on a task that can be checked: a small Llama-style model of bytes learns to sort digits. First it learns from data the
+# form of an answer ("4192>", then these digits in any order and a line's end). Then it learns to sort from rewards alone: it writes
+# answers, and scripts/grpo_demo.py rewards each with its share of correct places; advantages are normalised by group.
 #
 #     scripts/grpo_demo.sh            a minute on two cores; needs a Python with numpy (PYTHON=...), and ./train
 #
@@ -27,7 +27,7 @@ ENOUGH=0.9 # of the reward
 
 say() { printf '\n== %s\n' "$1"; }
 
-# Prints the mean of KEY over lines FIRST to LAST of those with KEY.
+# Prints the mean of KEY over lines FIRST to LAST of those that have it.
 mean_of() { # LOG KEY FIRST LAST
     json_number "$2" <"$1" | awk -v first="$3" -v last="$4" 'NR >= first && NR <= last { sum += $1; n++ } END { printf "%.3f", n ? sum / n : 0 }'
 }

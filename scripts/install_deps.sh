@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs what is missing with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
-# Says what it installs and why. Uses sudo unless run as root. DEPS=skip refuses to install anything.
-# Exit 0: everything needed is present. Optional packages (oneDNN, MPI) that are not available are reported, are not an error,
-# and are not tried again until `make clean`. cjson: its package's source into build/cjson. CJSON=<folder>: already there.
+# Installs missing packages with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
+# Prints what it installs and why. Uses sudo unless run as root. DEPS=skip refuses to install anything.
+# Exit 0: everything needed is present. Unavailable optional packages (oneDNN, MPI) are reported, are not an error,
+# and are not tried again until `make clean`. cjson: its package's source into build/cjson. CJSON=<folder>: use that one.
 set -u
 CC=${CC:-cc}
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Trains a model whose state (weights, gradients, moments) is twice the memory limit, then once more without a limit:
-# scripts/low_memory.sh [FOLDER [STEPS]]. The limit is a memory control group's, so the page cache counts. The rest lies in files in
+# Trains a model with a state (weights, gradients, moments) of twice the memory limit, then once more without a limit:
+# scripts/low_memory.sh [FOLDER [STEPS]]. A control group sets the limit, so the page cache counts. The rest lies in files in
 # FOLDER, which must be on a local disk; both runs must end in the same bits.
 #
-# Needs a control group with a limit of memory: systemd-run (as root, or for a user with a session of systemd's), else a group below
-# the shell's own, which takes root and control groups of version 1, or version 2 with the memory controller handed down.
+# Needs a control group with a memory limit: systemd-run (as root, or a user with a systemd session), else a group below the
+# shell's own. That needs root and control groups of version 1, or version 2 with the memory controller delegated.
 # Environment: TRAIN, MODEL (--init), TOKENS (of a sequence), DATA, PLACES (options that override the planner).
 set -eu
 cd "$(dirname "$0")/.."
@@ -24,7 +24,7 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 
 # ---- a control group ------------------------------------------------------------------------------------------------------------
-# Sets `group` to the folder of a new one of version 1 or 2 with this limit; fails if none can be made.
+# Creates a group of version 1 or 2 with this limit and sets `group` to its folder; fails if it cannot.
 make_group() {
     name=streambp-low-memory-$$
     below() { mkdir "$1/$name" 2>/dev/null && group=$1/$name; }
@@ -47,7 +47,7 @@ make_group() {
     done
     return 1
 }
-# limited BYTES command...: runs it in a new group; peak: its most memory, including the page cache
+# limited BYTES command...: runs it in a new group; sets peak to its maximum memory, including the page cache
 limited() {
     bytes=$1
     shift

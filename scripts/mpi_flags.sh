@@ -1,5 +1,5 @@
 #!/bin/sh
-# scripts/mpi_flags.sh compile|link: flags of a compiler or linker for MPI, from MPICC (mpicc); nothing if there is none, or with
+# scripts/mpi_flags.sh compile|link: prints MPI's compiler or linker flags, from MPICC (mpicc); nothing if there is none, or with
 # MPI=0. Open MPI prints them by --showme, MPICH and its relatives by -show.
 set -u
 mpicc=${MPICC:-mpicc}

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Several GPUs of one machine together: scripts/multi_gpu_check.sh [--dry-run] [PART ...]; all parts without a PART.
+# Checks several GPUs of one machine together: scripts/multi_gpu_check.sh [--dry-run] [PART ...]; without a PART all parts.
 #
 #   correctness   `bp` on every GPU, for each ZeRO stage and each way of sharing streams, against one GPU: loss, gradient norm
-#   bandwidth     the collectives through our ops (dev/collectives.c), and those of nccl-tests where they are installed
-#   scaling       tokens/s of `bp` on 1, 2, 4, ... GPUs: as many tokens for each GPU; and one length, its stream shared (--sp)
+#   bandwidth     the collectives through our ops (dev/collectives.c), and those of nccl-tests if installed
+#   scaling       tokens/s of `bp` on 1, 2, 4, ... GPUs: with equal tokens for each GPU; and of one length, its stream shared (--sp)
 #
-# Prints tables and writes dev/results/multi-<device>-<date>.json; exit status 1 where something is wrong. --dry-run prints the
+# Prints tables and writes dev/results/multi-<device>-<date>.json; exit status 1 if something is wrong. --dry-run prints the
 # commands. A build for the CPU is checked in the same way: BUILD=build/cpu-fp32 RANKS=2, with a small MODEL.
 #
-# Variables: RANKS, processes (all GPUs); BUILD (build/cuda-bf16: made where it is missing); NCCL_TESTS, the folder of nccl-tests'
+# Variables: RANKS, processes (all GPUs); BUILD (build/cuda-bf16: made if missing); NCCL_TESTS, the folder of nccl-tests'
 # programs; RESULTS, another folder. Shapes: MODEL and SEQ_LEN of the scaling, CHECK_MODEL and CHECK_SEQ_LEN of the correctness,
 # ZERO, the scaling's stage; MOST_MIB, the largest message; REPEATS of a pass.
 set -u
@@ -49,7 +49,7 @@ wrong() { # what: says so, and remembers it in subshells, too
     echo "WRONG: $1" >&2
     : >"$folder/wrong"
 }
-# ranks_run RANKS COMMAND...: its standard output; with --dry-run the command, on standard error
+# ranks_run RANKS COMMAND...: runs it; with --dry-run prints the command on standard error
 ranks_run() {
     if [ "$1" -gt 1 ]; then
         OMP_NUM_THREADS=$(threads_each "$1")
@@ -64,7 +64,7 @@ ranks_run() {
     [ -z "$dry" ] || { echo "OMP_NUM_THREADS=$OMP_NUM_THREADS $*" >&2; return 1; }
     "$@" </dev/null
 }
-# pass RANKS OPTIONS...: one `bp`; sets $json, fails with a line if it does not run or has another number of ranks
+# pass RANKS OPTIONS...: runs one `bp` and sets $json; fails with a line if it does not run or has another number of ranks
 pass() {
     pass_ranks=$1
     shift
@@ -109,7 +109,7 @@ correctness() {
 }
 
 # ---- bandwidth: GB/s that a rank sends --------------------------------------------------------------------------------------------------
-# nccl_test OP: "bytes GB/s" of its in-place runs (the bus bandwidth, its last but one column), nothing if not installed
+# nccl_test OP: prints "bytes GB/s" of its in-place runs (the bus bandwidth, its last but one column), nothing if not installed
 nccl_test() {
     case $1 in reduce_scatter) program=reduce_scatter_perf ;; all_gather) program=all_gather_perf ;; *) program=sendrecv_perf ;; esac
     program=$(command -v "${NCCL_TESTS:+$NCCL_TESTS/}$program") || return 0
@@ -138,7 +138,7 @@ bandwidth() {
 }
 
 # ---- scaling ----------------------------------------------------------------------------------------------------------------------------
-# scaling_row KIND RANKS OPTIONS...: efficiency is the rate for each process over that of one
+# scaling_row KIND RANKS OPTIONS...: efficiency is the rate of each process over that of one process alone
 scaling_row() {
     kind=$1 n=$2
     shift 2

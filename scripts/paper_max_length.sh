@@ -1,11 +1,11 @@
 #!/bin/sh
-# The longest sequences of fine-tuning on a card of 80 GB, as `plan` has them, beside Table 3 of the StreamBP paper (arXiv 2506.03077):
+# The longest sequences of fine-tuning on a card of 80 GB, by `plan`, beside Table 3 of the StreamBP paper (arXiv 2506.03077):
 # SFT, GRPO and DPO of Qwen3-4B to 32B, all weights or LoRA, everything on one device.
 #
 #     scripts/paper_max_length.sh        TRAIN=./train LIMIT=a100 (or bytes)
 #
 # Nothing is trained or allocated. The paper's values come from scripts/paper/tables.csv and are always called the paper's.
-# Exit 1 where a length of ours is below the paper's own for StreamBP.
+# Exit 1 if one of our lengths is below the paper's own for StreamBP.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -17,7 +17,7 @@ BYTES=$(usable_bytes "$LIMIT")
 GIB=$(awk -v bytes="$BYTES" 'BEGIN { printf "%.1f", bytes / 2^30 }')
 LORA="--lora-rank 32 --lora-alpha 128 --lora-targets all"
 
-# longest MODEL OBJECTIVE [more options] -> tokens of one sequence; 0 where not even one fits
+# longest MODEL OBJECTIVE [more options]: prints the tokens of one sequence; 0 if not even one fits
 longest() { longest_within "$LIMIT" "$@"; }
 longest_within() { # BYTES, and as above
     longest_limit=$1 longest_model=$2 longest_objective=$3

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Memory of one backpropagation against the sequence length, as `plan` has it, beside what the StreamBP paper measured
+# Memory of one backpropagation against the sequence length, by `plan`, beside the StreamBP paper's measurements
 # (arXiv 2506.03077): its Figure 3 (Qwen3-8B, 14B, and 32B with LoRA), its longest sequences, and its Table 9 (Llama 3.1 8B,
-# Gemma 3 1B). The picture is of Qwen3-8B, with what can be trained.
+# Gemma 3 1B). The picture shows Qwen3-8B, also training with AdamW.
 #
 #     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper CARD=a100
 #
@@ -22,7 +22,7 @@ FIG3=scripts/paper/fig3_bp_memory.csv
 
 FIG3_MODELS="qwen3-8b qwen3-14b qwen3-32b-lora" # -lora: adapters of rank 32 on all linear layers have gradients, nothing else
 
-# plan MODEL METHOD T [more options] -> JSON
+# plan MODEL METHOD T [more options]: prints JSON
 plan() {
     plan_model=$1 plan_method=$2 plan_T=$3
     shift 3

@@ -5,7 +5,7 @@
 #     scripts/paper_precision.sh     OUT=build/precision, SEQ_LEN=1024
 #
 # Builds the three precisions with make, writes gradients below $OUT (replaced if they exist), prints a table of relative L2
-# errors with the paper's values below, then what has to hold. Exit status 1 if something does not. Needs python3.
+# errors with the paper's values below, then the conditions. Exit status 1 if one does not hold. Needs python3.
 set -eu
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/precision}
@@ -17,7 +17,7 @@ for precision in fp32 bf16 double; do
 done
 ${MAKE:-make} -s BUILD=build/cpu-fp32 build/cpu-fp32/pack_bytes
 
-# bp OUTPUT PRECISION METHOD [chunk options]: one pass over SEQ_LEN random tokens, the same ones in every build
+# bp OUTPUT PRECISION METHOD [chunk options]: runs one pass over SEQ_LEN random tokens, the same in every build
 bp() {
     bp_out=$1 bp_precision=$2 bp_method=$3
     shift 3

@@ -1,11 +1,11 @@
 #!/bin/sh
-# One to 4096 GPUs on paper: the longest sequence, and how long a step would take, as `plan --ranks` has them, beside what
-# others measured: Tables 4 and 5 of the StreamBP paper (arXiv 2506.03077) and the runs of scripts/paper/long_runs.csv.
+# One to 4096 GPUs on paper: the longest sequence and the time of a step, by `plan --ranks`, beside measurements of
+# others: Tables 4 and 5 of the StreamBP paper (arXiv 2506.03077) and the runs of scripts/paper/long_runs.csv.
 #
 #     scripts/plan_scale.sh        TRAIN=./train OUT=build/paper MOST=4096 (GPUs)
 #
-# Nothing is run: lengths are plans, times are estimates (llmc/estimate/machine.h) from the constants that are printed at the end,
-# with where each comes from. Writes $OUT/scale.csv and $OUT/scale.png, prints the tables. README shows
+# Nothing is run: lengths are plans, times are estimates (llmc/estimate/machine.h). Their constants are printed at the end,
+# with the source of each. Writes $OUT/scale.csv and $OUT/scale.png, prints the tables. README shows
 # scripts/paper/scale.png, a copy of $OUT/scale.png.
 set -eu
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ PAPER_ADAM="--grad-dtype bf16 --moments bf16 --master none"
 
 long_runs() { grep -E '^(ALST|TRL),(qwen3|llama3.1)-8b,' scripts/paper/long_runs.csv; } # of these two models
 
-# plan MODEL RANKS SP ZERO T [more options] -> JSON
+# plan MODEL RANKS SP ZERO T [more options]: prints JSON
 plan() {
     plan_model=$1 plan_ranks=$2 plan_sp=$3 plan_zero=$4 plan_T=$5
     shift 5
@@ -42,7 +42,7 @@ csv=$OUT/scale.csv
 echo "panel,series,source,gpus,tokens,seconds,mfu,communication_share" >"$csv"
 ranks=$(awk -v most="$MOST" 'BEGIN { for (n = 1; n <= most; n *= 2) print n }')
 
-# ---- the longest sequence: all GPUs share it, or eight do and the others take others ------------------------------------
+# ---- the longest sequence: all GPUs share it, or eight share it and the others take other sequences ----------------------
 for model in qwen3-8b llama3.1-8b; do
     for series in "sp = GPUs, gathered" "sp = GPUs, ring" "sp 8"; do
         for P in $ranks; do

@@ -1,12 +1,12 @@
 #!/bin/sh
-# One run over the GPUs of this machine, a process for each: the verb and options of ./train follow.
+# Runs ./train on the GPUs of this machine, a process for each: its verb and options follow.
 #
 #     scripts/run_single_node.sh --model Qwen3-8B --data 'data/train-*.bin' --seq-len 131072 --zero 3 --out run
 #     RANKS=4 scripts/run_single_node.sh bp --init qwen3-8b --seq-len 1048576 --sp 4
 #
-# Variables: RANKS, processes (the GPUs that nvidia-smi lists, or CUDA_VISIBLE_DEVICES names; a CPU build needs it said);
+# Variables: RANKS, processes (the GPUs that nvidia-smi lists, or CUDA_VISIBLE_DEVICES names; set it for a CPU build);
 # TRAIN, the program (./train of this checkout); OMP_NUM_THREADS (the cores divided by the processes). Several machines:
-# scripts/slurm_train.sbatch. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a training run after its step, which is saved; a second one ends it.
+# scripts/slurm_train.sbatch. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a training run after its step and save it; a second one ends it.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
@@ -23,8 +23,8 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_each "$RANKS")}
 export OMP_NUM_THREADS
 set -- $(launcher "$RANKS") "$TRAIN" "$@"
 echo "OMP_NUM_THREADS=$OMP_NUM_THREADS $*" >&2
-# Open MPI kills its processes two seconds after a SIGINT or SIGTERM, but forwards SIGUSR1. In its own session Ctrl-C does not
-# reach it.
+# Open MPI kills its processes two seconds after a SIGINT or SIGTERM, but forwards SIGUSR1. A session of its own keeps
+# Ctrl-C from it.
 setsid "$@" &
 job=$! code=
 for signal in INT:130 TERM:143 HUP:129 USR1:0; do trap "code=${signal#*:}; kill -USR1 $job" "${signal%:*}"; done

@@ -1,8 +1,8 @@
 /*
-Playground of llmc/ops/cuda/activation.cuh: SwiGLU. The real kernels give every pack of a row a thread, and take the
-hardware's fast exponential and reciprocal; the candidates loop over the packs of all rows, with a division for each,
-and one of them has expf and an exact division, as activation.cuh before. Bytes: forward 3 s an element of out,
-backward 5 s.
+Playground of llmc/ops/cuda/activation.cuh: SwiGLU. The real kernels give every pack of a row a thread, and use the
+hardware's fast exponential and reciprocal. The candidates loop over the packs of all rows, with a division for each;
+one of them uses expf and an exact division, as activation.cuh once did. Bytes: forward 3 s an element of out, backward
+5 s.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/activation.cuh"

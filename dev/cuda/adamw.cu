@@ -1,8 +1,7 @@
 /*
-Playground of llmc/ops/cuda/adamw.cuh. Candidates: eight elements a thread (two packs of each tensor are asked for
-before anything is computed), and, where there is rounding to be drawn for, the keys of the random numbers once for a
-block instead of in every thread. All variants have to agree with plain loops; how a value is rounded stochastically is
-within the tolerance.
+Playground of llmc/ops/cuda/adamw.cuh. Candidates: eight elements a thread (it loads two packs of each tensor before it
+computes); with stochastic rounding, the keys of the random numbers once for a block instead of in every thread. All
+variants must agree with plain loops; either stochastic rounding of a value is within the tolerance.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/adamw.cuh"
@@ -82,7 +81,7 @@ template <typename T, typename M> struct Step {
         size_t count; // a multiple of 2 * ADAMW_PACK
     } shape;
     static constexpr bool master = sizeof(T) != sizeof(floatX);
-    double tolerance = sizeof(T) == 2 || sizeof(M) == 2 ? 1.0 / 120 : 2 * ROUNDING; // a whole unit of bf16 when drawn
+    double tolerance = sizeof(T) == 2 || sizeof(M) == 2 ? 1.0 / 120 : 2 * ROUNDING; // a whole bf16 unit if stochastic
     AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 3, 1, 0};
     Tensor<T> w, w_before;
     Tensor<floatX> rounded, gradient;

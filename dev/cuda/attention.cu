@@ -1,8 +1,7 @@
 /*
-Playground of llmc/ops/cuda/attention.cuh, forward, at head_dim 128: the kernel with other tiles than those it takes by
-itself. More queries a block read keys and values less often, more keys a tile or more stages hide more of the wait for
-them, fewer of either let more blocks share a processor. cuDNN is not among them: how far these are from it has to be
-seen against its own figures.
+Playground of llmc/ops/cuda/attention.cuh, forward, at head_dim 128: the kernel with tiles other than its own choice.
+More queries a block read keys and values less often. More keys a tile or more stages hide more of the wait for them.
+Fewer of either let more blocks share a processor. cuDNN is not among the candidates: compare with its own figures.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/attention.cuh"

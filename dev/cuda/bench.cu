@@ -1,15 +1,14 @@
 /*
-Every op of the linked op set at the shapes of Qwen3-8B, as `stream` calls them for chunks of 4096 tokens of a stream of
-32768 (the last chunk, which sees all keys) and logits chunks of 2048; those of linear attention at Qwen3.5-9B's. One
-object of JSON on stdout, the same as a table on stderr: median milliseconds with cold caches, the rate, and its share
-of a copy's rate or of cuBLASLt's best square product, measured in the same run. Bytes are those that an op cannot do
-without: every input read once, every output written once; a sum that is added to is read and written.
-dev/bench_gpu.sh runs it.
+Times every op of the linked op set at the shapes of Qwen3-8B; linear attention at Qwen3.5-9B's. `stream` calls them so
+for chunks of 4096 tokens of a stream of 32768 (the last chunk, which sees all keys) and logits chunks of 2048. Prints
+one JSON object on stdout, the same as a table on stderr: median milliseconds with cold caches, the rate, and its share
+of a copy's rate or of cuBLASLt's best square product, measured in the same run. Bytes are the least an op needs: every
+input read once, every output written once; a sum that is added to is read and written. dev/bench_gpu.sh runs it.
 
     bench [REPEATS]
 
-Built with -DCUDA_ON_CPU all rows run once at small shapes, against any op set: their arguments are tested, nothing is
-timed.
+Built with -DCUDA_ON_CPU all rows run once at small shapes, with any op set: this tests their arguments and times
+nothing.
 */
 #define WITH_OP_SET
 #include "playground.cuh"
@@ -43,7 +42,7 @@ struct Tensors {
     Tensor<floatX> q, out, dout, dq;    // [n, NH, HD]
     Tensor<floatX> k, v;                // [T, NKV, HD]
     Tensor<float> dk, dv, lse, scratch; // [T, NKV, HD], [n, NH]
-    Tensor<int32_t> tokens, position;   // [T], as frequent as words
+    Tensor<int32_t> tokens, position;   // [T], with words' frequencies
     Tensor<float> frequency, weights;   // [HD / 2] of RoPE; [n] of the loss
     Span span = {0, T - n, T, 0};
     Spans spans() const { return Spans{&span, 1, 0, PAIRS}; }
@@ -54,7 +53,7 @@ constexpr size_t WIDE = n * 2 * FF > m *V ? n * 2 * FF : m *V, MATRIX = V * C > 
 static_assert(T * C <= MATRIX, "embedding_backward takes its dx from there");
 static_assert(n * PROJECTED <= WIDE && n * PROJECTED <= MATRIX && VALUES <= NH * HD, "so do linear attention's ops");
 
-// The whole chunk is one document's, which began before it.
+// The whole chunk belongs to one document, which begins before it.
 static DeltaShape delta_shape(const Span *span) { return {{span, 1, 0, 0}, HK, HV, DK, DV, TAPS, PROJECTED, 0}; }
 
 // Backward with sums in a fixed order and the smallest workspace, or the largest worth its bytes; then in any order
@@ -121,7 +120,7 @@ template <typename Run, typename Before> static double seconds_of(Run run, Befor
     for (size_t repeat = 0; repeat <= playground.repeats; repeat++) {
         before();
         const double s = cold_seconds(run);
-        if (repeat) seconds[repeat - 1] = s; // kernels are loaded, products chosen in the first
+        if (repeat) seconds[repeat - 1] = s; // the first loads kernels and chooses products
     }
     return median(seconds);
 #endif
@@ -202,7 +201,7 @@ static void bench_elements(const Bench &b) {
                 ops->logprob(t.lse.summed(), NULL, t.x.stored(), t.tokens.data, gradient ? t.weights.summed() : NULL, m,
                              V, V, 1.0);
             },
-            [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // the logits are put back
+            [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // restores the logits
     static const struct {
         const char *of;
         SamplingSettings settings;
@@ -216,7 +215,7 @@ static void bench_elements(const Bench &b) {
 }
 
 #if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
-// The different calls of a chunk's backward, whose rates the op's is held against
+// The distinct calls of a chunk's backward: the op's rate is compared with theirs
 static size_t keys_of(const AttentionCall &call) { return call.keys.end - call.keys.begin; }
 
 struct DifferentCalls {
@@ -353,7 +352,7 @@ static void bench_layer(const Bench &b) {
         ops->adamw(t.weight.stored(), t.sums.data, t.weight.data + LAYER, FLOATX_DTYPE, t.sums.data + LAYER,
                    (char *)(t.sums.data + LAYER) + LAYER, DTYPE_INT8, LAYER, &step);
     });
-    // after AdamW: what it adds to sums may be negative, which second moments never are
+    // after AdamW: this may make sums negative, but second moments never are
     b.bytes("embedding_backward", "the stream, into fp32", T, C, (double)T * C * STORED, [&] {
         ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, 1.0, NO_ROW,
                                 t.scratch.summed());

@@ -1,8 +1,8 @@
 /*
-Playground of llmc/ops/cuda/bias.cuh: column sums of dout[n,OC]. The real kernel gives 32 columns to a block, so that
-few blocks walk all rows and a warp reads 32 neighbouring elements (64 bytes in bf16). The candidate reads packs of 16
-bytes, cuts the rows over blocks too, and adds the parts in order with a second kernel; it needs scratch memory that
-the op does not have today.
+Playground of llmc/ops/cuda/bias.cuh: column sums of dout[n,OC]. The real kernel gives 32 columns to a block: few blocks
+walk all rows, and a warp reads 32 neighbouring elements (64 bytes in bf16). The candidate reads packs of 16 bytes, also
+cuts the rows over blocks, and adds the parts in order with a second kernel. It needs scratch memory that the op does
+not have today.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/bias.cuh"

@@ -1,7 +1,7 @@
 /*
-Playground of llmc/ops/cuda/embedding.cuh: the scattered sum of embedding_backward. The candidates begin to take 16
-warps for a row at other frequencies, or never, as embedding.cuh before: then the most frequent token of a text decides
-how long it takes. All sort in the same way; that is part of their time. Bytes: s an element of dx.
+Playground of llmc/ops/cuda/embedding.cuh: the scattered sum of embedding_backward. The candidates switch to 16 warps
+for a row at other frequencies, or never, as embedding.cuh once did: then the most frequent token of a text decides the
+time. All sort in the same way; that is part of their time. Bytes: s an element of dx.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/embedding.cuh"

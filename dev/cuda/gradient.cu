@@ -1,7 +1,6 @@
 /*
 Playground of llmc/ops/cuda/gradient.cuh: round_sums and gradient_add. Candidates: a thread for every pack instead of a
-loop with the grid's stride, and that with loads and stores marked as not needed again (evict first), so that they
-leave the cache to others.
+loop with the grid's stride; the same with loads and stores marked "evict first", which leaves the cache to other data.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/gradient.cuh"

@@ -1,9 +1,9 @@
 /*
 Playground of llmc/ops/cuda/linear.cuh: the products of Qwen3-8B. linear.cuh takes the first algorithm that cuBLASLt's
-heuristics name; the candidate times all that they return and takes the fastest. Both are checked against plain sums in
-double at random elements. Gradients of weights are timed overwriting their sums, too: what beta = 1 costs (8 bytes an
-element, 4 to overwrite it). GPT-2's head, of an odd vocabulary, is timed with contiguous rows of logits, and
-with rows padded to 16 bytes, as they are in a pass.
+heuristics return; the candidate times all of them and takes the fastest. Both are checked against plain sums in double
+at random elements. Weight gradients are also timed overwriting their sums, which shows the cost of beta = 1 (8 bytes an
+element instead of 4). GPT-2's head, of an odd vocabulary, is timed with contiguous rows of logits, and with rows padded
+to 16 bytes, as in a pass.
 */
 #include "product.cuh"
 

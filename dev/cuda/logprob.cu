@@ -1,9 +1,8 @@
 /*
-Playground of llmc/ops/cuda/logprob.cuh. The second reading of a row is meant to come from the cache, but all rows that
-are in flight have to fit there: 4 blocks of 512 threads on each of 132 processors and a vocabulary of 151,936 in bf16
-are 160 MB at a time, an H100's L2 cache has 50. The candidates have fewer and faster rows in flight: 1024 threads for
-a row, one row for each processor (by asking for all of its shared memory), and that with the row's beginning kept
-there.
+Playground of llmc/ops/cuda/logprob.cuh. The second reading of a row should hit the cache, but all rows in flight have
+to fit there. 4 blocks of 512 threads on each of 132 processors and a vocabulary of 151,936 in bf16 are 160 MB at a
+time; an H100's L2 cache has 50. The candidates have fewer and faster rows in flight: 1024 threads for a row; one row
+for each processor (it asks for all shared memory); the same with the row's beginning kept there.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/logprob.cuh"
@@ -107,7 +106,7 @@ static void real(LogProb &c) {
 // Bytes of shared memory that a block may ask for beside `parts`
 static size_t most_shared(void) {
 #ifdef CUDA_ON_CPU
-    return 4096; // less than a row, so that both parts of one are met
+    return 4096; // less than a row, so that both parts of a row occur
 #else
     static int most;
     if (!most)

@@ -1,7 +1,7 @@
 /*
 Playground of llmc/ops/cuda/norm.cuh: RMSNorm. The candidates are the same kernels in other shapes: fewer packs of a row
-for a thread and more threads, none kept (the row is read again where it is needed, as norm.cuh did before), a warp for
-a row of 128, other numbers of blocks. Bytes: forward 2 s an element, backward 3 s.
+for a thread and more threads; no pack kept (the row is read again, as norm.cuh once did); a warp for a row of 128;
+other numbers of blocks. Bytes: forward 2 s an element, backward 3 s.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/norm.cuh"

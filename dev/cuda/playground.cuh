@@ -1,9 +1,9 @@
 /*
-What the programs of the kernel playground share. A program includes the real file of llmc/ops/cuda, adds other ways to
-write its kernels, and calls compare<Case>() with all of them: every variant is checked against plain loops in double
-at a small shape, then timed at a large one, in turns, with cold caches (a buffer larger than the L2 cache is written
-before each run), and one line of the table is printed for each: median time, rate, share of the rate of a copy (or of
-a square matrix product) measured in the same run, largest error. A Case owns its tensors and says
+Common code of the kernel playground. A program includes the real file of llmc/ops/cuda, adds other ways to write its
+kernels, and calls compare<Case>() with all of them. It checks every variant against plain loops in double at a small
+shape, then times it at a large one, in turns, with cold caches (each run follows a write of a buffer larger than the L2
+cache). It prints a table line for each: median time, rate, share of the rate of a copy (or of a square matrix product)
+measured in the same run, largest error. A Case owns its tensors and has
 
     Case(Shape)          makes and fills them                     work()       bytes or FLOPs of one run
     reset()              puts back what a run changes             error()      of the last run, against plain loops
@@ -30,7 +30,7 @@ static void cuda_copy_out(void *host, const void *from, size_t bytes) { memcpy(h
 static void cuda_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void cuda_zero(void *to, size_t bytes) { memset(to, 0, bytes); }
 #else
-#ifdef WITH_OP_SET // whose object has the other ranks
+#ifdef WITH_OP_SET // its object has the other ranks
 static void watch_at_work(void) {}
 #else
 #include "llmc/ranks/dist_mpi.h"
@@ -53,7 +53,7 @@ template <typename T> struct Tensor {
     size_t count;           // elements
     std::vector<T> pattern; // element i is pattern[i % its length] until a run changes it
 
-    // value(i): of element i, asked for the first PERIOD only
+    // value(i) of element i; called for the first PERIOD only
     template <typename F> Tensor(size_t count, F value) : count(count), pattern(std::min(count, PERIOD)) {
         data = (T *)memory_allocate(count * sizeof(T));
         if (!data) die("no device memory for a tensor of %s", human_bytes((double)(count * sizeof(T))));
@@ -92,7 +92,7 @@ static inline auto constant(double value) {
     return [=](size_t) { return value; };
 }
 
-// One rounding to floatX (half a unit of bf16 is up to 1/256); or what fp32 sums of a few thousand terms lose
+// One rounding to floatX (half a unit of bf16 is up to 1/256); or the error of fp32 sums of a few thousand terms
 constexpr double ROUNDING = sizeof(floatX) == 2 ? 1.0 / 250 : 2e-6;
 
 // ---- what a variant is ----------------------------------------------------------------------------------------------

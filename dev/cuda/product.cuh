@@ -1,6 +1,6 @@
 /*
-Matrix products beside the algorithm that llmc/ops/cuda/linear.cuh takes: every one that cuBLASLt offers for the same
-description, and the best rate of a square product, which rates of other products are held against.
+Matrix products beside the algorithm that llmc/ops/cuda/linear.cuh takes: every algorithm that cuBLASLt offers for the
+same description, and the best rate of a square product, the reference for other products' rates.
 */
 #ifndef DEV_CUDA_PRODUCT_CUH
 #define DEV_CUDA_PRODUCT_CUH
@@ -9,7 +9,7 @@ description, and the best rate of a square product, which rates of other product
 
 constexpr int MOST_ALGORITHMS = 32;
 
-// out = a b + beta out by one of them; false where it cannot run after all
+// Computes out = a b + beta out by one of them; returns false if it cannot run
 static bool multiply_by(const KeptMatmul *kept, const cublasLtMatmulAlgo_t *algorithm, void *out, const void *a,
                         const void *b, float beta) {
     const float one = 1.0f;

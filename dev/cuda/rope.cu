@@ -1,6 +1,6 @@
 /*
-Playground of llmc/ops/cuda/rope.cuh. The real kernel's threads take one pair of elements of eight heads; the
-candidate's take a pack of pairs (16 bytes of either half of a head) and as many sines and cosines.
+Playground of llmc/ops/cuda/rope.cuh. A thread of the real kernel rotates one pair of elements in each of eight heads. A
+thread of the candidate rotates a pack of pairs (16 bytes of either half of a head) with as many sines and cosines.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/rope.cuh"

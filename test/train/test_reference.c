@@ -172,7 +172,7 @@ static float *computed(const Opening *s, const char *name, size_t *tokens, Logpr
     LogprobWriter w;
     LogprobFile f;
     logprobs_create(&w, scratch_path(name), &header);
-    *sum = logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_step(world_alone(), 1), 0);
+    *sum = logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_step(world_alone(), 1));
     logprobs_open(&f, scratch_path(name));
     logprobs_check(&f, &header, s->shards);
     *tokens = (size_t)f.header.tokens;
@@ -283,7 +283,7 @@ static void overflow(const void *setup) {
     ops_device->copy_in(o->run.streambp.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
                         head * sizeof(float));
     logprobs_create(&w, scratch_path("overflow.logprobs"), &header);
-    logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_step(world_alone(), 1), 0);
+    logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_step(world_alone(), 1));
 }
 
 TEST(values_that_are_none_are_refused) {
