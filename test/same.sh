@@ -87,7 +87,7 @@ same_text() { # file
     tr ',' '\n' <"$WORK/masked" | diff - "$WORK/lines" | sed -n 's/^\([<>]\)/    \1/p' | cut -c1-110 | head -n 6
     return 1
 }
-same_files() { # below out/, where there is one
+same_files() { # below out/, if present
     for side in old new; do (cd "$WORK/$side" && find out -type f 2>/dev/null | sort >files); done
     cmp -s "$WORK/old/files" "$WORK/new/files" || { differs 'names of files'; return 1; }
     while read -r file; do
@@ -159,7 +159,7 @@ pairwise() {
             }
         }'
 }
-compare_pairwise() { # factors, of which the first two are precision and processes
+compare_pairwise() { # factors; the first two are precision and processes
     pairwise "$@" >"$WORK/rows"
     while read -r precision processes arguments; do
         clear

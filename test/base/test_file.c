@@ -43,7 +43,7 @@ static void expect_files(const char *name, size_t expected) {
     assert_int_equal(count, expected);
 }
 
-// ---- what is there already ------------------------------------------------------------------------------------------
+// ---- existing files -------------------------------------------------------------------------------------------------
 TEST(only_regular_files_are_replaced) {
     static const struct {
         const char *name, *words;
@@ -250,7 +250,7 @@ TEST(folders_are_synced) {
     *synced = 0;
     make_folder(scratch_path("power/a/b/c"));
     expect_synced("%s\n%s\n%s\n", base, scratch_path("power/a"), scratch_path("power/a/b"));
-    make_folder(scratch_path("power/a/b/c")); // is there
+    make_folder(scratch_path("power/a/b/c")); // present
     expect_synced("", "", "", "");
     snprintf(temporary, sizeof(temporary), "%s.%ld-0.tmp", scratch_path("power/a/file"), (long)getpid());
     write_output(scratch_path("power/a/file"), "new");
@@ -352,7 +352,7 @@ TEST(pipes_and_links_in_the_folder_of_a_run) {
     expect_text(scratch_path("trap/model.bin"), "mine\n");
 }
 
-// ---- messages of what files say -------------------------------------------------------------------------------------
+// ---- messages with text from files ----------------------------------------------------------------------------------
 static void note_and_die(const void *text) {
     note("%s", (const char *)text);
     die("%s", (const char *)text);

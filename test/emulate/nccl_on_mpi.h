@@ -4,11 +4,11 @@ tests. The files are compiled as they are, against the real cuda_runtime.h and n
 without a GPU.
 
 Device memory is the host's. A copy on the default stream is done when the call returns; first it waits for whatever the
-stream awaits. The streams of transfers are queues. They run when the default stream or the host waits for them, each
-transfer after those that the default stream had awaited when it was asked for. The stream of collectives is a queue,
-too. It runs in order and as late as CUDA allows: when the default stream waits for it, or when the host has queried an
-event for long. So whoever reads a result too early reads the old data. Events never block, as on a GPU: the program
-itself must detect a missing rank.
+stream awaits. The streams of transfers are queues. They run when the default stream or the host waits for them. A
+transfer follows those that the default stream had awaited before it. The stream of collectives is a queue, too. It runs
+in order and as late as CUDA allows: when the default stream waits for it, or when the host has queried an event for
+long. So whoever reads a result too early reads the old data. Events never block, as on a GPU: the program itself must
+detect a missing rank.
 
 What a wrong caller does here:
 

@@ -326,8 +326,8 @@ TEST(what_grows_and_what_shrinks) {
     }
 }
 
-// From a few lines of formulas elsewhere, for one H200 that recomputes attention's forward: products at 680 TFLOP/s,
-// attention at 671 (its diagonal 591) and 440, other tensors and staged sums at 4.08 TB/s.
+// From a separate calculation, for one H200 that recomputes attention's forward: products at 680 TFLOP/s, attention at
+// 671 (its diagonal 591) and 440, other tensors and staged sums at 4.08 TB/s.
 TEST(as_the_roofline) {
     static const size_t tokens[] = {32768, 131072, 500000};
     static const double percent[] = {43.3, 38.1, 35.3};

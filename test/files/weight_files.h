@@ -1,7 +1,7 @@
 /*
 Files for the tests of weights: the golden models, copies to be damaged, and models written from a formula. A second
-reader of safetensors files, sharing no line with llmc/files/safetensors.h, finds a tensor's entry in the text of the
-header as the reference implementation writes it.
+reader of safetensors files shares no line with llmc/files/safetensors.h. It finds a tensor's entry in the header's text
+as the reference implementation writes it.
 */
 #ifndef TEST_WEIGHT_FILES_H
 #define TEST_WEIGHT_FILES_H

@@ -1,6 +1,6 @@
 /*
-Common parts of the generation tests: tiny models of every family, and a run behind the fence (fence.h) that has exactly
-the memory of its plan, filled with NaN, with a cache to generate into.
+Common parts of the generation tests: tiny models of every family, and a run inside the fence (fence.h) with a cache. It
+has exactly its planned memory, filled with NaN.
 */
 #ifndef TEST_SAMPLER_RUN_H
 #define TEST_SAMPLER_RUN_H

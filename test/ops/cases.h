@@ -36,7 +36,7 @@ static Guarded *sums_out(const char *name, size_t count) { return guarded_poison
 static Guarded *scratch_of(size_t count) { return guarded_poison(SCRATCH, "scratch", ops->summed, count); }
 
 // Keeps columns [first, first + own) of rows of `stride` elements. Other columns are never touched: NaN in inputs, tiny
-// values elsewhere.
+// values in outputs.
 static Guarded *keep_columns(Guarded *t, size_t first, size_t own, size_t stride) {
     const double beside = t->role == INPUT ? NAN : 0x1p-100;
     for (size_t i = 0; i < t->count; i++)

@@ -274,7 +274,7 @@ TEST(formula_counts_what_the_walk_counts) {
     static const size_t lengths[4][5] = {{300, 0, 0, 0, 0}, {1, 100, 64, 33, 2}, {1, 1, 1, 1, 1}, {64, 64, 64, 0, 0}};
     static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_GRPO, OBJECTIVE_DPO, OBJECTIVE_KTO};
     static const size_t chunks[] = {0, 64, 7};
-    const size_t step = all_cases() ? 1 : 5; // coprime to what it steps through
+    const size_t step = all_cases() ? 1 : 5; // coprime to the factors below
     size_t walks = 0;
     for (size_t m = 0; m < MODELS; m++) {
         SCOPED(model_free) Model model = planned_model(models[m], DTYPE_FP32);

@@ -1,6 +1,6 @@
 /*
-LoRA in the steps of streambp.h. Every method and chunk size gives full's adapter gradients. These equal the merged
-weights' gradients by the chain rule (dB = scale dW A^T, dA = scale B^T dW) and finite differences, also with dropout. A
+LoRA in the steps of streambp.h. Every method and chunk size gives full's adapter gradients. These follow from the
+merged weights' gradients (dB = scale dW A^T, dA = scale B^T dW). They match finite differences, also with dropout. A
 new adapter changes no bit of the model; merged weights equal the adapter within rounding; frozen weights have no
 gradient anywhere.
 */

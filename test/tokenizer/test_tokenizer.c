@@ -1,6 +1,6 @@
 /*
-The tokenizer: ids and decoded text of several hundred texts, in the styles of nine families of models and with patterns
-of no model, equal those of Hugging Face's tokenizers library (test/golden/tokenizers, by make_tokenizers.py). Very long
+The tokenizer: ids and decoded text of several hundred texts equal those of Hugging Face's tokenizers library
+(test/golden/tokenizers, by make_tokenizers.py). Styles are those of nine families, and patterns of no model. Very long
 words; text in pieces; chat. Damaged files, with and without a right checksum, are refused in one line or used without
 harm.
 */
@@ -11,7 +11,7 @@ harm.
 #define FOLDER "test/golden/tokenizers/"
 static const char *const styles[] = {"gpt2",   "llama3", "qwen2",  "qwen3.5", "gemma",  "llama2", "mistral",
                                      "tekken", "o200k",  "digits", "ruby",    "stages", "pieces", "removed"};
-enum { STYLES = COUNT_OF(styles), WHOLE = STYLES - 1 }; // the last one's text does not come back
+enum { STYLES = COUNT_OF(styles), WHOLE = STYLES - 1 }; // the last one does not restore texts
 
 static const char *style_path(const char *style, const char *ending) {
     static char path[128];

@@ -11,7 +11,7 @@ itself is compared with its reference in test_ops.c; places are in test_places.c
 
 static const char *const models[] = {TINY_GPT2, TINY_LLAMA, TINY_TIED, TINY_QWEN3};
 
-// ---- a run's tensors behind the fence, full of NaN ------------------------------------------------------------------
+// ---- a run's tensors inside the fence, full of NaN ------------------------------------------------------------------
 typedef struct {
     TinyCase tiny;
     TinyRun run;

@@ -5,7 +5,7 @@
 same_loss=1e-5 same_gradient=1e-4
 [ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
 
-lengths() { # seed: of 60 documents, most of them short, few long
+lengths() { # seed: lengths of 60 documents, most of them short, few long
     awk -v s="$1" 'BEGIN { srand(s); for (i = 0; i < 60; i++) printf "%d,", 2 + exp(3 + 2.2 * (rand() + rand() + rand() - 1.5)) }'
 }
 make_documents "$WORK/train-00000.bin" 96 "$(lengths 5)" 1
