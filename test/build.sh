@@ -1,5 +1,5 @@
-# Sourced by test/run.sh: how the programs of its table are compiled. A program is compiled again when a file it includes, the op
-# set or the command changed. Folders are named as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
+# Sourced by test/run.sh: compiles the programs of its table. Recompiles a program after a change of a file it includes,
+# the op set or the command. Folders as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
 CC=${CC:-cc}
 case $CC in *clang*) CXX=${CXX:-$(echo "$CC" | sed 's/clang/clang++/')} ;; *) CXX=${CXX:-c++} ;; esac
 compiler=${CC%% *}
@@ -11,12 +11,12 @@ folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 has_onednn() { [ "${ONEDNN:-}" != 0 ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
 define_precision() { printf -- '-D_GNU_SOURCE -DPRECISION_%s' "$(echo "$1" | tr a-z A-Z)"; }
 
-# fresh TARGET COMMAND: it was made by that command, and every file in its dependency files is older.
+# fresh TARGET COMMAND: the target was made by this command, and every file in its dependency files is older.
 fresh() {
     [ -f "$1" ] && [ "$(cat "$1.command" 2>/dev/null)" = "$2" ] || return 1
     for source in $(cat "$1".d "$1".?*.d 2>/dev/null | sed 's/^[^ ]*://; s/\\$//'); do [ "$source" -ot "$1" ] || return 1; done
 }
-# make_with TARGET COMMAND: runs the command unless the target is fresh. A target that does not compile is gone.
+# make_with TARGET COMMAND: runs the command unless the target is fresh. Removes a target that does not compile.
 make_with() {
     fresh "$@" && return
     rm -f "$1" "$1".d "$1".?*.d "$1.command"
@@ -24,7 +24,7 @@ make_with() {
     eval "$2" && printf '%s\n' "$2" >"$1.command"
 }
 
-# Flags for MPI and the headers of CUDA and NCCL (2.13 or later), which may lie beside nvcc and in $NCCL; nothing where one is missing.
+# Flags for MPI and the headers of CUDA and NCCL (2.13 or later), found beside nvcc and in $NCCL; nothing if one is missing.
 nccl_flags() {
     toolkit=$(command -v "${NVCC:-nvcc}") && toolkit="-isystem $(dirname "$(dirname "$(readlink -f "$toolkit")")")/include"
     set -- -DHAVE_NCCL ${NCCL:+-isystem "$NCCL/include"} $toolkit
@@ -33,8 +33,8 @@ nccl_flags() {
         $CXX "$@" -fsyntax-only -x c++ - >/dev/null 2>&1 && echo "$@"
 }
 
-# The GPU's kernels have the same lines in every build: UBSan, which takes minutes, is for bf16 there. Double runs the lines of fp32
-# and bf16, and is not sanitized. AddressSanitizer finds what is used behind a null pointer or an object's end.
+# The GPU's kernels have the same lines in every build: UBSan, which takes minutes, checks bf16 alone. Double runs the
+# lines of fp32 and bf16, unsanitized. AddressSanitizer finds uses of null pointers and beyond objects.
 flags_of() { # precision, op set
     printf '%s -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native -fno-omit-frame-pointer -fopenmp -I. -DPARALLEL_WORK=1' "$(define_precision "$1")"
     case $1-$2 in
@@ -50,8 +50,8 @@ flags_of() { # precision, op set
 }
 as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -Wno-pass-failed -Wno-unknown-warning-option -Wno-maybe-uninitialized'
 
-# The op set's object, which all programs of a configuration share. Op set "cuda" takes what libraries do for it from op set "cpu",
-# which goes by another name then. -O2: a kernel's threads take turns on one core.
+# The op set's object, shared by all programs of a configuration. Op set "cuda" takes library functions from op set
+# "cpu", which is renamed then. -O2: a kernel's threads take turns on one core.
 build_ops() { # precision, op set
     folder=$(folder_of "$1" "$2")
     flags=$(flags_of "$1" "$2") o=$folder/ops.o
@@ -72,8 +72,8 @@ build_ops() { # precision, op set
     esac
 }
 
-# Most programs spend their time in the op set, and would take longer to optimise than they run. Alignment, a check of every pointer,
-# is looked at in the op sets and in the sanitized ./train.
+# Most programs spend their time in the op set: optimising them costs more than it saves. The op sets and the sanitized
+# ./train check alignment of every pointer.
 build_program() { # name, precision, op set
     folder=$(folder_of "$2" "$3")
     target=$folder/test_$1 flags="$(flags_of "$2" "$3") -fno-sanitize=alignment" libraries="-lcmocka -lcjson -lm -pthread -lpcre2-8 $mpi_libraries"
@@ -87,7 +87,7 @@ build_program() { # name, precision, op set
     *)
         [ "$folder/ops.o" -nt "$target" ] && rm -f "$target"
         compile="$CC -std=gnu11 $flags -MMD -MF $target.d $source"
-        if [ "$1" = ops ]; then # what it tests is the op set; most of its own time goes into references and comparisons
+        if [ "$1" = ops ]; then # tests the op set; most of its own time goes into references and comparisons
             compile="$(echo "$compile" | sed 's/ -f[a-z-]*sanitize=[^ ]*//g') -O2 -c -o $target.o && $CC $flags $target.o"
         fi
         make_with "$target" "$compile $folder/ops.o $libraries -o $target"
@@ -95,7 +95,7 @@ build_program() { # name, precision, op set
     esac
 }
 
-# On a GPU: C by $CC, op set "cuda" as make built it for ./train, linked by nvcc. gpu_large has op set "cpu", too, under another name.
+# On a GPU: C by $CC, op set "cuda" as make builds it for ./train, linked by nvcc. gpu_large also has op set "cpu", renamed.
 build_gpu_ops() { # precision
     $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "build/cuda-$1/train"
 }
@@ -114,7 +114,7 @@ build_gpu_program() { # name, precision
     make_with "$target" "$before $compile -MMD -MF $target.d -c $(ls test/*/test_"$1".c) -o $target.o && $NVCC_LINK $objects $libraries -o $target"
 }
 
-# Programs that scripts run: ./train as a user builds it, the same sanitized, a Python.
+# Programs for scripts: ./train as a user builds it, the same sanitized, a Python.
 build_plain() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= "$TRAIN_PLAIN"; }
 build_sanitized() {
     build_ops fp32 onednn || return 1

@@ -1,6 +1,6 @@
-# Sourced by the tests that run the program as a user does: counting, refusals, values from its JSON.
-# $TRAIN is the program under test (sanitized), $WORK an empty folder for this run. TEST_DEVICE=gpu: it runs on a GPU;
-# TEST_PRECISION=bf16: it was built for bf16.
+# Sourced by the tests that run the program as a user does: counting, refusals, values from its JSON. $TRAIN: the
+# program under test (sanitized). $WORK: an empty folder for this run. TEST_DEVICE=gpu: it runs on a GPU.
+# TEST_PRECISION=bf16: its build.
 TEST_DEVICE=${TEST_DEVICE:-cpu} TEST_PRECISION=${TEST_PRECISION:-fp32}
 passed=0 failed=0 skipped=0
 WORK=$(mktemp -d)
@@ -22,7 +22,7 @@ says() { # out or err, pattern...: each matches a line of it
     shift
     for line; do check "$file says '$line'" grep -q -- "$line" "$WORK/$file"; done
 }
-# What the program is given: of `train` without --out nothing is kept.
+# Runs the program; `train` without --out keeps nothing.
 run() {
     case "$*" in train*' --out'*) ;; 'train '*) set -- "$@" --out none ;; esac
     $LAUNCHED "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"
@@ -31,8 +31,8 @@ LAUNCHED= # words before it
 succeeds() { # arguments: exit 0
     if run "$@"; then pass; else fail "exit $? of: train $*"; sed 's/^/    /' "$WORK/err" | tail -n 5; fi
 }
-# refuses CODE PATTERN arguments...: that exit code, one line on stderr that starts with "train: " and matches, nothing on stdout.
-# A program that refuses ends where it finds the fault and frees nothing, so leaks are not looked for.
+# refuses CODE PATTERN arguments...: this exit code, nothing on stdout, one matching line on stderr that begins with
+# "train: ". No leak check: a refusal ends the program without freeing.
 refuses() {
     code=$1 pattern=$2
     shift 2
@@ -62,7 +62,7 @@ same_checkpoint() { # folder, folder, step: the weights and the optimizer's stat
     done
 }
 same_run() { same_checkpoint "$@" && [ "$(steps_of "$1")" = "$(steps_of "$2")" ]; }
-# Trains at once in $WORK/NAME and in two parts in $WORK/NAME-parts: the last checkpoints hold the same bits.
+# Trains at once in $WORK/NAME and in two parts in $WORK/NAME-parts: the last checkpoints are equal to the bit.
 in_two_parts() { # name, steps, options of the second part, arguments
     parts=$1 steps=$2 more=$3
     shift 3
@@ -71,7 +71,7 @@ in_two_parts() { # name, steps, options of the second part, arguments
     succeeds train "$@" --steps $steps --out "$WORK/$parts-parts" --resume $more
     check "$parts in two parts" same_checkpoint "$WORK/$parts" "$WORK/$parts-parts" $steps
 }
-next_works() { # out or err: both commands that a run ends with
+next_works() { # out or err: runs both commands that a run prints last
     sed -n '/^next /,$s/^next \{5\}\|^ \{9\}//p' "$WORK/$1" >"$WORK/next"
     check "what to type next: $(cat "$WORK/next")" [ "$(wc -l <"$WORK/next")-$(sh -e "$WORK/next" >/dev/null 2>&1; echo $?)" = 2-0 ]
 }

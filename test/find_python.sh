@@ -1,6 +1,6 @@
-# Sourced by the tests that need Python: find_python sets $python to one that has modules, or to nothing. $PYTHON goes first.
+# Sourced by the tests that need Python: find_python sets $python to one that has the modules, or to nothing. $PYTHON goes first.
 
-# For data/: what prepare.py needs. A jinja2 before 3.1.6 is refused by it.
+# Modules of prepare.py, for data/. It refuses a jinja2 before 3.1.6.
 DATA_MODULES='tokenizers, numpy, jinja2'
 
 has_modules() { # python, modules
@@ -15,7 +15,7 @@ find_python() { # modules
     done
     python=
 }
-# Runs a test in Python where there is one with the modules; PYTHON=... names it. Ends the script.
+# Runs a test in a Python with the modules, if there is one; PYTHON=... names it. Ends the script.
 run_python() { # modules, script, what it tests
     find_python "$1"
     if [ -n "$python" ]; then
@@ -26,7 +26,7 @@ run_python() { # modules, script, what it tests
     skipped=1
     finish
 }
-# As find_python of what data/ needs, but makes a virtual environment below build/ with pip where there is none (DEPS=skip refuses).
+# Finds a Python for data/; if there is none, makes a virtual environment below build/ with pip (DEPS=skip refuses).
 find_or_make_python() {
     find_python "$DATA_MODULES"
     [ -n "$python" ] || [ "${DEPS:-}" = skip ] && return

@@ -1,10 +1,10 @@
-# Sourced by test/run.sh --gpu: what must be there, how make links ./train, and the record of what ran.
+# Sourced by test/run.sh --gpu: requirements, link flags of ./train, and the record of what ran.
 #
-# The record is dev/results/test-<device>-<date>.json, written after each row. Runs one after another add up in one file as long as
-# sources and libraries are the same; it is complete when it has all rows. scripts/results_table.py makes README's table of these
-# files. RESULTS: another folder. COMMIT: its name where there is no git.
+# The record is dev/results/test-<device>-<date>.json, written after each row. Runs add up in one file while sources and
+# libraries stay the same; it is complete with all rows. scripts/results_table.py makes README's table of these files.
+# RESULTS: another folder. COMMIT: its name if there is no git.
 NVCC=${NVCC:-nvcc} MAKE=${MAKE:-make} LIMIT=${LIMIT:-540} RESULTS=${RESULTS:-dev/results}
-ALL_CASES=${ALL_CASES:-1} # of lists that `make test` thins, for a CPU's sake
+ALL_CASES=${ALL_CASES:-1} # of lists that `make test` thins to save CPU time
 CUDA_DEVICE_ORDER=PCI_BUS_ID # the order of nvidia-smi
 export CC NVCC MAKE LIMIT ALL_CASES CUDA_DEVICE_ORDER
 if [ -z "$build_only" ] && ! timeout 60 nvidia-smi -L 2>/dev/null | grep -q '^GPU 0'; then
@@ -21,7 +21,7 @@ if [ -z "${NVCC_LINK:-}" ]; then # how make links ./train
 fi
 export NVCC_LINK NVCC_LIBS
 
-# The record's first lines; a file that begins otherwise is another device's, day's or tree's.
+# The record's first lines; a file that begins otherwise is of another device, day or tree.
 record_begin() {
     gpu_number=${CUDA_VISIBLE_DEVICES:-0}
     ask() { timeout 60 nvidia-smi -i "${gpu_number%%,*}" --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
@@ -57,7 +57,7 @@ record_begin() {
     return 0
 }
 record_key() { printf '    {"program": "%s", "precision": "%s",\n' "$name" "$precision"; }
-record_row() { # of the row that was told
+record_row() { # of the last row
     calls=$(sed -n 's/^ *cuDNN took \([0-9]*\) calls forward, \([0-9]*\) backward.*/\1 \2/p' "$log.log" | tail -n 1)
     links=$(sed -n 's/^[a-zA-Z]* *host memory link *\([0-9.]*\) GB\/s to it, \([0-9.]*\) from it.*/, "to_host_gb_per_s": \1, "from_host_gb_per_s": \2/p
         s/^[a-zA-Z]* *disk *\([0-9.]*\) GB\/s written, \([0-9.]*\) read.*/, "disk_written_gb_per_s": \1, "disk_read_gb_per_s": \2/p' "$log.log" | tr -d '\n')
@@ -68,7 +68,7 @@ record_row() { # of the row that was told
 record_write() {
     complete=true
     while read -r line; do grep -qF "$line" "$run/programs" || complete=false; done <"$run/all_keys"
-    # how the bf16 op set did attention, from the calls that cuDNN took
+    # how the bf16 op set computed attention, by cuDNN's calls
     attention=$(sed -n 's/.*"attention", "precision": "bf16".*"cudnn_calls": \([0-9]*\).*/\1/p' "$run/programs")
     case $attention in '') attention=unknown ;; 0) attention=own ;; *) attention=cudnn ;; esac
     mkdir -p "$RESULTS"

@@ -1,16 +1,16 @@
 #!/bin/sh
-# Builds and runs the rows of test/rows.txt and prints each as it ends: test/run.sh [--quick] [NAME ...]; all of them without a NAME.
+# Builds and runs the rows of test/rows.txt and prints each as it ends: test/run.sh [--quick] [NAME ...]; without a NAME all of them.
 #
 #   --quick          rows marked `quick`, a few cases of each: whether every gradient still holds (make test-quick)
 #   --gpu            rows of a GPU, one at a time, recorded in dev/results/ (make test-gpu); --train, --sanitizer: the rows of ./train
 #                    and of compute-sanitizer
 #   --build          builds the rows and runs nothing; with --gpu nvcc is enough
 #
-# A row closes with `N passed, N failed, N skipped`; one without this line has failed. Sums stand in the last line. Environment: CC,
-# JOBS (rows at a time), ALL_CASES=1 (full products of cases); with --gpu LIMIT (seconds of a program), RESULTS, COMMIT.
+# A row closes with `N passed, N failed, N skipped`; without this line it has failed. The last line has the sums. Environment: CC, JOBS
+# (rows at a time), ALL_CASES=1 (full products of cases); with --gpu LIMIT (seconds of a program), RESULTS, COMMIT.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-# Our own leaks are failures; oneDNN and OpenMP keep their pools until the end. 99: what a sanitizer found, in a child too.
+# Our own leaks are failures; oneDNN and OpenMP keep their pools until the end. 99: exit code of a sanitizer's finding, also in a child.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:exitcode=99:allocator_may_return_null=1:strict_string_checks=1:quarantine_size_mb=32:allocator_release_to_os_interval_ms=-1}
 export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=test/leaks.supp:print_suppressions=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
@@ -18,11 +18,11 @@ export OMP_WAIT_POLICY=passive
 limit='timeout -k 10 900' # what hangs fails
 [ -z "${LIMIT:-}" ] || limit="timeout -k 10 $LIMIT"
 . test/build.sh
-run=${TEST_RUN:-build/test-run.$$} # the rows of this run, and what the driver and its jobs tell each other
+run=${TEST_RUN:-build/test-run.$$} # the rows of this run, and messages between the driver and its jobs
 
 # ---- one row ----------------------------------------------------------------------------------------------------------------------
-# Sets what a line of the table says: program, precision, library (its op set), ranks, threads, tests, name, quick, all, words; and where
-# its log goes, its label.
+# Parses a line of the table: program, precision, library (its op set), ranks, threads, tests, name, quick, all, words;
+# sets its log and label.
 read_row() {
     program=$1 precision=$2 library=$3 name=$1 ranks= threads=1 tests= quick= all= words=
     shift 3
@@ -52,10 +52,10 @@ read_row() {
         ;;
     esac
 }
-skipped() { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' "$1"; } # a row, for want of
+skipped() { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' "$1"; } # a row, reason
 other_compiler() { case $compiler in *clang*) echo gcc ;; *) echo clang ;; esac; }
 
-# Compiles the program of the row that was read; its log goes to build.log. Status 77: it cannot be built here.
+# Compiles the current row's program; its log goes to build.log. Status 77: it cannot be built here.
 build_row() {
     case $library in
     gpu) build_gpu_program "$program" "$precision" >"$log.build.log" 2>&1 ;;
@@ -72,7 +72,7 @@ build_row() {
     *) build_program "$program" "$precision" "$library" >"$log.build.log" 2>&1 ;;
     esac
 }
-run_program() { # the program of the row that was read
+run_program() { # the current row's program
     file=$(folder_of "$precision" "$library")/test_$program
     case $library in
     gpu) file=build/test-gpu-$precision/test_$program ;;
@@ -89,7 +89,7 @@ run_program() { # the program of the row that was read
         fi || status=$?
     done
 }
-run_sanitizer() { # one test, passed where nothing is reported
+run_sanitizer() { # one test, passed unless something is reported
     case $words in *train\ *) folder=build/cuda-$precision ;; *) folder=build/test-gpu-$precision ;; esac
     TINY=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=96
     command -v compute-sanitizer >/dev/null || { skipped 'compute-sanitizer (Debian, Ubuntu: cuda-sanitizer-13-0 from NVIDIA)'; return; }
@@ -98,7 +98,7 @@ run_sanitizer() { # one test, passed where nothing is reported
     grep -E '^=========|FAILED|train: ' "$log.report" | grep -vE 'COMPUTE-SANITIZER|ERROR SUMMARY: 0' | head -n 20
     case $status in
     0) echo '1 passed, 0 failed, 0 skipped' ;;
-    124 | 137) # what it found until then counts
+    124 | 137) # keeps the counts so far
         status=0
         if grep -E '^=========' "$log.report" | grep -qvE 'COMPUTE-SANITIZER|ERROR SUMMARY: 0'; then echo '0 passed, 1 failed, 0 skipped'
         else skipped 'time: it was not through after 65 s'; fi
@@ -106,7 +106,7 @@ run_sanitizer() { # one test, passed where nothing is reported
     *) echo '0 passed, 1 failed, 0 skipped' ;;
     esac
 }
-run_row() { # the row that was read: its log, and its status and processor time beside it
+run_row() { # the current row: its log, with status and CPU time beside it
     mkdir -p "${log%/*}"
     rm -f "$log.status"
     (
@@ -139,11 +139,11 @@ run_row() { # the row that was read: its log, and its status and processor time 
     ) >"$log.log" 2>&1
 }
 
-# ---- what the driver below calls this file with -------------------------------------------------------------------------------------
+# ---- commands that the driver below runs through this file --------------------------------------------------------------------------
 case ${1:-} in
 --folder) folder_of "$2" "$3"; exit ;;
 --compile) build_ops "$3" "$4" && build_program "$2" "$3" "$4"; exit ;;
---program) # plain|sanitized|python|gpu_ops and arguments: what many rows stand on
+--program) # plain|sanitized|python|gpu_ops and arguments: shared by many rows
     what=$2
     shift 2
     log=build/test-scripts/$what${1:+-$1}${2:+-$2}
@@ -169,7 +169,7 @@ case ${1:-} in
     ;;
 esac
 
-# ---- what was asked for -------------------------------------------------------------------------------------------------------------
+# ---- arguments ----------------------------------------------------------------------------------------------------------------------
 gpu= build_only= quick_only= names=
 for word; do
     case $word in
@@ -205,13 +205,13 @@ for word in $names; do
 done
 rows=$(wc -l <"$run/rows")
 [ "$rows" -gt 0 ] || { echo "run.sh: no row of test/rows.txt is called$names" >&2; exit 2; }
-needs_train() { grep ' script' "$run/rows" | grep -qvw bare; } # of a GPU's rows make builds it
+needs_train() { grep ' script' "$run/rows" | grep -qvw bare; } # make builds the op set of a GPU's rows
 
 if [ -n "$gpu" ]; then . test/gpu.sh; else
     TRAIN=$(folder_of fp32 onednn)/train TRAIN_PLAIN=build/cpu-fp32$compiler/train NCCL_OPS=$(folder_of fp32 nccl)/ops.o
     export TRAIN TRAIN_PLAIN NCCL_OPS
 fi
-# Foundations of many rows, the slowest first: op sets' objects, and what scripts run.
+# Builds shared objects first, the slowest first: op sets, and programs of scripts.
 foundations() {
     if [ -n "$gpu" ]; then
         cut -d ' ' -f 2 "$run/rows" | sort -u | sed 's/^/--program gpu_ops /'
@@ -222,15 +222,15 @@ foundations() {
         sort -u | awk '{ print ($2 ~ /^cu/ ? 0 : 1), $0 }' | sort -s -n -k 1,1 | sed 's/^[01]/--program ops/'
     needs_train && echo '--program plain'
 }
-# Rows that share a program are one job.
+# Rows that share a program form one job.
 jobs() { awk '{ key = $1 " " $2 " " $3; if ($3 !~ /^(script|gpu-script|sanitizer)$/ && key in of) { line[of[key]] = line[of[key]] " " NR } else { of[key] = ++n; line[n] = NR } }
     END { for (i = 1; i <= n; i++) print "'"$1"'", line[i] }' "$run/rows"; }
 
-# ---- telling ------------------------------------------------------------------------------------------------------------------------
+# ---- reporting ----------------------------------------------------------------------------------------------------------------------
 begin=$(date +%s)
 minutes() { printf '%dm%02ds' $(($1 / 60)) $(($1 % 60)); }
 stamp() { printf '[%3d/%d %6s] ' "$ended" "$rows" "$(minutes $(($(date +%s) - begin)))"; }
-# Processor seconds of all that a shell has waited for, as the builtin `times` tells them
+# CPU seconds of all finished children, from the builtin `times`
 cpu_in() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%.1f", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$1" 2>/dev/null; }
 passed=0 failed=0 skipped=0 ended=0
 tell_program() { # log, what
@@ -242,7 +242,7 @@ tell_program() { # log, what
         failed=$((failed + 1))
     fi
 }
-tell_row() { # of the row that was read: its line, and below it what failed
+tell_row() { # prints the current row's line, and below it its failures
     status=$(cat "$log.status" 2>/dev/null || echo 'no status')
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log.log" |
         awk '{ p += $1; f += $3; s += $5 } END { if (NR) print p + 0, f + 0, s + 0 }')
@@ -279,7 +279,7 @@ tell() {
         program) set -- $rest; log=$1; shift; tell_program "$log" "$*" ;;
         row) read_row $(sed -n "${rest}p" "$run/rows"); tell_row ;;
         unbuilt)
-            [ -n "$build_only" ] || continue # is told with its row
+            [ -n "$build_only" ] || continue # is reported with its row
             read_row $(sed -n "${rest}p" "$run/rows")
             cat "$log.build.log"
             echo "FAILED: $label does not compile"

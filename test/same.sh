@@ -1,15 +1,15 @@
 #!/bin/sh
 # test/same.sh OLD NEW [SECTION...]: two checkouts of streambp.c do the same. For a change that must change nothing.
-# Builds the CPU programs of both in fp32, bf16 and double, gives both the same command lines, and compares options and
-# defaults, plans, gradients, checkpoints, logs, what resumes from them, converted models, losses and samples: files by
-# their bytes, JSON by its text. Measured times and memory may differ, and so may descriptions and error messages.
-# A difference is printed with the command that shows it; the two folders to run it in are kept.
+# Builds the CPU programs of both in fp32, bf16 and double and runs the same commands in both. Compares options and
+# defaults, plans, gradients, checkpoints, logs, resumed runs, converted models, losses and samples: files by bytes,
+# JSON by text. Measured times and memory, descriptions and error messages may differ.
+# Prints a difference with its command; keeps the two folders to run it in.
 set -u
 [ $# -ge 2 ] || { echo 'usage: test/same.sh OLD NEW [SECTION...]' >&2; exit 2; }
 OLD=$(cd "$1" && pwd) && NEW=$(cd "$2" && pwd) || exit 2
 shift 2
 sections=${*:-options plans gradients ranks training conversions inference}
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive # the number of threads decides the order of sums
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive # the order of sums depends on the number of threads
 WORK=$(mktemp -d)
 passed=0 failed=0 skipped=0
 trap '[ $failed != 0 ] || rm -rf "$WORK"' EXIT
@@ -43,7 +43,7 @@ for precision in fp32 bf16 double; do
 done
 mkdir "$WORK/data"
 $CC -D_GNU_SOURCE -O1 -I"$NEW" "$(find "$NEW/test" -name make_documents.c)" -lm -o "$WORK/make_documents" || exit 1
-made() { # name, lengths, seed, masked, kind: a shard; no golden model has a vocabulary below 80
+made() { # name, lengths, seed, masked, kind: makes a shard; no golden model has a vocabulary below 80
     "$WORK/make_documents" "$WORK/data/$1.bin" 80 "$2" "$3" "$4" "$5" || exit 1
 }
 made text "$(awk 'BEGIN { for (i = 0; i < 60; i++) printf "%d,", 2 + (i * 37) % 71 }')" 1 1 documents
@@ -62,8 +62,8 @@ gemma=$gemma,num_key_value_heads=2,head_dim=8,sliding_window=9,layer_types=sf,qu
 golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
-# Masked: measured values, the commit, the folders of the two sides, and options that are gone, at their defaults. Rows of a profile
-# stand in the order of their times; waits for nothing had a row in earlier ones.
+# Masks measured values, the commit, the two sides' folders, and removed options at their defaults. Profile rows are
+# ordered by time; earlier versions had a row of waits for nothing.
 times='seconds|seconds_each|(data|profile|warmup|rollout|reward)_seconds'
 times="$times|time|commit|tokens_per_second|flops_per_second|executed_tflops_per_s|mfu_causal|mfu_full_attention|peak_share|peak_bytes|memory_bytes"
 gone='"draw": "independent", "clamp": 0, |, draw=independent, clamp=0|, "biased": false' # spaco's biased variants
@@ -72,7 +72,7 @@ masked() { # file: a text of JSON, or the list of a checkpoint's files
         s#'"$WORK"'/(old|new)/##g; s/^(Written on .* by commit ).*/\1/' "$1" | tr '{' '\n' |
         case $command in *--profile*) grep -v '"op": "await_transfer"' | sort ;; *) cat ;; esac
 }
-differs() { # what; the commands that follow begin alike again
+differs() { # what; the next commands begin with the same data
     failed=$((failed + 1))
     echo "DIFFERS: $1: $command"
     rm -rf "$WORK/new/out"
@@ -87,7 +87,7 @@ same_text() { # file
     tr ',' '\n' <"$WORK/masked" | diff - "$WORK/lines" | sed -n 's/^\([<>]\)/    \1/p' | cut -c1-110 | head -n 6
     return 1
 }
-same_files() { # below out/, where there is one
+same_files() { # below out/, if present
     for side in old new; do (cd "$WORK/$side" && find out -type f 2>/dev/null | sort >files); done
     cmp -s "$WORK/old/files" "$WORK/new/files" || { differs 'names of files'; return 1; }
     while read -r file; do
@@ -105,18 +105,18 @@ each() { # command line: in both folders at once
     wait
 }
 agree() { same=$((same + 1)) passed=$((passed + 1)); }
-compare() { # precision, processes, arguments: exit 0 in both, the same JSON and the same files
+compare() { # precision, processes, arguments: expects exit 0, equal JSON and equal files
     command="./train-$1 $3 --json --quiet"
     if [ "$2" != 1 ]; then
         command -v mpirun >/dev/null || { skipped=$((skipped + 1)); return; }
         command="OMP_NUM_THREADS=1 ./mpirun.sh $2 $command"
     fi
     all=$((all + 1))
-    rm -f "$WORK"/*/out/[gl] # files that one command after the other writes
+    rm -f "$WORK"/*/out/[gl] # files that several commands write in turn
     each "$command"
     case $(cat "$WORK/old/status") in
     0) ;;
-    2) # both may refuse what makes no sense, in the same words
+    2) # both may refuse nonsense, in the same words
         cmp -s "$WORK/old/status" "$WORK/new/status" && same_text stderr && agree
         return
         ;;
@@ -131,8 +131,8 @@ compare() { # precision, processes, arguments: exit 0 in both, the same JSON and
     same_text stdout && same_files && agree
 }
 clear() { rm -rf "$WORK"/*/out; mkdir "$WORK/old/out" "$WORK/new/out"; }
-# Command lines in which every two factors meet in all their levels. A factor is an argument; `|` stands between levels.
-# Greedy: of 40 command lines drawn at random the one with most pairs of levels that are new.
+# Makes command lines that cover every pair of two factors' levels. A factor is an argument; `|` separates levels.
+# Greedy: takes the one of 40 random lines with the most new pairs.
 pairwise() {
     for factor; do echo $factor; done | awk -F ' *[|] *' '
         function draw(n) { seed = (seed * 16807) % 2147483647; return int(seed / 2147483647 * n) + 1 }
@@ -159,7 +159,7 @@ pairwise() {
             }
         }'
 }
-compare_pairwise() { # factors, of which the first two are precision and processes
+compare_pairwise() { # factors; the first two are precision and processes
     pairwise "$@" >"$WORK/rows"
     while read -r precision processes arguments; do
         clear
@@ -175,7 +175,7 @@ options() {
         command="./train-fp32 $verb --help"
         all=$((all + 1))
         each "$command"
-        for side in old new; do # of an option its choices and the last thing in brackets, its default
+        for side in old new; do # an option's choices and the last thing in brackets, its default
             awk 'function put() { if (option) { sub(/.*\[/, "[", text); print option, text ~ /^\[/ ? text : "" } }
                 /^  --/ { put(); split(substr($0, 3), part, /  +/); option = part[1]; text = part[2]; next }
                 /^   / { text = text " " $0; next }
@@ -186,7 +186,7 @@ options() {
     done
 }
 plans() {
-    # This help holds all names; what is no name is refused.
+    # This help lists all names and refuses others.
     each './train-fp32 info --help'
     presets=$(for word in $(sed -n '/^Models of/,$p' "$WORK"/old/stdout "$WORK"/new/stdout | tr -cs 'a-z0-9.\n-' '\n' | sort -u); do
         each "./train-fp32 plan --init $word"
@@ -239,7 +239,7 @@ ranks() {
         "--seq-len 23 --batch 12 | --seq-len 20 --batch 3 --grad-accum 4 --objective gspo --group-size 3 | $loaded" \
         "$methods" "$adapters"
 }
-training() { # and going on from the middle of what the other has written; precision, processes of each
+training() { # resumes from the middle of the other's run; precision, processes of each
     while read -r precision processes arguments; do
         clear
         each 'cp data/pairs.bin out' # beside it the reference's log-probabilities are kept

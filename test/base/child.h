@@ -1,6 +1,6 @@
 /*
-Runs a function in a child process and keeps its exit code and what it printed: how the tests hold every refusal to one
-line and the right exit code, and look at text for people.
+Runs a function in a child process and captures its exit code and output. Tests use it to check that every refusal has
+one line and the right exit code, and to read text for people.
 */
 #ifndef TEST_CHILD_H
 #define TEST_CHILD_H
@@ -13,7 +13,7 @@ line and the right exit code, and look at text for people.
 #include <omp.h>
 #endif
 
-// The parent's other threads do not come along into a child, which confuses OpenMP and the leak sanitizer.
+// Set in a child, which lacks the parent's other threads: OpenMP and the leak sanitizer cannot handle that.
 static int is_child;
 int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void) { return is_child; }
@@ -31,7 +31,7 @@ static void child_slurp(FILE *file, char *text, size_t size) {
     fclose(file);
 }
 
-// The result is static: it lasts until the next child.
+// Runs body in a child. The result is static: it lasts until the next child.
 static const Child *run_child(ChildBody body, const void *context) {
     static Child child;
     FILE *out = tmpfile(), *err = tmpfile();
@@ -47,7 +47,7 @@ static const Child *run_child(ChildBody body, const void *context) {
 #ifdef _OPENMP
         omp_set_num_threads(1);
 #endif
-        signal(SIGSEGV, SIG_DFL); // a crash shall be one, not cmocka's report of it
+        signal(SIGSEGV, SIG_DFL); // lets a crash be one, without cmocka's report of it
         signal(SIGABRT, SIG_DFL);
         body(context);
         exit(0);
@@ -65,8 +65,7 @@ static size_t count_lines(const char *text) {
     return lines;
 }
 
-// The body must end the program with this code, one line on stderr and nothing on stdout; the line must contain
-// `words`.
+// Expects the body to exit with this code, nothing on stdout, and one line on stderr that contains `words`.
 static void expect_refused(ChildBody body, const void *context, int code, const char *words) {
     const Child *child = run_child(body, context);
     size_t length = strlen(child->err);
@@ -77,7 +76,7 @@ static void expect_refused(ChildBody body, const void *context, int code, const 
 }
 
 // ---- a folder for the files of a test -------------------------------------------------------------------------------
-// Made anew for every test program, removed when it ends.
+// Created once per test program, removed at its end.
 static const char *scratch_folder(void) {
     static char folder[256];
     const char *base = getenv("TMPDIR");
@@ -87,7 +86,7 @@ static const char *scratch_folder(void) {
     return folder;
 }
 
-// A path in it. A few static buffers, so that several fit in one call.
+// Returns a path in it. A few static buffers take turns, so that several fit in one call.
 static const char *scratch_path(const char *name) {
     static char paths[16][512];
     static int next;
@@ -96,7 +95,7 @@ static const char *scratch_path(const char *name) {
     return path;
 }
 
-// A new folder there.
+// Makes a new folder there.
 static const char *fresh_folder(const char *name) {
     const char *path = scratch_path(name);
     char command[600];
@@ -112,7 +111,7 @@ static void write_file(const char *path, const void *bytes, size_t count) {
     assert_int_equal(fclose(file), 0);
 }
 
-// The whole file, zero-terminated; lasts until the next case.
+// Returns the whole file, zero-terminated; lasts until the next case.
 static char *read_whole(const char *path, size_t *count) {
     struct stat status;
     FILE *file = fopen(path, "rb");
@@ -124,7 +123,7 @@ static char *read_whole(const char *path, size_t *count) {
     return bytes;
 }
 
-// A group teardown: removes the folder and what is in it.
+// Group teardown: removes the folder and its contents.
 static int scratch_remove(void **state) {
     char command[320];
     (void)state;

@@ -1,14 +1,13 @@
 /*
-Files that are complete or absent: what may be replaced, two that write to one place, signals in the middle, what is
-synced so that it survives a power failure; and a standard output that is full. What is read is in the tests of the
-formats.
+Files that are complete or absent: what may be replaced, two writers to one path, signals during a write, fsyncs that
+survive a power failure; and a full standard output. Reading is tested with each format.
 */
 #include "child.h"
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/sysmacros.h>
 
-// Every fsync of the code under test goes through here: the path of what is synced is noted, a line each.
+// Intercepts every fsync of the code under test: logs the path, one a line.
 static char synced[8192];
 static int noting_fsync(int fd) {
     char link[64], path[1024];
@@ -44,16 +43,16 @@ static void expect_files(const char *name, size_t expected) {
     assert_int_equal(count, expected);
 }
 
-// ---- what is there already ------------------------------------------------------------------------------------------
+// ---- existing files -------------------------------------------------------------------------------------------------
 TEST(only_regular_files_are_replaced) {
     static const struct {
         const char *name, *words;
-        mode_t mode; // 0: a link to the pipe
+        mode_t mode; // 0: the link to the pipe
     } kinds[] = {{"kinds/folder", "is a directory; give a file name", S_IFDIR},
                  {"kinds/pipe", "is a device, a pipe or a socket", S_IFIFO},
                  {"kinds/link-to-pipe", "is a device, a pipe", 0},
                  {"kinds/socket", "is a device, a pipe", S_IFSOCK},
-                 {"kinds/device", "is a device, a pipe", S_IFCHR}}; // what /dev/null is; only root may make one
+                 {"kinds/device", "is a device, a pipe", S_IFCHR}}; // like /dev/null; only root may make one
     fresh_folder("kinds");
     write_file(scratch_path("kinds/old"), "a longer text than the new one", 30);
     write_output(scratch_path("kinds/old"), "new");
@@ -96,7 +95,7 @@ TEST(links_are_followed) {
 
 TEST(places_that_cannot_be_written) {
     static const size_t lengths[] = {300, PATH_MAX - 5,
-                                     5000}; // the second is too long with what is added for the temporary
+                                     5000}; // the second is too long with the suffix of the temporary file
     static char path[6000];
     expect_refused(write_body, "/nowhere/file", 1, "/nowhere/file: cannot be created: No such file or directory");
     expect_refused(write_body, "/proc/file", 1, "/proc/file: cannot be created: ");
@@ -107,7 +106,7 @@ TEST(places_that_cannot_be_written) {
     }
 }
 
-// ---- two that write to one place ------------------------------------------------------------------------------------
+// ---- two writers to one path ----------------------------------------------------------------------------------------
 static void write_in_the_middle(const void *path) { write_output((const char *)path, "the second, longer text"); }
 
 TEST(writers_do_not_mix) {
@@ -128,7 +127,7 @@ TEST(writers_do_not_mix) {
     expect_files("two", 2);
 }
 
-// A file that a process of the same number left, or one on another machine is writing, stays as it is.
+// Leaves a file alone that a process of the same number left, or that another machine is writing.
 TEST(names_that_are_taken_are_left_alone) {
     const char *path = scratch_path("taken/file");
     char taken[600];
@@ -195,7 +194,7 @@ TEST(signals_leave_nothing_half_written) {
         fresh_folder("signals");
         write_file(path, "old", 3);
         assert_int_equal(run_child(end_while_writing, path)->code,
-                         1000 + ends[i]); // ended by the signal, as without us
+                         1000 + ends[i]); // ended by the signal, as by default
         expect_text(path, "old");
         expect_files("signals", 1);
         assert_int_equal(run_child(signal_that_is_ignored, path)->code, 0);
@@ -251,7 +250,7 @@ TEST(folders_are_synced) {
     *synced = 0;
     make_folder(scratch_path("power/a/b/c"));
     expect_synced("%s\n%s\n%s\n", base, scratch_path("power/a"), scratch_path("power/a/b"));
-    make_folder(scratch_path("power/a/b/c")); // is there
+    make_folder(scratch_path("power/a/b/c")); // present
     expect_synced("", "", "", "");
     snprintf(temporary, sizeof(temporary), "%s.%ld-0.tmp", scratch_path("power/a/file"), (long)getpid());
     write_output(scratch_path("power/a/file"), "new");
@@ -305,7 +304,7 @@ static void end_before_the_run(const void *path) {
     raise(SIGTERM);
 }
 
-// A run that is refused leaves neither its lock nor folders that it made, and nothing of others goes.
+// A refused run removes its lock and the folders that it made, and nothing of others.
 TEST(refused_runs_leave_nothing) {
     fresh_folder("refused");
     expect_refused(refuse_run, scratch_path("refused/a/b//c/"), 1, "refused");
@@ -321,7 +320,7 @@ TEST(refused_runs_leave_nothing) {
     expect_files("refused/empty", 2);
 }
 
-// --resume with a name that is mistyped, or of another folder, begins no run; one that was ended early goes on.
+// --resume with a mistyped or wrong folder begins no run; a run that was ended early goes on.
 TEST(only_runs_are_resumed) {
     fresh_folder("resume"), fresh_folder("resume/other");
     expect_refused(resume_run, scratch_path("resume/no"), 1,
@@ -333,7 +332,7 @@ TEST(only_runs_are_resumed) {
     expect_refused(resume_run, scratch_path("resume/other"), 1, "no checkpoint");
 }
 
-// Files that others may have put into the folder of a run are not followed, not waited for and not written through.
+// Never follows, waits for or writes through files that others may have put into a run's folder.
 TEST(pipes_and_links_in_the_folder_of_a_run) {
     const char *mine = scratch_path("trap/mine"), *run = scratch_path("trap/run");
     const char *lock = scratch_path("trap/run/lock"), *done = scratch_path("trap/run/checkpoint-00000001/DONE");
@@ -353,7 +352,7 @@ TEST(pipes_and_links_in_the_folder_of_a_run) {
     expect_text(scratch_path("trap/model.bin"), "mine\n");
 }
 
-// ---- messages of what files say -------------------------------------------------------------------------------------
+// ---- messages with text from files ----------------------------------------------------------------------------------
 static void note_and_die(const void *text) {
     note("%s", (const char *)text);
     die("%s", (const char *)text);
@@ -373,7 +372,7 @@ TEST(messages_hold_nothing_that_a_terminal_obeys) {
 }
 
 // ---- standard output ------------------------------------------------------------------------------------------------
-static int flushed; // the failure was met, and its errno lost, before
+static int flushed; // the error, and its errno, came earlier
 
 static void print_body(const void *path) {
     if (!freopen((const char *)path, "w", stdout)) exit(3);
@@ -391,8 +390,7 @@ TEST(full_standard_output) {
 }
 
 int main(int argc, char **argv) {
-    // A shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays
-    // so.
+    // A shell makes background commands ignore SIGINT, nohup SIGHUP; the program keeps them ignored.
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL);
     RUN_LISTED(argc, argv, scratch_remove);
 }

@@ -1,13 +1,13 @@
 /*
-Matrices in 4 bits are those of bitsandbytes: test/golden/quantised.bin has its records and the values it decodes them
-to, for inputs by a formula (make_quantised.py); what none of its cases has is checked by itself.
+Matrices in 4 bits match bitsandbytes: test/golden/quantised.bin has its records and decoded values for inputs by a
+formula (make_quantised.py). Cases that the file lacks are checked on their own.
 */
 #include "child.h"
 #include "llmc/base/quantise.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
-static const char *golden; // where reading has come to
+static const char *golden; // read position
 
 static void golden_read(void *to, size_t bytes) { memcpy(to, golden, bytes), golden += bytes; }
 
@@ -21,7 +21,7 @@ static float golden_input(int kind, size_t i) {
     return kind == 3 ? (float)(((int)((h >> 8) % 49) - 24) * (int)(i / 64 + 3)) : x;
 }
 
-// An element of the file, in the type that decoded values are rounded to
+// Element of the file, in the type that decoded values are rounded to
 static float golden_value(const char *values, DType type, size_t i) {
     return (float)element_to_double(values, type, i);
 }
@@ -64,14 +64,14 @@ TEST(records_are_those_of_bitsandbytes) {
     int32_t count, n;
     float wanted, *x = (float *)malloc(40000 * sizeof(float));
     assert_true(x && file);
-    memcpy(file, bytes, length); // which outlasts a case
+    memcpy(file, bytes, length); // outlasts a case
     golden = file;
     golden_read(&count, sizeof(count));
     assert_int_equal(count, 66);
     for (int32_t i = 0; i < count; i++) golden_case();
     for (size_t i = 0; i < 40000; i++) x[i] = fabsf(golden_input(0, i));
     golden_read(&count, sizeof(count));
-    for (int32_t i = 0; i < count; i++) { // the offset of nested scales
+    for (int32_t i = 0; i < count; i++) { // offset of nested scales
         golden_read(&n, sizeof(n)), golden_read(&wanted, sizeof(wanted));
         test_case("mean of %d", n);
         const float found = quant_mean(x, (size_t)n);
@@ -81,7 +81,7 @@ TEST(records_are_those_of_bitsandbytes) {
     free(x), free(file);
 }
 
-TEST(values_are_rounded_to_fp16) { // each value of fp16, ties both ways, beside a tie
+TEST(values_are_rounded_to_fp16) { // each value of fp16, ties in both directions, and next to a tie
     for (uint32_t bits = 0; bits < 0x7c00; bits++) {
         const float a = fp16_to_float((uint16_t)bits), b = bits == 0x7bff ? 65536 : fp16_to_float((uint16_t)(bits + 1));
         const float above = bits == 0x7bff ? INFINITY : b, tie = a + (b - a) / 2;

@@ -1,11 +1,11 @@
 /*
-The common ground of the test programs, a thin layer over cmocka: a table of named tests (`program SUBSTRING` runs those
-whose name contains it, `program --list` names them), a closing line `N passed, N failed, N skipped`, seeded random
-numbers, and guarded tensors.
+Common base of the test programs, a thin layer over cmocka: a table of named tests (`program SUBSTRING` runs those whose
+name contains it, `program --list` names them), a closing line `N passed, N failed, N skipped`, seeded random numbers,
+and guarded tensors.
 
 A guarded tensor lives in device memory between two guards. Nothing here dereferences device memory: tensors are laid
 out on the host in double, converted to their element type, copied in, and copied out again. CALL runs an op and checks
-what must hold for every op: guards intact, inputs untouched, and the same bits when it is run a second time.
+what must hold for every op: guards intact, inputs untouched, and the same bits in a second run.
 */
 #ifndef TEST_TESTING_H
 #define TEST_TESTING_H
@@ -25,13 +25,13 @@ what must hold for every op: guards intact, inputs untouched, and the same bits 
 #define SCOPED(end)     __attribute__((cleanup(end)))
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-// ALL_CASES=1 in the environment: full products of cases, where pairwise covers are enough otherwise.
+// ALL_CASES=1 in the environment: runs full products of cases instead of pairwise covers.
 static int all_cases(void) {
     const char *all = getenv("ALL_CASES");
     return all && *all && *all != '0';
 }
 
-// An op may write what is CHANGED (outputs, sums, in place) and SCRATCH.
+// An op may write tensors marked CHANGED (outputs, sums, in place) and SCRATCH.
 typedef enum { INPUT, CHANGED, SCRATCH } GuardedRole;
 
 typedef struct Guarded {
@@ -39,14 +39,14 @@ typedef struct Guarded {
     GuardedRole role;
     DType type;
     size_t count;
-    void *data;                    // device: element 0, what the op is given
-    const double *values;          // [count] what is there before the op, as rounded to type; NULL for bytes
+    void *data;                    // device: element 0, passed to the op
+    const double *values;          // [count] before the op, rounded to type; NULL for bytes
     void *allocation;              // device: guard, elements, guard
     size_t offset, bytes;          // of element 0 in the allocation; of the whole allocation
-    unsigned char *before, *after; // host images of the allocation: as laid out, as the op left it
-    void *twin;                    // what a reference has in its place (test/ops/cases.h)
+    unsigned char *before, *after; // host images of the allocation: before and after the op
+    void *twin;                    // the reference's counterpart (test/ops/cases.h)
     size_t stride, first, own;     // columns of the op in rows of `stride` elements; own 0: all
-    const Ops *ops;                // where it lives; a test program without tensors need not link an op set
+    const Ops *ops;                // its op set; a test program without tensors need not link one
     struct Guarded *next;
 } Guarded;
 
@@ -57,17 +57,17 @@ static struct {
     char about[200]; // the case within the test, for messages
     uint64_t random;
     int begun, skipped;
-    int aligned;     // of every second case element 0 of every tensor is, to 256 bytes, else every second is off by one
-    int all_aligned; // every case
-    size_t terms;    // that an op's matrix products add up for an element
-    int joins;       // bias, residual and old output that join such a sum
-    double operands; // relative error of operands that an op rounds: attention's weights, to bf16
-    double worst;    // largest error of the running test as a share of what is allowed
-    Guarded *tensors; // of the running case
-    void *blocks;     // host memory of the running case
+    int aligned;      // in every second case element 0 of every tensor is aligned to 256 bytes, else one element off
+    int all_aligned;  // in every case
+    size_t terms;     // that an op's matrix products add up for an element
+    int joins;        // bias, residual and old output that join such a sum
+    double operands;  // summed by an op's matrix products for an element
+    double worst;     // bias, residual and old output added to such a sum
+    Guarded *tensors; // relative error of operands that an op rounds: attention's weights, to bf16
+    void *blocks;     // largest error of the running test as a share of the allowed one
 } testing;
 
-// ---- random numbers, seeded by the name of the test, so that a test does the same alone and among others
+// ---- random numbers, seeded by the name of the test: it does the same alone and among others -----------
 static uint64_t test_random(void) {
     const uint64_t before = testing.random;
     testing.random += 0x9e3779b97f4a7c15u;
@@ -86,9 +86,9 @@ static double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     return sqrt(-2.0 * log(u)) * cos(2.0 * 3.14159265358979323846 * v);
 }
 
-// ---- a case: its name for messages, and memory that lasts until the next case ---------------------------------------
+// ---- a case: its name for messages, and memory until the next case --------------------------------------------------
 static void *case_memory(size_t bytes) {
-    void **block = (void **)calloc(1, bytes + 64); // 64: the link to the block before, keeping the rest aligned
+    void **block = (void **)calloc(1, bytes + 64); // 64: link to the previous block, keeping the rest aligned
     if (!block) {
         fprintf(stderr, "test: no host memory for %zu bytes\n", bytes);
         exit(1);
@@ -142,7 +142,7 @@ static void test_skip(const char *reason) {
 }
 
 // ---- elements -------------------------------------------------------------------------------------------------------
-// bf16 nearest to x, ties to even; straight from double, so that nothing is rounded twice.
+// Rounds to the nearest bf16, ties to even, straight from double: no double rounding.
 static double round_to_bf16(double x) {
     const uint64_t half = (uint64_t)1 << 44; // 45 of a double's 52 bits go
     uint64_t bits;
@@ -168,8 +168,8 @@ static void element_write(void *elements, DType type, size_t i, double x) {
 }
 
 // ---- guarded tensors ------------------------------------------------------------------------------------------------
-// Guards and poison: every 16 bits start with 0xffc0, so any element read from there is NaN (or a wild index), and
-// differ in the rest, so a guard that was overwritten by its neighbour is noticed.
+// Guards and poison: every 16 bits start with 0xffc0, so an element read there is NaN (or a wild index). The rest of
+// the bits differs, so a guard overwritten by its neighbour is noticed.
 static void poison(void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         ((unsigned char *)memory)[i] = (i & 1) ? 0xff : (unsigned char)(0xc1 + (i / 2 * 37 + i / 126) % 63);
@@ -216,7 +216,7 @@ static Guarded *guarded_normal(GuardedRole role, const char *name, DType type, s
     return guarded_values(role, name, type, values, count);
 }
 
-// Value that the op left in element i.
+// Returns the op's value of element i.
 static double result(const Guarded *t, size_t i) { return element_to_double(t->after + t->offset, t->type, i); }
 
 static void tensors_load(void) {
@@ -245,8 +245,8 @@ static void tensors_check(int second) {
     }
 }
 
-// The GPU's kernels on the CPU are slow: there, tests run a choice of their cases. A GPU runs all of them. The
-// second run takes blocks and their threads in the opposite order, so that a race shows.
+// Emulated kernels are slow: there, tests run some of their cases; a GPU runs all. The second run reverses blocks and
+// their threads, so that a race shows.
 #ifdef CUDA_ON_CPU
 enum { EMULATED = 1 };
 #ifdef __cplusplus
@@ -259,7 +259,7 @@ enum { EMULATED = 0 };
 static void cuda_on_cpu_turn_order(void) {}
 #endif
 
-// Every tensor of the case is laid out anew, so results of an earlier CALL must be compared before the next.
+// Lays out every tensor of the case anew: compare the results of an earlier CALL before the next.
 #define CALL(call)                                                                                                     \
     for (int again = 0; again < 2; again++) {                                                                          \
         tensors_load();                                                                                                \
@@ -280,28 +280,26 @@ static int on_gpu_in_bf16(void) {
     return !EMULATED && !strcmp(ops_device->name, "cuda") && ops_device->stored == DTYPE_BF16;
 }
 
-// A GPU's matrix instructions truncate: fp32 sums of bf16 products lose up to 2^-23 at every step, always towards zero,
-// so the error of a sum grows with its length, not with the root of that (Fasi et al. 2021, "Numerical behavior of
-// NVIDIA tensor cores"). A step adds 8 products or more and loses half of that on average: at most (K / 8) 2^-24 of a
-// sum of K, as partial sums are no larger.
+// A GPU's matrix instructions truncate: fp32 sums of bf16 products lose up to 2^-23 at every step, always towards zero.
+// The error grows with the length, not its root (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"). A step
+// adds 8 products or more and loses half on average: at most (K / 8) 2^-24 of a sum of K.
 static double truncation_error(void) { return on_gpu_in_bf16() ? (double)testing.terms / 8.0 * 0x1p-24 : 0.0; }
 
-// Some of cuBLASLt's kernels, and bias_add, round before each of bias, residual and old output joins a product (seen on
-// an H100): half a unit for each that a case has. A product alone is rounded once.
+// Some cuBLASLt kernels, and bias_add, round before each of bias, residual and old output is added (seen on an H100):
+// half a unit each. A product alone is rounded once.
 static double early_rounding(const Guarded *t) {
     return on_gpu_in_bf16() && t->type == DTYPE_BF16 ? testing.joins * 0x1p-9 : 0.0;
 }
 
-// Relative L2 error of the arithmetic inside ops, and the largest relative error of one rounding to `type`.
+// Returns the relative L2 error of ops' arithmetic, or the largest relative error of one rounding to `type`.
 static double arithmetic_error(void) {
     return testing.operands + truncation_error() + (ops_device->summed == DTYPE_FP64 ? 1e-14 : 2e-6);
 }
 static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
 
-// Holds what the op left in t against `expected`: each element within one rounding of its type plus arithmetic error
-// relative to the tensor's root mean square (or to `scale`, where larger: the size of the terms that cancelled), and
-// the relative L2 error likewise, ten times tighter in the arithmetic. slack widens both. Below 1e-34 fp32 may
-// underflow.
+// Compares the op's t with `expected`. Each element: within one rounding of its type plus arithmetic error relative to
+// the tensor's RMS (or `scale`, the size of cancelled terms, if larger). The relative L2 error likewise, ten times
+// tighter in the arithmetic. slack widens both. fp32 may underflow below 1e-34.
 static void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
     double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), sum = 0.0, worst = 0.0;
     double relative = slack * arithmetic_error();
@@ -334,8 +332,8 @@ static void expect_exactly(const Guarded *t, const double *expected) {
 }
 
 // ---- the runner -----------------------------------------------------------------------------------------------------
-// Matrix instructions, a GPU's and AMX, take attention's weights, and the gradient of its scores, rounded to bf16. A
-// GPU's take what the delta rule has computed as two numbers in bf16 (llmc/ops/cuda/delta_blocks.cuh).
+// Matrix instructions (GPU, AMX) take attention's weights and score gradients rounded to bf16. A GPU's take the delta
+// rule's results as two bf16 numbers (llmc/ops/cuda/delta_blocks.cuh).
 static double operand_error(const char *test) {
     const int on_gpu = ops_device && !strcmp(ops_device->name, "cuda");
 #if defined(__AMX_BF16__)
@@ -365,7 +363,7 @@ static int test_end(void **state) {
     return 0;
 }
 
-// The tests of a program in the order of their definitions: TEST enters its test here before main begins.
+// The tests of a program in order of definition: TEST registers its test before main.
 static struct CMUnitTest listed_tests[80];
 static size_t listed_count;
 

@@ -1,6 +1,6 @@
 /*
-Command lines for the tests of options: from words, from a row of the table, from what the echo prints and a shell
-reads. A line that is parsed, echoed and parsed again must be the same. Part of test_options.c.
+Command lines for the tests of options: from words, from a row of the table, and from the echo as a shell reads it. A
+line that is parsed, echoed and parsed again must be the same. Part of test_options.c.
 */
 #ifndef TEST_OPTION_LINES_H
 #define TEST_OPTION_LINES_H
@@ -22,7 +22,7 @@ static void add(CommandLine *line, const char *argument) {
     line->argv[line->argc] = NULL;
 }
 
-// Words separated by single spaces.
+// Splits text into words at single spaces.
 static CommandLine words(const char *text) {
     CommandLine line = {0, {NULL}};
     add(&line, "train");
@@ -52,7 +52,7 @@ static Options parse(const char *text) {
     return options_parse(line->argc, line->argv);
 }
 
-// Text that a function of options prints into a file.
+// Returns what a function of options prints into a file.
 static char *printed(void (*print)(FILE *, const Options *), const Options *options) {
     FILE *file = tmpfile();
     char *text = (char *)case_memory(32768);
@@ -71,7 +71,7 @@ static int paths_differ(const PathList *a, const PathList *b) {
 
 static int text_differs(const char *a, const char *b) { return a && b ? strcmp(a, b) != 0 : a != b; }
 
-// By the raw field, not through anything of options.h. NAN stands for a word, and is the same as itself.
+// Compares the raw fields, without options.h. NAN means a word, and equals itself.
 static int row_differs(const OptionRow *row, const Options *a, const Options *b) {
     const void *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
     const IdList *i = (const IdList *)x, *j = (const IdList *)y;
@@ -82,7 +82,7 @@ static int row_differs(const OptionRow *row, const Options *a, const Options *b)
     case OPTION_IDS: return i->count != j->count || (i->count && memcmp(i->id, j->id, 4 * i->count) != 0);
     case OPTION_TEXT: return text_differs(*(const char *const *)x, *(const char *const *)y);
     case OPTION_INTERVAL: return memcmp(x, y, sizeof(Interval)) != 0;
-    default: return memcmp(x, y, sizeof(size_t)) != 0; // a double is as long
+    default: return memcmp(x, y, sizeof(size_t)) != 0; // a double has the same size
     }
 }
 
@@ -98,7 +98,7 @@ static int is_of_rollout(const char *tested) {
     return !strcmp(tested, "rollout");
 }
 
-// Options that give the tested one a meaning: an objective that it belongs to, or the option that it needs.
+// Adds the options that give the tested one a meaning: the objective that it belongs to, or an option that it needs.
 static void add_company(CommandLine *line, const char *tested) {
     char text[64];
     for (size_t i = 0; i < OF_OBJECTIVES; i++) {
@@ -125,14 +125,14 @@ static void add_company(CommandLine *line, const char *tested) {
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 
-// The first verb that takes an option; of a heading none does.
+// Returns the first verb that takes the option; verb 0 for a heading.
 static Verb verb_of(const OptionRow *row) {
     int verb = 0;
     while (row->verbs && !option_of(row, (Verb)verb)) verb++;
     return (Verb)verb;
 }
 
-// Options that the verb needs and the row under test goes with, except those that exclude it.
+// Returns a line with the options that the verb needs, without those that exclude the tested one.
 static CommandLine least_line(Verb verb, const char *tested) {
     const int group = !strcmp(tested, "group-size"), rollout = is_of_rollout(tested), train = verb == VERB_TRAIN;
     const struct {
@@ -162,13 +162,13 @@ static CommandLine least_line(Verb verb, const char *tested) {
     return line;
 }
 
-// Value number i of a few; of choices each of their words, of others none that is the default.
+// Returns the i-th example value: a word of a choice; for other kinds a value other than the default.
 static const char *example_value(const OptionRow *row, size_t i, char *text, size_t size) {
     static const char *const strings[] = {"x", "it's \"a\" $PATH `b` \\ *", "two words", "-dash",
                                           "caf\303\251\nline two"};
     const char *choice = row->value;
     switch (row->kind) {
-    case OPTION_SIZE: // of a stage of ZeRO there are not so many
+    case OPTION_SIZE: // not for stages of ZeRO, which are few
         snprintf(text, size, "%.0f", fmin(row->most, i == 0 ? 1e15 : row->least + 6 + (double)i));
         break;
     case OPTION_REAL: snprintf(text, size, "%.17g", fmax(row->least, fmin(row->most, 1) * (double)(i + 1) / 17)); break;
@@ -185,7 +185,7 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
     return text;
 }
 
-// The option with the first of these values.
+// Returns the option with its first example value.
 static void add_example(CommandLine *line, const OptionRow *row) {
     char value[64], text[128];
     if (row->kind == OPTION_FLAG)
@@ -195,7 +195,7 @@ static void add_example(CommandLine *line, const OptionRow *row) {
     add(line, text);
 }
 
-// The shell's own reading of the echo.
+// Returns the echo as the shell reads it.
 static CommandLine shell_words(const char *echo) {
     char *command = (char *)case_memory(strlen(echo) + 64), *all = (char *)case_memory(16384);
     CommandLine line = {0, {NULL}};

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The driver is valid C++20 as it stands, for every compiler that is here; nvcc takes it as CUDA where there is one.
+# Checks that the driver is valid C++20 for every compiler found here, and valid CUDA for nvcc if there is one.
 passed=0 failed=0 skipped=0
 check() { # name, command...
     name=$1

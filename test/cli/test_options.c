@@ -1,9 +1,9 @@
-// The command line: every row of the table round-trips, is in the help, and refuses what it must; verbs, echo and JSON.
+// The command line: every row of the table round-trips, is in the help, and refuses wrong values; verbs, echo and JSON.
 #include "option_lines.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
-// A value apart from its option and joined to it: stored, echoed, parsed again.
+// A value after a space and after "=": stored, echoed, parsed again.
 static void check_row(const OptionRow *row, Verb verb, const char *value) {
     char joined[256];
     CommandLine together = least_line(verb, row->name), apart = together;
@@ -48,7 +48,7 @@ TEST(every_row_round_trips) {
     assert_true(rounds > 300);
 }
 
-// Text joined to its option by a sign belongs to it, whatever it looks like; a list ends at the next option.
+// Text after "=" is the option's value, whatever it looks like; a list ends at the next option.
 TEST(values_arrive) {
     Options o =
         parse("train --model=--quiet --data=--json b.bin c.bin --memory-limit 80GiB --resume --method checkpoint "
@@ -71,7 +71,7 @@ static void expect_names(const char *option, const char *const *names, int count
     }
 }
 
-// The words of a choice stand in the order of its enum.
+// The words of a choice are in the order of its enum.
 TEST(words_are_those_of_the_enums) {
     static const struct {
         const char *option, *word;
@@ -105,7 +105,7 @@ TEST(words_are_those_of_the_enums) {
     expect_names("kto-loss", kto_loss_names, KTO_LOSSES);
 }
 
-// A limit of memory is bytes or what a card has; other bytes are not.
+// A memory limit is a number of bytes or a card's memory; other byte options take no card.
 TEST(cards_are_limits) {
     static const struct {
         const char *card;
@@ -122,7 +122,7 @@ TEST(cards_are_limits) {
     assert_string_equal(machines[MACHINE_H200].name, "h200");
 }
 
-// A machine is a card, whose node has what is said of it.
+// --machine names a card and describes its node.
 TEST(machines_have_hosts_and_disks) {
     static const char *const bad[] = {
         "h300", "", "h100,", "h100,host", "h100,hots=1TB", "h100,host=1", "h100,disk-rate=0"};
@@ -184,7 +184,7 @@ TEST(verbs) {
     assert_int_equal(parse("--resume --out o --data d").verb, VERB_TRAIN);
 }
 
-// A run's own command line can be planned, though the plan's help shows only what changes it.
+// `plan` takes a run's command line, though its help shows only the options that change the plan.
 TEST(plan_takes_what_train_and_bp_take) {
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
@@ -201,7 +201,7 @@ static void print_help(FILE *file, const Options *options) {
     options_help(file, help_verb);
 }
 
-// True if a line of the help begins with this option.
+// Returns true if a line of the help begins with this option.
 static int help_lists(const char *help, const char *name) {
     char wanted[64];
     snprintf(wanted, sizeof(wanted), "\n  --%s", name);
@@ -259,7 +259,7 @@ TEST(examples_of_the_help_parse) {
 }
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
-// The option with this value, on the least line of its verb.
+// Returns the option with this value, on the shortest valid line of its verb.
 static void value_refused(const OptionRow *row, const char *value, const char *message) {
     char text[160];
     CommandLine line = {0, {NULL}};
@@ -312,7 +312,7 @@ TEST(what_comes_later_is_refused_by_name) {
     }
 }
 
-// ---- what other programs call them ----------------------------------------------------------------------------------
+// ---- names of other programs ----------------------------------------------------------------------------------------
 TEST(aliases_are_the_options) {
     for (size_t i = 0; i < OPTION_ALIASES; i++) {
         const char *name = option_aliases[i].option;
@@ -335,9 +335,9 @@ TEST(aliases_are_the_options) {
         }
         Options a = options_parse(line.argc, line.argv), b = options_parse(ours.argc, ours.argv);
         expect_same(&a, &b);
-        assert_string_equal(printed(options_echo, &a), printed(options_echo, &b)); // by our names
+        assert_string_equal(printed(options_echo, &a), printed(options_echo, &b)); // under our names
     }
-    Options o = parse("bp --init gpt2 --max_length 64 --long split"); // what is said stays
+    Options o = parse("bp --init gpt2 --max_length 64 --long split"); // explicit values stay
     assert_true(o.seq_len == 64 && o.long_documents == LONG_SPLIT);
     o = parse("plan --init gpt2 --per-device-train-batch-size 4 --gradient-accumulation-steps 2 --ranks 6 --sp 2");
     assert_true(o.samples == 24 && o.grad_accum == 1 && !option_given(&o, "grad-accum"));
@@ -373,7 +373,7 @@ TEST(counts_take_k_and_M) {
     assert_true(parse("bp --init gpt2 --memory-limit 24KiB").memory_limit == 24 << 10);
 }
 
-// ---- lines that contradict themselves ------------------------------------------------------------------------------
+// ---- contradictions ------------------------------------------------------------------------------------------------
 TEST(lines_are_refused) {
     static const char *const cases[][2] = {
         // malformed
@@ -382,7 +382,7 @@ TEST(lines_are_refused) {
         {"bp --chnuk 3", "did you mean --chunk?"},
         {"train --learning-rat 3", "did you mean --learning-rate?"},
         {"bp --grads g", "did you mean --grads-out?"},
-        {"bp --step 3", "did you mean --steps?"}, // of another verb, but that is what was meant
+        {"bp --step 3", "did you mean --steps?"}, // of another verb, but likely meant
         {"bp --zzzzzzzz", "unknown option --zzzzzzzz; see train bp --help"},
         {"bp --a-name-that-is-longer-than-any-option-could-sensibly-be-and-goes-on 1", "unknown option --a-name"},
         {"bp --", "unknown option --;"},
@@ -412,7 +412,7 @@ TEST(lines_are_refused) {
         {"m.bin", "'m.bin' is not a verb, it must be train, bp"},
         {"logprob", "; did you mean logprobs?; see train --help"},
         {"plan --init gpt2 --val-steps 3 --prompt-file", "--prompt-file has no value"},
-        // what needs or excludes each other
+        // needs and exclusions
         {"bp --model m --init gpt2", "--model and --init exclude each other"},
         {"info", "no model"},
         {"plan --resume --out o", "no model"},
@@ -490,7 +490,7 @@ TEST(options_that_need_another) {
     }
 }
 
-// A line for a build, or a model, of this dtype. NULL: nothing is refused
+// A line for a build or a model of this dtype. NULL: not refused
 typedef struct {
     DType dtype;
     const char *line, *message;
@@ -574,7 +574,7 @@ TEST(echo_and_json) {
          "\"grow_vocabulary\": \"off\", \"dtype\": \"build\", "
          "\"seed\": 42, \"json\": false, \"quiet\": false}}\n"},
         {"info --seed 42 --model=--help", "train info --model=--help --seed 42\n", "\"model\": \"--help\""},
-        // what plays no part in a plan is left out
+        // leaves out options without effect on a plan
         {"plan --init gpt2 --data d.bin --batch 2 --lr 1", "train plan --init gpt2 --data d.bin --batch 2\n", ""},
         {"sample --init gpt2 --prompt-ids 1,2 --temperature 0.70 --top-k off",
          "train sample --init gpt2 --prompt-ids 1,2 --temperature 0.7 --top-k off\n",
@@ -600,7 +600,7 @@ TEST(echo_and_json) {
 }
 
 int main(int argc, char **argv) {
-    static char name[] = "train"; // as messages call it
+    static char name[] = "train"; // the name in messages
     program_invocation_name = program_invocation_short_name = name;
     RUN_LISTED(argc, argv, scratch_remove);
 }

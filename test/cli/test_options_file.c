@@ -1,9 +1,9 @@
-// --config: what a file of lines, of JSON and a run's log give to the options, and what is refused of them.
+// --config: what files of lines, JSON and a run's log set, and what is refused of them.
 #include "option_lines.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
-// " --config" and the path of a file with this text are added to the line.
+// Appends " --config" and the path of a file with this text to the line.
 static const char *with_file(const char *line, const char *name, const char *text) {
     static char all[1024];
     write_file(scratch_path(name), text, strlen(text));
@@ -34,7 +34,7 @@ TEST(a_file_gives_what_the_line_does_not) {
         test_case("%s", names[i]);
         Options wanted = parse("--init gpt2 --data d --seq-len 4096 --long truncate --rslora --lora-rank 8 --lr 3e-5");
         wanted.data.path = paths, wanted.data.count = 2;
-        snprintf(folder, sizeof(folder), "train --out o --config %s", scratch_folder()); // a run's
+        snprintf(folder, sizeof(folder), "train --out o --config %s", scratch_folder()); // a run's folder
         Options o = parse(i == 3 ? folder : line);
         assert_string_equal(o.out, "o");
         assert_true(!option_given(&o, "objective") && !option_given(&o, "dpo-loss"));
@@ -58,7 +58,7 @@ TEST(files_are_refused) {
         {"f.args", "config a.args\nconfig b.args", "f.args:2: --config is given twice"},
         {"g.json", "{\"lr\": 1,\n\"colour\": 2}", "g.json:2: unknown option --colour; see"},
         {"o.json", "{\"lr\": 1,\n\"init\": \"gpt2\",\n\n\"train_batch_size\": 2}", "o.json:4: --train-batch-size:"},
-        {"g.json", "{\"draw\": \"independent\"}", "g.json:1: unknown option --draw"}, // of a log alone
+        {"g.json", "{\"draw\": \"independent\"}", "g.json:1: unknown option --draw"}, // only in a log
         {"h.jsonl", "{\"step\": 1, \"options\": {\"colour\": 2}}\n", "h.jsonl:1: unknown option --colour"}};
     static const char *const broken[][3] = {
         {"i.args", "prompt 'it\nlr 1", "i.args:1: a quote is not closed on its line"},
@@ -84,7 +84,7 @@ TEST(files_are_refused) {
 }
 
 int main(int argc, char **argv) {
-    static char name[] = "train"; // as messages call it
+    static char name[] = "train"; // the name in messages
     program_invocation_name = program_invocation_short_name = name;
     RUN_LISTED(argc, argv, scratch_remove);
 }

@@ -1,5 +1,5 @@
 /*
-Shards of answers for the tests: pairs, groups, prompts and documents with values, whose tokens say where they are from.
+Shards of answers for the tests: pairs, groups, prompts and documents with values. Each token encodes its place.
 */
 #ifndef TEST_ANSWER_FILES_H
 #define TEST_ANSWER_FILES_H
@@ -25,8 +25,8 @@ static MadeShard made_kind(ShardKind kind) {
     return made;
 }
 
-// `groups` pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens, with all that a
-// document of any kind may have. Returns how many documents there are.
+// Makes `groups` pairs (most 2) or groups of 2 to `most` completions. Documents have 2 to `longest` tokens and every
+// field that a document can have. Returns the number of documents.
 static size_t made_groups(const MadeShard *made, MadeDocument *document, size_t first, size_t groups, size_t most,
                           size_t longest) {
     size_t count = 0;
@@ -45,7 +45,7 @@ static size_t made_groups(const MadeShard *made, MadeDocument *document, size_t 
     return count;
 }
 
-// Two shards of these, whose documents are numbered through.
+// Writes two shards of these, with documents numbered across both.
 static size_t write_two(const MadeShard *made, MadeDocument *document, size_t groups, size_t most, size_t longest,
                         const char *paths[2]) {
     const size_t first = made_groups(made, document, 0, groups, most, longest);
@@ -58,7 +58,7 @@ static size_t write_two(const MadeShard *made, MadeDocument *document, size_t gr
 static const char *const kind_files[] = {"documents.bin", "pairs.bin",  "groups.bin",
                                          "prompts.bin",   "values.bin", "labels.bin"};
 
-// A shard of each kind, by ShardKind.
+// Returns a shard of each kind, by ShardKind.
 static void write_kinds(void) {
     for (size_t k = 0; k < COUNT_OF(kind_files); k++) {
         const MadeShard made = made_kind((ShardKind)k);

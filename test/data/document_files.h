@@ -1,6 +1,6 @@
 /*
-Shards of documents whose every token says where it is from: id = document * DOCUMENT_IDS + token. So a test can tell of
-any position of any stream whether it belongs there.
+Shards of documents whose every token encodes its place: id = document * DOCUMENT_IDS + token. So a test can check any
+position of any stream.
 */
 #ifndef TEST_DOCUMENT_FILES_H
 #define TEST_DOCUMENT_FILES_H
@@ -13,7 +13,7 @@ any position of any stream whether it belongs there.
 
 #define DOCUMENT_IDS 4096 // tokens of a document, at most
 
-// mask: of 8 targets so many do not count, at random; the last one does.
+// mask: how many of 8 targets do not count, at random; the last target counts.
 static MadeDocument made_document(size_t number, size_t tokens, size_t mask) {
     uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
     unsigned char *counts = (unsigned char *)case_memory(tokens);
@@ -26,7 +26,7 @@ static MadeDocument made_document(size_t number, size_t tokens, size_t mask) {
     return made;
 }
 
-// Documents first, first + 1, ... of 2 to `most` tokens
+// Returns documents first, first + 1, ... of 2 to `most` tokens.
 static MadeDocument *made_documents(size_t first, size_t count, size_t most, size_t mask) {
     MadeDocument *document = (MadeDocument *)case_memory(count * sizeof(MadeDocument));
     for (size_t i = 0; i < count; i++) document[i] = made_document(first + i, 2 + test_random_below(most - 1), mask);
@@ -60,7 +60,7 @@ static DataLoader open_data(const char *path, const DataSettings *settings) {
     return dataloader_open(&path, 1, settings);
 }
 
-// Room for the loader's largest stream, full of what must be overwritten.
+// Returns room for the loader's largest stream, filled with garbage.
 static Batch batch_for(const DataLoader *loader) {
     SequenceBound bound = loader->bound;
     Batch batch = dataloader_batch(loader);
@@ -69,7 +69,7 @@ static Batch batch_for(const DataLoader *loader) {
     return batch;
 }
 
-// Both have it, and it is the same, or neither has.
+// Compares the two; both or neither may be NULL.
 static void expect_same(const void *a, const void *b, size_t bytes) {
     assert_true(!a == !b);
     if (a) assert_memory_equal(a, b, bytes);
@@ -90,8 +90,8 @@ static void expect_same_batch(const Batch *a, const Batch *b) {
     expect_same(a->advantage, b->advantage, a->N * sizeof(float));
 }
 
-// An epoch from where the loader stands: what is told of a sequence before it is read is right, and it is within the
-// bound; check(context, batch): what else is held of it. Returns the positions.
+// Reads an epoch from the loader's position. Checks the counts given in advance, the bound, and check(context, batch).
+// Returns the number of positions.
 static size_t expect_epoch(DataLoader *loader, Batch *batch, void (*check)(void *context, const Batch *batch),
                            void *context) {
     const uint64_t epoch = loader->next / loader->samples;
@@ -110,14 +110,14 @@ static size_t expect_epoch(DataLoader *loader, Batch *batch, void (*check)(void 
     return positions;
 }
 
-// A position is one number: a loader that jumps there, from anywhere, gives the micro-batch of one that walks. step(k,
-// position, batch): NULL, or what else is held of the k-th.
+// A position is one number: a loader that jumps there, from anywhere, gives the same micro-batch as one that walks.
+// step(k, position, batch): a further check of the k-th, or NULL.
 static void expect_seeks(const char *path, const DataSettings *settings, size_t steps,
                          void (*step)(size_t k, uint64_t position, const Batch *batch)) {
     SCOPED_LOADER walking = open_data(path, settings), jumping = open_data(path, settings);
     SCOPED_BATCH one = batch_for(&walking), other = batch_for(&jumping);
     uint64_t *position = (uint64_t *)case_memory(steps * sizeof(uint64_t));
-    allocation_guard = 1; // shards are opened and closed in here, and nothing may be allocated for that
+    allocation_guard = 1; // shards are opened and closed in here without allocating
     for (size_t k = 0; k < steps; k++) {
         position[k] = walking.next;
         assert_true(position[k] < (uint64_t)1 << 53 && (k == 0 || position[k] > position[k - 1]));
@@ -132,7 +132,7 @@ static void expect_seeks(const char *path, const DataSettings *settings, size_t 
     allocation_guard = 0;
 }
 
-// ---- refusals: what a child of the test does ------------------------------------------------------------------------
+// ---- refusals: bodies for a child -----------------------------------------------------------------------------------
 static DataSettings refusal_settings;
 
 // Opens the shard and reads all of it.
@@ -144,7 +144,7 @@ static void read_all(const void *context) {
     dataloader_close(&loader);
 }
 
-// One line that says why, with exit code 1; notes before it are no refusals.
+// Expects exit code 1 and one line of refusal; notes may precede it.
 static void refused_by(ChildBody body, const void *context, const char *words) {
     const Child *child = run_child(body, context);
     const char *line = strstr(child->err, program_invocation_short_name);

@@ -1,7 +1,7 @@
 // Writes a shard for the tests of the program: make_documents FILE VOCABULARY LENGTH,LENGTH,... [SEED [MASKED [KIND]]]
-// A document walks through the ids: mostly one up, sometimes anywhere. MASKED: so many of its first targets do not
-// count; they are its prompt. KIND: documents, advantages (documents with these), pairs, prompts, or a number: groups
-// of so many, the reward a random one; labels: desirable and other ones in turn.
+// A document walks through the ids: mostly one up, sometimes to a random one. MASKED: its first targets that do not
+// count, its prompt. KIND: documents, advantages (documents with them), pairs, prompts, labels (desirable and
+// undesirable in turn), or the size of groups with random rewards.
 #include "llmc/base/random.h"
 #include "shard_writer.h"
 
@@ -22,7 +22,7 @@ static MadeDocument make_document(size_t tokens, size_t vocabulary, size_t seed,
         counts[i] = !prompt_only && (i > masked || i == tokens - 1);
         value[i] = (float)random_uniform(seed, 4, i) - 0.5f;
     }
-    if (masked) made.prompt = masked + 1 < tokens ? masked + 1 : tokens - 1; // tokens, the first of which is no target
+    if (masked) made.prompt = masked + 1 < tokens ? masked + 1 : tokens - 1; // in tokens; the first is no target
     if (prompt_only && !masked) made.prompt = tokens;
     return made;
 }

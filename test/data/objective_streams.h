@@ -1,5 +1,5 @@
 /*
-Streams of random pairs and groups, and every objective that is under test, for tests of objectives.
+Streams of random pairs and groups, and every objective under test, for tests of objectives.
 */
 #ifndef TEST_OBJECTIVE_STREAMS_H
 #define TEST_OBJECTIVE_STREAMS_H
@@ -8,7 +8,7 @@ Streams of random pairs and groups, and every objective that is under test, for 
 
 static DType type; // of log-probabilities and weights
 
-// ---- streams: log-probabilities are fp32 numbers, so that they mean the same in any build ---------------------------
+// ---- streams: log-probabilities are fp32 numbers, hence the same in any build ---------------------------------------
 typedef struct {
     Batch batch;
     double *logp, *entropy; // [N]
@@ -34,8 +34,8 @@ static Stream stream_allocate(const size_t *length, size_t documents) {
     return s;
 }
 
-// Groups of `members` documents of 1 to 12 tokens, each with a target that counts; some targets are masked, some half
-// a token.
+// Returns groups of `members` documents of 1 to 12 tokens. Each document has a target that counts; some targets are
+// masked, some count half.
 static Stream random_stream(size_t groups, size_t members) {
     size_t length[64], documents = groups * members;
     Stream s;
@@ -59,7 +59,7 @@ static Stream random_stream(size_t groups, size_t members) {
     return s;
 }
 
-// Target `to` of p, or a document of it, becomes one of s.
+// Copies target `from` of s to target `to` of p; also works for documents.
 static void copy_target(Stream *p, size_t to, const Stream *s, size_t from) {
     Batch *b = &p->batch;
     const Batch *of = &s->batch;
@@ -68,7 +68,7 @@ static void copy_target(Stream *p, size_t to, const Stream *s, size_t from) {
     p->logp[to] = s->logp[from], p->entropy[to] = s->entropy[from];
 }
 
-// These documents of s, in this order.
+// Returns a stream of these documents of s, in this order.
 static Stream stream_of(const Stream *s, const size_t *document, size_t documents) {
     const size_t *start = s->batch.document_start;
     size_t *length = (size_t *)case_memory(documents * sizeof(*length));
@@ -83,7 +83,7 @@ static Stream stream_of(const Stream *s, const size_t *document, size_t document
     return p;
 }
 
-// The weight of target t in the loss.
+// Returns the weight of target t in the loss.
 static double plain_weight(const Batch *b, size_t t) { return b->targets[t] < 0 ? 0 : (double)b->loss_weight[t]; }
 
 static void *typed(const double *values, size_t count, DType of) {
@@ -92,7 +92,7 @@ static void *typed(const double *values, size_t count, DType of) {
     return copy;
 }
 
-// The stream's loss; weight[N], metrics: NULL or what is wanted.
+// Returns the stream's loss; fills weight[N] and metrics unless NULL.
 static double evaluate(const Objective *o, const Stream *s, double Z, double *weight, Metrics *metrics) {
     size_t N = s->batch.N;
     void *logp = typed(s->logp, N, type), *out = case_memory(N * sizeof(double));
@@ -148,7 +148,7 @@ static Objective make_policy(ObjectiveKind kind, Normalisation normalisation, do
     return o;
 }
 
-// The i-th of the objectives under test; 0 behind the last.
+// Sets *o to the i-th objective under test; returns 0 after the last.
 static int objective_at(size_t i, Objective *o) {
     static const ObjectiveKind of_policy[] = {OBJECTIVE_GRPO, OBJECTIVE_GSPO, OBJECTIVE_PPO, OBJECTIVE_CISPO};
     switch (i) {
@@ -179,7 +179,7 @@ static Stream stream_for(const Objective *o) {
     return s;
 }
 
-// A stream of its own, and what the objective makes of it.
+// A stream and the objective's results for it
 typedef struct {
     Objective o;
     Stream s;

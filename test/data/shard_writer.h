@@ -1,6 +1,6 @@
 /*
-Writes shards of documents for the tests, as data/README.md describes them: from documents in memory to bytes, and the
-checksums again where a test has damaged something on purpose. Little-endian machines only.
+Writes shards of documents for the tests, as data/README.md describes them: from documents in memory to bytes. Renews
+the checksums after a test has damaged something. Little-endian machines only.
 */
 #ifndef TEST_SHARD_WRITER_H
 #define TEST_SHARD_WRITER_H
@@ -10,10 +10,10 @@ typedef struct {
     size_t tokens;
     const uint32_t *id;          // [tokens]
     const unsigned char *counts; // [tokens], the first 0
-    const float *value;          // [tokens], of shards with values
-    size_t prompt, group;        // group: of kind 2 only, elsewhere it follows from the document's number
+    const float *value;          // [tokens], for shards with values
+    size_t prompt, group;        // group: of kind 2 only; other kinds derive it from the document's number
     float reward;
-    const char *columns; // of shards with columns
+    const char *columns; // for shards with columns
 } MadeDocument;
 
 typedef struct {
@@ -26,12 +26,12 @@ typedef struct {
 
 typedef struct {
     unsigned char *bytes;
-    size_t size, table, ids, counts, values, columns; // where the sections begin; values, columns 0: there are none
+    size_t size, table, ids, counts, values, columns; // offsets of the sections; values, columns 0: absent
 } ShardImage;
 
 static void put(unsigned char *at, uint64_t value, size_t bytes) { memcpy(at, &value, bytes); }
 
-// The checksums of the table and of the header.
+// Renews the checksums of the table and of the header.
 static void shard_image_seal(ShardImage *image, size_t documents) {
     put(image->bytes + 120, crc32_of(0, image->bytes + image->table, documents * TOKEN_SHARD_ENTRY), 4);
     if (image->columns)
@@ -54,7 +54,7 @@ static void shard_image_header(ShardImage *image, const MadeShard *made, size_t 
     shard_image_seal(image, documents);
 }
 
-// Document number `d`, whose first token is number `first` of the shard; returns how many of its targets count.
+// Writes document `d`, which begins at token `first` of the shard; returns how many of its targets count.
 static size_t shard_image_document(ShardImage *image, const MadeShard *made, const MadeDocument *document, size_t d,
                                    size_t first) {
     unsigned char *entry = image->bytes + image->table + d * TOKEN_SHARD_ENTRY;
@@ -75,7 +75,7 @@ static size_t shard_image_document(ShardImage *image, const MadeShard *made, con
     return counted;
 }
 
-// The columns of document number `d`, whose text is at `first` of the text.
+// Writes the columns of document `d`, which begin at `first` of the text.
 static void shard_image_columns(ShardImage *image, const MadeDocument *document, size_t d, size_t first, char *text) {
     unsigned char *entry = image->bytes + image->columns + d * TOKEN_SHARD_COLUMNS;
     const size_t bytes = strlen(document->columns);
@@ -83,7 +83,7 @@ static void shard_image_columns(ShardImage *image, const MadeDocument *document,
     put(entry, first, 8), put(entry + 8, bytes, 4), put(entry + 12, crc32_of(0, document->columns, bytes), 4);
 }
 
-// The caller frees image.bytes.
+// Returns the shard's bytes; the caller frees image.bytes.
 static ShardImage shard_image(const MadeShard *made, const MadeDocument *document, size_t documents) {
     size_t tokens = 0, counted = 0, longest = 0, first = 0, text = 0, longest_columns = 0;
     ShardImage image;

@@ -1,13 +1,13 @@
-// Shards of answers: preference pairs and groups stay whole in one stream and in their order, and are left out
-// together; rewards become advantages, values of tokens too; which objective takes what; every fault of pairs, groups,
-// rewards and values refused in one line.
+// Shards of answers: pairs and groups stay whole and in order in one stream, and are left out together. Rewards become
+// advantages, values of tokens too. Each objective takes its kinds; every fault of pairs, groups, rewards and values is
+// refused in one line.
 #include "answer_files.h"
 
 // ---- pairs and groups stay whole ------------------------------------------------------------------------------------
 typedef struct {
     const MadeDocument *document;
     size_t documents;
-    size_t *unit; // [documents] which pair or group of the data
+    size_t *unit; // [documents] the document's pair or group
     size_t units, scale;
     unsigned char *seen; // [documents]
 } Answers;
@@ -27,7 +27,7 @@ static void expect_advantages(const Answers *x, const Batch *batch, size_t first
     }
 }
 
-// Documents [first, the result) of the batch must be all of one pair or group, in the order of the data.
+// Documents [first, the result) of the batch must be exactly one pair or group, in the order of the data.
 static size_t check_unit(Answers *x, const Batch *batch, size_t first, size_t group) {
     size_t number = (size_t)batch->tokens[batch->document_start[first]] / DOCUMENT_IDS, unit = x->unit[number],
            d = first;
@@ -85,7 +85,7 @@ TEST(pairs_and_groups_stay_whole) {
     }
 }
 
-// Of documents whose tokens say where they are from: 10 d + position, the last target 10 d + 9.
+// Tokens encode their place: 10 d + position, the last target 10 d + 9.
 TEST(mismatched_documents) {
     static const size_t length[] = {4, 3, 6}, prompt[] = {2, 1, 4}; // positions; tokens of the prompts
     static const int32_t tokens[] = {0, 1, 24, 25, 10, 2, 3, 20, 21, 22, 23, 11, 12};
@@ -133,7 +133,7 @@ TEST(a_batch_has_what_its_objective_needs) {
         assert_int_equal(batch.reward != NULL, rows[i].reward);
         assert_int_equal(batch.advantage != NULL, rows[i].advantage);
         assert_int_equal(batch.reference != NULL, rows[i].reference);
-        assert_true(!batch.old && (!batch.reference || isnan(batch.reference[0]))); // nobody knows it yet
+        assert_true(!batch.old && (!batch.reference || isnan(batch.reference[0]))); // not known yet
     }
 }
 
@@ -171,7 +171,7 @@ TEST(long_answers_are_not_split) {
     MadeShard made = made_kind(KIND_PAIRS);
     MadeDocument document[6];
     for (size_t i = 0; i < 6; i++) document[i] = made_document(i, i == 3 ? 31 : 20, 0);
-    memset((unsigned char *)(uintptr_t)document[3].counts, 0, 25); // its answer begins behind 24 positions
+    memset((unsigned char *)(uintptr_t)document[3].counts, 0, 25); // its answer begins after 24 positions
     const char *path = write_shard("long.bin", &made, document, 6);
     refusal_settings = answer_settings(1, 24, &dpo);
     refused(path, "long.bin: document 3 has 31 tokens, --seq-len 24 takes 25, and answers are not split; give a "
@@ -185,9 +185,9 @@ TEST(long_answers_are_not_split) {
         test_fail("%s", child->err);
     SCOPED_LOADER loader = open_data(path, &refusal_settings);
     assert_int_equal(loader.samples, 2);
-    assert_int_equal(loader.segments, 4); // the chosen answer went with the rejected one
+    assert_int_equal(loader.segments, 4); // the chosen answer is left out with the rejected one
     assert_int_equal(loader.packing.positions, 4 * 19);
-    refusal_settings.T = 25; // one target of the long one is left
+    refusal_settings.T = 25; // leaves one target of the long one
     SCOPED_LOADER longer = open_data(path, &refusal_settings);
     assert_int_equal(longer.samples, 3);
     assert_true(dataloader_targets(&longer, 0, dataloader_batches(&longer)).tokens == 5 * 19 + 1);
@@ -285,7 +285,7 @@ static void open_alone(const void *path) {
     (void)loader;
 }
 
-// Data from which nothing can be learnt is counted as it is opened. Of each kind 3 pairs, groups or answers.
+// Data that teaches nothing is counted on opening. Of each kind 3 pairs, groups or answers.
 TEST(what_prefers_nothing_is_told) {
     static const struct {
         ObjectiveKind objective;

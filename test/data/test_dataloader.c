@@ -1,5 +1,5 @@
-// llm.c's shards: both kinds read as they are, places and epochs, every malformed file refused; random batches; and the
-// byte packer, whose main is called here.
+// llm.c's shards: both kinds are read, places and epochs, every malformed file is refused; random batches; and the byte
+// packer, included with its main.
 #define main        pack_bytes_main
 #define write_shard pack_write_shard
 #include "data/pack_bytes.c"
@@ -12,9 +12,9 @@ static const char *const GOLDEN16 = "test/golden/tokens_uint16.bin", *const GOLD
 
 // ---- writing shards -------------------------------------------------------------------------------------------------
 typedef struct {
-    uint32_t magic, version, tokens; // as the header says
+    uint32_t magic, version, tokens; // in the header
     size_t id_bytes;
-    size_t written; // ids that are there
+    size_t written; // ids present
     uint32_t first; // id i is (first + i) % modulus
     uint32_t modulus;
 } Made;
@@ -38,7 +38,7 @@ static const char *make_shard(const char *name, Made made) {
     memcpy(image, &made.magic, 4), memcpy(image + 4, &made.version, 4), memcpy(image + 8, &made.tokens, 4);
     for (size_t i = 0; i < made.written; i++) {
         uint32_t id = made_id(&made, i);
-        memcpy(image + 1024 + i * made.id_bytes, &id, made.id_bytes); // this machine is little-endian, as the format is
+        memcpy(image + 1024 + i * made.id_bytes, &id, made.id_bytes); // machine and format are little-endian
     }
     write_file(path, image, bytes);
     return path;
@@ -86,7 +86,7 @@ TEST(llmc_shards_of_both_kinds) {
 }
 
 TEST(shards_follow_each_other_by_name) {
-    // in the order of their names: 1 + 4 + 0 + 3 batches of 2 x 10, begun at different ids
+    // ordered by name: 1 + 4 + 0 + 3 batches of 2 x 10, begun at different ids
     static const size_t tokens[] = {21, 99, 20, 70}, batches[] = {1, 4, 0, 3};
     static const char *const names[] = {"a.bin", "b.bin", "c.bin", "d.bin"};
     const char *paths[3];
@@ -132,13 +132,13 @@ TEST(a_place_is_one_number) {
         loader.next = k;
         assert_int_equal(loader.next, k);
         dataloader_next(&loader, &one);
-        loader.next = k + 156 * (uint64_t)1000000000000; // the same place of a later epoch
+        loader.next = k + 156 * (uint64_t)1000000000000; // the same place in a later epoch
         dataloader_next(&loader, &later);
         expect_same_batch(&one, &later);
     }
 }
 
-// The order in which micro-batches of an epoch come: each once.
+// Reads an epoch and keeps the order of its micro-batches; each comes once.
 static void read_order(DataLoader *loader, int32_t order[50]) {
     SCOPED_BATCH batch = batch_for(loader);
     unsigned char seen[50] = {0};
@@ -170,7 +170,7 @@ TEST(llmc_shards_are_shuffled_by_micro_batches) {
     }
 }
 
-// Other micro-batches of the same documents: a run that took some goes on at the same token, in any epoch.
+// A run resumes at the same token with another micro-batch size, in any epoch.
 TEST(a_place_in_other_micro_batches) {
     static const size_t tokens[] = {121, 241}; // 12 and 24 documents of 10, for B of 1, 2, 3, 4
     for (size_t s = 0; s < 2; s++) make_shard(s ? "split-1.bin" : "split-0.bin", shard32(tokens[s]));
@@ -194,7 +194,7 @@ TEST(a_place_in_other_micro_batches) {
             assert_memory_equal(a.tokens, b.tokens, 10 * min_size(B, other) * sizeof(int32_t));
         }
         uint64_t position = 0;
-        assert_int_equal(dataloader_resplit(&to, 5, 0, &position), 0); // which leaves another rest
+        assert_int_equal(dataloader_resplit(&to, 5, 0, &position), 0); // leaves another remainder
         settings.shuffle = SHUFFLE_ON;
         SCOPED_LOADER shuffled = open_data(pattern, &settings);
         assert_int_equal(dataloader_resplit(&shuffled, B, 0, &position), 0);
@@ -206,7 +206,7 @@ static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {
     return dataloader_fingerprint(&loader, loader.settings.B);
 }
 
-// The fingerprint of the shard with one byte changed, `from_end` bytes from its end or else `at` from its beginning.
+// Returns the fingerprint of the shard with one byte changed, `from_end` bytes from its end or else at `at`.
 static uint64_t fingerprint_changed(const char *path, size_t at, size_t from_end) {
     size_t bytes;
     char *image = read_whole(path, &bytes);
@@ -217,7 +217,7 @@ static uint64_t fingerprint_changed(const char *path, size_t at, size_t from_end
 }
 
 TEST(fingerprint_tells_other_data_apart) {
-    static const size_t tokens[] = {100, 1001, 5000, 50000}; // it ends within, between and behind what is looked at
+    static const size_t tokens[] = {100, 1001, 5000, 50000}; // ends within, between and after sampled parts
     static const size_t changes[][2] = {{1024, 0}, {1024 + 100, 0}, {0, 2}, {0, 100}}; // {0, 2}: the last token
     for (size_t i = 0; i < 4; i++) {
         const char *path = make_shard("f.bin", shard16(tokens[i])), *copy = make_shard("copy.bin", shard16(tokens[i]));
@@ -231,7 +231,7 @@ TEST(fingerprint_tells_other_data_apart) {
     }
 }
 
-// ---- what is skipped, and what does not fit -------------------------------------------------------------------------
+// ---- skipped tokens, and sizes that do not fit ----------------------------------------------------------------------
 typedef struct {
     const char *path;
     size_t B, T, vocab_size, batches; // batches to read
@@ -320,7 +320,7 @@ TEST(malformed_files_are_refused) {
     refused_opening(opening("/dev/null"), "is not a regular file");
 }
 
-// A file that is no shard is named, with what to do with it.
+// A file that is no shard is named, with a remedy.
 TEST(other_files_are_named) {
 #define PREPARE "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
     static const struct {
@@ -377,7 +377,7 @@ TEST(random_batches) {
     size_t seen[V] = {0};
     SCOPED_BATCH a = batch_allocate(B * T, B), other = batch_allocate(B * T, B), longer = batch_allocate(2 * T, 1);
     batch_random(&a, B, T, 0, V, 42), batch_random(&other, B, T, 0, V, 43), batch_random(&longer, 1, 2 * T, 0, V, 42);
-    for (size_t t = 0; t < B * T; t++) { // each is what any part of the program would draw
+    for (size_t t = 0; t < B * T; t++) { // any part of the program would draw the same
         const size_t index = t / T * (T + 1) + t % T;
         assert_int_equal(a.tokens[t], random_below(42, RANDOM_STREAM_TOKENS, index, V));
         assert_int_equal(a.targets[t], random_below(42, RANDOM_STREAM_TOKENS, index + 1, V));
@@ -402,7 +402,7 @@ TEST(counted_targets) {
     batch_allocate_answers(&batch, 0, 0);
     batch.group[2] = 1;
     TargetCounts counts = batch_count(&batch);
-    assert_true(counts.tokens == 3.5 && counts.documents == 3 && counts.groups == 2); // with the one of weight 0
+    assert_true(counts.tokens == 3.5 && counts.documents == 3 && counts.groups == 2); // counts the one of weight 0
     assert_true(batch.document_weight[0] == 1.5 && batch.document_weight[1] == 2 && batch.document_weight[2] == 0);
 }
 
@@ -461,7 +461,7 @@ TEST(bytes_become_a_shard) {
     assert_int_equal(count, 261);
     assert_memory_equal(ids, every, 256);
     assert_memory_equal(ids + 256, "text\n", 5);
-    assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // nothing is left
+    assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // no temporary
     for (size_t i = 0; i < sizeof(pairs); i++) pairs[i] = i % 3 < 2 ? 'a' : 'b'; // 2000 of 2999 follow an a: log 2
     write_file(a, pairs, sizeof(pairs));
     packed(pack_line("--out %s %s", out, a), "unigram entropy 0.6365 nats per byte, bigram 0.4623");

@@ -1,16 +1,16 @@
-// Shards of documents: what becomes of every token, positions and epochs, what is planned for; every field, section and
-// checksum damaged in turn, each refused in one line.
+// Shards of documents: the use of every token, positions and epochs, bounds; every field, section and checksum is
+// damaged in turn, each refused in one line.
 #include "test/base/damage.h"
 #include "document_files.h"
 
-// ---- what becomes of every token ------------------------------------------------------------------------------------
+// ---- the use of every token -----------------------------------------------------------------------------------------
 typedef struct {
     const MadeDocument *document;
     size_t documents, T;
-    unsigned char *trained; // [documents * DOCUMENT_IDS] a target that was seen
+    unsigned char *trained; // [documents * DOCUMENT_IDS] targets seen
 } Expected;
 
-// One document of a stream must be a whole piece of one document of the file.
+// Each document of a stream must be a whole piece of one document of the file.
 static void check_piece(Expected *x, const Batch *batch, size_t begin, size_t end) {
     size_t number = (size_t)batch->tokens[begin] / DOCUMENT_IDS, first = (size_t)batch->tokens[begin] % DOCUMENT_IDS;
     const MadeDocument *made = &x->document[number];
@@ -35,7 +35,7 @@ static void check_pieces(void *expected, const Batch *batch) {
         check_piece((Expected *)expected, batch, batch->document_start[d], batch->document_start[d + 1]);
 }
 
-// Every target that counts was trained on, once; with truncation those up to T.
+// Every counted target is trained on once; with truncation only those up to T.
 static void check_all_trained(const Expected *x, LongDocuments treatment) {
     for (size_t d = 0; d < x->documents; d++)
         for (size_t i = 1; i < x->document[d].tokens; i++) {
@@ -63,7 +63,7 @@ TEST(every_target_once_in_an_epoch) {
         x.documents = cases[c].documents, x.T = cases[c].T;
         x.document = made_documents(0, x.documents, cases[c].most, cases[c].mask);
         x.trained = (unsigned char *)case_memory(x.documents * DOCUMENT_IDS);
-        for (size_t s = 0; s < 3; s++) { // three shards, one of them with nothing
+        for (size_t s = 0; s < 3; s++) { // three shards, one of them empty
             size_t end = s == 1 ? first : s == 0 ? x.documents / 3 : x.documents;
             paths[s] = write_shard(names[s], &made, x.document + first, end - first);
             first = end;
@@ -83,7 +83,7 @@ TEST(every_target_once_in_an_epoch) {
     }
 }
 
-TEST(ids_of_two_bytes_and_many_shards) { // more shards than are kept open
+TEST(ids_of_two_bytes_and_many_shards) { // more shards than stay open
     DataSettings settings = data_settings(2, 40);
     MadeShard made = made_shard(2);
     size_t tokens = 0;
@@ -134,7 +134,7 @@ TEST(documents_larger_than_the_buffer) {
     }
 }
 
-// ---- places ---------------------------------------------------------------------------------------------------------
+// ---- positions ------------------------------------------------------------------------------------------------------
 static double counted[400];
 static uint64_t positions[400];
 
@@ -151,7 +151,7 @@ TEST(a_place_of_documents_is_one_number) {
         expect_seeks(path, &settings, 400, keep_targets);
         SCOPED_LOADER loader = open_data(path, &settings);
         assert_true(positions[399] / loader.segments >= 2);
-        for (size_t k = 0; k < 300; k += 7) { // a step's targets, over the end of an epoch or of several
+        for (size_t k = 0; k < 300; k += 7) { // targets of a step that crosses the ends of epochs
             const size_t n = 1 + test_random_below(99);
             double sum = 0;
             for (size_t i = k; i < k + n; i++) sum += counted[i];
@@ -160,7 +160,7 @@ TEST(a_place_of_documents_is_one_number) {
     }
 }
 
-// Sums of which documents begin in a step, and of its targets
+// Sums the origins of a step's documents, their squares, and its counted targets.
 static void step_sums(DataLoader *loader, Batch *batch, double sums[3]) {
     memset(sums, 0, 3 * sizeof(double));
     for (size_t k = dataloader_step(loader, loader->next); k > 0; k--) {
@@ -171,7 +171,7 @@ static void step_sums(DataLoader *loader, Batch *batch, double sums[3]) {
     }
 }
 
-// Steps of so many documents may be cut into other micro-batches at any step.
+// Steps of a fixed number of documents can switch the micro-batch size at any step.
 TEST(a_step_in_other_micro_batches) {
     for (size_t i = 0; i < 8; i++) {
         DataSettings settings = data_settings(i & 1 ? 3 : 1, 30);
@@ -203,7 +203,7 @@ static void seek_nowhere(const void *context) {
     DataSettings settings = data_settings(4, 100);
     DataLoader loader = open_data((const char *)context, &settings);
     Batch batch = batch_for(&loader);
-    loader.next = loader.segments - 1; // of fewer streams
+    loader.next = loader.segments - 1; // needs fewer streams
     dataloader_next(&loader, &batch);
 }
 
@@ -223,7 +223,7 @@ TEST(fingerprint_covers_documents_and_order) {
     assert_true(fingerprint_with(copy, base) == fingerprint);
     other[0].seed = 12, other[1].long_documents = LONG_TRUNCATE;
     other[2].B = 1, other[2].T = 200;
-    for (size_t i = 3; i < 6; i++) other[i].shuffle = SHUFFLE_OFF, other[i].seed += i - 3; // a seed plays no part then
+    for (size_t i = 3; i < 6; i++) other[i].shuffle = SHUFFLE_OFF, other[i].seed += i - 3; // the seed has no effect
     for (size_t i = 0; i < 6; i++) assert_true(fingerprint_with(path, other[i]) != fingerprint);
     assert_true(fingerprint_with(path, other[4]) == fingerprint_with(path, other[5]));
     ((uint32_t *)(uintptr_t)document[49].id)[0]++;
@@ -231,14 +231,14 @@ TEST(fingerprint_covers_documents_and_order) {
         assert_true(fingerprint_with(write_shard("g.bin", &made, document, count), base) != fingerprint);
 }
 
-// ---- what is planned for --------------------------------------------------------------------------------------------
+// ---- bounds ---------------------------------------------------------------------------------------------------------
 TEST(the_bound_is_that_of_the_data) {
     static const size_t lengths[] = {41, 31, 21, 11, 6, 6, 6}; // 40 + 30 + 20 + 10 + 3 x 5 positions
     static const struct {
         size_t B, batches, N, documents; // batches 0: any
         Shuffle shuffle;
     } cases[] = {{1, 0, 50, 5, SHUFFLE_AUTO},    // 3 x 5 + 10 + 20
-                 {100, 0, 115, 7, SHUFFLE_AUTO}, // all there is
+                 {100, 0, 115, 7, SHUFFLE_AUTO}, // all
                  {1, 3, 50, 4, SHUFFLE_OFF}};    // 40 | 30 + 20 | 10 + 3 x 5
     MadeDocument document[7];
     MadeShard made = made_shard(4);
@@ -266,8 +266,7 @@ static ShardImage small_image(void) { // documents of 5, 9, 3 and 20 tokens
     return shard_image(&made, document, 4);
 }
 
-// Checksums as a writer with a fault would make them: of the header, and of the table of 4 documents where
-// `seal_table`.
+// Renews the checksums as a faulty writer would: of the header, and of the table of 4 documents if `seal_table`.
 static int seal_table;
 
 static void mend_shard(const char *path, char *bytes, size_t count, size_t before) {

@@ -1,11 +1,11 @@
 /*
-The file of log-probabilities: what is written is read, in any order and range; nothing that is damaged, half written,
-or of another model, other data, another temperature or length is taken for the right one.
+The file of log-probabilities: reads back in any order and range. Refuses damaged and half-written files, and those of
+another model, other data, another temperature or length.
 */
 #include "test/base/damage.h"
 #include "llmc/data/logprobs.h"
 
-#define TOKENS    10000 // more than two times what is read at once
+#define TOKENS    10000 // more than twice the read size
 #define DOCUMENTS 40
 #define VALUES    6606
 
@@ -19,11 +19,10 @@ static LogprobHeader some_header(void) {
     return h;
 }
 
-// Tokens that count are those with a number not divisible by 3; each has a value of its own. The first 90 are never
-// written.
+// Counted tokens are those not divisible by 3; each has a value of its own. The first 90 are never written.
 static float value_of(size_t token) { return token % 3 && token >= 90 ? -0.5f - (float)token / 8 : 0; }
 
-// In ranges of all lengths, the later ones first; the file is not finished.
+// Writes ranges of all lengths, the later ones first; leaves the file unfinished.
 static void write_half(LogprobWriter *w, const char *path) {
     const LogprobHeader h = some_header();
     float value[TOKENS];
@@ -35,7 +34,7 @@ static void write_half(LogprobWriter *w, const char *path) {
     }
 }
 
-// In the place of whatever was there.
+// Writes the whole file, replacing any old one.
 static const char *written(const char *name) {
     LogprobWriter w;
     write_half(&w, scratch_path(name));
@@ -53,7 +52,7 @@ TEST(what_is_written_is_read) {
     LogprobHeader expected = some_header();
     float value[TOKENS];
     SCOPED(logprobs_close) LogprobFile f;
-    written("round.logprobs"); // once more, over it
+    written("round.logprobs"); // again, over the first
     logprobs_open(&f, path);
     memcpy(expected.begin.magic, "SBPLOGPS", 8);
     expected.begin.version = 2, expected.begin.byte_order = 0x01020304, expected.begin.header_bytes = 256;
@@ -189,7 +188,7 @@ TEST(every_value_is_checked) {
         VALUE(0xf149f2ca, NULL)}; // -1e30
     const DamageSuite unmended = damage_suite(NULL), suite = damage_suite(mend_all);
     expect_damage_found(&suite, values, COUNT_OF(values));
-    for (size_t i = 0; i < COUNT_OF(values); i++) { // the checksum comes first of all
+    for (size_t i = 0; i < COUNT_OF(values); i++) { // the checksum is checked first
         Damage value = values[i];
         value.words = BAD ": its checksum is wrong";
         expect_damage_found(&unmended, &value, 1);
@@ -224,7 +223,7 @@ TEST(a_killed_writer_leaves_nothing_under_the_name) {
     assert_false(path_exists(path));
     char *before = read_whole(written("killed.logprobs"), &size);
     assert_int_equal(run_child(killed_half_way, path)->code, 1000 + SIGKILL);
-    assert_memory_equal(read_whole(path, &again), before, size); // the one before stays as it is
+    assert_memory_equal(read_whole(path, &again), before, size); // the old file is unchanged
 }
 
 static void write_there(const void *path) {
@@ -234,7 +233,7 @@ static void write_there(const void *path) {
 
 TEST(folders_are_not_replaced) { expect_refused(write_there, scratch_folder(), 1, "is a directory"); }
 
-// ---- of something else --------------------------------------------------------------------------------------------
+// ---- other models and data ----------------------------------------------------------------------------------------
 typedef struct {
     const char *path;
     LogprobHeader wanted;
@@ -252,9 +251,9 @@ TEST(another_model_or_data_is_refused) {
     static const struct {
         size_t at, bytes;
         uint64_t value;
-        const char *words; // NULL: the file serves
+        const char *words; // NULL: the file is accepted
     } rows[] = {
-        {WANTED(temperature, 0x3fe8000000000000), NULL}, // 0.75, as it is
+        {WANTED(temperature, 0x3fe8000000000000), NULL}, // 0.75, as written
         {WANTED(model_key, 0), NULL},                    // any
         {WANTED(model_key, 0x1111),
          "whose.logprobs: is by another model, some/model (bf16, 0123456789abcdef); the run's reference is other/model "

@@ -1,6 +1,6 @@
 /*
-Objectives: losses, weights and metrics are those of TRL (test/golden/objectives.json), weights are the derivatives of
-losses, and it does not matter how the documents of a step are cut into streams and chunks.
+Objectives: losses, weights and metrics match TRL (test/golden/objectives.json). Weights are the derivatives of losses.
+Cutting a step into streams and chunks changes nothing.
 */
 #include "objective_streams.h"
 #include "test/base/child.h"
@@ -14,7 +14,7 @@ TEST(weights_are_the_derivatives) {
     for (size_t i = 0; evaluated_at(i, &e); i++) {
         const double size = rms(e.weight, e.N);
         assert_true(size > 0);
-        if (e.o.kind == OBJECTIVE_CISPO) continue; // its ratio is a weight without a gradient: TRL's values hold it
+        if (e.o.kind == OBJECTIVE_CISPO) continue; // its ratio is a weight without a gradient: TRL's values check it
         for (size_t t = 0; t < e.N; t++) {
             double loss[2], was = e.s.logp[t];
             for (int up = 0; up < 2; up++) {
@@ -127,7 +127,7 @@ static void check_golden_cases(const char *list, const char *data, int count) {
             const char *key = !strcmp(advantage->valuestring, "token") ? "token_advantage" : "document_advantage";
             golden_floats(documents, key, s.batch.N, s.batch.advantage);
             if (!cJSON_IsTrue(json_get(expected, "old"))) s.batch.old = NULL;
-            if (o.beta == 0) s.batch.reference = NULL; // must do without
+            if (o.beta == 0) s.batch.reference = NULL; // must work without
             const cJSON *masked;
             cJSON_ArrayForEach(masked, json_get(expected, "masked")) {
                 const size_t d = (size_t)masked->valueint, *start = s.batch.document_start;
@@ -169,7 +169,7 @@ TEST(trl_advantages) {
     cJSON_Delete(golden);
 }
 
-// ---- how a step is cut does not matter ------------------------------------------------------------------------------
+// ---- cutting a step changes nothing ---------------------------------------------------------------------------------
 TEST(ranges_give_the_weights_of_the_whole) {
     const size_t size = dtype_size(type);
     Evaluated e;
@@ -189,8 +189,7 @@ TEST(ranges_give_the_weights_of_the_whole) {
     }
 }
 
-// A stream of six groups as streams of three, one and two, in another order: the same loss and metrics, and the same
-// bits of weights.
+// Six groups as streams of three, one and two, in another order: the same loss, metrics and bits of weights.
 TEST(streams_and_their_order_do_not_matter) {
     static const size_t order[] = {5, 3, 4, 0, 2, 1}, first[] = {0, 3, 4}, groups[] = {3, 1, 2};
     Evaluated e;
@@ -230,7 +229,7 @@ TEST(metrics_of_completions) {
     for (size_t t = 0; t < 6; t++)
         s.batch.targets[t] = t != 2 && t != 5 ? 1 : -1, s.batch.loss_weight[t] = 1, s.entropy[t] = (double)t;
     s.batch.old[0] = -1.0f, s.batch.advantage[0] = 1;  // ratio e: above the upper bound
-    s.batch.old[1] = -1.0f, s.batch.advantage[1] = -1; // counts against it all the same
+    s.batch.old[1] = -1.0f, s.batch.advantage[1] = -1; // counted as clipped all the same
     s.batch.old[3] = 1.0f, s.batch.advantage[3] = -1;  // ratio 1/e: below the lower bound
     s.batch.advantage[4] = 1;
     s.batch.reference[4] = -1, s.batch.reward[0] = 3, s.batch.reward[1] = -4, s.batch.reward[2] = 4;
@@ -242,7 +241,7 @@ TEST(metrics_of_completions) {
     expect_close("kl", 0, metric_of(&m, "kl"), exp(-1) / 4, 0, 1e-14); // k3(-1) = 1/e
 }
 
-// ---- what does not count, and what must not be ----------------------------------------------------------------------
+// ---- masked targets, and values that are not finite -----------------------------------------------------------------
 TEST(masked_targets_are_not_looked_at) {
     Evaluated e;
     for (size_t i = 0; evaluated_at(i, &e); i++) {
@@ -264,7 +263,7 @@ TEST(documents_without_counted_targets) {
     Evaluated e;
     for (size_t i = 0; evaluated_at(i, &e); i++) {
         const size_t *start = e.s.batch.document_start;
-        for (size_t d = 1; d < e.s.batch.documents; d += 3) // chosen and rejected ones, first and other ones of a group
+        for (size_t d = 1; d < e.s.batch.documents; d += 3) // any member of a pair or group
             for (size_t t = start[d]; t < start[d + 1]; t++) e.s.batch.targets[t] = -1;
         assert_true(isfinite(evaluate(&e.o, &e.s, normaliser(&e.o, &e.s, 1), e.weight, NULL)));
         for (size_t t = 0; t < e.N; t++) assert_true(isfinite(e.weight[t]));
@@ -275,7 +274,7 @@ TEST(documents_without_counted_targets) {
     }
 }
 
-// Every value that an objective reads, not finite at one counted target: the loss is not, nor is that target's weight.
+// A value that is not finite at one counted target makes the loss and that target's weight not finite.
 static void check_not_finite(const Objective *o, size_t which, double bad) {
     int read = which == 0 || (which == 1 && objective_needs_reference(o)) || (which > 1 && objective_is_of_policy(o));
     Stream s = stream_for(o);
@@ -305,7 +304,7 @@ TEST(what_is_not_finite_is_not_lost) {
     }
 }
 
-// One pair of one target each, both log-probabilities chosen.
+// One pair of one target each; both log-probabilities are given.
 static double one_pair(const Objective *o, double chosen, double rejected, double weight[2]) {
     static const size_t length[] = {1, 1};
     Stream s = stream_allocate(length, 2);
@@ -338,7 +337,7 @@ TEST(extremes_of_pairs) {
         if (fabs(loss - rows[i].loss) > 1e-300 || w[0] != rows[i].weight[0] || w[1] != rows[i].weight[1])
             test_fail("row %zu: loss %g, weights %g and %g", i, loss, w[0], w[1]);
     }
-    // odds of a probability of 1: finite, and still decreasing in the rejected one's
+    // odds of probability 1: finite, and still decreasing in the rejected one's
     Objective orpo = make(OBJECTIVE_ORPO, 0.5);
     expect_close("orpo", 0, one_pair(&orpo, -1e4, 0, w), 1e4 + 0.5 * (1e4 + 24 * log(2)), 0, 1e-14);
     expect_close("orpo's weight", 0, w[0], -1.5, 0, 0);

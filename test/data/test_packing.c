@@ -1,5 +1,5 @@
-// Packing of pieces into streams: first-fit decreasing against a plain one, how full streams become, every piece
-// exactly once, orders that follow from seed and epoch alone; and crc32 against its definition.
+// Packing of pieces into streams: first-fit decreasing against a plain one, the fill of streams, every piece exactly
+// once, orders from seed and epoch alone; and crc32 against its definition.
 #include "test/base/child.h"
 #include "llmc/base/hash.h"
 #include "llmc/data/packing.h"
@@ -11,7 +11,7 @@ static uint32_t *uniform_lengths(size_t count, size_t least, size_t most) {
     return length;
 }
 
-// Documents of a long-tailed distribution, those above T split as the loader does.
+// Returns lengths of a long-tailed distribution, those above T split as in the loader.
 static uint32_t *lognormal_lengths(size_t count, double median, double sigma, size_t T) {
     uint32_t *length = (uint32_t *)case_memory(count * sizeof(uint32_t));
     for (size_t i = 0; i < count;) {
@@ -28,7 +28,7 @@ static uint32_t *lognormal_lengths(size_t count, double median, double sigma, si
     Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 0, shuffle, seed);                         \
     SCOPED(epoch_sequences_free) EpochSequences e = epoch_sequences_allocate(&p)
 
-// ---- what must hold for any epoch -----------------------------------------------------------------------------------
+// ---- invariants of any epoch ----------------------------------------------------------------------------------------
 static void check_epoch(const Packing *p, const EpochSequences *e) {
     unsigned char *seen = (unsigned char *)calloc(p->samples, 1), *stream = (unsigned char *)calloc(e->sequences, 1);
     size_t pieces = 0;
@@ -84,7 +84,7 @@ TEST(the_worst_case_of_streams_is_planned_for) {
 }
 
 // ---- first-fit decreasing -------------------------------------------------------------------------------------------
-// The definition: longest first, each into the first stream that has room, looked for one by one.
+// The definition: longest first, each into the first stream with room, found by linear search.
 static size_t plain_first_fit(const PackingItem *item, size_t count, size_t capacity, uint32_t *bin) {
     size_t *used = (size_t *)calloc(count, sizeof(size_t)), streams = 0, b;
     for (size_t i = 0; i < count; i++) {
@@ -143,7 +143,7 @@ TEST(long_tails_fill_streams) { // within seconds: a quadratic search would take
 }
 
 // ---- orders ---------------------------------------------------------------------------------------------------------
-// The pieces of an epoch, stream after stream as they come.
+// Returns the pieces of an epoch, stream after stream.
 static uint32_t *walk(const Packing *p, const EpochSequences *e) {
     uint32_t *out = (uint32_t *)case_memory(p->samples * sizeof(uint32_t));
     size_t n = 0;
@@ -152,7 +152,7 @@ static uint32_t *walk(const Packing *p, const EpochSequences *e) {
     return out;
 }
 
-// Pairs of pieces with the same neighbour behind them in both.
+// Counts pairs of pieces with the same successor in both.
 static size_t same_neighbours(const uint32_t *a, const uint32_t *b, size_t count) {
     uint32_t *next = (uint32_t *)case_memory(count * sizeof(uint32_t));
     size_t same = 0;
@@ -176,7 +176,7 @@ TEST(epochs_and_seeds_differ_and_repeat) {
         const uint32_t *second = walk(&p, &e);
         packing_epoch(&p, &e, 0);
         assert_memory_equal(first, walk(&p, &e), count * sizeof(uint32_t));
-        assert_true(same_neighbours(first, second, count) < most); // other pieces meet, too
+        assert_true(same_neighbours(first, second, count) < most); // neighbours change, too
         assert_true(same_neighbours(first, other, count) < most);
     }
 }
@@ -190,7 +190,7 @@ TEST(not_shuffled_is_the_order_of_the_file) {
     for (size_t i = 0; i <= 5; i++) assert_int_equal(e.begin[i], begins[i]);
 }
 
-// Every step is so many samples of the epoch's order, in sequences of its own; the last has what is left.
+// Every step takes `step` samples of the epoch's order, in its own sequences; the last step takes the rest.
 TEST(steps_hold_so_many_pieces) {
     for (size_t round = 0; round < 40; round++) {
         const size_t count = 1 + test_random_below(60), step = 1 + test_random_below(70), most = min_size(step, count);
@@ -203,7 +203,7 @@ TEST(steps_hold_so_many_pieces) {
         for (size_t epoch = 0; epoch < 2; epoch++) {
             packing_epoch(&p, &e, epoch);
             check_epoch(&p, &e);
-            size_t ends = 0; // of steps, at ends of sequences
+            size_t ends = 0; // steps that end with a sequence
             for (size_t s = 0; s < e.sequences; s++) {
                 assert_int_equal(e.permutation[s], s);
                 assert_int_equal((e.begin[s + 1] - 1) / most, e.begin[s] / most);

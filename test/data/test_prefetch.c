@@ -1,5 +1,5 @@
-// The thread that reads ahead: the same micro-batches at any speed of either side, the targets of a whole step with
-// each, errors where they would have been without it, an end that leaves no thread behind.
+// The prefetching thread: the same micro-batches at any speed of either side, each with its step's counts, the same
+// errors, and no thread left at the end.
 #include "document_files.h"
 #include "llmc/data/prefetch.h"
 
@@ -13,7 +13,7 @@ static void wait_microseconds(size_t most) {
     nanosleep(&time, NULL);
 }
 
-// `steps` steps from the place where both stand: the same as the loader alone gives, and sums that are right.
+// Takes `steps` steps from the current place: the same batches as the loader alone, and right counts.
 static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_t steps, size_t pause) {
     for (size_t step = 0; step < steps; step++) {
         TargetCounts sum = {0, 0, 0}, told = {0, 0, 0};
@@ -21,7 +21,7 @@ static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_
             if (pause) wait_microseconds(pause);
             dataloader_next(alone, batch);
             const MicroBatch *micro = prefetch_take(ahead);
-            if (pause) wait_microseconds(pause); // it stays ours for that long
+            if (pause) wait_microseconds(pause); // remains ours for that long
             expect_same_batch(&micro->batch, batch);
             assert_int_equal(micro->after, alone->next);
             sum = target_counts_add(sum, batch_count(batch));
@@ -31,7 +31,7 @@ static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_
     }
 }
 
-// A loader behind the thread against one without, for some steps, over the end of an epoch.
+// Compares a loader with prefetching to one without, for some steps, over the end of an epoch.
 static void expect_read_ahead(const char *path, DataSettings settings, size_t accumulated, size_t steps, size_t pause) {
     SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
     SCOPED_BATCH batch = batch_for(&other);
@@ -83,7 +83,7 @@ typedef struct {
     size_t steps; // taken before the one that fails
 } Failing;
 
-// In the order of the file, one document to a stream.
+// Reads in the order of the file, one document to a stream.
 static void take_until_it_fails(const void *context) {
     const Failing *f = (const Failing *)context;
     DataSettings settings = data_settings(1, 100);
@@ -93,7 +93,7 @@ static void take_until_it_fails(const void *context) {
     prefetch_allocate(&ahead, &loader, assign_step(world_alone(), 1));
     prefetch_start(&ahead, 0);
     for (size_t i = 0; i < f->steps; i++) {
-        usleep(5000); // the thread is ahead, and has failed already
+        usleep(5000); // lets the thread run ahead into its failure
         prefetch_take(&ahead);
     }
     prefetch_take(&ahead);

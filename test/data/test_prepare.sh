@@ -1,6 +1,6 @@
 #!/bin/sh
-# data/prepare.py: runs test/data/test_prepare.py with a Python that has what it needs. $PYTHON, or python3, or else a virtual environment
-# below build/, made with pip (DEPS=skip refuses that). Without one all of it is skipped, and that is said.
+# data/prepare.py: runs test/data/test_prepare.py with a Python that has its modules: $PYTHON, python3, or a virtual
+# environment below build/, made with pip (DEPS=skip refuses that). Without one, skips all of it and says so.
 here=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$here" || exit 1
 . test/find_python.sh

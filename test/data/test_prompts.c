@@ -1,10 +1,10 @@
-// Other reads of shards: prompts for rollouts, from each kind that has them; documents of any kind one by one,
-// and where in the data each begins; log-probabilities of their targets, from a file.
+// Other reads of shards: prompts for rollouts, from each kind with prompts; documents of any kind one by one, with
+// their places in the data; log-probabilities of their targets, from a file.
 #include "answer_files.h"
 #include "llmc/data/documents_read.h"
 
 // ---- log-probabilities from a file ----------------------------------------------------------------------------------
-// A file that says of every token but the first of a document which it is: -token / 8.
+// Writes a file with the log-probability -token / 8 for every token but the first of a document.
 static LogprobFile logprobs_of_tokens(const char *name, const MadeDocument *document, size_t documents, size_t tokens) {
     const char *path = scratch_path(name);
     LogprobWriter writer;
@@ -41,7 +41,7 @@ TEST(log_probabilities_are_those_of_the_targets) {
     static const ObjectiveKind objectives[] = {OBJECTIVE_PPO, OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_SFT};
     for (size_t c = 0; c < 4; c++) {
         Objective objective = objective_of(objectives[c]);
-        DataSettings settings = answer_settings(2, c ? 30 : 10, &objective); // documents alone are split
+        DataSettings settings = answer_settings(2, c ? 30 : 10, &objective); // only plain documents are split
         const MadeShard made = made_kind(objective_data[objectives[c]]);
         MadeDocument document[2 * 20 * 6];
         size_t before[2 * 20 * 6], tokens = 0;
@@ -56,7 +56,7 @@ TEST(log_probabilities_are_those_of_the_targets) {
         SCOPED(logprobs_close) LogprobFile file = logprobs_of_tokens("all.logprobs", document, count, tokens);
         settings.old = &file;
         SCOPED_LOADER loader = dataloader_open(paths, 2, &settings);
-        loader.settings.reference = &file; // later, too
+        loader.settings.reference = &file; // set after opening
         for (size_t i = 0; i < count; i++) {
             size_t in = before[i] + test_random_below(document[i].tokens); // any token of document i
             DocumentRef at = documents_find_token(&loader, in);
@@ -73,7 +73,7 @@ TEST(log_probabilities_are_those_of_the_targets) {
     }
 }
 
-// Every document of any kind by itself, in the order of the files; and keys of the content alone.
+// Reads every document of any kind by itself, in the order of the files; keys depend on the content alone.
 TEST(any_kind_is_read_document_by_document) {
     DataSettings settings = data_settings(1, 25), other = data_settings(3, 500);
     uint64_t key[5];
@@ -126,7 +126,7 @@ static void expect_prompt(DataLoader *d, size_t prompt, const MadeDocument *made
 TEST(prompts_of_any_kind_that_has_them) {
     static const ShardKind kinds[] = {KIND_DOCUMENTS, KIND_GROUPS, KIND_PROMPTS};
     for (size_t c = 0; c < 3; c++) {
-        DataSettings settings = data_settings(1, 5); // documents may be longer, nothing is made of them
+        DataSettings settings = data_settings(1, 5); // documents may be longer; their length does not matter
         const MadeShard made = made_kind(kinds[c]);
         MadeDocument document[2 * 30 * 4];
         size_t first[2 * 30], prompts = 0, longest = 0, longest_text = 0;
@@ -226,7 +226,7 @@ TEST(columns_that_are_none) {
         int from; // 0: the header; 1: the index; 2: the text
         size_t at, bytes;
         uint64_t value;
-        int seal; // the checksums of header and index are made right
+        int seal; // renews the checksums of header and index
         const char *words;
     } damage[] = {{0, 68, 4, 0, 1, "is of kind 0 and holds columns, which only prompts alone"},
                   {0, 192, 8, 64, 1, "its columns are at byte 64,"},

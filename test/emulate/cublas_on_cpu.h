@@ -1,14 +1,14 @@
 /*
-What llmc/ops/cuda/linear.cuh calls of cuBLASLt, in fp32, on the host and in plain loops; part of ops_nccl.cc. A matrix
-is column-major, as there.
+The cuBLASLt calls of llmc/ops/cuda/linear.cuh, in fp32, on the host and in plain loops; part of ops_nccl.cc. Matrices
+are column-major, as there.
 
 What a wrong caller does here:
 
     layouts that do not fit each other or the operation    refused
     addresses that the algorithm was not chosen for        refused
-    a product before its tensors have been waited for      as a kernel on the default stream (nccl_on_mpi.h)
+    a product before its tensors are awaited               as a kernel on the default stream (nccl_on_mpi.h)
 
-As of the real library there are products that it has not: a bias where addresses are no multiples of 16.
+Like the real library, it lacks some products: a bias at addresses that are no multiples of 16.
 */
 #ifndef TEST_CUBLAS_ON_CPU_H
 #define TEST_CUBLAS_ON_CPU_H
@@ -109,7 +109,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// d = op(a) op(b) + beta c, and a bias for each row of d
+// Computes d = op(a) op(b) + beta c, plus a bias for each row of d.
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *, const void *a,
                               cublasLtMatrixLayout_t of_a, const void *b, cublasLtMatrixLayout_t of_b, const void *beta,
                               const void *c, cublasLtMatrixLayout_t of_c, void *d, cublasLtMatrixLayout_t of_d,

@@ -1,7 +1,7 @@
 /*
-What op set "cuda" has from libraries, taken from op set "cpu" (linked under the name ops_cpu_device): memory, matrix
-products and collectives. Biases are our own kernels' (llmc/ops/cuda/bias.cuh). With HAVE_CUDNN also cuDNN's attention,
-in plain loops that round and overwrite what cuDNN does; it refuses head sizes of 8 modulo 16.
+Op set "cuda"'s library calls, from op set "cpu" (linked under the name ops_cpu_device): memory, matrix products and
+collectives. Biases use our own kernels (llmc/ops/cuda/bias.cuh). With HAVE_CUDNN also cuDNN's attention, in plain loops
+that round and overwrite as cuDNN does; it refuses head sizes of 8 modulo 16.
 */
 #ifndef TEST_CUDA_LIBRARY_ON_CPU_H
 #define TEST_CUDA_LIBRARY_ON_CPU_H
@@ -24,7 +24,7 @@ static void *memory_allocate(size_t bytes) { return cuda_allocate(bytes); }
 
 static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                 const Stored *residual, size_t n, size_t C, size_t OC, size_t stride) {
-    const bool apart = bias && sizeof(floatX) == 4; // as where cuBLASLt does not take a bias; in bf16 that rounds twice
+    const bool apart = bias && sizeof(floatX) == 4; // as if cuBLASLt took no bias; in bf16 that rounds twice
     ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC, stride);
     if (apart) bias_add(out, bias, n, OC, stride);
 }
@@ -46,7 +46,7 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
 static size_t cudnn_calls[2];
 extern "C" size_t cudnn_attention_calls(int backward) { return cudnn_calls[backward]; }
 
-// Wants all of the workspace that may be planned for, and writes all of it.
+// Returns the largest workspace that a plan may hold; all of it is overwritten.
 static size_t cudnn_wants(const CudnnAttention *s, int backward) {
     return backward ? attention_workspace(s->queries, s->keys, s->heads, s->HD, s->any_order) : 64 << 10;
 }
@@ -58,7 +58,7 @@ extern "C" int cudnn_attention_start(void) { return 1; }
 extern "C" const char *cudnn_attention_library(void) { return "cuDNN in plain loops"; }
 extern "C" const char *cudnn_attention_refusal(void) { return "this one takes head sizes of 16, 32, ..."; }
 
-// Row `row` of head `head`, as doubles
+// Returns row `row` of head `head`, as doubles.
 static std::vector<double> cudnn_row(const void *x, size_t row, size_t heads, size_t head, size_t HD) {
     const floatX *from = (const floatX *)x + (row * heads + head) * HD;
     std::vector<double> values(HD);
@@ -70,12 +70,12 @@ static double cudnn_dot(const std::vector<double> &a, const std::vector<double> 
     for (size_t d = 0; d < a.size(); d++) sum += a[d] * b[d];
     return sum;
 }
-// The keys that a query sees
+// Returns the keys that a query sees.
 static KeyRange cudnn_seen(const CudnnAttention *s, size_t query) {
     const size_t end = s->causal ? s->keys - s->queries + query + 1 : s->keys;
     return KeyRange{s->window && s->window < end ? end - s->window : 0, end};
 }
-// Tensors lie on 16 bytes, no further than 32 bits count; lengths are multiples of 128, here a fourth of the grid.
+// Checks that tensors are aligned to 16 bytes, sizes fit 32 bits, lengths are multiples of 128 (a fourth of the grid).
 static void cudnn_demands(const CudnnAttention *s, int backward, bool aligned) {
     constexpr size_t multiple = CUDNN_GRID / 4;
     if (s->keys * s->NKV * s->HD > CUDNN_ELEMENTS) die("attention of %zu keys of %zu", s->keys, s->NKV * s->HD);

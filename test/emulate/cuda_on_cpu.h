@@ -1,21 +1,21 @@
 /*
 Runs the kernels of llmc/cuda on the CPU, for the tests: the host compiler builds them as they are (-DCUDA_ON_CPU makes
-llmc/ops/cuda/platform.cuh include this instead of CUDA's own headers), and LAUNCH runs a grid block by block, the
-threads of a block as fibers of one system thread that give way at barriers and warp operations only.
+llmc/ops/cuda/platform.cuh include this instead of CUDA's own headers). LAUNCH runs a grid block by block; the threads
+of a block are fibers of one system thread that switch only at barriers and warp operations.
 
 What a wrong kernel does here:
 
     out of bounds in shared memory     every SHARED array is a heap allocation of its own: AddressSanitizer sees it
     out of bounds in global memory     likewise; and sentinels around every tensor (test/base/testing.h)
-    a missing barrier                  threads run strictly one after the other from barrier to barrier, first to last
-                                       or last to first, and a block finds NaNs in shared memory: one of the two orders
-                                       reads what is not there yet, and tests compare the bits of both
-    a race between blocks              the other order has the last block first: what two of them add to has other bits
+    a missing barrier                  threads run one after the other from barrier to barrier, in either order, and
+                                       shared memory begins as NaN: one of the two orders reads NaNs, and tests
+                                       compare the bits of both
+    a race between blocks              the other order runs the last block first: their common sum has other bits
     a barrier not all threads reach    a message names the kernel, the block, both threads and both source lines
     a misaligned packed load           packed loads check their address
-    a missing wait for a fetch         what is fetched comes when its thread waits for it; NaNs until then
+    a missing wait for a fetch         fetched data arrives when its thread waits for it; NaNs until then
 
-What it cannot show: lane layouts of the matrix instructions other than as written here (from the PTX manual's tables),
+It cannot show: lane layouts of the matrix instructions other than those written here (from the PTX manual's tables),
 the asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
 */
 #ifndef TEST_CUDA_ON_CPU_H
@@ -91,12 +91,12 @@ struct Thread {
     State state;
     int line; // of the barrier or warp operation it waits at
     Fiber *fiber;
-    Fetch *fetches;                           // [fetch_count] on their way
-    unsigned fetch_count, fetch_room, groups; // groups: as many were committed
+    Fetch *fetches;                           // [fetch_count] in flight
+    unsigned fetch_count, fetch_room, groups; // groups: committed so far
 };
 
-// Values that lanes bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one
-// still has to read the last; nobody gets further ahead than that.
+// Values that lanes bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one still
+// reads the last. No lane gets further ahead.
 struct Warp {
     unsigned arrived, turn; // turn: which set
     int line;
@@ -104,7 +104,7 @@ struct Warp {
 };
 
 struct SharedArray {
-    const void *site; // where in the source
+    const void *site; // address of the declaration in the source
     void *memory;
 };
 
@@ -113,13 +113,13 @@ struct Block {
     void (*body)(const void *arguments);
     const void *arguments;
     unsigned threads, arrived, done, running;
-    unsigned barrier_thread; // the first that came to the barrier
+    unsigned barrier_thread; // the first to reach the barrier
     size_t dynamic_bytes;
     Thread thread[MOST_THREADS];
     Warp warp[MOST_THREADS / LANES];
     SharedArray shared[MOST_SHARED];
     unsigned shared_count;
-    Fiber home; // who called LAUNCH
+    Fiber home; // the caller of LAUNCH
 };
 
 inline Block block;
@@ -144,8 +144,7 @@ __asm__(".text\n"
 #endif
 #endif
 
-// AddressSanitizer wants to know where the stack lies that is switched to. That of whoever called LAUNCH shows when it
-// is left.
+// AddressSanitizer wants the bounds of the stack to switch to. Those of LAUNCH's caller are known once it is left.
 inline const void *home_stack;
 inline size_t home_bytes;
 inline bool left_home;
@@ -204,7 +203,7 @@ inline Fiber *fiber_new() {
     if (pool_free_count) {
         f = &pool[pool_free[--pool_free_count]];
 #ifdef CUDA_ON_CPU_ASAN
-        __asan_unpoison_memory_region(f->stack + STACK - 4096, 4096); // frames that were never returned from
+        __asan_unpoison_memory_region(f->stack + STACK - 4096, 4096); // frames that never returned
 #endif
         return f;
     }
@@ -233,7 +232,7 @@ inline void fiber_start(Fiber *from, Fiber *f) {
 }
 
 // ---- the scheduler --------------------------------------------------------------------------------------------------
-// The next thread that can go on, in the order of this run, beginning behind place `after`; MOST_THREADS: none.
+// Returns the next ready thread in this run's order, starting after place `after`; MOST_THREADS: none.
 inline unsigned next_ready(unsigned after) {
     for (unsigned i = 1; i <= block.threads; i++) {
         unsigned t = in_order((after + i) % block.threads);
@@ -258,7 +257,7 @@ inline unsigned next_ready(unsigned after) {
          block.thread[b].line);
 }
 
-// Lets other threads run until this one can go on; its state says what it waits for.
+// Lets other threads run until this one is ready again; its state says what it waits for.
 inline void give_way(unsigned from_place) {
     unsigned self = block.running, next = next_ready(from_place);
     Fiber *mine = block.thread[self].fiber, *theirs;
@@ -300,8 +299,8 @@ inline void barrier(int line) {
     give_way(block.threads - 1); // the first thread goes on first
 }
 
-// Brings `bytes` of this lane to its warp; returns once all lanes in mask have brought theirs. The other lanes' values
-// are in the returned set until the next but one operation. last: called by the last lane to come, before any goes on.
+// Brings `bytes` of this lane to its warp; returns once all lanes in mask have done so. The returned set stays valid
+// until the next but one operation. last: called by the last lane to arrive, before any goes on.
 inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes, int line,
                                  void (*last)(unsigned char (*set)[BROUGHT])))[BROUGHT] {
     unsigned self = block.running, lane = self % LANES, first = self - lane;
@@ -358,7 +357,7 @@ inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes,
     }
 }
 
-// ---- shared memory: NaNs at first, whatever a block left there before -----------------------------------------------
+// ---- shared memory: begins as NaN for every block -------------------------------------------------------------------
 inline void *shared_array(const void *site, size_t bytes) {
     for (unsigned i = 0; i < block.shared_count; i++)
         if (block.shared[i].site == site) return block.shared[i].memory;
@@ -440,7 +439,7 @@ template <typename T> inline T *aligned(T *pointer, uintptr_t bytes, int line) {
     return pointer;
 }
 
-// ---- asynchronous copies: carried out by the wait, the latest time that they may come -------------------------------
+// ---- asynchronous copies: done by the wait, the latest moment allowed -----------------------------------------------
 inline void fetch_begin(void *to, const void *from, unsigned bytes, int line) {
     Thread *t = &block.thread[block.running];
     aligned((char *)to, bytes, line), aligned((const char *)from, bytes, line);
@@ -472,7 +471,7 @@ inline void fetch_end(unsigned groups_left) {
 
 #define ALIGNED(pointer, bytes) cuda_on_cpu::aligned(pointer, bytes, __LINE__)
 
-// ---- what kernels say -----------------------------------------------------------------------------------------------
+// ---- functions for kernels ------------------------------------------------------------------------------------------
 #define LAUNCH(kernel, grid, threads, bytes) cuda_on_cpu::launch(#kernel, kernel, grid, threads, bytes)
 #define SHARED(T, name, count)                                                                                         \
     static const char name##_site = 0;                                                                                 \

@@ -1,38 +1,38 @@
 /*
-What llmc/ops/cuda/memory.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over
-MPI, for tests: the files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several
-processes without a GPU.
+The calls of llmc/ops/cuda/memory.cuh and collective.cuh to CUDA's runtime and NCCL, on the host and over MPI, for
+tests. The files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes
+without a GPU.
 
-Device memory is the host's. The default stream has done a copy when the call returns; before, it waits for what it was
-told to wait for. The streams of transfers and of collectives are queues; those of transfers are worked off when the
-default stream or the host waits for them, each transfer after those that the default stream had awaited when it was
-asked for. The stream of collectives is a queue, worked off in its order and as late as CUDA allows:
-when the default stream waits for it, or when the host has asked an event for long. So what reads a result too early
-finds what was there before. Events never block, as on a GPU: a rank that does not come is for the program to find.
+Device memory is the host's. A copy on the default stream is done when the call returns; first it waits for whatever the
+stream awaits. The streams of transfers are queues. They run when the default stream or the host waits for them. A
+transfer follows those that the default stream had awaited before it. The stream of collectives is a queue, too. It runs
+in order and as late as CUDA allows: when the default stream waits for it, or when the host has queried an event for
+long. So whoever reads a result too early reads the old data. Events never block, as on a GPU: the program itself must
+detect a missing rank.
 
 What a wrong caller does here:
 
     a collective that does not wait for the kernels before it   refused when its group ends
     a transfer to or from the host that does not                refused
-    a copy that passes the end of a pinned piece                refused
+    a copy that crosses the end of a pinned piece               refused
     calls outside of a group, or on the default stream          refused
     buffers other than those of NCCL's in-place collectives     refused
     ranks that ask for different collectives, or in another     their signatures are compared before the result is used
       order
     parcels of another size than the receiver expects           their bytes are counted
-    an event recorded anew before what it marked has happened   refused: who waits for the old one would get the new one
-    reading what a reduce-scatter leaves undefined              NaNs are there
+    an event recorded anew before the old one has happened      refused: who waits for the old one would get the new one
+    reading what a reduce-scatter leaves undefined              reads NaNs
     relying on an order of additions                            sums go around a ring: rank r's begin with r + 1's
 
 NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
-an error. CUDA_FAULT: a call of CUDA's fails. CUDA_TAKEN: other processes use the device. CUDA_PINNED: so many bytes can
-be pinned.
+an error. CUDA_FAULT: a call of CUDA's fails. CUDA_TAKEN: other processes use the device. CUDA_PINNED: bytes that can be
+pinned.
 
-What it cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
+It cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
 */
 #ifndef TEST_NCCL_ON_MPI_H
 #define TEST_NCCL_ON_MPI_H
-#define LLMC_CUDA_PLATFORM_CUH // kernels are for nvcc; what follows is all that is needed of it here
+#define LLMC_CUDA_PLATFORM_CUH // kernels need nvcc; the following is all that is needed of it
 #include "llmc/base/random.h"
 #include "llmc/ops/cuda/device.cuh"
 #include <dlfcn.h>
@@ -47,54 +47,54 @@ What it cannot show: whether NCCL takes the calls, kernels that really run besid
 #include <memory>
 #include <vector>
 
-// The library that is found is this file.
+// dlopen finds this file in place of the library.
 static void *nccl_on_mpi_symbol(const char *name);
 #define dlopen(name, flags)  ((void)(name), (void *)&before_waiting)
 #define dlsym(library, name) ((void)(library), nccl_on_mpi_symbol(name))
 
 namespace nccl_on_mpi {
 
-// Looks at an event until it happens; LATE: that of a collective for which the default stream does not wait.
+// Queries of an event until it happens; LATE: for a collective that the default stream does not await.
 constexpr int SOON = 3, LATE = 100;
 const cudaStream_t SECOND_STREAM = (cudaStream_t)16;
 
 struct Communicator {
-    MPI_Comm ranks, meeting; // meeting: where signatures are compared; the same for all communicators of all ranks
+    MPI_Comm ranks, meeting; // meeting: for comparing signatures; shared by all communicators that hold all ranks
     int count, rank;
     uint64_t id;
 };
 
-// One call between ncclGroupStart and ncclGroupEnd
+// A call between ncclGroupStart and ncclGroupEnd
 struct Call {
     std::function<void(MPI_Request *)> start;
     std::function<void(void)> finish;
-    int receives; // bytes of a parcel, -1 otherwise
+    int receives; // bytes of a parcel, else -1
 };
 
 struct Group {
     std::vector<Call> calls;
-    std::vector<MPI_Request> requests; // one of each call, and that of the signatures; none: not started
-    uint64_t signature;                // of the collectives in it, equal on all ranks; 0: there are only parcels
+    std::vector<MPI_Request> requests; // one per call, and one for the signatures; empty: not started
+    uint64_t signature;                // of its collectives, equal on all ranks; 0: parcels only
     MPI_Comm meeting;
-    std::vector<uint64_t> signatures; // [ranks that meet]
+    std::vector<uint64_t> signatures; // [ranks of the meeting]
 };
 
-static std::deque<Group> queue; // all that were asked for
+static std::deque<Group> queue; // all calls so far
 static size_t done;             // groups
-static size_t awaited;          // so many have to be done before the default stream goes on
-static size_t kernels, seen;    // on the default stream so far; those that the second stream waits for
+static size_t awaited;          // groups that the default stream waits for
+static size_t kernels, seen;    // launched on the default stream so far; awaited by the second stream
 
-// Transfers to the host, from it, to disk, from it: streams in the order in which they are made
+// Transfers to the host, from the host, to disk, from disk: the order in which their streams are made
 constexpr size_t TRANSFER_STREAMS = 4;
-typedef std::array<size_t, TRANSFER_STREAMS> Transfers; // so many of each
+typedef std::array<size_t, TRANSFER_STREAMS> Transfers; // number of each
 struct TransferStream {
     std::deque<std::function<void(void)>> asked;
-    Transfers after;  // those that come before the next one
-    size_t done, saw; // saw: as seen
+    Transfers after;  // transfers that precede the next one
+    size_t done, saw; // saw: like `seen`
 };
 static TransferStream transfer_stream[TRANSFER_STREAMS];
-static Transfers awaited_transfers; // as awaited
-static size_t streams;              // that were made
+static Transfers awaited_transfers; // like `awaited`
+static size_t streams;              // made so far
 
 static size_t transfer_stream_of(cudaStream_t stream) {
     const size_t number = (size_t)stream / 32 - 1;
@@ -109,15 +109,15 @@ static void work_off_transfers(const Transfers &until) {
     for (size_t i = 0; i < TRANSFER_STREAMS; i++)
         while (transfer_stream[i].done < until[i]) transfer_stream[i].asked[transfer_stream[i].done++]();
 }
-static bool open; // between ncclGroupStart and ncclGroupEnd: queue.back()
+static bool open; // between ncclGroupStart and ncclGroupEnd: in queue.back()
 
 static bool fault(const char *name) {
     const char *asked = getenv("NCCL_ON_MPI_FAULT");
     return asked && !strcmp(asked, name);
 }
 
-// CUDA_FAULT="error n": the n-th call of CUDA's returns this error instead of doing anything; "error n on": and all
-// after it, as where a GPU has fallen off. Errors as CUDA words them.
+// CUDA_FAULT="error n": CUDA's n-th call does nothing and returns this error. "error n on": so do all later calls, as
+// if a GPU were lost. Errors are worded as in CUDA.
 struct CudaError {
     cudaError_t error;
     const char *name, *text;
@@ -143,7 +143,7 @@ static CudaError cuda_error(cudaError_t error) {
 
 static cudaError_t cuda_fault(void) {
     const char *asked = getenv("CUDA_FAULT");
-    static int calls; // since it was asked for
+    static int calls; // since CUDA_FAULT was set
     int error, at;
     char on = 0;
     if (!asked || (calls++, sscanf(asked, "%d %d %c", &error, &at, &on) < 2)) return cudaSuccess;
@@ -152,7 +152,7 @@ static cudaError_t cuda_fault(void) {
 #define CUDA_CALL                                                                                                      \
     if (const cudaError_t fault = nccl_on_mpi::cuda_fault()) return fault
 
-// ---- working off the queue ------------------------------------------------------------------------------------------
+// ---- running the queue ----------------------------------------------------------------------------------------------
 static void start(Group *g) {
     g->requests.resize(g->calls.size() + (g->signature != 0), MPI_REQUEST_NULL);
     for (size_t i = 0; i < g->calls.size(); i++) g->calls[i].start(&g->requests[i]);
@@ -170,13 +170,13 @@ static void compare_signatures(const Group *g) {
             die("pretended NCCL: rank %zu of this meeting asks for another collective as no. %zu", r, done + 1);
 }
 
-// True if the first group of the queue has ended; it is started where it was not.
+// Returns true if the first group of the queue has ended; starts it if needed.
 static bool end_first(void) {
     Group *g = &queue[done];
     int ended = 0;
     if (g->requests.empty()) start(g);
     std::vector<MPI_Status> statuses(g->requests.size());
-    if (g->signature) { // others' data may be of another size
+    if (g->signature) { // checked first, as others' data may be of another size
         MPI_Test(&g->requests.back(), &ended, MPI_STATUS_IGNORE);
         if (!ended) return false;
         compare_signatures(g);
@@ -201,7 +201,7 @@ static bool work_off(size_t groups) {
     return true;
 }
 
-// The default stream does something with memory: after what it waits for, before collectives that are asked for later.
+// Call when the default stream uses memory: after all that it awaits, before later collectives.
 static void default_stream_turn(void) {
     while (!work_off(awaited)) sched_yield();
     work_off_transfers(awaited_transfers);
@@ -210,18 +210,18 @@ static void default_stream_turn(void) {
 
 // ---- events ---------------------------------------------------------------------------------------------------------
 struct Event {
-    size_t groups;  // it happens when so many are done
-    size_t kernels; // of the default stream when it was recorded
+    size_t groups;  // happens when as many are done
+    size_t kernels; // on the default stream when it was recorded
     bool of_second;
     int looks;
-    Transfers transfers; // it happens when so many are done
+    Transfers transfers; // happens when as many are done
 };
 static Event *event_of(cudaEvent_t event) { return (Event *)(void *)event; }
 
 static void record(Event *event, cudaStream_t stream) {
     const bool of_second = stream == SECOND_STREAM;
     if (const size_t i = transfer_stream_of(stream); i < TRANSFER_STREAMS) {
-        // who waits for what it marked before will wait for more, which is in order
+        // waiting for more than the old mark is in order
         event->transfers[i] = transfer_stream[i].asked.size();
         return;
     }
@@ -335,7 +335,7 @@ static void broadcast(const char *in, char *out, size_t n, int root, const Commu
     sign(c, 4, n, root);
 }
 
-// All ranks connect one communicator after the other, so that they can split a common one.
+// Connects one communicator after the other on all ranks, so that they can split a common one.
 static Communicator *connect(int count, uint64_t id, int rank) {
     static MPI_Comm everyone = MPI_COMM_NULL;
     Communicator *c = new Communicator{MPI_COMM_NULL, MPI_COMM_NULL, 0, 0, id};
@@ -351,12 +351,12 @@ static Communicator *connect(int count, uint64_t id, int rank) {
 
 // ---- device memory --------------------------------------------------------------------------------------------------
 constexpr size_t DEVICE_BYTES = (size_t)8 << 30;
-static std::map<void *, size_t> memory; // what is allocated, and its bytes
+static std::map<void *, size_t> memory; // allocations and their bytes
 static size_t in_use;
-static int memory_asked; // how often
+static int memory_asked; // how often available memory was asked
 static std::map<const char *, size_t> pinned;
 
-// A copy of host memory that is pinned stays within one piece.
+// Checks that a copy of pinned host memory stays within one piece.
 static void within_piece(const void *host, size_t bytes) {
     auto piece = pinned.upper_bound((const char *)host);
     if (piece == pinned.begin() || !bytes) return;
@@ -366,7 +366,7 @@ static void within_piece(const void *host, size_t bytes) {
         die("pretended CUDA: a copy that passes a pinned piece");
 }
 
-// CUDA_TAKEN="bytes n": so much is other processes', after this one has asked n times how much is left.
+// CUDA_TAKEN="bytes n": other processes take these bytes after n queries of the available memory.
 static size_t left(void) {
     const char *taken = getenv("CUDA_TAKEN");
     unsigned long long bytes = 0;
@@ -381,7 +381,7 @@ static void *allocate(size_t bytes) {
     return block;
 }
 
-// Waits for the whole device, as CUDA does.
+// Frees the block after waiting for the whole device, as CUDA does.
 static void release(void *block) {
     if (!block) return;
     while (!work_off(queue.size())) sched_yield();

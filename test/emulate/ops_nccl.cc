@@ -1,7 +1,7 @@
 /*
 Op set "nccl" of the tests: memory, transfers, matrix products and collectives of op set "cuda" over pretended calls of
 CUDA, cuBLASLt and NCCL (nccl_on_mpi.h, cublas_on_cpu.h). Other ops are those of op set "cpu", linked under the name
-ops_cpu_device, each launched as a kernel.
+ops_cpu_device, each launched like a kernel.
 */
 #include "nccl_on_mpi.h"
 #include "cublas_on_cpu.h"
@@ -16,7 +16,7 @@ extern "C" const Ops *const ops_cpu_device;
 
 static const bool listed = (kernels.list[kernels.count++] = (const void *)any_kernel, true);
 
-// Before a kernel, whose result is there when it returns.
+// Call before a kernel; here its result is complete on return.
 static void launch(const char *op) {
     nccl_on_mpi::default_stream_turn();
     cuda_check(cudaGetLastError(), __FILE__, __LINE__, op);
@@ -75,7 +75,7 @@ static void cuda_repeat(double) {}
 static void cuda_attention_choose(AttentionChoice) {}
 static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { return NULL; }
 
-// After so many launches that the host has had to keep up with the device.
+// Copies after enough launches that the host has had to wait for the device.
 static void copy_out_after_kernels(void *host, const void *from, size_t bytes) {
     for (int launch = 0; launch < 300 && after_launch; launch++) after_launch();
     cuda_copy_out(host, from, bytes);

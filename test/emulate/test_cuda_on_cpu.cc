@@ -1,7 +1,7 @@
 /*
-The tests' own tests: what test/emulate/cuda_on_cpu.h says it catches in a wrong kernel, shown with kernels that are
-wrong on purpose, each in a child process, beside one that is right. And the lanes of the matrix instruction against
-plain loops, from the tables of the PTX manual. And where libraries are found.
+The tests' own tests: every fault that test/emulate/cuda_on_cpu.h claims to catch, shown with kernels that are wrong on
+purpose, each in a child process, beside a right one. And the lanes of the matrix instruction against plain loops, from
+the tables of the PTX manual. And the search for libraries.
 */
 #include "llmc/ops/cuda/library.h"
 #include "llmc/ops/cuda/mma.cuh"
@@ -48,7 +48,7 @@ __global__ void sum_kernel(float *out, const float *x, Fault fault) {
         return;
     else if (fault != NO_BARRIER)
         __syncthreads();
-    if (threadIdx.x != BLOCK_THREADS / 2) return; // neither the first thread nor the last: both orders need the barrier
+    if (threadIdx.x != BLOCK_THREADS / 2) return; // neither the first nor the last thread: both orders need the barrier
     sum = 0.0f;
     for (unsigned i = 0; i < BLOCK_THREADS / LANES; i++) sum += partial[i];
     out[blockIdx.x] = sum;
@@ -75,7 +75,7 @@ template <typename Check> static void in_both_orders(Check check) {
     cuda_on_cpu::reverse = 0;
 }
 
-// A launch with this fault ends its process with these words.
+// Expects a launch with this fault to end its process with these words.
 template <typename F> static void expect_caught(F fault, ChildBody launch, const char *words) {
     in_both_orders([&] {
         const Child *child = run_child(launch, &fault);
@@ -90,7 +90,7 @@ TEST(a_right_kernel) {
     in_both_orders([] { assert_true(launch_sum(NONE) == expected_sum()); });
 }
 
-TEST(a_missing_barrier) { // shows in the result: it is made of what was not there yet
+TEST(a_missing_barrier) { // the result is NaN, made of missing values
     in_both_orders([] { assert_true(isnan(launch_sum(NO_BARRIER))); });
 }
 
@@ -119,7 +119,7 @@ TEST(an_impossible_launch) {
     expect_caught(NONE, no_blocks, "cannot be launched");
 }
 
-// Two blocks that add to one sum: which comes first shows in its bits.
+// Blocks that add to one sum: their order shows in its bits.
 __global__ void add_kernel(float *sum, const float *x) { *sum += x[blockIdx.x]; }
 
 TEST(a_race_between_blocks) {
@@ -141,8 +141,8 @@ typedef enum {
 } FetchFault;
 enum { FETCH_TILES = 5, FETCH_WIDTH = 4 * BLOCK_THREADS };
 
-// out[i] = the sum of element i of all tiles of x[FETCH_TILES][FETCH_WIDTH], but for the last row of the last tile,
-// which is not valid; two tiles in shared memory, and each thread adds what another one has fetched.
+// out[i] = the sum of element i of all tiles of x[FETCH_TILES][FETCH_WIDTH], except the last tile's last row, which is
+// invalid. Two tiles are in shared memory; each thread adds what another one has fetched.
 __global__ void fetch_kernel(float *out, const float *x, FetchFault fault) {
     SHARED(float, tile, 2 * FETCH_WIDTH);
     const unsigned mine = 4 * threadIdx.x, other = 4 * ((threadIdx.x + 1) % BLOCK_THREADS);
@@ -163,13 +163,13 @@ __global__ void fetch_kernel(float *out, const float *x, FetchFault fault) {
             fetch_wait<0>();
         if (fault != NO_FETCH_BARRIER) __syncthreads();
         if (fault != TOO_EARLY && t + 1 < FETCH_TILES)
-            bring(t + 1); // into the place of the tile that all are done with
+            bring(t + 1); // overwrites the tile that all threads are done with
         for (int i = 0; i < 4; i++) sum[i] += tile[t % 2 * FETCH_WIDTH + other + i];
     }
     for (int i = 0; i < 4; i++) out[other + i] = sum[i];
 }
 
-// Number of sums that are right
+// Returns the number of right sums.
 static int launch_fetch(FetchFault fault) {
     float *x = (float *)aligned_alloc(16, FETCH_TILES * FETCH_WIDTH * sizeof(float)), out[FETCH_WIDTH];
     int right = 0;
@@ -189,7 +189,7 @@ TEST(fetches) {
     in_both_orders([] { assert_int_equal(launch_fetch(FETCH_RIGHT), FETCH_WIDTH); });
 }
 
-TEST(a_missing_wait) { // shows in the result, whatever the order
+TEST(a_missing_wait) { // shows in the result in either order
     static const FetchFault faults[] = {NO_WAIT, NO_COMMIT, ONE_GROUP_SHORT};
     for (FetchFault fault : faults)
         in_both_orders([&] {
@@ -197,7 +197,7 @@ TEST(a_missing_wait) { // shows in the result, whatever the order
         });
 }
 
-TEST(a_fetch_without_a_barrier) { // before others read what came; before it takes the place of what others still read
+TEST(a_fetch_without_a_barrier) { // reading before the data is there; overwriting data still in use
     static const FetchFault faults[] = {NO_FETCH_BARRIER, TOO_EARLY};
     for (FetchFault fault : faults) {
         int wrong = 0;
@@ -214,7 +214,7 @@ TEST(a_misaligned_fetch) {
 // ---- the matrix instruction -----------------------------------------------------------------------------------------
 enum { STRIDE = 24 };
 
-// c[16][16] += a[16][16] b, of which each half of the columns is a product of its own
+// c[16][16] += a[16][16] b; each half of the columns is a product of its own
 __global__ void mma_kernel(float *c, const floatX *a, const floatX *b, int b_in_rows) {
     SHARED(floatX, ta, 16 * STRIDE);
     SHARED(floatX, tb, 16 * STRIDE);
@@ -261,7 +261,7 @@ TEST(library_of_a_named_folder) {
     assert_null(library_open(&wanted, error));
     assert_non_null(strstr(error, "some-package"));
     assert_non_null(strstr(error, "some-wheel"));
-    // as wheels have it, behind a folder that is not there and an empty name
+    // in wheels' layout, after a missing folder and an empty name
     make_folder("site"), make_folder("site/part"), make_folder("site/part/lib"), make_folder("bad");
     assert_true(dladdr(dlsym(RTLD_DEFAULT, "cosf"), &info) && (libm = realpath(info.dli_fname, NULL)));
     assert_int_equal(symlink(libm, scratch_path("site/part/lib/libstreambp_test.so.1")), 0);
@@ -271,7 +271,7 @@ TEST(library_of_a_named_folder) {
     assert_non_null(library);
     assert_null(dlerror());
     assert_true(((float (*)(float))library_function(library, &wanted, "cosf"))(0.0f) == 1.0f);
-    // the file of that name that is no library is told of
+    // the message names a file that is no library
     snprintf(folders, sizeof(folders), "%s", scratch_path("bad"));
     setenv("STREAMBP_LIBRARIES", folders, 1);
     write_file(scratch_path("bad/libstreambp_test.so.1"), "no library", 10);
@@ -282,8 +282,8 @@ TEST(library_of_a_named_folder) {
 }
 
 // ---- launches -------------------------------------------------------------------------------------------------------
-// Qwen3-8B's QK-norm keeps 132 processors busy: two warps or more for each of their four schedulers. Every launch fits
-// the scratch that was planned, which does not shrink when rows are added.
+// Qwen3-8B's QK-norm keeps 132 processors busy: at least two warps for each of their four schedulers. Every launch fits
+// the planned scratch, which does not shrink when rows are added.
 TEST(norm_launches) {
     const NormShape heads = norm_shape(128 / full_pack<floatX>, NORM_PACKS[0]);
     const size_t blocks = norm_blocks(131072, heads.threads.y);

@@ -1,7 +1,7 @@
 /*
-Estimates on paper: the way of a collective and the time of a step against numbers that were worked out by hand, on a
-machine whose constants make that possible; memory of a rank against the formula of each ZeRO stage; what must grow and
-what must shrink; and a plan of thousands of ranks that is there at once.
+Estimates on paper: the time of a collective and of a step against numbers worked out by hand, on a machine with simple
+constants; memory of a rank against the formula of each ZeRO stage; quantities that must grow or shrink; and a plan of
+thousands of ranks at once.
 */
 #include "test/base/testing.h"
 #include "llmc/cli/memory.h"
@@ -31,11 +31,11 @@ TEST(a_ring_by_hand) {
     m.value[HOP_WITHIN] = 1, m.value[HOP_BETWEEN] = 3;
     assert_true(ring_seconds(&m, 4, 1, 200, 0) == 0);
     assert_true(ring_seconds(&m, 4, 4, 200, 3) == 2 + 3);                  // in a node
-    assert_true(ring_seconds(&m, 3, 3, 200, 2) == 2 + 2);                  // also where it is not full
-    close_to("2 nodes", ring_seconds(&m, 8, 8, 200, 7), 5 + 6 + 3, 1e-12); // 4 adapters; 6 hops within, one between
+    assert_true(ring_seconds(&m, 3, 3, 200, 2) == 2 + 2);                  // also if it is not full
+    close_to("2 nodes", ring_seconds(&m, 8, 8, 200, 7), 5 + 6 + 3, 1e-12); // 4 links; 6 hops within, one between
     close_to("pairs", ring_seconds(&m, 8, 2, 200, 1), 2 + 1, 1e-12);       // never across nodes
     close_to("sixes", ring_seconds(&m, 12, 6, 200, 5), 10 + 3 + 6, 1e-12); // 2 together, 3 places: 2 hops between
-    close_to("fives", ring_seconds(&m, 10, 5, 200, 4), 20 + 12, 1e-12);    // nobody is sure of a neighbour
+    close_to("fives", ring_seconds(&m, 10, 5, 200, 4), 20 + 12, 1e-12);    // no neighbour is certain
     m.value[LINK_SHARE] = 0.5;
     assert_true(ring_seconds(&m, 4, 4, 200, 3) == 4 + 3);
     m.value[LINK_BETWEEN] = 1000; // never faster than within
@@ -66,14 +66,14 @@ TEST(work_by_hand) {
     close_to("backward, three ways", work_time(&m, work).attention_backward, 0.5 + 2 + 0.5, 1e-12);
     close_to("gaps", work_time(&m, work).gaps, 21, 1e-12);
     close_to("all", work_seconds(&m, work), 20 + 3 + 3 + 3 + 1 + 21, 1e-12);
-    // of the library's 5 forward and 2 in any order, 4 and 1 under the mask
+    // of the library's FLOPs 5 forward and 2 in any order, masked 4 and 1
     m.value[MASKED_FORWARD_FLOPS] = 2, m.value[MASKED_ANY_ORDER_FLOPS] = 1;
     work.masked_forward = 4, work.masked_any_order = 1;
     close_to("forward, mostly masked", work_time(&m, work).attention_forward, 0.2 + 2 + 2, 1e-12);
     close_to("backward, half masked", work_time(&m, work).attention_backward, 0.5 + 0.25 + 1 + 2, 1e-12);
 }
 
-// ---- a small model, all of whose numbers can be counted ------------------------------------------------------------
+// ---- a small model with countable numbers --------------------------------------------------------------------------
 #define SMALL                                                                                                          \
     "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_" \
     "size=160,head_dim=16"
@@ -102,9 +102,8 @@ static void planned(Planned *c, const char *init, size_t N, size_t ranks, size_t
 
 static void planned_end(Planned *c) { model_free(&c->model); }
 
-// FLOPs of the small model's forward and of all of it, in one stream of SMALL_N tokens: a layer's products are forward
-// once, computed again but for the last, and twice backward; attention 4, 4 and 10 for each query, key and head
-// element.
+// Returns the FLOPs of the small model for SMALL_N tokens, forward alone or all. A layer's products run once forward,
+// once recomputed (but for the last), twice backward. Attention: 4, 4 and 10 per query, key and head element.
 static double small_flops(int backward) {
     const double C = 64, FF = 96, V = 160, L = 3, KV = 32, N = SMALL_N, pairs = N * (N + 1) / 2;
     const double down = C * FF, others = 2 * C * C + 2 * C * KV + 2 * C * FF, attention = 4 * C * pairs;
@@ -112,7 +111,7 @@ static double small_flops(int backward) {
     return 2 * N * (L * (4 * others + 3 * down) + 3 * V * C) + L * 4.5 * attention;
 }
 
-// Elements of its matrices, and of a token's rows into and out of products.
+// Elements of its matrices, and of a token's input and output rows of products
 static const double small_matrices = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 160 * 64;
 static const double small_rows = 3 * (2 * 64 + 2 * (64 + 32) + 2 * 64 + (64 + 2 * 96) + (96 + 64)) + 64 + 160;
 static const StepShape one_sequence = {1, SMALL_N, 1000, 3000};
@@ -148,20 +147,19 @@ TEST(a_step_by_hand) {
     close_to("all", e.work.products + e.work.attention_forward + e.work.attention_backward + e.work.memory, e.seconds,
              1e-9);
     close_to("three streams", estimate_step(&m, &c.settings, &c.batch, step).seconds, 3 * small_flops(1) / rate, 1e-12);
-    // the gradient twice, moments and master weights in and out, weights out
+    // the gradient twice; moments and master weights in and out; weights out
     close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
     c.settings.moment_type = DTYPE_INT8;
     close_to("the optimizer in 8 bits", update_bytes(&c.settings),
              (2 * 2 + 4 * (1 + 4 / 256.0) + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
 }
 
-// With slow memory each product takes as long as its operands: smaller chunks read and write dW more often.
+// With slow memory each product takes as long as its operands: smaller chunks load and store dW more often.
 TEST(products_that_wait_for_operands) {
     const double bandwidth = 10, C = 64, FF = 96, V = 160, L = 3, N = SMALL_N;
     const double rows = small_rows, matrices = small_matrices;
     const double down = C * FF, rows_of_down = FF + C, chunks = 4;
-    // forward, computed again but for the last product and K, V twice, and twice backward: bf16, the gradient's fp32 in
-    // and out
+    // forward, recomputed but for the last product and K, V twice, and twice backward, in bf16; dW in fp32, in and out
     Machine m = round_machine(FREE, bandwidth, FREE, FREE);
     SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
@@ -177,7 +175,7 @@ TEST(products_that_wait_for_operands) {
              plan.counts.operands * FREE / bandwidth, 1e-9);
 }
 
-// Seconds of a step of the small model on two ranks whose link is slow (a byte a second) and all else free.
+// Returns the seconds of a step of the small model on two ranks with a slow link (a byte a second), all else free.
 static double sending(int ring, size_t zero, size_t sp, DType gradients, size_t sequences, double rate) {
     const Machine m = round_machine(rate, FREE, 1, 1);
     StepShape step = one_sequence;
@@ -188,7 +186,7 @@ static double sending(int ring, size_t zero, size_t sp, DType gradients, size_t 
     return estimate_step(&m, &c.settings, &c.batch, step).seconds;
 }
 
-// With --keep attention its forward is run once; from host memory, what is kept goes out and comes back once.
+// With --keep attention its forward runs once; what is kept in host memory is stored and loaded once.
 TEST(kept_attention_by_hand) {
     const double rate = 1e6, L = 3, C = 64, NH = 4, N = SMALL_N, again = L * 2 * C * N * (N + 1);
     const double kept = L * N * (C * 2 + NH * 4);
@@ -204,7 +202,7 @@ TEST(kept_attention_by_hand) {
     close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
     c.settings.chunk = 100;
     close_to("in chunks", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
-    // round a ring: keys and values once in either pass
+    // around a ring: keys and values once in either pass
     SCOPED(planned_end) Planned r;
     planned(&r, SMALL, SMALL_N, 2, 1, 2);
     r.settings.gradient_type = DTYPE_FP32, r.settings.ring = 1, r.settings.keep = 1;
@@ -213,7 +211,7 @@ TEST(kept_attention_by_hand) {
              0.5 * ((double)r.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
 }
 
-// Layer inputs leave once and come back once: on their own time only where that is longer than the pass's.
+// Layer inputs are stored once and loaded once; they cost time only beyond the pass's own.
 TEST(transfers_by_hand) {
     const double rate = 1e6, L = 3, C = 64, N = SMALL_N, inputs = L * N * C * 2;
     Machine m = round_machine(rate, FREE, FREE, FREE);
@@ -228,7 +226,7 @@ TEST(transfers_by_hand) {
     c.settings.place[PLACED_INPUTS] = PLACE_DISK;
     m.value[LINK_HOST] = FREE, m.value[DISK_WRITE] = inputs / 3e6, m.value[DISK_READ] = inputs / 1e6;
     close_to("a slow disk", estimate_step(&m, &c.settings, &c.batch, one_sequence).seconds, 4e6, 1e-6);
-    c.settings.world.ranks = 2, c.settings.world.rank = 1; // of one node
+    c.settings.world.ranks = 2, c.settings.world.rank = 1; // on one node
     close_to("shared", estimate_step(&m, &c.settings, &c.batch, one_sequence).seconds, 8e6, 1e-6);
     m.value[MEMORY_BANDWIDTH] = inputs / 1e9;
     c.settings.optimizer = 0;
@@ -239,7 +237,7 @@ TEST(transfers_by_hand) {
 }
 
 TEST(two_ranks_by_hand) {
-    const double halves = 0.5, L = 3, KV = 32; // of two ranks, each sends half of what comes together
+    const double halves = 0.5, L = 3, KV = 32; // of two ranks, each sends half of the data
     SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     double all = (double)c.model.elements, layers = L * (double)elements_of_layer(&c.model, 0);
@@ -251,10 +249,10 @@ TEST(two_ranks_by_hand) {
     close_to("stage 2, each of three streams", sending(0, 2, 1, DTYPE_FP32, 3, FREE), halves * all * (12 + 2), 1e-9);
     close_to("stage 3", sending(0, 3, 1, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + layers * 2), 1e-9);
     close_to("sp 2", sending(0, 1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (2 * 2 + 4)), 1e-9);
-    // Round a ring: keys and values once forward, twice backward; their gradients once more, home
+    // around a ring: keys and values once forward, twice backward; their gradients once more, home
     close_to("a ring", sending(1, 1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (3 * 2 + 2 * 4)), 1e-9);
     close_to("a ring, hidden", sending(1, 3, 2, DTYPE_FP32, 1, 1e-6), small_flops(1) / 2 / 1e-6, 1e-6);
-    // Work that takes longer than what goes on beside it hides that, and nothing else: 1e-6 FLOP/s
+    // Longer work hides the transfers that run beside it, and nothing else: 1e-6 FLOP/s
     close_to("hidden", sending(0, 3, 1, DTYPE_FP32, 1, 1e-6), small_flops(1) / 1e-6, 1e-12);
     close_to("not hidden: updated weights", sending(0, 1, 1, DTYPE_FP32, 1, 1) - small_flops(1), halves * all * 2,
              1e-6);
@@ -272,7 +270,7 @@ TEST(memory_of_the_stages) {
     static const size_t ranks[] = {2, 8, 100, 4096};
     static const struct {
         const char *region;
-        size_t bytes, stage; // of an element, from which stage on it is dealt
+        size_t bytes, stage; // per element; first stage that shards it
     } held[] = {{"weights", 2, 3},
                 {"gradients", 4, 2},
                 {"first moments", 4, 1},
@@ -286,7 +284,7 @@ TEST(memory_of_the_stages) {
             c.settings.gradient_type = DTYPE_FP32;
             Plan plan = plan_make(&c.settings, &c.batch);
             for (size_t i = 0; i < 5; i++) {
-                // whole units of each group are dealt evenly, the last rank has what is left over of them
+                // each group is split into whole units; the last rank has the rest
                 const size_t dealt = zero >= held[i].stage ? ranks[p] : 1, groups = 2 + 36;
                 const double exact = (double)(c.model.elements * held[i].bytes) / (double)dealt;
                 const double more = dealt > 1 ? (double)(groups * SHARD_ALIGNMENT * dealt * held[i].bytes) : 0;
@@ -310,7 +308,7 @@ static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zer
     return e;
 }
 
-// A sequence over all ranks: less of it for each, and more to send.
+// A sequence over all ranks: each has less of it, and sends more.
 TEST(what_grows_and_what_shrinks) {
     size_t most = SIZE_MAX;
     double length = INFINITY, sent = -1, own = 0;
@@ -319,7 +317,7 @@ TEST(what_grows_and_what_shrinks) {
         const Estimate e = estimate_of("qwen3-8b", 1 << 20, P, 3, P, MACHINE_H100, &bytes);
         const double computing = e.seconds - e.communication, gradients = e.sent.bytes[TRAFFIC_GRADIENTS];
         test_case("%zu ranks", P);
-        if (own_share(&e.counts) > own) own = 1, length = INFINITY; // chunks below 512 tokens are our own kernels'
+        if (own_share(&e.counts) > own) own = 1, length = INFINITY; // below 512 tokens our own kernels run
         if (!(bytes < most)) test_fail("%zu bytes, not below %zu", bytes, most);
         if (!(computing < length)) test_fail("computes for %g s, not less than %g", computing, length);
         if (!(gradients > sent)) test_fail("sends %g bytes, not more than %g", gradients, sent);
@@ -328,8 +326,8 @@ TEST(what_grows_and_what_shrinks) {
     }
 }
 
-// Worked out by a few lines of formulas beside this program, for one H200 that computes attention's forward again:
-// products at 680 TFLOP/s, attention at 671 (its diagonal 591) and 440, other tensors and staged sums at 4.08 TB/s.
+// From a separate calculation, for one H200 that recomputes attention's forward: products at 680 TFLOP/s, attention at
+// 671 (its diagonal 591) and 440, other tensors and staged sums at 4.08 TB/s.
 TEST(as_the_roofline) {
     static const size_t tokens[] = {32768, 131072, 500000};
     static const double percent[] = {43.3, 38.1, 35.3};
@@ -344,7 +342,7 @@ TEST(as_the_roofline) {
 TEST(figures_of_a_pass) {
     static const struct {
         size_t tokens;
-        double mfu[4]; // deterministic, in any order; the same with attention kept
+        double mfu[4]; // deterministic, in any order; both again with attention kept
     } figures[] = {{32768, {42, 45, 46, 50}}, {131072, {37.9, 42, 43, 48}}};
     for (size_t i = 0; i < COUNT_OF(figures); i++) {
         for (int k = 0; k < 4; k++) {
@@ -368,7 +366,7 @@ TEST(figures_of_a_pass) {
 #define WORKSPACE_MODEL                                                                                                \
     "llama,hidden_size=64,intermediate_size=64,num_hidden_layers=1,num_attention_heads=8,head_dim=64,vocab_size=32"
 
-// `run` with its plan within `limit`, as new or as begun with this workspace
+// Returns the workspace of `run` planned within `limit`, as a new run or as one begun with `workspace`.
 static size_t planned_workspace(Run *run, size_t limit, int begun, size_t workspace) {
     const Batch shape = batch_shape(regular_bound(1, run->options->seq_len));
     run->settings = settings_from_options(run->options, &run->model, NULL);
@@ -378,8 +376,8 @@ static size_t planned_workspace(Run *run, size_t limit, int begun, size_t worksp
     return run->settings.attention.workspace;
 }
 
-// The largest that is of use and fits; a run that is resumed takes what it began with, or else less. A build without a
-// library plans one for a machine, beside its own plan.
+// Chooses the largest useful workspace that fits. A resumed run takes its old one, or less. A build without the library
+// plans one for a machine, outside its own plan.
 TEST(workspaces) {
     const int library = ops_device->attention_library(8, 8, 64, 0) != NULL;
     char *argv[] = {(char *)"train",
@@ -396,7 +394,7 @@ TEST(workspaces) {
         o.deterministic = any_order ? DETERMINISTIC_OFF : DETERMINISTIC_ON;
         run_open(&run, &o, NULL);
         const size_t largest = planned_workspace(&run, 0, 0, 0), bytes = run.plan.total_bytes;
-        const size_t beside = library ? 0 : largest; // of another op set
+        const size_t beside = library ? 0 : largest; // for another op set
         test_case("%s, any order %d, at most %zu of %zu bytes", run.attention, any_order, largest, bytes);
         if (!largest && !any_order) test_fail("no workspace is open");
         assert_int_equal(planned_workspace(&run, bytes + beside, 0, 0), largest);
@@ -408,14 +406,14 @@ TEST(workspaces) {
         assert_int_equal(planned_workspace(&run, 0, 1, 0), 0);
         if (next && planned_workspace(&run, run.plan.total_bytes - library, 1, next) >= next)
             test_fail("a run goes on with what does not fit");
-        assert_int_equal(planned_workspace(&run, 1, 0, 0), 0); // the smallest plan, which is refused
+        assert_int_equal(planned_workspace(&run, 1, 0, 0), 0); // the smallest plan, refused later
         if (run.plan.total_bytes > bytes) test_fail("%zu bytes with the least", run.plan.total_bytes);
         model_free(&run.model);
     }
 }
 
 // ---- choices -------------------------------------------------------------------------------------------------------
-// Everything open for a model that is planned, on a machine whose rates make each choice matter.
+// Returns a search with everything open, on a machine whose rates make each choice matter.
 static Search open_search(const Planned *c, const Machine *m) {
     Search search = {0};
     search.open = c->settings, search.machine = m, search.sequences = 1;
@@ -424,11 +422,11 @@ static Search open_search(const Planned *c, const Machine *m) {
 }
 
 typedef struct {
-    double seconds; // of estimate_step
+    double seconds; // from estimate_step
     size_t bytes[PLACES];
 } KnownChoice;
 
-// For whatever limits, the choice is the best of all that there are; where none fits, none is said to.
+// For any limits, the choice is the best of all; if none fits, the search says so.
 TEST(choices_are_the_best_of_all) {
     Machine m = round_machine(3e9, 1e9, 1e5, 1e4);
     m.value[LINK_HOST] = 3e5, m.value[DISK_WRITE] = 5e4, m.value[DISK_READ] = 1e5;
@@ -489,7 +487,7 @@ TEST(choices_are_the_best_of_all) {
     assert_true(fitted > 30 && fitted < 60 && placed[1] > 10 && placed[2] > 10 && kept && sparse);
 }
 
-// Lengths of whole models with memory elsewhere, and the time that they take beyond all on the device
+// Lengths of whole models with off-device memory, and the time beyond an all-on-device run
 TEST(figures_of_places) {
     static const struct {
         const char *init;
@@ -553,11 +551,11 @@ TEST(thousands_of_ranks_at_once) {
     static const struct {
         size_t sp;
         int ring;
-        size_t expected; // tokens at least
+        size_t expected; // least tokens
     } cases[] = {{1, 0, 200000}, {8, 0, 1500000}, {4096, 0, 6000000}, {4096, 1, 500000000}};
     const Limits limits = device_limit((size_t)78 << 30);
     for (size_t i = 0; i < 4; i++) {
-        const clock_t begin = clock(); // of this process: others may be at work
+        const clock_t begin = clock(); // CPU time of this process: others may run
         const StepShape step = {1, 1, 1, 1};
         SCOPED(planned_end) Planned c;
         planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);

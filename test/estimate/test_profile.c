@@ -1,7 +1,6 @@
 /*
-Timed ops and what is made of them (llmc/estimate/profile.h): every op of a pass is timed
-and has a row, results are those of the other op set to the bit, what rows count adds up to what a plan counts, rows and
-the rest to the pass, in JSON, too.
+Timed ops and their profile (llmc/estimate/profile.h): every op of a pass is timed and has a row. Results match the
+other op set to the bit. Rows add up to the plan's counts; rows and the rest add up to the pass, in JSON, too.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -13,7 +12,7 @@ static const struct {
     size_t lora_rank;
 } models[] = {{TINY_GPT2, 0}, {TINY_QWEN3, 0}, {TINY_GEMMA ",sliding_window=9,layer_types=ssf", 0}, {TINY_LLAMA, 3}};
 
-// Passed on are ops of no pass or no work.
+// Ops passed on untimed: those of no pass or without work
 enum {
     PASSED_ON = 0
 #define OP(...)
@@ -36,7 +35,7 @@ static void expect_close(const char *what, double found, double expected) {
     if (!(fabs(found - expected) <= 1e-12 * expected)) test_fail("%s: %.17g, not %.17g", what, found, expected);
 }
 
-// The rows count together what the plan counts; exactly, where the plan divides nothing.
+// Compares the sum of the rows' counts with the plan's; exactly if the plan divides nothing.
 static void expect_counts(const OpCounts *plan, int exactly) {
     enum { COUNTS = sizeof(OpCounts) / sizeof(double) };
     for (size_t k = 0; k < COUNTS; k++) {
@@ -57,7 +56,7 @@ static void expect_calls(const char *op, size_t calls) {
 static void check_pass(TinyCase *c, Method method, size_t chunk, size_t keep) {
     RunSettings settings = tiny_settings(c, method, chunk, chunk);
     tiny_keep(&settings, keep), settings.backward = 1;
-    settings.ridge = 2; // FLOPs a byte: some of these products wait for operands
+    settings.ridge = 2; // FLOPs a byte: some of these products are bound by operands
     test_case("%s, method %d, chunk %zu, keep %zu", c->model.config.family->name, method, chunk, keep);
     const Plan plan = plan_make(&settings, &c->batch);
     const size_t visits = method == METHOD_MST ? 1 : (c->batch.N + plan.chunk - 1) / plan.chunk,
@@ -90,7 +89,7 @@ TEST(passes_are_the_same_and_counted) {
     }
 }
 
-// A product and a norm of known sizes, and something that is not counted.
+// Runs a product and a norm of known sizes, and an op that is not counted.
 static double three_ops(const Ops *ops) {
     static float x[16 * 32], w[48 * 32], out[16 * 48];
     const Norm norm = {1e-6, 0, NORM_RMS};
@@ -109,7 +108,7 @@ TEST(rows_as_json) {
     SCOPED(model_free) Model model = model_build(&config, DTYPE_FP32);
     const double bandwidth = 4.8e12 * 0.85, gap = 1.5e-6; // between two kernels
     const struct {
-        const char *row; // as it begins
+        const char *row; // its beginning
         double flops, floor_seconds;
     } expected[] = {
         {"{\"op\": \"linear_forward\", \"part\": \"head\", \"shape\": [48, 32], \"calls\": 2, ", 2.0 * 2 * 16 * 32 * 48,

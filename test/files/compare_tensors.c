@@ -1,6 +1,5 @@
-// Holds two files of fp32 tensors against each other: compare_tensors A.safetensors B.safetensors TOLERANCE. Of each
-// tensor ||a - b|| / ||b||, of one whose norm is below a thousandth of that of all of them by the thousandth; prints
-// the worst and exits with 1 where it is above the tolerance, or where the files have other tensors.
+// Compares two files of fp32 tensors: compare_tensors A.safetensors B.safetensors TOLERANCE. Of each tensor ||a - b|| /
+// max(||b||, ||all b|| / 1000). Prints the worst; exits with 1 if it exceeds the tolerance or the tensors differ.
 #include "llmc/files/safetensors.h"
 
 static double squares(const float *a, const float *b, size_t count) { // of a - b, or of a

@@ -1,6 +1,6 @@
 /*
-What the tests of conversion have in common: a conversion to a Hugging Face folder, as `convert` makes it, also in a
-child process; looking at what was written and what was left behind.
+Common parts of the conversion tests: a conversion to a Hugging Face folder, as by `convert`, also in a child process;
+checks of what was written and what was left behind.
 */
 #ifndef TEST_CONVERT_FILES_H
 #define TEST_CONVERT_FILES_H
@@ -65,7 +65,7 @@ static size_t count_paths(const char *format, const char *path) {
 
 static size_t count_names(const char *folder) { return count_paths("%s/*", folder); }
 
-// Files that a conversion that was cut off left beside the path.
+// Counts files that an interrupted conversion left beside the path.
 static size_t count_temporaries(const char *path) { return count_paths("%s.*", path); }
 
 static void expect_nothing_at(const char *path) {
@@ -74,8 +74,8 @@ static void expect_nothing_at(const char *path) {
     if (count_temporaries(path)) test_fail("something was left beside %s", path);
 }
 
-// The files must hold every tensor once, in the file the index says, none larger than asked for unless it holds one
-// tensor.
+// Checks that the files hold every tensor once, in the file that the index names. A file exceeds the size limit only if
+// it holds one tensor.
 static void expect_shards(const char *folder, const char *golden, size_t most, size_t shards) {
     WeightSource *source = weights_open(folder), *original = weights_open(golden);
     char line[300];

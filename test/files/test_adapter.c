@@ -1,8 +1,8 @@
 /*
-Adapters in files: checkpoints of adapters, there and back to the bit, damaged, for another base; what
-adapter_config.json says and what is refused of it by name; tensors that are missing, over, or of another shape; the key
-of a base, the same in every format; merged weights, in every order and piece those of a sum in double that is rounded
-once. PEFT itself is in test_peft.py, paths of adapters and NaN in them are in test_adapter_cli.sh.
+Adapters in files: checkpoints of adapters, round trips to the bit, damage, other bases; adapter_config.json, read or
+refused by name; tensors that are missing, extra, or of another shape; the key of a base, equal in every format. Merged
+weights, in every order and piece, are those of a sum in double that is rounded once. PEFT itself is in test_peft.py,
+paths of adapters and NaN in them are in test_adapter_cli.sh.
 */
 #include "test/train/checkpoint_runs.h"
 #include "weight_files.h"
@@ -12,7 +12,7 @@ once. PEFT itself is in test_peft.py, paths of adapters and NaN in them are in t
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
 static const char gpt2_model[] = "gpt2,hidden_size=12,num_hidden_layers=3,num_attention_heads=2,vocab_size=31";
 
-// The file's tensors are those in memory, read in a second way; the master copy where there is one.
+// Compares the file's tensors, read in a second way, with those in memory: the master copy if there is one.
 static void round_trip_case(const char *model, DType dtype, DType moments, int master) {
     const DType type = master ? DTYPE_FP32 : dtype;
     test_case("%.6s, %s, moments %s, %s master", model, dtype_name(dtype), dtype_name(moments),
@@ -98,7 +98,7 @@ TEST(configs_that_are_written) {
     }
 }
 
-// Opens scratch "out"'s checkpoint, whose DONE is gone, so that it is a folder as PEFT's.
+// Opens scratch "out"'s checkpoint without its DONE, so that it looks like PEFT's folder.
 static void open_body(const void *context) {
     Model model = model_of((const char *)context, DTYPE_FP32);
     char found[PATH_MAX];
@@ -182,7 +182,7 @@ TEST(configs_are_refused_by_name) {
 TEST(tensors_are_refused_by_name) {
 #define LAST                          "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
 #define RENAMED(find, replace, words) CHANGED_TEXT(ADAPTER_FILE_NAME, find, replace, words)
-// An empty tensor in front of the others.
+// An empty tensor before the others.
 #define ADDED(name, words)                                                                                             \
     RENAMED("},\"base",                                                                                                \
             "},\"base_model.model." name "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},\"base", words)
@@ -251,7 +251,7 @@ TEST(base_key_is_of_the_model_alone) {
 }
 
 // ---- merging --------------------------------------------------------------------------------------------------------
-// A folder with adapters of random values for the model; the values go to `values` [table.elements].
+// Writes a folder with random adapters for the model; their values go to `values` [table.elements].
 static WeightSource *random_adapters(const Model *model, Lora *lora, float **values, const char *targets) {
     const char *folder = fresh_folder("adapters");
     char header[1 << 16], config[ADAPTER_CONFIG_TEXT], path[PATH_MAX];
@@ -259,7 +259,7 @@ static WeightSource *random_adapters(const Model *model, Lora *lora, float **val
     memset(lora, 0, sizeof(*lora));
     lora->rank = 5, lora->alpha = 3, lora->rslora = 1;
     lora->modules = lora_modules(model->config.family, targets, "test", EXIT_USAGE);
-    if (!strcmp(targets, "all")) lora_vary(lora, &model->config); // then written and read as patterns
+    if (!strcmp(targets, "all")) lora_vary(lora, &model->config); // then the folder uses patterns
     lora_build(lora, model);
     const size_t bytes = lora->table.elements * sizeof(float);
     *values = (float *)case_memory(bytes);
@@ -273,7 +273,7 @@ static WeightSource *random_adapters(const Model *model, Lora *lora, float **val
     return adapter_open(folder, model, lora, &base);
 }
 
-// A of the model's parameter, whose B follows; NULL: it has none.
+// Returns A of the model's parameter, followed by B; NULL: none.
 static const Parameter *adapter_of(const Lora *lora, const Parameter *p) {
     char name[200];
     snprintf(name, sizeof(name), "base_model.model.%.*s.lora_A.weight", (int)(strrchr(p->name, '.') - p->name),
@@ -283,14 +283,14 @@ static const Parameter *adapter_of(const Lora *lora, const Parameter *p) {
     return NULL;
 }
 
-// Found is x rounded to the type: no further from it than half of the distance between neighbours.
+// Checks that found is x rounded to the type: within half the distance between neighbours.
 static void expect_nearest(double found, double x, DType type) {
     const double step = type == DTYPE_BF16 ? 0x1p-8 : type == DTYPE_FP32 ? 0x1p-24 : 0x1p-52;
     if (!(fabs(found - x) <= step * ldexp(1, ilogb(x == 0 ? 1 : x)) * (1 + 1e-9)))
         test_fail("%.17g is not %.17g rounded to %s", found, x, dtype_name(type));
 }
 
-// The elements of all parameters of at least so many, in both orders and in pieces: W + scale B A, W without adapter.
+// Checks parameters of at least `least` elements, in both orders and in pieces: W + scale B A, or W without adapter.
 static void merge_case(WeightSource *source, const char *name, const char *targets, size_t piece, size_t least) {
     const Model *model = &source->model;
     Lora lora;
@@ -344,8 +344,7 @@ static void open_adapters(const void *model) {
     lora_free(&lora);
 }
 
-// Modules of one kind of layers alone; target_modules that names them layer by layer, where they are; the names of a
-// composite model.
+// Modules of one kind of layers alone; target_modules that lists single layers; the names of a composite model.
 TEST(layers_of_two_kinds) {
     Model model = model_of(hybrid_model, DTYPE_FP32);
     static const struct {
@@ -385,7 +384,7 @@ TEST(layers_of_two_kinds) {
     model_free(&model);
 }
 
-// Golden models, and tensors of more than a slab in the order of memory and of Conv1D files.
+// Golden models, and tensors of more than a slab in memory order and in that of Conv1D files.
 TEST(merged_weights) {
     static const struct {
         const char *model, *targets;
@@ -417,7 +416,7 @@ TEST(merged_weights) {
     }
 }
 
-// One rounding from double to bf16, where two would go astray: just beside the middle between two neighbours.
+// Rounds once from double to bf16, where rounding twice would be wrong: next to the middle of two neighbours.
 TEST(rounded_once) {
     double x[4] = {1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-8 - 0x1p-40, -(1 + 3 * 0x1p-8 - 0x1p-40), 1 + 0x1p-8};
     const double expected[4] = {1 + 0x1p-7, 1, -(1 + 0x1p-7), 1};

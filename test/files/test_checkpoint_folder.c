@@ -1,11 +1,11 @@
 /*
-The folder of checkpoints: the newest complete one is found among whatever else is there, the last ones are kept,
-nothing goes that this program did not write; opening makes the folder, clears away what a run that was cut off left,
-and refuses a folder that is taken, in use or cannot be written. What is in a checkpoint is in test_checkpoint.c.
+The folder of checkpoints: finds the newest complete one among anything else, keeps the last ones, removes nothing that
+this program did not write. Opening makes the folder, clears an interrupted run's leftovers, and refuses a folder that
+is taken, in use or not writable. The content of checkpoints is tested in test_checkpoint.c.
 */
 #include "test/train/checkpoint_runs.h"
 
-// ---- which are there ------------------------------------------------------------------------------------------------
+// ---- keeping --------------------------------------------------------------------------------------------------------
 TEST(newest_complete_one_is_found) {
     static const char *const foreign[] = {
         "checkpoint-9",        "checkpoint-000000012", "checkpoint-00000013.partial", "checkpoint-00000014.removed",
@@ -34,7 +34,7 @@ static void keep_case(size_t keep) {
         RunState run = run_state(step);
         trained_fill(&t, step);
         checkpoint_save(&folder, &t, &run);
-        checkpoint_save(&folder, &t, &run); // the last step is also a step to save at
+        checkpoint_save(&folder, &t, &run); // saves twice, as if the last step were also one to save at
         for (size_t s = 10; s <= step; s += 10) {
             char name[64];
             snprintf(name, sizeof(name), "checkpoint-%08zu", s);
@@ -47,7 +47,7 @@ static void keep_case(size_t keep) {
     trained_close(&t);
 }
 
-// A run that may have diverged: one more stays, as long as it does.
+// Keeps one more checkpoint, the last good one, as long as the run may have diverged.
 TEST(good_one_is_kept) {
     CheckpointFolder folder;
     TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 0);
@@ -70,8 +70,8 @@ TEST(last_ones_are_kept) {
     for (size_t i = 0; i < COUNT_OF(keeps); i++) keep_case(keeps[i]);
 }
 
-// Nothing goes that this program did not write, and nothing incomplete counts as kept. An incomplete folder that has
-// the name makes way.
+// Removes nothing that this program did not write, and counts nothing incomplete as kept. Replaces an incomplete folder
+// of the same name.
 TEST(other_files_stay) {
     Saving saving = {scratch_path("out"), 1, 8, 1};
     save_usual();
@@ -108,7 +108,7 @@ TEST(opening) {
     expect_refused(save_body, &saving, 1, "lock: cannot be opened: Is a directory; choose another --out");
 }
 
-// Leftovers of a run that was cut off are cleared away by the next.
+// The next run clears leftovers of an interrupted one.
 TEST(leftovers_are_cleared) {
     Saving saving = {scratch_path("out"), 2, 8, 1};
     save_usual();
@@ -133,7 +133,7 @@ TEST(one_run_at_a_time) {
     assert_int_equal(run_child(save_body, &saving)->code, 0);
 }
 
-// A checkpoint whose files a reader opens stays until the next one is saved after that.
+// A checkpoint that a reader has opened stays until the next save.
 TEST(what_a_reader_opens_stays) {
     Saving saving = {scratch_path("out"), 1, 8, 1};
     char found[PATH_MAX];

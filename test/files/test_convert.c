@@ -1,12 +1,12 @@
 /*
-What `convert` writes as a Hugging Face folder: every byte of every tensor, whole files where transformers wrote the
-original, types, shards, config.json, the files that come along; in bounded memory. What transformers makes of it is in
-test_transformers.py, what happens to the folder when something goes wrong is in test_convert_folder.c.
+Hugging Face folders that `convert` writes: every byte of every tensor, whole files if transformers wrote the original,
+types, shards, config.json, files that are copied; in bounded memory. Reading by transformers is tested in
+test_transformers.py, failures and the folder's fate in test_convert_folder.c.
 */
 #include "convert_files.h"
 
-// ---- there and back -------------------------------------------------------------------------------------------------
-// Every folder comes back as transformers' own file, also from several files and from names of older versions.
+// ---- round trips ----------------------------------------------------------------------------------------------------
+// Every folder comes back as transformers' own file, also from several files and from older names.
 TEST(round_trips_are_byte_exact) {
     static const char *const ways[] = {"hf -> hf", "flat -> hf, like", "flat -> hf", "llm.c -> hf, like"};
     for (size_t g = 0; g < GOLDEN_MODELS; g++) {
@@ -29,7 +29,7 @@ TEST(round_trips_are_byte_exact) {
     }
 }
 
-// Matrices of several slabs, which are turned on the way.
+// Matrices of several slabs that are transposed.
 TEST(large_matrices_are_turned) {
     static const DType fp32 = DTYPE_FP32;
     Model model = model_of(LARGE_GPT2, fp32);
@@ -43,7 +43,7 @@ TEST(large_matrices_are_turned) {
         assert_true(find_tensor(file, model.parameters[i].name, &found));
         expect_formula(&found, &model.parameters[i]);
     }
-    convert(folder, NULL, fresh_place("other"), NULL, NO_LIMIT); // and without being turned
+    convert(folder, NULL, fresh_place("other"), NULL, NO_LIMIT); // and without transposing
     expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
     model_free(&model);
 }
@@ -62,13 +62,13 @@ TEST(mixed_types_are_kept) {
         expect_same_file(folder, out, "config.json");
         convert_flat(folder, scratch_path("flat.bin"));
         convert(scratch_path("flat.bin"), folder, back, NULL, NO_LIMIT);
-        expect_same_weights(folder, out, DTYPE_FP64); // values are kept exactly
+        expect_same_weights(folder, out, DTYPE_FP64); // exact values
         expect_same_weights(folder, back, DTYPE_FP64);
         WeightSource *a = weights_open(out), *b = weights_open(back);
         for (size_t i = 0; i < model.parameter_count; i++) {
             assert_int_equal(a->places[i].type, mixes[m][i % 3]);
             assert_int_equal(b->places[i].type, m == 2 ? DTYPE_FP64 : DTYPE_FP32);
-            for (size_t k = 0; k < i; k++) { // large types lie first
+            for (size_t k = 0; k < i; k++) { // large types come first
                 const size_t size = dtype_size(mixes[m][i % 3]), other = dtype_size(mixes[m][k % 3]);
                 if (size != other) assert_int_equal(a->places[i].offset<a->places[k].offset, size> other);
             }
@@ -78,7 +78,7 @@ TEST(mixed_types_are_kept) {
     }
 }
 
-// --dtype changes all tensors and what config.json says, and nothing else in it.
+// --dtype changes the type of all tensors, and in config.json nothing else.
 TEST(types_that_are_chosen) {
     static const DType bf16 = DTYPE_BF16;
     static const struct {
@@ -118,7 +118,7 @@ TEST(shards) {
         convert(GOLDEN "llama", NULL, out, NULL, cases[i].most);
         if (!shards) shards = count_names(out) - 3;
         expect_shards(out, GOLDEN "llama", cases[i].most, shards);
-        convert(out, NULL, fresh_place("other"), NULL, NO_LIMIT); // and together again
+        convert(out, NULL, fresh_place("other"), NULL, NO_LIMIT); // and joined again
         expect_same_file(GOLDEN "llama", scratch_path("other"), HF_SINGLE_FILE);
     }
 }
@@ -151,7 +151,7 @@ TEST(only_the_type_is_changed) {
     }
 }
 
-// Scaled positions in a config.json that is kept, of transformers 4 or 5, are read as those of the scaled model.
+// Scaled positions written into a kept config.json, of transformers 4 or 5, read back as the scaled model's.
 TEST(config_json_gets_the_scaling_of_positions) {
     static const char *const folders[] = {"llama",  "llama-sharded", "qwen2",      "qwen2-fp16",
                                           "llama3", "llama-linear",  "qwen3-yarn", "qwen2-yarn",
@@ -175,13 +175,13 @@ TEST(config_json_gets_the_scaling_of_positions) {
         Config back = hf_config_read(scratch_path("scaled.json"), remark, sizeof(remark));
         config_to_text(&config, wanted, sizeof(wanted)), config_to_text(&back, found, sizeof(found));
         assert_string_equal(found, wanted);
-        back = config_scale(&back, scalings[i / COUNT_OF(folders)], "test", EXIT_USAGE); // which it has already
+        back = config_scale(&back, scalings[i / COUNT_OF(folders)], "test", EXIT_USAGE); // scaled already
         config_to_text(&back, found, sizeof(found));
         assert_string_equal(found, wanted);
     }
 }
 
-// A configuration that is written is read as the same one. Returns the text of config.json.
+// Checks that a configuration reads back as it was written. Returns the text of config.json.
 static const char *expect_read_back(const char *of) {
     static char json[HF_CONFIG_TEXT];
     Config config = config_from_text(of, "test", EXIT_USAGE);
@@ -194,7 +194,7 @@ static const char *expect_read_back(const char *of) {
     assert_string_equal(remark, ""); // no dropout
     assert_non_null(strstr(json, "\"dtype\": \"bfloat16\""));
     if (config.family->learned_positions) return json;
-    assert_non_null(strstr(json, "\n  \"rope_theta\": ")); // for classic readers
+    assert_non_null(strstr(json, "\n  \"rope_theta\": ")); // for readers of the classic key
     if (!family_has_key(config.family, "rope_local_base_freq")) assert_non_null(strstr(json, "\n    \"rope_theta\": "));
     return json;
 }
@@ -241,7 +241,7 @@ TEST(configurations_that_are_written) {
     for (size_t i = 0; i < COUNT_OF(texts); i++) expect_read_back(texts[i]);
 }
 
-// The form in which transformers wants what has more than one.
+// The format that transformers has chosen among several.
 TEST(how_windows_and_rope_are_written) {
     static const struct {
         const char *config, *words;
@@ -276,7 +276,7 @@ TEST(how_windows_and_rope_are_written) {
         {"llama,rope_type=yarn,factor=4,original_max_position_embeddings=512",
          "\"rope_parameters\": {\n    \"rope_type\": \"yarn\",\n    \"rope_theta\": 10000.0,\n    \"factor\": 4.0,\n"
          "    \"original_max_position_embeddings\": 512,\n    \"beta_fast\": 32.0,\n    \"beta_slow\": 1.0,\n"
-         "    \"truncate\": true\n  }"}, // and no factor that is not given
+         "    \"truncate\": true\n  }"}, // no factor unless given
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         if (!strstr(expect_read_back(cases[i].config), cases[i].words)) test_fail("no %s", cases[i].words);
@@ -305,7 +305,7 @@ TEST(like_must_be_the_same_model) {
         CONFIG("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "its tie_word_embeddings is true"),
         CONFIG("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "its rms_norm_eps is "),
         CONFIG("\"default\"", "\"linear\", \"factor\": 2", "its rope_type is linear, "),
-        CONFIG("\"initializer_range\": 0.02", "\"initializer_range\": 0.03", NULL), // no longer of interest
+        CONFIG("\"initializer_range\": 0.02", "\"initializer_range\": 0.03", NULL), // no longer compared
         REMOVED("llama/" HF_SINGLE_FILE, NULL),                                     // nor are weights
         REMOVED("llama/config.json", "llama: holds no config.json"),
     };
@@ -320,7 +320,7 @@ TEST(like_must_be_the_same_model) {
     expect_refused(convert_like, scratch_path("golden/qwen2-fp16"), 1, "model: its sliding_window is 8, ");
 }
 
-// ---- the files that come along --------------------------------------------------------------------------------------
+// ---- copied files ---------------------------------------------------------------------------------------------------
 TEST(small_files_come_along) {
     static const char *const kept[] = {
         "tokenizer.json", "tokenizer_config.json", "merges.txt", "tokenizer.model",     "generation_config.json",
@@ -328,7 +328,7 @@ TEST(small_files_come_along) {
     static const char *const left[] = {"README.txt", "optimizer.pt",    "pytorch_model.bin", "model.gguf",
                                        "license",    "xtokenizer.json", "tokenizer.json.bak"};
     const char *copy = copy_golden("llama"), *out = fresh_place("folder");
-    const size_t large = sizeof(staged_raw) + 12345; // more than goes through the buffer at once
+    const size_t large = sizeof(staged_raw) + 12345; // more than the buffer holds
     char path[PATH_MAX], *bytes = (char *)case_memory(large);
     for (size_t i = 0; i < large; i++) bytes[i] = (char)(i * 31 >> 3);
     for (size_t i = 0; i < COUNT_OF(kept); i++) {
@@ -347,7 +347,7 @@ TEST(small_files_come_along) {
     convert_flat(copy, scratch_path("flat.bin"));
     convert(scratch_path("flat.bin"), copy, fresh_place("other"), NULL, NO_LIMIT);
     assert_int_equal(count_names(scratch_path("other")), count_names(out));
-    convert(scratch_path("flat.bin"), NULL, fresh_place("other"), NULL, NO_LIMIT); // nothing to take them from
+    convert(scratch_path("flat.bin"), NULL, fresh_place("other"), NULL, NO_LIMIT); // no folder to copy from
     assert_int_equal(count_names(scratch_path("other")), 3);
 }
 
@@ -358,15 +358,15 @@ TEST(links_that_lead_nowhere) {
     expect_refused(convert_body, &c, 1,
                    "llama/tokenizer.json: this file of the model cannot be read: No such file or directory");
     expect_nothing_at(c.to);
-    write_file(scratch_path("golden/nowhere"), "{}", 2); // out of the folder
+    write_file(scratch_path("golden/nowhere"), "{}", 2); // outside the folder
     run_command("ln -sf ../nowhere '%s/tokenizer.json'", copy, "");
     expect_refused(convert_body, &c, 1, "llama/tokenizer.json: is a link that leads out of ");
     expect_nothing_at(c.to);
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
-// 84 MiB of weights, most of them in one matrix, and turned matrices, to a folder, and 64 MiB to a flat file: within
-// the staging buffers and a little more. Prints by how many KiB the peak of its process has grown.
+// Converts 84 MiB of weights, mostly one matrix, some transposed, to a folder, and 64 MiB to a flat file. Prints the
+// growth of the process's peak in KiB: the staging buffers and a little more.
 static void convert_large(const void *folder) {
     Model gpt2 =
         model_of("gpt2,vocab_size=32768,hidden_size=512,num_hidden_layers=8,num_attention_heads=8", DTYPE_BF16);

@@ -1,12 +1,12 @@
 /*
-The folder that `convert` writes is complete or absent: what is at its place already, disks without room, failures and
-kill -9 on the way, others that write there. Signals are in test_file.c.
+The folder that `convert` writes is complete or absent: an occupied path, full disks, failures and kill -9 on the way,
+other writers. Signals are in test_file.c.
 */
 #include <sys/statvfs.h>
 #include "test/base/testing.h"
 
-// Every question for free space goes through here.
-static uint64_t space_left; // bytes; 0: what there is
+// Intercepts every query of free space.
+static uint64_t space_left; // bytes; 0: the true space
 static int small_disk(const char *path, struct statvfs *status) {
     int result = statvfs(path, status);
     if (space_left) status->f_frsize = 1, status->f_bavail = space_left;
@@ -19,7 +19,7 @@ static int small_disk(const char *path, struct statvfs *status) {
 // ---- places ---------------------------------------------------------------------------------------------------------
 TEST(places) {
     static const struct {
-        const char *prepare, *to, *words; // a command, a place in the scratch folder; NULL: the folder is taken
+        const char *prepare, *to, *words; // a command, a path in the scratch folder; NULL: the folder is used
     } cases[] = {
         {"echo >place", "place", "place: is a file, not a folder"},
         {"rm place && mkdir place", "place", NULL},
@@ -91,7 +91,7 @@ static void convert_read_only(const void *context) {
 
 TEST(failures_leave_nothing) {
     static const struct {
-        size_t file_limit, max_shard_size; // with shards many files are there already when one fails
+        size_t file_limit, max_shard_size; // with shards, many files are complete when one fails
         const char *words;
     } cases[] = {{100000, NO_LIMIT, "model.safetensors: reserving 163.80 KiB failed: File too large"},
                  {21000, 1, "-of-00021.safetensors: reserving "}};
@@ -110,7 +110,7 @@ TEST(failures_leave_nothing) {
     expect_nothing_at(c.to);
 }
 
-// The process is killed when it has written three files.
+// Kills the process after three files.
 static void convert_and_end(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
@@ -130,12 +130,12 @@ static void convert_and_end(const void *context) {
     exit(5);
 }
 
-// Leftovers of a kill are cleared away by the next conversion to that place, but for what somebody else put there.
+// The next conversion to a path clears the leftovers of a kill, except files of others.
 TEST(leftovers_of_kills) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1, 0};
     for (int theirs = 0; theirs < 2; theirs++) {
         run_command("rm -rf '%s' '%s'.*", c.to, c.to);
-        for (int kills = 0; kills < 2; kills++) { // the second clears away what the first left
+        for (int kills = 0; kills < 2; kills++) { // the second clears the first's leftovers
             assert_int_equal(run_child(convert_and_end, &c)->code, 1000 + SIGKILL);
             assert_false(path_exists(c.to));
             assert_int_equal(count_temporaries(c.to), 1);
@@ -154,7 +154,7 @@ TEST(leftovers_of_kills) {
     run_command("rm -r '%s'.*", c.to, "");
 }
 
-// One that is being written by somebody is no leftover, and two that write to one place do not mix.
+// A folder in use is no leftover; two writers to one path do not mix.
 TEST(others_at_work_are_left_alone) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT, 0};
     OutputFolder folder;

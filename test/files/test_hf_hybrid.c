@@ -1,7 +1,6 @@
 /*
-Folders of hybrid models (qwen3_5), as the hub has them and of the text model alone: what their config.json may say and
-what is refused of it by name; tensors under the names of either; what a convolution looks like in files. Folders of
-other families' text models beside images.
+Folders of hybrid models (qwen3_5), from the hub and of the text model alone: config.json, read or refused by name;
+tensors under the names of either; convolutions in files. Folders of other families' text models beside images.
 */
 #include "convert_files.h"
 
@@ -25,7 +24,7 @@ other families' text models beside images.
     "  \"vision_config\": {\"model_type\": \"qwen3_5\", \"hidden_size\": 8, \"dtype\": \"float32\"},\n"                \
     "  \"language_model_only\": false, \"dtype\": \"float32\"\n}\n"
 
-// A path in the scratch folder that lasts until the next case; likewise, with nothing there
+// Returns a path in the scratch folder that lasts until the next case. new_place: also clears it.
 static const char *lasting(const char *name) {
     const char *path = scratch_path(name);
     return strcpy((char *)case_memory(strlen(path) + 1), path);
@@ -47,7 +46,7 @@ static const char *config_of(const char *json) {
     return text;
 }
 
-// A copy of a text with a change in it
+// Returns a changed copy of a text.
 static char *changed_json(const char *json, const char *find, const char *replace) {
     const Damage change = CHANGED_TEXT("", find, replace, NULL);
     size_t count = strlen(json);
@@ -56,10 +55,10 @@ static char *changed_json(const char *json, const char *find, const char *replac
     return copy;
 }
 
-// The text model's config, with a key of its own changed, in either folder: HYBRID with other keys.
+// The text model's config with one key changed, in either folder, equals HYBRID with the expected keys.
 TEST(configs_that_are_read) {
     static const struct {
-        const char *find, *replace, *expected; // keys behind HYBRID
+        const char *find, *replace, *expected; // keys after HYBRID
     } cases[] = {
         {"{", "{", ""},
         {"\"full_attention_interval\": 4", "\"full_attention_interval\": 2", ",layer_types=lf"},
@@ -94,7 +93,7 @@ TEST(configs_that_are_read) {
     }
 }
 
-// The head is tied by either of two keys, which agree where both are there; the architecture may be left out.
+// Either of two keys ties the head; if both are there they agree. The architecture may be missing.
 TEST(what_the_outer_object_says) {
     char *json = changed_json(HUB_JSON, ", \"tie_word_embeddings\": false", "");
     char *tied = changed_json(json, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
@@ -176,7 +175,7 @@ TEST(absurd_states_are_refused) {
 }
 
 // ---- weights --------------------------------------------------------------------------------------------------------
-// Of the text model alone: written by the formula, read as it, in files and in a flat .bin; a convolution is [W, 1, 4].
+// The text model alone: written by the formula, read back, in files and in a flat .bin; a convolution is [W, 1, 4].
 TEST(weights_of_the_text_model) {
     static const DType fp32 = DTYPE_FP32;
     Model model = model_of(HYBRID, fp32);
@@ -203,9 +202,9 @@ TEST(weights_of_the_text_model) {
 }
 
 // ---- composite models -----------------------------------------------------------------------------------------------
-#define LARGE (sizeof(Slab) + 77) // bytes, more than pass through the buffer at once
+#define LARGE (sizeof(Slab) + 77) // bytes, more than the buffer holds
 
-// Tensors that are not the text model's, of types that we read and others, by the beginning of their names
+// Tensors outside the text model, of types that we read and others, by name prefix
 static const struct {
     const char *name, *dtype;
     size_t rank;
@@ -217,10 +216,10 @@ static const struct {
     {"mtp.norm.weight", "BF16", 1, {6}, 12},
     {"mtp.steps", "I64", 0, {0}, 8},
     {"mtp.empty", "U8", 2, {0, 4}, 0},
-    {"mtp.large", "U8", 1, {LARGE}, LARGE}, // beside parameters of mixed types alone
+    {"mtp.large", "U8", 1, {LARGE}, LARGE}, // only beside parameters of mixed types
 };
 
-// Their names beside the text model of another family
+// Returns the tensor's name; beside another family's text model, its name there.
 static const char *other_name(size_t other, const Model *model) {
     static char name[HF_NAME];
     const char *tail = strchr(others[other].name, '.') + 1;
@@ -241,13 +240,13 @@ static DType type_of(const Parameter *p, int mixed) {
     return !mixed ? DTYPE_FP32 : p->role == ROLE_DECAY || p->role == ROLE_NORM ? DTYPE_FP32 : DTYPE_BF16;
 }
 
-// Values that bf16 holds where a matrix is to be in it
+// Returns the element's value, rounded to bf16 if its matrix is.
 static double value_of(const Parameter *p, size_t i, int mixed) {
     const double value = formula(p->offset + i);
     return type_of(p, mixed) == DTYPE_FP32 ? (float)value : (double)bf16_to_float(float_to_bf16((float)value));
 }
 
-// A folder whose text model has this prefix in place of "model."
+// Writes a folder with this prefix for the text model in place of "model."
 static const char *write_folder(const char *name, const Model *model, const char *json, const char *prefix, int mixed) {
     const char *folder = new_place(name);
     char path[PATH_MAX], tensor_name[HF_NAME], *header = (char *)case_memory(100000);
@@ -275,7 +274,7 @@ static const char *write_folder(const char *name, const Model *model, const char
     return folder;
 }
 
-// The other tensors of a folder as write_folder made them, or none; all parameters under the prefix, in their types.
+// Checks that a folder has write_folder's other tensors, or none, and all parameters under the prefix, in their types.
 static void expect_folder(const char *folder, const Model *model, const char *prefix, int with_others, int mixed) {
     WeightSource *source = weights_open(folder);
     char name[HF_NAME];
@@ -306,7 +305,7 @@ static void expect_folder(const char *folder, const Model *model, const char *pr
 #define HUB  "model.language_model."
 #define TEXT "model."
 
-// Under every name that transformers takes; further tensors are those of the composite's other parts and no others.
+// Reads every prefix that transformers takes; refuses tensors that belong to no part of the composite.
 TEST(names_of_tensors) {
     static const char *const prefixes[] = {HUB, TEXT, "language_model.", ""};
     Model model = model_of(HYBRID, DTYPE_FP32);
@@ -325,8 +324,8 @@ TEST(names_of_tensors) {
     model_free(&model);
 }
 
-// Text models of other families beside images, whose files have all of them behind "language_model.": the same, and
-// what text_config may leave out.
+// Text models of other families beside images, with all files' names under "language_model.": the same checks, and
+// defaults for keys missing from text_config.
 TEST(text_models_beside_images) {
 #define SIZES                                                                                                          \
     "\"vocab_size\": 29, \"hidden_size\": 12, \"intermediate_size\": 20, \"num_hidden_layers\": 2, "                   \
@@ -366,14 +365,14 @@ TEST(text_models_beside_images) {
                                          "\"hidden_size\": 2560, \"intermediate_size\": 10240, "
                                          "\"num_hidden_layers\": 34, \"sliding_window\": 1024, \"rope_scaling\": "
                                          "{\"factor\": 8.0, \"rope_type\": \"linear\"}"));
-    const Config preset = config_from_text("gemma3-4b,pad_token_id=0", "test", EXIT_USAGE); // its class's
+    const Config preset = config_from_text("gemma3-4b,pad_token_id=0", "test", EXIT_USAGE); // the class's default
     char text[4096];
     config_to_text(&preset, text, sizeof(text));
     assert_string_equal(gemma, text);
 }
 
-// The other parts come along byte for byte, into one file or several, from the folder itself and by way of a flat file;
-// from the text model alone, where that is what is like; and not at all, where the text model alone is wanted.
+// Copies the other parts byte for byte, into one file or several, from the folder or beside a flat file. A text model
+// alone as `like` gives its own; with text_only no part is copied.
 TEST(other_parts_come_along) {
     Model model = model_of(HYBRID, DTYPE_FP32);
     const char *hub = write_folder("hub", &model, HUB_JSON, HUB, 0), *flat = lasting("flat.bin"), *out;
@@ -413,7 +412,7 @@ TEST(other_parts_come_along) {
     model_free(&model);
 }
 
-// Vectors in fp32 beside matrices in bf16, as some of the hub are, stay so; decay rates also without a folder.
+// fp32 vectors beside bf16 matrices, as in some hub folders, keep their type; decay rates also without a folder.
 TEST(types_of_vectors) {
     static const DType bf16 = DTYPE_BF16;
     Model model = model_of(HYBRID, DTYPE_FP32);
@@ -432,7 +431,7 @@ TEST(types_of_vectors) {
     model_free(&model);
 }
 
-// The type of the weights is changed in the outermost object and in text_config, positions in text_config alone.
+// Changes the type of the weights in the outermost object and in text_config, positions in text_config alone.
 TEST(what_is_changed_in_a_composite_config) {
     static const DType bf16 = DTYPE_BF16;
     Model model = model_of(HYBRID, DTYPE_FP32);

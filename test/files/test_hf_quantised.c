@@ -1,6 +1,6 @@
 /*
-Folders of matrices in 4 bits, as transformers and bitsandbytes save them (test/golden/make_quantised_folders.py): what
-is read is what encoding the same model gives; wrong ones are refused by the name of what is wrong.
+Folders of matrices in 4 bits, as transformers and bitsandbytes save them (test/golden/make_quantised_folders.py):
+reading one equals encoding the same model; wrong ones are refused, naming the fault.
 */
 #include "test/base/damage.h"
 #include "weight_files.h"
@@ -9,7 +9,7 @@ is read is what encoding the same model gives; wrong ones are refused by the nam
 #define NF4 "qwen3-nf4/"
 #define FP4 "gpt2-fp4/"
 
-// All matrices that a folder has in 4 bits, beside those of the model that it was made of
+// Compares all 4-bit matrices of a folder with the encoded original.
 static void expect_encoded(const char *folder, const char *original, QuantFormat format, size_t count) {
     WeightSource *read = weights_open(folder), *made = weights_open(original);
     size_t found = 0;
@@ -21,7 +21,7 @@ static void expect_encoded(const char *folder, const char *original, QuantFormat
         test_case("%s", read->model.parameters[i].name);
         uint8_t *a = (uint8_t *)case_memory(bytes), *b = (uint8_t *)case_memory(bytes);
         assert_true(read->places[i].is_codes && !made->places[i].is_codes);
-        const QuantFormat q = read->quant[i], m = made->quant[i]; // whose padding may be anything
+        const QuantFormat q = read->quant[i], m = made->quant[i]; // padding may differ
         assert_true(q.type == m.type && q.nested == m.nested && q.block == m.block && q.rounding == m.rounding);
         source_read_record(read, i, a), source_read_record(made, i, b);
         assert_memory_equal(a, b, bytes);
@@ -37,7 +37,7 @@ TEST(records_are_those_of_the_files) {
     expect_encoded(GOLDEN FP4, GOLDEN "gpt2", fp4, 8);
 }
 
-// Ranges of decoded values, in memory order and in that of Conv1D files, are those of the whole matrix.
+// Ranges of decoded values equal the whole matrix's, in memory order and in that of Conv1D files.
 TEST(ranges_of_decoded_values) {
     WeightSource *source = weights_open(GOLDEN FP4);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
@@ -60,7 +60,7 @@ TEST(ranges_of_decoded_values) {
     weights_close(source);
 }
 
-// The first matrix of either folder; byte 0 of the data behind the header
+// The first matrix of either folder; byte 0 of the data after the header
 #define DOWN "model.layers.0.mlp.down_proj.weight"
 #define RENAMED(part)                                                                                                  \
     CHANGED_TEXT(NF4 HF_SINGLE_FILE, DOWN part "\"", DOWN "x" part "\"", "tensor " DOWN part " is missing")

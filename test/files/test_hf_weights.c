@@ -1,16 +1,16 @@
 /*
-Hugging Face folders that are right, though they look unusual: other spellings, settings that are not in effect, a tied
-matrix under its second name, tensors that carry no weights. They load, with the values of the usual one; what is only
-nearly like them is refused. Everything that is plainly wrong is in test_weights_bad.c.
+Unusual but valid Hugging Face folders: other spellings, settings without effect, a tied matrix under its second name,
+tensors that carry no weights. They load with the usual values; near misses are refused. Everything that is plainly
+wrong is in test_weights_bad.c.
 */
 #include "weight_files.h"
 
 // ---- config.json ----------------------------------------------------------------------------------------------------
-// Each row changes the config.json of the row before it, or of a fresh copy; then the windows of the model's layers.
-// Qwen's are in effect where use_sliding_window is true, for layers from max_window_layers on.
+// Each row changes the config.json of the previous row, or of a fresh copy, and gives the layers' windows. Qwen's need
+// use_sliding_window, and begin at layer max_window_layers.
 TEST(windows) {
     static const struct {
-        const char *golden, *find, *replace, *windows; // windows NULL: not looked at
+        const char *golden, *find, *replace, *windows; // windows NULL: not checked
     } cases[] = {
         {"qwen2", "\"layer_types\"", "\"was\"", NULL},
         {NULL, "\"max_window_layers\": 28", "\"max_window_layers\": 1", NULL},
@@ -26,7 +26,7 @@ TEST(windows) {
         {"gemma3-linear", NULL, NULL, "5 0 5 "},
         {NULL, "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 3", "5 5 0 "},
         {NULL, "\"sliding_window_pattern\": 3", "\"sliding_window_pattern\": 1", "0 0 0 "},
-        {NULL, "\"sliding_window_pattern\": 1,", "", "5 5 5 "}, // every sixth would have none
+        {NULL, "\"sliding_window_pattern\": 1,", "", "5 5 5 "}, // the default period is 6
         {"gemma3", NULL, NULL, "8 8 8 8 8 0 8 "},
     };
     const char *copy = NULL;
@@ -44,12 +44,12 @@ TEST(windows) {
     }
 }
 
-// What a changed config.json says as transformers 5 reads it. Rows as above; value NULL: the key means nothing.
+// A changed config.json as transformers 5 reads it. Rows as above; value NULL: the key has no effect.
 TEST(keys_as_transformers_reads_them) {
     static const struct {
         const char *golden, *find, *replace, *key, *value;
     } cases[] = {
-        // the pad token: counted from the end, of the class where the file has none, nothing to GPT-2's embedding
+        // the pad token: counted from the end, the class's default, no effect on GPT-2's embedding
         {"llama", "\"pad_token_id\": null", "\"pad_token_id\": -1", "pad_token_id", "130"},
         {NULL, "\"pad_token_id\"", "\"was\"", "pad_token_id", NULL},
         {"olmo2", "\"pad_token_id\"", "\"was\"", "pad_token_id", "1"},
@@ -61,10 +61,10 @@ TEST(keys_as_transformers_reads_them) {
         {"glm4", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},", "rope_type", "linear"},
         {"olmo2", "{", "{\"rope_theta\":500000,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},", "rope_theta",
          "500000"},
-        // rope_parameters without rope_theta: not that of Ministral 3's default, which is an object of its own
+        // rope_parameters without rope_theta: not Ministral 3's, which is in a default object of its own
         {"ministral3", "\"rope_theta\": 10000.0,", "", "rope_theta", "10000"},
         {NULL, "\"rope_parameters\"", "\"was also\"", "rope_theta", "1000000"},
-        // GPT-2's names of keys are GPT-2's
+        // GPT-2's key names work only in GPT-2
         {"llama", "\"rms_norm_eps\": 1e-05", "\"layer_norm_epsilon\": 0.25", "rms_norm_eps", "9.9999999999999995e-07"},
     };
     const char *copy = NULL;
@@ -88,7 +88,7 @@ TEST(keys_as_transformers_reads_them) {
 }
 
 // ---- names ----------------------------------------------------------------------------------------------------------
-// Puts a tensor of zeros into the copy, behind the others.
+// Appends a tensor of zeros to the copy.
 static void add_tensor(const char *copy, const char *name, size_t rows, size_t cols) {
     char path[PATH_MAX];
     size_t bytes;
@@ -106,8 +106,8 @@ static void add_tensor(const char *copy, const char *name, size_t rows, size_t c
     write_safetensors(path, header, (size_t)written, all, data + more);
 }
 
-// The tied matrix under one of its names or under both; frequencies of rotary positions, which older versions saved in
-// the layers, in the model or in a base model.
+// The tied matrix under one of its names or both; rotary frequencies, which older versions saved in the layers, in the
+// model or in a base model.
 TEST(tensors_beside_the_usual_ones) {
 #define MISSING "tensor model.embed_tokens.weight is missing"
     static const struct {
@@ -115,7 +115,7 @@ TEST(tensors_beside_the_usual_ones) {
         const char *embedding;               // its new name
         const char *added;                   // a tensor [rows, cols]
         size_t rows, cols;
-        const char *words; // of the refusal; NULL: the model has the golden one's values
+        const char *words; // of the refusal; NULL: loads the golden values
     } cases[] = {
         {"llama-tied", NULL, NULL, "lm_head.weight", NULL, 0, 0, NULL},
         {"llama-tied", NULL, NULL, "lm_head.w", NULL, 0, 0, MISSING},
@@ -157,7 +157,7 @@ TEST(base_models) {
     expect_same_weights(GOLDEN "llama-tied", copy, DTYPE_FP32);
 }
 
-// Both a file and an index: the file is taken, as transformers does, and nobody looks at the other.
+// With both a file and an index, only the file is read, as in transformers.
 TEST(the_single_file_comes_first) {
     const char *copy = copy_golden("llama");
     run_command("printf nonsense > '%s/" HF_INDEX_FILE "'", copy, "");

@@ -1,7 +1,7 @@
 /*
 Weights in files: golden models of every format and type element by element, ranges, flat files, gradients against
-transformers', output that is complete or absent. Files that are wrong are in test_weights_bad.c, tensors of many slabs
-in test_convert.c.
+transformers', output that is complete or absent. Wrong files are tested in test_weights_bad.c, tensors of many slabs in
+test_convert.c.
 */
 #include "llmc/files/gradients.h"
 #include "convert_files.h"
@@ -41,8 +41,8 @@ TEST(golden_files_are_read) {
     }
 }
 
-// Any range of any parameter is the same piece of the whole; transposed or not, converted or not. llm.c's whole is that
-// of the golden folder. The last two have added rows.
+// Any range of any parameter equals that piece of the whole, transposed or not, converted or not. llm.c's whole equals
+// the golden folder's. The last two have added rows.
 TEST(any_range) {
     static const char *const names[] = {"gpt2", "qwen2-fp16", "gpt2/gpt2_llmc_bf16.bin", "llama", "qwen3-bf16"};
     for (size_t f = 0; f < 5; f++) {
@@ -71,7 +71,7 @@ TEST(any_range) {
 }
 
 // ---- conversion -----------------------------------------------------------------------------------------------------
-// A flat .bin has the elements where the format says that they lie; read back it is the same model, and so is its copy.
+// A flat .bin holds the elements at the documented offsets; it reads back as the same model, and so does its copy.
 TEST(flat_files) {
     for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         const char *original = golden_path(golden_models[g].name), *path = scratch_path("flat.bin");
@@ -98,7 +98,7 @@ TEST(flat_files) {
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
-// transformers' gradients, put into our order in device memory and written, must come out as transformers wrote them.
+// Writes transformers' gradients from our order in device memory; they must come out as transformers wrote them.
 TEST(gradients_as_transformers_has_them) {
     static const char *const names[] = {"gpt2",  "gpt2-hub",   "llama", "llama-sharded", "llama-tied", "qwen2",
                                         "qwen3", "qwen3-bf16", "phi3",  "gemma3",        "qwen3_5"};
@@ -147,12 +147,12 @@ static void check_globs(const void *context) {
     gradients_check_globs((const char *)context, &model);
 }
 
-// Our own reader accepts what gradients_write writes: matrices of several slabs, transposed, included. A file of some
-// gradients has these parameters, each with the bytes that the file of all has.
+// Our reader accepts the output of gradients_write, including transposed matrices of several slabs. With globs the file
+// holds these parameters, each with the bytes of the full file.
 TEST(gradients_of_globs) {
     static const struct {
         const char *globs;
-        size_t count; // of gpt2 with two layers, which has 28
+        size_t count; // gpt2 with two layers has 28
     } cases[] = {{NULL, 28}, {"transformer.ln_f.*", 2}, {"*.h.1.*,*.h.0.ln_?.weight", 14}, {"*.wte.*,*wte*", 1}};
     const Ops *ops = ops_fenced();
     Model model = model_of("gpt2,n_embd=516,n_head=4,vocab_size=9,n_positions=16,num_hidden_layers=2", ops->stored);
@@ -192,7 +192,7 @@ TEST(gradients_of_globs) {
     model_free(&model);
 }
 
-// ---- output is complete or absent: what test_file.c does not have --------------------------------------------------
+// ---- output is complete or absent: cases beyond test_file.c --------------------------------------------------------
 // The reservation succeeds, a later write fails.
 static void convert_on_a_disk_that_fills(const void *path) {
     WeightSource *source = weights_open(GOLDEN "llama");

@@ -1,6 +1,6 @@
 /*
-Wrong files of weights: each is refused with exit code 1 and one line that names what is wrong, before anything is
-computed with it. Random damage is in test_fuzz.c.
+Wrong files of weights: each is refused with exit code 1 and one line that names the fault, before any computation.
+Random damage is in test_fuzz.c.
 */
 #include "test/base/damage.h"
 #include "weight_files.h"
@@ -8,14 +8,14 @@ computed with it. Random damage is in test_fuzz.c.
 #define CONFIG_JSON "llama/config.json"
 #define MODEL       "llama/" HF_SINGLE_FILE
 
-// The length before a safetensors header, or the checksum of a flat header, is made right.
+// Repairs the length before a safetensors header, or the checksum of a flat header.
 static void mend_weights(const char *path, char *bytes, size_t count, size_t before) {
     FlatHeader *header = (FlatHeader *)(void *)bytes;
     mend_safetensors(path, bytes, count, before);
     if (text_ends_with(path, "flat.bin") && count >= sizeof(*header)) header->checksum = flat_checksum(header);
 }
 
-// Copies of golden folders to be damaged. Returns the suite that opens the folder of a row.
+// Copies golden folders for damage. Returns the suite that opens the folder of a row.
 static DamageSuite golden_copies(const char *names) {
     const DamageSuite suite = {copy_goldens(names), open_and_read, NULL, mend_weights, 0};
     return suite;
@@ -25,8 +25,7 @@ static DamageSuite golden_copies(const char *names) {
 #define CONFIG(golden, find, replace, words) CHANGED_TEXT(golden "/config.json", find, replace, words)
 #define HEADER(find, replace, words)         CHANGED_TEXT(MODEL, find, replace, words)
 #define INDEX(find, replace, words)          CHANGED_TEXT("llama-sharded/" HF_INDEX_FILE, find, replace, words)
-// Another value of a key; another shape, other offsets of lm_head, the first tensor; another text for the metadata
-// before it.
+// Another value of a key; another shape or offsets of lm_head, the first tensor; another text instead of the metadata.
 #define KEY(golden, key, was, is, words) CONFIG(golden, "\"" key "\": " was, "\"" key "\": " is, words)
 #define SHAPE(is, words)                 HEADER("\"shape\":[131,40]", "\"shape\":" is, words)
 #define OFFSETS(is, words)               HEADER("\"data_offsets\":[0,20960]", "\"data_offsets\":" is, words)
@@ -35,19 +34,19 @@ static DamageSuite golden_copies(const char *names) {
 #define METADATA "{\"__metadata__\":{\"format\":\"pt\"}"
 
 static const Damage changed_texts[] = {
-    // what kind of model
+    // kind of model
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"MixtralForCausalLM\"", "architectures MixtralForCausalLM is not"),
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"LlamaForCausalLM\", \"B\"", "architectures names more than one"),
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"\\n\"", "architectures ? is not"),
     KEY("llama", "model_type", "\"llama\"", "\"qwen2\"", "LlamaForCausalLM, but model_type says qwen2"),
-    // what it computes
+    // computation
     CONFIG("llama", "\"silu\"", "\"gelu\"", "hidden_act is gelu, which is not supported; supported is silu"),
     CONFIG("gpt2", "\"gelu_new\"", "\"relu\"", "activation_function is relu"),
     KEY("gpt2", "scale_attn_weights", "true", "false", "scale_attn_weights is false"),
     KEY("gpt2", "scale_attn_by_inverse_layer_idx", "false", "true", "scale_attn_by_inverse_layer_idx is true"),
     KEY("gpt2", "reorder_and_upcast_attn", "false", "true", "reorder_and_upcast_attn is true"),
     KEY("gpt2", "add_cross_attention", "false", "true", "add_cross_attention is true"),
-    // null, where transformers has no meaning for it
+    // null, if transformers gives it no meaning
     KEY("llama", "rms_norm_eps", "1e-05", "null", "rms_norm_eps is null, which transformers refuses; give its"),
     KEY("llama", "attention_bias", "false", "null", "attention_bias is null"),
     KEY("llama", "hidden_act", "\"silu\"", "null", "hidden_act is null"),
@@ -106,7 +105,7 @@ static const Damage changed_texts[] = {
            "layer_types has sliding_attention, but there is no sliding_window"),
     CONFIG("mistral", "{", "{\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"],",
            "gives every layer the sliding_window"),
-    // families whose rotary positions and windows are of their own
+    // families with rotary positions and windows of their own
     KEY("phi3", "rope_type", "\"default\"", "\"longrope\"",
         "of type longrope is not supported for this family; default"),
     KEY("phi3", "rope_type", "\"default\"", "\"yarn\",\"factor\":2", "of type yarn is not supported for this family"),
@@ -126,7 +125,7 @@ static const Damage changed_texts[] = {
     KEY("ministral3", "rope_type", "\"yarn\"", "\"linear\"", "llama_4_scaling_beta is 0.3 with rope_type linear"),
     KEY("olmo3", "rope_theta", "3000.0,\n      \"rope_type\": \"default\"", "3000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
-    // what else Gemma may be
+    // variants of Gemma
     KEY("gemma3", "attn_logit_softcapping", "null", "50.0", "attn_logit_softcapping is 50, which is not supported;"),
     KEY("gemma3", "use_bidirectional_attention", "false", "true", "use_bidirectional_attention is true"),
     CONFIG("gemma3", "\"rope_parameters\": {", "\"rope_parameters\": {\"truncate\": false,", "truncate, for all kinds"),
@@ -206,7 +205,7 @@ static const Damage changed_texts[] = {
     OFFSETS("[0,18446744073709551615]", "data_offsets has an entry"),
     HEADER("{\"format\":\"pt\"}", "[\"pt\"]", "its __metadata__ is not an object"),
     HEADER("{\"format\":\"pt\"}", "{\"format\":[\"pt\"]}", "__metadata__ has a value that is not text: format"),
-    // escapes, which would end a name early
+    // escapes that would end a name early
     HEADER("\"lm_head.weight\"", "\"lm_head.weight\\u0000x\"", "the \\u escape at byte 47 is not a character"),
     HEADER("\"lm_head.weight\"", "\"lm_head.weight\\uzzzz\"", "the \\u escape at byte 47 is not a character"),
     HEADER("\"lm_head.weight\"", "\"lm_head.weight\\ud800\"", "is not valid JSON"),
@@ -226,7 +225,7 @@ static const Damage changed_texts[] = {
     CHANGED_TEXT("llama-sharded/"
                  "model-00004-of-00004.safetensors",
                  "\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tensor model.embed_tokens.weight is also in"),
-    // texts that look unusual and are right
+    // unusual but right texts
     CONFIG("llama", "\"architectures\"", "\"was\"", NULL),                    // model_type is enough
     CONFIG("llama", "\"model_type\": \"llama\",", "", NULL),                  // and so are architectures
     CONFIG("llama", "\"rope_parameters\"", "\"was\"", NULL),                  // the default is 10000
@@ -249,7 +248,7 @@ static const Damage changed_texts[] = {
     HEADER("{",
            "{\"layers.0.self_attn.rotary_emb.inv_freq\":{\"dtype\":\"F99\",\"shape\":[3],"
            "\"data_offsets\":[0,0]},",
-           NULL), // carries no weights, so its type is of no interest
+           NULL), // no weights, hence any type
 };
 
 TEST(texts) {
@@ -303,11 +302,11 @@ TEST(wrong_folders) {
     expect_bad(copy, "model.safetensors: is not a regular file");
 }
 
-// JSON that would become gigabytes of tree, or end the stack: the reader's patience ends first.
+// JSON that would become gigabytes of tree, or end the stack: the reader stops earlier.
 TEST(json_bombs) {
     static const struct {
         const char *file, *unit;
-        size_t times, ends; // behind them a number and braces
+        size_t times, ends; // then a number and braces
         const char *words;
     } cases[] = {
         {CONFIG_JSON, ",", 12u << 20, 0, "config.json: holds more than 2097152 JSON values"},

@@ -1,7 +1,7 @@
 /*
-Files for the tests of weights: the golden models, copies of them to be damaged, and models written from a formula. The
-values in a safetensors file are also read here in a second way, which shares no line with llmc/files/safetensors.h: by
-looking for a tensor's entry in the text of the header as the reference implementation writes it.
+Files for the tests of weights: the golden models, copies to be damaged, and models written from a formula. A second
+reader of safetensors files shares no line with llmc/files/safetensors.h. It finds a tensor's entry in the header's text
+as the reference implementation writes it.
 */
 #ifndef TEST_WEIGHT_FILES_H
 #define TEST_WEIGHT_FILES_H
@@ -13,7 +13,7 @@ looking for a tensor's entry in the text of the header as the reference implemen
 // ---- the golden models ----------------------------------------------------------------------------------------------
 typedef struct {
     const char *name; // the folder
-    const char *text; // what its config.json says
+    const char *text; // its config.json
     DType dtype;
     size_t files;
 } GoldenModel;
@@ -50,7 +50,7 @@ static const GoldenModel golden_models[] = {
 // ---- tensors of a safetensors file, found by their text -------------------------------------------------------------
 typedef struct {
     DType type;
-    size_t rank, shape[2]; // the dimension of 1 in the middle of three is left out
+    size_t rank, shape[2]; // drops the dimension of 1 in the middle of three
     const unsigned char *data;
 } FoundTensor;
 
@@ -100,12 +100,12 @@ static double found_value(const FoundTensor *tensor, size_t i) {
     return half_to_double(half);
 }
 
-// Element i, in memory order, of a matrix that the file may hold as [cols, rows].
+// Returns element i, in memory order, of a matrix that the file may hold as [cols, rows].
 static double found_parameter_value(const FoundTensor *tensor, const Parameter *p, size_t i) {
     return found_value(tensor, p->transposed ? i % p->cols * p->rows + i / p->cols : i);
 }
 
-// The parameter in the golden model's files; `prefix` goes before its name.
+// Returns the parameter in the golden model's files, with `prefix` before its name.
 static FoundTensor golden_tensor(const GoldenModel *golden, const char *const *files, const char *prefix,
                                  const Parameter *p) {
     FoundTensor tensor;
@@ -146,7 +146,7 @@ static void run_command(const char *format, const char *a, const char *b) {
     if (system(command) != 0) test_fail("this command failed: %s", command);
 }
 
-// Fresh copies of golden folders, "llama gpt2", without their references, in scratch "golden".
+// Makes fresh copies of golden folders, "llama gpt2", without their references, in scratch "golden".
 static const char *copy_goldens(const char *names) {
     const char *folder = scratch_path("golden");
     run_command("rm -rf '%s' && mkdir '%s'", folder, folder);
@@ -155,7 +155,7 @@ static const char *copy_goldens(const char *names) {
     return folder;
 }
 
-// One of them. Returns its path.
+// Makes a fresh copy of one. Returns its path.
 static const char *copy_golden(const char *name) {
     char path[300];
     copy_goldens(name);
@@ -178,7 +178,7 @@ static void write_safetensors(const char *path, const char *header, size_t lengt
     write_file(path, file, 8 + length + bytes);
 }
 
-// After a change of its text: the length before the header of a safetensors file is made right.
+// Repairs the length before a safetensors header after a change of the header's text.
 static void mend_safetensors(const char *path, char *bytes, size_t count, size_t before) {
     uint64_t length;
     if (!text_ends_with(path, ".safetensors") || count <= 8) return;
@@ -187,7 +187,7 @@ static void mend_safetensors(const char *path, char *bytes, size_t count, size_t
     memcpy(bytes, &length, 8);
 }
 
-// Replaces text in a file of a folder, which stays a whole one.
+// Replaces text in a file of a folder; the file stays valid.
 static void edit_file(const char *folder, const char *name, const char *find, const char *replace) {
     const Damage change = CHANGED_TEXT(name, find, replace, NULL);
     char path[PATH_MAX];
@@ -209,7 +209,7 @@ static void expect_same_config(const Config *found, const Config *expected) {
     if (strcmp(a, b) != 0) test_fail("the config is %s, expected %s", a, b);
 }
 
-// The whole of a parameter through weights_read; lasts until the next case.
+// Reads the whole parameter with weights_read; lasts until the next case.
 static void *read_parameter(const WeightSource *source, size_t i, DType as) {
     size_t count = parameter_elements(&source->model.parameters[i]);
     void *values = case_memory(count * dtype_size(as));
@@ -217,7 +217,7 @@ static void *read_parameter(const WeightSource *source, size_t i, DType as) {
     return values;
 }
 
-// The same weights in two files must be read as the same: bit for bit, or once rounded to bf16.
+// Checks that two files hold the same weights: bit for bit, or once rounded to bf16.
 static void expect_same_weights(const char *one, const char *other, DType type) {
     WeightSource *a = weights_open(one), *b = weights_open(other);
     expect_same_config(&a->config, &b->config);
@@ -243,7 +243,7 @@ static void *load_model(const Ops *ops, const WeightSource *source, const Model 
     return device;
 }
 
-// A flat .bin of zeros, which the file system need not store.
+// Writes a flat .bin of zeros as a sparse file.
 static void write_zeros(const char *path, const Model *model, DType dtype) {
     OutputFile output;
     flat_begin(&output, path, model, dtype);
@@ -252,7 +252,7 @@ static void write_zeros(const char *path, const Model *model, DType dtype) {
 }
 
 // ---- models by formula ----------------------------------------------------------------------------------------------
-// Value of element i of the model, in memory order: what tells elements from each other, and survives fp32.
+// Returns the value of element i of the model, in memory order: distinguishes elements, and is exact in fp32.
 static double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) / 8388608.0 - 1.0; }
 
 static void expect_formula(const FoundTensor *found, const Parameter *p) {
@@ -261,14 +261,14 @@ static void expect_formula(const FoundTensor *found, const Parameter *p) {
             test_fail("%s[%zu] is %.9g", p->name, j, found_parameter_value(found, p, j));
 }
 
-// Matrices of several slabs, of which those as wide as GPT-2's lie transposed.
+// Matrices of several slabs; those as wide as GPT-2's are transposed.
 #define LARGE_GPT2 "gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1"
 #define LARGE_GPT2_JSON                                                                                                \
     "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_layer\":1,\"n_embd\":768,\"n_head\":12}"
 
-// A Hugging Face folder for the config: every element by the formula, the tensors' types in turn. Of several types fp16
-// takes any bits that are numbers, and double values that fp32 does not hold. Only keys that differ from the defaults
-// need be in `json`.
+// Writes a Hugging Face folder for the config: every element by the formula, the tensors' types in turn. With several
+// types, fp16 takes any bits that are numbers, double also values that fp32 lacks. `json` needs only keys that differ
+// from the defaults.
 static void write_formula_model(const char *folder, const Model *model, const char *json, const DType *types,
                                 size_t type_count) {
     const size_t room = model->parameter_count * 512 + 128;
@@ -299,7 +299,7 @@ static void write_formula_model(const char *folder, const Model *model, const ch
 }
 
 // ---- opening, in a child process ------------------------------------------------------------------------------------
-// Reads the end of each parameter, too.
+// Also reads the end of each parameter.
 static void open_and_read(const void *path) {
     WeightSource *source = weights_open((const char *)path);
     for (size_t i = 0; i < source->model.parameter_count; i++) {

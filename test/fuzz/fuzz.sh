@@ -1,7 +1,7 @@
 #!/bin/sh
-# make fuzz [TARGET='config shard ...'] [SECONDS=60]: libFuzzer on each target of test/fuzz/test_fuzz.c, one after the other. What it
-# learns stays in build/fuzz/TARGET, so that the next run goes on. An input that ends a target in another way than it should is
-# build/fuzz/TARGET.found-*; kept as test/fuzz/found/TARGET-NAME it is tried by `make test`. CLANG names the compiler.
+# make fuzz [TARGET='config shard ...'] [SECONDS=60]: runs libFuzzer on each target of test/fuzz/test_fuzz.c in turn.
+# Its corpus stays in build/fuzz/TARGET for the next run. An input that breaks a target is build/fuzz/TARGET.found-*.
+# Copied to test/fuzz/found/TARGET-NAME, it is tried by `make test`. CLANG names the compiler.
 cd "$(dirname "$0")/../.." || exit 1
 clang=${CLANG:-clang}
 mkdir -p build/fuzz

@@ -1,14 +1,14 @@
 /*
-A fuzz target for each parser of what others may have written: files, command lines, a reward command's answers. A
-target opens an input as the program does; it must end in a result or in one line of refusal: no crash, no hang, no
-memory that an input of its size cannot ask for, nothing of a file's bytes that a terminal would obey. Where a format
-has a checksum the target makes it right, so that damage gets behind it.
+A fuzz target for each parser of foreign input: files, command lines, a reward command's answers. A target opens an
+input as the program does. It must end in a result or in one line of refusal: no crash, no hang, no memory out of
+proportion to the input, no control bytes of a file on a terminal. If a format has a checksum the target renews it, so
+that damage gets past it.
 
     test/run.sh fuzz    the seeds, the inputs that were found (test/fuzz/found/TARGET-*), some changes of each
     make fuzz           libFuzzer, which needs clang: new inputs, guided by the lines that they reach
 
-A refusal (die) jumps out of the target. So every allocation of a target is recorded, and freed behind it; one that
-was refused nothing must have freed all by itself.
+A refusal (die) jumps out of the target. So every allocation of a target is recorded, and freed after it. A target that
+ends without a refusal must have freed all by itself.
 */
 #include <glob.h>
 #include <math.h>
@@ -25,12 +25,12 @@ was refused nothing must have freed all by itself.
 #include <sys/resource.h>
 
 #define FUZZ_BYTES   ((size_t)1 << 16) // of an input
-#define FUZZ_MEMORY  ((size_t)1 << 29) // that a target may ask for at once
+#define FUZZ_MEMORY  ((size_t)1 << 29) // most memory of a target at once
 #define FUZZ_RECORDS 65536             // allocations of a target
 
 // ---- the way out ----------------------------------------------------------------------------------------------------
 static struct {
-    int active, keeps; // keeps: what is allocated is not recorded
+    int active, keeps; // keeps: allocations are not recorded
     void *block[FUZZ_RECORDS];
     size_t blocks;
     jmp_buf back;
@@ -110,9 +110,9 @@ __attribute__((weak)) const Ops *const ops_device = &no_ops; // no tensors here
 typedef struct {
     const char *name, *file; // the name of the input in the target's folder
     void (*open)(const char *path);
-    void (*mend)(unsigned char *bytes, size_t count); // makes checksums right; NULL: there are none
+    void (*mend)(unsigned char *bytes, size_t count); // renews checksums; NULL: there are none
     const char *seeds[6];                             // patterns of files; or "=" and the input itself
-    const char *beside;                               // pattern of files that lie beside the input
+    const char *beside;                               // pattern of files beside the input
 } Target;
 
 static void fuzz_one(const Target *t, const void *bytes, size_t count) {
@@ -197,7 +197,7 @@ static void mend_logprobs(unsigned char *bytes, size_t count) {
     memcpy(bytes, &header, sizeof(header));
 }
 
-// Makes the header end where the data of the golden file begins, of so many bytes.
+// Sets the header's length so that `data` bytes follow, as in the golden file.
 static void mend_header_before(unsigned char *bytes, size_t count, size_t data) {
     if (count > 8 + data) put(bytes, count - 8 - data, 8);
 }
@@ -208,7 +208,7 @@ static void mend_quantised(unsigned char *bytes, size_t count) { mend_header_bef
 #define SAFETENSOR HF_SINGLE_FILE
 
 // ---- targets --------------------------------------------------------------------------------------------------------
-// The input as text, zero-terminated; to be freed.
+// Returns the input as text, zero-terminated; the caller frees it.
 static char *text_of(const char *path) {
     size_t length;
     return input_read_text(path, FUZZ_BYTES, &length);
@@ -349,7 +349,7 @@ static void open_logprobs(const char *path) {
     logprobs_close(&file);
 }
 
-// A line for each word.
+// Parses options, one word a line.
 static void open_options(const char *path) {
     char *text = text_of(path), *argv[64] = {(char *)"train"}, *rest = NULL;
     int argc = 1;
@@ -360,7 +360,7 @@ static void open_options(const char *path) {
     free(text);
 }
 
-// The words stay, and are freed by the next call.
+// Parses a --config file; the words stay until the next call frees them.
 static void open_option_file(const char *path) {
     char *argv[] = {(char *)"train", (char *)"plan", (char *)"--config", (char *)(uintptr_t)path, NULL};
     Options options = options_parse(4, argv);
@@ -579,7 +579,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     return 0;
 }
 #else
-// ---- without it: seeds, and so many changes of each -----------------------------------------------------------------
+// ---- without libFuzzer: seeds, and some changes of each -------------------------------------------------------------
 #define FUZZ_CHANGES 100
 
 static size_t *inputs; // of all targets, shared with the child that tries them
@@ -596,7 +596,7 @@ static void try_changes(const Target *t, const void *bytes, size_t count) {
 }
 
 static void try_target(const void *target) {
-    const struct rlimit limit = {30, 30}; // seconds of processor time: a hang ends here
+    const struct rlimit limit = {30, 30}; // seconds of CPU time: a hang ends here
     const Target *t = (const Target *)target;
     setrlimit(RLIMIT_CPU, &limit);
     target_begin(t);

@@ -1,6 +1,6 @@
 /*
-What the tests of generation have in common: tiny models of every family, and a run behind the fence (fence.h) that has
-exactly the memory of its plan, filled with NaN, with a cache to generate into.
+Common parts of the generation tests: tiny models of every family, and a run inside the fence (fence.h) with a cache. It
+has exactly its planned memory, filled with NaN.
 */
 #ifndef TEST_SAMPLER_RUN_H
 #define TEST_SAMPLER_RUN_H
@@ -20,7 +20,7 @@ static const char *const models[] = {
     "vocab_size=15,tie_word_embeddings=true",
     "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
     "head_dim=8,vocab_size=16",
-    // windows that the texts outgrow: keys and values slide
+    // windows shorter than the texts: keys and values slide
     "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,head_"
     "dim=8,vocab_size=18,tie_word_embeddings=false,sliding_window=3,layer_types=sfs",
     "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
@@ -44,7 +44,7 @@ static RunSettings sampling_run(size_t chunk, size_t cache_tokens) {
     return settings;
 }
 
-// batch NULL: nothing but generation.
+// Opens a run; batch NULL: for generation alone.
 static Run *run_open(const Config *config, RunSettings settings, const Batch *batch) {
     Run *run = (Run *)checked_calloc(1, sizeof(*run), "a run");
     static const Batch none = {0};
@@ -55,7 +55,7 @@ static Run *run_open(const Config *config, RunSettings settings, const Batch *ba
     return run;
 }
 
-// models[i] with weights whose first element of the final norm is times `factor`.
+// Opens models[i], with the first element of the final norm's weights scaled by `factor`.
 static Run *run_of(size_t i, RunSettings settings, const Batch *batch, double factor) {
     const Config config = config_from_text(models[i], "test", EXIT_USAGE);
     Run *run = run_open(&config, settings, batch);
@@ -75,7 +75,7 @@ static void run_close(Run *run) {
 
 static size_t vocabulary(size_t i) { return config_from_text(models[i], "test", EXIT_USAGE).vocab_size; }
 
-// A text from ids[prompt] on, in place; nothing may allocate meanwhile.
+// Generates text from ids[prompt] on, in place; nothing may allocate meanwhile.
 static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const SamplingSettings *settings) {
     allocation_guard = 1;
     sampler_begin(&run->sampler, &run->tiny.s);
@@ -85,7 +85,7 @@ static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const 
     allocation_guard = 0;
 }
 
-// Logits [V] of the token that comes next
+// Returns the logits [V] of the next token.
 static double *sampler_logits(Sampler *sampler) {
     const size_t V = sampler->streambp->model->config.vocab_size;
     void *stored = case_memory(V * dtype_size(ops_device->stored));
@@ -96,8 +96,8 @@ static double *sampler_logits(Sampler *sampler) {
     return logits;
 }
 
-// Absolute, of logits and log-probabilities: logits go up to 14, so fp32 rounding leaves 7e-6 (either path is that far
-// from the double build); bf16 logits near 4 are 0.016 apart
+// Absolute bound for logits and log-probabilities. Logits go up to 14: fp32 rounding leaves 7e-6 (either path's
+// distance to the double build). bf16 logits near 4 are 0.016 apart.
 static void expect_logit(double found, double expected, size_t v, size_t t) {
     const double bound = ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
     const double difference = fabs(found - expected);
@@ -105,7 +105,7 @@ static void expect_logit(double found, double expected, size_t v, size_t t) {
     testing.worst = fmax(testing.worst, difference / bound);
 }
 
-// A child that ends with this code and message; 0: as it should.
+// Expects a child to end with this code and message; 0: without error.
 static void expect_end(ChildBody body, const void *context, int code, const char *message) {
     if (code) {
         expect_refused(body, context, code, message);

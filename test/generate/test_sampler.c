@@ -1,7 +1,6 @@
 /*
-Generation: the cache gives the logits of a full forward pass, whatever the family and however the prompt is fed;
-greedy text is that of Hugging Face transformers on the golden models; a run keeps to its plan and allocates nothing;
-refusals.
+Generation: the cache gives the logits of a full forward pass for every family, however the prompt is fed; greedy text
+equals that of Hugging Face transformers on the golden models; a run keeps to its plan and allocates nothing; refusals.
 */
 #include "sampler_run.h"
 #include "llmc/files/safetensors.h"
@@ -9,7 +8,7 @@ refusals.
 #include "llmc/plan/plan.h"
 
 // ---- the cache against a full forward pass -------------------------------------------------------------------------
-// logp[T,V] of every token at every position: a forward pass for each v with v as every target.
+// Returns logp[T,V] of every token at every position: a forward pass for each v with v as every target.
 static double *full_forward(size_t i, const Batch *text) {
     size_t V = vocabulary(i), T = text->N;
     double *logp = case_doubles(T * V);
@@ -54,7 +53,7 @@ TEST(cache_equals_full_pass) {
                 if (t < T) sampler_feed(&run->sampler, text.tokens + t, 1);
             }
             sampler_end(&run->sampler);
-            sampler_begin(&run->sampler, &run->tiny.s); // two, then others, which are taken back
+            sampler_begin(&run->sampler, &run->tiny.s); // two, then others, then rewinds
             sampler_feed(&run->sampler, text.tokens, 2);
             sampler_feed(&run->sampler, text.tokens + 1, T - 2);
             const size_t kept = sampler_rewind(&run->sampler, 2);
@@ -68,7 +67,7 @@ TEST(cache_equals_full_pass) {
 }
 
 // ---- greedy text against transformers ------------------------------------------------------------------------------
-// An int32 tensor [count] of the reference of a golden model.
+// Returns an int32 tensor [count] of a golden model's reference.
 static void golden_ids(const char *folder, const char *name, int32_t *ids, size_t count) {
     SafeTensors list = {NULL, 0};
     char path[256];
@@ -123,10 +122,10 @@ TEST(seeds_reproduce) {
         generate(run, first, 4, CAPACITY, &settings);
         generate(run, again, 4, CAPACITY, &settings);
         assert_memory_equal(first, again, sizeof(first));
-        // the same text when half of what was drawn is given as the prompt: draws are numbered by position
+        // the same text from half of it as the prompt: draws are numbered by position
         memset(again, 0, sizeof(again));
         memcpy(again, first, 12 * sizeof(int32_t));
-        if (ops_device->stored != DTYPE_BF16) { // whose logits may differ by a rounding when fed otherwise
+        if (ops_device->stored != DTYPE_BF16) { // bf16 logits may differ by a rounding when fed otherwise
             generate(run, again, 12, CAPACITY, &settings);
             assert_memory_equal(first, again, sizeof(first));
         }
@@ -147,7 +146,7 @@ TEST(random_streams_do_not_overlap) {
     }
 }
 
-// Feeding tokens after some were drawn continues the text: as if everything had been the prompt.
+// Feeding tokens after draws continues the text, as if everything had been the prompt.
 TEST(feeding_goes_on) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
     static const int32_t more[3] = {5, 6, 5};
@@ -199,7 +198,7 @@ TEST(plan_is_what_a_run_uses) {
     batch_free(&batch);
 }
 
-// A cache has its place in the plan. It shares bytes with the stream: the larger of the two counts.
+// The plan holds the cache. It shares bytes with the stream: the larger of the two counts.
 TEST(plan_counts_the_cache) {
     static const size_t tokens[] = {1, 1000, 100000, 200000};
     static const Batch none = {0};
@@ -218,13 +217,13 @@ TEST(plan_counts_the_cache) {
         size_t both = plan_make(&settings, &batch).total_bytes, alone = plan_make(&settings, &none).total_bytes;
         assert_int_equal(both, max_size(without, alone));
         assert_int_equal(plan_make(&settings, &none).share[SHARE_KV], cache);
-        // one chunk of the residual stream, C of bf16, whatever the cache holds
+        // one chunk of the residual stream, C of bf16, for any cache size
         assert_int_equal(plan_make(&settings, &none).share[SHARE_LAYER_INPUTS], min_size(tokens[i], 1024) * 2048 * 2);
     }
     settings.optimizer = 0, settings.backward = 1, settings.cache_tokens = 1000;
     const Limits limits = device_limit(limit);
     assert_true(plan_longest(&settings, 1, 0, &limits) > 100000);
-    settings.cache_tokens = 700000; // fits beside no stream at all
+    settings.cache_tokens = 700000; // leaves no room for a stream
     assert_int_equal(plan_longest(&settings, 1, 0, &limits), 0);
     model_free(&model);
 }
@@ -234,7 +233,7 @@ typedef struct {
     size_t capacity, fed;
     int32_t id;
     double factor; // of the first element of the final norm
-    int code;      // 0: nothing is refused
+    int code;      // 0: accepted
     const char *message;
 } Refused;
 

@@ -1,14 +1,14 @@
 /*
-Texts side by side: each is what Sampler writes on its own, whatever the number of slots, the prompts beside it, the
-order in which slots become free; logits of a step are those of a text alone; a run keeps to its plan, allocates
-nothing, leaves the arena as it was and training untouched; refusals.
+Texts side by side equal Sampler's own, for any number of slots, any prompts beside, any order of freed slots. Logits of
+a step equal those of a text alone. A run keeps to its plan, allocates nothing, leaves the arena as it was and training
+untouched; refusals.
 */
 #include "sampler_run.h"
 #include "test/base/child.h"
 
 enum { TEXTS = 9, ROOM = 11, LONGEST_PROMPT = 5, TOKENS = LONGEST_PROMPT + ROOM - 1 }; // 15 of GPT-2's 16 positions
 
-// ---- a run, and the texts it shall write ---------------------------------------------------------------------------
+// ---- a run, and its texts ------------------------------------------------------------------------------------------
 static Run *batch_run(size_t i, size_t chunk, size_t logits_chunk, size_t slots, const Batch *batch) {
     RunSettings settings = sampling_run(chunk, TOKENS);
     settings.logits_chunk = logits_chunk;
@@ -22,7 +22,7 @@ typedef struct {
     Completion text[TEXTS];
 } Texts;
 
-// Nine texts of four prompts of one to five tokens, in an order where a prompt's texts are not all together.
+// Fills nine texts of four prompts of one to five tokens; one prompt's texts are not all adjacent.
 static Texts *some_texts(Texts *texts, size_t V) {
     static const size_t prompt_of[TEXTS] = {0, 0, 1, 1, 1, 2, 3, 3, 0}, tokens[4] = {5, 1, 3, 2};
     static const size_t room[TEXTS] = {ROOM, ROOM, 4, ROOM, 1, ROOM, 7, ROOM, ROOM};
@@ -38,7 +38,7 @@ static Texts *some_texts(Texts *texts, size_t V) {
     return texts;
 }
 
-// By Sampler, one after the other.
+// Writes the texts with Sampler, one after the other.
 static void write_alone(Run *run, Texts *texts, SamplingSettings settings, const uint32_t *end_ids, size_t end_count) {
     for (size_t i = 0; i < TEXTS; i++) {
         Completion *text = &texts->text[i];
@@ -78,7 +78,7 @@ static void expect_texts(const Texts *found, const Texts *expected) {
 }
 
 // ---- the tests -----------------------------------------------------------------------------------------------------
-// In bf16 one rounding decides between tokens, so there token after token is held against token after token.
+// In bf16 one rounding can change a token, so single-token steps are compared with single-token steps.
 TEST(texts_as_if_alone) {
     static const size_t slots[] = {1, 2, 7, TEXTS, 20}, chunks[] = {1, 3, 100};
     static const uint32_t end_ids[] = {3, 9};
@@ -109,7 +109,7 @@ TEST(texts_as_if_alone) {
     assert_true(ended > MODELS && ended < 3 * MODELS * TEXTS - MODELS); // some texts end early, some do not
 }
 
-// Logits of a step and of a text alone; bf16 too, where tokens may differ.
+// Compares a step's logits with those of a text alone; in bf16 too, where tokens may differ.
 static void compare_logits(size_t i, size_t slots) {
     Run *run = batch_run(i, 3, 2, slots, NULL);
     size_t V = vocabulary(i), row = V * dtype_size(ops_device->stored), t, b, active, listed[8];
@@ -129,7 +129,7 @@ static void compare_logits(size_t i, size_t slots) {
     cache_allocate(&cache, slots, TOKENS);
     cache_begin(&cache, &run->tiny.s);
     for (b = 0; b < slots; b++) cache_feed(&cache, &run->tiny.s, b, text + b * TOKENS, 1 + b % 3);
-    for (;;) { // some of those that have tokens left, in any order
+    for (;;) { // steps some of the unfinished texts, in any order
         for (b = 0, active = 0; b < slots; b++) {
             size_t slot = (b * 5 + 3) % slots;
             if (cache.used[slot] == TOKENS || (test_random_below(4) == 0 && cache.used[slot] < TOKENS - 1)) continue;
@@ -160,8 +160,8 @@ TEST(logits_of_steps) {
     }
 }
 
-// A rollout's cache has its place in the plan, and uses all of it. Loss and gradients of a step are the same bits
-// before and after.
+// The plan holds a rollout's cache, and the run uses all of it. A step's loss and gradients keep their bits after a
+// rollout.
 TEST(plan_and_training) {
     static const size_t length[] = {9, 4}, slots[] = {1, 2, 7, 40};
     static const SamplingSettings settings = {1, 0, 1, 0};
@@ -197,7 +197,7 @@ typedef struct {
     size_t prompt_tokens, room, capacity;
     int32_t id;    // at the end of the prompt
     double factor; // of the first element of the final norm
-    int code;      // 0: nothing is refused
+    int code;      // 0: accepted
     const char *message;
 } Refused;
 

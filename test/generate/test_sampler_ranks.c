@@ -1,11 +1,11 @@
-// Generation by ranks that hold portions of the weights: they gather them for each other, so all must write the same
+// Generation by ranks that hold shards of the weights: they gather them for each other, so all must write the same
 // text.
 #include "sampler_run.h"
 #include "llmc/files/weights.h"
 
 enum { TOKENS = 24 };
 
-// Ranks whose draws differ stand for ranks whose logits are rounded otherwise.
+// Different draws per rank imitate logits that are rounded differently.
 TEST(ranks_write_one_text) {
     const char *const text = "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=3,num_attention_heads=2,"
                              "num_key_value_heads=1,vocab_size=50";

@@ -3,7 +3,7 @@
 #define TEST_LORA_CASES_H
 #include "llmc/model/lora.h"
 
-// Adapters whose layers differ: of ranks 0 to 3, with alphas of their own
+// Gives layers different adapters: ranks 0 to 3, with their own alphas.
 static void lora_vary(Lora *lora, const Config *c) {
     lora->each = (LoraModule *)checked_calloc(c->num_hidden_layers * LORA_TENSORS, sizeof(LoraModule), "adapters");
     for (size_t l = 0; l < c->num_hidden_layers; l++)

@@ -1,6 +1,6 @@
 /*
-Weights at the start of a run: random ones have the distribution that the parameter table gives, and depend on nothing
-but the seed; NaN and infinities among loaded ones are refused by name.
+Weights at the start of a run: random ones follow the parameter table's distribution, and depend on the seed alone; NaN
+and infinities among loaded ones are refused by name.
 */
 #include "test/files/weight_files.h"
 #include "test/ops/fence.h"
@@ -40,7 +40,7 @@ TEST(initial_values_follow_the_table) {
     initial_values_of("qwen3_5,vocab_size=300,hidden_size=64,intermediate_size=80,num_hidden_layers=4");
 }
 
-// Ones are dt_bias and the norms that do not add it; the others begin at 0, a convolution as a matrix.
+// dt_bias and norms without an offset begin at 1; other vectors at 0, a convolution as a matrix.
 TEST(what_a_hybrid_begins_with) {
     Model model = model_of("qwen3_5,hidden_size=8,num_hidden_layers=4", DTYPE_FP32);
     size_t ones = 0, decays = 0;
@@ -59,7 +59,7 @@ static int compare_floats(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-// Kolmogorov's and Smirnov's distance to the normal distribution, moments, tails, and no relation between neighbours.
+// Kolmogorov-Smirnov distance to the normal distribution, moments, tails, and independence of neighbours.
 TEST(initial_values_are_normal) {
     Model model = model_of(RANDOM_MODEL, DTYPE_FP32);
     const size_t count = 1u << 20;
@@ -92,7 +92,7 @@ TEST(initial_values_are_normal) {
     model_free(&model);
 }
 
-// exp(A_log) is uniform over (0.01, 16); any piece, also from an odd element on, is that of the whole.
+// exp(A_log) is uniform over (0.01, 16); any piece, also from an odd element on, equals that of the whole.
 TEST(decay_rates_are_uniform) {
     Model model = model_of("qwen3_5,hidden_size=8,num_hidden_layers=1,layer_types=l", DTYPE_FP32);
     const size_t count = 1u << 18;
@@ -109,7 +109,7 @@ TEST(decay_rates_are_uniform) {
     qsort(values, count, sizeof(*values), compare_floats);
     for (size_t i = 0; i < count; i++)
         distance = fmax(distance, fabs((exp(values[i]) - 0.01) / 15.99 - ((double)i + 0.5) / (double)count));
-    assert_true(distance < 1.95 / sqrt((double)count)); // which chance passes 999 of 1000 times; the seed is fixed
+    assert_true(distance < 1.95 / sqrt((double)count)); // holds by chance 999 times of 1000; the seed is fixed
     assert_true(exp(values[0]) > 0.0099 && exp(values[count - 1]) < 16.001);
     model_free(&model);
 }
@@ -139,7 +139,7 @@ TEST(initial_values_depend_on_the_seed_alone) {
     initial_weights(&model, 1, 0, 1000, 5, DTYPE_FP32, piece); // another parameter
     for (i = 0; i < 1000; i++) same[1] += piece[i] == whole[i];
     assert_true(same[0] < 10 && same[1] < 10);
-    for (i = 0; i < 100000; i++) { // and on every machine the same
+    for (i = 0; i < 100000; i++) { // the same on every machine
         uint32_t bits;
         memcpy(&bits, &whole[i], 4);
         hash = hash * 31 + bits;

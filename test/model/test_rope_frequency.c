@@ -1,5 +1,5 @@
 /*
-Frequencies of rotary positions, to the bit those of transformers: test/golden/rotary.txt has a hash of each
+Frequencies of rotary positions equal transformers' to the bit: test/golden/rotary.txt has a hash of each
 configuration's, and its factor of cosine and sine.
 */
 #include "llmc/base/file.h"

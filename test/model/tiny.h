@@ -1,6 +1,6 @@
 /*
-A model small enough to try everything on: random weights, a packed sequence of documents of given lengths with given
-masks, and one or more passes of a method, which leave the loss and every gradient on the host in double.
+A tiny model for trying everything: random weights, a packed sequence of documents of given lengths with given masks,
+and one or more passes of a method. These leave the loss and every gradient on the host in double.
 */
 #ifndef TEST_TINY_H
 #define TEST_TINY_H
@@ -8,7 +8,7 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 #include "test/base/testing.h"
 #include "lora_cases.h"
 
-// Models, as --init takes them. TINY_GEMMA and TINY_MISTRAL want their windows.
+// Models, as --init takes them. TINY_GEMMA and TINY_MISTRAL need their windows appended.
 #define TINY_GPT2                                                                                                      \
     "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64"
 #define TINY_LLAMA                                                                                                     \
@@ -29,11 +29,11 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 #define TINY_MISTRAL                                                                                                   \
     "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"     \
     "vocab_size=31"
-// No norm before attention and MLP; it wants its window.
+// Without norms before attention and MLP; needs its window appended.
 #define TINY_OLMO                                                                                                      \
     "olmo3,hidden_size=24,intermediate_size=20,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"       \
     "vocab_size=29,layer_types=sff"
-// Layers of two kinds: these want their number, their types (or three of linear attention to one of the other) and
+// Layers of two kinds. Append their number, their types (or three of linear attention to one of full attention) and
 // linear_num_value_heads.
 #define TINY_HYBRID                                                                                                    \
     "qwen3_5,hidden_size=20,intermediate_size=24,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"              \
@@ -52,7 +52,7 @@ typedef struct {
     size_t elements;
 } TinyResult;
 
-// Weights that leave no gradient degenerate: matrices ~ N(0, 1.5/cols), norms around 1, biases ~ 0.2 N(0, 1).
+// Returns weights with no degenerate gradients: matrices ~ N(0, 1.5/cols), norms around 1, biases ~ 0.2 N(0, 1).
 static double *tiny_weights(const Model *model, uint64_t seed) {
     double *w = (double *)checked_malloc(model->elements * sizeof(double), "weights");
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -80,8 +80,8 @@ static double *device_read(const Ops *ops, const void *device, DType type, size_
     return values;
 }
 
-// A packed sequence of `documents` documents of length[d] tokens. masked: 0 nothing; 1 about a third of the targets at
-// random; 2 also every target of the documents with odd numbers; 3 every target.
+// Returns a packed sequence of `documents` documents of length[d] tokens. masked: 0 nothing; 1 a third of the targets
+// at random; 2 also all of odd documents; 3 all.
 static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int masked, uint64_t seed) {
     size_t N = 0, d;
     for (d = 0; d < documents; d++) N += length[d];
@@ -99,7 +99,7 @@ static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int ma
     return batch;
 }
 
-// Inputs of objectives, of pairs or groups of two documents. Every document keeps a target at least.
+// Adds inputs of objectives, for pairs or groups of two documents. Every document keeps at least a target.
 static void tiny_answers(Batch *batch, ObjectiveKind kind, int old, size_t V, uint64_t seed) {
     batch_allocate_answers(batch, 1, old);
     for (size_t d = 0; d < batch->documents; d++) {
@@ -120,7 +120,7 @@ static Objective tiny_objective(ObjectiveKind kind) {
     return o;
 }
 
-// Memory of any place, full of NaN.
+// Fills memory of any place with NaN.
 static void *poisoned(const Ops *ops, void *memory, size_t bytes) {
     void *poison = checked_malloc(bytes, "poison");
     memset(poison, 0xff, bytes);
@@ -129,7 +129,7 @@ static void *poisoned(const Ops *ops, void *memory, size_t bytes) {
     return memory;
 }
 
-// Attention's outputs: computed again (0), saved on the device (1), in host memory (2)
+// Attention's outputs: recomputed (0), saved on the device (1), in host memory (2)
 static void tiny_keep(RunSettings *settings, size_t keep) {
     settings->keep = keep > 0, settings->place[PLACED_KEPT] = keep == 2 ? PLACE_HOST : PLACE_DEVICE;
 }
@@ -145,8 +145,8 @@ typedef struct {
     OptimizerState state;
 } TinyRun;
 
-// largest: the run's largest micro-batch. The run keeps pointers into *r: it must stay where it is. A shard of weights
-// is written by the caller (weights NULL).
+// Begins a run; largest: its largest micro-batch. The run points into *r, so *r must not move. weights NULL: the caller
+// writes its shard.
 static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const double *weights, const double *adapters,
                        const Batch *largest) {
     memset(r, 0, sizeof(*r));
@@ -173,7 +173,7 @@ static void tiny_end(TinyRun *r) {
     if (r->disk) r->ops->disk_release(r->disk, r->plan.disk_bytes);
 }
 
-// Loss and gradients of `count` micro-batches accumulated. adapters: with LoRA, whose gradients the result then has
+// Accumulates loss and gradients of `count` micro-batches; adapters: with LoRA, the adapters' gradients.
 static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const double *weights, const double *adapters,
                                    const Batch *batches, size_t count) {
     const Model *trained = settings.lora ? &settings.lora->table : settings.model;
@@ -208,7 +208,7 @@ static TinyResult tiny_run(const Model *model, const double *weights, Method met
     return tiny_run_on(ops_device, settings, weights, batch, 1);
 }
 
-// Relative L2 difference of one parameter's gradient.
+// Returns the relative L2 difference of one parameter's gradient.
 static double tiny_difference(const Parameter *p, const double *found, const double *expected) {
     double difference = 0, size = 0;
     for (size_t i = p->offset; i < p->offset + parameter_elements(p); i++) {
@@ -223,13 +223,13 @@ static double tiny_difference(const Parameter *p, const double *found, const dou
 typedef struct {
     Model model;
     Lora lora;            // rank 0: none
-    RunSettings settings; // its pointers are set where it is run
+    RunSettings settings; // the run sets its pointers
     double *weights, *adapters;
     Batch batch;
 } TinyCase;
 
-// rank: of adapters on all linear layers, with copies of embedding and head where these are two, else
-// with adapters of both; 0: the model itself is trained
+// rank: of adapters on all linear layers, with copies of embedding and head if untied, else with adapters of both; 0:
+// trains the model itself
 static TinyCase tiny_case_of(Config config, size_t rank) {
     TinyCase c = {0};
     c.model = model_build(&config, ops_device->stored);
@@ -272,8 +272,8 @@ static TinyResult tiny_case_run(const TinyCase *c, Method method, size_t chunk, 
                             count);
 }
 
-// Loss and every parameter's gradient: relative L2 difference, of a loss or gradient near zero relative to loss_floor
-// and to the share `floor` of the whole gradient's length. test_fail and testing are those of testing.h.
+// Compares loss and every parameter's gradient by relative L2 difference. Near zero: relative to loss_floor, and to the
+// share `floor` of the whole gradient's length.
 static void tiny_expect_same(const Model *table, TinyResult found, TinyResult expected, double allowed,
                              double loss_floor, double floor) {
     double whole = 0;
@@ -299,8 +299,8 @@ static void tiny_expect_bits(TinyResult found, TinyResult expected, const char *
         test_fail("%s gave other bits", what);
 }
 
-// d loss along a random direction in values[begin .. begin + count), by central differences at -2h, -h, h, 2h, against
-// the gradient's. values: those of the case that are trained. Double build.
+// Compares d loss along a random direction in values[begin .. begin + count), by central differences at -2h, -h, h, 2h,
+// with the gradient's. Changes the trained values. Double build.
 static void tiny_expect_slope(TinyCase *c, const char *name, const double *gradient, size_t begin, size_t count,
                               uint64_t direction, double h, double allowed, Method method, size_t chunk,
                               size_t logits_chunk) {
@@ -322,7 +322,7 @@ static void tiny_expect_slope(TinyCase *c, const char *name, const double *gradi
         test_fail("%s: slope %.12g, by differences %.12g", name, slope, numeric);
 }
 
-// logits[n,V] (host), as they are stored, of what a cache was fed last: what cache_draw of key_value_cache.h draws from
+// Computes logits[n,V] (host, stored type) of the last tokens fed, as cache_draw of key_value_cache.h does.
 static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     const Shapes d = shapes_of(s->model);
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);

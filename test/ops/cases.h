@@ -1,10 +1,10 @@
 /*
-The tests' driver of the op cases (llmc/ops/op_cases.h): guarded tensors (testing.h), every element against a reference
-that is ops_reference.h in double (test_ops.c) or op set "cpu" (test_gpu_large.c). A case is varied by the names of its
-tensors: left out, the same as another, drawn or given otherwise. Whoever includes this defines
+The tests' driver of the op cases (llmc/ops/op_cases.h): guarded tensors (testing.h), every element against a reference,
+which is ops_reference.h in double (test_ops.c) or op set "cpu" (test_gpu_large.c). A case varies by its tensors' names:
+left out, the same as another, drawn or given otherwise. Whoever includes this defines
 
     REFERENCE(op)         the reference's function
-    TWINS_ARE_DOUBLE      of its tensors; otherwise they are of the op set's types
+    TWINS_ARE_DOUBLE      whether its tensors are double; otherwise they have the op set's types
     SCRATCH_FOR(op, ...)  elements of scratch that are enough for both
     SLACK                 roundings between the two, as a share of one
 */
@@ -16,7 +16,7 @@ tensors: left out, the same as another, drawn or given otherwise. Whoever includ
 static const Ops *ops; // == ops_device
 
 // ---- tensors in their usual roles -----------------------------------------------------------------------------------
-// As guarded_normal; large ones by all threads, without values: element i is of i, whoever draws it.
+// As guarded_normal; draws large tensors in parallel, without values: element i depends on i alone.
 static Guarded *normal(GuardedRole role, const char *name, DType type, size_t count, double mean, double deviation) {
     const uint64_t seed = test_random();
     if (TWINS_ARE_DOUBLE || count < 1000000) return guarded_normal(role, name, type, count, mean, deviation);
@@ -35,8 +35,8 @@ static Guarded *accumulated(const char *name, size_t count) {
 static Guarded *sums_out(const char *name, size_t count) { return guarded_poison(CHANGED, name, ops->summed, count); }
 static Guarded *scratch_of(size_t count) { return guarded_poison(SCRATCH, "scratch", ops->summed, count); }
 
-// Of rows of `stride` elements, keeps columns [first, first + own): NaN beside those of an input, which nobody reads,
-// tiny values beside others, which nobody writes.
+// Keeps columns [first, first + own) of rows of `stride` elements. Other columns are never touched: NaN in inputs, tiny
+// values in outputs.
 static Guarded *keep_columns(Guarded *t, size_t first, size_t own, size_t stride) {
     const double beside = t->role == INPUT ? NAN : 0x1p-100;
     for (size_t i = 0; i < t->count; i++)
@@ -58,7 +58,7 @@ typedef void *AnyPointer;
 
 static struct {
     const Ops *ops;
-    int on_reference; // whose turn it is
+    int on_reference; // whether the reference runs
 } check;
 
 static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
@@ -70,7 +70,7 @@ static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
 }
 static AnyPointer of(const Tensor *t) { return columns(t, 0, 0); }
 
-// Values of a tensor before the op.
+// Returns the values of a tensor before the op.
 static const double *doubles_of(const Guarded *t) {
     double *values = t->values ? NULL : case_doubles(t->count);
     for (size_t i = 0; values && i < t->count; i++) values[i] = element_to_double(t->before + t->offset, t->type, i);
@@ -102,7 +102,7 @@ static void twins_lay_out(void) {
         check.on_reference = 0;                                                                                        \
     } while (0)
 
-// Values that the reference left in t.
+// Returns the reference's values of t.
 static double *expected(const Guarded *t) {
     if (TWINS_ARE_DOUBLE) return (double *)t->twin;
     double *values = case_doubles(t->count);
@@ -116,7 +116,7 @@ static void expect_same(const Guarded *t) {
     expect_exactly(t, rounded);
 }
 
-// Elements outside of columns [first, first + own) keep their bits.
+// Checks that elements outside of columns [first, first + own) keep their bits.
 static void expect_beside(const Guarded *t, size_t first, size_t own, size_t stride) {
     const size_t size = dtype_size(t->type);
     for (size_t i = 0; i < t->count; i++)
@@ -125,23 +125,23 @@ static void expect_beside(const Guarded *t, size_t first, size_t own, size_t str
             test_fail("%s[%zu, %zu] was changed", t->name, i / stride, i % stride);
 }
 
-// ---- how a case is varied -------------------------------------------------------------------------------------------
+// ---- variants of a case ---------------------------------------------------------------------------------------------
 typedef enum { LEFT_OUT, ANOTHER, DRAWN, GIVEN } EditKind;
 
 typedef struct {
     EditKind kind;
     char name[20], other[20]; // ANOTHER: tensor `name` is `other`, which the case makes first
     double mean, deviation;
-    const void *elements; // doubles; of what the reference takes as it is, the elements
+    const void *elements; // doubles, or the elements of a raw tensor
 } Edit;
 
 static struct {
     Edit edit[8];
     size_t edits;
-    double slack;             // times every tensor's
-    int exactly;              // results are the reference's, rounded once
-    Norm norm;                // of dx_scale
-    double (*dx_scale)(void); // instead of the case's; NULL: this
+    double slack;             // scales every tensor's slack
+    int exactly;              // results equal the reference's, rounded once
+    Norm norm;                // for dx_scale
+    double (*dx_scale)(void); // replaces the case's unless NULL
     const Guarded *dx;
 } varied;
 
@@ -166,7 +166,7 @@ static const Edit *edit_of(EditKind kind, const char *name) {
     return NULL;
 }
 
-// Begins a case. variant: ", out is x, no bias" says what it is and makes it so.
+// Begins a case. variant: ", out is x, no bias" names it and sets it up.
 __attribute__((format(printf, 2, 3))) static void case_of(const char *variant, const char *format, ...) {
     char text[sizeof(testing.about)], first[20], second[20];
     va_list arguments;
@@ -184,7 +184,7 @@ __attribute__((format(printf, 2, 3))) static void case_of(const char *variant, c
     }
 }
 
-// ---- what the cases ask of a driver ---------------------------------------------------------------------------------
+// ---- a case's tensors and checks ------------------------------------------------------------------------------------
 static void *check_allocate(size_t bytes) { return case_memory(bytes); }
 static uint64_t check_below(uint64_t below) { return test_random_below(below); }
 static Dim some_of(size_t size, size_t most) {
@@ -252,7 +252,7 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
     return tensor_raw(name, DTYPE_FP32, n, index);
 }
 
-// Keeps what the op has written: an input of the next call.
+// Makes the op's result an input of the next call.
 static void tensor_keep(Tensor *t) {
     double *values = case_doubles(t->count);
     memcpy(t->before, t->after, t->bytes);
@@ -260,7 +260,7 @@ static void tensor_keep(Tensor *t) {
     t->values = values, t->role = INPUT;
 }
 
-// Each to 1e-5 of its size or 1e-6 nats.
+// Compares entropies, each to 1e-5 of its size or 1e-6 nats.
 static void expect_entropy(const Guarded *entropy) {
     const double scale = ops->summed == DTYPE_FP64 ? 1e-7 : 1.0, *wanted = expected(entropy);
     for (size_t t = 0; t < entropy->count; t++) {
@@ -271,7 +271,7 @@ static void expect_entropy(const Guarded *entropy) {
     }
 }
 
-// Holds a result against the reference's; NULL: there is none. slack and scale as in expect_within.
+// Compares a result with the reference's; NULL: none. slack and scale as in expect_within.
 static void expect(const Guarded *t, double slack, double scale) {
     if (!t) return;
     if (varied.dx_scale && t == varied.dx) scale = varied.dx_scale();
@@ -327,8 +327,7 @@ static void norm_forward_case(NormKind kind, size_t n, size_t C, double mean, do
     case_norm_forward(&s);
 }
 
-// dx is a difference of terms of this size: what its rounding is measured by where they cancel (C of 1 and 2), and
-// where x - mean has cancelled.
+// Returns the size of the terms that cancel in dx (C of 1 and 2, x - mean), as the scale for its rounding.
 static double norm_gradient_size(void) {
     const double *dout = doubles_of(tensor_of("dout")), *x = doubles_of(tensor_of("x")),
                  *w = doubles_of(tensor_of("w"));
@@ -346,7 +345,7 @@ static double norm_gradient_size(void) {
     return sqrt(sum);
 }
 
-// alone: without dw and db, for which there is no scratch then
+// alone: without dw and db, hence without scratch
 static void norm_backward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant, int alone) {
     static const char *const variants[] = {"", "", ", dx is dout", ", dx is x"};
     const OpShape s = norm_shape(kind, n, C, variant == ACCUMULATE);
@@ -388,7 +387,7 @@ static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta,
     }
 }
 
-// values: of what goes in; NULL: random ones
+// values: inputs; NULL: random
 static void activation_case(ActivationKind kind, const double *values, size_t n, size_t FF, int same) {
     static const char *const names[] = {"swiglu", "gelu", "geglu"};
     const OpShape s = {.n = n, .FF = FF, .activation = kind};
@@ -402,7 +401,7 @@ static void activation_case(ActivationKind kind, const double *values, size_t n,
 // ---- loss head ------------------------------------------------------------------------------------------------------
 enum { NO_WEIGHT, ZERO_WEIGHT, RANDOM_WEIGHT };
 
-// values: logits of one row; NULL: random ones. targets NULL: random ones. A masked token's results are exactly 0.
+// values: logits of one row; NULL: random. targets NULL: random. A masked token's results are exactly 0.
 static void logprob_case(const double *values, const int32_t *targets, int weights, size_t n, size_t V,
                          double temperature, int with_entropy) {
     static const char *const variants[] = {
@@ -423,7 +422,7 @@ static void logprob_case(const double *values, const int32_t *targets, int weigh
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
-// values: logits; NULL: random ones, of which `apart` says how many share a value (0: none)
+// values: logits; NULL: random, in steps of `apart`, so that several are equal (0: all differ)
 static Guarded *draw_case(const double *values, const double *uniform, size_t n, size_t V, double apart,
                           const SamplingSettings *settings) {
     const OpShape s = {.n = n, .V = V, .stride = (V + 7) / 8 * 8 + n % 2, .sampling = *settings};
@@ -444,10 +443,10 @@ typedef struct {
     size_t NH, NKV, HD;
 } Heads;
 
-// The window of the cases below; 0: none. Set by the tests of windows alone.
+// Window of the cases below; 0: none. Only the tests of windows set it.
 static size_t case_window;
 
-// For each of N tokens, whether a query of the spans sees its key.
+// Returns for each of N tokens whether a query of the spans sees its key.
 static char *seen_by(Spans spans, size_t N) {
     char *seen = (char *)case_memory(N);
     for (size_t s = 0; s < spans.count; s++) {
@@ -458,7 +457,7 @@ static char *seen_by(Spans spans, size_t N) {
     return seen;
 }
 
-// K or V of the whole stream; NaN in tokens that are not seen.
+// Returns K or V of the whole stream; NaN in tokens that are not seen.
 static double *values_of_seen(size_t N, const char *seen, size_t row, double amplitude) {
     double *values = case_doubles(N * row);
     for (size_t i = 0; i < N * row; i++)
@@ -473,8 +472,7 @@ static void expect_untouched(const Guarded *t, const char *seen, size_t row) {
             test_fail("%s[%zu] belongs to no key of these spans, but was changed", t->name, i);
 }
 
-// Forward and backward of spans of a stream of N tokens. amplitude: of q and k; slack: how much their size costs in
-// accuracy.
+// Checks forward and backward of spans of a stream of N tokens. amplitude: of q and k; slack: its cost in accuracy.
 static void attention_spans_case(Spans spans, size_t N, Heads heads, double amplitude, double slack) {
     const size_t row = heads.NKV * heads.HD;
     const char *seen = seen_by(spans, N);

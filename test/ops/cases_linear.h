@@ -1,5 +1,5 @@
 /*
-Cases of the ops of linear attention and of the gate of attention's output, as those of cases.h.
+Cases for the ops of linear attention and the gate of attention's output, like those of cases.h.
 */
 #ifndef TEST_OPS_CASES_LINEAR_H
 #define TEST_OPS_CASES_LINEAR_H
@@ -10,7 +10,7 @@ enum { MOST_SPANS = 24 };
 
 static size_t span_length(const Span *span) { return span->end - span->begin; }
 
-// Documents one behind the other, their lengths until 0; `before` tokens of the first one are before the call.
+// Returns consecutive documents with these lengths, ended by 0; `before` tokens of the first one precede the call.
 static Spans documents_of(Span *span, const size_t *lengths, size_t before) {
     Spans spans = {span, 0, 0, 0.0};
     for (size_t row = 0, token = 0; lengths[spans.count]; spans.count++) {
@@ -36,7 +36,7 @@ static void delta_case(const char *op, const DeltaShape *shape, const char *vari
             shape->HV, shape->K, shape->V, shape->taps, shape->stride, spans_text(shape->spans), variant);
 }
 
-// What a slot holds before a call: a state that the slot's first span goes on from; no span comes; or anything
+// Content of a slot before a call: the state of its first span; no span uses it; anything
 typedef enum { SLOT_GOES_ON, SLOT_UNTOUCHED, SLOT_ANYTHING } Slot;
 
 static Slot slot_of(const DeltaShape *shape, size_t slot) {
@@ -47,7 +47,7 @@ static Slot slot_of(const DeltaShape *shape, size_t slot) {
     return SLOT_UNTOUCHED;
 }
 
-// States of `slots` slots of `each` elements: NaN where anything may be
+// Returns states of `slots` slots of `each` elements: NaN for SLOT_ANYTHING.
 static Guarded *states_of(GuardedRole role, const char *name, DType type, const DeltaShape *shape, size_t slots,
                           size_t each) {
     double *values = case_doubles(slots * each);
@@ -63,16 +63,16 @@ static void expect_slots_untouched(const Guarded *t, const DeltaShape *shape, si
             test_fail("%s[%zu] of slot %zu was changed, to which no span belongs", t->name, i, i / each);
 }
 
-// Slots that a case has: one more than its spans reach
+// Returns the number of a case's slots: one more than its spans reach.
 static size_t slots_of_case(const DeltaShape *shape) { return delta_slots(shape) + (shape->slot_tokens ? 1 : 0); }
 
 // ---- the convolution ------------------------------------------------------------------------------------------------
-// Of the taps - 1 tokens that end `length` tokens behind the first one of a span, number j lies in the span's document
+// Whether number j of the taps - 1 tokens that end `length` tokens after a span's first is in the span's document.
 static int in_document(const DeltaShape *shape, const Span *span, size_t length, size_t j) {
     return span->begin - span->document + length + j + 1 >= shape->taps;
 }
 
-// columns[slots,taps-1,W] as calls before would have left them: 0 for tokens before the document
+// Returns columns[slots,taps-1,W] as left by earlier calls: 0 for tokens before the document.
 static Guarded *columns_before(GuardedRole role, const DeltaShape *shape, size_t slots) {
     const size_t W = delta_channels(shape), each = (shape->taps - 1) * W;
     Guarded *columns = states_of(role, "columns", ops->stored, shape, slots, each);
@@ -99,7 +99,7 @@ static void conv_forward_case(const DeltaShape *shape) {
     expect_slots_untouched(columns, shape, (shape->taps - 1) * W);
 }
 
-// Gradients for tokens that calls behind have found: 0 for those of other documents
+// Returns gradients of the last columns from later calls: 0 for those of other documents.
 static Guarded *dcolumns_behind(const DeltaShape *shape) {
     const size_t W = delta_channels(shape), count = (shape->taps - 1) * W;
     const Span *last = &shape->spans.span[shape->spans.count - 1];
@@ -129,8 +129,8 @@ static void conv_backward_case(const DeltaShape *shape, int with_dweight) {
 }
 
 // ---- the gated delta rule -------------------------------------------------------------------------------------------
-// USUAL: heads that remember few tokens and many; LASTING: no decay, beta 1; STRONG: log decay -500, beta 1;
-// NOW_AND_THEN: both. ALIKE: as LASTING, with the same key in every token
+// USUAL: heads with short and long memory; LASTING: no decay, beta 1; STRONG: log decay -500, beta 1; NOW_AND_THEN:
+// both. ALIKE: as LASTING, with the same key in every token
 typedef enum { GATES_USUAL, GATES_LASTING, GATES_STRONG, GATES_NOW_AND_THEN, GATES_ALIKE, GATES } GatesKind;
 static const char *const gates_names[] = {"", ", lasting", ", strong decay", ", strong decay now and then",
                                           ", keys alike"};
@@ -158,7 +158,7 @@ static DeltaInputs delta_inputs(const DeltaShape *shape, GatesKind kind) {
     const size_t first_k = shape->HK * shape->K, first_v = 2 * first_k;
     DeltaInputs in = {NULL, NULL, NULL, NULL, NULL};
     double *x = case_doubles(n * W), *dt_bias = case_doubles(HV);
-    // of one or two, far from 0: what a key is divided by would be as small
+    // with K of 1 or 2, far from 0: else the divisor of a key would be tiny
     for (size_t i = 0; i < n * W; i++) {
         const int key = i % W >= first_k && i % W < first_v;
         x[i] = shape->K > 2 || i % W >= first_v ? test_normal() : 2.0 + 0.5 * test_normal();
@@ -172,12 +172,12 @@ static DeltaInputs delta_inputs(const DeltaShape *shape, GatesKind kind) {
     return in;
 }
 
-// Log decays add up to thousands where some are -500; the decay between two tokens is of their difference.
+// Where some log decays are -500 they sum to thousands; the decay between two tokens is a difference.
 static double gates_slack(GatesKind gates) {
     return gates == GATES_NOW_AND_THEN && ops->summed == DTYPE_FP64 ? 8.0 : 1.0;
 }
 
-// out NULL: the state alone
+// out NULL: computes the state alone
 enum { DELTA_OUT = 1, DELTA_WITH_TRANSFER = 2 };
 
 static void delta_forward_case(const DeltaShape *shape, GatesKind gates, int what, double slack) {
@@ -193,13 +193,13 @@ static void delta_forward_case(const DeltaShape *shape, GatesKind gates, int wha
           shape, of(scratch));
     expect(out, slack, 0.0);
     expect(state, slack, 0.0);
-    expect(transfer, slack, 1.0); // what a state keeps of the one before, by terms of the size of 1 that cancel
+    expect(transfer, slack, 1.0); // share of the old state that is kept: sums of terms near 1 that cancel
     expect_slots_untouched(state, shape, each);
     for (size_t i = 0; transfer && i < transfer->count && slot_of(shape, 0) == SLOT_ANYTHING; i++)
         if (result(transfer, i) != 0.0) test_fail("transfer[%zu] is not 0, but a document begins", i);
 }
 
-// STATE: dx NULL, dstate alone; NO_HEADS: dA_log and ddt_bias NULL
+// DSTATE: dx NULL, dstate alone; NO_HEADS: dA_log and ddt_bias NULL
 enum { DELTA_ALL, DELTA_NO_HEADS, DELTA_DSTATE };
 
 static void delta_backward_case(const DeltaShape *shape, GatesKind gates, int what, double slack) {

@@ -1,12 +1,11 @@
 /*
-A fence around device memory, for tests on the CPU: ops_fenced() is the linked op set, except that everything obtained
-through its allocate is inaccessible (mprotect) but for the time an op runs. A host dereference of device memory, which
-a GPU build would not survive, faults here on any machine. The reverse is caught too: a tensor that lies outside device
-memory, and a copy whose host side lies inside, end the program with a line that names the op. A GPU needs no help to
-make its memory inaccessible; there only the latter is checked.
+A fence around device memory, for tests on the CPU. ops_fenced() is the linked op set, except that memory from its
+allocate is inaccessible (mprotect) unless an op runs. A host dereference of device memory, fatal on a GPU, faults here
+on any machine. The reverse ends the program with a line that names the op: a tensor outside device memory, or a copy
+whose host side is inside. On a GPU, where device memory is inaccessible anyway, only the latter is checked.
 
-So does an op that comes too early: one that writes to what a transfer under way reads, or touches what it changes,
-though the transfer may have been done already.
+An op that comes too early ends it, too: it writes to the source of a transfer in flight, or touches its destination,
+even if the transfer happens to be done.
 */
 #ifndef TEST_FENCE_H
 #define TEST_FENCE_H
@@ -17,15 +16,15 @@ though the transfer may have been done already.
 #include "llmc/ops/ops.h"
 #include "llmc/base/utils.h"
 
-// ---- what is fenced -------------------------------------------------------------------------------------------------
+// ---- fenced memory --------------------------------------------------------------------------------------------------
 enum { FENCE_BLOCKS = 256 };
 
 static struct {
     char *begin[FENCE_BLOCKS];
     size_t bytes[FENCE_BLOCKS]; // whole pages
     size_t blocks;
-    const char *op; // that is running; NULL: the fence is closed
-    size_t count;   // ops so far, waits for transfers left out
+    const char *op; // running; NULL: the fence is closed
+    size_t count;   // ops so far, except waits for transfers
 } fence;
 
 static int fence_on_gpu(void) {
@@ -58,7 +57,7 @@ static void fence_close(const char **op) {
 // Opens the fence until the end of the enclosing block.
 #define FENCE_OPEN(op) const char *opened __attribute__((cleanup(fence_close), unused)) = fence_open(op)
 
-// The block that holds the byte at `pointer`, or FENCE_BLOCKS.
+// Returns the block that holds the byte at `pointer`, or FENCE_BLOCKS.
 static size_t fence_block(const void *pointer) {
     size_t i;
     for (i = 0; i < fence.blocks; i++)
@@ -66,7 +65,7 @@ static size_t fence_block(const void *pointer) {
     return i < fence.blocks ? i : FENCE_BLOCKS;
 }
 
-// ---- transfers under way --------------------------------------------------------------------------------------------
+// ---- transfers in flight --------------------------------------------------------------------------------------------
 enum { FENCE_TRANSFERS = 256 };
 
 typedef struct {
@@ -78,14 +77,14 @@ typedef struct {
 static struct {
     FencedTransfer of[FENCE_TRANSFERS];
     size_t count;
-    jmp_buf *caught; // where the first op that comes too early goes on; NULL: it ends the program
+    jmp_buf *caught; // where to continue after an op that comes too early; NULL: ends the program
 } under_way;
 
 static int fence_overlaps(const void *a, size_t bytes, const void *b, size_t others) {
     return bytes && others && (uintptr_t)a < (uintptr_t)b + others && (uintptr_t)b < (uintptr_t)a + bytes;
 }
 
-// kind: of a transfer that is asked for itself, which comes behind those of its kind; -1: none
+// kind: of a new transfer, which is ordered after those of its kind; -1: none
 static void fence_early(const char *name, const void *memory, size_t bytes, int written, int kind) {
     for (size_t i = 0; i < under_way.count; i++) {
         const FencedTransfer *t = &under_way.of[i];
@@ -101,14 +100,14 @@ static void fence_early(const char *name, const void *memory, size_t bytes, int 
     }
 }
 
-// Is anything under way that this ticket stands for?
+// Returns whether a transfer covered by this ticket is in flight.
 static int fence_pending(int64_t ticket) {
     for (size_t i = 0; i < under_way.count; i++)
         if (under_way.of[i].ticket <= ticket && under_way.of[i].ticket % 4 == ticket % 4) return 1;
     return 0;
 }
 
-// Transfers that are done, or of memory that is released
+// Removes transfers that are done, or whose memory is released.
 static void fence_settle(int64_t ticket, const void *memory, size_t bytes) {
     size_t left = 0;
     for (size_t i = 0; i < under_way.count; i++) {
@@ -120,7 +119,7 @@ static void fence_settle(int64_t ticket, const void *memory, size_t bytes) {
     under_way.count = left;
 }
 
-// ---- what an op touches ---------------------------------------------------------------------------------------------
+// ---- memory touched by an op ----------------------------------------------------------------------------------------
 static void fence_tensor(const char *name, const void *tensor, size_t bytes, int written) {
     const size_t i = tensor ? fence_block(tensor) : 0;
     if (!tensor) return;
@@ -130,7 +129,7 @@ static void fence_tensor(const char *name, const void *tensor, size_t bytes, int
     fence_early(name, tensor, bytes, written, -1);
 }
 
-// Rows of k, v, dk or dv that each span sees
+// Checks the rows of k, v, dk or dv that each span sees.
 static void fence_keys(const char *name, const void *base, const AttentionShape *shape, size_t size, int written) {
     const size_t row = shape->NKV * shape->HD * size;
     for (size_t i = 0; i < shape->spans.count; i++) {
@@ -198,7 +197,7 @@ static void disk_release_checked(void *memory, size_t bytes) {
     ops_device->disk_release(memory, bytes);
 }
 
-// Copies and transfers: the other side is host memory, or on disk.
+// Copies and transfers: the other side is in host memory or on disk.
 #define WITH_HOST(type, op, parameters, arguments, side, other)                                                        \
     static type op##_checked parameters {                                                                              \
         fence_host(#op, side, other);                                                                                  \
@@ -235,7 +234,7 @@ static void await_transfer_checked(int64_t ticket) {
 
 static const Ops *ops_fenced(void) {
     static Ops ops;
-    setenv("STREAMBP_TRANSFERS", "late", 1); // a thread would meet the fence
+    setenv("STREAMBP_TRANSFERS", "late", 1); // a thread would fault at the fence
     ops = *ops_device;
 #define OP(type, name, ...) ops.name = fenced_##name;
 #include "llmc/ops/op_list.h"

@@ -1,6 +1,6 @@
 /*
-What a user sees of a GPU that fails, over pretended calls of CUDA and cuBLASLt (test/emulate): whatever call it is in,
-a run ends with one line that says what to do, exit code 1, and soon.
+Failing GPUs as a user sees them, over pretended calls of CUDA and cuBLASLt (test/emulate): whichever call fails, a run
+soon ends with one line that says what to do, and exit code 1.
 */
 #define MEMINFO     "build/test-meminfo"
 #define PROC_CGROUP "build/test-cgroup/self"
@@ -18,7 +18,7 @@ enum { cudaErrorMemoryAllocation = 2, cudaErrorECCUncorrectable = 214, cudaError
 
 static char fault[32];
 
-// Runs a command line, with CUDA_FAULT.
+// Runs a command line with CUDA_FAULT.
 static void run(const void *context) {
     char words[512], *word[32];
     int n = 0;
@@ -33,14 +33,14 @@ static void run(const void *context) {
 #define DISK                                                                                                           \
     "train bp --quiet --json --threads 1 --init " TINY " --seq-len 24 --chunk 8 --inputs disk --disk build --repeat 1"
 
-// Calls fail one after the other: the first 60, where a device is taken, and one of `stride` of the others.
+// Fails one call after the other: the first 60, which open the device, and every `stride`-th of the others.
 static void sweep(const char *command, int error, const char *after, int stride) {
     for (int call = 1;; call += call < 60 ? 1 : stride) {
         snprintf(fault, sizeof(fault), "%d %d%s", error, call, after);
         const Child *child = run_child(run, command);
         const size_t length = strlen(child->err);
         test_case("call %d returns %d%s", call, error, after);
-        if (child->code == 0 && child->out[0] && !length && call > 400) return; // it is not reached
+        if (child->code == 0 && child->out[0] && !length && call > 400) return; // the call is never reached
         if (child->code != 1) test_fail("exit code %d; stderr: %s", child->code, child->err);
         if (count_lines(child->err) != 1 || length > 200 ||
             (!strstr(child->err, "; ") && !strstr(child->err, "no algo")))
@@ -51,7 +51,7 @@ static void sweep(const char *command, int error, const char *after, int stride)
 TEST(every_call_that_fails_ends_in_one_line) {
     sweep(BP, cudaErrorLaunchFailure, "", all_cases() ? 1 : 17);
     sweep(BP, cudaErrorECCUncorrectable, " on", all_cases() ? 3 : 31);
-    setenv("STREAMBP_TRANSFERS", "late", 1); // pretended calls are of one thread
+    setenv("STREAMBP_TRANSFERS", "late", 1); // pretended calls have one thread
     sweep(DISK, cudaErrorLaunchFailure, "", all_cases() ? 1 : 47);
     unsetenv("STREAMBP_TRANSFERS");
 }
@@ -66,7 +66,7 @@ TEST(memory_that_cannot_be_pinned_is_pageable) {
 
 #define DOCTOR "train doctor --json --threads 1 --init " TINY " --seq-len 16"
 
-// One that fails in the middle is a row of doctor's, behind which nothing is looked at.
+// A failure in the middle is a row of doctor's; later rows are not checked.
 TEST(doctor_tells_of_a_device_that_fails) {
     static const int calls[] = {0, 1, 3, 9, 60, 300, 2000};
     for (size_t i = 0; i < COUNT_OF(calls); i++) {
@@ -132,7 +132,7 @@ static void write_text(const char *path, const char *text) {
     fclose(file);
 }
 
-// Limits of control groups and of those around them, what they use less the contents of files; what a balloon holds.
+// Limits of control groups and their parents, their use without file contents, and memory held by a balloon.
 TEST(host_memory_that_is_left) {
     if (system("mkdir -p " CGROUP "/a/b " CGROUP "/memory/c " CGROUP "/cpu/c")) test_fail("no folders below " CGROUP);
     write_text(MEMINFO, "MemTotal: 3000 kB\nMemAvailable:  1000 kB\nBalloon:  500 kB\n");
@@ -152,7 +152,7 @@ TEST(host_memory_that_is_left) {
     write_text(CGROUP "/memory/c/memory.usage_in_bytes", "30000\n");
     write_text(CGROUP "/memory/c/memory.stat", "inactive_file 1\ntotal_inactive_file 20000\n");
     assert_int_equal(host_memory_available(), 50000 + 1);
-    // Processors: the least that a group or one around it grants
+    // Processors: the least limit of a group and its parents
     assert_true(isinf(cgroup_processors()));
     write_text(PROC_CGROUP, "3:cpuacct,cpu:/c\n0::/a/b\n");
     write_text(CGROUP "/a/cpu.max", "350000 100000\n"), write_text(CGROUP "/a/b/cpu.max", "max 100000\n");

@@ -1,7 +1,6 @@
 /*
-Files on disk (llmc/ops/disk.h) where the system does not do what it was asked for: folders that are none, that are no
-disk or too small, writes and reads that fail, stop early or are slow, a process that is killed. Calls of the system go
-through this file; the device is host memory.
+Files on disk (llmc/ops/disk.h) on a misbehaving system: wrong folders, no disk, a small one; writes and reads that
+fail, stop early or are slow; a killed process. System calls go through this file; the device is host memory.
 */
 #include "test/base/child.h"
 #include <dirent.h>
@@ -11,11 +10,11 @@ through this file; the device is host memory.
 
 // ---- a system that fails -------------------------------------------------------------------------------------------
 static struct {
-    int writes, reads;   // until one fails
-    int error;           // with this errno, or 0: does nothing
-    size_t most;         // bytes that one call does; 0: any
-    int no_temporary;    // O_TMPFILE is not known
-    int no_direct, full; // writes of a block are refused at first; nothing can be reserved
+    int writes, reads;   // countdown to a failure
+    int error;           // its errno, or 0: the call does nothing
+    size_t most;         // most bytes of a call; 0: any
+    int no_temporary;    // O_TMPFILE is unknown
+    int no_direct, full; // refuses direct writes at first; refuses reservations
     unsigned type;       // of the file system; 0: its own
     size_t left;         // its free bytes; 0: its own
 } faulty;
@@ -86,10 +85,10 @@ static void disk_copy(int way, const DiskTransfer *transfer, void *to, const voi
 static void disk_copied(int way) { (void)way; }
 static void watch_at_work(void) {}
 
-// ---- what is written is read ---------------------------------------------------------------------------------------
+// ---- round trips ---------------------------------------------------------------------------------------------------
 enum { BYTES = 2 * DISK_PIECE + 12345 };
 
-// Writes many ranges, many under way at once and neighbours in one block, and reads everything back.
+// Writes many ranges, many in flight and neighbours in one block, and reads everything back.
 static void write_and_read(const void *context) {
     char *const file = (char *)disk_file_allocate(scratch_folder(), BYTES);
     unsigned char *expected = (unsigned char *)malloc(BYTES), *seen = (unsigned char *)malloc(BYTES);
@@ -151,7 +150,7 @@ static void failing(const char *words) {
 TEST(a_disk_that_fails_ends_the_run) {
     static const char whole[] = "; the last checkpoint is whole, continue with --resume";
     char words[200];
-    for (int at = 2; at < 50; at = at * 3 / 2) { // call 1 looks for direct I/O
+    for (int at = 2; at < 50; at = at * 3 / 2) { // call 1 probes direct I/O
         test_case("write %d", at);
         faulty.writes = at, faulty.error = EIO;
         snprintf(words, sizeof(words), "failed: %s%s", strerror(EIO), whole);
@@ -209,7 +208,7 @@ TEST(folders_that_are_refused) {
     }
 }
 
-// ---- nothing stays -------------------------------------------------------------------------------------------------
+// ---- no leftovers --------------------------------------------------------------------------------------------------
 static size_t names_in(const char *folder) {
     size_t names = 0;
     DIR *open_folder = opendir(folder);

@@ -1,7 +1,7 @@
 /*
-Does the fence hold? A child that dereferences device memory outside an op dies, one that goes through ops does not;
-host memory passed as a tensor is named. Training runs behind it in test_places.c, generation in test_sampler.c. Then
-the arena's red zones.
+Checks the fence: a child that dereferences device memory outside an op dies, one that uses ops does not; host memory
+passed as a tensor is named. Training runs inside it in test_places.c, generation in test_sampler.c. Then the arena's
+red zones.
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -86,14 +86,14 @@ TEST(outside_an_op_nothing_is_readable) {
         expect_code(read_device, &access, 1000 + SIGSEGV);
         expect_code(write_device, &access, 1000 + SIGSEGV);
         expect_code(read_by_op, &access, 0);
-        access.device = (volatile float *)plain; // it is the fence that kills, not the child
+        access.device = (volatile float *)plain; // the fence kills, not the child
         expect_code(read_device, &access, 0);
         expect_code(write_device, &access, 0);
     }
     access.device = (volatile float *)other, access.index = 0;
     expect_code(read_device, &access, 1000 + SIGSEGV);
     ops->release(fenced, FLOATS * sizeof(float));
-    expect_code(read_device, &access, 1000 + SIGSEGV); // its neighbour went, the fence around it stays
+    expect_code(read_device, &access, 1000 + SIGSEGV); // its neighbour is released, its fence stays
     ops->release(other, 1);
     ops_device->release(plain, FLOATS * sizeof(float));
     assert_int_equal(fence.blocks, 0);
@@ -109,12 +109,12 @@ TEST(host_and_device_are_not_confused) {
     ops->release(device, FLOATS * sizeof(float));
 }
 
-// One transfer is under way while an op runs, or has been awaited before.
+// Runs an op with one transfer in flight, or already awaited.
 enum { EARLY = FLOATS / 2 * sizeof(float) };
 typedef struct {
-    const char *what, *words; // words NULL: nothing is wrong
+    const char *what, *words; // words NULL: no error
     int load, awaited;
-    size_t from; // the first byte that the op touches, of a tensor of which the first half is in transfer
+    size_t from; // first byte that the op touches; the tensor's first half is in transfer
     int writes;
 } Early;
 
@@ -152,7 +152,7 @@ TEST(ops_that_come_too_early_are_named) {
     assert_int_equal(under_way.count, 0);
 }
 
-// Places are no tensors.
+// Places hold no tensors.
 typedef struct {
     const char *words;
     int disk, store;
@@ -182,7 +182,7 @@ TEST(places_are_not_taken_for_the_device) {
 }
 
 // ---- red zones of the arena -----------------------------------------------------------------------------------------
-// Two regions of which the first is written up to *bytes; then a third one is pushed and popped.
+// Pushes two regions and writes the first up to *bytes; then pushes and pops a third.
 static void write_region(const void *bytes) {
     Arena arena;
     char *memory = (char *)ops_device->allocate(8 * ARENA_ALIGNMENT);

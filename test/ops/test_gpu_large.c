@@ -25,7 +25,7 @@ TEST(linear) {
         {1000, 4096, 12288, 0}, {2047, 12288, 4096, 0}, //
         {1023, 768, 50257, 0},                          // GPT-2's head
         {257, 1024, 151936, 0}, {4095, 1600, 4800, 1},  //
-        {1, 4096, 32001, 0},                            // one token, as when sampling
+        {1, 4096, 32001, 0},                            // one token, as in sampling
         {3001, 1031, 509, 1},                           // primes
     };
     for (size_t s = 0; s < COUNT_OF(shapes); s++) {
@@ -110,11 +110,11 @@ TEST(draw) {
     }
 }
 
-// ---- attention: by cuDNN where op set "cuda" has it (llmc/ops/cuda/attention_cudnn.cuh) -----------------------------
-size_t cudnn_attention_calls(int backward) __attribute__((weak)); // comes with an op set that was built with cuDNN
+// ---- attention: by cuDNN if op set "cuda" has it (llmc/ops/cuda/attention_cudnn.cuh) --------------------------------
+size_t cudnn_attention_calls(int backward) __attribute__((weak)); // defined in an op set built with cuDNN
 int cudaDeviceGetAttribute(int *value, int attribute, int device) __attribute__((weak));
 
-enum { UNALIGNED, ALIGNED }; // as cuDNN wants all tensors
+enum { UNALIGNED, ALIGNED }; // cuDNN wants all tensors aligned
 
 static size_t cudnn_calls(int backward) { return cudnn_attention_calls ? cudnn_attention_calls(backward) : 0; }
 
@@ -131,7 +131,7 @@ static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV
                cudnn_calls(1) - backward);
 }
 
-// A build with cuDNN that never asks it would pass all the same; backward is only asked for where cuDNN has it.
+// Checks that a build with cuDNN calls it; backward only if cuDNN supports it.
 static void expect_cudnn(void) {
     const char *setting = getenv("STREAMBP_CUDNN");
     int architecture = 9;
@@ -143,7 +143,7 @@ static void expect_cudnn(void) {
     if (architecture >= 9 && !cudnn_calls(1)) test_fail("cuDNN took no call backward; STREAMBP_CUDNN=0 allows that");
 }
 
-// As Mistral and Gemma 3 have them, and odd ones.
+// The windows of Mistral and Gemma 3, and odd ones.
 TEST(attention_windows_large) {
     static const Span end = {0, 7168, 8192, 0};
     static const Span documents[] = {
@@ -161,7 +161,7 @@ TEST(attention_windows_large) {
 TEST(attention_large) {
     static const Span end = {0, 7168, 8192, 0}, off_the_grid = {0, 1000, 3001, 0}, square = {0, 5500, 10000, 0},
                       later = {64, 6064, 10160, 0};
-    // on both sides of the 512 queries that are cuDNN's least
+    // on both sides of cuDNN's minimum of 512 queries
     static const Span documents[] = {{0, 3000, 3095, 0},
                                      {3095, 3095, 3096, 95},
                                      {3096, 3096, 3607, 96},
@@ -169,9 +169,9 @@ TEST(attention_large) {
                                      {4119, 4119, 6500, 1119}};
     static const size_t heads[][3] = {{16, 2, 64}, {3, 3, 64}, {4, 4, 80}, {6, 1, 96}, {8, 2, 128}, {2, 1, 256}};
     attention_case(&end, 1, 32, 8, 128, ALIGNED);          // Qwen3-8B: a chunk at the end of 8192 keys
-    attention_case(&off_the_grid, 1, 32, 8, 128, ALIGNED); // the same kernels for another length
+    attention_case(&off_the_grid, 1, 32, 8, 128, ALIGNED); // the same kernels at another length
     attention_case(&square, 1, 16, 4, 128, ALIGNED); // 4096 queries, blocks of 4096, 1024 and 512 keys, heads in groups
-    attention_case(&later, 1, 4, 2, 64, ALIGNED);    // a document that does not begin with the stream
+    attention_case(&later, 1, 4, 2, 64, ALIGNED);    // a document that begins within the stream
     for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++)
         attention_case(documents, 5, heads[h][0], heads[h][1], heads[h][2], ALIGNED);
     attention_case(documents, 5, 4, 1, 128, UNALIGNED);
@@ -181,7 +181,7 @@ TEST(attention_large) {
 // ---- more than 2^31 elements: the last of them are right ------------------------------------------------------------
 enum { PATTERN = 1 << 20, TAIL = 4096 };
 
-// count elements of device memory, of which element i is pattern[i % PATTERN]; NULL where there is not enough.
+// Returns count elements of device memory, element i = pattern[i % PATTERN]; NULL if memory is short.
 static void *repeated(const void *pattern, size_t count, size_t size) {
     void *memory = gpu->allocate(count * size);
     size_t done = PATTERN;
@@ -198,8 +198,7 @@ static void *random_pattern(size_t size) {
     return pattern;
 }
 
-// Elements [count - TAIL, count) of device memory against `expected`, each within two roundings. terms: the size of
-// what may cancel
+// Compares elements [count - TAIL, count) with `expected`, each within two roundings. terms: size of cancelling terms.
 static void expect_tail(const char *what, const void *device, size_t count, const void *expected, double terms) {
     const size_t size = dtype_size(gpu->stored);
     char *found = (char *)case_memory(TAIL * size);
@@ -241,7 +240,7 @@ TEST(beyond_2_to_the_31) {
     expect_tail("rmsnorm", out, count, expected, 0.0);
     gpu->release(w, PATTERN * size);
 
-    // the matrix [TAIL, TAIL] is x's beginning
+    // the matrix [TAIL, TAIL] is the beginning of x
     Stored *const matrix = (Stored *)case_memory(TAIL * TAIL * size);
     gpu->copy_out(matrix, x, TAIL * TAIL * size);
     gpu->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)x, NULL, NULL, rows, TAIL, TAIL, TAIL);

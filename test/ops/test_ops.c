@@ -1,8 +1,7 @@
 /*
-Every op of llmc/ops/ops.h, of whichever op set this was linked with, against the double reference
-(llmc/ops/ops_reference.h) at many shapes. For every call: NaN in outputs and scratch beforehand, guards around every
-tensor, inputs untouched, the same bits twice (CALL in testing.h). Inputs are rounded to their element type first, so
-what is measured is the op alone.
+Every op of llmc/ops/ops.h, from the linked op set, against the double reference (llmc/ops/ops_reference.h) at many
+shapes. For every call: NaN in outputs and scratch beforehand, guards around every tensor, inputs untouched, the same
+bits twice (CALL in testing.h). Inputs are rounded to their element type first, so that only the op's error counts.
 */
 #include "llmc/ops/ops_reference.h"
 #define REFERENCE(op)        reference_##op
@@ -10,9 +9,8 @@ what is measured is the op alone.
 enum { TWINS_ARE_DOUBLE = 1, SLACK = 1 };
 #include "cases.h"
 
-// Every so many-th of the listed cases is run, all of them with ALL_CASES=1. The lists are long enough that these meet
-// every size of head and both sides of the tiles of 64 x 64 of the GPU's kernels. There are fewer cases in bf16 and
-// double, whose lines are those of fp32.
+// Runs every case_step-th of the listed cases, with ALL_CASES=1 all of them. The lists are long enough to cover every
+// head size and both sides of the GPU kernels' 64 x 64 tiles. bf16 and double run fewer: they share fp32's lines.
 static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == DTYPE_FP32 ? 4 : 6; }
 #define CASE_STEP case_step()
 
@@ -26,7 +24,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_linear.h"         // tests of linear attention
 #include "test_ops_quantise.h"       // tests of matrices in 4 bits
 
-// An allocation that cannot succeed is one of the tests: the sanitizer shall return NULL as malloc does.
+// One test allocates the impossible: the sanitizer must return NULL like malloc.
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
@@ -49,7 +47,7 @@ TEST(memory) {
         for (size_t i = 0; i < 2 * sizes[s]; i++) assert_int_equal(zero->after[zero->offset + i], 0);
         void *device = ops->allocate(2 * sizes[s] + 3);
         assert_non_null(device);
-        ops->copy_in((char *)device + 3, bytes, 2 * sizes[s]); // any byte may be the first
+        ops->copy_in((char *)device + 3, bytes, 2 * sizes[s]); // starts at any byte
         ops->copy_in((char *)device + 3 + sizes[s], bytes, sizes[s]);
         ops->copy_out(back, (char *)device + 3, 2 * sizes[s]);
         ops->release(device, 2 * sizes[s] + 3);
@@ -84,7 +82,7 @@ static void norm_cases(NormKind kind) {
     // E[x^2] - mean^2 would lose three digits here; fp32 rounding of the mean itself loses one
     norm_forward_case(kind, 20, 500, 30.0, 5.0, OUT_ALONE);
     norm_backward_case(kind, 20, 500, 30.0, 5.0, SEPARATE, 0);
-    // more than 512 threads hold a few packs of
+    // more than 512 threads can hold in a few packs
     norm_backward_case(kind, 2, 20000, 0.0, 3.0, SEPARATE, 0); // statistics are fp32 sums of a row
     norm_backward_case(kind, 2, 17001, 0.0, 3.0, ACCUMULATE, 0);
     norm_backward_case(kind, 2, 17001, 0.0, 3.0, SEPARATE, 1);
@@ -101,18 +99,18 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
         const OpShape s = {.n = 1, .C = C, .norm = {1e-6, 0.0, c % 2 ? NORM_LAYER : NORM_RMS}};
         case_of(", no residual", "all elements %g, %s", constant, c % 2 ? "layernorm" : "rmsnorm");
         drawn("x", constant, 0.0);
-        if (c % 2) varied.slack = 1e6; // the mean of the reference is rounded; b is what counts
+        if (c % 2) varied.slack = 1e6; // the reference's mean is rounded; compare with b
         case_norm_forward(&s);
         if (c % 2) expect_near(tensor_of("out"), tensor_of("b")->values);
     }
 }
 
-TEST(nothing_is_awaited) { ops->await(0); } // there where nothing was sent, too
+TEST(nothing_is_awaited) { ops->await(0); } // also if nothing was sent
 
-// Each of up to 32 rows, texts that are written side by side, has the digits that it has alone.
+// Each of up to 32 rows, as texts side by side, has the digits that it has alone.
 TEST(linear_rows_alone) {
     enum { N = 32, C = 1100, OC = 53 };
-    if (strcmp(ops->name, "cpu") || ops->stored == DTYPE_BF16) return; // elsewhere another kernel serves more rows
+    if (strcmp(ops->name, "cpu") || ops->stored == DTYPE_BF16) return; // other kernels serve more rows
     case_of("", "linear_forward of 1 to %d rows", N);
     const Guarded *x = input("x", N * C), *w = input("weight", OC * C);
     const unsigned char *rows = x->before + x->offset;
@@ -210,16 +208,16 @@ TEST(logprob_of_extreme_logits) {
         for (size_t i = 0; i < ROW; i++) logits[i] = row / 2 == 3 ? 1e4 : -1e4;
         if (row / 2 == 0) logits[20] = 1e4;             // certain: 0
         if (row / 2 == 1) logits[20] = logits[3] = 1e4; // one of two: -log 2
-        if (row / 2 == 2) logits[34] = 1e4;             // hopeless: -2e4
+        if (row / 2 == 2) logits[34] = 1e4;             // impossible: -2e4
         if (row / 2 == 5)
             for (size_t i = 0; i < ROW; i++) logits[i] = 1e4 + 64.0 * (double)(i % 3);
-        logprob_case(logits, &target, RANDOM_WEIGHT, 1, ROW, temperature, 1); // 3, 4: all alike: -log 35
+        logprob_case(logits, &target, RANDOM_WEIGHT, 1, ROW, temperature, 1); // 3, 4: uniform: -log 35
         logprob_case(logits, &target, NO_WEIGHT, 1, ROW, temperature, 1);
     }
 }
 
-// Nearly certain of the target or of another word, in its place among blocks and packs; words that cannot be (-inf); a
-// vocabulary whose maximum grows all along; one that is flat; and a NaN, which must show.
+// Nearly certain of the target or of another word, anywhere in blocks and packs; impossible words (-inf); a vocabulary
+// with a growing maximum; a flat one; and a NaN, which must show.
 TEST(logprob_entropy_of_few_words) {
     enum { ROW = 2600 };
     static double logits[ROW];
@@ -282,7 +280,7 @@ TEST(sum_of_squares) {
         size_t count = lengths_of_vectors[l / 4];
         DType type = types[l % 4];
         double expected = 0.0, first = 0.0, found = 0.0;
-        if (CASE_STEP > 1 && l % 4 != l / 4 % 4) continue; // emulated, each launch is of a whole GPU
+        if (CASE_STEP > 1 && l % 4 != l / 4 % 4) continue; // emulated launches are slow
         case_of("", "count=%zu, %s", count, dtype_name(type));
         Guarded *x = guarded_normal(INPUT, "x", type, count, 0.0, 1.0);
         CALL((first = found, found = ops->sum_of_squares(x->data, type, count)));
@@ -292,7 +290,7 @@ TEST(sum_of_squares) {
         if (first != found) test_fail("%.17g, then %.17g", first, found);
     }
     for (size_t l = 0; l < 20;
-         l += EMULATED ? 6 : 1) { // a NaN anywhere must show: the driver finds bad gradients by it
+         l += EMULATED ? 6 : 1) { // a NaN anywhere must show: it is how the driver finds bad gradients
         double values[20], found = 0.0;
         for (size_t i = 0; i < 20; i++) values[i] = i == l ? NAN : 1.0;
         case_of("", "NaN in element %zu", l);

@@ -9,7 +9,7 @@ rounding of bf16 weights without a master copy. Part of test_ops.c.
 enum { WEIGHTS = 20011 };
 
 typedef struct {
-    double w[WEIGHTS], m[WEIGHTS], v[WEIGHTS]; // w: the master copy where there is one
+    double w[WEIGHTS], m[WEIGHTS], v[WEIGHTS]; // w: the master copy if there is one
 } State;
 
 static AdamW adamw_step(int64_t step) {
@@ -40,7 +40,7 @@ static void check_weight(const Guarded *w, const Guarded *master, size_t i, doub
     }
 }
 
-// One step from *state, held against the reference from the same state; *state becomes what the op left.
+// Compares one step from *state with the reference's; *state becomes the op's result.
 static void adamw_case(State *state, DType gradient_type, DType moment_type, int with_master, size_t count,
                        int64_t step) {
     AdamW s = adamw_step(step);
@@ -62,7 +62,7 @@ static void adamw_case(State *state, DType gradient_type, DType moment_type, int
         if (!(fabs(result(m, i) - m_new) <= near_m)) test_fail("m[%zu] is %.9g, expected %.9g", i, result(m, i), m_new);
         if (!(fabs(result(v, i) - v_new) <= (arithmetic + moment_unit) * v_new))
             test_fail("v[%zu] is %.9g, expected %.9g", i, result(v, i), v_new);
-        // rounding of m and v may count in the change or not: it is one moment_unit of m, half of one of sqrt(v)
+        // the change may use m and v before or after rounding: one moment_unit of m, half of one of sqrt(v)
         check_weight(w, master, i, from + change,
                      unit * fmax(fabs(from), fabs(from + change)) +
                          (10.0 * arithmetic + 2.0 * moment_unit) * s.learning_rate * 3.0);
@@ -87,7 +87,7 @@ TEST(adamw_every_pairing) {
     }
 }
 
-// A parameter stepped in parts is what it is stepped as a whole, random bits and all.
+// A parameter stepped in parts has the bits of one stepped as a whole, random bits included.
 static void adamw_in_parts(Guarded *const *t, const size_t *cut, size_t parts) {
     for (size_t i = 0; i < parts; i++) {
         const size_t first = cut[i];
@@ -129,8 +129,8 @@ TEST(adamw_parts) {
     }
 }
 
-// bf16 moments must follow small changes on average: rounded to nearest they would stop where a step is below half a
-// unit, v with beta2 = 0.999 at a quarter of what it should become.
+// bf16 moments must follow small changes on average. Rounded to nearest they would stop once a step is below half a
+// unit: v with beta2 = 0.999 at a quarter of its value.
 TEST(adamw_bf16_moments_follow) {
     enum { STEPS = 1500, COUNT = 400 };
     double path_m = 0.0, path_v = 0.0, mean_m = 0.0, mean_v = 0.0;
@@ -154,14 +154,14 @@ TEST(adamw_bf16_moments_follow) {
     if (fabs(mean_v - path_v) > 0.01 * path_v) test_fail("the mean of v is %g, expected %g", mean_v, path_v);
 }
 
-// w after one step without master from m = v = 0, gradients all 1 and no decay: exactly start - learning_rate before
+// Returns w after one step without master from m = v = 0, gradients all 1, no decay: start - learning_rate before
 // rounding.
 static Guarded *rounded_step(size_t count, double start, double learning_rate, int64_t step, uint64_t seed) {
     double *starts = case_doubles(count), *ones = case_doubles(count), *m_start = case_doubles(count);
     double *v_start = case_doubles(count);
     AdamW s = adamw_step(step);
     s.learning_rate = learning_rate, s.epsilon = 0.0, s.weight_decay = 0.0, s.gradient_scale = 1.0, s.seed = seed;
-    for (size_t i = 0; i < count; i++) { // the moments that earlier gradients of 1 leave: the corrected ones are 1
+    for (size_t i = 0; i < count; i++) { // the moments after earlier gradients of 1: their corrected values are 1
         starts[i] = start, ones[i] = 1.0;
         m_start[i] = 1.0 - pow(s.beta1, (double)(step - 1)), v_start[i] = 1.0 - pow(s.beta2, (double)(step - 1));
     }
@@ -179,8 +179,8 @@ static size_t count_of(const Guarded *w, double value) {
     return count;
 }
 
-// The mean must be the unrounded value: the share of the lower neighbour is binomial, held within 5 standard deviations
-// in every one of 60 draws (a false alarm once in 30,000 choices of the seeds, which are fixed).
+// The mean must be the unrounded value. The lower neighbour's share is binomial, within 5 standard deviations in each
+// of 60 draws (one false alarm per 30,000 choices of the fixed seeds).
 TEST(adamw_stochastic_rounding) {
     enum { COUNT = 40000 };
     static const double fractions[] = {0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.003, 0.5, 0.3};
@@ -191,7 +191,7 @@ TEST(adamw_stochastic_rounding) {
             double p = fractions[f], deviation = sqrt((double)COUNT * p * (1.0 - p));
             case_of("", "fraction %g, seed %d", p, (int)seed);
             Guarded *w = rounded_step(COUNT, start, p * unit, 1 + (int64_t)f, seed * 1000003u);
-            if (ops->stored != DTYPE_BF16) { // nothing to round at random: all alike, whatever the seed
+            if (ops->stored != DTYPE_BF16) { // no rounding at random: equal for all seeds
                 for (size_t i = 0; i < COUNT; i++)
                     if (fabs(result(w, i) - (start - p * unit)) > 2e-7) test_fail("w[%zu] is %.9g", i, result(w, i));
                 continue;
@@ -204,8 +204,7 @@ TEST(adamw_stochastic_rounding) {
         }
     if (ops->stored != DTYPE_BF16) return;
 
-    // Neither another step nor another seed may repeat the choices, nor may neighbouring elements agree more than by
-    // chance.
+    // Other steps and seeds must make other choices; neighbouring elements must agree only by chance.
     for (size_t f = 0; f < 3; f++) {
         static unsigned char first[COUNT];
         case_of("", "independence of %s", f == 0 ? "steps" : f == 1 ? "seeds" : "elements");

@@ -1,13 +1,13 @@
 /*
-Adapters in part of a product's columns, scaling, dropout and scattered rows against plain loops. What lies beside the
-columns must keep its bits. Tests of the products are named linear_*: they run where other matrix products are
+Adapters in part of a product's columns, scaling, dropout and scattered rows against plain loops. Elements beside the
+columns must keep their bits. Tests of the products are named linear_*: they run with other matrix products
 (test/run.sh). Part of test_ops.c.
 */
 #ifndef TEST_OPS_ADAPTER_H
 #define TEST_OPS_ADAPTER_H
 #include "cases.h"
 
-// n, r, OC, columns before and behind them. The first rows: a token at a time; the last cross the blocks of a product.
+// n, r, OC, columns before and after. The first rows: one token at a time; the last cross the blocks of a product.
 static const size_t adapter_shapes[][5] = {
     {1, 1, 1, 0, 0},       {1, 8, 33, 3, 0},     {2, 16, 64, 64, 32},    {2, 3, 5, 0, 7},
     {3, 1, 9, 1, 1},       {5, 4, 16, 16, 16},   {7, 2, 31, 0, 33},      {16, 8, 64, 128, 64},
@@ -90,7 +90,7 @@ TEST(dropout) {
     }
 }
 
-// A stream in one piece and in chunks, aligned or not: the same elements. Another seed: others.
+// A stream in one piece and in chunks, aligned or not, drops the same elements. Another seed drops others.
 TEST(dropout_is_of_places) {
     static const size_t chunks[] = {1, 3, 16, 50};
     const size_t N = 61, width = 24;
@@ -118,7 +118,7 @@ TEST(dropout_is_of_places) {
     }
 }
 
-// ---- rows put elsewhere ---------------------------------------------------------------------------------------------
+// ---- scattered rows -------------------------------------------------------------------------------------------------
 TEST(scatter_rows) {
     static const size_t shapes[][3] = {{1, 1, 1},   {1, 5, 3},    {2, 2, 8},       {7, 20, 5}, {16, 16, 64},
                                        {33, 70, 1}, {70, 90, 96}, {200, 1000, 130}}; // n, rows of out, width
@@ -128,7 +128,7 @@ TEST(scatter_rows) {
         case_of("", "%zu rows", rows);
         varied.exactly = 1;
         int32_t *row = (int32_t *)case_memory(rows * sizeof(*row));
-        for (size_t i = 0; i < rows; i++) { // a shuffle, of which the first n are taken
+        for (size_t i = 0; i < rows; i++) { // a shuffle; its first n are used
             size_t j = test_random_below(i + 1);
             row[i] = row[j], row[j] = (int32_t)i;
         }

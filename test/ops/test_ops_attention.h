@@ -15,7 +15,7 @@ static const Heads head_shapes[] = {{1, 1, 16},  {3, 3, 20}, {4, 2, 64},  {4, 1,
                                     {8, 1, 128}, {3, 1, 96}, {2, 1, 256}};
 enum { HEAD_SHAPES = COUNT_OF(head_shapes) };
 
-// The spans of the chunk [t0, t1) of a stream of documents; span[] has room for one per document.
+// Returns the spans of the chunk [t0, t1) of a stream of documents; span[] has room for one per document.
 static Spans spans_of(const size_t *lengths, size_t documents, size_t t0, size_t t1, Span *span) {
     size_t start = 0;
     Spans spans = {0};
@@ -36,7 +36,7 @@ static size_t sum_of(const size_t *lengths, size_t documents) {
     return N;
 }
 
-// The chunk [t0, t1) alone.
+// Checks the chunk [t0, t1) alone.
 static void attention_chunk_case(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads,
                                  double amplitude, double slack) {
     size_t N = sum_of(lengths, documents);
@@ -46,8 +46,8 @@ static void attention_chunk_case(const size_t *lengths, size_t documents, size_t
     attention_spans_case(spans_of(lengths, documents, t0, t1, span), N, heads, amplitude, slack);
 }
 
-// `count` spans of up to `most` queries somewhere in documents of `room` tokens each: between two of them there are
-// other documents' later keys, and they come in no order of the stream.
+// Checks `count` spans of up to `most` queries in documents of `room` tokens each. Other documents' later keys lie
+// between them; their order is random.
 static void attention_gaps_case(size_t count, size_t most, size_t room, Heads heads) {
     size_t row = 0;
     case_of("", "%zu spans of up to %zu queries in documents of %zu, NH=%zu NKV=%zu HD=%zu, window %zu", count, most,
@@ -117,20 +117,19 @@ TEST(attention_chunk_of_a_stream) {
     }
 }
 
-// Every size that kernels are padded to, with many tiles of keys for a query and of queries for a key, none of them a
-// whole one.
+// Every padded head size, with many tiles of keys for a query and of queries for a key, none of them whole.
 TEST(attention_tiles) {
     static const size_t lengths[] = {5, 205, 30};
     static const Heads shapes[] = {{2, 1, 32}, {2, 1, 64}, {2, 2, 80}, {2, 1, 96}, {2, 1, 128}, {2, 1, 256}};
     for (size_t h = 0; h < COUNT_OF(shapes); h++) {
-        // 14 after the document begins: of some tiles one key alone is hidden
+        // 14 after the document begins: in some tiles a single key is hidden
         if (CASE_STEP == 1 || h % 2 == 0) attention_chunk_case(lengths, 3, 19, 233, shapes[h], 1.0, 1.0);
         if (CASE_STEP == 1 || h % 2) attention_chunk_case(lengths, 2, 170, 207, shapes[h], 1.0, 1.0);
     }
 }
 
-// Scores of hundreds, over several blocks of keys: the running maximum must be right, what was summed before it must
-// shrink when it grows, and exp must not overflow. fp32 scores of size s err by s * 6e-8.
+// Scores of hundreds, over several blocks of keys: a new running maximum must scale down the earlier sums, and exp must
+// not overflow. fp32 scores of size s err by s * 6e-8.
 TEST(attention_sharp_scores) {
     static const size_t lengths[] = {290, 20};
     for (size_t h = 0; h < HEAD_SHAPES; h += CASE_STEP == 1 ? 2 : 6) {
@@ -144,7 +143,7 @@ typedef struct {
     AttentionShape shape;
 } OneHead;
 
-// Queries of tokens [begin, end) of one document and one head.
+// Returns the queries of tokens [begin, end) of one document and one head.
 static OneHead one_head(size_t begin, size_t end, size_t HD, double scale, double of_keys, double mean,
                         double of_values) {
     Span *span = (Span *)case_memory(sizeof(Span));
@@ -161,8 +160,8 @@ static OneHead one_head(size_t begin, size_t end, size_t HD, double scale, doubl
     return h;
 }
 
-// A row's output is a sum over all its keys, here with nearly equal weights of values around 2. Backward takes it from
-// every dout . v, so it must be much better than an fp32 sum of so many terms (2e-6).
+// A row's output is a sum over all its keys, here with nearly equal weights of values around 2. Backward subtracts it
+// from every dout . v: it must be much better than an fp32 sum of so many terms (2e-6).
 TEST(attention_long_sums) {
     const size_t T = EMULATED ? 200000 / 9 : 200000;
     const double reference_error = ops->stored == DTYPE_FP64 ? 20.0 : 1.0;
@@ -173,14 +172,14 @@ TEST(attention_long_sums) {
     expect(h.lse, reference_error, 0.0);
 }
 
-// A quiet NaN whose last bits are `payload`, as element i of an input.
+// Sets element i of an input to a quiet NaN with last bits `payload`.
 static void set_nan(Guarded *t, size_t i, uint64_t payload) {
     const uint64_t quiet[] = {0x7fc0, 0x7fc00000, 0x7ff8000000000000}, size = dtype_size(t->type);
     const uint64_t bits = quiet[size / 4] | payload; // little-endian: its first `size` bytes
     memcpy(t->before + t->offset + i * size, &bits, size);
 }
 
-// Whatever bits a NaN has: a query's own output is NaN, and so is that of all that see a key with one.
+// For any bits of a NaN: a query's own output is NaN, and so are those of all that see a NaN key.
 TEST(attention_nan_shows) {
     static const uint64_t payloads[] = {0, 1, 2, 3, 5, 8, 21, 42, 63};
     enum { TOKENS = 150, HD = 20, BAD = 97 };
@@ -196,7 +195,7 @@ TEST(attention_nan_shows) {
             if (!isnan(result(h.out, i))) test_fail("out[%zu] is %g, not NaN", i, result(h.out, i));
             if (!isnan(result(h.lse, i / HD))) test_fail("lse[%zu] is %g, not NaN", i / HD, result(h.lse, i / HD));
         }
-        for (size_t i = 0; i < 80 * HD; i++) // far enough before
+        for (size_t i = 0; i < 80 * HD; i++) // out of its reach
             if (!isfinite(result(h.out, i))) test_fail("out[%zu] does not see the NaN, but is %g", i, result(h.out, i));
     }
 }
@@ -218,8 +217,8 @@ static int threads_now(void) {
 #endif
 }
 
-#ifndef CUDA_ON_CPU // whose kernels know nothing of the CPU's threads
-// Work is shared in other ways: whole heads, query blocks, segments of keys.
+#ifndef CUDA_ON_CPU // emulated kernels ignore the CPU's threads
+// Divides the work in other ways: whole heads, query blocks, segments of keys.
 TEST(attention_with_any_threads) {
     static const int threads[] = {1, 3, 5, 16, 40};
     static const size_t lengths[] = {140, 5, 269, 1, 3};
@@ -235,8 +234,7 @@ TEST(attention_with_any_threads) {
 }
 #endif
 
-// Plans take the scratch memory of the largest chunk for all. A multiple of the threads must not be a multiple of
-// memory.
+// Plans use the largest chunk's scratch for all. More threads must not multiply the memory.
 TEST(attention_scratch_of_any_threads) {
     static const int threads[] = {1, 2, 3, 8, 16, 64, 192};
     const int before = threads_now();
@@ -260,8 +258,8 @@ TEST(attention_scratch_of_any_threads) {
     set_threads(before);
 }
 
-// Windows of every kind against the tiles: a query's own key alone, less and more than a tile, several, more than
-// there is. Keys before the first query's window are NaN, and theirs are no gradients.
+// Windows of every kind against the tiles: a query's own key alone, less and more than a tile, several tiles, more than
+// all keys. Keys before the first query's window are NaN and get no gradients.
 TEST(attention_windows) {
     static const size_t windows[] = {1, 2, 7, 31, 64, 65, 128, 200, 1000};
     static const size_t lengths[] = {3, 70, 1, 41, 26}, longer[] = {140, 5, 269, 1};
@@ -276,7 +274,7 @@ TEST(attention_windows) {
     case_window = 0;
 }
 
-// A token of each of so many sequences, at positions of their own, as when a batch is decoded.
+// One token of each of several sequences, at different positions, as in batched decoding.
 TEST(attention_batched_decoding) {
     static const size_t counts[] = {1, 2, 3, 7, 17, 64, 65, 70}, windows[] = {0, 1, 9, 64};
     size_t h = 0;

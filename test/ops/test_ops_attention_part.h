@@ -1,6 +1,6 @@
 /*
-Attention whose keys come a range at a time, against the reference that has them all at once. K, V, dK and dV of a
-range are tensors of its own, with guards at both ends: what is outside of the range is NaN and must not be written.
+Attention over ranges of keys, one at a time, against the reference with all keys at once. K, V, dK and dV of a range
+are tensors of their own, with guards at both ends: everything outside of the range is NaN and must not be written.
 Ranges are cut at random, some of them empty, and come in any order. Part of test_ops.c.
 */
 #ifndef TEST_OPS_ATTENTION_PART_H
@@ -24,7 +24,7 @@ typedef struct {
     Guarded *q, *out_sum, *lse, *out, *dout, *given_out, *given_lse, *dq_sum, *dq, *scratch;
 } PartCase;
 
-// Address of token 0 of the stream, for a tensor that begins with token `first`.
+// Returns the address of token 0 of the stream, for a tensor that begins with token `first`.
 static void *from_token_zero(const Guarded *t, size_t first, size_t row) {
     return (void *)((uintptr_t)t->data - first * row * dtype_size(t->type));
 }
@@ -59,7 +59,7 @@ static void parts_backward(const PartCase *c) {
     ops->round_sums(c->dq->data, c->dq_sum->data, c->dq->count);
 }
 
-// The stream [0, N) in so many ranges, shuffled.
+// Cuts the stream [0, N) into c->parts shuffled ranges.
 static void cut_parts(PartCase *c, size_t row) {
     size_t other, cut[MOST_PARTS + 1] = {0};
     for (size_t i = 1; i < c->parts; i++) cut[i] = test_random_below(c->N + 1);
@@ -84,7 +84,7 @@ static void cut_parts(PartCase *c, size_t row) {
     }
 }
 
-// Rows that meet no key have out 0 and lse -infinity. These then stand aside: 0 on both sides of what follows.
+// Rows without a key have out 0 and lse -infinity. Sets these to 0 on both sides for the next comparison.
 static void expect_keyless_rows(const PartCase *c, const double *out, double *lse) {
     const size_t HD = c->heads.HD;
     for (size_t r = 0; r < c->lse->count; r++) {
@@ -98,7 +98,7 @@ static void expect_keyless_rows(const PartCase *c, const double *out, double *ls
     }
 }
 
-// Everything of a case but the parts' own tensors.
+// Returns a case without the parts' own tensors.
 static PartCase part_case(Spans spans, size_t N, Heads heads, size_t parts, double amplitude) {
     const char *seen = seen_by(spans, N);
     const size_t row = heads.NKV * heads.HD;
@@ -156,7 +156,7 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
     }
 }
 
-// The chunk [t0, t1) of a stream of documents.
+// Checks the chunk [t0, t1) of a stream of documents.
 static void chunk_in_parts(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads, size_t parts,
                            double amplitude, double slack) {
     const size_t N = sum_of(lengths, documents);
@@ -196,7 +196,7 @@ TEST(attention_parts_of_documents) {
     case_window = 0;
 }
 
-// The largest score may be in any of the ranges, and far above those before.
+// The largest score may be in any of the ranges, far above the earlier ones.
 TEST(attention_parts_sharp_scores) {
     static const size_t lengths[] = {290, 20};
     for (size_t h = 1; h < HEAD_SHAPES; h += CASE_STEP == 1 ? 2 : 6) {
@@ -205,7 +205,7 @@ TEST(attention_parts_sharp_scores) {
     }
 }
 
-#ifndef CUDA_ON_CPU // whose kernels know nothing of the CPU's threads
+#ifndef CUDA_ON_CPU // emulated kernels ignore the CPU's threads
 TEST(attention_parts_with_any_threads) {
     static const int threads[] = {1, 3, 5, 16, 40};
     static const size_t lengths[] = {140, 5, 269, 1, 3};
@@ -224,7 +224,7 @@ TEST(attention_parts_with_any_threads) {
 #include "llmc/ops/cuda/cudnn_attention.h"
 
 // Documents off the grid of cuDNN's blocks, longer than a block and shorter than the grid, whole and in ranges of keys:
-// in any order and with memory for few heads, for all, for long blocks of keys.
+// in any order, with memory for few heads, for all, for long blocks of keys.
 TEST(attention_choices) {
     static const AttentionChoice own_choice = {0, 0}, choices[] = {{1, 0}, {0, 300000}, {0, 2000000}, {1, 600000}};
     static const size_t lengths[] = {5, 200, 1, 90}, windows[] = {0, 50};
@@ -241,14 +241,14 @@ TEST(attention_choices) {
     ops->attention_choose(own_choice);
 }
 
-// After the others: without this they would say nothing of the path that they are run for.
+// Runs last: checks that the tests above took cuDNN's path.
 TEST(attention_used_cudnn) {
     if (!cudnn_attention_calls(0) || !cudnn_attention_calls(1))
         test_fail("%zu calls forward, %zu backward", cudnn_attention_calls(0), cudnn_attention_calls(1));
 }
 #endif
 
-// span_pairs, from which plans count, against counting.
+// Compares span_pairs, used by plans, with counting.
 TEST(attention_pairs_of_a_range) {
     for (size_t i = 0; i < 2000; i++) {
         const size_t window = i % 3 ? 0 : 1 + test_random_below(40);

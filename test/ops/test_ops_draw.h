@@ -34,12 +34,12 @@ TEST(draw_of_ties_and_extremes) {
     }
 }
 
-// Probabilities 0.5, 0.25, 0.15, 0.07, 0.03 of ids 3, 0, 4, 1, 2, before they are rounded.
+// Probabilities 0.5, 0.25, 0.15, 0.07, 0.03 of ids 3, 0, 4, 1, 2, before rounding.
 static const double five_logits[5] = {-1.3862943611198906, -2.659260036932778, -3.506557897319982, -0.6931471805599453,
                                       -1.8971199848858813};
 static const int32_t five_order[5] = {3, 0, 4, 1, 2};
 
-// Only the `count` likeliest are drawn, each for its share of [0, 1).
+// Checks that only the `count` likeliest are drawn, each for its share of [0, 1).
 static void expect_shares(double temperature, size_t top_k, double top_p, size_t count) {
     enum { DRAWS = 1000 };
     const SamplingSettings settings = {temperature, top_k, top_p, 0};
@@ -67,8 +67,8 @@ TEST(draws_are_shares) {
                  {0, 0, 1},    {0, 0.49, 1}, {0, 0.51, 2},     {0, 0.74, 2}, {0, 0.76, 3}, {0, 0.89, 3},
                  {0, 0.91, 4}, {0, 0.98, 5}, {9, 0.76, 3},     {2, 0.66, 1}, {2, 0.68, 2}, {3, 0.55, 1},
                  {3, 0.57, 2}, {3, 0.83, 2}, {3, 0.85, 3},     {1, 0.01, 1}};
-    if (EMULATED) return; // takes long; the tokens are those of the reference (above)
-    // top-p: the fewest that hold at least it, of the top k: 0.5/0.75 = 0.667, 0.5/0.9 = 0.556, 0.75/0.9 = 0.833
+    if (EMULATED) return; // slow; the test above checks the tokens
+    // top-p: the fewest with at least this share of the top k: 0.5/0.75 = 0.667, 0.5/0.9 = 0.556, 0.75/0.9 = 0.833
     for (size_t i = 0; i < COUNT_OF(cases); i++) expect_shares(1.0, cases[i].top_k, cases[i].top_p, cases[i].count);
     for (double temperature = 0.25; temperature <= 4.0; temperature *= 2.0) { // p^(1/temperature), before top-k
         expect_shares(temperature, 0, 1.0, 5);

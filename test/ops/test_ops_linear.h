@@ -1,7 +1,7 @@
 /*
 The ops of linear attention and of the gate of attention's output: against their references, at shapes, spans and slots
-of every kind; and what holds of them without one: a call cut into several, a state's transfer, documents that do not
-meet. Names have no "linear" in them: rows of other matrix products (rows.txt) leave them out. Part of test_ops.c.
+of every kind. Without a reference: a call cut into several, a state's transfer, documents that do not meet. Names have
+no "linear" in them: rows of other matrix products (rows.txt) leave them out. Part of test_ops.c.
 */
 #ifndef TEST_OPS_LINEAR_H
 #define TEST_OPS_LINEAR_H
@@ -10,7 +10,7 @@ meet. Names have no "linear" in them: rows of other matrix products (rows.txt) l
 #include "test_ops_reference.h"
 
 // ---- the references against central differences ---------------------------------------------------------------------
-// Of 7 tokens 3 are the rest of a document with 2 tokens before; then one of one token, and one of three.
+// 7 tokens: 3 end a document that has 2 earlier tokens; then a document of one token, and one of three.
 static DeltaShape shape_of_seven(void) {
     static const Span span[] = {{0, 2, 5, 0}, {5, 5, 6, 3}, {8, 8, 11, 4}};
     const DeltaShape shape = {{span, 3, 0, 0.0}, 2, 4, 3, 2, 4, 23, 0};
@@ -30,7 +30,7 @@ static void gated_norm_problem_back(double *const *d, const double *dout, double
     reference_gated_norm_backward(d[0], d[1], d[2], dout, x[0], x[1], x[2], 2, 3, 4, 13, 1e-2, NULL);
 }
 
-// out, then the columns behind the call
+// out, then the columns after the call
 static void conv_problem(double *out, double *const *x) {
     const DeltaShape shape = shape_of_seven();
     memcpy(out + 7 * SEVEN_W, x[2], 3 * SEVEN_W * sizeof(double));
@@ -42,7 +42,7 @@ static void conv_problem_back(double *const *d, const double *dout, double *cons
     reference_conv_backward(d[0], d[1], d[2], dout, x[0], x[2], x[1], &shape, NULL);
 }
 
-// out, then the state behind the call
+// out, then the state after the call
 static void delta_problem(double *out, double *const *x, const DeltaShape *shape) {
     memcpy(out + 7 * 8, x[5], SEVEN_STATE * sizeof(double));
     reference_delta_forward(out, out + 7 * 8, NULL, x[0], x[1], x[2], x[3], x[4], shape, NULL);
@@ -51,7 +51,7 @@ static void delta_problem_back(double *const *d, const double *dout, double *con
     memcpy(d[5], dout + 7 * 8, SEVEN_STATE * sizeof(double));
     reference_delta_backward(d[0], d[1], d[2], d[3], d[4], d[5], dout, x[0], x[1], x[2], x[3], x[4], x[5], shape, NULL);
 }
-static DeltaShape shape_of_one_document(void) { // that goes on: its state and its gradient pass through
+static DeltaShape shape_of_one_document(void) { // continued: its state and its gradient pass through
     static const Span span = {0, 2, 9, 0};
     DeltaShape shape = shape_of_seven();
     shape.spans.span = &span, shape.spans.count = 1;
@@ -110,7 +110,7 @@ TEST(split_heads) {
     }
 }
 
-// gates NULL: random ones
+// gates NULL: random
 static void gate_case(const double *gates, size_t count, int same) {
     const OpShape s = {.n = 1, .NH = 1, .HD = count};
     case_of(same ? ", out is x, dx is dout, dgate is gate" : "", "gate of %g", gates ? gates[0] : NAN);
@@ -145,8 +145,8 @@ TEST(gated_norm) {
 }
 
 // ---- shapes and spans -----------------------------------------------------------------------------------------------
-// Lengths of documents until 0, and tokens of the first one before the call. The first are shorter than the
-// convolution's taps; the last ones begin on both sides of a block of the chunked form.
+// Lengths of documents, ended by 0, and earlier tokens of the first one. The first cases are shorter than the
+// convolution's taps; the last begin on both sides of a block of the chunked form.
 static const struct {
     size_t before, lengths[6];
 } spans_cases[] = {{0, {1}},        {1, {1}},      {7, {1}},    {0, {2, 1, 1, 3}}, {2, {1, 2, 5}},
@@ -168,7 +168,7 @@ static const size_t delta_shapes[][5] = {
     {1, 2, 65, 40, 9}, {3, 6, 4, 4, 15},  {1, 1, 128, 128, 6}, {1, 2, 130, 127, 4}, {2, 2, 128, 16, 2},
     {2, 2, 16, 16, 1}, {1, 4, 12, 70, 8}, {1, 1, 33, 65, 12}};
 
-// Emulated, a shape costs by its blocks: of those that have few, one token and both sides of 32, 64 and 128 in K.
+// Emulated, a shape costs by its blocks: keeps those with few, one token and both sides of 32, 64 and 128 in K.
 static int delta_shape_is_left_out(size_t s) {
     static const size_t kept[] = {0, 1, 6, 10, 12, 17};
     for (size_t i = 0; i < COUNT_OF(kept); i++)
@@ -187,7 +187,7 @@ TEST(conv) {
         conv_forward_case(&shape);
         conv_backward_case(&shape, s % 4 != 3);
     }
-    for (size_t s = 0; s < 8; s++) { // shorter than the taps, in a document that is longer
+    for (size_t s = 0; s < 8; s++) { // shorter than the taps, in a longer document
         const DeltaShape shape = shape_of_case(span, 1 + s / 2, 1, 2, 3, 5, s % 2 ? 8 : 4);
         conv_backward_case(&shape, 1);
     }
@@ -196,7 +196,7 @@ TEST(conv) {
     conv_backward_case(&wide, 1);
 }
 
-// Roundings of a state and of what is solved for with it accumulate.
+// Rounding errors of a state, and of what is solved with it, accumulate.
 static double delta_slack(const DeltaShape *shape) { return shape->K < 3 ? 12.0 : 4.0; }
 
 TEST(delta_forward) {
@@ -222,8 +222,8 @@ TEST(delta_backward) {
     }
 }
 
-// exp(-500) is 0, and what is exp(500) for another token must not be met; without decay, with beta 1 and keys that are
-// alike, what is solved for in a block has the largest powers.
+// exp(-500) is 0, and no exp(500) of another token may occur. No decay, beta 1 and equal keys make the largest powers
+// in a block's solution.
 TEST(delta_of_extreme_gates) {
     static const size_t spans[] = {11, 12, 14};
     Span span[MOST_SPANS];
@@ -236,7 +236,7 @@ TEST(delta_of_extreme_gates) {
         }
 }
 
-// Generation: documents begin in slots of 100 tokens; one token of each, a prompt in slot 2, prompts and single tokens.
+// Generation: documents begin in slots of 100 tokens; one token each, a prompt in slot 2, prompts and single tokens.
 TEST(delta_of_slots) {
     static const Span single[] = {{300, 305, 306, 0}, {0, 99, 100, 1}, {502, 510, 511, 2}, {100, 100, 101, 3}},
                       prompt = {200, 200, 237, 0}, rest = {200, 237, 303, 0},
@@ -253,7 +253,7 @@ TEST(delta_of_slots) {
 }
 
 // ---- a call in parts ------------------------------------------------------------------------------------------------
-// Rows [begin, end) of a call, as a call of their own
+// Returns rows [begin, end) of a call as a call of its own.
 static DeltaShape part_of(const DeltaShape *whole, size_t begin, size_t end, Span *span) {
     DeltaShape part = *whole;
     part.spans.span = span, part.spans.count = 0;
@@ -274,7 +274,7 @@ static void copy_tensor(const Guarded *to, size_t element, const Guarded *t, siz
     ops->copy(from(to, element), t->data, count * dtype_size(t->type));
 }
 
-// What passes from call to call, and what calls leave
+// Tensors passed from call to call, and the calls' results
 typedef struct {
     Guarded *conv, *columns, *kept_columns, *dconv, *dweight, *dcolumns;
     Guarded *out, *state, *kept_state, *dx, *db, *da, *dA_log, *ddt_bias, *dstate;
@@ -300,7 +300,7 @@ static Parts parts_of(const DeltaShape *shape, const double *const *before) {
     return p;
 }
 
-// Forward in `count` calls that end at rows `cut`, backward in the same ones, the last first.
+// Runs forward in `count` calls that end at rows `cut`, and backward in the same calls, the last first.
 static void run_parts(const Parts *p, const DeltaInputs *in, const Guarded *x, const Guarded *weight,
                       const Guarded *dout, const Guarded *scratch, const DeltaShape *whole, const size_t *cut,
                       size_t count) {
@@ -329,7 +329,7 @@ static void run_parts(const Parts *p, const DeltaInputs *in, const Guarded *x, c
     }
 }
 
-// Results of two ways to the same
+// Compares two ways' results.
 static void expect_alike(const Guarded *found, const Guarded *wanted, double scale) {
     double *values = case_doubles(wanted->count);
     for (size_t i = 0; i < wanted->count; i++) values[i] = result(wanted, i);
@@ -377,7 +377,7 @@ TEST(delta_in_parts) { // one call, and several that pass on states, columns and
 }
 
 // ---- documents do not meet ------------------------------------------------------------------------------------------
-// Other values in the rows of one span of an input whose rows are `stride` elements apart
+// Changes the rows of one span of an input whose rows are `stride` elements apart.
 static void change_rows(Guarded *t, const Span *span, size_t width, size_t stride) {
     for (size_t i = span->row * stride; i < (span->row + span_length(span)) * stride; i++)
         if (i % stride < width) element_write(t->before + t->offset, t->type, i, 100.0 * test_normal());
@@ -391,7 +391,7 @@ static void expect_rows_kept(const Guarded *t, const unsigned char *then, const 
             test_fail("%s: row %zu changed with another document's", t->name, row);
 }
 
-TEST(delta_of_other_documents) { // a document's tokens change no bit of others' results, whether before or behind
+TEST(delta_of_other_documents) { // a document's tokens change no bit of others' results, before or after it
     static const size_t cases[] = {9, 14, 10, 3};
     Span span[MOST_SPANS];
     for (size_t s = 0; s < COUNT_OF(cases) * 3; s++) {
@@ -438,8 +438,8 @@ TEST(delta_of_other_documents) { // a document's tokens change no bit of others'
     }
 }
 
-// ---- what a state does to the one behind ----------------------------------------------------------------------------
-TEST(delta_transfer) { // the state behind a call is transfer * the one before + the one behind it where that was 0
+// ---- transfer of a state --------------------------------------------------------------------------------------------
+TEST(delta_transfer) { // state after a call = transfer * the state before + the state after it from 0
     Span span[MOST_SPANS];
     static const size_t cases[][3] = {{12, 16, 8}, {7, 5, 33}, {2, 3, 2}};
     for (size_t s = 0; s < COUNT_OF(cases); s++) {

@@ -1,5 +1,5 @@
 /*
-AdamW with moments in 8 bits, beside what bitsandbytes' AdamW8bit has on a CPU (test/golden/make_moments.py): codes and
+AdamW with moments in 8 bits, compared with bitsandbytes' AdamW8bit on a CPU (test/golden/make_moments.py): codes and
 scales of its quantiser to the bit, its steps to rounding; a parameter in parts. Part of test_ops.c.
 */
 #ifndef TEST_OPS_MOMENTS_H
@@ -8,7 +8,7 @@ scales of its quantiser to the bit, its steps to rounding; a parameter in parts.
 
 enum { MOMENTS = 1100, MOMENT_SCALES = 5, MOMENT_STEPS = 4 };
 
-// As in moments.bin, in its order
+// The content of moments.bin, in its order
 typedef struct {
     uint8_t m[MOMENTS], v[MOMENTS];
     float m_scales[MOMENT_SCALES], v_scales[MOMENT_SCALES];
@@ -75,7 +75,7 @@ static MomentTensors moment_tensors(const MomentState *from, const double *weigh
     return t;
 }
 
-// Elements [first, first + count), of which the first is at block_first of a block
+// Elements [first, first + count); the first is at block_first of a block
 static void moment_call(const MomentTensors *t, AdamW s, size_t first, size_t count, size_t block_first) {
     const size_t block = (block_first + first) / MOMENT_BLOCK;
     s.first = first, s.block_first = (block_first + first) % MOMENT_BLOCK;
@@ -91,7 +91,7 @@ static AdamW moment_step(int64_t step) {
     return s;
 }
 
-// At most `others` codes are another than expected, and these its neighbours; scales to `close`, relatively.
+// Checks that at most `others` codes differ, and only by one; scales to `close`, relatively.
 static void expect_moments(const char *name, const Guarded *codes, const uint8_t *expected, const Guarded *scales,
                            const float *expected_scales, size_t others, double close) {
     size_t found = 0;
@@ -122,7 +122,7 @@ TEST(moments_steps) {
     const MomentFile *file = moment_file();
     const MomentStep *at = NULL;
     static const MomentState zeros;
-    for (int step = 1; step <= MOMENT_STEPS; step++) { // each from what bitsandbytes has before it
+    for (int step = 1; step <= MOMENT_STEPS; step++) { // each from bitsandbytes' state before it
         const MomentStep *expected = &file->step[step - 1];
         case_of("", "step %d", step);
         double *weights = moment_values(0, 8);
@@ -144,7 +144,7 @@ static void moments_in_parts(const MomentTensors *t, const size_t *cut, size_t p
     for (size_t i = 0; i < parts; i++) moment_call(t, moment_step(3), cut[i], cut[i + 1] - cut[i], block_first);
 }
 
-// A parameter that begins within a block, as a whole and cut where blocks are
+// A parameter that begins within a block, as a whole and cut at blocks
 TEST(moments_parts) {
     enum { BEFORE = 100, PARTS = 3 };
     static const size_t cut[PARTS + 1] = {0, MOMENT_BLOCK - BEFORE, 3 * MOMENT_BLOCK - BEFORE, MOMENTS};

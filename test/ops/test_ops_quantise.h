@@ -1,7 +1,6 @@
 /*
 Matrices in 4 bits: records of random codes and scales, among them zeros, tiny and large ones, decoded to the bits that
-quant_decode gives on the host; products with them. What lies between a record's parts must not matter. Part of
-test_ops.c.
+quant_decode gives on the host; products with them. Bytes between a record's parts must not matter. Part of test_ops.c.
 */
 #ifndef TEST_OPS_QUANTISE_H
 #define TEST_OPS_QUANTISE_H
@@ -12,7 +11,7 @@ static float random_scale(void) {
     return test_random_below(20) ? ldexpf((float)(0.5 + test_uniform()), exponent) : 0.0f;
 }
 
-// A record of n elements: NaN where nothing belongs to it.
+// Returns a record of n elements: NaN between its parts.
 static uint8_t *random_record(QuantFormat f, size_t n) {
     const QuantParts p = quant_parts(f, n);
     uint8_t *record = (uint8_t *)case_memory(p.bytes);

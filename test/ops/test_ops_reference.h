@@ -9,7 +9,7 @@ d input. Part of test_ops.c.
 
 enum { MOST_INPUTS = 6, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 3 };
 
-// out[outputs] of the inputs x, and d, the gradients of these, which are 0 beforehand.
+// out[outputs] of the inputs x, and d, their gradients, which begin at 0.
 typedef struct {
     const char *name;
     size_t inputs[MOST_INPUTS], outputs;
@@ -129,7 +129,7 @@ static double *normals(size_t count) {
     return values;
 }
 
-// The slope of the loss along input[i].
+// Returns the slope of the loss along input[i].
 static double slope_of(const Problem *p, double *const *x, const double *dout, double *input) {
     const double step = 1e-5, at = *input;
     double *above = case_doubles(p->outputs), *below = case_doubles(p->outputs), slope = 0.0;
@@ -142,7 +142,7 @@ static double slope_of(const Problem *p, double *const *x, const double *dout, d
     return slope;
 }
 
-// Inputs whose elements an op does not read have no slope, and no gradient.
+// Unread input elements have no slope, and no gradient.
 static void expect_gradients(const Problem *p) {
     double *x[MOST_INPUTS], *d[MOST_INPUTS];
     case_of("", "%s", p->name);
@@ -164,7 +164,7 @@ TEST(reference_gradients) {
     for (size_t p = 0; p < COUNT_OF(problems); p++) expect_gradients(&problems[p]);
 }
 
-TEST(reference_gelu_is_of_tanh) { // as ops.h writes it
+TEST(reference_gelu_is_of_tanh) { // as in ops.h
     for (double x = -6.0; x < 6.0; x += 0.3) {
         const double z = sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x),
                      tanh_form = 0.5 * x * (1.0 + tanh(z));

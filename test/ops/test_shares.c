@@ -1,8 +1,7 @@
 /*
-Shares of attention's work for up to 64 threads: the tasks of llmc/ops/cpu/attention_tasks.h in their order, each taken
-by the thread that is free first and begun when what it waits for is done. A task takes as long as it has query-key
-pairs. For the heads and windows of every preset, 4096 tokens in chunks of 1024, a pass takes at most 1.1 times the mean
-of the threads' work.
+Shares of attention's work for up to 64 threads: the tasks of llmc/ops/cpu/attention_tasks.h in order, each taken by the
+first free thread and begun after its dependencies. A task takes as long as it has query-key pairs. Cases: the heads and
+windows of every preset, 4096 tokens in chunks of 1024. A pass takes at most 1.1 times the mean of the threads' work.
 */
 #include "test/base/testing.h"
 #include "llmc/model/config.h"
@@ -10,7 +9,7 @@ of the threads' work.
 
 enum { THREADS_MOST = 64, TASKS_MOST = 4096 };
 
-// Time of a task that may begin at `earliest`: the next task is that of the thread that is free first.
+// Times a task that may begin at `earliest`: the first free thread takes it.
 static double run_task(double *free_at, size_t threads, double earliest, double work) {
     size_t first = 0;
     for (size_t t = 1; t < threads; t++)

@@ -1,10 +1,10 @@
 /*
 Shares of the work of linear layers' products (llmc/ops/cpu/product_plain.h; oneDNN's own cut cannot be seen) for up to
-64 threads: the items of product_grid in their order, each taken by the thread that is free first. An item takes as long
-as it has multiply-adds of whole tiles; packing is left out. For the widths of every preset, chunks of 1024 tokens and
-512 rows of logits, all products of a pass take at most 1.1 times the mean of the threads' work (1.12 below a width
-of 768), counted without the rounding to tiles. The threads of a product meet once; no two write to one cache line:
-items end at whole panels of columns, which are whole lines.
+64 threads. Each item of product_grid, in order, is taken by the first free thread. An item takes as long as its
+multiply-adds of whole tiles, without packing. Cases: the widths of every preset, chunks of 1024 tokens, 512 rows of
+logits. All products of a pass take at most 1.1 times the mean of the threads' work (1.12 below a width of 768), counted
+without the rounding to tiles. The threads of a product meet once; no two write to one cache line: items end at whole
+panels of columns, which are whole lines.
 */
 #include "test/base/testing.h"
 #include "llmc/model/config.h"
@@ -14,7 +14,7 @@ static void watch_at_work(void) {} // of the whole op set
 
 enum { THREADS_MOST = 64 };
 
-// Adds the time of a product to *time, and the mean of its threads' work to *mean.
+// Adds a product's time to *time, and its threads' mean work to *mean.
 static void share_product(size_t m, size_t n, size_t k, size_t threads, double *time, double *mean) {
     Product p = product_of("shares", m, n, k, NULL, NULL, NULL);
     const ProductGrid grid = product_grid(&p, threads);

@@ -1,6 +1,6 @@
 /*
-Transfers between the device and its places, host memory and files on disk, through the linked op set: bytes of any
-range and length, several under way at once, in threads and late.
+Transfers between the device and its places, host memory and files on disk, through the linked op set: any range and
+length, several in flight, in threads and late.
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -11,7 +11,7 @@ enum { PLACE_BYTES = 9000001, DEVICE_BYTES = 5000003 }; // a file's piece is 4 M
 typedef struct {
     int disk;
     char *device, *place;
-    unsigned char *on_device, *in_place, *seen; // what they hold; seen: room for both
+    unsigned char *on_device, *in_place, *seen; // their contents; seen: room for both
 } Places;
 
 static void read_all(Places *p) {
@@ -42,7 +42,7 @@ static void places_close(Places *p) {
     (p->disk ? ops_device->disk_release : ops_device->host_release)(p->place, PLACE_BYTES);
 }
 
-// A range within [begin, end), mostly a short one.
+// Returns a range within [begin, end), mostly a short one.
 static size_t range(size_t *begin, size_t end) {
     const size_t all = end - *begin, most = test_random_below(6) ? min_size(all, 20000) : all;
     const size_t bytes = 1 + test_random_below(most);
@@ -50,7 +50,7 @@ static size_t range(size_t *begin, size_t end) {
     return bytes;
 }
 
-// Stores to one part of the place from one part of the device, and loads between the others, more than a queue holds.
+// Stores from one part of the device to one part of the place, and loads between the others, more than a queue holds.
 static void transfers_cross(Places *p) {
     for (size_t round = 0; round < 12; round++) {
         const size_t place = 1 + test_random_below(PLACE_BYTES - 1), device = 1 + test_random_below(DEVICE_BYTES - 1);
@@ -69,7 +69,7 @@ static void transfers_cross(Places *p) {
             if (i % 7 == 3) ops_device->await_transfer(stored);
         }
         ops_device->await_transfer(stored), ops_device->await_transfer(loaded);
-        ops_device->await_transfer(stored), ops_device->await_transfer(0); // have been done
+        ops_device->await_transfer(stored), ops_device->await_transfer(0); // are done
         read_all(p);
     }
 }
@@ -88,7 +88,7 @@ TEST(transfers_to_disk_when_awaited) {
     if (strcmp(ops_device->name, "nccl")) unsetenv("STREAMBP_TRANSFERS");
 }
 
-// An op that reads too early, or changes a source too early, is seen: nothing happens before it is awaited.
+// An op that reads or changes memory too early is seen: transfers happen only when awaited.
 TEST(transfers_are_late) {
     if (!strcmp(ops_device->name, "cuda")) test_skip("a GPU begins at once");
     setenv("STREAMBP_TRANSFERS", "late", 1);
@@ -109,7 +109,7 @@ TEST(transfers_are_late) {
         ops_device->await_transfer(load);
         ops_device->copy_out(before, p.device + 40001, BYTES);
         assert_memory_equal(before, after, BYTES);
-        ops_device->load(p.device + 40001, p.place + 3, BYTES); // never awaited, of memory that is gone
+        ops_device->load(p.device + 40001, p.place + 3, BYTES); // never awaited, of released memory
         places_close(&p);
         p = places_open(disk);
         ops_device->await_transfer(ops_device->load(p.device, p.place, 1));

@@ -1,6 +1,6 @@
 /*
 Chunk-major methods: spaco's gradient is unbiased. The expectation over all subsets of chunks, each weighted by its
-probability, is the exact gradient. Draws follow from seed and sequence alone.
+probability, is the exact gradient. Draws depend on seed and sequence alone.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -26,7 +26,7 @@ static TinyCase case_make(const char *text, ObjectiveKind kind) {
     return c;
 }
 
-// Gradient and loss with a backward for these chunks alone
+// Returns gradient and loss with backward for these chunks alone.
 static TinyResult subset_run(const TinyCase *c, RunSettings settings, size_t subset) {
     const Model *table = tiny_table(c);
     const double Z = objective_normaliser(&settings.objective, batch_count(&c->batch));
@@ -41,7 +41,7 @@ static TinyResult subset_run(const TinyCase *c, RunSettings settings, size_t sub
     return result;
 }
 
-// Distance of the expected gradient from the exact one, relative to it
+// Returns the relative distance of the expected gradient from the exact one.
 static double bias(const TinyCase *c, double keep) {
     const Model *table = tiny_table(c);
     RunSettings settings = tiny_settings(c, METHOD_SPACO, CHUNK, 4);
@@ -92,7 +92,7 @@ TEST(draws) {
     sparse.seed = 8, chunks_draw(&sparse, 1000);
     for (size_t i = 0; i < 1000; i++) wrong += drawn[0][i] != drawn[1][i];
     assert_true(wrong > 200);
-    size_t place[10] = {0}; // each is drawn as often as the others
+    size_t place[10] = {0}; // all are drawn equally often
     for (sparse.seed = 0, sparse.keep = 0.3; sparse.seed < 10000; sparse.seed++) {
         chunks_draw(&sparse, 10);
         for (size_t i = 0; i < 10; i++) place[i] += drawn[1][i];

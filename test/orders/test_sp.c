@@ -1,9 +1,8 @@
 /*
-Sequence parallelism against one process. Every rank first makes the result of a process alone, then the ranks share
-each stream: loss, every gradient, and log-probabilities must be the same; over families, methods, chunks, lengths (also
-shorter than the ranks), documents with borders anywhere, windows, objectives, adapters with dropout. What was sent
-follows a formula that knows nothing of chunks, and memory is as planned. Run under mpirun with 2, 3 or 4 processes; 4
-are also two replicas of two.
+Sequence parallelism against one process. Every rank first runs alone, then the ranks share each stream: loss, every
+gradient, and log-probabilities must be the same. Covers families, methods, chunks, lengths (also shorter than the
+ranks), documents with any borders, windows, objectives, adapters with dropout. The bytes sent follow a formula without
+chunks, and memory matches the plan. Run under mpirun with 2, 3 or 4 processes; 4 are also two replicas of two.
 */
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"
@@ -27,7 +26,7 @@ static const char *const models[] = {
     TINY_MISTRAL ",sliding_window=5",
     TINY_MISTRAL ",sliding_window=1",
     TINY_OLMO ",sliding_window=7",
-    // linear attention: beside attention, with more value heads than keys; alone, its convolution longer than parts
+    // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
 };
@@ -58,7 +57,7 @@ static Case case_make(const char *text, int lora) {
 // ---- a step ---------------------------------------------------------------------------------------------------------
 typedef struct {
     TinyResult step;
-    float *logp[STREAMS_MOST]; // of the streams this rank was part of; memory of the case
+    float *logp[STREAMS_MOST]; // of this rank's streams; memory of the case
     RunSettings settings;
     Traffic sent;         // by its streams' forward and backward passes
     size_t peak, planned; // bytes of the arena
@@ -85,9 +84,9 @@ static Result run_alone(const Case *c, Method method, size_t chunk, size_t logit
     return run(c, world_alone(), tiny_settings(&c->tiny, method, chunk, logits_chunk));
 }
 
-// Some gradients are zero but for rounding: biases of keys, queries that see one key.
+// Some gradients are zero up to rounding: biases of keys, queries that see one key.
 static void expect_same(const Case *c, const Result *found, const Result *expected) {
-    const double allowed = bound(c->tiny.lora.rank > 0), precision = fmax(allowed, 1e-6); // logp is handed out as fp32
+    const double allowed = bound(c->tiny.lora.rank > 0), precision = fmax(allowed, 1e-6); // logp is returned as fp32
     tiny_expect_same(tiny_table(&c->tiny), found->step, expected->step, allowed, 0.1, 0.03);
     for (size_t i = 0; i < c->batches && i < STREAMS_MOST; i++)
         for (size_t t = 0; found->logp[i] && expected->logp[i] && t < c->batch[i].N; t++) {
@@ -97,7 +96,7 @@ static void expect_same(const Case *c, const Result *found, const Result *expect
         }
 }
 
-// ---- what is sent, from the owner of every token --------------------------------------------------------------------
+// ---- bytes sent, from the owner of every token ----------------------------------------------------------------------
 static size_t owner_of(size_t t, size_t N, size_t S) {
     const size_t each = (N + 2 * S - 1) / (2 * S), first = min_size(N, S * each);
     return t < first ? t / each : S - 1 - (t - first) / ((N - first + S - 1) / S);
@@ -115,7 +114,7 @@ static size_t document_at(const Batch *batch, size_t t) {
     return d;
 }
 
-// Tokens of `owner` that one of `seer` sees within the window, each counted once; reversed: of any seer.
+// Counts the tokens of `owner` that a token of `seer` sees within the window.
 static size_t seen_tokens(const Batch *batch, size_t S, size_t owner, size_t seer, size_t window) {
     size_t seen = 0;
     for (size_t key = 0; key < batch->N; key++) {
@@ -145,8 +144,8 @@ static void expect_sent(const Case *c, const Result *r) {
     const double rounds = settings->method == METHOD_FULL || settings->keep ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
     for (const Batch *batch = c->batch + own.begin; batch < c->batch + own.begin + own.count; batch++) {
-        const size_t N = batch->N, rows = (N + S - 1) / S * S; // gathered in equal portions
-        if (settings->ring) { // every block but the next rank's goes on, once more with its gradient
+        const size_t N = batch->N, rows = (N + S - 1) / S * S; // gathered in equal shares
+        if (settings->ring) { // forwards every block but the next rank's, and once more with its gradient
             keys += rounds * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
             gradients += layers * row * (double)(N * d.summed);
         } else {
@@ -168,8 +167,8 @@ static void expect_sent(const Case *c, const Result *r) {
     expect_bytes(TRAFFIC_KEY_VALUE_GRADIENTS, r->sent.bytes[TRAFFIC_KEY_VALUE_GRADIENTS], gradients, 1e-9);
 }
 
-// A plan counts the mean over the ranks: together they send as much as they planned together. The rank with the most
-// tokens needs the memory that was planned, no rank more.
+// Compares with the plan, which has the mean over the ranks: their sums must agree. The rank with the most tokens needs
+// exactly the planned memory; the others at most that.
 static void expect_planned(const Case *c, const Result *r) {
     const Range own = case_own(c, world);
     double sum[2 * TRAFFIC_KINDS] = {0}, most[4] = {0}, peak = 0; // sent, planned
@@ -187,10 +186,10 @@ static void expect_planned(const Case *c, const Result *r) {
     if (peak != (double)r->planned) test_fail("%.0f bytes of %zu planned were used", peak, r->planned);
 }
 
-// ring: keys and values are passed around, instead of being gathered.
+// ring: keys and values are passed around instead of gathered.
 static void expect_shared(const Case *c, const Result *expected, int ring, Method method, size_t chunk,
                           size_t logits_chunk) {
-    static int call; // attention's outputs are computed again, kept on the device, in host memory
+    static int call; // attention's outputs are recomputed, kept on the device, in host memory
     RunSettings settings = tiny_settings(&c->tiny, method, chunk, logits_chunk);
     settings.ring = ring, tiny_keep(&settings, (size_t)call++ % 3);
     Result found = run(c, world, settings);
@@ -201,7 +200,7 @@ static void expect_shared(const Case *c, const Result *expected, int ring, Metho
 }
 
 // ---- tests ----------------------------------------------------------------------------------------------------------
-// Every family, a part of the lengths, by some methods and chunks: the numbers of ranks together meet all.
+// Runs every family and a part of the lengths, by some methods and chunks; all numbers of ranks together cover all.
 static void families_agree(size_t sp, size_t first, size_t end) {
     static const size_t chunks[] = {1, 3, 7, 100};
     const size_t ranks = dist_ranks(), step = all_cases() ? 1 : ranks == 4 ? 4 : 2;
@@ -265,7 +264,7 @@ static Batch answers_batch(const Case *c, size_t replica) {
     return batch;
 }
 
-// Each with a full model and a third of the methods, and with adapters and others.
+// Runs each objective with a full model and with adapters, by two thirds of the methods each.
 static void objectives_agree(size_t sp) {
     static const struct {
         int ring;
@@ -299,7 +298,7 @@ TEST(objectives_in_replicas) {
     objectives_agree(2);
 }
 
-// Documents [begin, end) of a batch, as a part of it
+// Returns documents [begin, end) of a batch as a part of it.
 static Batch part_of(const Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin], N = whole->document_start[end] - first;
     Batch part = batch_allocate(N, end - begin);
@@ -317,7 +316,7 @@ static Batch part_of(const Batch *whole, size_t begin, size_t end) {
     return part;
 }
 
-// Two parts of one micro-batch drop what the whole drops.
+// Two parts of one micro-batch drop the same elements as the whole.
 TEST(parts_drop_the_same) {
     Case whole = case_make(models[1], 1), parts = case_make(models[1], 1);
     world_begin(dist_ranks() == 4 ? 2 : dist_ranks());
@@ -334,7 +333,7 @@ TEST(parts_drop_the_same) {
 }
 
 // ---- memory and determinism -----------------------------------------------------------------------------------------
-// The same step twice: the same bits, whichever rank.
+// The same step twice gives the same bits on every rank.
 TEST(deterministic) {
     Case c = case_make(models[4], 0);
     world_begin(dist_ranks());
@@ -355,7 +354,7 @@ static size_t planned(const Model *model, World w, size_t N) {
     return plan_make(&settings, &batch).total_bytes;
 }
 
-// With layer inputs the largest part, two ranks need at most 0.6 of one's memory each.
+// With layer inputs the largest part, two ranks need at most 0.6 of one rank's memory each.
 TEST(two_ranks_need_little_more_than_half) {
     static const char *const deep[] = {
         "qwen3,hidden_size=512,intermediate_size=1024,num_hidden_layers=28,num_attention_heads=8,num_key_value_heads=4,"
@@ -374,7 +373,7 @@ TEST(two_ranks_need_little_more_than_half) {
     }
 }
 
-// A plan for the longest of many streams holds every one of them.
+// A plan for the longest of many streams fits all of them.
 TEST(plans_never_fall) {
     static const size_t planned_models[] = {0, 3, 6};
     for (size_t m = 0; m < 3; m++) {

@@ -1,7 +1,6 @@
 /*
-attention_calls.h: the calls of a chunk cover each query-key pair once, within what the library takes; and the share of
-pairs that is left to our own kernels, at the real sizes of calls, over the chunks that a run would make. Part of
-test_plan.c.
+attention_calls.h: the calls of a chunk cover each query-key pair once, within the library's limits; and the share of
+pairs left to our own kernels, at real sizes of calls, over the chunks of a run. Part of test_plan.c.
 */
 #ifndef TEST_PLAN_ATTENTION_CALLS_H
 #define TEST_PLAN_ATTENTION_CALLS_H
@@ -11,8 +10,8 @@ test_plan.c.
 
 typedef struct {
     const AttentionCut *cut;
-    KeyRange range;        // keys of the shape
-    size_t first, queries; // queries of the span, counted from its document
+    KeyRange range;        // the shape's keys
+    size_t first, queries; // the span's queries, counted from its document
     int *pairs;            // [queries][keys]
 } Covered;
 
@@ -43,7 +42,7 @@ static void cover(void *to, const AttentionCall *call) {
     cover_pairs(c, call);
 }
 
-// A call that is not the first of its queries is merged, and none has more keys than the library counts.
+// Checks that every call but the first of its queries is merged, and none has more keys than the library can count.
 static void cover_forward(void *to, const AttentionCall *call) {
     const Covered *c = (const Covered *)to;
     const size_t query = call->span.begin - call->span.document - c->first, keys = call->keys.end - call->keys.begin;
@@ -115,16 +114,16 @@ TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements a
     const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
     AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
     attention_forward_calls(&cut, &shape, attention_count, &forward);
-    if (forward.calls != 300 || forward.own > 1e-4 * forward.library) // 292 of a block, its rest in four twice
+    if (forward.calls != 300 || forward.own > 1e-4 * forward.library) // 292 of a block, the rest in 2 x 4
         test_fail("%g calls of %g pairs", forward.calls, forward.library);
-    cut.takes = asked_to_take; // once or twice for each length of a piece's calls, not for each of its blocks
+    cut.takes = asked_to_take; // once or twice per length of a piece's calls, not per block
     attention_backward_calls(&cut, &shape, 0, 1200000, attention_count, &backward);
     if (!(backward.calls > 40000) || times_asked > 6000)
         test_fail("asked %zu times for %g calls", times_asked, backward.calls);
 }
 
-// One chunk behind 8192 tokens, by hand: keys 0 to 8192 in one call, and the square of its own; what each gives is read
-// in 2 bytes and added in 4.
+// One chunk after 8192 tokens, by hand: keys 0 to 8192 in one call, and its own square. Each result is read in 2 bytes
+// and added in 4.
 TEST(attention_calls_counted_by_hand) {
     const AttentionChoice choice = {0, (size_t)8 << 30};
     const AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
@@ -141,7 +140,7 @@ TEST(attention_calls_counted_by_hand) {
                   backward.staged, staged);
 }
 
-// Percent of query-key pairs that are left to our own kernels, forward or backward, whichever is more
+// Returns the percentage of query-key pairs left to our own kernels: the larger of forward and backward.
 static double own_percent(const Batch *batch, size_t ranks) {
     const AttentionChoice choice = {0, 0};
     AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
@@ -174,11 +173,11 @@ static double own_percent(const Batch *batch, size_t ranks) {
     return 100 * fmax(forward.own, backward.own) / pairs;
 }
 
-// Shares that leave the library at chunk 4096. With blocks on a grid from the document's start they were 18.4, 13, 12.8
-// and 13.2 percent backward.
+// Shares left to our own kernels at chunk 4096. Blocks on a grid from the document's start left 18.4, 13, 12.8 and 13.2
+// percent backward.
 TEST(attention_that_leaves_the_library) {
     static const struct {
-        size_t shortest, longest, first, N, ranks; // documents' lengths, that of the first one
+        size_t shortest, longest, first, N, ranks; // lengths of documents; length of the first one
         double most;
     } cases[] = {{1024, 8192, 0, 262144, 1, 6},
                  {8192, 65536, 0, 1048576, 1, 2},

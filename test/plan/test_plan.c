@@ -1,6 +1,6 @@
 /*
-The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region
-of the arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
+The plan: its FLOPs and bytes equal those of the whole walk that it abbreviates; every tensor of every op is within a
+region of the arena; memory per token follows the formula in streambp.h's method table; and planning is fast.
 */
 #include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
@@ -14,7 +14,7 @@ static Model planned_model(const char *text, DType dtype) {
     return model_build(&config, dtype);
 }
 
-// Documents of these lengths, without tokens: one of the last few shapes.
+// Returns documents of these lengths, without tokens; valid for the next few calls.
 static Batch shape_of(const size_t *length, size_t documents) {
     static size_t starts[4][8];
     static size_t next;
@@ -180,7 +180,7 @@ TEST(answers_at_once) {
     }
 }
 
-// The dry op set's range check: a walk whose arena is too small for one op's tensor must die.
+// The dry op set checks ranges: a walk must die if its arena is too small for one op's tensor.
 static void too_far(const void *context) {
     const char *name = (const char *)context;
     const Norm norm = {1e-6, 0, NORM_RMS};
@@ -198,8 +198,8 @@ static void too_far(const void *context) {
     }
 }
 
-// The last two chunks of the op set's own size share their tokens where the last would be short; chunks that were asked
-// for do not.
+// With the op set's own chunk size, the last two chunks share their tokens if the last would be short. Explicit sizes
+// do not.
 TEST(chunks_are_even) {
     // tokens, chunks of the CPU's 1024, tokens of the last two of them
     static const size_t cases[][4] = {{1025, 2, 640, 385},     {1100, 2, 640, 460},   {1151, 2, 640, 511},
@@ -219,7 +219,7 @@ TEST(chunks_are_even) {
             begin += tokens.count;
         }
     }
-    // and a run takes them
+    // and a run uses them
     const size_t length[] = {1025};
     SCOPED(tiny_case_free) TinyCase c = tiny_case(models[1], 0);
     c.batch = tiny_batch(length, 1, c.model.config.vocab_size, 1, 11);
@@ -232,8 +232,8 @@ TEST(chunks_are_even) {
     free(even.gradient), free(same.gradient), free(other.gradient);
 }
 
-// A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into
-// that.
+// A run is planned for the largest stream of its data. Anything shorter, in any number of documents, must fit into the
+// plan.
 TEST(shorter_streams_need_no_more) {
     const size_t sparse = all_cases() ? 1 : 5;
     static const char *const wide[] = {"qwen3-0.6b,num_hidden_layers=2", "gpt2,num_hidden_layers=1",
@@ -269,12 +269,12 @@ TEST(shorter_streams_need_no_more) {
     printf("             %zu plans\n", plans);
 }
 
-// The formula of flops.h counts what the dry walk counts, to the bit; where layers differ, within rounding.
+// The formula of flops.h equals the dry walk's count to the bit; within rounding if layers differ.
 TEST(formula_counts_what_the_walk_counts) {
     static const size_t lengths[4][5] = {{300, 0, 0, 0, 0}, {1, 100, 64, 33, 2}, {1, 1, 1, 1, 1}, {64, 64, 64, 0, 0}};
     static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_GRPO, OBJECTIVE_DPO, OBJECTIVE_KTO};
     static const size_t chunks[] = {0, 64, 7};
-    const size_t step = all_cases() ? 1 : 5; // coprime to what it steps through
+    const size_t step = all_cases() ? 1 : 5; // coprime to the factors below
     size_t walks = 0;
     for (size_t m = 0; m < MODELS; m++) {
         SCOPED(model_free) Model model = planned_model(models[m], DTYPE_FP32);
@@ -314,7 +314,7 @@ TEST(formula_counts_what_the_walk_counts) {
     printf("             %zu walks\n", walks);
 }
 
-// Cost of a further token between two lengths: bytes of keys and values in evaluation, FLOPs of a pass in training.
+// Cost per token between two lengths: bytes of keys and values in evaluation, FLOPs of a pass in training.
 typedef struct {
     double kv, flops;
 } Growth;
@@ -333,8 +333,8 @@ static Growth growth(const char *text, size_t near, size_t far) {
     return g;
 }
 
-// A window's use: keys and values of the stream's length are not there where every layer has one, and a token's
-// attention costs a window's pairs, not the stream's.
+// With windows in all layers, keys and values of the stream's length disappear, and a token's attention costs the
+// window's pairs.
 TEST(windows_bound_memory_and_flops) {
 #define WIDE                                                                                                           \
     ",hidden_size=128,intermediate_size=256,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,head_dim=" \
@@ -356,8 +356,8 @@ TEST(windows_bound_memory_and_flops) {
 #undef WIDE
 }
 
-// Bytes of a further token of a hybrid: layer inputs and dx, keys and values with their gradients of one layer with
-// attention or, where that is more, states of one of linear attention; and 20 of the batch.
+// Bytes per token of a hybrid: layer inputs and dx; the larger of one full-attention layer's K, V with gradients and
+// one linear layer's states; 20 of the batch.
 TEST(hybrids_grow_by_the_formula) {
     static const char *const texts[] = {"qwen3.5-0.8b", "qwen3.5-9b", "qwen3.5-9b,layer_types=l",
                                         "qwen3.5-9b,num_key_value_heads=1,head_dim=32"};
@@ -381,8 +381,8 @@ TEST(hybrids_grow_by_the_formula) {
     }
 }
 
-// Bytes of a further token of seco: K, V and gradients of layers that see everything; K, V before each chunk where
-// windows are shorter than chunks, else of all tokens; the states before each chunk; and 20 of the batch.
+// Bytes per token of seco: K, V and gradients of full-attention layers; windowed K, V before each chunk (of all tokens
+// if windows exceed chunks); the states before each chunk; 20 of the batch.
 TEST(chunk_major_grows_by_the_formula) {
     static const char *const texts[] = {"qwen3-8b", "qwen2.5-7b", "qwen3.5-9b", "gemma3-12b"};
     static const size_t chunks[] = {256, 1024, 4096};
@@ -405,7 +405,7 @@ TEST(chunk_major_grows_by_the_formula) {
     }
 }
 
-// A process alone has nobody to deal with, whatever the stage.
+// A process alone shards nothing in any stage.
 TEST(stages_are_nothing_alone) {
     static const size_t length[] = {11, 30};
     for (size_t i = 0; i < MODELS; i++) {
@@ -429,7 +429,7 @@ TEST(stages_are_nothing_alone) {
 TEST(ranges_are_checked) {
     assert_int_equal(run_child(too_far, "nothing")->code, 0);
     assert_int_equal(run_child(too_far, "one row too many")->code, EXIT_RUNTIME); // it ends in the next region
-    assert_int_equal(run_child(too_far, "popped")->code, EXIT_RUNTIME);           // in a dead one
+    assert_int_equal(run_child(too_far, "popped")->code, EXIT_RUNTIME);           // in a dead region
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

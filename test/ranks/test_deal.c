@@ -1,19 +1,19 @@
-// Micro-batches over ranks: every document once, in parts that keep to their bound, with the counts of the whole step;
-// going on with another number of ranks; parts to which nothing falls add nothing.
+// Micro-batches over ranks: every document once, in parts within their bound, with the counts of the whole step;
+// resuming with another number of ranks; empty parts add nothing.
 #include "test/data/answer_files.h"
 #include "llmc/data/prefetch.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
 #define RANKS        6
-#define MOST_BATCHES 40 // of a step of samples
+#define MOST_BATCHES 40 // in a step of samples
 
 static World world_of(size_t ranks, size_t rank, size_t sp) {
     World w = {ranks, rank, 0, sp};
     return w;
 }
 
-// ---- who takes what -------------------------------------------------------------------------------------------------
+// ---- assignments ----------------------------------------------------------------------------------------------------
 TEST(every_part_of_every_micro_batch_once) {
     for (size_t D = 1; D <= 12; D++) {
         for (size_t A = 1; A <= 12; A++) {
@@ -22,11 +22,11 @@ TEST(every_part_of_every_micro_batch_once) {
             test_case("%zu replicas, %zu micro-batches", D, A);
             for (size_t d = 0; d < D; d++) {
                 const Assignment assignment = assign_step(world_of(D, d, 1), A);
-                assert_int_equal(assigned_batches(assignment) * D, A * parts); // the same work for each
+                assert_int_equal(assigned_batches(assignment) * D, A * parts); // equal work
                 for (size_t i = 0; i < assigned_batches(assignment); i++)
                     taken[assigned_number(assignment, i)][assignment.part]++;
                 for (size_t sp = 2; sp < 4; sp++) {
-                    for (size_t s = 0; s < sp; s++) { // ranks of a stream take the same
+                    for (size_t s = 0; s < sp; s++) { // all ranks of a stream take the same
                         const Assignment shared = assign_step(world_of(D * sp, d * sp + s, sp), A);
                         assert_memory_equal(&shared, &assignment, sizeof(assignment));
                     }
@@ -68,8 +68,8 @@ TEST(evaluations_go_round_by_round) {
 }
 
 // ---- the tokens of a shared stream ----------------------------------------------------------------------------------
-// A range as it is defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end.
-// Collectives take whole shares, of which the rank's tokens are the beginning.
+// Checks a range against its definition: ceil(N / 2S) tokens each, then equal shares of the rest, dealt from the other
+// end. Collectives take whole shares; the rank's tokens are at the beginning.
 static void expect_range(size_t N, size_t S, size_t rank, size_t half) {
     const size_t each = (N + 2 * S - 1) / (2 * S), first = min_size(N, S * each), second = (N - first + S - 1) / S;
     const size_t from = min_size(N, half ? first + (S - 1 - rank) * second : rank * each);
@@ -84,8 +84,8 @@ static void expect_range(size_t N, size_t S, size_t rank, size_t half) {
     assert_int_equal(part.begin, rows.begin + share.begin);
 }
 
-// Every token is owned once. What is planned for the longest stream holds all others: what a rank owns at most never
-// falls.
+// Every token has one owner. A plan for the longest stream fits all others: the largest ownership never falls with
+// length.
 TEST(streams_are_dealt_evenly) {
     enum { LONGEST = 200 };
     for (size_t S = 1; S <= 17; S++) {
@@ -113,10 +113,10 @@ TEST(streams_are_dealt_evenly) {
     }
 }
 
-// ---- what fits ------------------------------------------------------------------------------------------------------
+// ---- even divisions -------------------------------------------------------------------------------------------------
 typedef struct {
     size_t ranks, A, B;
-    const char *fit; // NULL: it comes out even
+    const char *fit; // NULL: it divides evenly
 } Even;
 
 static void check_even(const void *context) {
@@ -143,8 +143,8 @@ TEST(what_does_not_come_out_even_is_refused) {
     }
 }
 
-// ---- parts of what the loader gives ---------------------------------------------------------------------------------
-// `part` is documents of the whole, from token part->first on; pairs and groups are not cut.
+// ---- parts of the loader's micro-batches ----------------------------------------------------------------------------
+// Checks that `part` is documents of the whole, from token part->first on, without cutting pairs or groups.
 static void expect_part_of(const Batch *part, Batch *whole) {
     const size_t first = part->first, end = first + part->N;
     Batch same = *whole;
@@ -194,7 +194,7 @@ static void ranks_end(Ranks *ranks, size_t D) {
     for (size_t d = 0; d < D; d++) prefetch_free(&ranks->ahead[d]), dataloader_close(&ranks->loader[d]);
 }
 
-// One step of D ranks, held against the loader alone; returns the place behind it, and how many parts were empty.
+// Compares one step of D ranks with the loader alone; returns the place after it, and counts empty parts.
 static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *whole, size_t A, size_t *empty) {
     const size_t own_batches = prefetch_wait(&ranks->ahead[0])->step_batches;
     const int samples = alone->packing.step > 0;
@@ -223,7 +223,7 @@ static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *wh
                 continue;
             }
             expect_part_of(part, &whole[micro->number]);
-            assert_int_equal(part->first, covered[micro->number]); // ranks come in the order of parts
+            assert_int_equal(part->first, covered[micro->number]); // ranks follow the order of parts
             covered[micro->number] += part->N;
         }
     }
@@ -233,7 +233,7 @@ static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *wh
     return after;
 }
 
-// Steps by changing numbers of ranks, each going on where the one before it stopped.
+// Runs steps with changing numbers of ranks, each resuming from the previous place.
 static void expect_dealt(const char *path, const DataSettings *settings, size_t A, int regular) {
     DataLoader alone = open_data(path, settings);
     Batch whole[MOST_BATCHES];
@@ -256,7 +256,7 @@ static void expect_dealt(const char *path, const DataSettings *settings, size_t 
     dataloader_close(&alone);
 }
 
-// A test case's memory goes with it: the file is what stays.
+// Writes a shard to a file, which outlives the test case's memory.
 static const char *kept_shard(const MadeShard *made, const MadeDocument *document, size_t count) {
     static char path[PATH_MAX];
     snprintf(path, sizeof(path), "%s", write_shard("dealt.bin", made, document, count));
@@ -298,7 +298,7 @@ TEST(documents_of_equal_length) {
     }
 }
 
-// Steps of so many samples, whose number of micro-batches changes, over the ends of epochs.
+// Steps of a fixed number of samples, with varying numbers of micro-batches, over the ends of epochs.
 TEST(steps_of_samples) {
     const Objective dpo = objective_of(OBJECTIVE_DPO);
     MadeShard made = made_shard(4), pairs = made_kind(KIND_PAIRS);
@@ -341,7 +341,7 @@ TEST(an_empty_part_adds_nothing) {
     }
 }
 
-// Documents of lengths 1, 1, 9 and so on fall where their middles do.
+// Documents go to the part that holds their middle.
 TEST(parts_are_about_equal) {
     static const struct {
         size_t lengths[4], first[2]; // of the documents; of the two parts

@@ -1,8 +1,8 @@
 /*
-The collectives and dist.h between 2 to 4 processes (test/ranks/mpirun.sh P), each against what this process computes
-for all. Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu"
+The collectives and dist.h between 2 to 4 processes (test/ranks/mpirun.sh P), against results computed locally for all
+ranks. Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu"
 adds in the order of ranks, to the bit; "nccl", which pretends to be NCCL (nccl_on_mpi.h), in an order of its own, the
-same in every run. Both work as late as they may: before a collective is awaited, nothing has changed.
+same in every run. Both run as late as possible: before a collective is awaited, nothing has changed.
 */
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"
@@ -13,7 +13,7 @@ static World world;
 
 static const char *const group_names[RANK_GROUPS] = {"all", "of a stream", "of a stream, reversed"};
 
-// The rank among all that has this place in the group of this process.
+// Returns the global rank of this place in the process's group.
 static size_t rank_at(size_t place) {
     const size_t first = world.rank / world.sp * world.sp;
     return group == RANKS_ALL ? place : group == RANKS_SEQUENCE ? first + place : first + world.sp - 1 - place;
@@ -21,9 +21,9 @@ static size_t rank_at(size_t place) {
 
 // ---- a guarded tensor of bytes --------------------------------------------------------------------------------------
 static Guarded *tensor_new(size_t bytes) { return guarded_poison(CHANGED, "the tensor", DTYPE_INT8, bytes); }
-static char *laid_out(const Guarded *t) { return (char *)t->before + t->offset; } // what tensors_load() loads
+static char *laid_out(const Guarded *t) { return (char *)t->before + t->offset; } // loaded by tensors_load()
 
-// Reads it back; its guards have to be as they were.
+// Reads the tensor back and checks its guards.
 static const char *tensor_read(const Guarded *t) {
     ops_device->copy_out(t->after, t->allocation, t->bytes);
     if (memcmp(t->after, t->before, t->offset)) test_fail("something wrote before the tensor");
@@ -32,7 +32,7 @@ static const char *tensor_read(const Guarded *t) {
     return (const char *)t->after + t->offset;
 }
 
-// Nothing has changed before the collective is awaited.
+// Checks that nothing has changed, then awaits the collective.
 static void await_late(const Guarded *t, int64_t ticket) {
     if (memcmp(tensor_read(t), laid_out(t), t->count)) test_fail("it ran before it was awaited");
     ops_device->await(ticket);
@@ -48,8 +48,8 @@ static void write_sum(char *x, size_t i, size_t ranks) {
     element_write(x, ops_device->summed, i, ops_device->summed == DTYPE_FP64 ? sum : (double)sum32);
 }
 
-// Holds the rank's own portion against the expected sums. In another order of additions of terms below 1/2: each of the
-// two orders rounds less than `ranks` sums, which are below ranks / 2. Then takes what the first run gave for expected.
+// Compares the rank's shard with the expected sums of terms below 1/2. Another order of additions may differ by the
+// rounding of `ranks` sums below ranks / 2. The first run's result becomes the expected one.
 static void check_sums(const char *x, char *expected, Range own, size_t ranks, int run) {
     const DType type = ops_device->summed;
     const int in_order = run > 0 || !strcmp(ops_device->name, "cpu");
@@ -75,7 +75,7 @@ static void check_reduce_scatter(size_t count, size_t unit) {
     }
 }
 
-// Tiny, odd, without a portion for some, and portions of more than one piece (1100001)
+// Tiny and odd counts, empty shards for some, and shards of more than one piece (1100001)
 static void each_group(void (*check)(size_t count, size_t unit)) {
     static const size_t counts[] = {1, 3, 31, 64, 1025, 12345, 1100001}, units[] = {1, 2, 32};
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1)) {
@@ -119,14 +119,14 @@ static void check_all_gather(size_t count, size_t unit) {
 
 TEST(all_gather_brings_every_portion_to_all) { each_group(check_all_gather); }
 
-// A row of more bytes than a piece has.
+// Gathers elements larger than a piece.
 TEST(all_gather_takes_large_elements) {
     group = RANKS_ALL;
     check_all_gather_of(5, 1, 5 << 20);
 }
 
 // ---- exchange -------------------------------------------------------------------------------------------------------
-// Bytes of parcel k from one rank to another; none of some.
+// Returns the bytes of parcel k from one rank to another, some 0.
 static size_t parcel_bytes(size_t from, size_t to, size_t k) {
     return k == 2 ? (5 << 20) + from : (from + 2 * to + 3 * k) % 4 * 1001;
 }
@@ -164,7 +164,7 @@ TEST(exchange_keeps_the_order_of_parcels) {
 }
 
 // ---- tickets --------------------------------------------------------------------------------------------------------
-// More than the queue holds; the last ticket stands for all. Each round adds up what the one before left.
+// More than the queue holds; the last ticket awaits all. Each round adds up the previous round's results.
 TEST(tickets_are_done_in_order) {
     enum { ROUNDS = 12 };
     const size_t count = 100, size = dtype_size(ops_device->summed);
@@ -185,7 +185,7 @@ TEST(tickets_are_done_in_order) {
             test_fail("[%zu] is %.17g", i, element_to_double(x, ops_device->summed, i));
 }
 
-// Memory that MPI takes beside tensors does not grow with them.
+// MPI's memory beside tensors does not grow with them.
 TEST(large_collectives_need_no_memory_of_their_size) {
     const size_t count = (size_t)48 << 20, size = dtype_size(ops_device->summed);
     void *x = ops_device->allocate(count / size * size);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Several processes of the program, as mpirun starts them, of which one fails: the job ends, soon, with one message that names it.
+# Several processes of the program, started by mpirun; one fails: the job ends soon, with one message that names it.
 set -u
 . test/cli.sh
 if ! command -v mpirun >/dev/null; then
@@ -11,7 +11,7 @@ fi
 export WORK TRAIN
 LIMIT=150 # s, on a busy machine
 
-# The command of each process. RANK1_*: another folder, program or more options for rank 1 alone.
+# Each process's command. RANK1_*: another folder, program or more options for rank 1 alone.
 cat >"$WORK/rank.sh" <<'EOF'
 rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
 echo $$ >"$WORK/pid.$rank"
@@ -21,13 +21,13 @@ exec "$program" "$@" $more
 EOF
 PROGRAM=$(realpath "$TRAIN")
 export PROGRAM
-ranks() { # how many, arguments
+ranks() { # number, arguments
     p=$1
     shift
     ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=${LEAKS:-1} timeout -k 5 $LIMIT test/ranks/mpirun.sh "$p" sh "$WORK/rank.sh" "$@" >"$WORK/out" 2>"$WORK/err" </dev/null
     status=$?
 }
-# ends CODE PATTERN what: so the job ended, with one message, which matches
+# ends CODE PATTERN what: the job ended with this code and one matching message
 ends() {
     says="^$(basename "$PROGRAM"): "
     lines=$(grep -c "$says" "$WORK/err")
@@ -47,7 +47,7 @@ done_by() {
     check "$3: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
 }
 
-# ---- who speaks --------------------------------------------------------------------------------------------------------------
+# ---- who prints --------------------------------------------------------------------------------------------------------------
 LEAKS=1
 ranks 2 bp --init $TINY --seq-len 32 --batch 2 --json
 check "two ranks: exit $status" [ $status = 0 ]
@@ -88,14 +88,14 @@ ends 137 'rank 0 on [^ ]*: rank 1 on [^ ]* was killed' "a rank that is killed"
 in_training STOP
 ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
 
-# A single document that 2 ranks share is one's whole work, for longer than --timeout; the other waits.
+# Of 2 ranks that share a single document, one works longer than --timeout while the other waits.
 make_documents "$WORK/long.bin" 96 6000 5
 PROGRAM=$(realpath "${TRAIN_PLAIN:-$TRAIN}")
 ranks 2 bp --init "$(echo $TINY | sed s/layers=2/layers=12/)" --data "$WORK/long.bin" --seq-len 6000 --chunk 128 --timeout 1 --json
 check "a rank with all the work: exit $status: $(grep '^train: ' "$WORK/err")" [ $status = 0 ]
 check "it took $(json seconds) s, --timeout is 1 s" awk -v s="$(json seconds)" 'BEGIN { exit !(s > 1.5) }'
 
-# ---- waiting, of a program that does nothing else ----------------------------------------------------------------------------
+# ---- waiting, in a program that does nothing else ----------------------------------------------------------------------------
 cat >"$WORK/waits.c" <<'EOF'
 #ifdef GPUS
 #include "llmc/ops/ops.h"
@@ -156,7 +156,7 @@ OMPI_COMM_WORLD_SIZE='' PMI_SIZE=2 PMI_RANK=0 "$WORK/waits" barrier >"$WORK/out"
 status=$?
 ends 1 'MPI does not connect them' "the launcher of another MPI"
 
-# ---- waiting for GPUs, with CUDA and NCCL pretended (nccl_on_mpi.h) ------------------------------------------------------------
+# ---- waiting for GPUs, with pretended CUDA and NCCL (nccl_on_mpi.h) ------------------------------------------------------------
 if [ ! -f "${NCCL_OPS:-}" ]; then
     skipped=$((skipped + 1))
     echo "[  SKIPPED ] ranks with GPUs: NOT TESTED, because there are no headers of CUDA and of NCCL, 2.13 or later"

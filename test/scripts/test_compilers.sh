@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every unit, product and tests, is valid for the other one of gcc and clang, too, with the build's warnings as errors. Reads the
-# table of rows; one command checks all programs of a precision and an op set (-fsyntax-only: warnings of the optimiser are not seen).
+# Checks that every unit, product and tests, compiles with the other one of gcc and clang, with the build's warnings as errors. Reads the
+# table of rows; one command checks all programs of a precision and an op set (-fsyntax-only: no optimiser warnings).
 case ${CC:-cc} in *clang*) CC=gcc CXX=g++ ;; *) CC=clang CXX=clang++ ;; esac
 command -v $CC >/dev/null && command -v $CXX >/dev/null ||
     { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' $CC; exit; }
@@ -24,7 +24,7 @@ for row in $(echo "$rows" | cut -d ' ' -f 1,2 | sort -u | tr ' ' /); do
     */onednn) check "$row, train" $CC -std=c11 $flags -x c train_gpt.cu ;;
     esac
     case $row in
-    fp32/onednn) c="$c data/*.c dev/*.c test/*/[!t]*.c test/ops/test_gpu_large.c" ;; # and what has no row of its own
+    fp32/onednn) c="$c data/*.c dev/*.c test/*/[!t]*.c test/ops/test_gpu_large.c" ;; # and units without a row
     */onednn | */plain) c="$c llmc/ops/cpu/ops_cpu.c" ;;
     esac
     check "$row" $CC -std=gnu11 $flags $c

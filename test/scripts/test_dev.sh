@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every program in dev/ compiles and links; what needs nvcc only where there is one.
+# Every program in dev/ compiles and links; those for nvcc only if there is one.
 . test/cli.sh
 CC=${CC:-cc} CXX=${CXX:-c++}
 builds() { # name, command...

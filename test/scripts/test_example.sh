@@ -1,7 +1,7 @@
 #!/bin/sh
-# The commands of README and of the worked examples of llmc/model, llmc/data and llmc/train, as they are printed, on a small model that
-# is trained first; the results here and in transformers; and scripts/finetune_chat.sh. Needs a Python as data/prepare.py does
-# (find_python.sh), and for some checks transformers.
+# The commands of README and of the worked examples in llmc/model, llmc/data and llmc/train, as printed, on a small
+# model that is trained first; the results here and in transformers; and scripts/finetune_chat.sh. Needs a Python for
+# data/prepare.py (find_python.sh); some checks need transformers.
 . test/cli.sh
 . test/find_python.sh
 find_or_make_python
@@ -15,35 +15,35 @@ python=$(absolute "$python")
 data_python=$python
 root=$PWD
 TRAIN=$(absolute "$TRAIN_PLAIN")
-OMP_NUM_THREADS=1 # of so small a model threads would mostly wait for each other
+OMP_NUM_THREADS=1 # threads would mostly wait for each other on a tiny model
 export OMP_NUM_THREADS
 
-# ---- places that look like a checkout with the files that a README speaks of --------------------------------------------------------
+# ---- folders that look like a checkout with the files named in a README -------------------------------------------------------------
 FILES=$WORK/files
 mkdir -p "$WORK/bin"
 printf '#!/bin/sh\nexec "%s" "$@"\n' "$data_python" >"$WORK/bin/python"
 chmod +x "$WORK/bin/python"
 vocabulary=$("$data_python" test/scripts/example_files.py "$FILES") || fail "test/scripts/example_files.py"
 
-here() { # a command line as a user types it in that place
+here() { # runs a command line as a user types it in that folder
     (cd "$HERE" && PATH=$WORK/bin:$PATH sh -c "$1") >"$WORK/out" 2>"$WORK/err" && pass && cat "$WORK/out" >>"$HERE/said" && return
     fail "exit $? of: $1"
     tail -n 5 "$WORK/err" | sed 's/^/    /'
 }
-place() { # its name, the model's name there
+place() { # its name, the model's name in it
     HERE=$WORK/$1 MODEL=$WORK/$1/$2
     mkdir "$HERE"
     ln -s "$TRAIN" "$HERE/train"
     ln -s "$root/data" "$FILES"/*.jsonl "$HERE"
     [ ! -d "$WORK/model" ] || cp -r "$WORK/model" "$MODEL"
 }
-# The commands of a file, or of its section from one heading to the next: indented lines, continued ones joined, without those that
-# build and test.
+# Prints the commands of a file, or of its section up to the next heading: indented lines, continued ones joined,
+# without those that build and test.
 commands() { # file, heading
     awk -v heading="${2:-}" '/^#/ { inside = index($0, heading) } inside && /^    / { sub(/^ +/, "")
         if (sub(/\\$/, "")) { line = line $0; next } print line $0; line = "" }' "$1" | grep -E '^(python|\./train|mpirun|scripts/) '
 }
-run_commands() { # file, heading, how many there are
+run_commands() { # file, heading, number of commands
     commands "$1" "$2" >"$WORK/commands"
     check "$1 has $3 commands" [ "$(wc -l <"$WORK/commands")" -eq "$3" ]
     while IFS= read -r line <&3; do here "$line"; done 3<"$WORK/commands"
@@ -101,7 +101,7 @@ else
     skip "the example's result in transformers" 'no Python has torch and transformers (PYTHON=... names one)'
 fi
 
-# ---- a run of adapters over 4 bits that is stopped by Ctrl-C and goes on; others are in test_stop.sh ----------------------------------
+# ---- a run of adapters over 4 bits, stopped by Ctrl-C and resumed; more in test_stop.sh -----------------------------------------------
 train=$(grep 'train --model' "$WORK/section" | sed 's/--seq-len [0-9]*/--seq-len 512/; s/--samples [0-9]*/--samples 4/; s/--out run//')
 way='--lora-rank 4 --base nf4' out=stopped
 here "$(echo "$train" | sed 's/train /train plan /') $way"
@@ -138,7 +138,7 @@ sed -n '/^```python/,/^```$/p' llmc/train/README.md | grep -v '^```' >"$HERE/rew
 run_commands llmc/train/README.md '## Rewards' 2
 
 # ---- the script -----------------------------------------------------------------------------------------------------------------------
-script() { # exit status, a python, what it must say on stdout or stderr, arguments
+script() { # exit status, a python, expected on stdout or stderr, arguments
     wanted=$1 with=$2 pattern=$3
     shift 3
     (cd "$HERE" && PYTHON=$with TRAIN=./train "$root/scripts/finetune_chat.sh" "$@") >"$WORK/out" 2>"$WORK/err"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Toolkits for BACKEND=cuda: wheels become one, and a folder that is none is refused with what it lacks.
-# A PORTABLE=1 build runs where the C library is and nothing else, in namespaces without a network: the CPU's, not optimised, as only
-# linking and starting are tested; and the GPU's, where it has been built.
+# Toolkits for BACKEND=cuda: wheels become a toolkit; a folder that is none is refused, naming the missing file. A
+# PORTABLE=1 build runs with the C library alone, in namespaces without a network: the CPU's, not optimised, as only
+# linking and starting are tested; and the GPU's, if it has been built.
 . test/cli.sh
 
-# A Python whose pip installs wheels that are empty but for what is looked at.
+# A fake Python: its pip installs wheels with only the files that are checked.
 cat >"$WORK/python" <<'END'
 #!/bin/sh
 case $* in *--version*) exit ;; *"--target $KIT/wheels nvidia-cuda-nvcc=="*) mkdir "$KIT/wheels" && cd "$KIT/wheels" ;; *) exit 1 ;; esac
@@ -22,7 +22,7 @@ END
 chmod +x "$WORK/python"
 KIT=$WORK/kit
 export KIT
-libraries() { # what the report of the toolkit says, CUBLAS=FOLDER or nothing
+libraries() { # expected report of the toolkit, CUBLAS=FOLDER or nothing
     env NVCC="$KIT/bin/nvcc" CXX="${CXX:-c++} -nostdinc" CUBLAS= CUDNN= CUDNN_FRONTEND= NCCL= ${2:+"$2"} scripts/cuda_libraries.sh report >"$WORK/out" 2>&1
     check "with ${2:-the toolkit alone}: $1 ($(tail -n 1 "$WORK/out"))" grep -q -- "$1" "$WORK/out"
     check "one line of ${2:-the toolkit alone}" [ "$(grep -vc '^  ' "$WORK/out")" -le 1 ]
@@ -59,7 +59,7 @@ fi
 ${MAKE:-make} -s BACKEND=cpu PRECISION=fp32 PORTABLE=1 BUILD="$build" CFLAGS=-O0 "$build/train" || { fail 'the portable build'; finish; exit 1; }
 check 'not for the processor of the build' sh -c "! grep -q -e -march=native '$build/flags'"
 
-# The root folder of the namespace: programs, what of the C library they name, the shard.
+# The root folder of the namespace: programs, the files of the C library that they name, the shard.
 root=$WORK/root
 mkdir -p "$root/proc" "$root/tmp" "$root/dev"
 cp "$SHARD" "$root/shard.bin"

@@ -1,14 +1,14 @@
 #!/bin/sh
-# The rooms of llmc/: a file includes only its own room and those before it in this list; files form no circle; no file lies outside
-# of a room; each room has a README.md. A forward declaration counts as an include of the file that defines the function; one that
-# several files define is an interface, which each op set fills in. streambp.h is the paper: below 400 lines, no switch of a
-# family. Only cli and verbs include estimate, where numbers are assumed.
+# The rooms of llmc/: a file includes only its own room and earlier ones in this list; no cycles of files; every file is
+# in a room; each room has a README.md. A forward declaration counts as an include of the defining file. A function
+# defined in several files is an interface that each op set implements. streambp.h is the paper: below 400 lines, no
+# switch of a family. Only cli and verbs include estimate, where numbers are assumed.
 rooms='base ranks ops model tokenizer files data stream layer streambp.h orders optimizer plan estimate cli generate train verbs train_gpt.cu'
 files=$(find llmc streambp.h train_gpt.cu -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh')
 includes=$(grep -H '^#include "' $files |
     awk -F '[:"]' '{ to = $3; if (to !~ /\// && to != "streambp.h") { to = $1; sub(/[^\/]*$/, $3, to) } print $1, to }' |
     grep -v ' test/')
-# Static functions begin in the first column. Their text up to the first ; or { says which of the two it is.
+# Static functions begin in the first column. The first ; or { tells declarations from definitions.
 declarations=$(awk '
     /^static / { text = "" }
     /^static /, /[;{]/ {

@@ -1,11 +1,11 @@
 #!/bin/sh
-# scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
-# scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are the paper's, and what was measured is said.
+# scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached; a row that is not would be reported.
+# scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are right, and measured ones are marked.
 # scripts/plan_lengths.py: its table is in README, and every length in it is reached.
-# ./train plan --machine: each way to train is a plan, and its command line replays.
-# scripts/recipes/: each fits into the card that it names.
-# scripts/log_export.py: what arrives at TensorBoard and Weights & Biases, also of a log that is being written.
-# scripts/plot.py log: a panel for every metric that a log holds and that is not zero throughout.
+# ./train plan --machine: each recommended way is a plan, and its command line replays.
+# scripts/recipes/: each fits into its named card.
+# scripts/log_export.py: records that arrive at TensorBoard and Weights & Biases, also from a growing log.
+# scripts/plot.py log: a panel for every metric in the log that is not zero throughout.
 . test/cli.sh
 . scripts/common.sh
 LENGTHS=scripts/paper_max_length.sh
@@ -20,7 +20,7 @@ lengths() { # what, exit status, variables...: runs the script
 
 lengths 'on a card of 80 GB' 0 LIMIT=a100
 sed 's/|/ /g' "$WORK/out" >"$WORK/table"
-# The table's own numbers against the paper's file, not the script's verdict.
+# Compares the table's own numbers with the paper's file, without the script's verdict.
 awk -F, '$1 == "table3_max_len" { split($3, run, " "); print $2, run[1], run[2], $8 }' scripts/paper/tables.csv >"$WORK/paper"
 while read -r model objective trained paper; do
     row=$(tr 'A-Z' 'a-z' <"$WORK/table" | awk -v m="$model" -v o="$objective" -v t="$trained" '$1 == m && $2 == o && $3 == t')
@@ -36,7 +36,7 @@ check 'and the rows below the paper are named' [ "$(grep -c '^BELOW the paper: Q
 lengths 'without the program' 1 TRAIN="$WORK/nothing"
 check 'with a line that says so' grep -q 'paper_max_length.sh: there is no .*nothing yet; run make first' "$WORK/err"
 
-# ---- several processes: what the scripts start, with launchers and a program that only tell -------------------------------------
+# ---- several processes: started by the scripts, with fake launchers and a fake program ------------------------------------------
 mkdir -p "$WORK/bin" "$WORK/build"
 cat >"$WORK/bin/mpirun" <<'END'
 #!/bin/sh
@@ -86,7 +86,7 @@ several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --z
 says out 'build/tell --zero 3 --out [^ ]*/run --resume auto$'
 several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out "$WORK/run" --overwrite
 says out 'run --overwrite$'
-for options in --resume --overwrite; do # shortly before its time is up
+for options in --resume --overwrite; do # shortly before the job's time limit
     rm -f "$WORK/waits"
     PATH="$WORK/bin:$PATH" SLURM_JOB_ID=7 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --waits $options >"$WORK/out" 2>"$WORK/err" &
     for _ in 1 2 3 4 5 6 7 8 9; do [ -e "$WORK/waits" ] || sleep 0.2; done
@@ -138,7 +138,7 @@ for basis in "h100  *NVIDIA's data sheets" '^ *GPUs of a node' '^ *assumed:' '^ 
 done
 
 # ---- ways to train on a machine -------------------------------------------------------------------------------------------------
-# Each way of the table is a plan: its command line, with every choice named, has the same memory and time.
+# Each way in the table is a plan: its command line, with every choice named, gives the same memory and time.
 cat >"$WORK/ways.py" <<'END'
 import json, os, shlex, subprocess, sys
 def plan(*words):

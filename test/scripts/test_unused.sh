@@ -1,5 +1,5 @@
 #!/bin/sh
-# No dead code: functions that train_gpt.cu includes and does not call are those of this list, which say who calls them.
+# No dead code: functions that train_gpt.cu includes without calling them are in this list, with their callers.
 cat >"${TMPDIR:-/tmp}/unused.$$" <<'END'
 dropout_keeps op sets
 dropout_threshold op sets

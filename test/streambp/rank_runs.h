@@ -1,14 +1,14 @@
 /*
-A step of a tiny model that several ranks take together: its case (model, adapters, every replica's micro-batches) and
-this rank's run of it. Memory begins as NaN.
+A step of a tiny model that several ranks share: its case (model, adapters, every replica's micro-batches) and this
+rank's run of it. Memory begins as NaN.
 */
 #ifndef TEST_RANK_RUNS_H
 #define TEST_RANK_RUNS_H
 #include "llmc/train/optimizer.h"
 #include "test/model/tiny.h"
 
-static World world;        // of this process among the others, stage 0
-static const Ops *run_ops; // that runs take; set by world_begin
+static World world;        // this process among the others, stage 0
+static const Ops *run_ops; // of the runs; set by world_begin
 
 static void world_begin(size_t sp) {
     world.ranks = dist_ranks(), world.rank = dist_rank(), world.sp = sp;
@@ -18,11 +18,11 @@ static void world_begin(size_t sp) {
 
 typedef struct {
     TinyCase tiny;       // settings: of the process alone
-    Batch batch[12];     // of all replicas, one's micro-batches after the other's
+    Batch batch[12];     // of all replicas, one after the other
     size_t batches;      // of all replicas
-    Batch largest;       // what is planned for: the most tokens, and documents, of which the last may be empty
-    size_t start[16];    // of its documents
-    TargetCounts counts; // of the step
+    Batch largest;       // the planned shape: the most tokens, and documents, of which the last may be empty
+    size_t start[16];    // its documents' starts
+    TargetCounts counts; // the step's
 } Case;
 
 static void case_add(Case *c, Batch batch) {
@@ -36,8 +36,8 @@ static void case_add(Case *c, Batch batch) {
     c->largest.documents = documents;
 }
 
-// Up to 4 documents of 1 to `most` tokens: lengths, and with them the work of ranks, differ from batch to batch. Every
-// document has a target that counts.
+// Returns a batch of up to 4 documents of 1 to `most` tokens. Lengths, hence the work of ranks, differ from batch to
+// batch. Every document has a target that counts.
 static Batch case_batch(ObjectiveKind kind, size_t documents, size_t most, size_t V, uint64_t seed) {
     size_t length[4];
     for (size_t d = 0; d < documents; d++) length[d] = 1 + (size_t)random_below(seed, 9, d, most);
@@ -59,14 +59,14 @@ static void case_free(Case *c) {
 }
 
 // ---- this rank's run ------------------------------------------------------------------------------------------------
-// The rank's micro-batches: [begin, begin + count). A process alone takes all.
+// Returns the rank's micro-batches: [begin, begin + count). A process alone takes all.
 static Range case_own(const Case *c, World w) {
     const size_t count = c->batches / world_replicas(w);
     const Range own = {world_replica(w) * count, count};
     return own;
 }
 
-// This rank's shard of a table, into memory that is sharded so
+// Writes this rank's shard of a table into sharded memory.
 static void write_shard(const Model *table, Sharding sharding, void *memory, const double *values) {
     for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
@@ -77,7 +77,7 @@ static void write_shard(const Model *table, Sharding sharding, void *memory, con
     }
 }
 
-// values[elements of the table] = this rank's shard of memory that is laid out by `layout`, `others` elsewhere
+// Reads this rank's shard, laid out by `layout`, into values[elements of the table]; the rest is `others`.
 static double *read_shard(const Model *table, World w, Sharding layout, const void *memory, DType type, double others) {
     double *values = (double *)checked_malloc(table->elements * sizeof(double), "values");
     for (size_t i = 0; i < table->elements; i++) values[i] = others;
@@ -93,7 +93,7 @@ static double *read_shard(const Model *table, World w, Sharding layout, const vo
     return values;
 }
 
-// The shards of all ranks, on every rank
+// Gathers the shards of all ranks on every rank.
 static double *read_shards(const Model *table, World w, Sharding layout, const void *memory, DType type) {
     double *values = read_shard(table, w, layout, memory, type, 0);
     if (world_ranks(w) > 1) dist_sum(RANKS_ALL, values, table->elements);
@@ -110,7 +110,7 @@ static void case_begin(TinyRun *r, const Case *c, RunSettings settings) {
         write_shard(&c->tiny.lora.table, weights_sharding(&r->s.memory), r->s.memory.adapters, c->tiny.adapters);
 }
 
-// Loss over all ranks; the gradient is left where it is stored.
+// Returns the loss over all ranks; leaves the gradient where it is stored.
 static double case_gradient(TinyRun *r, const Case *c) {
     const World w = r->settings.world;
     const Range own = case_own(c, w);
@@ -123,7 +123,7 @@ static double case_gradient(TinyRun *r, const Case *c) {
     return loss / (double)world_sp(w); // all ranks of a sequence know its loss
 }
 
-// The whole gradient, on every rank. In stage 0 each has all of it, else its shard.
+// Returns the whole gradient on every rank: from shards, except in stage 0.
 static TinyResult case_result(const TinyRun *r, const Case *c, double loss) {
     const Model *table = tiny_table(&c->tiny);
     const Residency *m = &r->s.memory;

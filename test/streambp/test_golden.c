@@ -1,7 +1,7 @@
 /*
 Models from Hugging Face against transformers in float64: loss and every parameter's gradient, for each method and
 several chunk sizes, over packed documents with masks (test/golden/README.md). Under mpirun the ranks share each stream,
-but for the run of method full that bf16 is held against. How gradients are written is in test_weights.c.
+except in the method-full run that bf16 is compared with. Writing gradients is tested in test_weights.c.
 */
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"
@@ -28,7 +28,7 @@ static void reference_close(Reference *reference) {
     input_close(&reference->file);
 }
 
-// The tensor's elements, 4 bytes each (I32 or F32); case_memory
+// Returns the tensor's elements, 4 bytes each (I32 or F32), in case_memory.
 static void *reference_read(const Reference *reference, const char *name, size_t *count) {
     const SafeTensor *tensor = safetensors_find(&reference->list, name);
     if (!tensor) test_fail("the reference has no tensor %s", name);
@@ -53,7 +53,7 @@ static Batch reference_batch(const Reference *reference) {
     return batch;
 }
 
-// A parameter's gradient in memory order; values[elements]
+// Reads a parameter's gradient in memory order; values[elements]
 static void reference_gradient(const Reference *reference, const char *name, const Parameter *p, double *values) {
     size_t count;
     const float *stored = (float *)reference_read(reference, name, &count);
@@ -64,7 +64,7 @@ static void reference_gradient(const Reference *reference, const char *name, con
     }
 }
 
-// ---- a model and what transformers makes of it ----------------------------------------------------------------------
+// ---- a model and its reference from transformers --------------------------------------------------------------------
 typedef struct {
     WeightSource *source;
     Config config;
@@ -73,7 +73,7 @@ typedef struct {
     Batch batch;
     double *weights, *gradients; // [elements]
     double loss;
-    TinyResult full; // method full, of a process alone
+    TinyResult full; // method full, by a process alone
 } Golden;
 
 static void golden_open(Golden *g, const char *model_path, const char *reference_path) {
@@ -110,7 +110,7 @@ typedef struct {
     size_t chunk, logits_chunk;
 } Variant;
 
-// Under mpirun all ranks share the stream; ring: keys and values are passed around.
+// Runs a variant; under mpirun all ranks share the stream. ring: keys and values are passed around.
 static TinyResult shared_run(const Model *model, const double *weights, Variant v, size_t ring, const Batch *batch) {
     RunSettings settings = {0};
     settings.model = model, settings.gradient_type = model->dtype;
@@ -137,7 +137,7 @@ static void expect_close(const Golden *g, TinyResult found) {
     }
 }
 
-// bf16: no method may be worse than full in the same build, by more than design allows.
+// bf16: no method may be worse than full in the same build, by more than the design allows.
 static void expect_no_worse(const Golden *g, TinyResult found) {
     const Parameter whole = {.rows = g->model.elements};
     double error = tiny_difference(&whole, found.gradient, g->gradients);
@@ -154,8 +154,8 @@ static void expect_no_worse(const Golden *g, TinyResult found) {
     }
 }
 
-// In double loss and norm of the gradient are those of transformers in float64 to 1e-12, where rotary sines and cosines
-// are rounded correctly in both (golden/exact.txt).
+// In double, loss and gradient norm equal transformers' in float64 to 1e-12, with correctly rounded rotary sines and
+// cosines in both (golden/exact.txt).
 static void expect_exact(const Golden *g, const char *reference_path) {
     size_t length;
     char *text = input_read_text(GOLDEN "exact.txt", 65536, &length), name[64], folder[64];
@@ -170,8 +170,8 @@ static void expect_exact(const Golden *g, const char *reference_path) {
         test_fail("loss %.17g, norm %.17g; transformers has %.17g, %.17g", g->full.loss, sqrt(squares), loss, norm);
 }
 
-// Ranks take a third of the variants, by turns of the models, so that together these
-// meet all.
+// Runs a golden model's variants. Ranks run a third each time, rotating with the models, so that together they cover
+// all.
 static void golden(const char *model_path, const char *reference_path) {
     static size_t call;
     Golden g;
@@ -213,7 +213,7 @@ TEST(qwen2_sliding) { FOLDER("qwen2-sliding"); }
 TEST(mistral_full) { FOLDER("mistral-full"); }
 TEST(qwen3_5) { FOLDER("qwen3_5"); }
 
-// By one rank: variants of what ranks have above
+// By one rank: variants of the models above
 #define ALONE(call)                                                                                                    \
     if (dist_ranks() == 1 || all_cases()) call
 TEST(llama_linear) { ALONE(FOLDER("llama-linear")); }

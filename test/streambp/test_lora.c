@@ -1,8 +1,8 @@
 /*
-LoRA in the steps of streambp.h: every method and chunk size gives the adapters' gradients that full gives, which are
-those of the merged weights' gradients by the chain rule (dB = scale dW A^T, dA = scale B^T dW) and of finite
-differences, also with dropout. A new adapter changes no bit of the model; merged weights are the adapter within
-rounding; what is frozen has no gradient anywhere.
+LoRA in the steps of streambp.h. Every method and chunk size gives full's adapter gradients. These follow from the
+merged weights' gradients (dB = scale dW A^T, dA = scale B^T dW). They match finite differences, also with dropout. A
+new adapter changes no bit of the model; merged weights equal the adapter within rounding; frozen weights have no
+gradient anywhere.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -19,13 +19,13 @@ static const struct {
     size_t rank;
     double alpha, dropout;
     int rslora;
-    const char *gpt2_targets, *targets, *hybrid_targets; // these in layers of one kind alone, by turns
+    const char *gpt2_targets, *targets, *hybrid_targets; // exist in one kind of layers, alternately
 } adapters[] = {
     {3, 6, 0, 0, "all", "all", "all"},
     {1, 1, 0, 0, "c_attn", "q_proj,v_proj", "q_proj"},
     {4, 3, 0, 1, "mlp.c_proj,c_fc", "up_proj,down_proj,o_proj", "in_proj_z"},
     {3, 6, 0, 1, "all", "all", "all"},     // layers that differ (lora_vary)
-    {2, 6, 0, 0, "c_fc", "k_proj", "all"}, // with copies of embedding and head where these are two
+    {2, 6, 0, 0, "c_fc", "k_proj", "all"}, // with copies of embedding and head if untied
     {2, 2, 0.3, 0, "all", "all", "all"},
 };
 enum { ADAPTERS = COUNT_OF(adapters) };
@@ -56,13 +56,13 @@ static void expect_same(const TinyCase *c, TinyResult found, TinyResult expected
     tiny_expect_same(&c->lora.table, found, expected, allowed, 0, 0);
 }
 
-// One factor of W + scale B A: elements of W, A and B
+// One product term of W + scale B A: elements of W, A and B
 typedef struct {
     size_t w, a, b;
     double scale;
 } Term;
 
-// All terms of all products; case_memory
+// Returns all terms of all products, in case_memory.
 static const Term *case_terms(const TinyCase *c, size_t *count) {
     Term *terms = NULL;
     for (int round = 0; round < 2; round++) { // counts, then writes
@@ -82,7 +82,7 @@ static const Term *case_terms(const TinyCase *c, size_t *count) {
                 if (terms) terms[*count] = term;
             }
         }
-        for (size_t t = 0; t < MODEL_TENSORS; t++) { // of both where they are not tied
+        for (size_t t = 0; t < MODEL_TENSORS; t++) { // of both if untied
             const LoraPart *part = &c->lora.outer_part[t];
             const size_t C = c->model.config.hidden_size, V = c->model.config.vocab_size, r = part->rank;
             const size_t group = t == EMBEDDING ? 0 : group_begin(&c->lora.table, GROUP_HEAD);
@@ -123,14 +123,14 @@ TEST(methods_agree) {
     }
 }
 
-// The loss of merged weights is the loss with adapters, and their dW gives dA and dB.
+// Merged weights give the loss of the adapters, and their dW gives dA and dB.
 TEST(merged_weights) {
     for (size_t m = 0; m < MODELS; m++) {
         for (size_t a = 0; a + 1 < ADAPTERS; a++) { // the last has dropout
             TinyCase c = case_make(m, a);
             size_t count;
             if (family_has_linear(c.model.config.family) &&
-                c.model.dtype == DTYPE_BF16) { // merged weights are other ones there
+                c.model.dtype == DTYPE_BF16) { // merging changes the weights there
                 tiny_case_free(&c);
                 continue;
             }
@@ -160,7 +160,7 @@ TEST(merged_weights) {
     }
 }
 
-// Along a random direction in each adapter, by central differences; dropout's mask is the same in every pass.
+// Central differences along a random direction in each adapter; the dropout mask is the same in every pass.
 TEST(finite_differences) {
     if (ops_device->stored != DTYPE_FP64) {
         test_skip("finite differences need the double build");
@@ -181,7 +181,7 @@ TEST(finite_differences) {
     }
 }
 
-// A run of forwards alone: log-probabilities with and without adapters.
+// Runs forward passes alone: log-probabilities with and without adapters.
 static void forwards(const TinyCase *c, int with_lora, int reference, float *out) {
     RunSettings settings = tiny_settings(c, METHOD_STREAM, 7, 5);
     TinyRun r;
@@ -191,7 +191,7 @@ static void forwards(const TinyCase *c, int with_lora, int reference, float *out
     tiny_end(&r);
 }
 
-// B = 0, as initialised: not a bit changes. Left out: neither. And left out only for that pass.
+// B = 0, as initialised, changes no bit; nor does leaving it out, which lasts for one pass only.
 TEST(without_adapters) {
     for (size_t m = 0; m < MODELS; m++) {
         for (size_t a = 0; a < ADAPTERS; a++) {
@@ -219,7 +219,7 @@ TEST(without_adapters) {
     }
 }
 
-// No gradient, optimizer state or sum of dW of what is frozen: the plan knows of the adapters' alone.
+// Frozen weights have no gradient, optimizer state or sum of dW: the plan holds the adapters' alone.
 TEST(plan_of_adapters) {
     for (size_t m = 0; m < MODELS; m++) {
         TinyCase c = case_make(m, 0);
@@ -240,8 +240,8 @@ TEST(plan_of_adapters) {
     }
 }
 
-// The mask follows A: queries, keys and values of GPT-2's c_attn share theirs, modules of their own do not, nor do
-// layers or steps.
+// The mask belongs to A: queries, keys and values of GPT-2's c_attn share one. Separate modules, layers and steps have
+// different masks.
 TEST(dropout_follows_a) {
     static const LayerTensor tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT};
     for (size_t m = 0; m < 2; m++) {

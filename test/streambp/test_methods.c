@@ -1,8 +1,8 @@
 /*
 stream = checkpoint = full, for every parameter: over families, ratios of query to key/value heads, chunk sizes,
 documents that end on and around chunk boundaries, masked chunks and documents, accumulation. In the double build the
-bound is 1e-12. And full is held against finite differences of the loss, so that not all three are wrong together.
-Places are in test_places.c.
+bound is 1e-12. Finite differences of the loss check full itself, lest all three be wrong together. Places are in
+test_places.c.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -32,13 +32,13 @@ static const char *const models[] = {
 };
 enum { MODELS = COUNT_OF(models) };
 
-// Chunk sizes are many in the double build, where rounding hides nothing.
+// The double build runs more chunk sizes, as rounding hides nothing there.
 static int thinned(void) { return !all_cases() && ops_device->stored != DTYPE_FP64; }
 
-// All models; on emulated kernels every third one, beginning with `first`, so that the tests together meet all of them.
+// All models; on emulated kernels every third, from `first` on: the tests together cover all.
 #define FOR_MODELS(i, first) for (size_t i = EMULATED ? (first) : 0; i < MODELS; i += EMULATED ? 3 : 1)
 
-// Every method and chunk size on one batch against full.
+// Compares every method and chunk size with full on one batch.
 static void methods_agree_on(TinyCase c, const char *text, const size_t *length, size_t documents, int masked) {
     c.batch = tiny_batch(length, documents, c.model.config.vocab_size, masked, 11);
     const size_t N = c.batch.N, sizes[] = {1, 7, N / 3 ? N / 3 : 1, N > 1 ? N - 1 : 1, N, N + 1};
@@ -97,8 +97,8 @@ TEST(everything_masked) {
     }
 }
 
-// Windows of every relation to chunks, documents and sequence, in any of the layers; two sequences of different length
-// by one plan. Some gradients are zero but for rounding: of queries that see one key.
+// Windows in every relation to chunks, documents and sequence, in any of the layers; two sequences of different length
+// under one plan. Some gradients are zero up to rounding: of queries that see one key.
 TEST(windows_anywhere) {
     static const char *const families_tried[] = {"qwen2", "qwen3", "gemma3"};
     for (size_t i = 0; i < (EMULATED ? 6u : all_cases() ? 150u : 60u); i++) {
@@ -116,7 +116,7 @@ TEST(windows_anywhere) {
         for (size_t part = 0; part < 2; part++) {
             for (size_t d = 0; d < documents; d++) length[d] = 1 + test_random_below(documents > 2 ? 12 : 30);
             batches[part] = tiny_batch(length, documents, 19, 1, 2 * i + part);
-            batches[part].targets[0] = 3; // one at least counts
+            batches[part].targets[0] = 3; // at least one counts
         }
         test_case("%s, %zu and %zu tokens in %zu documents, chunk %zu", text, batches[0].N, batches[1].N, documents,
                   chunk);
@@ -133,8 +133,8 @@ TEST(windows_anywhere) {
     }
 }
 
-// Along a random direction in each parameter. Keys and queries of linear attention have length 1: where they are short
-// before, the loss bends within a small step.
+// Finite differences along a random direction in each parameter. Keys and queries of linear attention are normalised:
+// short ones bend the loss within a small step.
 TEST(full_is_the_gradient) {
     const size_t length[] = {9, 1, 6};
     if (ops_device->stored != DTYPE_FP64) {
@@ -156,8 +156,8 @@ TEST(full_is_the_gradient) {
     }
 }
 
-// Each norm around a branch, and attention's gate, with either mixer: families that are in no table. Every choice is
-// held against `full` and, in the double build, against finite differences.
+// Each norm around a branch, and attention's gate, with either mixer: families beyond the table. Compares every choice
+// with `full` and, in the double build, with finite differences.
 TEST(norms_around_any_mixer) {
     static const char text[] = TINY_HYBRID ",num_hidden_layers=3,layer_types=lfl,linear_num_value_heads=2";
     const size_t length[] = {9, 1, 6};
@@ -188,7 +188,7 @@ TEST(norms_around_any_mixer) {
 // ---- chunks are values ----------------------------------------------------------------------------------------------
 enum { HELD = 32 };
 
-// All chunks of a layer, made before the first is used
+// Makes all chunks of a layer before using the first.
 static size_t chunks_held(const StreamBP *s, Chunk chunk[HELD]) {
     for (size_t i = 0; i < chunk_count(s); i++) chunk[i] = chunk_at(s, i);
     return chunk_count(s);
@@ -219,7 +219,7 @@ static void held_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
     }
 }
 
-// A loop that holds all chunks of a layer and uses the older ones gives the same bits.
+// A loop that keeps all chunks of a layer and uses the older ones gives the same bits.
 TEST(older_chunks_stay_valid) {
     static const LayerLoops held = {held_forward, held_backward};
     const size_t length[] = {9, 1, 14, 16};
@@ -241,8 +241,8 @@ TEST(older_chunks_stay_valid) {
     }
 }
 
-// A second pass gives the same bits, a forward alone the same loss, and a stored gradient of another type than sums,
-// which wants a buffer of these, the same gradient.
+// A second pass gives the same bits, a forward alone the same loss. A gradient stored in another type than sums, with a
+// buffer of sums, is the same gradient.
 TEST(one_pass_again) {
     const size_t length[] = {50, 31};
     FOR_MODELS(i, 0) {
@@ -266,9 +266,8 @@ TEST(one_pass_again) {
     }
 }
 
-// Saved attention is what would be computed again: the same bits (but behind windows, whose keys are projected in other
-// chunks backward), from fewer operations, in memory that a formula gives. Two sequences: the second finds what the
-// first left.
+// Saved attention equals recomputed attention to the bit, with fewer operations and memory by a formula. Windows differ
+// in bits: backward projects their keys in other chunks. Two sequences: the second finds the first's leftovers.
 static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batches) {
     const Shapes d = shapes_of(&c->model);
     const Method method = chunk ? METHOD_STREAM : METHOD_CHECKPOINT;
@@ -316,8 +315,8 @@ TEST(kept_attention) {
 }
 
 // ---- linear attention -----------------------------------------------------------------------------------------------
-// Chunks below, of and above the rule's blocks of 64, and states kept at every level's intervals; chunks end within
-// documents and on their borders, which are of 1 to 3 tokens, too.
+// Chunks below, of and above the rule's blocks of 64, and states kept at every level's intervals. Chunks end within and
+// between documents, some of 1 to 3 tokens.
 TEST(states_at_any_chunk) {
     if (EMULATED) test_skip("the tests of the ops cut calls and documents on emulated kernels");
     static const char *const kinds[] = {TINY_LLLF,
@@ -338,7 +337,7 @@ TEST(states_at_any_chunk) {
     }
 }
 
-// Several intervals of STATE_INTERVAL tokens: no two chunks of a level share a state, and a run has what is planned.
+// Several intervals of STATE_INTERVAL tokens: no two chunks of a level share a state, and memory equals the plan.
 TEST(states_over_intervals) {
     static const size_t chunks[] = {1, 50}, length[] = {1300, 2, 1047};
     if (thinned()) test_skip("thousands of chunks are run in the double build");

@@ -1,7 +1,7 @@
 /*
-Objectives through the model: every objective's loss and gradients are the same by every method, chunk and logits chunk,
-whole or cut into micro-batches, with pairs and groups in any order, for the model and for its adapters; and they are
-the slope of the loss.
+Objectives through the model: every objective's loss and gradients are the same by every method, chunk and logits chunk.
+They are the same whole or in micro-batches, with pairs and groups in any order, for the model and for its adapters.
+They match finite differences of the loss.
 */
 #include "test/data/answer_files.h"
 #include "test/model/tiny.h"
@@ -50,7 +50,7 @@ static TinyCase case_make(const Tried *t, int lora) {
     o->clip_low = 0.2, o->clip_high = NAN, o->kl_correction = (t - tried) % 2, o->temperature = t->temperature,
     o->completion_tokens = 12;
     objective_resolve(o);
-    c.settings.gradient_type = dtype_of_sums(c.model.dtype); // also of several micro-batches
+    c.settings.gradient_type = dtype_of_sums(c.model.dtype); // also for several micro-batches
     c.batch = tiny_batch(length, 2 * UNITS, c.model.config.vocab_size, 1, 5);
     tiny_answers(&c.batch, t->kind, t->old, c.model.config.vocab_size, 3);
     if (t->kind == OBJECTIVE_KTO) c.batch.kl = 0.4;
@@ -86,7 +86,7 @@ TEST(methods_agree) {
     }
 }
 
-// Units order[0 .. count) of a stream, in a stream of their own
+// Returns units order[0 .. count) of a stream as a stream of their own.
 static Batch batch_of_units(const Batch *whole, const size_t *order, size_t count) {
     size_t N = 0;
     Batch part = batch_allocate(whole->N, 2 * count);
@@ -107,7 +107,7 @@ static Batch batch_of_units(const Batch *whole, const size_t *order, size_t coun
     return part;
 }
 
-// Micro-batches of whole units, and units in another order, are the same step.
+// Micro-batches of whole units, and units in another order, give the same step.
 TEST(accumulation_and_order) {
     static const size_t order[UNITS] = {2, 0, 3, 1}, begin[] = {0, 1, 3, UNITS};
     FOR_TRIED(i) {
@@ -126,7 +126,7 @@ TEST(accumulation_and_order) {
     }
 }
 
-// A shard of `kind` whose ids are the model's: 9 samples of documents of at most 12 tokens.
+// Writes a shard of `kind` with the model's ids: 9 samples of documents of at most 12 tokens.
 static const char *samples_shard(ShardKind kind, size_t vocabulary) {
     const MadeShard made = made_kind(kind);
     MadeDocument document[36];
@@ -137,7 +137,7 @@ static const char *samples_shard(ShardKind kind, size_t vocabulary) {
     return write_shard("samples.bin", &made, document, count);
 }
 
-// The second step of 4 samples, in sequences of at most B x 12 tokens; returns their number.
+// Reads the second step of 4 samples, in sequences of at most B x 12 tokens; returns their number.
 static size_t second_step(const char *path, const Objective *objective, size_t B, Batch batch[4]) {
     DataSettings settings = answer_settings(B, 12, objective);
     settings.step = 4;
@@ -169,8 +169,8 @@ TEST(a_step_of_samples_is_one_batch_of_them) {
     }
 }
 
-// Along a random direction in all parameters, by central differences. Where old is the policy's own, the loss has
-// another slope than what the gradient is of; that case is left to the next test. So has cispo's.
+// Finite differences along a random direction in all parameters. If old is the policy's own, the loss has another slope
+// than the gradient: the next test takes that case. So does cispo's.
 TEST(gradient_is_the_slope) {
     if (ops_device->stored != DTYPE_FP64) {
         test_skip("finite differences need the double build");
@@ -189,7 +189,7 @@ TEST(gradient_is_the_slope) {
     }
 }
 
-// Old = the policy's own: the plain policy gradient, which is that of sft with advantages as weights.
+// Old = the policy's own: the plain policy gradient, equal to sft with advantages as weights.
 TEST(plain_policy_gradient) {
     TinyCase c = case_make(&tried[6], 0), plain = case_make(&tried[6], 0);
     TinyResult found = tiny_case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1);
@@ -202,7 +202,7 @@ TEST(plain_policy_gradient) {
     for (size_t t = 0; t < expected.elements; t++) // sft divides by the sum of the weights, grpo by the documents
         expected.gradient[t] *= batch_count(&plain.batch).tokens / (2 * UNITS);
     expected.loss = found.loss;
-    if (ops_device->stored == DTYPE_FP64) { // weights are rounded to fp32 on the way
+    if (ops_device->stored == DTYPE_FP64) { // weights are rounded to fp32 in between
         for (size_t t = 0; t < c.model.parameter_count; t++)
             if (!(tiny_difference(&c.model.parameters[t], found.gradient, expected.gradient) <= 1e-6))
                 test_fail("gradient of %s is not the plain policy gradient's", c.model.parameters[t].name);

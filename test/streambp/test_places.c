@@ -1,12 +1,12 @@
 /*
-Places against all on the device, to the bit: losses, norms, weights, moments and master weights after two steps, for
-layer inputs, weights, gradients, optimizer state and kept attention on the device, in host memory and on a disk, beside
-inputs of every layer or of some, methods, chunks, families, objectives, adapters, accumulation, types of what is
-stored, stages of ZeRO, shared sequences. Cases are such that every pair of two settings meets; all products of places
-with ALL_CASES. All memory begins as NaN, each place takes what its plan says, and what moves is what the plan says.
+Places against an all-device run, to the bit: losses, norms, weights, moments and master weights after two steps. Layer
+inputs, weights, gradients, optimizer state and kept attention are on the device, in host memory and on a disk. Also
+varied: inputs of every layer or of some, methods, chunks, families, objectives, adapters, accumulation, stored types,
+stages of ZeRO, shared sequences. The cases cover every pair of two settings; with ALL_CASES all products of places. All
+memory begins as NaN, each place takes its planned bytes, and the planned bytes move.
 
-A process alone runs behind the fence (fence.h), which ends it where an op comes before a transfer is awaited. Then
-waits are left out one by one: each is missed. Under mpirun with 2 processes, transfers to disk run in threads.
+A process alone runs inside the fence (fence.h), which ends it if an op comes before its transfer is awaited. Then waits
+are left out one by one: each is missed. Under mpirun with 2 processes, transfers to disk run in threads.
 */
 #define UPDATE_SLICE ((size_t)700)
 #define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
@@ -14,13 +14,13 @@ waits are left out one by one: each is missed. Under mpirun with 2 processes, tr
 #include "test/ops/fence.h"
 #include "test/streambp/rank_runs.h"
 
-// ---- what a case is made of -----------------------------------------------------------------------------------------
+// ---- factors of a case ----------------------------------------------------------------------------------------------
 enum {
     INPUTS,
     WEIGHTS,
     GRADIENTS,
     OPTIMIZER,
-    KEPT, // 0: computed again; else 1 + place
+    KEPT, // 0: recomputed; else 1 + place
     EVERY,
     METHOD,
     CHUNK,
@@ -28,12 +28,12 @@ enum {
     OBJECTIVE,
     ADAPTERS,
     MICRO_BATCHES,
-    GRADIENT_TYPE, // 0: that of sums, 1: of weights
-    STATE,         // 0: moments in the type of sums, and where weights are bf16 a master copy; 1: bf16 moments alone;
+    GRADIENT_TYPE, // 0: the sums' type, 1: the weights'
+    STATE,         // 0: moments in the type of sums, a master copy of bf16 weights; 1: bf16 moments alone;
                    // 2: int8 moments alone
     STAGE,
-    SHARED, // 0: every rank has its own sequences; 1: they share one, and gather; 2: as a ring
-    DEFERS, // 1: a step waits for the next pass
+    SHARED, // 0: every rank has its own sequences; 1: ranks share one and gather; 2: as a ring
+    DEFERS, // 1: defers the step to the next pass
     FACTORS
 };
 enum { MOST_LEVELS = 5, MOST_CASES = 64, TRAINED_STEPS = 2 };
@@ -67,8 +67,8 @@ static size_t levels_of(int factor) {
     return only_one ? 1 : levels[factor];
 }
 
-// Methods full and seco keep every activation, so nothing else is kept or computed again. Those of orders of their own
-// are of a process alone; chunks of ranks do not meet, whose weights stage 3 would gather.
+// Whether two levels combine. Methods full and seco keep every activation. Chunk-major methods run in a process alone;
+// stage 3 cannot gather weights for ranks with different chunks.
 static int possible(int a, size_t x, int b, size_t y) {
     if (b == METHOD) return possible(b, y, a, x);
     if (a != METHOD || y == 0) return 1;
@@ -78,7 +78,7 @@ static int possible(int a, size_t x, int b, size_t y) {
     return b != STAGE || y < ZERO_WEIGHTS || method != METHOD_SECO;
 }
 
-// ---- cases in which all pairs meet ----------------------------------------------------------------------------------
+// ---- cases that cover all pairs -------------------------------------------------------------------------------------
 static struct { char met[FACTORS][MOST_LEVELS][FACTORS][MOST_LEVELS]; } pairs;
 
 static size_t pairs_new(const Levels *levels, int factor, int known) {
@@ -88,7 +88,7 @@ static size_t pairs_new(const Levels *levels, int factor, int known) {
     return found;
 }
 
-// A case that begins with two levels; the others, in some order, are those that make the most pairs meet.
+// Completes a case from two levels; the others, in random order, are those that cover the most new pairs.
 static size_t case_fill(Levels *levels, int first, int second, uint64_t seed) {
     int known = 1 << first | 1 << second;
     size_t meet = pairs_new(levels, first, 1 << second);
@@ -115,7 +115,7 @@ static void case_met(const Levels *levels) {
         for (int b = 0; b < FACTORS; b++) pairs.met[a][levels->of[a]][b][levels->of[b]] = 1;
 }
 
-// Two levels that have not met; 0: there are none
+// Finds two levels that no case combines; 0: none.
 static int pair_missing(Levels *levels, int *a, int *b) {
     for (*a = 0; *a < FACTORS; ++*a)
         for (*b = *a + 1; *b < FACTORS; ++*b)
@@ -174,7 +174,7 @@ static Case case_make(const Levels *levels) {
     return c;
 }
 
-// Where nothing else is said, all is on the device, and inputs of all layers are kept.
+// Returns the case's settings; placed 0: all on the device, inputs of all layers kept.
 static RunSettings case_settings(const Case *c, const Levels *levels, int placed) {
     const size_t *const of = levels->of;
     RunSettings s =
@@ -197,11 +197,11 @@ static const char *const state_names[STATES] = {"weights",        "first moments
 
 typedef struct {
     double forward, loss[TRAINED_STEPS], norm[TRAINED_STEPS]; // forward: the loss of a forward pass alone
-    unsigned char *values[STATES];                            // of this rank, memory of the case; NULL: there are none
+    unsigned char *values[STATES];                            // of this rank, memory of the case; NULL: none
     size_t bytes[STATES];
     Moved moved;
     size_t peak[PLACES], planned[PLACES];
-    Moved plan; // of one micro-batch and an optimizer's step
+    Moved plan; // for one micro-batch and an optimizer step
 } Trained;
 
 static void read_state(Trained *t, size_t i, const Model *table, Sharding sharding, const void *memory, DType type) {
@@ -211,7 +211,7 @@ static void read_state(Trained *t, size_t i, const Model *table, Sharding shardi
     run_ops->copy_out(t->values[i], memory, t->bytes[i]);
 }
 
-// Two steps. *r is ended by the caller.
+// Trains two steps. The caller ends *r.
 static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     const Model *table = tiny_table(&c->tiny);
     const Sharding states = sharding_of(settings.world, ZERO_OPTIMIZER);
@@ -258,7 +258,7 @@ static Trained train(const Case *c, RunSettings settings) {
     return t;
 }
 
-// NULL: the same bits; else what differs first
+// Returns what differs first; NULL: the same bits.
 static const char *difference(const Trained *found, const Trained *expected) {
     if (memcmp(found->loss, expected->loss, sizeof(found->loss)) != 0) return "losses";
     if (memcmp(found->norm, expected->norm, sizeof(found->norm)) != 0) return "norms";
@@ -268,7 +268,7 @@ static const char *difference(const Trained *found, const Trained *expected) {
     return NULL;
 }
 
-// A step that waits is taken in a pass over the largest sequence only if that is the next step's first.
+// A deferred step meets the largest sequence, the planned peak, only if that comes first in the next step.
 static void expect_planned(const Levels *levels, const Trained *t) {
     const double passes = (levels->of[MICRO_BATCHES] ? 3 : 1) * TRAINED_STEPS;
     for (int place = 0; place < PLACES; place++)
@@ -309,7 +309,7 @@ TEST(every_pair_of_settings) {
     }
 }
 
-// All products of five places, each in another of the cases
+// All products of five places, spread over the cases
 TEST(every_product_of_places) {
     static Levels cases[MOST_CASES];
     const size_t count = cases_make(cases);
@@ -326,10 +326,10 @@ TEST(every_product_of_places) {
     }
 }
 
-// Only the first rank has some of a layer's few adapters, and layers of one kind have none: all wait for the layer's
-// weights all the same.
+// Only the first rank has some of a layer's few adapters, and layers of one kind have none: all ranks still wait for
+// the layer's weights.
 TEST(adapters_of_some_layers) {
-    static const char *const targets[PLACES] = {"", "k_proj", "in_proj_z"}; // then layers that differ, too
+    static const char *const targets[PLACES] = {"", "k_proj", "in_proj_z"}; // then different ones per layer
     Levels levels = {{0}};
     levels.of[MODEL] = 3, levels.of[ADAPTERS] = 1, levels.of[STAGE] = world.ranks > 1 ? ZERO_WEIGHTS : 0;
     for (int place = PLACE_HOST; place < PLACES; place++) {
@@ -348,12 +348,12 @@ TEST(adapters_of_some_layers) {
     }
 }
 
-// ---- waits that are left out ----------------------------------------------------------------------------------------
-// Waits of one kind that follow each other without an op between are one.
+// ---- omitted waits --------------------------------------------------------------------------------------------------
+// Consecutive waits of one kind without an op between them count as one.
 static struct {
     const Ops *fenced;
-    size_t waits, skip; // of a run so far; the one that is left out, from 1
-    int64_t last;       // ticket of the wait before
+    size_t waits, skip; // of a run so far; number of the omitted one, from 1
+    int64_t last;       // ticket of the previous wait
     size_t ops;         // before it
 } planted;
 
@@ -368,7 +368,7 @@ static void planted_await(int64_t ticket) {
     planted.last = ticket, planted.ops = fence.count;
 }
 
-// Trains with one wait left out; 0: that was found out
+// Trains with one wait omitted; 0: the omission was caught.
 static int trains_without(const Case *c, RunSettings settings, size_t skip, const Trained *expected) {
     static TinyRun r;
     static jmp_buf caught;
@@ -385,10 +385,10 @@ static int trains_without(const Case *c, RunSettings settings, size_t skip, cons
     return !found;
 }
 
-// An op comes too early, whether or not that changes bits. Harmless are waits behind which another one of the same kind
-// comes in time, as transfers of a kind are done in order: of the optimizer's beginning, which loads nothing, for a
-// slot's stores two slices before it is written; for a layer's input or gradient that was asked for before weights; of
-// chunk-major methods for stores of a chunk that the next layer's slot, or the next chunk, awaits.
+// An op comes too early, whether or not bits change. A wait is harmless if another of its kind follows in time, as
+// transfers of a kind run in order: at the optimizer's beginning, which loads nothing, for a slot's stores two slices
+// before its next write; for a layer's input or gradient that was asked for before weights; in chunk-major methods for
+// stores that the next layer's slot, or the next chunk, awaits.
 TEST(every_wait_is_needed) {
     static const struct {
         Levels levels;

@@ -1,9 +1,9 @@
 /*
-Several processes against one, in the same program: every rank first computes the step alone, then takes its own
-documents of it beside the others (test/ranks/mpirun.sh P). Of four, two at a time share a stream. Loss and gradient are
-those of the process alone, for every stage of ZeRO, method, family and objective, with and without adapters and
-accumulation; all stages give the same bits; steps of AdamW lead to the same weights; what is sent is what the formula
-says, and memory what the plan says. All memory begins as NaN, so that what a rank does not hold cannot be used unseen.
+Several processes against one, in the same program: every rank first computes the step alone, then its own documents
+beside the others (test/ranks/mpirun.sh P). Of four, two at a time share a stream. Loss and gradient equal the single
+process's, for every stage of ZeRO, method, family and objective, with and without adapters and accumulation. All stages
+give the same bits; steps of AdamW lead to the same weights; traffic follows the formula, memory the plan. All memory
+begins as NaN, so that using what a rank does not hold shows.
 */
 #define UPDATE_SLICE ((size_t)500)
 #define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
@@ -38,7 +38,7 @@ static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, siz
     return c;
 }
 
-// Weights and gradients are on the device, in host memory or on a disk, by turns.
+// Weights and gradients are on the device, in host memory or on a disk, in turn.
 static RunSettings case_settings(const Case *c, size_t stage) {
     static size_t call;
     RunSettings settings = tiny_settings(&c->tiny, c->tiny.settings.method, 5, 7);
@@ -79,18 +79,18 @@ static void expect_norm(size_t step, double found, double alone, double allowed)
     if (!(fabs(found - alone) <= allowed * alone)) test_fail("step %zu: norm %.17g, alone %.17g", step, found, alone);
 }
 
-// Stages 0 and 1 add sums in place up once a step, the others once a stream.
+// Stages 0 and 1 sum in place and reduce once a step, the others once a stream.
 static int reduced_alike(const Case *c, size_t stage) {
     return stage != 2 || c->batches == world_replicas(world) ||
            c->tiny.settings.gradient_type != dtype_of_sums(c->tiny.model.dtype);
 }
 
-// All stages against the process alone, and each against the one before it.
+// Compares all stages with the process alone, and each with the one before it.
 static void stages_agree(Case *c) {
     const Model *table = tiny_table(&c->tiny);
     double norm[2];
     TinyResult alone = step_run(c, case_settings_alone(c), &norm[0]), before = {0, NULL, 0};
-    const int chunks_first = method_is_chunk_major(c->tiny.settings.method); // which stage 3 does not take
+    const int chunks_first = method_is_chunk_major(c->tiny.settings.method); // not in stage 3
     for (size_t stage = 0; stage < STAGES - (chunks_first != 0); stage++) {
         case_stage(stage);
         TinyResult step = step_run(c, case_settings(c, stage), &norm[1]);
@@ -104,8 +104,8 @@ static void stages_agree(Case *c) {
     case_free(c);
 }
 
-// Every family with every objective; adapters, methods and accumulation by turns, so that all pairs meet. Three or four
-// ranks take a third of the cases, bf16 those of one family: the next test has the others.
+// Every family with every objective; adapters, methods and accumulation in turn, so that all pairs occur. Three or four
+// ranks run a third of the cases, bf16 one family's: the next test has the others.
 TEST(families_and_objectives) {
     static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
     for (size_t m = 0; m < MODELS; m++)
@@ -120,7 +120,7 @@ TEST(families_and_objectives) {
             }
 }
 
-// Stored in the type of weights, which in bf16 is not that of sums: then every stream is reduced, in all stages. In
+// Gradients stored in the type of weights: in bf16 not the type of sums, so every stream is reduced in all stages. In
 // other builds this is nothing new.
 TEST(gradients_of_the_type_of_weights) {
     for (size_t m = 0; m < (ops_device->stored == DTYPE_BF16 ? MODELS : 0); m++) {
@@ -131,18 +131,18 @@ TEST(gradients_of_the_type_of_weights) {
 }
 
 // ---- steps of the optimizer -----------------------------------------------------------------------------------------
-// Parts of memory that this rank does not own: nobody may look at them.
+// Parts of memory that this rank does not own, hence never reads
 static void poison_others(const Model *table, void *memory, DType type) {
     double *own = read_shard(table, world, sharding_whole(), memory, type, NAN);
     device_write(ops_device, memory, type, own, table->elements);
     free(own);
 }
 
-// In bf16 two runs that differ in the rounding of one gradient come apart as they go on: there, few steps say it all.
+// In bf16 a rounding difference in one gradient grows with the steps: few steps suffice there.
 enum { MOST_STEPS = 3 };
 static size_t steps(void) { return ops_device->stored == DTYPE_BF16 ? 2 : MOST_STEPS; }
 
-// Some steps; returns the weights, all of them, on every rank. norms[steps()]
+// Runs some steps; returns all weights on every rank. norms[steps()]
 static TinyResult train(const Case *c, RunSettings settings, double *norms) {
     const Model *table = tiny_table(&c->tiny);
     TinyRun r;
@@ -174,7 +174,7 @@ static TinyResult train(const Case *c, RunSettings settings, double *norms) {
     return result;
 }
 
-// How far the steps have come apart, relative to how far they went
+// Returns how far the steps have come apart, relative to how far they went.
 static double drift(const double *found, const double *alone, const double *start, size_t n) {
     double apart = 0, went = 0;
     for (size_t i = 0; i < n; i++) {
@@ -184,8 +184,8 @@ static double drift(const double *found, const double *alone, const double *star
     return sqrt(apart / went);
 }
 
-// Rounding at random makes a bf16 weight's step one unit or none: which one, the same bits decide, of gradients that
-// differ in their rounding. Weights and state lie in other places in each stage, and a step waits for the next pass.
+// Rounding at random moves a bf16 weight by one unit or none, decided by the same bits for gradients that differ in
+// rounding. Each stage has its weights and state in other places, and defers the step.
 TEST(steps_of_adamw) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
     for (size_t m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
@@ -217,8 +217,8 @@ TEST(steps_of_adamw) {
     }
 }
 
-// ---- what is sent, and what is held ---------------------------------------------------------------------------------
-// The least that a stage has to send in a step, and what is due to accumulation.
+// ---- traffic and memory ---------------------------------------------------------------------------------------------
+// Returns a stage's least traffic in a step, and the part due to accumulation.
 static Traffic formula(const Case *c, RunSettings settings) {
     const Model *m = &c->tiny.model, *table = tiny_table(&c->tiny);
     const double share = (double)(world.ranks - 1) / (double)world.ranks;
@@ -228,7 +228,7 @@ static Traffic formula(const Case *c, RunSettings settings) {
     const double layers = (double)(group_begin(m, GROUP_HEAD) - group_begin(m, 0));
     const double embedding = (double)group_elements(m, GROUP_EMBEDDING), head = (double)group_elements(m, GROUP_HEAD);
     const int in_place = settings.world.zero < 2 && gradient == summed;
-    const Model *of = &c->tiny.lora.table; // adapters of layers come twice, of the head and copies once
+    const Model *of = &c->tiny.lora.table; // adapters of layers are gathered twice, of the head and copies once
     const double adapters =
         c->tiny.adapters
             ? (double)of->elements - (double)(group_elements(of, GROUP_EMBEDDING) + group_elements(of, GROUP_HEAD)) / 2
@@ -255,7 +255,7 @@ static void expect_traffic(const char *what, const Traffic *found, const Traffic
     }
 }
 
-// By a step with its optimizer. The arena's peak is the plan's to the byte: all streams are of the planned shape; of
+// In a step with its optimizer the arena's peak equals the plan to the byte: all streams have the planned shape. Of
 // ranks that share one, the last has the most tokens.
 static Traffic sent_by(const Case *c, RunSettings settings) {
     TinyRun r;
@@ -273,7 +273,7 @@ TEST(traffic_and_memory) {
     for (size_t m = 0; m < MODELS; m++) {
         const size_t streams = m % 3 ? 1 : 3;
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, METHOD_STREAM, 0);
-        for (size_t i = 0; i < streams * world_replicas(world); i++) // all alike
+        for (size_t i = 0; i < streams * world_replicas(world); i++) // all equal
             case_add(&c, case_batch(OBJECTIVE_SFT, 3, 11, c.tiny.model.config.vocab_size, 100));
         c.tiny.settings.moment_type = DTYPE_FP32, c.tiny.settings.optimizer = 1;
         if (m == 2) c.tiny.settings.gradient_type = c.tiny.model.dtype;
@@ -298,7 +298,7 @@ TEST(traffic_and_memory) {
 // ---- passes without gradients ---------------------------------------------------------------------------------------
 enum { PROMPT = 9 };
 
-// Log-probabilities of a stream, with adapters and without, and logits after a prompt and one token more: [2 N + 2 V]
+// Returns [2 N + 2 V]: a stream's log-probabilities with and without adapters; logits after a prompt, one token later.
 static double *passes(const Case *c, RunSettings settings) {
     const size_t N = c->batch[0].N, V = c->tiny.model.config.vocab_size;
     const int32_t tokens[PROMPT] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
@@ -343,14 +343,14 @@ TEST(passes_without_gradients) {
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
-// Whichever rank has it, all name the same parameter.
+// Whichever rank holds it, all name the same bad parameter.
 TEST(bad_gradients_are_named) {
     Case c = case_make(0, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
     const Model *model = &c.tiny.model;
     const double nan = NAN;
     for (size_t stage = 0; stage < STAGES; stage++) {
         RunSettings settings = case_settings(&c, stage);
-        settings.place[PLACED_GRADIENTS] = PLACE_DEVICE; // elsewhere its norm is known before
+        settings.place[PLACED_GRADIENTS] = PLACE_DEVICE; // otherwise its norm is known before
         const Parameter *last = &model->parameters[model->parameter_count - 1],
                         *bad; // the last rank's, or a part of it
         TinyRun r;
@@ -372,7 +372,7 @@ TEST(bad_gradients_are_named) {
     case_free(&c);
 }
 
-// gpt2's matrices lie transposed in the file. All parameters, or some.
+// gpt2's matrices are transposed in the file. All parameters, or some.
 TEST(gradients_are_written_together) {
     static const char *const globs[STAGES] = {NULL, "*.0.*,*ln_f*,*model.norm*", NULL, "*.1.*"};
     char path[2][64];

@@ -1,8 +1,8 @@
 /*
-The tokenizer: ids and decoded text of several hundred texts in the styles of nine families of models, and with patterns
-that no model has, are those of Hugging Face's tokenizers library (test/golden/tokenizers, by make_tokenizers.py); very
-long words; text that comes in pieces; chat; and files that are damaged, with and without a checksum that is right,
-which are refused in one line or else used without harm.
+The tokenizer: ids and decoded text of several hundred texts equal those of Hugging Face's tokenizers library
+(test/golden/tokenizers, by make_tokenizers.py). Styles are those of nine families, and patterns of no model. Very long
+words; text in pieces; chat. Damaged files, with and without a right checksum, are refused in one line or used without
+harm.
 */
 #include "test/base/damage.h"
 #include "llmc/tokenizer/chat.h"
@@ -11,7 +11,7 @@ which are refused in one line or else used without harm.
 #define FOLDER "test/golden/tokenizers/"
 static const char *const styles[] = {"gpt2",   "llama3", "qwen2",  "qwen3.5", "gemma",  "llama2", "mistral",
                                      "tekken", "o200k",  "digits", "ruby",    "stages", "pieces", "removed"};
-enum { STYLES = COUNT_OF(styles), WHOLE = STYLES - 1 }; // the last one's text does not come back
+enum { STYLES = COUNT_OF(styles), WHOLE = STYLES - 1 }; // the last one does not restore texts
 
 static const char *style_path(const char *style, const char *ending) {
     static char path[128];
@@ -39,7 +39,7 @@ static size_t read_texts(Text *texts, size_t most) {
     return count;
 }
 
-// The whole text of some ids as the library decodes it, special tokens and all.
+// Decodes ids to their whole text as the library does, with special tokens.
 static char *decode_all(const Tokenizer *t, const int32_t *ids, size_t count, size_t *bytes) {
     size_t length, room = 1;
     for (size_t i = 0; i < count; i++) tokenizer_decode(t, ids[i], &length), room += 3 * length;
@@ -95,7 +95,7 @@ TEST(ids_and_texts_of_hugging_face) {
     }
 }
 
-// Small and capital letters, marks and slashes, cut as the library's regular expressions do.
+// Small and capital letters, marks and slashes, cut as by the library's regular expressions.
 TEST(words_by_case) {
     static const struct {
         const char *style, *cut;
@@ -137,8 +137,7 @@ static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int 
     free(expected.id);
 }
 
-// GPT-2 and Qwen put nothing before a text, the others their first token; the end ids are eos_token's and those of the
-// lists.
+// GPT-2 and Qwen prepend nothing, the others their first token. The end ids are eos_token's and those of the lists.
 TEST(beginnings_and_ends) {
     static const char *const begin[] = {NULL,           "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>",
                                         "<|im_start|>", NULL,           NULL, NULL, NULL,  "<s>", NULL};
@@ -157,7 +156,7 @@ TEST(beginnings_and_ends) {
         assert_int_equal(end.count, 1);
         assert_true(tokenizer_is_end(t, end.id[0]) && !tokenizer_is_end(t, ids.id[ids.count - 1]));
         end.count = 0;
-        tokenizer_encode(t, "<|end|>", 7, 0, &end); // as any other text
+        tokenizer_encode(t, "<|end|>", 7, 0, &end); // as plain text
         assert_true(end.count > 1);
         assert_int_equal(tokenizer_decode(t, (int32_t)t->ids, &bytes)[0], 0);
         tokenizer_decode(t, -1, &bytes);
@@ -168,12 +167,12 @@ TEST(beginnings_and_ends) {
 }
 
 // ---- long texts -----------------------------------------------------------------------------------------------------
-// Megabytes without a word's end, and of what is nearly an added token at every byte, come back as they were, soon.
+// Megabytes of one word, and of near misses of an added token at every byte, come back unchanged and soon.
 TEST(long_texts) {
     enum { LONG = 1 << 20 };
     static const char *const patterns[] = {"a", "the",          " ",        "\n \t",     "<|end|",
                                            "1", "\347\214\253", "\314\201", "e\314\201", "\314\201\314\243"};
-    enum { COMPOSED = 8 }; // from this pattern on, NFC is another text
+    enum { COMPOSED = 8 }; // from here on, NFC changes the text
     size_t bytes;
     for (size_t s = 0; s < WHOLE; s++) {
         Tokenizer *t = open_style(styles[s]);
@@ -186,7 +185,7 @@ TEST(long_texts) {
             tokenizer_encode(t, text, length, 1, &ids);
             char *back = decode_all(t, ids.id, ids.count, &bytes);
             size_t lost =
-                t->words == WORDS_METASPACE_FIRST && *text == ' '; // which stands for the space that others get
+                t->words == WORDS_METASPACE_FIRST && *text == ' '; // it stands for the space that other styles prepend
             if (t->flags & TOKENIZER_COMPOSE && p >= COMPOSED)
                 assert_true(bytes <= length && memcmp(text, back, bytes) != 0);
             else if (bytes != length - lost || memcmp(text + lost, back, bytes) != 0)
@@ -220,7 +219,7 @@ TEST(text_in_pieces) {
     }
 }
 
-// Bytes that can still become a character are kept back, others are not.
+// Holds back bytes that can still become a character, and no others.
 TEST(pieces_are_whole_characters) {
     static const char smile[] = "\360\237\231\202";
     char memory[64];
@@ -258,7 +257,7 @@ TEST(chat_is_the_template) {
     expect_turn("gemma", NULL, " \n", 0, "<|end|>\n<|im_start|>user\n<|end|>\n<|im_start|>model\n");
 }
 
-// Reasoning is asked for or not by the opening of an answer, and forgotten when others follow.
+// Reasoning is asked for or not when an answer begins, and forgotten in later turns.
 TEST(chat_with_reasoning) {
 #define ASKED(user) "<|im_start|>user\n" user "<|end|>\n<|im_start|>assistant\n"
 #define OPENED      "<think>\n"
@@ -287,7 +286,7 @@ TEST(chat_with_reasoning) {
         TokenIds ids = {NULL, 0, 0};
         test_case("%s", rows[i].answer);
         chat_append_turn(&text, t, NULL, " Hi\n", 4, 1);
-        for (size_t pass = 0; pass < 2; pass++) { // the text stays as it was
+        for (size_t pass = 0; pass < 2; pass++) { // the text is unchanged
             ids.count = 0;
             chat_encode(t, &text, rows[i].thinking, &ids);
             snprintf(expected, sizeof(expected), ASKED("Hi") "%s", rows[i].opening);
@@ -325,7 +324,7 @@ static void ask_to_think(const void *context) {
     chat_check(tokenizer_open(((const Use *)context)->path), NULL, THINKING_OFF, 0);
 }
 
-// Everything that a file can be used for.
+// Makes every use of a file.
 static void use_all(const void *context) {
     static const char *const texts[] = {
         "Hello, w\303\266rld's 1234 <|end|> e\314\201\314\243 \352\260\200\341\206\250 \n\n x",
@@ -349,7 +348,7 @@ static void use_all(const void *context) {
     tokenizer_close(t);
 }
 
-// Makes the checksum right.
+// Renews the checksum.
 static void seal(const char *path, char *bytes, size_t count, size_t before) {
     (void)path, (void)before;
     if (count < 16) return;
@@ -358,7 +357,7 @@ static void seal(const char *path, char *bytes, size_t count, size_t before) {
     memcpy(bytes + 12, &crc, 4);
 }
 
-// A copy of a style's file in the scratch folder, to be damaged.
+// Copies a style's file to the scratch folder, for damage.
 static DamageSuite damaged_style(const char *style) {
     const DamageSuite suite = {scratch_folder(), use_all, scratch_path("damaged.tok"), seal, 0};
     size_t size;
@@ -401,7 +400,7 @@ TEST(refusals) {
     expect_refused(ask_for_chat, &decodes_only, EXIT_USAGE, "decodes only");
 }
 
-// Patterns that PCRE2 cannot read, and one that would take 2^60 steps, are told in one line.
+// PCRE2 patterns that do not compile, and one of 2^60 steps, are refused in one line.
 TEST(bad_patterns) {
     static const char endless[] = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     static const struct {
@@ -430,7 +429,7 @@ TEST(bad_patterns) {
     }
 }
 
-// Any word of any section, with a checksum that fits, set to what is out of bounds if anything is.
+// Sets random words of every section out of bounds, if they have any, with a right checksum.
 static void change_numbers(const void *path) {
     static const uint32_t values[] = {0, 1, 0x7fffffff, 0x80000000u, 0xffffffffu, 0x10ffff, 0xd800};
     Tokenizer *t = tokenizer_open((const char *)path);
@@ -450,7 +449,7 @@ static void change_numbers(const void *path) {
     tokenizer_close(t);
 }
 
-// Damage is noticed; other bytes with a checksum that fits are another file, which is refused in one line or harmless.
+// Damage is noticed. A changed file with a right checksum is refused in one line or harmless.
 TEST(damaged_files) {
 #define TOK     "damaged.tok"
 #define DAMAGED "damaged.tok: this tokenizer file is damaged: |is truncated|is not a tokenizer file"

@@ -1,7 +1,6 @@
 /*
-What the tests of checkpoints have in common: a run's tensors in fenced device memory, filled with bits that are a
-function of the step, so that a checkpoint can be told from any other; where such a run stands; a file system of the
-test's own.
+Common parts of the checkpoint tests: a run's tensors in fenced device memory, with bits that depend on the step, so
+that checkpoints differ; the state of such a run; a private file system.
 */
 #ifndef TEST_CHECKPOINT_RUNS_H
 #define TEST_CHECKPOINT_RUNS_H
@@ -13,7 +12,7 @@ test's own.
 #include <sched.h>
 #include <sys/mount.h>
 
-// ---- where a run stands ---------------------------------------------------------------------------------------------
+// ---- the state of a run ---------------------------------------------------------------------------------------------
 enum { USUAL_SETTINGS = 5 };
 
 static const RunSetting usual_settings[USUAL_SETTINGS] = {
@@ -34,7 +33,7 @@ static RunState run_state(size_t step) {
 }
 
 // ---- its tensors ----------------------------------------------------------------------------------------------------
-static World test_world; // the shards that trained_open makes; zeros: whole
+static World test_world; // the shards of trained_open; zeros: whole
 
 static size_t shard_elements(const TrainedTensors *t, Sharding s) {
     return holds_whole(s) ? t->model->elements : sharding_elements(t->model, s);
@@ -45,7 +44,7 @@ static size_t shard_bytes(const TrainedTensors *t, Section s) {
     return s.memory ? count * dtype_size(s.type) : 0;
 }
 
-// The tensors of a model, or of adapters of all its linear layers.
+// Opens the tensors of a model, or of adapters of all its linear layers.
 static TrainedTensors trained_open_as(int adapters, const char *text, DType dtype, DType moments, int master) {
     const Config config = config_from_text(text, "test", EXIT_USAGE);
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
@@ -109,7 +108,7 @@ static void trained_close(TrainedTensors *t) {
     free((Model *)t->model);
 }
 
-// Any bits, NaN among them: a checkpoint does not look at values. Weights are finite: others are not converted.
+// Returns any bits, NaN among them: checkpoints ignore values. Weights are finite: other values are not converted.
 static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
     unsigned char *data = (unsigned char *)case_memory(bytes + 8);
     for (size_t i = 0; i < bytes; i += 8) {
@@ -119,7 +118,7 @@ static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
     return data;
 }
 
-// A section of the whole table at a step: those bits; of adapters with a master copy the weights are its rounding.
+// Returns a section of the whole table at a step: those bits; adapters' weights are the rounded master copy, if any.
 static unsigned char *table_bytes(const TrainedTensors *t, size_t step, size_t i, Section s) {
     const size_t n = section_count(t->model, &s);
     if (i != WEIGHTS || !saves_master(t)) return step_bytes(step, i, n * dtype_size(s.type));
@@ -128,7 +127,7 @@ static unsigned char *table_bytes(const TrainedTensors *t, size_t step, size_t i
     return rounded;
 }
 
-// The same as memory holds it; between shards, bytes that nobody writes.
+// Returns the section as in memory; between shards, bytes that nobody writes.
 static unsigned char *section_bytes(const TrainedTensors *t, size_t step, size_t i, Section s) {
     unsigned char *whole = table_bytes(t, step, i, s);
     size_t size = dtype_size(s.type);
@@ -155,7 +154,7 @@ static unsigned char *section_copy(const TrainedTensors *t, Section section) {
     return data;
 }
 
-// `other`: NULL, or what the tensors must equal instead of those of the step.
+// Compares the tensors with those of the step, or with `other` unless NULL.
 static void expect_tensors(const TrainedTensors *t, size_t step, const TrainedTensors *other) {
     Section sections[TRAINED_SECTIONS], others[TRAINED_SECTIONS];
     trained_sections(t, sections);
@@ -177,7 +176,7 @@ static void copy_folder(const char *from, const char *to) {
     assert_int_equal(system(command), 0);
 }
 
-// Puts an empty file system of a MiB over a folder, for this process alone. 0 where the machine does not let us.
+// Mounts an empty file system of a MiB on a folder, for this process alone. Returns 0 if the machine forbids it.
 static int private_tmpfs(const char *folder, int read_only) {
     if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 0;
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return 0;
@@ -192,7 +191,7 @@ static const char hybrid_model[] =
     "head_dim=8,vocab_size=31,linear_num_key_heads=1,linear_num_value_heads=3,linear_key_head_dim=4,"
     "linear_value_head_dim=2";
 
-// Fills the tensors as at `step`, and saves them in a folder that is opened for that.
+// Fills the tensors as at `step`, and saves them in the folder, which it opens and closes.
 static void save_step_of(TrainedTensors *t, const char *out, size_t keep, size_t step, int resume) {
     RunState run = run_state(step);
     CheckpointFolder folder;
@@ -210,7 +209,7 @@ static void save_step(TrainedTensors *t, const char *out, size_t step, int resum
     save_step_of(t, out, 2, step, resume);
 }
 
-// Opens the folder as a resumed run does, loads its last checkpoint over other values and holds it against its step.
+// Opens the folder as a resumed run, loads its last checkpoint over other values and compares it with its step.
 static RunState load_last(TrainedTensors *t, const char *out) {
     RunState run = run_state(0);
     CheckpointFolder folder;
@@ -227,7 +226,7 @@ static RunState load_last(TrainedTensors *t, const char *out) {
     return run;
 }
 
-// A checkpoint of a run at step 7 in scratch "out"
+// Saves a checkpoint at step 7 in scratch "out".
 static void save_usual_as(int adapters) {
     TrainedTensors t = trained_open_as(adapters, usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     save_step(&t, fresh_folder("out"), 7, 0);
@@ -237,7 +236,7 @@ static void save_usual_as(int adapters) {
 static void save_usual(void) { save_usual_as(0); }
 static void save_usual_adapters(void) { save_usual_as(1); }
 
-// Saves one step as a run of its own does.
+// A save of one step by a run of its own
 typedef struct {
     const char *out;
     size_t keep, step;
@@ -250,7 +249,7 @@ static void save_body(const void *context) {
     save_step_of(&t, saving->out, saving->keep, saving->step, saving->resume);
 }
 
-// Resumes scratch "out" at its last step.
+// A resumption of scratch "out" at its last step
 typedef struct {
     const char *model;
     DType dtype, moments;
@@ -273,8 +272,8 @@ static void resume_body(const void *context) {
     checkpoint_load(&folder, folder.last, &t, &run);
 }
 
-// Files of scratch "out"'s checkpoint with one bit flipped, a byte shorter, a byte longer, empty and missing: `resume`,
-// which dies where there is no complete checkpoint, says which file it is. Only of DONE it may be told otherwise.
+// Damages each file of scratch "out"'s checkpoint: a flipped bit, a byte shorter, a byte longer, empty, missing.
+// `resume`, which dies without a complete checkpoint, must name the file; only for DONE it may say something else.
 static void expect_checkpoint_damage_found(ChildBody resume, const void *context, const char *const *files,
                                            size_t count) {
     const DamageSuite suite = {scratch_path("out/checkpoint-00000007"), resume, context, NULL, 1};
@@ -297,7 +296,7 @@ static const char *file_in(const char *checkpoint, const char *file) {
 
 static int is_there(const char *name) { return path_exists(file_in(".", name)); }
 
-// noted: what the child shall have said on stderr; NULL: nothing.
+// noted: expected on stderr; NULL: nothing.
 static void expect_said(const Child *child, const char *noted) {
     int right = noted ? strstr(child->err, noted) != NULL : !*child->err;
     if (!right) test_fail("stderr is: '%s', expected: '%s'", child->err, noted ? noted : "");

@@ -1,7 +1,7 @@
 /*
-The optimizer over the parameter table: the norm and the name of a gradient that is not finite, clipping, the formula
-and who decays, element by element for every pairing of types, random bits of each parameter's own, initialisation. The
-op itself is held against its reference in test_ops.c, places in test_places.c.
+The optimizer over the parameter table: the norm and the name of a bad gradient, clipping, the formula and the decayed
+parameters, element by element for every pairing of types, separate random bits per parameter, initialisation. The op
+itself is compared with its reference in test_ops.c; places are in test_places.c.
 */
 #define MOMENT_SMALL 300 // so that small models have moments in 8 bits, too
 #include "test/base/testing.h"
@@ -11,13 +11,13 @@ op itself is held against its reference in test_ops.c, places in test_places.c.
 
 static const char *const models[] = {TINY_GPT2, TINY_LLAMA, TINY_TIED, TINY_QWEN3};
 
-// ---- a run's tensors behind the fence, full of NaN ------------------------------------------------------------------
+// ---- a run's tensors inside the fence, full of NaN ------------------------------------------------------------------
 typedef struct {
     TinyCase tiny;
     TinyRun run;
 } Bench;
 
-// Lasts until the next one is opened.
+// Opens a bench; lasts until the next one.
 static Bench *bench_open(const char *text, DType gradient_type, DType moment_type, int master) {
     static const size_t length[] = {4};
     static Bench b;
@@ -49,7 +49,7 @@ static double *normal_values(size_t count, double mean, double deviation) {
     return values;
 }
 
-// gradients: NULL, or those of the first step
+// gradients: of the first step, or NULL
 static void bench_begin(Bench *b, const double *weights, const double *gradients) {
     Residency *memory = &b->run.s.memory;
     bench_write(b, memory->weights, b->tiny.model.dtype, weights);
@@ -94,7 +94,7 @@ static void gradient_write(Bench *b, size_t at, double value) {
     device_write(b->run.ops, (char *)m->gradients + at * dtype_size(m->gradient_type), m->gradient_type, &value, 1);
 }
 
-// One bad element, the first or the last of each parameter in turn; then a second one in a later parameter.
+// One bad element, the first or last of each parameter in turn; then a second one in a later parameter.
 TEST(bad_gradient_is_named) {
     static const double wrong[] = {NAN, INFINITY, -INFINITY};
     for (size_t k = 0; k < COUNT_OF(models); k++) {
@@ -126,7 +126,7 @@ TEST(clipping) {
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
-// w, m, v of every element after the step. Matrices decay, embeddings among them, and nothing else.
+// Steps w, m, v of every element. Matrices decay, including embeddings, and nothing else.
 static void reference_step(double *const values[3], const Model *model, const double *gradients, const AdamW *s) {
     double *w = values[0], *m = values[1], *v = values[2];
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -143,7 +143,7 @@ static void reference_step(double *const values[3], const Model *model, const do
     }
 }
 
-// Rounded to either neighbour in bf16
+// Compares elements; bf16 may be rounded to either neighbour.
 static void expect_elements(const char *name, const double *found, const double *expected, size_t count, DType type,
                             double scale) {
     for (size_t i = 0; i < count; i++) {
@@ -153,7 +153,7 @@ static void expect_elements(const char *name, const double *found, const double 
     }
 }
 
-// Each step from what the run left in the bench: where it rounds, errors shall not add up.
+// Checks each step from the bench's previous state, so that rounding errors do not add up.
 static void formula_case(const char *model, DType gradient_type, DType moment_type, int master) {
     const DType stored = ops_device->stored, kept_type = master ? DTYPE_FP32 : stored;
     test_case("%.8s, gradients %s, moments %s, %s master", model, dtype_name(gradient_type), dtype_name(moment_type),
@@ -190,7 +190,7 @@ TEST(formula) {
 }
 
 // ---- moments in 8 bits ----------------------------------------------------------------------------------------------
-// A moment as it is after it was in 8 bits, in a block whose largest magnitude is `scale`.
+// Returns a moment after storage in 8 bits, in a block with largest magnitude `scale`.
 static double through_8_bits(double value, float scale, int with_sign) {
     const QuantScales *const s = quant_dynamic(with_sign);
     if (scale == 0) return 0;
@@ -198,7 +198,7 @@ static double through_8_bits(double value, float scale, int with_sign) {
     return (double)s->map[s->nearest[(int)((share + 1) * 32767.5f + 0.5f)]] * (double)scale;
 }
 
-// All blocks of a tensor: each parameter's own, cut every 256 elements of its group. Small ones are in fp32.
+// Quantises all blocks of a tensor: each parameter's own, cut every 256 elements of its group. Small ones stay in fp32.
 static void tensor_through_8_bits(const Model *table, double *x, int with_sign) {
     for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
@@ -214,7 +214,7 @@ static void tensor_through_8_bits(const Model *table, double *x, int with_sign) 
     }
 }
 
-// A value that is rounded to the other code by the last bit of its sum comes apart: few do.
+// The last bit of a sum can change a code, so that a few values differ.
 TEST(moments_in_8_bits) {
     for (size_t k = 0; k < COUNT_OF(models); k++) {
         const DType stored = ops_device->stored;
@@ -245,7 +245,7 @@ TEST(moments_in_8_bits) {
     }
 }
 
-// m after one step of gradient halfway between two bf16 numbers: each element's choice is one random bit.
+// Returns m after one step of gradient halfway between two bf16 numbers: each element's choice is one random bit.
 static const char square_model[] =
     "llama,hidden_size=64,intermediate_size=64,num_hidden_layers=1,num_attention_heads=1,vocab_size=64";
 

@@ -1,13 +1,12 @@
 /*
-Checkpoints: every combination of types there and back to the bit; model.bin is what any writer of flat .bin writes;
-resuming gives the bits of a run that was never interrupted; what differs on resuming is refused by name; damage is
-found wherever it is; a disk that is full is noticed before anything is written. The folder they are in is tested in
-test_checkpoint_folder.c, that a run may end at any moment in test_checkpoint_kill.c.
+Checkpoints: every combination of types round-trips to the bit; model.bin equals any flat .bin writer's; resuming gives
+the bits of an uninterrupted run; differences on resuming are refused by name; damage is found anywhere; a full disk is
+noticed before anything is written. The folder is tested in test_checkpoint_folder.c, kills in test_checkpoint_kill.c.
 */
 #include "checkpoint_runs.h"
 #include "llmc/train/optimizer.h"
 
-// ---- there and back -------------------------------------------------------------------------------------------------
+// ---- round trips ----------------------------------------------------------------------------------------------------
 static void round_trip_case(const char *model, DType dtype, DType moments, int master) {
     const char *file = scratch_path("out/checkpoint-00000007/model.bin");
     size_t count, flat_count;
@@ -37,10 +36,10 @@ TEST(round_trip) {
             round_trip_case(usual_model, types[i / 6], types[i / 2 % 3], i % 2);
     round_trip_case(hybrid_model, DTYPE_FP32, DTYPE_INT8, 1);
     round_trip_case("gpt2,hidden_size=256,num_hidden_layers=2,num_attention_heads=4,vocab_size=3001", DTYPE_FP32,
-                    DTYPE_BF16, 1); // sections of several pieces, the last of them not whole
+                    DTYPE_BF16, 1); // sections of several pieces, the last one partial
 }
 
-// ---- resuming: six steps, or three, a checkpoint, another process' memory, and three more ---------------------------
+// ---- resuming: six steps, or three, a checkpoint, another process's memory, and three more --------------------------
 static Residency trained_residency(const TrainedTensors *t) {
     Residency r = {0};
     Arena *none = (Arena *)case_memory(PLACES * sizeof(Arena));
@@ -99,14 +98,14 @@ TEST(resumed_run_has_the_same_bits) {
             resume_case(i & 4 ? usual_model : hybrid_model, i & 1, i & 2 ? DTYPE_BF16 : DTYPE_FP32, i & 4 ? 1 : 0);
 }
 
-// ---- what differs is refused by name --------------------------------------------------------------------------------
+// ---- differences are refused by name --------------------------------------------------------------------------------
 static void expect_resumes(const Resumption *r, const char *noted) {
     const Child *child = run_child(resume_body, r);
     if (child->code != 0) test_fail("exit code %d: %s", child->code, child->err);
     expect_said(child, noted);
 }
 
-// The usual settings but for one, whose name or value is another.
+// Returns the usual settings with one changed in name or value.
 static Resumption with_setting(size_t i, const char *name, const char *value, SettingChange change) {
     static RunSetting settings[USUAL_SETTINGS];
     const RunSetting now = {name, value, change, NULL};
@@ -143,7 +142,7 @@ TEST(settings_must_agree) {
 }
 
 typedef struct {
-    const char *before, *now, *noted; // values of a setting that is not written where it is "own"
+    const char *before, *now, *noted; // values of a setting that is left out when it is "own"
     size_t workspace;
 } Attention;
 
@@ -227,7 +226,7 @@ TEST(types_must_agree) {
     expect_refused(resume_body, &r, 1, "holds another model: intermediate_size=20, not intermediate_size=24");
 }
 
-// Seven steps were made with the saved schedule; what the new one would have made of them decides.
+// Seven steps ran with the saved schedule; the new one must give these the same rates.
 TEST(schedule_must_agree_so_far) {
     static const struct {
         Schedule saved, now;
@@ -282,7 +281,7 @@ TEST(schedule_must_agree_so_far) {
     trained_close(&t);
 }
 
-// A run that an earlier version began has no version in its schedule: its next steps are as they would have been.
+// A run that an earlier version began has no version in its schedule, and keeps that version's rates.
 static void earlier_body(const void *context) {
     static char text[RUN_STATE_LIMIT];
     RunState run = run_state(70);
@@ -313,7 +312,7 @@ TEST(damage_is_found) {
     expect_checkpoint_damage_found(resume_body, &r, files, COUNT_OF(files));
 }
 
-// Files that are each whole, but do not belong together, or not under this name.
+// Files that are intact, but of different checkpoints or under a wrong name.
 TEST(mixed_up_files_are_refused) {
     Resumption r = usual_resumption(0);
     Saving saving = {scratch_path("out"), 2, 9, 1};
@@ -330,7 +329,7 @@ TEST(mixed_up_files_are_refused) {
     expect_refused(resume_body, &r, 1, "state.json: is of step 7, its folder's name says 11");
 }
 
-// The manifest of the checkpoint with the length and checksum that state.json has now.
+// Updates the manifest's length and checksum of state.json.
 static void mend_manifest(const char *path, char *bytes, size_t count, size_t before) {
     static Manifest manifest;
     char text[MANIFEST_TEXT];
@@ -341,7 +340,7 @@ static void mend_manifest(const char *path, char *bytes, size_t count, size_t be
     write_file(file_in("checkpoint-00000007", MANIFEST_NAME), text, manifest_text(&manifest, text));
 }
 
-// A whole file by its manifest, but not what this program would have written.
+// An intact file by its manifest, but not in this program's format.
 TEST(other_states_are_refused) {
 #define STATE "\"format\": \"streambp.c run state\", \"version\": "
 #define BEGUN STATE "1, \"step\": 7, \"next_batch\": 1, \"tokens\": 1, "
@@ -361,7 +360,7 @@ TEST(other_states_are_refused) {
     expect_damage_found(&suite, rows, COUNT_OF(rows));
 }
 
-// Not passed over for an earlier one, nor begun anew beside it.
+// Neither skipped for an earlier one, nor begun anew beside it.
 TEST(checkpoints_of_version_1_are_refused) {
     static const char *const seals[] = {"model.bin 5208 0123456789abcdef\noptimizer.bin 9 0123456789abcdef\n",
                                         "adapter_model.safetensors 5208 0123456789abcdef\n"};
@@ -376,7 +375,7 @@ TEST(checkpoints_of_version_1_are_refused) {
 }
 
 // ---- a full disk ----------------------------------------------------------------------------------------------------
-// A file system of one MiB, which only this child sees: step 7, then step 8 where it is full.
+// Saves step 7 on a private file system of one MiB, fills that, and saves step 8.
 static void full_disk_body(const void *context) {
     const char *out = (const char *)context;
     TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);

@@ -1,7 +1,7 @@
 /*
 A run may end at any moment. A save is killed before every one of its system calls, and in the middle of every write.
-Afterwards the newest complete checkpoint holds what was saved at its step, no checkpoint that was finished is lost, and
-the run goes on from there. And what a rename makes visible was synced before, which a kill alone cannot show.
+Afterwards the newest complete checkpoint holds its step's tensors, no finished checkpoint is lost, and the run goes on
+from there. Whatever a rename makes visible must be synced before, which a kill alone cannot show.
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -17,10 +17,10 @@ enum { CALL_LIMIT = 1000, DESCRIPTORS = 64 };
 
 static struct {
     int count, kill_at; // before call number kill_at; 0: never
-    int halve;          // that call, a write, is made by half first
+    int halve;          // that call, a write, first writes half
     int is_write[CALL_LIMIT];
     int unsynced[DESCRIPTORS];            // written to since the last fsync
-    int files_unsynced, renamed_unsynced; // how many; whether a rename is not synced
+    int files_unsynced, renamed_unsynced; // their number; whether a rename is not synced
 } calls;
 
 static int call_is_last(int is_write) {
@@ -74,7 +74,7 @@ static int counted_rename(const char *from, const char *to) {
 #undef close
 #undef fallocate
 
-// ---- the save, and what is there after the kill ---------------------------------------------------------------------
+// ---- the save, and the state after the kill -------------------------------------------------------------------------
 typedef struct {
     const char *out;
     int kill_at, halve, adapters;
@@ -82,7 +82,7 @@ typedef struct {
 
 static DType moments_of(int adapters) { return adapters ? DTYPE_INT8 : DTYPE_FP32; }
 
-// Steps 1 and 2 are there; saves step 3, which removes step 1.
+// Saves step 3 after steps 1 and 2, and removes step 1.
 static void attempt_body(const void *context) {
     const Attempt *attempt = (const Attempt *)context;
     TrainedTensors t = trained_open_as(attempt->adapters, usual_model, DTYPE_FP32, moments_of(attempt->adapters), 1);
@@ -98,7 +98,7 @@ static void attempt_body(const void *context) {
     for (int i = 1; i <= calls.count; i++) putchar(calls.is_write[i] ? 'w' : '.');
 }
 
-// Nothing but so many complete checkpoints, the lock and what the next run clears away.
+// Checks that the folder holds only complete checkpoints, their number, and the lock.
 static void expect_clean(const char *out, size_t least, size_t most) {
     const struct dirent *entry;
     DIR *directory = opendir(out);
@@ -117,7 +117,7 @@ static void expect_clean(const char *out, size_t least, size_t most) {
     if (complete < least || complete > most) test_fail("%zu complete checkpoints are there", complete);
 }
 
-// Loads what a kill left, and saves the next step. Returns the step that was found.
+// Loads the checkpoint left by a kill, and saves the next step. Returns the step found.
 static size_t resumed_step(const char *out, TrainedTensors *t) {
     const size_t step = load_last(t, out).step;
     if (step != 2 && step != 3) test_fail("step %zu was found", step);

@@ -1,8 +1,7 @@
 /*
-Checkpoints of several processes: any number of ranks, in any stage of ZeRO, writes the same bytes, and reads what any
-other number has written; a flipped bit is found, whichever rank reads it; a rank that is killed, whose disk is full or
-that sees another folder ends the job and leaves the last checkpoint as it was. And the checksum that ranks make
-together.
+Checkpoints of several processes: any number of ranks, in any stage of ZeRO, writes the same bytes and reads any other
+number's. Whichever rank reads a flipped bit finds it. A rank that is killed, has a full disk or sees another folder
+ends the job and leaves the last checkpoint intact. And the ranks' common checksum.
 
 The test is a process alone. It starts itself under test/ranks/mpirun.sh as the ranks of a job: test_checkpoint_ranks
 --job WHAT ...
@@ -35,12 +34,12 @@ static int call_begin(int argument) {
 
 enum { MOST_RANKS = 3, STAGES = 4 };
 
-// ---- what is saved --------------------------------------------------------------------------------------------------
+// ---- kinds of checkpoints -------------------------------------------------------------------------------------------
 typedef struct {
     const char *model;
     DType dtype, moments;
     int master, adapters;
-    size_t first; // of the stages of ZeRO that it is tested in
+    size_t first; // least stage of ZeRO tested
 } Kind;
 
 static const char gpt2_model[] = "gpt2,hidden_size=12,num_hidden_layers=3,num_attention_heads=2,vocab_size=31";
@@ -48,9 +47,9 @@ static const char large_model[] = "gpt2,hidden_size=256,num_hidden_layers=1,num_
 
 static const Kind kinds[] = {
     {usual_model, DTYPE_FP32, DTYPE_FP32, 1, 0, 0},
-    {gpt2_model, DTYPE_BF16, DTYPE_BF16, 1, 0, 0},   // tied; groups that are no multiple of a portion's unit
+    {gpt2_model, DTYPE_BF16, DTYPE_BF16, 1, 0, 0},   // tied; groups that are no multiple of a shard's unit
     {hybrid_model, DTYPE_FP64, DTYPE_BF16, 0, 0, 0}, // layers of two sizes
-    {usual_model, DTYPE_BF16, DTYPE_FP32, 1, 1, 0},  // in the file is the master copy, in use its rounding
+    {usual_model, DTYPE_BF16, DTYPE_FP32, 1, 1, 0},  // the file has the master copy, memory its rounding
     {hybrid_model, DTYPE_FP32, DTYPE_INT8, 0, 1, 0},
     {large_model, DTYPE_FP32, DTYPE_INT8, 0, 0, 3}, // a rank's part of a group takes several pieces
 };
@@ -66,7 +65,7 @@ static const char *kind_folder(const char *out, size_t kind, size_t stage) {
     return path;
 }
 
-// ---- jobs: what the ranks do ----------------------------------------------------------------------------------------
+// ---- jobs: the ranks' work ------------------------------------------------------------------------------------------
 static void save_kind(const char *out, const Kind *kind, size_t stage, size_t step) {
     TrainedTensors t = kind_open(kind, stage);
     save_step(&t, out, step, 0);
@@ -79,27 +78,27 @@ static void load_kind(const char *out, const Kind *kind, size_t stage, size_t st
     trained_close(&t);
 }
 
-// save OUT: every kind, in every stage
+// save OUT: saves every kind, in every stage
 static void job_save(char **argument) {
     for (size_t kind = 0; kind < COUNT_OF(kinds); kind++)
         for (size_t stage = kinds[kind].first; stage < STAGES; stage++)
             save_kind(kind_folder(argument[0], kind, stage), &kinds[kind], stage, 10 + kind);
 }
 
-// load OUT: the same
+// load OUT: loads them
 static void job_load(char **argument) {
     for (size_t kind = 0; kind < COUNT_OF(kinds); kind++)
         for (size_t stage = kinds[kind].first; stage < STAGES; stage++)
             load_kind(kind_folder(argument[0], kind, stage), &kinds[kind], stage, 10 + kind);
 }
 
-// one OUT KIND STAGE STEP: loads that, of one kind in one stage
+// one OUT KIND STAGE STEP: loads this step of one kind in one stage
 static void job_one(char **argument) {
     load_kind(argument[0], &kinds[atoi(argument[1])], (size_t)atoi(argument[2]), (size_t)atoi(argument[3]));
 }
 
-// next OUT STAGE STEP RANK CALL BYTES: saves the step; RANK dies before that call (0: before none), or may only write
-// files of BYTES (0: of any size)
+// next OUT STAGE STEP RANK CALL BYTES: saves the step; RANK dies before that call (0: never), or may only write files
+// of BYTES (0: any size)
 static void job_next(char **argument) {
     const size_t step = (size_t)atoi(argument[2]);
     struct rlimit limit = {(rlim_t)atoi(argument[5]), (rlim_t)atoi(argument[5])};
@@ -119,7 +118,7 @@ static void job_next(char **argument) {
     trained_close(&t);
 }
 
-// open OUT OTHER: the last rank has been given another folder
+// open OUT OTHER: opens OUT, the last rank OTHER
 static void job_open(char **argument) {
     CheckpointFolder folder;
     checkpoint_open(&folder, argument[dist_rank() + 1 == dist_ranks()], 2, 1);
@@ -131,7 +130,7 @@ static const struct {
 } jobs[] = {{"save", job_save}, {"load", job_load}, {"one", job_one}, {"next", job_next}, {"open", job_open}};
 
 static int job_main(char **argument) {
-    is_child = 1; // MPI keeps memory to the end; what leaks of ours other tests find
+    is_child = 1; // MPI keeps memory to the end; other tests find our leaks
     dist_start();
     dist_split(1);
     for (size_t i = 0; i < COUNT_OF(jobs); i++) {
@@ -143,11 +142,11 @@ static int job_main(char **argument) {
     return 2;
 }
 
-// ---- starting one ---------------------------------------------------------------------------------------------------
-static const char *program; // this one
+// ---- starting a job -------------------------------------------------------------------------------------------------
+static const char *program; // of this program
 
 static void job_body(const void *command) {
-    setenv("CMOCKA_TEST_ABORT", "1", 1); // an assertion that fails ends the job
+    setenv("CMOCKA_TEST_ABORT", "1", 1); // a failed assertion ends the job
     execl("/bin/sh", "sh", "-c", (const char *)command, (char *)NULL);
     exit(127);
 }
@@ -168,7 +167,7 @@ static void expect_done(const Child *child) {
     if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
 }
 
-// One rank has said, for all, what is wrong.
+// Checks that one rank reported the error for all.
 static void expect_job_refused(const Child *child, const char *words) {
     const char *line = strstr(child->err, "test_checkpoint_ranks: ");
     if (child->code != 1) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
@@ -180,7 +179,7 @@ static void need_mpirun(void) {
     if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
 }
 
-// ---- the same bytes, whoever writes ---------------------------------------------------------------------------------
+// ---- the same bytes from any ranks ----------------------------------------------------------------------------------
 static const char *out_of(size_t ranks) {
     char name[32];
     snprintf(name, sizeof(name), "out%zu", ranks);
@@ -216,12 +215,12 @@ TEST(any_number_of_ranks_writes_the_same_and_reads_it) {
 }
 
 // ---- damage ---------------------------------------------------------------------------------------------------------
-// A bit of one rank's part of a file; read whole by every rank, and in portions.
+// A bit of one rank's part of a file, which all ranks read whole or in shards.
 TEST(a_flipped_bit_is_found_by_the_ranks_together) {
     static const struct {
         size_t kind, stage;
         const char *file;
-        double place; // in the file; 0: in the header what nobody compares
+        double place; // in the file; 0: an uncompared header byte
     } cases[] = {{0, 0, "model.bin", 0.9},
                  {0, 3, "model.bin", 0.9999},
                  {0, 2, "optimizer.bin", 0},
@@ -244,7 +243,7 @@ TEST(a_flipped_bit_is_found_by_the_ranks_together) {
 }
 
 // ---- a rank that ends -----------------------------------------------------------------------------------------------
-// After a job that failed: what this process, alone, finds.
+// Loads the last checkpoint, alone, after a failed job.
 static size_t step_found(const char *out) {
     TrainedTensors t = kind_open(&kinds[0], 0);
     const size_t step = load_last(&t, out).step;
@@ -253,7 +252,7 @@ static size_t step_found(const char *out) {
     return step;
 }
 
-// Before each of a few of a rank's calls, evenly spread.
+// Kills a rank before a few of its calls, evenly spread.
 TEST(a_killed_rank_leaves_the_last_checkpoint) {
     enum { KILLS = 3 };
     const char *before = fresh_folder("before"), *out = scratch_path("out");
@@ -278,7 +277,7 @@ TEST(a_killed_rank_leaves_the_last_checkpoint) {
     }
 }
 
-// The disk of one rank takes no more: its limit lies behind the header and before its part.
+// One rank's disk is full: its limit is after the header and before its part.
 TEST(a_full_disk_of_one_rank_leaves_the_last_checkpoint) {
     const char *out = fresh_folder("out");
     need_mpirun();
@@ -292,14 +291,14 @@ TEST(ranks_that_see_other_folders_are_refused) {
     need_mpirun();
     write_file(scratch_path("out/lock"), "", 0); // of a run
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is another folder here than on rank 0 on ");
-    copy_folder(out, other); // with the lock of the run before
+    copy_folder(out, other); // with the previous run's lock
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is another folder here than on rank 0 on ");
 }
 
 // ---- the checksum ---------------------------------------------------------------------------------------------------
 static int same_sums(Checksum a, Checksum b) { return a.sum[0] == b.sum[0] && a.sum[1] == b.sum[1]; }
 
-// In pieces of any size, from the last to the first, at any place in the whole.
+// In pieces of any size, from the last to the first, at any offset in the whole.
 TEST(checksums_do_not_depend_on_pieces) {
     enum { BYTES = 5000 };
     unsigned char *bytes = (unsigned char *)case_memory(BYTES);
@@ -316,12 +315,12 @@ TEST(checksums_do_not_depend_on_pieces) {
         if (!same_sums(whole, pieces)) test_fail("try %zu", try);
         checksum_add(&pieces, place + BYTES, bytes, 0);
         assert_true(same_sums(whole, pieces));
-        checksum_join(&pieces); // alone: nothing is added
+        checksum_join(&pieces); // alone: adds nothing
         assert_true(same_sums(whole, pieces));
     }
 }
 
-// Any bit; two parts of any size that change places; parts that move; bytes that are missing or over; another seed.
+// Any bit; two swapped parts of any size; moved parts; missing or extra bytes; another seed.
 TEST(checksums_find_what_changes) {
     enum { BYTES = 3000 };
     unsigned char *bytes = (unsigned char *)case_memory(BYTES + 1), *other = (unsigned char *)case_memory(BYTES + 1);
@@ -347,7 +346,7 @@ TEST(checksums_find_what_changes) {
             test_fail("%zu bytes at %zu and %zu", n, a, b);
     }
     assert_true(checksum_of(0, bytes, BYTES - 1) != key && checksum_of(1, bytes, BYTES) != key);
-    assert_true(checksum_of(0, bytes, BYTES + 1) != key); // a zero more
+    assert_true(checksum_of(0, bytes, BYTES + 1) != key); // an extra zero
     assert_true(checksum_of(0, bytes + 1, BYTES - 1) != checksum_of(0, bytes, BYTES - 1));
     memset(other, 0, BYTES);
     for (size_t n = 1; n < 70; n++) assert_true(checksum_of(7, other, n) != checksum_of(7, other, n - 1)); // zeros

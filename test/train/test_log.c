@@ -1,5 +1,4 @@
-// Output of a run: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a terminal of our
-// own.
+// Output of a run: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a pseudo-terminal.
 #include "test/base/child.h"
 #include "llmc/train/log.h"
 #include <fcntl.h>
@@ -8,7 +7,7 @@
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
-// In place of libc's: records of one moment.
+// Replaces libc's time: all records have one time.
 time_t time(time_t *now) {
     const time_t moment = 1769860800;
     if (now) *now = moment;
@@ -25,7 +24,7 @@ TEST(values_in_json) {
                                           "caf\303\251 \342\202\254 \360\237\230\200",
                                           "\200",  // continues nothing
                                           "a\303", // cut off
-                                          "\303(", // not continued
+                                          "\303(", // not continuation bytes
                                           "\300\257",
                                           "\340\200\257",     // overlong
                                           "\355\240\200",     // surrogate
@@ -38,7 +37,7 @@ TEST(values_in_json) {
     json_numbers(&json, "numbers", numbers, COUNT_OF(numbers));
     json_array(&json, "strings");
     for (size_t i = 0; i < COUNT_OF(strings); i++) json_text(&json, NULL, strings[i]);
-    json_bytes(&json, NULL, "a\0b", 3), json_bytes(&json, NULL, "\303\251", 1); // what lies behind the end is not read
+    json_bytes(&json, NULL, "a\0b", 3), json_bytes(&json, NULL, "\303\251", 1); // bytes after the end are not read
     json_array_end(&json);
     json_array(&json, "list"), json_size(&json, NULL, SIZE_MAX), json_object(&json, NULL), json_object_end(&json);
     json_bool(&json, NULL, 1), json_null(&json, NULL), json_array_end(&json);
@@ -54,7 +53,7 @@ TEST(values_in_json) {
               "\"list\": [18446744073709551615, {}, true, null], \"inner\": {\"a\": \"b\", \"none\": null}}\n");
 }
 
-TEST(numbers_come_back) { // any bits of a finite one
+TEST(numbers_come_back) { // random bits of a finite double
     for (size_t i = 0; i < 20000; i++) {
         const uint64_t bits = test_random();
         double value;
@@ -72,7 +71,7 @@ static StepReport report_of(size_t step) {
     return r;
 }
 
-// Steps first..last as a run writes them; every third step is followed by a validation, every fourth by a sample.
+// Logs steps first..last; a validation every third step, a sample every fourth.
 static void run_steps(RunLog *log, size_t first, size_t last) {
     for (size_t step = first; step <= last; step++) {
         StepReport r = report_of(step);
@@ -100,7 +99,7 @@ TEST(records_are_complete_lines) {
                         "{\"step\": 4, \"sample\": \"tw\xc3\xb6 \\\"lines\\\"\\n\\ufffd\"" AT_A_TIME);
 }
 
-// Cut the log anywhere, resume from any step whose record is there: the finished file is as if nothing had happened.
+// Cut the log anywhere and resume from any recorded step: the finished file shows no trace.
 TEST(resuming_after_a_crash_at_any_byte) {
     const char *folder = scratch_path("crash");
     RunLog log = runlog_open(NULL, folder, 0, 13);
@@ -109,7 +108,7 @@ TEST(resuming_after_a_crash_at_any_byte) {
     runlog_close(&log);
     char *whole = read_whole(log.path, &bytes);
     for (size_t cut = 0; cut <= bytes; cut += cut + 40 < bytes ? 1 + test_random_below(40) : 1) {
-        // checkpoints are complete before the log goes on, so only steps wholly in the log are resumed from
+        // the log goes on only after a complete checkpoint, hence runs resume only from steps wholly in the log
         size_t complete = 0, at = 0;
         while (at < cut) {
             const char *end = (const char *)memchr(whole + at, '\n', bytes - at);
@@ -154,10 +153,10 @@ TEST(only_later_steps_and_half_lines_go) {
         assert_string_equal(read_whole(path, NULL), expected);
     }
     snprintf(text, sizeof(text), "{\"step\": 4, \"a\": \"%07000d\"}\n{\"step\": 3, \"a\": %0900d}\n", 0, 0);
-    write_file(path, text, strlen(text)); // longer than what is read at once
+    write_file(path, text, strlen(text)); // longer than the read size
     records_truncate(path, 3);
     assert_string_equal(read_whole(path, NULL), strchr(text, '\n') + 1);
-    write_file(path, "{\"step\": 1}\n\0\0\0\0", 16); // what a power failure leaves
+    write_file(path, "{\"step\": 1}\n\0\0\0\0", 16); // as after a power failure
     records_truncate(path, 3);
     assert_string_equal(read_whole(path, NULL), "{\"step\": 1}\n");
 }
@@ -184,7 +183,7 @@ static size_t count_records(const char *text, const char *words) {
     return count;
 }
 
-// One part of a run: resumed from `step`, it gets as far as `last`. Returns what the log holds then.
+// Runs one part, resumed from `step`, up to `last`. Returns the log's content.
 static const char *run_part(const char *folder, const Run *run, size_t step, size_t last) {
     RunLog log = runlog_open(NULL, folder, step, 9);
     runlog_options(&log, step, run);
@@ -193,12 +192,12 @@ static const char *run_part(const char *folder, const Run *run, size_t step, siz
     return read_whole(log.path, NULL);
 }
 
-// A record for every part of which a step remains.
+// Keeps an options record for every part with a remaining step.
 TEST(options_are_in_the_log) {
     static const struct {
         size_t step, last, records;
-    } parts[] = {{0, 3, 1}, {0, 2, 1},  // nothing had been saved
-                 {2, 5, 2}, {2, 6, 2},  // no step remains of the part before
+    } parts[] = {{0, 3, 1}, {0, 2, 1},  // nothing was saved
+                 {2, 5, 2}, {2, 6, 2},  // the earlier part has no remaining step
                  {6, 9, 3}, {9, 9, 3}}; // the last part has no steps
     char *argv[] = {(char *)"train", (char *)"--init=gpt2", (char *)"--data=d.bin"};
     const Options options = options_parse(3, argv);
@@ -229,7 +228,7 @@ static void open_fresh(const void *folder) {
 }
 
 static void open_fresh_within_a_limit(const void *folder) {
-    static const struct rlimit limit = {180, 180}; // an error line has room, a record has not
+    static const struct rlimit limit = {180, 180}; // room for an error line, not for a record
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &limit) == 0) open_fresh(folder);
 }
@@ -266,7 +265,7 @@ TEST(numbers_of_one_width) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) assert_string_equal(human_fixed(cases[i].value, 6), cases[i].text);
 }
 
-// Loss, norm, speed and sizes of any order of magnitude: labels and units stay where they are.
+// Loss, norm, speed and sizes of any magnitude leave labels and units in place.
 TEST(step_lines_are_aligned) {
     static const double losses[] = {1e-4, 99999, -0.25, 1, 9.999999, 0.00123456, 1e-9, 12.5};
     static const double norms[] = {1e-8, 1e8, 1.5, 0, 99999.9, 0.0009999, 123456, 9.99996};
@@ -291,12 +290,12 @@ TEST(step_lines_are_aligned) {
     StepReport r = report_of(7);
     assert_string_equal(line_of(&r, 10000, 0),
                         "step     7/10000  loss  1.42857  norm 1.5000  lr 3.00e-04    16384 tok/s\n");
-    r.peak_flops = r.seconds = 0; // not known
+    r.peak_flops = r.seconds = 0; // unknown
     assert_null(strstr(line_of(&r, 10000, 1), "peak"));
     assert_null(strstr(line_of(&r, 10000, 1), "inf"));
 }
 
-// Those of two micro-batches are added; a mean over nothing is null, and is not shown to people unless there was one.
+// Adds up the metrics of two micro-batches. A mean over nothing is null in JSON, and left out of step lines.
 TEST(metrics) {
     static const struct {
         const char *name;
@@ -348,7 +347,7 @@ TEST(metrics) {
 }
 
 // ---- divergence -----------------------------------------------------------------------------------------------------
-// Steps of one run: its loss, gradient norm and share of groups with equal rewards, and the sign that shows.
+// Steps of one run: loss, gradient norm, share of groups with equal rewards, and the expected sign.
 TEST(signs_of_divergence_show_once) {
     static const struct {
         double loss, norm, equal;
@@ -399,7 +398,7 @@ TEST(the_bar_fits_any_width) {
     }
 }
 
-// A terminal of our own: what is written to *screen arrives at the descriptor that is returned.
+// Opens a pseudo-terminal: whatever is written to *screen arrives at the returned descriptor.
 static int make_terminal(FILE **screen, unsigned short columns) {
     int master = posix_openpt(O_RDWR | O_NOCTTY);
     struct winsize size = {24, columns, 0, 0};
@@ -412,8 +411,7 @@ static int make_terminal(FILE **screen, unsigned short columns) {
     return master;
 }
 
-// All that has arrived; the system hands it on when it has time, so what is not there after a tenth of a second is not
-// to come.
+// Returns all that arrives; the kernel may delay it, up to a tenth of a second.
 static const char *screen_text(int master) {
     static char text[4096];
     struct pollfd arrival = {master, POLLIN, 0};
@@ -427,7 +425,7 @@ static const char *screen_text(int master) {
     return text;
 }
 
-// As if the last drawing were long ago.
+// Updates as if the last drawing were long ago.
 static void update_late(Progress *progress, double done) {
     progress->drawn_at = -1e9;
     progress_update(progress, done);
@@ -438,13 +436,13 @@ TEST(the_bar_on_a_terminal) {
     int master = make_terminal(&screen, 50), draws = 0;
     Progress progress = progress_begin(screen, "training", 0, 100);
     progress_update(&progress, 1);
-    assert_string_equal(screen_text(master), ""); // what is over in a moment needs no bar
+    assert_string_equal(screen_text(master), ""); // short work needs no bar
     progress.begun_at = seconds_now() - 10;       // 10 seconds for a tenth: 90 are left
     update_late(&progress, 10);
     const char *seen = screen_text(master);
     if (strncmp(seen, "\rtraining  10 % [=>", 19) != 0 || !strstr(seen, "] 1 min 30 s left\033[K"))
         test_fail("%s", seen);
-    assert_int_equal(strlen(seen), 1 + 49 + 3); // one column less than the terminal has, so that no line wraps
+    assert_int_equal(strlen(seen), 1 + 49 + 3); // one column less than the terminal, so that no line wraps
     for (int i = 0; i < 1000; i++) {            // at most ten times a second
         double before = progress.drawn_at;
         progress_update(&progress, 11);
@@ -455,7 +453,7 @@ TEST(the_bar_on_a_terminal) {
     note("this note makes the bar give way"); // as errors do
     assert_string_equal(screen_text(master), "\r\033[K");
     progress_clear(&progress);
-    assert_string_equal(screen_text(master), ""); // there is none any more
+    assert_string_equal(screen_text(master), ""); // it is gone already
     update_late(&progress, 12);
     assert_non_null(strstr(screen_text(master), "training  12 %"));
     progress_end(&progress);
@@ -466,13 +464,13 @@ TEST(the_bar_on_a_terminal) {
     close(master);
 }
 
-// The layers of a pass, which knows nothing of the bar, move it within a step; an inner bar ends without a trace.
+// The layers of a pass move the bar within a step, without knowing it; an inner bar leaves no trace.
 TEST(the_bar_moves_within_a_step) {
     FILE *screen;
     int master = make_terminal(&screen, 80);
     Progress progress = progress_begin(screen, "training", 0, 4), inner = progress_begin(screen, "evaluating", 0, 1);
     const char *percent[] = {"training  30 % [", "training  40 % [", "training  50 % [", "training  50 % ["};
-    progress_part(1); // of nothing
+    progress_part(1); // of no bar
     progress_expect(&progress, 1, 1, 10);
     for (size_t i = 0; i < COUNT_OF(percent); i++) {
         progress.drawn_at = -1e9;
@@ -485,7 +483,7 @@ TEST(the_bar_moves_within_a_step) {
     progress_part(1);
     assert_non_null(strstr(screen_text(master), "evaluating  50 % ["));
     progress_end(&inner);
-    progress_part(1); // of nothing again
+    progress_part(1); // again of no bar
     assert_string_equal(screen_text(master), "\r\033[K");
     progress_end(&progress);
     fclose(screen);

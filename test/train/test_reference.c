@@ -1,7 +1,7 @@
 /*
-Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through
-packed and cut documents against each document by itself, and a training run's reference: computed once, found again,
-never half of one. What a run does with it is in test_logprobs.sh.
+Log-probabilities computed with a model: keys that change exactly with what they name; packed and cut documents against
+each document by itself; and a training run's reference: computed once, found again, never half of one. Its use by a run
+is tested in test_logprobs.sh.
 */
 #include "test/data/document_files.h"
 #include "llmc/cli/threads.h"
@@ -39,7 +39,7 @@ static uint64_t key_of(const Opened *o, uint64_t adapters) {
     return model_key(&o->run.model, NULL, sharding_whole(), ops_device, o->run.streambp.memory.weights, adapters);
 }
 
-// Lasts until the next one is opened: what was given to options_parse stays in use.
+// Opens a run; lasts until the next one, as options_parse keeps pointers to its arguments.
 static Opened *opened(const Opening *s) {
     static char word[32][512];
     static char *argv[32];
@@ -76,7 +76,7 @@ static void closed(Opened *o) {
     run_close(&o->run);
 }
 
-// Pairs and groups are of four documents.
+// Writes a shard of random documents; pairs and groups have four each.
 static const char *random_shard(const char *name, ShardKind kind, const size_t *tokens, size_t documents) {
     MadeDocument *document = (MadeDocument *)case_memory(documents * sizeof(MadeDocument));
     MadeShard made = made_shard(2);
@@ -90,7 +90,7 @@ static const char *random_shard(const char *name, ShardKind kind, const size_t *
     return write_shard(name, &made, document, documents);
 }
 
-// A folder of two shards, as a pattern.
+// Writes a folder of two shards; returns a pattern.
 static const char *random_data(const char *folder) {
     static const size_t first[] = {40, 65, 51, 200, 45, 2, 130}, second[] = {5, 33, 64, 66, 129};
     char name[128];
@@ -104,7 +104,7 @@ static const char *random_data(const char *folder) {
 }
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
-// One bit of one weight, through the device.
+// Returns the key after flipping one bit of one weight on the device.
 static uint64_t key_with_a_flipped_bit(Opened *o, size_t element) {
     const size_t size = dtype_size(o->run.model.dtype);
     char *at = o->run.streambp.memory.weights + element * size;
@@ -137,7 +137,7 @@ TEST(key_of_the_model) {
     o = opened(&s);
     assert_true(o->key != key);
     closed(o);
-    s.seed = "5", s.B = "3", s.T = "100"; // no part of the model
+    s.seed = "5", s.B = "3", s.T = "100"; // not part of the model
     o = opened(&s);
     assert_true(o->key == key);
     closed(o);
@@ -156,7 +156,7 @@ TEST(key_of_the_data) {
     const uint64_t key = data_key_of(&s);
     s.B = "2", s.T = "100", s.shuffle = "on", s.long_documents = "truncate", s.seed = "6",
     s.init = TINY ",rope_theta=9";
-    assert_true(data_key_of(&s) == key); // none of it is the data
+    assert_true(data_key_of(&s) == key); // no part of it is the data
     assert_int_equal(rename(scratch_path("content/a.bin"), scratch_path("content/c.bin")), 0);
     assert_true(data_key_of(&s) != key); // the other one is first
     assert_int_equal(rename(scratch_path("content/c.bin"), scratch_path("content/a.bin")), 0);
@@ -165,7 +165,7 @@ TEST(key_of_the_data) {
     assert_true(data_key_of(&s) != key);
 }
 
-// ---- the walk -----------------------------------------------------------------------------------------------------
+// ---- packed and cut documents -------------------------------------------------------------------------------------
 static float *computed(const Opening *s, const char *name, size_t *tokens, LogprobSum *sum) {
     Opened *o = opened(s);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
@@ -184,14 +184,14 @@ static float *computed(const Opening *s, const char *name, size_t *tokens, Logpr
     return value;
 }
 
-// Every document by itself in a stream of its own, all targets looked at; as they follow each other in the shards.
+// Computes every document in a stream of its own, with all targets, in the order of the shards.
 static float *one_by_one(const Opening *s, size_t *tokens) {
     Opened *o = opened(s);
     const size_t documents = o->data.documents;
     float *value = (float *)case_memory(2000 * sizeof(float));
     size_t first = 1;
     assert_int_equal(dataloader_batches(&o->data), documents);
-    for (size_t i = 0; i < documents; i++, first++) { // a document's first token is nobody's target
+    for (size_t i = 0; i < documents; i++, first++) { // a document's first token is no target
         dataloader_next(&o->data, &o->batch);
         forward_logprobs(&o->run.streambp, &o->batch, 1, 0);
         for (size_t t = 0; t < o->batch.N; t++, first++)
@@ -246,10 +246,10 @@ TEST(cut_documents_have_those_of_their_pieces) {
     }
     for (size_t i = 0; i < tokens; i++)
         same += fabsf(whole[i] - split[i]) < 2e-5f, zero += truncated[i] == 0 && whole[i] != 0;
-    assert_true(same < tokens && zero > 100); // behind a cut less is seen, or nothing
+    assert_true(same < tokens && zero > 100); // after a cut, tokens see less or nothing
 }
 
-// The last document of every four is above 64 positions.
+// The last document of every four has more than 64 positions.
 static const char *shard_of_kind(const char *name, ShardKind kind) {
     static const size_t tokens[] = {40, 65, 51, 70, 45, 12, 30, 90, 65, 33, 64, 66};
     return random_shard(name, kind, tokens, COUNT_OF(tokens));
@@ -295,7 +295,7 @@ TEST(values_that_are_none_are_refused) {
 // ---- the reference of a run ---------------------------------------------------------------------------------------
 static char reference_path[PATH_MAX];
 
-// Prepares, and says which file it is.
+// Prepares the reference, and returns its path in reference_path.
 static void prepare(const Opening *s, int at_hand) {
     Opened *o = opened(s);
     LogprobFile f;
@@ -310,7 +310,7 @@ static void prepare(const Opening *s, int at_hand) {
     closed(o);
 }
 
-// As somebody who may not write into the folder of the data
+// Prepares as a user without write access to the data's folder.
 static void prepare_as_a_guest(const void *setup) {
     if (geteuid() == 0 && setuid(65534) != 0) exit(77);
     prepare((const Opening *)setup, 1);
@@ -331,7 +331,7 @@ TEST(a_reference_is_computed_once) {
     Opening s = some_setup(random_data("once"));
     char first[PATH_MAX], command[700];
     struct stat before, after;
-    assert_int_equal(run_child(prepare_killed, &s)->code, 1000 + SIGKILL); // what it leaves is not taken
+    assert_int_equal(run_child(prepare_killed, &s)->code, 1000 + SIGKILL); // a killed run's leftovers are not used
     prepare(&s, 1);
     snprintf(first, sizeof(first), "%s", reference_path);
     assert_non_null(strstr(first, "/once/reference-"));
@@ -340,11 +340,11 @@ TEST(a_reference_is_computed_once) {
     prepare(&s, 1);
     assert_string_equal(reference_path, first);
     s.shuffle = "on", s.B = "2";
-    prepare(&s, 0); // of a resumed run, and packed in another way
+    prepare(&s, 0); // resumed, and packed differently
     assert_string_equal(reference_path, first);
     assert_int_equal(stat(first, &after), 0);
     assert_true(before.st_ino == after.st_ino);
-    s.T = "64"; // pieces
+    s.T = "64"; // cut into pieces
     prepare(&s, 1);
     s.long_documents = "truncate";
     prepare(&s, 1);
@@ -367,7 +367,7 @@ TEST(where_the_data_cannot_be_written_to) {
     assert_non_null(strstr(reference_path, "/out/reference-"));
 }
 
-// The run's one allocation is that of its training; every method's has room.
+// The run's one allocation is planned for training; every method leaves room.
 TEST(a_reference_fits_into_the_plan_of_training) {
     static const char *const methods[] = {"stream", "checkpoint", "full"};
     Opening s = some_setup(random_data("methods"));
@@ -376,12 +376,12 @@ TEST(a_reference_fits_into_the_plan_of_training) {
         s.method = methods[i % 3], s.chunk = i < 3 ? "16" : "100000";
         s.init = i % 2 ? LAYERS("1") : TINY;
         prepare(&s, 1);
-        assert_int_equal(unlink(reference_path), 0); // so that it is computed again
+        assert_int_equal(unlink(reference_path), 0); // to compute it again
     }
 }
 
 // ---- the progress bar ---------------------------------------------------------------------------------------------
-// Layers count as much as layer_passes says, so that the bar is at its end when the pass is.
+// Layers count as layer_passes says, so that the bar ends with the pass.
 TEST(a_pass_moves_the_bar_to_its_end) {
     Opening s = some_setup(random_data("bar"));
     Opened *o = opened(&s);
@@ -419,7 +419,7 @@ TEST(a_resumed_run_knows_its_reference) {
         expect_refused(key_body, state_with(refused[i][0]), 1, refused[i][1]);
 }
 
-// Memory for products of 1024 x 1024 and no larger ones; operands are still there behind the last.
+// Memory for products of 1024 x 1024 and no larger ones; the operands survive the last product.
 TEST(the_peak_is_measured_on_random_numbers) {
     enum { SIDE = 1024, ROW = SIDE * sizeof(float) };
     const size_t bytes = 3 * (SIDE * ROW + ARENA_ALIGNMENT);
@@ -428,7 +428,7 @@ TEST(the_peak_is_measured_on_random_numbers) {
     run.model.dtype = DTYPE_FP32;
     arena_init(run.arena, memory, bytes);
     assert_true(run_peak_flops(&run) > 0 && run.arena->used == 0);
-    for (size_t row = SIDE; row < 3 * SIDE; row++) { // the product's are the first
+    for (size_t row = SIDE; row < 3 * SIDE; row++) { // the first rows hold the product
         const float *x = memory + row * SIDE;
         if (row % SIDE && !memcmp(x - SIDE, x, ROW)) test_fail("row %zu of the operands is that before it", row);
         if (x[0] == x[1] && x[1] == x[2]) test_fail("row %zu of the operands begins with %g three times", row, x[0]);

@@ -1,8 +1,7 @@
 /*
-The reward command: its answers in order whatever either side's speed and the length of the lines; every way to fail,
-each with its verdict in one line, in time, without a zombie or a process left behind; starting again; nothing allocated
-once it is open. This program is also the command: `test_reward --answer HOW` reads lines {"n": 12, "text": "..."} and
-answers them.
+The reward command: its answers in order at any speed of either side and any length of lines; every failure reported in
+one line, in time, without a zombie or a leftover process; restarting; no allocation after opening. This program is also
+the command: `test_reward --answer HOW` reads lines {"n": 12, "text": "..."} and answers them.
 */
 #include "test/base/child.h"
 #include "llmc/train/reward.h"
@@ -11,9 +10,9 @@ __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
 static char own_path[PATH_MAX]; // of this program
 
-// ---- what is asked: n lines whose texts have `length` bytes, made a piece at a time ---------------------------------
+// ---- requests: n lines with texts of `length` bytes, made a piece at a time -----------------------------------------
 typedef struct {
-    size_t n, length, piece; // piece: the most that is made at once
+    size_t n, length, piece; // piece: most bytes made at once
     size_t line, at;         // the next byte
 } Asked;
 
@@ -44,7 +43,7 @@ static Asked asking(size_t n, size_t length) {
 }
 
 // ---- the command ----------------------------------------------------------------------------------------------------
-// Reads a line and gives its number; the end of the input ends the program.
+// Reads a line and returns its number; ends the program at the end of the input.
 static size_t answer_line(void) {
     size_t n = SIZE_MAX;
     int c;
@@ -75,7 +74,7 @@ static const char *answering(const char *how) {
     return command;
 }
 
-// ---- what must hold -------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 static int ask(Reward *r, Asked asked, float *reward) {
     allocation_guard = 1;
     const int answered = rewards_ask(r, 1, asked_lines, &asked, asked.n, &reward, 1);
@@ -92,7 +91,7 @@ static void expect_rewards(Reward *r, Asked asked, double factor, double offset)
     assert_true(reward[asked.n] == -7);
 }
 
-// Every process of the group is gone, and none waits to be reaped.
+// Checks that every process of the group is gone, and none waits to be reaped.
 static void expect_gone(pid_t group) {
     int tries = 0, status;
     assert_true(waitpid(-1, &status, WNOHANG) < 0 && errno == ECHILD);
@@ -108,15 +107,15 @@ static void close_and_expect_gone(Reward *r) {
     expect_gone(group);
 }
 
-// A command that is asked for n rewards, by lines of so many bytes.
+// A command asked for n rewards, in lines of `length` bytes
 typedef struct {
     const char *command;
     size_t n, length;
     const char *words; // in the message
-    size_t answered;   // rewards that it leaves
+    size_t answered;   // rewards before the failure
 } Verdict;
 
-// One line about each, in time; then a new command answers.
+// Expects one line about each failure, in time; then a new command answers.
 static void expect_verdicts(const Verdict *verdict, size_t count) {
     float reward[40];
     for (size_t i = 0; i < count; i++) {
@@ -159,16 +158,16 @@ TEST(answers_in_order) {
     expect_answers("x='0.25'; while read -r line; do echo \"$x\" | cat; done", asked, 1, 0, 0.25);
 }
 
-// More than pipes hold, both ways: 10 MB in one line, in many, and 100,000 answers.
+// More than pipes hold in both directions: 10 MB in one line, in many, and 100,000 answers.
 TEST(large_batches) {
     const Asked asked[] = {asking(1, 10000000), asking(1000, 10000), asking(100000, 1), asking(2, 1)};
     expect_answers(answering("plainly"), asked, COUNT_OF(asked), 0.5, 0);
 }
 
-// Variables of a launcher are not for the command; the rest of the environment is.
+// Hides a launcher's variables from the command; keeps the rest of the environment.
 TEST(a_command_outside_the_ranks) {
     char names[] = "OMPI_COMM_WORLD_SIZE PMIX_RANK PMI_SIZE SLURM_STEP_NUM_TASKS SLURM_PROCID "
-                   "OMPI_ALLOW_RUN_AS_ROOT SLURM_JOB_ID SLURM_NODELIST TEST_REWARD"; // the last four are
+                   "OMPI_ALLOW_RUN_AS_ROOT SLURM_JOB_ID SLURM_NODELIST TEST_REWARD"; // the last four stay
     const Asked asked = asking(2, 1);
     for (char *name = strtok(names, " "); name; name = strtok(NULL, " ")) setenv(name, "2", 1);
     expect_answers("read line; env | grep -c -E '^(OMPI_COMM|PMIX_|PMI_|SLURM_STEP|SLURM_PROCID)'; read line; "
@@ -204,7 +203,7 @@ TEST(numbers) {
     assert_false(reward_take(&r, memcpy(text, "1\0002", 4), 3, &reward));
 }
 
-// No reward is not a failure.
+// A null is no failure.
 TEST(nulls) {
     static const char *const answers[] = {"null", " null\r", "{\"reward\": null}", "{\"reward\": null, \"why\": 1}"};
     for (size_t i = 0; i < COUNT_OF(answers); i++) {
@@ -217,7 +216,7 @@ TEST(nulls) {
     }
 }
 
-// All are asked at a time, and get all lines: one that dies and one that hangs cost the others nothing.
+// Asks several commands at a time; each gets all lines. One that dies and one that hangs do not affect the others.
 TEST(several_commands) {
     static const char *const commands[] = {"while read a; do sleep 0.05; echo 2; done", "read a; echo 5; exit 4",
                                            "read a; echo null; sleep 1000", "while read a; do echo ${#a}; done"};
@@ -282,7 +281,7 @@ TEST(commands_that_print_garbage) {
     expect_verdicts(verdicts, COUNT_OF(verdicts));
 }
 
-// A fault between two batches is told at the next.
+// A fault between two batches is reported at the next.
 TEST(between_two_batches) {
     float reward;
     Reward r;
@@ -299,7 +298,7 @@ TEST(between_two_batches) {
     close_and_expect_gone(&r);
 }
 
-// A signal handler of the program, and whether SIGPIPE ends it, stay as they are.
+// The program's signal handlers, and its default SIGPIPE, are unchanged.
 TEST(signals_stay_as_they_are) {
     static const Verdict deaf = {"exec <&-; exit 2", 40, 100000, "exit code 2", 0};
     struct sigaction after;
@@ -313,7 +312,7 @@ TEST(signals_stay_as_they_are) {
     assert_false(sigismember(&mask, SIGPIPE));
 }
 
-// ---- however the program ends, the command does, with what it has started -------------------------------------------
+// ---- the command and its children end with the program, however that ends -------------------------------------------
 static void start_and_end(const void *context) {
     const char *how = (const char *)context;
     Reward r;

@@ -1,8 +1,8 @@
 /*
-Rollouts: lines that the reward command can read whatever the bytes of a text are; sequences of whole groups with the
-right targets, rewards and advantages; a step that follows from seed, number and weights alone; a command that fails
-costs its groups or ends the run. That a policy learns is in test_train_rollout.sh. This program is also the command:
-`test_rollout --answer HOW FILE` keeps the lines in FILE.
+Rollouts: lines that are valid for the reward command, with any bytes in a text; sequences of whole groups with the
+right targets, rewards and advantages; steps that depend on seed, number and weights alone. A failing command costs its
+groups or ends the run. Learning is tested in test_train_rollout.sh. This program is also the command: `test_rollout
+--answer HOW FILE` keeps the lines in FILE.
 */
 #include "test/data/answer_files.h"
 #include "test/model/tiny.h"
@@ -10,7 +10,7 @@ costs its groups or ends the run. That a policy learns is in test_train_rollout.
 
 static char own_path[PATH_MAX]; // of this program
 
-// ---- the command: its reward of a completion is a number that its ids make ------------------------------------------
+// ---- the command: a completion's reward is a number from its ids ----------------------------------------------------
 static float reward_of(const int32_t *ids, size_t count) {
     size_t sum = 0;
     for (size_t i = 0; i < count; i++) sum += (size_t)ids[i] * (i + 1);
@@ -25,7 +25,7 @@ static float reward_of_line(const cJSON *object) {
     return reward_of(ids, count);
 }
 
-// "dies": behind ten answers, if it has been there before only
+// Answers lines; "dies": after ten answers.
 __attribute__((noreturn)) static void answer(const char *how, const char *path) {
     FILE *copy = fopen(path, "a");
     char *line = NULL;
@@ -47,7 +47,7 @@ __attribute__((noreturn)) static void answer(const char *how, const char *path) 
     exit(0);
 }
 
-// ---- data: prompts with every kind of byte, and a reference behind each ---------------------------------------------
+// ---- data: prompts with every kind of byte, each followed by a reference --------------------------------------------
 static const char *const prompts[][2] = { // a prompt's bytes, and as text
     {"plain", "plain"},
     {"quotes \" and \\", "quotes \" and \\"},
@@ -58,7 +58,7 @@ static const char *const prompts[][2] = { // a prompt's bytes, and as text
     {"{\"prompt\": \"x\"}\r\n", "{\"prompt\": \"x\"}\r\n"}};
 enum { PROMPTS = 7, LONGEST = 17, NEW = 6, P = 3, G = 4 };
 
-// The other columns of a prompt's row; of some, more than a piece of a line holds.
+// Returns the other columns of a prompt's row; some are longer than a piece of a line.
 static const char *columns_of(size_t number) {
     char *text = (char *)case_memory(1000), filler[900];
     memset(filler, 'x', sizeof(filler));
@@ -88,7 +88,7 @@ static DataLoader open_prompts(void) {
     return open_data(write_shard("prompts.bin", &made, document, PROMPTS), &settings);
 }
 
-// ---- a run that has exactly the memory of its plan ------------------------------------------------------------------
+// ---- a run with exactly its planned memory --------------------------------------------------------------------------
 typedef struct {
     Model model;
     DataLoader data;
@@ -150,7 +150,7 @@ static void rolling_close(Rolling *r) {
     free(r);
 }
 
-// A step, in which nothing allocates, and after which the arena is as before.
+// Runs a step; checks that nothing allocates, and that the arena is as before.
 static size_t step(Rolling *r, size_t number) {
     size_t used = r->run.arena->used;
     allocation_guard = 1;
@@ -160,8 +160,8 @@ static size_t step(Rolling *r, size_t number) {
     return sequences;
 }
 
-// ---- what must hold -------------------------------------------------------------------------------------------------
-// Document d of a sequence is the completion, with what belongs to it.
+// ---- checks ---------------------------------------------------------------------------------------------------------
+// Checks that document d of a sequence is the completion, with its values.
 static void expect_document(const Batch *b, size_t d, const Completion *text, float reward, double advantage,
                             size_t group) {
     size_t begin = b->document_start[d], n = b->document_start[d + 1] - begin;
@@ -181,7 +181,7 @@ static void expect_document(const Batch *b, size_t d, const Completion *text, fl
     }
 }
 
-// Every group whose rewards are known is in one sequence, whole, and nothing else is; `known` completions have rewards.
+// Checks that the sequences hold exactly the groups with known rewards, each whole; `known` completions have rewards.
 static void expect_sequences(Rolling *r, size_t sequences, size_t known, size_t capacity) {
     const Rollout *o = &r->rollout;
     size_t seen = 0, tokens = 0, positions = 0;
@@ -233,7 +233,7 @@ static void expect_ids(const cJSON *object, const char *key, const int32_t *ids,
         if (cJSON_GetArrayItem(array, (int)i)->valueint != ids[i]) test_fail("%s: id %zu", key, i);
 }
 
-// The line's object has `own` keys and, behind them, the columns of the prompt's row.
+// Checks that the line's object has `own` keys, followed by the columns of the prompt's row.
 static void expect_columns(const cJSON *object, int own, size_t number) {
     cJSON *columns = cJSON_Parse(columns_of(number));
     const cJSON *item = object->child, *column;
@@ -247,7 +247,7 @@ static void expect_columns(const cJSON *object, int own, size_t number) {
     cJSON_Delete(columns);
 }
 
-// Line i of a step is completion i's; the command read them all as JSON.
+// Checks that line i of a step is completion i's; the command parsed all lines as JSON.
 static void expect_lines(const Rolling *r, char *lines) {
     const Rollout *o = &r->rollout;
     for (size_t i = 0; i < P * G; i++) {
@@ -294,10 +294,10 @@ TEST(lines_and_sequences) {
             }
             expect_sequences(r, sequences, P * G, r->rollout.settings.sequence_tokens);
             assert_true(metric(&r->rollout, "left_out") == 0 && metric(&r->rollout, "frac_reward_zero_std") < 1);
-            // the command keeps its file open and buffered: it is whole when the command has ended
+            // the command buffers its file, which is whole once the command has ended
             reward_close(&r->rollout.command[0]);
             expect_lines(r, read_whole(scratch_path("lines"), NULL));
-            remove(scratch_path("lines")); // before the next command makes it
+            remove(scratch_path("lines")); // before the next command creates it
             reward_open(&r->rollout.command[0], r->command, NULL, 100, r->rollout.piece);
         }
         rolling_close(r);
@@ -316,7 +316,7 @@ static void expect_same_step(Rolling *a, Rolling *b, size_t sequences) {
     }
 }
 
-// A run that begins at step 6, and one with other slots, repeat it; every epoch has every prompt once.
+// A run from step 6 on, and one with other slots, repeat the steps; every epoch has every prompt once.
 TEST(a_step_follows_from_its_number) {
     RolloutSettings settings = rollout_settings(), fewer = settings;
     int32_t ids[2][NEW] = {{0}};
@@ -339,7 +339,7 @@ TEST(a_step_follows_from_its_number) {
         if (number < 6) continue;
         assert_int_equal(step(again, number), sequences);
         expect_same_step(first, again, sequences);
-        if (ops_device->stored != DTYPE_FP64) continue; // a rounding may decide
+        if (ops_device->stored != DTYPE_FP64) continue; // bf16 and fp32 may round differently
         assert_int_equal(step(other, number), sequences);
         expect_same_step(first, other, sequences);
     }
@@ -358,8 +358,8 @@ static void expect_old(Rolling *r, size_t sequences) {
     }
 }
 
-// A step whose completions were written before the step in front of it: what that trains on stays as it is, old
-// log-probabilities are those of the weights, here and in a run that goes on from what a checkpoint has.
+// Completions written one step ahead: the current step's batches stay unchanged. Old log-probabilities are the
+// weights', here and in a run resumed from a checkpoint.
 TEST(a_step_written_ahead) {
     static const char *const how[] = {"numbers", "dies"};
     for (size_t i = 0; i < COUNT_OF(how); i++) {
@@ -395,8 +395,8 @@ TEST(a_step_written_ahead) {
 }
 
 // ---- the text of a tokenizer ----------------------------------------------------------------------------------------
-// The line of a prompt and a completion; texts together are what the ids of both decode to, and special tokens are not
-// shown.
+// Checks the line of a prompt and a completion: their texts together equal the decoded ids of both, without special
+// tokens.
 static void expect_tokenizer_line(const char *style, const char *prompt, const char *answer_text) {
     static char line[1 << 16], whole[1 << 16], texts[1 << 16];
     char path[128];
@@ -447,7 +447,7 @@ static void skip_failures(const void *how) {
     settings.stop = 0;
     const int later = !strcmp(how, "fails later");
     Rolling *r = rolling_open(settings, later ? "fails" : (const char *)how, "bytes");
-    r->rollout.rewarded = later; // in a step before
+    r->rollout.rewarded = later; // in an earlier step
     for (size_t number = 1; number <= 12; number++) {
         size_t sequences = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
         expect_sequences(r, sequences, known, r->rollout.settings.sequence_tokens);
@@ -456,7 +456,7 @@ static void skip_failures(const void *how) {
     rolling_close(r);
 }
 
-// One step of a run whose command fails; without one, sequences that are too small for a group.
+// Runs one step with a failing command; NULL: with sequences that are too small for a group.
 static void stop_at_failure(const void *how) {
     RolloutSettings settings = rollout_settings();
     settings.sequence_tokens = how ? 0 : 20;

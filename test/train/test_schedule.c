@@ -12,7 +12,7 @@ static Schedule make(ScheduleKind kind, size_t warmup, size_t steps) {
     return schedule;
 }
 
-// rounding: allowed, as a share of the peak
+// rounding: allowed error, as a share of the peak
 static void expect_rate(const Schedule *s, size_t step, double expected, double rounding) {
     double found = schedule_learning_rate(s, step);
     if (!(fabs(found - expected) <= rounding * s->peak))
@@ -24,7 +24,7 @@ TEST(ends_are_exact) {
     for (size_t i = 0; i < SCHEDULES * 5 * 4; i++) {
         Schedule s = make((ScheduleKind)(i / 20), warmups[i / 4 % 5], lengths[i % 4]);
         for (s.version_1 = 0; s.version_1 < 2; s.version_1++) {
-            const size_t end = s.version_1 ? s.steps : s.steps + 1; // one that is never made
+            const size_t end = s.version_1 ? s.steps : s.steps + 1; // a step that never runs
             test_case("%s, %zu of warm-up, %zu steps", schedule_names[s.kind], s.warmup, s.steps);
             expect_rate(&s, max_size(s.warmup, 1), s.peak, 0);
             expect_rate(&s, end, s.kind == SCHEDULE_CONSTANT ? s.peak : s.peak * s.final_fraction, 0);
@@ -33,8 +33,8 @@ TEST(ends_are_exact) {
     }
 }
 
-// 100 steps of decay after a warm-up, or from step 1 on: get_cosine_schedule_with_warmup and
-// get_linear_schedule_with_warmup of transformers, of the steps made before.
+// 100 steps of decay after a warm-up, or from step 1 on: equal get_cosine_schedule_with_warmup and
+// get_linear_schedule_with_warmup of transformers at the previous step.
 TEST(closed_forms) {
     static const double low = 3e-5, high = 3e-4;
     for (size_t warmup = 0; warmup <= 10; warmup += 10) {
@@ -53,7 +53,7 @@ TEST(closed_forms) {
     }
 }
 
-// --extend: the rate at the end, or a warm-up from there and then a schedule of the steps that are left.
+// --extend: keeps the last rate, or warms up from it and then follows a schedule over the remaining steps.
 TEST(an_extended_run) {
     Schedule kept = make(SCHEDULE_CONSTANT, 0, 150), own = make(SCHEDULE_COSINE, 10, 200);
     kept.begin = own.begin = 100, kept.from = own.from = 4e-5, kept.peak = 4e-5;
@@ -94,12 +94,12 @@ TEST(fractions_at_their_limits) {
     s.decay_fraction = 1; // nothing but decay
     expect_rate(&s, 1, s.peak, 0);
     expect_rate(&s, 2, s.peak * (0.1 + 0.9 * (1 - sqrt(0.1))), 1e-15);
-    s.warmup = 6; // warm-up and decay overlap: the decay begins when the warm-up is over
+    s.warmup = 6; // warm-up and decay overlap: the decay begins after the warm-up
     expect_rate(&s, 7, s.peak, 0);
     expect_rate(&s, 8, s.peak * (0.1 + 0.9 * (1 - sqrt(0.25))), 1e-15);
 }
 
-// --schedule offers what there is.
+// --schedule accepts exactly these.
 TEST(names_are_those_of_the_option) {
     const char *names = option_rows[option_find("schedule")].value;
     size_t count = 0;

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Runs that a signal stops: exit code and message, no finished step lost, the same bits when they go on; what is given up where a step
-# outlasts --grace; and how a run's folder is taken again. $TRAIN is sanitized; ranks, and what has to be large, run $TRAIN_PLAIN.
+# Runs stopped by a signal: exit code and message, no finished step lost, the same bits after resuming; what is given up
+# if a step outlasts --grace; and reusing a run's folder. $TRAIN is sanitized; ranks and large runs use $TRAIN_PLAIN.
 . test/cli.sh
 export OMP_NUM_THREADS=1
 bare="--init $TINY --data $SHARD --lr 1e-2 --schedule constant" any="$bare --seq-len 64"
 endless="$any --steps 100000 --grace 60"
 
-begin() { # arguments of train: a run beside the test. A shell lets it ignore SIGINT, and what is ignored stays so.
+begin() { # arguments of train: starts a run in the background. The shell makes it ignore SIGINT; env resets that.
     : >"$WORK/out" >"$WORK/err"
     env --default-signal=INT,TERM,HUP,USR1 "$TRAIN" train "$@" >"$WORK/out" 2>"$WORK/err" &
     process=$!
 }
-until_true() { # command...: until it succeeds, 10 s at least if it never does
+until_true() { # command...: waits until it succeeds, for 10 s at least
     tries=0
     until "$@" >/dev/null 2>&1; do
         tries=$((tries + 1))
@@ -21,8 +21,8 @@ until_true() { # command...: until it succeeds, 10 s at least if it never does
 }
 until_step() { until_true grep -q "^step  *$1/.*  loss" "$WORK/out"; }
 there() { ls -d "$1"/$2; } # folder, pattern
-ends() { # exit code, pattern of the last words: the run ends so, and no step that was printed is lost
-    { sleep 60; kill -9 $process; } >/dev/null 2>&1 & # what went wrong before shall not wait for ever
+ends() { # exit code, pattern of the last words: the run ends so, and has saved every printed step
+    { sleep 60; kill -9 $process; } >/dev/null 2>&1 & # an earlier failure must not wait for ever
     guard=$!
     wait $process
     status=$?
@@ -33,7 +33,7 @@ ends() { # exit code, pattern of the last words: the run ends so, and no step th
 }
 last_step() { ls "$1" | sed -n 's/^checkpoint-0*\([0-9]*\)$/\1/p' | sort -n | tail -n 1; }
 printed_step() { sed -n 's/^step  *\([0-9]*\)\/.*  loss.*/\1/p' "$WORK/out" | tail -n 1; }
-same_as_straight() { # folder, arguments: its last checkpoint is that of a run that was not stopped, its log has each step once
+same_as_straight() { # folder, arguments: its last checkpoint equals that of a run without a stop; its log has each step once
     folder=$1 step=$(last_step "$1") printed=$(printed_step)
     shift
     [ -n "$step" ] || { fail "$folder: no step is saved"; return; }
@@ -61,7 +61,7 @@ sh "$WORK/command" >"$WORK/out" 2>"$WORK/err" || fail 'the command that it print
 check "it goes on to step $step" [ "$(last_step "$WORK/run-INT-130")" = $step ]
 same_as_straight "$WORK/run-INT-130" $any
 
-# ---- a step that outlasts --grace, a validation, a second signal -------------------------------------------------------------------
+# ---- a step longer than --grace, a validation, a second signal ---------------------------------------------------------------------
 long="$bare --grad-accum 400 --seq-len 16"
 begin $long --steps 1000 --grace 0 --out "$WORK/given-up" --optimizer host --update forward
 until_step 1 && sleep 0.1 && kill $process
@@ -89,7 +89,7 @@ begin $rollout --seq-len 2000 --max-new-tokens 1900 --out "$WORK/draws" --reward
 until_true there "$WORK/draws" log.jsonl && sleep 0.2 && kill -USR1 $process
 ends 0 '^stopped by SIGUSR1 after step 0 of 1000 (step 1 did not end within --grace 0 s and is given up): there is nothing to save$'
 
-# ---- a save, a terminal that closes, a pipe that closes, nohup ---------------------------------------------------------------------
+# ---- a save, a closing terminal, a closing pipe, nohup -----------------------------------------------------------------------------
 sanitized=$TRAIN wide=$(echo $TINY | sed 's/vocab_size=96/vocab_size=40000/')
 TRAIN=$TRAIN_PLAIN
 begin --init $wide --any-tokenizer --data $SHARD --seq-len 16 --steps 1000 --save-every 1 --grace 0 --out "$WORK/saves"

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Training as a user runs it: it learns, resumes to the bit after kill -9 at any moment, keeps to its plan, allocates nothing
-# after the first step, and stops at what is not finite with the last good checkpoint untouched.
-# $TRAIN is a sanitized program, $TRAIN_PLAIN one as `make` builds it (for measured memory).
+# Training as a user runs it: it learns, resumes to the bit after kill -9 at any moment, keeps to its plan, allocates
+# nothing after the first step. It stops at non-finite values with the last good checkpoint intact. $TRAIN is a
+# sanitized program, $TRAIN_PLAIN one as `make` builds it (for measured memory).
 . test/cli.sh
 same_loss=1e-6 same_gradient=1e-5 # relative differences between orders of one sum
 [ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
-beside=48 # MiB in use beside the plan
+beside=48 # MiB in use outside the plan
 [ $TEST_DEVICE = gpu ] && beside=300
 
 common="--init $TINY --data $SHARD --val-data $SHARD --val-steps 2 --val-every 5 --seq-len 64 --batch 2 --grad-accum 2
@@ -38,7 +38,7 @@ refuses 1 'holds (a|an earlier) run' train $common --out "$WORK/straight"
 refuses 1 'checkpoint-00000012: is a checkpoint of a run' train $common --out "$WORK/straight/checkpoint-00000012"
 unset STREAMBP_ALLOCATION_GUARD
 
-# ---- kill -9 once a checkpoint is there, resumed until it is through: the same bits, whatever a part keeps, and where -------
+# ---- kill -9 once a checkpoint exists, resumed until the end: the same bits, whatever a part keeps, in any place ------------
 kills=0 tries=0 keeping='--keep attention --keep-on host --optimizer disk --disk build --update forward'
 while [ $tries -lt 4 ] && ! [ -f "$WORK/killed/checkpoint-00000012/DONE" ]; do
     tries=$((tries + 1))
@@ -61,7 +61,7 @@ check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|
 refuses 1 'seq-len' train $(echo $common | sed 's/--seq-len 64/--seq-len 32/') --out "$WORK/killed" --resume
 refuses 1 'AdamW|learning rate|--lr' train $(echo $common | sed 's/--lr 1e-2/--lr 2e-2/') --out "$WORK/killed" --resume
 
-# ---- chunks that are given, to other bits than the build's own, whose last two share their tokens ------------------------------
+# ---- explicit chunks, with other bits than the build's own, whose last two share their tokens ----------------------------------
 succeeds train --init $TINY --data $SHARD --seq-len 1040 --steps 1 --out "$WORK/chunks" --quiet
 succeeds train --data $SHARD --seq-len 1040 --steps 2 --out "$WORK/chunks" --resume --chunk 1024 --quiet
 says err '^note: \(the last chunk was at least an eighth\|--chunk was 1040\) until .* to other bits' # on a GPU chunks are longer
@@ -75,7 +75,7 @@ check 'a share of an epoch as steps' [ -d "$WORK/parts/checkpoint-00000006" ]
 check 'a record of the options for each of two parts' \
     [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": "\{0,1\}\([0-9a-z]*\).*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
     '{"step": 1 of 4 {"step": 5 of epoch ' ]
-for steps in 1 2; do # the default learning rate, which a run keeps though it goes on from a model
+for steps in 1 2; do # the default learning rate, which a resumed run keeps though it starts from a model
     succeeds train $([ $steps = 2 ] && echo --resume || echo --init $TINY) --data $SHARD --seq-len 64 --schedule constant \
         --steps $steps --out "$WORK/rate"
     says out "^run  .*, lr 0.0003 ($([ $steps = 2 ] && echo as it began || echo auto: --init)), $steps step"
@@ -84,11 +84,11 @@ check 'it is logged as a number' [ "$(grep -c '"options": .*"lr": 0.0003,' "$WOR
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
 refuses 1 'was trained on .*/shard.bin, which holds other data now' train $parts --steps 8 --resume
 for signal in INT TERM HUP; do
-    # env: a shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays so
+    # env: a shell makes background commands ignore SIGINT, nohup SIGHUP; env resets that
     env --default-signal=INT,TERM,HUP "$TRAIN" train --init $TINY --data $SHARD --seq-len 64 --steps 100000 --save-every 1 \
         --out "$WORK/ended-$signal" >/dev/null 2>"$WORK/err" &
     process=$!
-    # not a certain checkpoint: on a fast machine it comes and is pruned between two looks
+    # any checkpoint: on a fast machine a given one may be pruned between two looks
     while kill -0 $process 2>/dev/null && ! ls -d "$WORK/ended-$signal"/checkpoint-* >/dev/null 2>&1; do sleep 0.05; done
     kill -$signal $process
     wait $process
@@ -99,7 +99,7 @@ done
 succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 1 --warmup 2 --out none
 says err '^note: --warmup 2 is more than the run.s steps, 1: '
 
-# ---- a chunk through all layers: what it keeps lies anywhere, draws are those of the run from its seed ---------------------------
+# ---- chunk-major orders: places are free, draws depend on the run's seed ---------------------------------------------------------
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 orders="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --lr 1e-2 --schedule constant --chunk 24 --logits-chunk 20"
@@ -127,7 +127,7 @@ refuses 2 'method spaco needs --keep-chunks Q' train $orders --method spaco
 refuses 2 'keep-chunks is about --method spaco' train $orders --method seco --keep-chunks 0.5
 refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs-every 2
 
-# ---- a checkpoint that commit 88e0adb wrote: the rest of its run, within rounding ------------------------------------------------
+# ---- a checkpoint by commit 88e0adb: the rest of its run, within rounding --------------------------------------------------------
 if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
     earlier=$GOLDEN/run-88e0adb # README.md there has the command; a checkpoint of step 4, the log of all 8 steps
     cp -r $earlier "$WORK/earlier"
@@ -144,7 +144,7 @@ if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
     check "losses, norms and learning rates are those of 88e0adb: $far" [ -z "$far" ]
 fi
 
-# ---- what is not finite -----------------------------------------------------------------------------------------------------------
+# ---- values that are not finite ---------------------------------------------------------------------------------------------------
 refuses 1 'step [0-9]+.*(not finite|NaN|Inf|nan|inf).*last good checkpoint is step|tensor' \
     train --init $TINY --data $SHARD --seq-len 64 --steps 30 --lr 100 --any-lr --grad-clip 0 --schedule constant --weight-decay 90 \
     --epsilon 1e-30 --save-every 1 --out "$WORK/diverged"
@@ -152,7 +152,7 @@ last=$(ls "$WORK/diverged" | grep checkpoint | tail -n 1)
 check 'the last checkpoint before is complete' [ -f "$WORK/diverged/$last/DONE" ]
 
 # ---- a limit on address space is an error line ------------------------------------------------------------------------------------
-# oneDNN and the OpenMP runtime die where an allocation of theirs is refused. Below 110,000 kB the loader may end the program.
+# oneDNN and the OpenMP runtime die if an allocation of theirs is refused. Below 110,000 kB the loader may end the program.
 if [ $TEST_DEVICE = cpu ]; then
     kilobytes=110000 refused=0 ran=0
     while [ $kilobytes -lt 230000 ]; do
@@ -166,7 +166,7 @@ if [ $TEST_DEVICE = cpu ]; then
     check "every limit ends well: $ran passes, $refused refused" [ $((ran + refused)) = 15 -a $ran -gt 0 -a $refused -gt 0 ]
 fi
 
-# ---- the plan is what is measured --------------------------------------------------------------------------------------------------
+# ---- measured memory matches the plan ----------------------------------------------------------------------------------------------
 big=llama,hidden_size=256,intermediate_size=704,num_hidden_layers=4,num_attention_heads=8,num_key_value_heads=4,vocab_size=4096
 for options in '--seq-len 4096' '--seq-len 4096 --method checkpoint' '--seq-len 2048 --method full' \
     '--seq-len 8192 --chunk 512 --logits-chunk 128' '--seq-len 512 --batch 8 --chunk 300'; do

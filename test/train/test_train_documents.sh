@@ -1,11 +1,11 @@
 #!/bin/sh
-# Training on shards of documents as a user runs it: packed sequences have the gradient of their documents, it learns, resumes to the
-# bit, keeps to the plan of its largest sequence, and refuses data that is not meant for it.
+# Training on shards of documents as a user runs it: packed sequences have the gradient of their documents; it learns,
+# resumes to the bit, keeps to the plan of its largest sequence, and refuses unsuitable data.
 . test/cli.sh
 same_loss=1e-5 same_gradient=1e-4
 [ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
 
-lengths() { # seed: of 60 documents, most of them short, few long
+lengths() { # seed: lengths of 60 documents, most of them short, few long
     awk -v s="$1" 'BEGIN { srand(s); for (i = 0; i < 60; i++) printf "%d,", 2 + exp(3 + 2.2 * (rand() + rand() + rand() - 1.5)) }'
 }
 make_documents "$WORK/train-00000.bin" 96 "$(lengths 5)" 1
@@ -52,7 +52,7 @@ check 'waiting for data is in the log' [ "$(grep -c '"data_seconds"' "$WORK/stra
 succeeds train $(echo "$common" | sed 's/--steps 14/--steps epoch/; s/--save-every 2//') --json
 check 'one epoch is as many steps as it has sequences' [ "$(json steps)" = $((sequences / 3)) ]
 
-# Resumed in the middle, where more than one epoch is behind it
+# Resumes in the middle, after more than one epoch.
 cp -r "$WORK/straight" "$WORK/again"
 rm -r "$WORK/again/checkpoint-00000012" "$WORK/again/checkpoint-00000014"
 succeeds train $common --out "$WORK/again" --resume
@@ -67,7 +67,7 @@ make_documents "$WORK/train-00001.bin" 96 "$(lengths 6)" 3 1
 refuses 1 'was trained on .*/train-00001.bin \(2 files\), which holds other data now' train $common --out "$WORK/again" --resume
 mv "$WORK/other" "$WORK/train-00001.bin"
 
-# ---- an error in the data ends the run where it comes, what was saved remains ---------------------------------------------------------
+# ---- an error in the data ends the run at that point; saved checkpoints remain --------------------------------------------------------
 cp "$WORK/seven.bin" "$WORK/faulty.bin"
 size=$(wc -c <"$WORK/faulty.bin")
 printf '\007' | dd of="$WORK/faulty.bin" bs=1 seek=$((size - 5)) conv=notrunc 2>/dev/null # a count of the last document
@@ -75,8 +75,8 @@ refuses 1 'faulty.bin: the checksum of document 6 is wrong' train --init $TINY -
     --shuffle off --save-every 1 --out "$WORK/faulty"
 check 'steps before it are saved' [ -f "$WORK/faulty/checkpoint-00000006/DONE" ]
 
-# ---- so many documents a step ---------------------------------------------------------------------------------------------------------
-for batch in 1 2 9; do # as many sequences as they take
+# ---- a fixed number of documents a step -----------------------------------------------------------------------------------------------
+for batch in 1 2 9; do # in as many sequences as they need
     succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch $batch --samples 7 --json
     check "7 samples in sequences of $batch x 64 have their loss" close "$loss" "$(json loss)" $same_loss
     check 'and their gradient' close "$norm" "$(json grad_norm)" $same_gradient
@@ -98,7 +98,7 @@ succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 4 --json
 norm=$(json grad_norm)
 succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --json
 check 'a sample of running text is T tokens' [ "$norm" = "$(json grad_norm)" ]
-for options in '--samples 1' '--samples 3' '--samples 100'; do # a plan is for the longest of a step
+for options in '--samples 1' '--samples 3' '--samples 100'; do # a plan is for the longest step
     succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 9 $options --json
     planned=$(json plan_bytes)
     succeeds plan --for bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 9 $options --json
@@ -107,7 +107,7 @@ done
 
 # ---- --seq-len auto -------------------------------------------------------------------------------------------------------------------
 length() { sed -n 's/^run .*, length \([0-9]*\), .*/\1/p' "$WORK/out"; }
-made_for() { # length, what of it, arguments
+made_for() { # length, expected line, arguments
     want=$1 what=$2
     shift 2
     succeeds "$@"
@@ -164,7 +164,7 @@ succeeds eval --model "$model" --data $SHARD --seq-len 64 --curve
 says out '^loss [0-9.]*  perplexity [0-9.]*  [0-9]* tokens$'
 check 'a table for people, of llm.c shards too' [ "$(grep -cE '^ +(0|1|2-3|4-7|8-15|16-31|32-63)  ' "$WORK/out")" = 7 ]
 
-# ---- what ends the completions of a rollout --------------------------------------------------------------------------------------------
+# ---- ends of a rollout's completions ---------------------------------------------------------------------------------------------------
 make_documents "$WORK/prompts.bin" 96 6,4,7 3 2 prompts
 printf '#!/bin/sh\nexec sed -u "s/.*/0/"\n' >"$WORK/nothing"
 chmod +x "$WORK/nothing"
@@ -180,7 +180,7 @@ check '--ignore-eos and --stop-ids are in force' [ "$(for run in eos no-eos stop
 refuses 2 'stop-ids: 60000 is outside the vocabulary of 60000' train $rollout --stop-ids 5,60000
 refuses 2 'stop-ids: 60000 is outside the vocabulary' plan --init ${TINY%96}60000 --data "$WORK/prompts.bin" --objective grpo --rollout --stop-ids 60000
 
-# ---- data that is not meant for this run ---------------------------------------------------------------------------------------------------
+# ---- unsuitable data -----------------------------------------------------------------------------------------------------------------------
 refuses 1 'document 0 has 40 tokens, --seq-len 30 takes 31' train --init $TINY --data "$WORK/seven.bin" --seq-len 30 --long refuse --out none
 refuses 1 'prepare both alike' train --init $TINY --data "$WORK/seven.bin" --val-data $SHARD --seq-len 30 --out none
 ln -s seven.bin "$WORK/link.bin"
@@ -194,7 +194,7 @@ refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.js
     eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30
 succeeds eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30 --any-tokenizer
 rm "$WORK/model/tokenizer.json"
-cp $GOLDEN/tokenizers/gpt2.tok "$WORK/model/tokenizer.tok" # as beside a run, which has no tokenizer.json
+cp $GOLDEN/tokenizers/gpt2.tok "$WORK/model/tokenizer.tok" # like a run without tokenizer.json
 refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.tok .*--any-tokenizer' \
     eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30
 finish

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Training with what it has on a disk: killed at moments, resumed with other places, two runs in one folder, a folder that goes away,
-# and folders that are none or full. The same bits as with all of it on the device, no file that stays, and what cannot be done is
-# said before the first step, with the last checkpoint as it was.
+# Training from a disk: killed at random moments, resumed with other places, two runs in one folder, a folder that
+# disappears, and folders that are missing or full. The bits equal an all-device run's, no file stays, and errors come
+# before the first step, with the last checkpoint unchanged.
 . test/cli.sh
 DISK=build/disk-$$ # a folder on a disk: /tmp may be memory
 mkdir -p $DISK
@@ -18,7 +18,7 @@ reaches() { # folder, step: waits for its checkpoint, or for the end of the run
 }
 succeeds train $common --inputs device --weights device --optimizer device --out "$WORK/straight"
 
-# ---- two runs in one folder, which goes away -------------------------------------------------------------------------------------
+# ---- two runs in one folder, which disappears ------------------------------------------------------------------------------------
 begin $disk --out "$WORK/first"
 "$TRAIN" train $common $disk --out "$WORK/second" >/dev/null 2>&1 &
 second=$!
@@ -31,7 +31,7 @@ mv $DISK-gone $DISK
 check 'in the same bits' same_checkpoint "$WORK/straight" "$WORK/first" 10
 check 'both of them' same_checkpoint "$WORK/straight" "$WORK/second" 10
 
-# ---- killed at moments, and resumed with other places ------------------------------------------------------------------------------
+# ---- killed at random moments, and resumed with other places -----------------------------------------------------------------------
 kills=0
 for step in 2 4 6 8; do
     [ $((step % 4)) = 0 ] && places=$host || places=$disk
@@ -44,24 +44,24 @@ for step in 2 4 6 8; do
 done
 check 'it was killed' [ $kills -gt 0 ]
 
-# ---- what the planner chooses and results depend on stays as the run began -----------------------------------------------------------
+# ---- a resumed run keeps the planner's choices that results depend on ----------------------------------------------------------------
 windows=$(echo $TINY | sed 's/llama/gemma3/'),head_dim=8,sliding_window=9,layer_types=sf
-for keep in none auto; do # auto alone would keep them
+for keep in none auto; do # auto alone would keep attention
     succeeds train --init $windows --data $SHARD --seq-len 50 --chunk 7 --lr 1e-3 --keep $keep --out "$WORK/windows" --save-every 1 \
         $([ $keep = none ] && echo --steps 1 || echo --steps 2 --resume)
 done
 check 'attention is not kept' [ -e "$WORK/windows/checkpoint-00000002/state.json" ]
 check 'as it was not' [ -z "$(grep -- '"--keep": "attention"' "$WORK/windows/checkpoint-00000002/state.json")" ]
 
-# ---- a disk that is full, or none: one line before the first step, and the last checkpoint goes on -----------------------------------
-checkpoints() { ls "$WORK/killed" | grep -x 'checkpoint-[0-9]*'; } # not those that were being written
+# ---- a full or missing disk: one line before the first step, and the last checkpoint resumes -----------------------------------------
+checkpoints() { ls "$WORK/killed" | grep -x 'checkpoint-[0-9]*'; } # without unfinished ones
 left=$(checkpoints)
 for folder in "$WORK/none:is not a folder" "Makefile:is not a folder" "/proc:disk space, 0 B of it are allowed|cannot be used"; do
     refuses 1 "${folder#*:}" train $common --out "$WORK/killed" --resume --optimizer disk --disk "${folder%%:*}"
 done
 refuses 1 'in disk space, 100.00 KiB of it are allowed' train $common --out "$WORK/killed" --resume $disk --disk-limit 100KiB
 limited=$( (
-    ulimit -f 128 # of 512 bytes; no file of a refused run is as long
+    ulimit -f 128 # of 512 bytes; a refused run writes no longer file
     failed=0
     refuses 1 'in disk space, 64.00 KiB of it are allowed' train $common --out "$WORK/killed" --resume $disk
     echo "$failed"
@@ -73,7 +73,7 @@ check 'the run goes on to the same bits' same_checkpoint "$WORK/straight" "$WORK
 check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|removed|tmp')" ]
 check 'nothing stays' nothing_stays
 
-# ---- a model whose state is twice the memory that it is allowed ----------------------------------------------------------------------
+# ---- a model with twice as much state as the allowed memory --------------------------------------------------------------------------
 TRAIN=$TRAIN_PLAIN TOKENS=32 MODEL=$(echo $TINY | sed 's/=32/=256/; s/=48/=704/; s/layers=2/layers=24/; s/heads=4/heads=8/') \
     scripts/low_memory.sh $DISK 1 >"$WORK/out" 2>"$WORK/err"
 case $? in

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Online GRPO as a user runs it: rewards rise, plan and resuming hold, of the model and of adapters, with several updates to a rollout;
-# a reward command that fails ends the run, with the last checkpoint whole, or loses its groups alone.
+# Online GRPO as a user runs it: rewards rise; plan and resuming hold, for the model and for adapters, with several
+# updates a rollout. A failing reward command ends the run, with the last checkpoint whole, or loses only its groups.
 . test/cli.sh
 make_documents "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
 
-# Worth 1 where the first id of the completion begins with 1 to 4, about half of all that are possible.
+# Rewards 1 if the first id of the completion begins with 1 to 4, about half of all ids.
 cat >"$WORK/reward.sh" <<'END'
 while read -r line; do
     case $line in *'"completion_ids": ['[1-4]*) echo 1 ;; *) echo '{"reward": 0}' ;; esac
@@ -30,7 +30,7 @@ check 'entropy and length are told' grep -q 'length [0-9.]*  entropy [0-9.]*$' "
 run plan $common
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 
-# ---- on and off ------------------------------------------------------------------------------------------------------
+# ---- interrupted and resumed -----------------------------------------------------------------------------------------
 for options in 'grpo' 'grpo --lora-rank 3 --beta 0.1 --lora-dropout 0.2' 'gspo --updates 2 --slots 5 --beta 0.1'; do
     folder="$WORK/run$(echo "$options" | tr -dc a-z)"
     set -- $any --group-size 6 --reward-command "$reward" --objective $options
@@ -44,7 +44,7 @@ $(sed -n 's/.*"kl": \([^,}]*\).*/\1/p' "$folder-b/log.jsonl")
 END
 refuses 1 'the model that it began with; give it with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
     --max-new-tokens 4 --objective gspo --beta 0.1 --steps 10 --reward-command "$reward" --out "$folder-b" --resume
-# ---- rewards that stop to differ after two steps: the run goes on, or ends, and the last checkpoint before stays -----------
+# ---- equal rewards after two steps: the run goes on, or ends; the last checkpoint before stays -----------------------------
 cat >"$WORK/flat.sh" <<'END'
 n=0
 while read -r line; do
@@ -59,7 +59,7 @@ check 'the last checkpoint before stays' [ "$(ls "$WORK/flat" | grep checkpoint 
 refuses 1 'step 5: all groups had equal rewards.*; the last good checkpoint is step 2 in .*; remove later ones to resume from it' \
     train "$@" --out "$WORK/flat-ended" --stop-on-divergence
 check 'it was not replaced' [ -f "$WORK/flat-ended/checkpoint-00000002/DONE" ]
-# ---- written ahead: off-policy by one, and killed while the reward command works -----------------------------------------
+# ---- completions one step ahead: off-policy by one, and killed while the reward command works ----------------------------
 cat >"$WORK/kills.sh" <<'END'
 n=0
 while read -r line; do
@@ -69,7 +69,7 @@ while read -r line; do
     case $line in *'"completion_ids": ['[1-4]*) echo 1 ;; *) echo '{"reward": 0}' ;; esac
 done
 END
-killed() { # folder, line, arguments: the run is killed at this line
+killed() { # folder, line, arguments: kills the run at this line
     killed_folder=$1 line=$2
     shift 2
     mkdir -p "$WORK/killed"
@@ -111,7 +111,7 @@ refuses 1 'was trained with --rollout shuffle=off' train $any --objective grpo -
 refuses 1 'rollout group-size=6, now it is group-size=5' \
     train $any --objective grpo --group-size 5 --reward-command "$reward" --steps 24 --out "$WORK/straight" --resume
 
-# ---- completions that are kept and shown, by two commands ----------------------------------------------------------------
+# ---- kept and shown completions, by two commands -------------------------------------------------------------------------
 length='while read -r line; do case $line in *"\"ended\": true"*) echo null ;; *) echo 2 ;; esac; done'
 set -- $any --group-size 6 --objective cispo --keep-rollouts 3 --reward-names first,whole --reward-weights 1,-0.5 --stop-ids 7,9 --mask-truncated
 succeeds train "$@" --steps 8 --out "$WORK/kept-a" --reward-command "$reward" "$length" --show 2
@@ -127,7 +127,7 @@ check 'a line for each completion of three steps' [ "$(wc -l <"$WORK/kept-a/roll
 check 'each is JSON, and a sum of its rewards' awk '
     { first = $0; sub(/.*"first": /, "", first); whole = $0; sub(/.*"whole": /, "", whole); sum = $0; sub(/.*"reward": /, "", sum)
       wanted = first + (whole ~ /^null/ ? 0 : -0.5 * whole); if (wanted != sum + 0) bad = 1 } END { exit bad || !NR }' "$WORK/kept-a/rollouts.jsonl"
-make_documents "$WORK/asked.bin" 96 4,10,16,2,5 3 0 prompts # longer ones than those of the run
+make_documents "$WORK/asked.bin" 96 4,10,16,2,5 3 0 prompts # longer than the run's
 set -- $common --val-data "$WORK/asked.bin" --val-every 2 --reward-command "$reward" --stop-ids 7,9
 succeeds train "$@" --steps 4 --out "$WORK/asked-a"
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
@@ -147,7 +147,7 @@ refuses 2 'two reward commands are named reward; give each' train $common --rewa
 
 unset STREAMBP_ALLOCATION_GUARD
 
-# ---- commands that fail: the last good step stays ------------------------------------------------------------------------
+# ---- failing commands: the last good step stays --------------------------------------------------------------------------
 kept=$(cat "$WORK/straight/checkpoint-00000024/optimizer.bin" | cksum)
 more="$common --steps 30 --out $WORK/straight --resume --reward-timeout 2"
 refuses 1 'step 25: the reward command ended after 0 of 24 answers, with exit code 3' train $more --reward-command 'exit 3'

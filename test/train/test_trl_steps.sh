@@ -1,5 +1,5 @@
 #!/bin/sh
-# Ten steps beside TRL's own trainers: test_trl_steps.py, where a Python with TRL is there. With the double build, which is made here.
+# Ten steps beside TRL's own trainers: runs test_trl_steps.py if a Python has TRL. Makes the double build.
 . test/cli.sh
 . test/find_python.sh
 find_python 'torch, transformers, datasets, trl, numpy'

@@ -21,7 +21,7 @@ check 'a checkpoint is an adapter' [ "$(ls "$adapter" | tr '\n' ' ')" = 'DONE ad
 check 'which names its modules' grep -q '"target_modules": \["down_proj", "q_proj", "up_proj", "v_proj"\]' "$adapter/adapter_config.json"
 check 'and its base' grep -q "\"base_model_name_or_path\": \"$base\"" "$adapter/adapter_config.json"
 
-# ---- without master weights, whose rounding is random: a part of it, then the rest --------------------------------------------
+# ---- without master weights, with random rounding: a part of it, then the rest ------------------------------------------------
 moments=int8
 [ $TEST_PRECISION = bf16 ] && moments=bf16
 parts="$(echo $common | sed 's/--steps 12//') --schedule constant --master none --moments $moments --quiet"
@@ -91,7 +91,7 @@ succeeds eval --model "$WORK/grown-whole" $data --val-steps 1 --quiet
 refuses 2 'grow-vocabulary 90 is below the 96 ids of this model; give 96 or more' plan --model "$base" --grow-vocabulary 90
 refuses 2 'has no rows to add to; give vocab_size=60000 among its keys' plan --init gpt2 --grow-vocabulary 60000
 
-# ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
+# ---- refusals on resuming -------------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")
 refuses 1 'holds only adapters; give the model they were trained on with --model' train $without_base --out "$WORK/run" --resume
@@ -148,7 +148,7 @@ refuses 1 'has shape \[4, 32\], but rank 4 and this base ask for \[4, 16\]' eval
 refuses 1 'holds a whole model, not adapters' eval --model "$base" --adapter "$WORK/whole" $data
 refuses 2 'lora-rank and --adapter exclude each other' train $common --adapter "$adapter" --out "$WORK/x"
 
-# ---- the reference of a run that goes on from adapters is the model with them ---------------------------------------------------
+# ---- the reference of a run that continues from adapters is the model with them -------------------------------------------------
 make_documents "$WORK/pairs.bin" 96 40,64,51,33,60,45,58,20 4 10 pairs
 cp -r "$adapter" "$WORK/plain" && rm "$WORK/plain/DONE" && sed -i 's/"lora_dropout": 0.1/"lora_dropout": 0/' "$WORK/plain/adapter_config.json"
 pairs="--objective dpo --data $WORK/pairs.bin --seq-len 63"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A frozen base in 4 bits as a user handles it: gradients are to the bit those over the decoded weights, whatever the
-# method, the place and the ranks; folders go to bitsandbytes' and back; adapters know their base; what cannot be is
+# A frozen base in 4 bits as a user handles it: gradients equal those over the decoded weights to the bit, for all
+# methods, places and ranks; folders convert to bitsandbytes' and back; adapters know their base; the impossible is
 # refused.
 . test/cli.sh
 ranks() { count=$1; shift; test/ranks/mpirun.sh $count "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"; }
@@ -91,7 +91,7 @@ succeeds train --model "$WORK/decoded-qwen3" $rollout --reward-command "sh $WORK
 told() { sed -n 's/.*"reward": \([^,]*\),.*/\1/p' "$1/log.jsonl"; }
 check 'rollouts over 4 bits, decoded' [ -n "$(told "$WORK/rollout")" -a "$(told "$WORK/rollout")" = "$(told "$WORK/rollout-decoded")" ]
 
-# ---- what is said, and refused -------------------------------------------------------------------------------------------------
+# ---- messages and refusals -----------------------------------------------------------------------------------------------------
 succeeds bp --model $GOLDEN/qwen3 --base nf4 --lora-rank 2 --seq-len 20
 says out '^base     nf4, double quantisation, blocks of 64: 4.373 bits an element of 28.80 k; 8.82 k others fp32; frozen$' \
     'relative error  q_proj 0.09'

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The program as a user runs it, with everything that can be wrong: flags, shapes, files, memory, disks. Each refusal is one
-# line that names the thing, with the right exit code: 2 usage, 1 files and run time.
+# The program as a user runs it, with every kind of error: flags, shapes, files, memory, disks. Each refusal is one line
+# that names the culprit, with the right exit code: 2 usage, 1 files and run time.
 . test/cli.sh
 
 # ---- usage ------------------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025
 refuses 2 'not bytes' sample --init $TINY --prompt hello
 refuses 2 'outside the vocabulary' sample --init $TINY --prompt-ids 5,96
 refuses 2 '--chat needs the model.s tokenizer file' sample --init $TINY --chat --prompt hello
-cp "$TRAIN" "$WORK/streambp" # messages call the program as it was called
+cp "$TRAIN" "$WORK/streambp" # messages use the program's name as called
 "$WORK/streambp" bp --chnk 1 2>"$WORK/err"
 says err '^streambp: unknown option --chnk; did you mean --chunk?; see .*/streambp bp --help$'
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
@@ -73,7 +73,7 @@ refuses 1 'no length fits.*one token already needs' bp --init llama3.1-70b --seq
 refuses 1 'no length fits: --memory-limit is .*weights .*, gradients .*, optimizer ' train --init ${TINY%96}4096 --data $SHARD \
     --seq-len 64 --memory-limit 2400KiB --out none
 says err '^  --lora-rank 32 *gives --seq-len [1-9]' '^  mpirun -n [2-9] ... --zero 3 --sp [2-9] *gives --seq-len [1-9]'
-full() { # arguments: with a full disk behind stdout, exit 1 and a line that says so
+full() { # arguments: with a full disk as stdout, exit 1 and a line that says so
     "$TRAIN" "$@" >/dev/full 2>"$WORK/err"
     check "exit 1 with a full disk behind stdout: train $*" [ $? = 1 ]
     check "a line about the full disk behind stdout: train $*" grep -q '^train: .*standard output' "$WORK/err"
@@ -88,17 +88,17 @@ else
     skipped=$((skipped + 1))
 fi
 
-# ---- for people --------------------------------------------------------------------------------------------------------------
+# ---- text for people ---------------------------------------------------------------------------------------------------------
 succeeds bp --init $TINY --seq-len 8 --objective simpo
 says out '^loss [0-9.]*  norm [0-9.]*  [0-9.]* s  [0-9.]* tok/s$' '^acc [01].0000  margin [ -]0.0[0-9]*$' \
     '^memory   [0-9.]* [KM]iB at peak: plan [0-9.]* KiB, libraries and files [0-9.]* [KM]iB$'
 
-# ---- what works -----------------------------------------------------------------------------------------------------------------
+# ---- valid runs -----------------------------------------------------------------------------------------------------------------
 succeeds info --init gpt2-xl,n_layer=2 --json
 check 'a key of a preset is overridden' [ "$(json num_hidden_layers)" = 2 ]
 succeeds plan --init qwen3-32b --seq-len 1000000 --dtype bf16 --memory-limit 1TiB --json
 check 'plan solves for the longest' [ "$(json max_seq_len)" -gt 100000 ]
-# Several processes on paper: of the run that mpirun would start.
+# Several processes on paper: plans of the run that mpirun would start.
 ranks() { succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --json "$@"; }
 ranks
 alone=$(json total_bytes)
@@ -113,7 +113,7 @@ check 'tokens are those of all ranks' awk -v t="$(json estimated_tokens_per_seco
 ranks --ranks 4 --sp 4 --zero 1 --memory-limit 20GiB
 check 'ranks of one stream send keys and values' [ "$(json keys_values | cut -d. -f1)" -gt 1000000 ]
 check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
-# Attention's outputs: again to the bit, with fewer operations; on the device, or in host memory where they do not fit.
+# Attention's outputs: recomputed to the bit when kept, with fewer operations; on the device, or in host memory if they do not fit.
 kept() { succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 20000 --json "$@"; }
 kept
 without=$(json total_bytes)
@@ -131,7 +131,7 @@ check 'the command that is echoed can be pasted' \
     [ "$(sed -n ':a;/\\$/{N;s/ *\\\n */ /;ba};s/^command  //p' "$WORK/out")" = \
     "$TRAIN plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose" ]
 check 'a plan tells people' grep -q '^placed   in host memory: kept attention 5.58 GiB' "$WORK/out"
-# Places: as they are named, or where the planner puts things; the plan is that of the pass, to the byte in each place.
+# Places: as named, or chosen by the planner; the plan equals the pass's to the byte in each place.
 placed() { # expected: places, inputs_every; arguments
     expected=$1 && shift
     succeeds bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json "$@"
@@ -146,7 +146,7 @@ placed '"inputs": "host", "weights": "device".*"inputs_every": 2, "host_bytes": 
 whole=$(succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json && json total_bytes)
 placed '"inputs": "device", .*"host_bytes": 0, ' --memory-limit "$whole" --host-limit 3MiB
 placed '"inputs": "disk", .*"host_bytes": 16777216, "disk_bytes": [1-9][0-9]*, .*"disk_written_bytes": [1-9]' --inputs disk --disk build
-# What a pass takes beyond its plan is no more with a disk than with host memory: its transfers' pieces are planned.
+# Memory of a pass outside its plan is no more with a disk than with host memory: the plan holds the transfers' pieces.
 beyond() {
     succeeds bp --init gpt2,vocab_size=64,hidden_size=1024,num_hidden_layers=2,num_attention_heads=16,intermediate_size=64 \
         --seq-len 1024 --batch 3 --method checkpoint --json --weights host "$@"
@@ -163,7 +163,7 @@ refuses 2 'a place is on disk: give --disk' bp --init $TINY --weights disk
 refuses 2 '--disk-limit has no meaning without --disk' bp --init $TINY --disk-limit 1GiB
 refuses 1 'what would fit|no length fits: .* take one of the above' plan --init qwen3-8b --dtype bf16 --seq-len 32768 --memory-limit 24GiB
 says err '^  --host-limit 1[0-9][0-9]GiB *gives --seq-len [0-9]' '^  --disk-limit [0-9]*GiB *gives --seq-len [0-9]'
-# A length that is said to fit leaves room for what the host holds: here it is most of all, and on the CPU of one memory.
+# A length said to fit leaves room for the host's own memory: here the largest part, and on the CPU in the same memory.
 wide=llama,hidden_size=2,intermediate_size=2,num_hidden_layers=64,num_attention_heads=1,head_dim=1024,vocab_size=9
 refuses 1 'the memory available is .* --seq-len [0-9]* would fit' bp --init $wide --seq-len 1000000000 --keep attention --keep-on host
 fits=$(sed -n 's/^train: .*--seq-len \([0-9]*\) would fit.*/\1/p' "$WORK/err")
@@ -175,7 +175,7 @@ check 'a length that fits is one with host memory' awk -v n=$(($(json total_byte
 succeeds bp --init $TINY --seq-len 64 --method full --keep attention
 check 'full keeps everything anyway' grep -q 'keep attention is ignored' "$WORK/err"
 
-# Keys and values of whole streams, or blocks of them that pass around: as memory has it, or as asked for.
+# Keys and values of whole streams, or of blocks passed around a ring: chosen by memory, or as asked for.
 long() { succeeds plan --init qwen3-8b --dtype bf16 --seq-len 1000000 --ranks 16 --sp 16 --zero 3 --json "$@"; }
 long --kv gather
 gathered=$(json total_bytes)
@@ -204,7 +204,7 @@ succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --machine h200
 says out '^machine  measured by NVIDIA (.*H200, cuDNN 9.19.1' '^ *attention forward 671 .* in any order 560 ' \
     '^ *GPUs of a node 8, products 680 .*attention backward 440 .* gap between kernels 1.5 us' '^attention  cuDNN, deterministic, ' \
     '^step .*TFLOP/s executed by each, .*counting T^2 pairs' '^cuda     is not in this plan of a CPU build'
-# A pass without an update is not what trains, and where nothing fits every way out is the plan's own answer.
+# A pass without an update is not training; if nothing fits, every recommendation is a valid plan.
 for_bp="plan --init qwen3-8b --dtype bf16 --memory-limit h100 --for bp"
 succeeds $for_bp --seq-len 200000
 says out '^memory  .* planned for a pass without an optimizer update' \
@@ -267,7 +267,7 @@ check 'the result is behind them' [ "$(grep -c '^{"loss": .*}$' "$WORK/out")" = 
 check 'seconds of each pass' [ "$(sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out")" = "$(paste -sd , "$WORK/seconds" | sed 's/,/, /g')" ]
 check 'the first warms up' [ "$(json warmup_seconds)" = "$(sed -n 1p "$WORK/seconds")" ]
 check 'the median is of the others' close "$(json seconds)" "$(awk 'NR > 1 { s += $1 / 2 } END { print s }' CONVFMT=%.17g OFMT=%.17g "$WORK/seconds")" 1e-9
-# Which attention is used, and rates: MFU where a machine is named.
+# The attention in use, and rates: MFU if a machine is named.
 succeeds bp --init $TINY --seq-len 64 --json --deterministic off
 check 'our own attention has one order' grep -q '"attention": "own", "deterministic": true, "attention_workspace": 0, "executed_tflops_per_s": [0-9.e-]*, "mfu_causal": null' "$WORK/out"
 says err '^note: --deterministic off changes nothing: attention is by our own kernels' '^rate     [0-9.e-]* TFLOP/s executed$'
@@ -277,13 +277,13 @@ succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 32768 --machine h2
 says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": false, "attention_workspace": [1-9]' \
     '"attention_calls": [1-9].*"attention_staged_bytes": [1-9].*"attention_own_share": 0[,}]'
 says err '^attention  cuDNN, not deterministic, workspace of '
-# A profile: one more pass, of which nothing else changes.
+# A profile: one more pass, and no other change.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
 export STREAMBP_ALLOCATION_GUARD=1
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/profiled.safetensors" --json --profile --machine h200
 unset STREAMBP_ALLOCATION_GUARD
 check '--profile changes no gradient' cmp -s "$WORK/plain.safetensors" "$WORK/profiled.safetensors"
-tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then a row each
+tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then its rows
 check 'a row for each op' [ "$(grep -c '"op": "[a-z_]*".*"calls": .*"floor_seconds": ' "$WORK/rows")" -gt 20 ]
 counted=$(sed -n 's/.*"flops": \([0-9]*\), "bytes".*/\1/p' "$WORK/rows" | awk '{ sum += $1 } END { printf "%.0f", sum }')
 check 'which have all FLOPs' [ "$counted" = "$(sed -n 's/.*"flops": \([0-9]*\), "model_flops".*/\1/p' "$WORK/rows")" ]
@@ -296,7 +296,7 @@ check 'full notes that it ignores --chunk' grep -q 'note: .*ignored' "$WORK/err"
 check 'JSON is one line' [ "$(wc -l <"$WORK/out")" = 1 ]
 succeeds bp --init ${TINY},max_position_embeddings=50 --seq-len 100
 check 'RoPE beyond its length is a note' grep -q 'note: .*max_position_embeddings' "$WORK/err"
-# oneDNN would compute a part of every product only, if it were promised more threads than there are.
+# oneDNN computes only a part of every product if it is promised more threads than there are.
 if [ $TEST_DEVICE = cpu ]; then
     succeeds bp --init $TINY --seq-len 100 --threads 1 --json
     loss=$(json loss)
@@ -308,14 +308,14 @@ if [ $TEST_DEVICE = cpu ]; then
         [ $fewer = OMP_DYNAMIC=true ] || check "$fewer: noted" grep -q 'note: --threads 2: .* grants .* 1$' "$WORK/err"
     done
 fi
-# Threads that wait sleep soon, unless the user says how: the program starts itself again, as the same process. Two runs at once, whose
-# threads meet after every token, take no more than ten times as long as one; with OpenMP's own waiting a hundred times.
+# Waiting threads sleep soon, unless the user sets otherwise: the program restarts itself as the same process. Two runs at once, whose
+# threads meet after every token, take at most ten times as long as one; with OpenMP's default, a hundred times.
 if [ $TEST_DEVICE = cpu ] && OMP_DISPLAY_ENV=verbose "$TRAIN" --version 2>&1 | grep -q GOMP_SPINCOUNT; then
     spins() { env -u OMP_WAIT_POLICY "$@" OMP_DISPLAY_ENV=verbose "$TRAIN" --version 2>&1 | sed -n "s/.*GOMP_SPINCOUNT = '\(.*\)'/\1/p" | tail -n 1; }
     check 'threads wait briefly' [ "$(spins) $(spins -i OMP_NUM_THREADS=2)" = '2000 2000' ]
     check 'threads wait as the user says' [ "$(spins GOMP_SPINCOUNT=77) $(spins OMP_WAIT_POLICY=passive)" = '77 0' ]
     check 'a thread alone waits for nobody' [ "$(spins OMP_NUM_THREADS=1)" != 2000 ]
-    runs() { # milliseconds of $1 at once
+    runs() { # milliseconds of $1 runs at once
         before=$(date +%s%N) pids=
         for run in $(seq "$1"); do
             env -u OMP_WAIT_POLICY "$TRAIN" bp --init $TINY --seq-len 100 --chunk 1 --threads 2 --quiet >/dev/null &
@@ -333,7 +333,7 @@ if [ $TEST_DEVICE = cpu ] && OMP_DISPLAY_ENV=verbose "$TRAIN" --version 2>&1 | g
     wait $! 2>/dev/null
     check "the process keeps its number and its name: $name" [ "$? $name" = "137 $(basename "$TRAIN")" ]
 fi
-# Text in and out: a run's folder gets the tokenizer that lies beside its model, and every way to it gives the same tokens.
+# Text in and out: a run's folder gets its model's tokenizer, and every way to a prompt gives the same tokens.
 greedy() { # arguments: the same model and length for all
     succeeds sample --max-new-tokens 24 --temperature 0 --json "$@"
 }
@@ -372,7 +372,7 @@ printf 'Hello\nAnd then?\n' >"$WORK/turns"
 "$TRAIN" sample --max-new-tokens 100 --ignore-eos --model "$model" --chat --max-context 45 <"$WORK/turns" >"$WORK/out" 2>"$WORK/err"
 check 'and so does one that an answer has filled' [ $? = 0 ]
 check 'which is said' grep -q 'note: the chat has reached its 45 tokens' "$WORK/err"
-# A template that forgets reasoning: the second answer is that to the conversation as the template writes it then.
+# A template that forgets reasoning: the second answer is to the conversation as the template then writes it.
 init=qwen3,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=448,initializer_range=0.5
 user='<|im_start|>user
 %s<|end|>
@@ -405,7 +405,7 @@ cp $TOKENIZERS/qwen2.tok "$WORK/lora/tokenizer.tok" # as beside shards
 succeeds sample --model "$WORK/flat/model.bin" --adapter "$WORK/lora" --chat --prompt 'Hello' --max-new-tokens 4
 succeeds convert --model "$WORK/flat/model.bin" --adapter "$WORK/lora" --merge --out "$WORK/merged"
 check 'merged, the tokenizer goes with the model' cmp -s $TOKENIZERS/qwen2.tok "$WORK/merged/tokenizer.tok"
-# Generation ends at an end id: of 442 likely tokens one is drawn soon enough.
+# Generation ends at an end id: one of 442 likely tokens comes soon.
 small=${TINY%96}442
 succeeds sample --init $small --tokenizer $TOKENIZERS/qwen2.tok --prompt x --max-new-tokens 2000 --json --seed 3
 check 'an end id ends the text' [ "$(json stop)" = eos ]

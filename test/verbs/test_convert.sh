@@ -1,10 +1,10 @@
 #!/bin/sh
-# `convert` as a user runs it: from a folder of Hugging Face to a run and back, refusals.
+# `convert` as a user runs it: from a Hugging Face folder to a run and back, refusals.
 . test/cli.sh
 
 same() { cmp -s "$1" "$2"; }
 
-# ---- there, trained, and back -------------------------------------------------------------------------------------------------
+# ---- converted, trained, and back ---------------------------------------------------------------------------------------------
 cp -r $GOLDEN/llama "$WORK/published"
 rm "$WORK/published/reference.safetensors"
 succeeds convert --model "$WORK/published" --out "$WORK/copy"
@@ -43,7 +43,7 @@ check 'quiet: no note' [ ! -s "$WORK/err" ]
 succeeds plan --model "$WORK/run" --seq-len 64 --quiet
 succeeds train --model "$WORK/run" --data $SHARD --seq-len 64 --steps 1 --out "$WORK/run2" --quiet
 
-# ---- damage: nobody reads it -----------------------------------------------------------------------------------------------------
+# ---- damage is refused by every verb ---------------------------------------------------------------------------------------------
 cp -r "$WORK/run" "$WORK/damaged"
 dd if=/dev/zero of="$WORK/damaged/checkpoint-00000004/model.bin" bs=1000 seek=20 count=40 conv=notrunc 2>/dev/null
 damage='checkpoint-00000004/model.bin: is damaged: its checksum is .*, DONE says .*; give an earlier checkpoint, or remove .*/checkpoint-00000004 and'
@@ -62,7 +62,7 @@ rm "$WORK/run"/checkpoint-*/DONE
 refuses 1 'none of its checkpoints is complete' eval --model "$WORK/run" --data $SHARD --seq-len 64 --quiet
 refuses 1 'is not a complete checkpoint: it has no DONE' info --model "$WORK/run/checkpoint-00000004"
 cp $GOLDEN/llama/config.json "$WORK/run2"
-refuses 1 'run2: holds neither model.safetensors' info --model "$WORK/run2" # a model, whatever else is there
+refuses 1 'run2: holds neither model.safetensors' info --model "$WORK/run2" # a model, beside any other files
 
 # ---- scaled positions, from the command line to config.json ----------------------------------------------------------------------
 scaling='--rope-scaling yarn,factor=4,original_max_position_embeddings=16'
@@ -78,7 +78,7 @@ succeeds train --model "$WORK/published" $scaling --data $SHARD --seq-len 64 --s
 succeeds train $scaling --data $SHARD --seq-len 64 --steps 1 --lr 0 --weight-decay 0 --out "$WORK/yarn" --quiet --resume
 refuses 1 'yarn/checkpoint-00000001: was trained with model ' train --model "$WORK/published" --data $SHARD --seq-len 64 --steps 1 --lr 0 \
     --weight-decay 0 --out "$WORK/yarn" --quiet --resume
-succeeds convert --model "$WORK/published" $scaling --out "$WORK/yarn1" # config.json is kept but for what is scaled
+succeeds convert --model "$WORK/published" $scaling --out "$WORK/yarn1" # config.json keeps everything but the scaling
 succeeds convert --model "$WORK/yarn" --like "$WORK/published" --out "$WORK/yarn2"
 check 'the same from a run' same "$WORK/yarn1/config.json" "$WORK/yarn2/config.json"
 check 'as many positions as that makes' grep -q '"max_position_embeddings": 64,' "$WORK/yarn1/config.json"
@@ -86,7 +86,7 @@ succeeds eval --model "$WORK/yarn2" --data $SHARD --seq-len 64 --val-steps 2 --j
 check 'and convert writes it' [ "$(json loss)" = "$scaled" ]
 refuses 1 'another model: its max_position_embeddings is 64, that of ' convert --model "$WORK/published" --like "$WORK/yarn1" --out "$WORK/x"
 
-# ---- names of the hub, which stand for Hugging Face's cache ----------------------------------------------------------------------
+# ---- names of the hub, found in Hugging Face's cache -----------------------------------------------------------------------------
 cache=$WORK/home/hub/models--Owner--Tiny-0.1
 mkdir -p "$cache/blobs" "$cache/refs" "$cache/snapshots/0123abc"
 printf 0123abc >"$cache/refs/main"
@@ -128,7 +128,7 @@ succeeds convert --model "$WORK/random.bin" --out "$WORK/random2"
 check '--init is written as well' same "$WORK/random/model.safetensors" "$WORK/random2/model.safetensors"
 check 'with the same config.json' same "$WORK/random/config.json" "$WORK/random2/config.json"
 
-# ---- what is there, and what is read -----------------------------------------------------------------------------------------------------
+# ---- existing files, and files that are read ---------------------------------------------------------------------------------------------
 tree() { (cd "$WORK" && find published run2 random.bin data.bin -type f -exec cksum {} + | sort); }
 cp $SHARD "$WORK/data.bin"
 mkdir "$WORK/cache" "$WORK/cache/blobs" "$WORK/cache/snapshot"

@@ -1,11 +1,11 @@
 /*
-The verb `doctor` on op sets that are wrong on purpose: an op that leaves one element off is found, whichever it is; an
-op that ends the program, hangs or finds no memory is a row, and the others are looked at.
+The verb `doctor` on op sets that are wrong on purpose: finds any op that leaves one element off. An op that ends the
+program, hangs or finds no memory becomes a row, and the others are still checked.
 */
 #include "test/base/child.h"
 #include "llmc/verbs/doctor.h"
 
-// Rows and columns are few enough that all of them are in the sample.
+// Few rows and columns, so that the sample holds all of them
 #define TINY                                                                                                           \
     "hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=4,"  \
     "vocab_size=30"
@@ -91,7 +91,7 @@ static void scale_that_hangs(void *x, DType type, double factor, size_t count) {
     (void)x, (void)type, (void)factor, (void)count;
     sleep(100);
 }
-static int gone; // a device that answers no longer
+static int gone; // the device no longer answers
 static void *allocate_where_gone(size_t bytes) {
     if (gone) die("the device is gone");
     return allocate_little(bytes);
@@ -122,7 +122,7 @@ static void run_doctor(const void *context) {
     exit(verb_doctor(&options));
 }
 
-// Runs it on an op set; the row `name` contains `line`.
+// Runs doctor on an op set; the row `name` must contain `line`.
 static const char *expect_doctor(const Ops *ops, int code, const char *name, const char *line, size_t wrong,
                                  size_t rows) {
     const Child *child = run_child(run_doctor, ops);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# On a GPU: a forward and backward pass as long as cuDNN likes them, with tensors in other places, and once more without cuDNN;
+# On a GPU: a forward and backward pass long enough for cuDNN, with tensors in other places, and again without cuDNN;
 # the rates of the links to these places.
 . test/cli.sh
 set -- --init llama,hidden_size=512,intermediate_size=1408,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=4,vocab_size=4096 \

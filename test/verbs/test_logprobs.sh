@@ -1,6 +1,6 @@
 #!/bin/sh
-# The verb logprobs as a user runs it: what it writes are the log-probabilities whose mean is eval's loss; keys and
-# packing are in test_reference.c. A file is complete or absent, and what it cannot be made of is refused.
+# The verb logprobs as a user runs it: it writes the log-probabilities whose mean is eval's loss; keys and packing are
+# in test_reference.c. A file is complete or absent; impossible inputs are refused.
 . test/cli.sh
 make_documents "$WORK/a.bin" 96 40,64,51,33,200,45,58 4 10
 make_documents "$WORK/b.bin" 96 30,2,120 5
@@ -54,7 +54,7 @@ rm "$WORK"/pairs/reference-*.logprobs
 refuses 1 'reference-[0-9a-f]{16}.logprobs: the reference of this run is gone' \
     train $validated --steps 6 --out "$WORK/half" --resume
 
-# ---- answers with a label: the reference is kept as weights, mismatched completions follow from the sequence ---------
+# ---- answers with a label: the reference stays as weights; mismatched completions come from the sequence itself ------
 make_documents "$WORK/labels.bin" 96 40,20,25,31,12,45,33,18,22,27,60,9 4 5 labels
 by_label="--init $TINY --objective kto --seq-len 63 --lr 1e-2 --schedule constant"
 kto="$by_label --data $WORK/labels.bin --batch 2"
@@ -78,13 +78,13 @@ succeeds logprobs --init $TINY $groups --seed 3 --out "$WORK/old.logprobs"
 succeeds train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --out "$WORK/grouped" --old-logprobs "$WORK/old.logprobs" --any-reference
 check 'groups of files without spread are counted' grep -q '"frac_reward_zero_std": 0,' "$WORK/grouped/log.jsonl"
 
-# ---- for people ----------------------------------------------------------------------------------------------------
+# ---- text for people -----------------------------------------------------------------------------------------------
 succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs" --overwrite
 check 'it says what it wrote' \
     grep -q 'x.logprobs: [0-9]* log-probabilities of 10 documents, on average -[0-9.]*$' "$WORK/out"
 check 'it says what it reads' grep -q '^data     10 documents in 2 shards' "$WORK/out"
 
-# ---- what is refused leaves nothing behind -------------------------------------------------------------------------
+# ---- refusals leave nothing ----------------------------------------------------------------------------------------
 refuses 1 'is one of llm.c.s shards, which have no documents' \
     logprobs --init $TINY --data $SHARD --seq-len 64 --out "$WORK/no.logprobs"
 check 'nothing is left of what failed' [ "$(find "$WORK" -name 'no.logprobs*' | wc -l)" = 0 ]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Many processes as a user runs them: loss, gradients and trajectories are those of one process with the same command line, for every
-# stage, with streams shared or not, of every kind of data; runs go on with another number of processes; rank 0 alone speaks.
+# Many processes as a user runs them: loss, gradients and trajectories equal one process's with the same command line, for every stage, with
+# or without shared streams, on every kind of data; runs resume with another number of processes; only rank 0 prints.
 . test/cli.sh
 MPIRUN=test/ranks/mpirun.sh
 if ! command -v mpirun >/dev/null; then
@@ -12,10 +12,10 @@ fi
 ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/files/compare_tensors.c -lcjson -lm -o "$WORK/compare_tensors" ||
     { fail 'compare_tensors.c does not compile'; finish; exit 1; }
 SANITIZED=$TRAIN
-TRAIN=${TRAIN_PLAIN:-$TRAIN} # most of it is arithmetic, which the programs of the table check for memory
+TRAIN=${TRAIN_PLAIN:-$TRAIN} # mostly arithmetic; the programs of the table check its memory
 export OMP_NUM_THREADS=1
 
-ranks() { # P, arguments: that many processes
+ranks() { # P, arguments: runs P processes
     count=$1
     shift
     LAUNCHED="$MPIRUN $count"
@@ -27,7 +27,7 @@ ranks() { # P, arguments: that many processes
 ranks_succeed() {
     if ranks "$@"; then pass; else fail "exit $? of $1 ranks: train $*"; grep '^train: ' "$WORK/err" | head -n 3; fi
 }
-ranks_refuse() { # CODE PATTERN P arguments: one line, in a name or two of a rank, and that exit code
+ranks_refuse() { # CODE PATTERN P arguments: expects this exit code and one matching error line
     code=$1 pattern=$2
     shift 2
     ranks "$@"
@@ -40,18 +40,18 @@ ranks_refuse() { # CODE PATTERN P arguments: one line, in a name or two of a ran
     else pass; fi
 }
 
-# ---- whether the machine is fit -----------------------------------------------------------------------------------------------
+# ---- doctor -------------------------------------------------------------------------------------------------------------------
 ranks_succeed 2 doctor --init $TINY --seq-len 16 --json
 check "doctor says what is wrong: $(cat "$WORK/err")" [ "$(json ranks) $(json wrong) $(json not_checked)" = '2 0 0' ]
 check "doctor looks at collectives" grep -q '"reduce_scatter", "finding": "ok".*"exchange", "finding": "ok", "text": "2 ranks; ' "$WORK/out"
 
 # ---- one pass ---------------------------------------------------------------------------------------------------------------
-alone() { # arguments of bp: what ranks are held against
+alone() { # arguments of bp: the expected values
     common=$*
     run bp $common --json --grads-out "$WORK/alone.safetensors" --overwrite || fail "exit $? of: train bp $common: $(tail -n 1 "$WORK/err")"
     loss=$(json loss) tokens=$(json tokens) norm=$(json grad_norm) flops=$(json model_flops)
 }
-near() { # found, expected, tolerance: of numbers that may be 0 but for rounding
+near() { # found, expected, tolerance: of numbers that may be 0 up to rounding
     close "$1" "$2" "$3" || awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a * a < 1e-20 && b * b < 1e-20) }'
 }
 together() { # P, options of the world
@@ -73,7 +73,7 @@ together 4 --sp 2 --zero 1 --profile
 alone --init $TINY --seq-len 64 --batch 2 --grad-accum 2 --data $SHARD
 together 4 --zero 2
 
-# Parts of packed documents: also where there are fewer documents than ranks.
+# Parts of packed documents, also with fewer documents than ranks.
 make_documents "$WORK/train.bin" 96 "$(awk 'BEGIN { srand(4); for (i = 0; i < 80; i++) printf "%d,", 2 + 70 * rand() }')" 1 1
 make_documents "$WORK/long.bin" 96 60,61,62 5
 alone --init $TINY --seq-len 60 --batch 3 --grad-accum 2 --data "$WORK/train.bin"
@@ -105,7 +105,7 @@ alone --init $TINY --seq-len 64 --batch 4 --lora-rank 4 --lora-dropout 0.5
 together 4 --zero 3
 together 2 --sp 2
 
-# A rank does what the plan says; a reference that is computed in the pass counts, too.
+# A rank's memory, FLOPs and traffic match the plan, including a reference computed in the pass.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
 for world in '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
     '2 --zero 3 --sp 2 --objective dpo --lora-rank 3' '2 --zero 3 --objective kto --lora-rank 3' '2 --zero 3 --sp 2 --memory-limit 470KiB --host-limit 1MiB'; do
@@ -141,7 +141,7 @@ evaluated '2 --zero 3' --init $TINY --seq-len 64 --batch 2 --objective orpo --da
 
 # ---- training ---------------------------------------------------------------------------------------------------------------
 losses() { sed -n 's/.*"step": \([0-9]*\), "\(val_\)\{0,1\}loss": \([^,]*\),.*/\1 \2 \3/p' "$1/log.jsonl"; }
-same_losses() { # folder, folder, steps: as many lines, all within 1e-5, or 1e-9 where terms of order 1 cancel (grpo)
+same_losses() { # folder, folder, steps: as many lines, all within 1e-5, or 1e-9 if terms of order 1 cancel (grpo)
     [ "$(losses "$1" | wc -l)" = "$3" ] || return 1
     losses "$1" >"$WORK/a"
     losses "$2" >"$WORK/b"
@@ -170,13 +170,13 @@ trained samples --init $TINY --data "$WORK/train.bin" --seq-len 60 --samples 12 
 trained_together 3 --zero 2
 trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 5 --prompt-ids 3,4 --max-new-tokens 5
 trained_together 4 --zero 3
-# Gone on with in the plain build, from behind the middle of a cosine.
+# Resumes in the plain build, after the middle of a cosine.
 rm -rf "$WORK/text/checkpoint-00000010"
 succeeds train $common --steps 10 --out "$WORK/text" --resume
 rm -rf "$WORK/text/checkpoint-00000010"
 ranks_succeed 2 train $common --steps 10 --out "$WORK/text" --resume
-# The reference's log-probabilities are computed once, by all, and found again.
-mkdir "$WORK/own" # where one process keeps its own
+# All ranks together compute the reference's log-probabilities once, and find them again.
+mkdir "$WORK/own" # for one process's own
 cp "$WORK/pairs.bin" "$WORK/own"
 trained pairs --init $TINY --data "$WORK/own/pairs.bin" --objective dpo --seq-len 40 --batch 2 --lr 1e-3
 common=$(echo "$common" | sed 's|/own/pairs.bin|/pairs.bin|')
@@ -204,7 +204,7 @@ name=documents
 common="--init $TINY --data $WORK/train.bin --val-data $WORK/long.bin --val-every 4 --seq-len 60 --batch 3 --grad-accum 2
     --lr 1e-3 --warmup 2 --seed 3 --save-every 6"
 lines=$(losses "$WORK/$name" | wc -l)
-go_on() { # from, P, options: a copy of a run's first 6 steps, gone on with
+go_on() { # from, P, options: resumes a copy of a run's first 6 steps
     folder="$WORK/resumed"
     rm -rf "$folder"
     mkdir "$folder"
@@ -241,8 +241,8 @@ ranks_succeed 4 train $common "$@" --out "$WORK/rollout-4" --zero 2
 check "rewards do not depend on the number of ranks" [ "$(rewards "$WORK/rollout-4")" = "$(rewards "$WORK/rollout")" ]
 check "6 rewards" [ "$(rewards "$WORK/rollout-4" | wc -l)" = 6 ]
 ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 --beta 0.1 --weights host --update forward \
-    --reference-on device # streams that are empty, used twice; weights are stepped in a pass of the reference
-# Weights that all gather for each other's texts, and ranks that share a sequence and the writing: the same completions.
+    --reference-on device # empty streams, used twice; weights are updated in a pass of the reference
+# Ranks gather weights for each other's texts, or share a sequence and the writing: the completions are the same.
 completions() { cat "$1"/rollouts*.jsonl | sort; }
 for world in '3 --zero 3 --weights host' '4 --sp 2 --zero 3 --slots 3' '2 --sp 2 --lora-rank 2'; do
     out="$WORK/rollout-$(echo "$world" | tr -dc a-z0-9)"
@@ -257,7 +257,7 @@ ranks_succeed 2 train $one "$@" --zero 3 --out "$WORK/rollout-stage3" --resume
 check 'a stage changes no bit of a run, stopped or not' cmp "$WORK/rollout-stage0/checkpoint-00000006/model.bin" \
     "$WORK/rollout-stage3/checkpoint-00000006/model.bin"
 unset STREAMBP_ALLOCATION_GUARD
-# The command of rank 1 has 12 lines to answer, that of rank 0 has 8.
+# Rank 1's command has 12 lines to answer, rank 0's has 8.
 ranks_succeed 2 train ${common% 6} 1 --reward-failure skip \
     --reward-command 'for i in 1 2 3 4 5 6 7 8; do read -r x; echo $((i % 3)); done'
 check "a command of another rank that fails is told of: $(grep 'left out' "$WORK/err")" grep -q \
@@ -277,7 +277,7 @@ for verb in "info --init $TINY" "sample --init $TINY --prompt-ids 1" "convert --
     ranks_refuse 2 'runs in one process, but 2 were started' 2 $verb
 done
 ranks_refuse 1 'no_shard' 2 train --init $TINY --data "$WORK/no_shard.bin" --out none
-# Other data on one rank, under the same arguments.
+# Different data on one rank, under the same arguments.
 cat >"$WORK/elsewhere.sh" <<END
 cd "$WORK/host\${OMPI_COMM_WORLD_RANK:-\$PMI_RANK}" && exec "$PWD/$TRAIN" "\$@"
 END
@@ -288,7 +288,7 @@ printf '\001' | dd of="$WORK/host1/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev
 $MPIRUN 2 sh "$WORK/elsewhere.sh" bp --init $TINY --data shard.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
 check 'other data on one rank: exit 1' [ $? = 1 ]
 check 'and one line that names it' [ "$(grep -c '^train: .*rank 1 on .* has other data than rank 0' "$WORK/err")" = 1 ]
-# Another model on one rank: one byte in the middle of its weights.
+# Another model on one rank: one byte differs in the middle of its weights.
 succeeds convert --init $TINY --out "$WORK/host0/model.bin"
 cp "$WORK/host0/model.bin" "$WORK/host1/model.bin"
 $MPIRUN 2 sh "$WORK/elsewhere.sh" bp --model model.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"

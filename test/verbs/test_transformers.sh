@@ -1,5 +1,5 @@
 #!/bin/sh
-# Folders that `convert` writes, as transformers reads them: test_transformers.py, where a Python with torch is there.
+# Folders written by `convert`, read by transformers: runs test_transformers.py if a Python has torch.
 . test/cli.sh
 . test/find_python.sh
 run_python 'torch, transformers' test/verbs/test_transformers.py 'what convert writes, read by transformers'
