@@ -63,7 +63,8 @@ golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
 # Masks measured values, the commit, the two sides' folders, and removed options at their defaults. Profile rows are
-# ordered by time; earlier versions had a row of waits for nothing.
+# ordered by time; earlier versions had a row of waits for nothing. Method full lists its regions in the order of
+# llmc/layer/activations.h now.
 times='seconds|seconds_each|(data|profile|warmup|rollout|reward)_seconds'
 times="$times|time|commit|tokens_per_second|flops_per_second|executed_tflops_per_s|mfu_causal|mfu_full_attention|peak_share|peak_bytes|memory_bytes"
 gone='"draw": "independent", "clamp": 0, |, draw=independent, clamp=0|, "biased": false' # spaco's biased variants
