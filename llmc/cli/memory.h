@@ -355,7 +355,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
     }
 }
 
-// Refuses a run of which not even one token per document fits.
+// Refuses a run that does not fit with one token per document.
 __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, size_t limit, const char *whose) {
     char recommended[RECOMMENDED_BYTES] = "", parts[128] = "";
     Batch shape = batch_shape(regular_bound(B, 1));

@@ -27,7 +27,7 @@ typedef struct {
     Rotation rotation;
     QuantFormat format;
     SamplingSettings sampling;
-    Spans spans; // of attention's queries; without any: three, of which the first has as many keys before it
+    Spans spans; // attention's queries; if none: three spans, the first with as many keys before it
     DeltaShape delta;
 } OpShape;
 

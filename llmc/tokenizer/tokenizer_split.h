@@ -97,7 +97,8 @@ static void split_close(Split *split) {
     pcre2_match_data_free(split->match), pcre2_code_free(split->code);
 }
 
-// The first match at `from` or behind it. An empty one where the last match ended (SIZE_MAX: none) does not count.
+// Finds the first match from `from` on, into place[2]. An empty one at the end of the last match (SIZE_MAX: none) does
+// not count.
 static int split_next(Split *split, const unsigned char *coded, size_t count, size_t from, size_t last, size_t place[2],
                       const char *path) {
     pcre2_set_match_limit(split->limits, (uint32_t)min_size(10000000 + 64 * count, UINT32_MAX));
