@@ -60,12 +60,14 @@ static Search run_search(const Run *run, size_t limit) {
     const Options *o = run->options;
     const World world = run->settings.world;
     const Machine *named = option_given(o, "machine") ? machine_from_options(o) : NULL;
-    const int plans = o->verb == VERB_PLAN, own_memory = strcmp(ops_device->name, "cpu") != 0 && !plans;
+    const int plans = o->verb == VERB_PLAN, on_cpu = !strcmp(ops_device->name, "cpu"), own_memory = !on_cpu && !plans;
+    const int gpu = run->settings.gpu || !on_cpu;
     Search c = {0};
     c.open = run->settings, c.open.attention.workspace = 0;
     settings_name_places(&c.open, o); // also where run_plan has decided
     if (o->method == METHOD_AUTO) c.open.method = METHOD_STREAM;
-    c.machine = named ? named : &machines[MACHINE_H100];
+    c.machine = named ? named : machine_of_device(ops_device->device_name());
+    if (!c.machine) c.machine = &machines[MACHINE_H100];
     c.sequences = max_size(1, assigned_batches(run->assignment));
     const double node = fmin((double)world_ranks(world), c.machine->value[GPUS_PER_NODE]);
     const double sharing = plans ? node : (double)dist_local_ranks();
@@ -75,18 +77,27 @@ static Search run_search(const Run *run, size_t limit) {
     for (int place = PLACE_HOST; place < PLACES; place++)
         if (given[place] || most[place] > 0)
             c.limits.bytes[place] = (size_t)((given[place] ? (double)given[place] : most[place] * GIBIBYTE) / sharing);
-    const int host = o->host_limit || most[PLACE_HOST] > 0 || own_memory;
+    const int host = o->host_limit || most[PLACE_HOST] > 0 || own_memory, none = plans && named && !host;
     const int disk = o->disk || (plans && (o->disk_limit || most[PLACE_DISK] > 0));
     if (o->disk && !plans)
         c.limits.bytes[PLACE_DISK] = min_size(c.limits.bytes[PLACE_DISK], ops_device->disk_available(o->disk));
     if (!plans) c.limits.host = ops_device->host_available;
     for (int kind = 0; kind < PLACED; kind++)
-        c.places[kind] =
-            1u << PLACE_DEVICE | (unsigned)(host || kind == PLACED_KEPT) << PLACE_HOST | (unsigned)disk << PLACE_DISK;
+        c.places[kind] = (1u << PLACE_DEVICE | (unsigned)(host || (kind == PLACED_KEPT && !none)) << PLACE_HOST |
+                          (unsigned)disk << PLACE_DISK) &
+                         ~run->barred;
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
-    c.keep = o->keep == KEEP_AUTO && method_recomputes(c.open.method);
+    const int asked = options_train(o) || named || option_given(o, "keep") || option_given(o, "keep-on");
+    c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
+    c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3);
     c.every = !o->inputs_every && (host || disk) && c.open.backward && method_recomputes(c.open.method);
+    if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
+    c.chunk = !o->chunk && c.open.backward, c.logits_chunk = c.chunk && !o->logits_chunk;
+    c.open.chunk = o->chunk ? o->chunk : c.chunk && gpu ? LARGEST_CHUNK : ops_device->chunk;
+    c.open.logits_chunk = o->logits_chunk ? o->logits_chunk
+                          : gpu           ? (size_t)CUDA_LOGITS_CHUNK
+                                          : ops_device->logits_chunk;
     return c;
 }
 
@@ -95,7 +106,9 @@ static const char *attention_library(const Run *run) {
     const Config *c = &run->model.config;
     const size_t window = layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers ? window_of_model(c) : 0;
     const int on_gpu = machine_from_options(run->options) || strcmp(ops_device->name, "cpu") != 0;
-    if (run->options->verb == VERB_PLAN) return on_gpu && !window ? machine_attends(&run->model) : NULL;
+    const Machine *planned = machine_from_options(run->options);
+    if (run->options->verb == VERB_PLAN)
+        return on_gpu && !window ? machine_attends(planned ? planned : &machines[MACHINE_H100], &run->model) : NULL;
     const char *library =
         ops_device->attention_library(c->num_attention_heads, c->num_key_value_heads, c->head_dim, window);
     double have = library != NULL;
@@ -123,14 +136,11 @@ static size_t run_workspace(const Run *run, const RunSettings *settings, const B
 
 // Takes a candidate with its plan, and the largest workspace that fits on every rank. Returns 0 if it does not fit.
 static int run_take(Run *run, const Search *search, const Batch *shape, const Candidate *candidate) {
-    const int other = run->options->verb == VERB_PLAN && !strcmp(ops_device->name, "cpu"); // has no such workspace
     RunSettings settings = candidate_settings(search, candidate);
     for (size_t i = 0;; i++) {
         settings.attention.workspace = run_workspace(run, &settings, shape, i);
         Plan plan = plan_make(&settings, shape);
-        if (other) plan.total_bytes += settings.attention.workspace;
         double beyond = plan_pressure(&plan, &search->limits) > 1;
-        if (other) plan.total_bytes -= settings.attention.workspace;
         dist_sum(RANKS_ALL, &beyond, 1);
         if (beyond == 0 || !settings.attention.workspace) {
             run->settings = settings, run->plan = plan;
@@ -146,7 +156,7 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
     const Search search = run_search(run, limit);
     const Candidates all = candidates_make(&search);
     const int open =
-        search.keep || search.method || !run_take(run, &search, shape, all.candidate); // else nothing moves
+        search.keep || search.method || !run_take(run, &search, shape, all.candidate); // else all is on the device
     Choice *choices = NULL;
     size_t least, count = 0;
     if (open) count = search_choices(&search, &all, shape, &choices, &least);
@@ -159,8 +169,6 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
         if (!fits && next[1] == 0) continue;
         run->choices = fits && i < count ? min_size(count - i, 2) : 0; // for the main rank's report
         for (size_t k = 0; k < run->choices; k++) run->choice[k] = choices[i + k];
-        if (run->choices && run->settings.optimizer && !run->settings.defers)
-            run->deferred = choice_deferred(&search, shape, &choices[i]);
         break;
     }
     free(choices), free(all.candidate);

@@ -82,13 +82,13 @@ CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, PASSES,
 REAL(keep_chunks, "keep-chunks", "1", 1e-6, 1, PASSES, "Q",
      "spaco: probability that a chunk has a backward pass, whose gradient is then scaled by 1/Q")
 SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
-     "tokens of a chunk; auto: the build's default, with the last two evened out if the last is below an eighth; mst: "
-     "intermediate_size / hidden_size chunks, and vocab_size / hidden_size chunks of logits")
+     "tokens of a chunk; auto: the fastest that fits; the last two share tokens if the last would be below an eighth; "
+     "mst: intermediate_size / hidden_size chunks, and vocab_size / hidden_size chunks of logits")
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at the same time")
-CHOICE(KeepActivations, keep, "keep", "none", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
+CHOICE(KeepActivations, keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: what forward saves for backward beside layer inputs; attention: each layer's attention "
        "output and log-sum-exp, so that backward need not run attention's forward again; auto: if that is faster and "
-       "fits")
+       "fits; bp: none without --machine")
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where to store what --keep saves; auto, here and below: the fastest place that fits")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
@@ -101,9 +101,9 @@ CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_
 CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS, "where gradients are stored")
 CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where moments and master weights are stored; off the device they are loaded in slices at each step")
-CHOICE(int, update, "update", "now", 0, 1, STEPS, "now|forward",
+CHOICE(WhenUpdated, update, "update", "auto", UPDATE_NOW, UPDATE_AUTO, STEPS, "now|forward|auto",
        "forward: update each layer's weights in the next forward pass, just before their use, so that transfers of the "
-       "optimizer's state overlap it; results are the same bits")
+       "optimizer's state overlap it; results are the same bits; auto: if that is faster and fits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where the reference's weights, those at the start, are stored: for kto, or --rollout with --beta above 0, if "
        "all weights are trained")

@@ -69,6 +69,7 @@ typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4 } BaseWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;
+typedef enum { UPDATE_NOW, UPDATE_FORWARD, UPDATE_AUTO } WhenUpdated;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { KL_CORRECTION_AUTO, KL_CORRECTION_ON, KL_CORRECTION_OFF } KlCorrection;
@@ -82,6 +83,7 @@ typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLM
 typedef struct {
     unsigned char given[192]; // [i]: row i was given
     Verb verb;
+    int card; // that --memory-limit names: 1 + its index in `machines`; 0: bytes
     const char *typed_model; // --model as typed, if it named a run of adapters (options_file.h); or NULL
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;
@@ -284,7 +286,6 @@ static const struct {
     {"slots", "rollout"},
     {"stop-ids", "rollout"},
     {"grads-of", "grads-out"},
-    {"keep-on", "keep"},
     {"json-lines", "json"},
     {"thinking", "chat"},
     {"mask-truncated", "rollout"},

@@ -143,6 +143,7 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
         int parsed = row->kind == OPTION_BYTES ? bytes_parse(row, text, &value) && !bytes_lack_unit(text, value)
                                                : parse_count(text, row->most == MOST_TOKENS ? 1024 : 1000, &value);
         if (!zero && (!parsed || (double)value < row->least || (double)value > row->most)) return 0;
+        if (option_takes_card(row)) options->card = 1 + word_index(MACHINE_NAMES, text);
         *(size_t *)field = value;
         return 1;
     }

@@ -223,7 +223,7 @@ static void report_attention(const Run *run, SequenceBound bound) {
     else if (run->attention)
         fprintf(run->text, "attention  %s\n", run->attention);
     else if (bound.N && strcmp(ops_device->name, "cpu") != 0 && run->options->verb != VERB_PLAN &&
-             machine_attends(&run->model))
+             machine_attends(&machines[MACHINE_H100], &run->model))
         fprintf(run->text,
                 "attention  our own kernels, not cuDNN: a pass takes %.2g times as long (estimated from "
                 "assumed rates)\n",
@@ -258,7 +258,7 @@ static void report_places(FILE *out, const Run *run) {
     if (run->settings.inputs_every > 1) fprintf(out, "%s inputs of one layer in %zu", glue, run->settings.inputs_every);
     if (run->plan.disk_bytes) fprintf(out, "; a step writes %s to disk", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
     fputc('\n', out);
-    if (!run->choices) return;
+    if (!run->choices || !run->options->verbose) return;
     const Choice *taken = &run->choice[0], *next = &run->choice[1];
     fprintf(out, "         the fastest that fits, estimated %s than all on the device",
             slower(taken->seconds / taken->on_device, text));
@@ -276,8 +276,8 @@ static void report_places(FILE *out, const Run *run) {
         if (next->settings.ring != taken->settings.ring)
             fprintf(out, ", --kv %s", next->settings.ring ? "ring" : "gather");
     }
-    if (run->deferred > 0 && run->deferred < 0.995 * taken->seconds)
-        fprintf(out, "; --update forward, %.2f %% faster", 100 * (1 - run->deferred / taken->seconds));
+        if (next->settings.defers != taken->settings.defers)
+            fprintf(out, ", --update %s", next->settings.defers ? "forward" : "now");
     fputc('\n', out);
 }
 

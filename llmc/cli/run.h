@@ -41,9 +41,9 @@ typedef struct {
     int has_begun;         // a resumed run
     size_t workspace;      // AttentionChoice.workspace that it began with
     size_t available;      // bytes that the plan may take; 0: unknown
+    unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
     Choice choice[2];  // what was chosen, and the next best
-    double deferred;   // estimated seconds of a step with --update forward; 0: not estimated
     size_t choices;    // how many of these are known; 0: all that is open is on the device, or nothing fits
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.arena[PLACE_HOST].peak
@@ -199,7 +199,7 @@ static void check_positions(const Run *run, size_t T, const char *what) {
     if (c->family->learned_positions)
         die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
                   c->max_position_embeddings, c->max_position_embeddings);
-    if (run->options->verb == VERB_PLAN && run->options->quiet) return;
+    if (run->options->verb == VERB_PLAN) return; // prints it itself
     note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions; --rope-scaling "
          "yarn,factor=%.0f scales them",
          what, T, c->max_position_embeddings, ceil((double)T / (double)config_unscaled_positions(c)));

@@ -74,7 +74,7 @@ static ReferenceModel computed_reference(const Options *o, const Objective *obje
 
 // Adds the optimizer: moments, and master weights if the model is in bf16.
 static void settings_add_optimizer(RunSettings *settings, const Options *o) {
-    settings->optimizer = 1, settings->defers = o->update;
+    settings->optimizer = 1, settings->defers = o->update == UPDATE_FORWARD;
     settings->master = settings->model->dtype == DTYPE_BF16 && o->master != MASTER_NONE;
 }
 
@@ -120,6 +120,7 @@ static void settings_name_places(RunSettings *settings, const Options *o) {
     settings->ring = o->kv == KEYS_RING;
     settings->keep = o->keep == KEEP_ATTENTION && method_recomputes(o->method);
     settings->inputs_every = method_recomputes(o->method) ? o->inputs_every : 1;
+    settings->defers = settings->optimizer && o->update == UPDATE_FORWARD;
 }
 
 // lora: NULL: none
@@ -138,6 +139,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.sparse.keep = o->keep_chunks, settings.sparse.seed = o->seed;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
+    settings.gpu = o->verb == VERB_PLAN && option_given(o, "machine");
     settings_name_places(&settings, o);
     settings_note(o, settings.world);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;

@@ -1,6 +1,6 @@
 /*
-The planner's choices among all that is not named: places, --inputs-every, --keep, --kv and, with --method auto, stream
-or seco.
+The planner's choices among all that is not named: places, --inputs-every, --chunk, --keep, --update, --kv and, with
+--method auto, stream or seco.
 
     candidates_make  all combinations of the open values in the table of dimensions that make sense
     search_choices   the candidates that fit, fastest first
@@ -21,7 +21,8 @@ typedef struct {
     RunSettings open;        // what is named; place[] is AUTO where it is open
     unsigned places[PLACED]; // of what is AUTO: bit p, if it may be in place p
     int ring, keep, every;   // open too: the ring, keeping attention's outputs, the inputs of one layer in K,
-    int method;              // seco in place of stream
+    int method, defers;      // seco in place of stream, --update forward
+    int chunk, logits_chunk; // smaller ones than those of `open`, which are the largest; the second follows the first
     Limits limits;
     const Machine *machine;
     size_t sequences; // of a rank in a step
@@ -30,8 +31,9 @@ typedef struct {
 // ---- candidates ----------------------------------------------------------------------------------------------------
 // What the planner decides. Of ints alone, so that equal candidates have equal bytes.
 typedef struct {
-    int ring, method, keep, inputs_every;
+    int ring, method, keep, chunk, inputs_every;
     int place[PLACED]; // of what is AUTO
+    int defers;
 } Candidate;
 
 typedef struct {
@@ -39,8 +41,9 @@ typedef struct {
     size_t count;
 } Candidates;
 
-// Candidates come in lexicographic order of these rows; places are last, since work does not depend on them. A new
-// dimension is a row, a field of Candidate, a flag of Search and an assignment in candidate_settings.
+// Candidates come in lexicographic order of these rows. Work does not depend on places and what follows. A chunk comes
+// before smaller ones, which take more work. A new dimension is a row, a field of Candidate, a flag of Search and an
+// assignment in candidate_settings.
 static const struct {
     size_t field, open; // of Candidate; of Search: not 0 if these values are open beside what is named
     int value[6];
@@ -48,6 +51,7 @@ static const struct {
     {offsetof(Candidate, ring), offsetof(Search, ring), {1}},
     {offsetof(Candidate, method), offsetof(Search, method), {METHOD_SECO}},
     {offsetof(Candidate, keep), offsetof(Search, keep), {1}},
+    {offsetof(Candidate, chunk), offsetof(Search, chunk), {4096, 2048, 1024, 512, 256}},
     {offsetof(Candidate, inputs_every), offsetof(Search, every), {2, 3, 4, 6, 8, 12}},
 #define OF_PLACE(kind) offsetof(Candidate, place[kind]), offsetof(Search, places[kind])
     {OF_PLACE(PLACED_REFERENCE), {PLACE_HOST, PLACE_DISK}},
@@ -57,6 +61,7 @@ static const struct {
     {OF_PLACE(PLACED_WEIGHTS), {PLACE_HOST, PLACE_DISK}},
     {OF_PLACE(PLACED_INPUTS), {PLACE_HOST, PLACE_DISK}},
 #undef OF_PLACE
+    {offsetof(Candidate, defers), offsetof(Search, defers), {1}},
 };
 
 // Whether tensors of this kind exist.
@@ -74,6 +79,8 @@ static int is_placed(const RunSettings *s, int kind) {
 static RunSettings candidate_settings(const Search *search, const Candidate *c) {
     RunSettings s = search->open;
     s.ring = c->ring, s.method = (Method)c->method, s.keep = c->keep, s.inputs_every = (size_t)c->inputs_every;
+    s.chunk = (size_t)c->chunk, s.defers = c->defers;
+    if (search->logits_chunk) s.logits_chunk = min_size(s.logits_chunk, s.chunk / 2);
     for (int kind = 0; kind < PLACED; kind++)
         if (!is_placed(&s, kind) || s.place[kind] == PLACE_AUTO) s.place[kind] = (Place)c->place[kind];
     return s;
@@ -84,6 +91,8 @@ static int candidate_is_open(const Search *search, const Candidate *c) {
     const RunSettings s = candidate_settings(search, c);
     int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;
     if (method_is_chunk_major(s.method)) open &= !s.keep && s.inputs_every <= 1; // has neither
+    open &= s.chunk <= search->open.chunk && 16 * s.chunk >= search->open.chunk;
+    if (search->defers && s.defers) open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // else nothing overlaps
     for (int kind = 0; kind < PLACED; kind++)
         if (c->place[kind] != PLACE_DEVICE)
             open &= is_placed(&s, kind) && search->open.place[kind] == PLACE_AUTO &&
@@ -94,7 +103,8 @@ static int candidate_is_open(const Search *search, const Candidate *c) {
 // Makes the candidates, first the one with all that is open on the device. The caller frees them.
 static Candidates candidates_make(const Search *search) {
     const RunSettings *open = &search->open;
-    const Candidate named = {open->ring, open->method, open->keep, (int)open->inputs_every, {0}};
+    const Candidate named = {open->ring, open->method, open->keep, (int)open->chunk, (int)open->inputs_every, {0},
+                             open->defers};
     Candidates all = {(Candidate *)checked_calloc(1, sizeof(Candidate), "candidates of a plan"), 1};
     *all.candidate = named;
     for (size_t d = 0; d < sizeof(dimensions) / sizeof(dimensions[0]); d++) {
@@ -149,19 +159,22 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     const Machine *m = search->machine;
     size_t count = 0;
     double best = INFINITY, best_on_device = 0, lowest = INFINITY;
-    PassWork none = {0}, base = none, works[2] = {none, none}; // base: all on the device, every input kept
-    int has_base = 0, has_work[2] = {0, 0};
+    // base: all on the device, every input kept; if it only bounds: with a larger chunk. works: else lower bounds
+    PassWork none = {0}, base = none, works[2] = {none, none};
+    int has_base = 0, bounds = 0, has_work[2] = {0, 0};
     *choices = (Choice *)checked_calloc(all->count, sizeof(Choice), "choices of a plan");
     *least = 0;
     for (size_t i = 0; i < all->count; i++) {
         const Candidate *c = &all->candidate[i];
         if (i && memcmp(c, c - 1, offsetof(Candidate, place)) != 0) { // else its work is the same, but for `again`
             if (search->ring && c->ring && best <= 1.001 * best_on_device) break; // gathering waits for nothing
+            bounds = (bounds || has_base) && !memcmp(c, c - 1, offsetof(Candidate, chunk));
             has_base = has_base && !memcmp(c, c - 1, offsetof(Candidate, inputs_every));
             const RunSettings s = candidate_settings(search, c);
-            works[0] = works[1] = has_base && shape->N ? sparse_work(m, &s, shape, &base) : none; // lower bounds
+            works[0] = works[1] = (has_base || bounds) && shape->N ? sparse_work(m, &s, shape, &base) : none;
             has_work[0] = has_work[1] = 0;
         }
+        if (c->chunk < all->candidate->chunk && (size_t)c->chunk >= shape->N) continue; // the same as the largest
         Choice *choice = &(*choices)[count];
         choice->candidate = i, choice->settings = candidate_settings(search, c);
         const RunSettings *s = &choice->settings;
@@ -208,22 +221,21 @@ static size_t choices_thin(Choice *choices, size_t count) {
     return kept;
 }
 
-// Returns a choice's estimated seconds with --update forward; INFINITY if that does not fit.
-static double choice_deferred(const Search *search, const Batch *shape, const Choice *choice) {
-    RunSettings later = choice->settings;
-    later.defers = 1;
-    const Plan plan = plan_make(&later, shape);
-    if (plan_pressure(&plan, &search->limits) > 1) return INFINITY;
-    const PassWork work = pass_work(search->machine, &later, shape);
-    return step_seconds(search->machine, &later, &work, &plan.moved, search->sequences);
-}
-
-// Returns the longest documents, B to a sequence, that some candidate fits.
+// Returns the longest documents, B to a sequence, that some candidate fits. None is longer with a larger chunk, with
+// attention's outputs kept or with --update forward.
 static size_t search_longest(const Search *search, size_t B) {
-    Candidates all = candidates_make(search);
+    Search least = *search;
+    Candidates all = candidates_make(&least);
     size_t longest = 0;
+    if (least.keep) least.keep = least.open.keep = 0;
+    if (least.defers) least.defers = least.open.defers = 0;
+    for (size_t i = 0; i < all.count && least.chunk; i++)
+        least.open.chunk = min_size(least.open.chunk, (size_t)all.candidate[i].chunk);
+    least.chunk = 0;
+    free(all.candidate);
+    all = candidates_make(&least);
     for (size_t i = all.count; i-- > 0;) { // first those that leave most of the device free
-        const RunSettings s = candidate_settings(search, &all.candidate[i]);
+        const RunSettings s = candidate_settings(&least, &all.candidate[i]);
         longest = max_size(longest, plan_longest(&s, B, longest, &search->limits));
     }
     free(all.candidate);

@@ -6,7 +6,7 @@ here; whatever prints it calls it estimated.
                 + attention backward / rate + (bytes that other ops move + bytes that attention stages) / bandwidth
                 + kernels * gap
     traffic     bytes that a rank sends / bandwidth of the group's slowest link + hops * time of a hop
-    transfers   max of: bytes through the host's link / its bandwidth, both directions at once;
+    transfers   max of: bytes through the host's link / its bandwidth, both directions at once at 0.85 each;
                 bytes to the disk / its rate + bytes from it / its rate, shared by the ranks of a node
     a sequence  max(F, W/2, P_F) + max(B, W/2 + G, P_B) + KV
     a step      its sequences one after the other + max(O, P_O) + U
@@ -63,11 +63,14 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
+#define LINK_BOTH 1.7 // both directions of the host's link together, over one alone: measured on an H100
+
 // Returns seconds of a phase's transfers between places.
 static double moved_seconds(const Machine *m, World w, const double bytes[WAYS]) {
     const double link = m->value[LINK_HOST] * m->value[LINK_SHARE];
     const double sharing = fmin((double)world_ranks(w), m->value[GPUS_PER_NODE]);
-    return fmax(fmax(bytes[WAY_HOST_OUT] + bytes[WAY_DISK_OUT], bytes[WAY_HOST_IN] + bytes[WAY_DISK_IN]) / link,
+    const double out = bytes[WAY_HOST_OUT] + bytes[WAY_DISK_OUT], in = bytes[WAY_HOST_IN] + bytes[WAY_DISK_IN];
+    return fmax(fmax(fmax(out, in), (out + in) / LINK_BOTH) / link,
                 sharing * (bytes[WAY_DISK_OUT] / m->value[DISK_WRITE] + bytes[WAY_DISK_IN] / m->value[DISK_READ]));
 }
 
@@ -95,14 +98,13 @@ typedef struct {
 } KnownWork;
 
 typedef struct {
-    KnownWork known[64];
+    KnownWork known[256];
     size_t count;
 } PassWorks;
 
 static PassWorks *pass_works; // NULL: none are kept
 
-// Counts the passes over a rank's part of a micro-batch by dry runs. Without --chunk or --logits-chunk it takes the
-// defaults of a GPU build.
+// Counts the passes over a rank's part of a micro-batch by dry runs.
 static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
     RunSettings here = *settings;
     OpCounts update = {0};
@@ -116,9 +118,7 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     }
     work.last = plan_traffic(settings, part, 1);
     work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
-    if (!here.chunk && here.method != METHOD_MST) here.chunk = CUDA_CHUNK;
-    if (!here.logits_chunk && here.method != METHOD_MST) here.logits_chunk = CUDA_LOGITS_CHUNK;
-    here.ridge = machine_ridge(m), here.library = machine_attends(settings->model) != NULL;
+    here.ridge = machine_ridge(m), here.library = machine_attends(m, settings->model) != NULL;
     work.counts = plan_make(&here, part).counts;
     here.backward = here.optimizer = 0; // the forward pass alone
     work.forward = work_seconds(m, plan_make(&here, part).counts);

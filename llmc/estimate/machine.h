@@ -2,7 +2,7 @@
 Machines and their rates in bf16, a row for each kind of node, with the memory that its card leaves to a plan; and how
 long work and traffic take on them. Used by estimate.h, choose.h and the floors of profile.h.
 
-Each number is printed with its source. None was measured with this program, and estimates are no better than they are.
+Each number is printed with its source; estimates are no better than they are.
 */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
@@ -15,7 +15,7 @@ Each number is printed with its source. None was measured with this program, and
 // Source of a constant
 typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
 static const char *const basis_names[BASES] = {
-    "measured by NVIDIA (cudnn-frontend's benchmarks, 2026-02-27: H200, cuDNN 9.19.1, 4096 queries and keys)",
+    "measured with this program on one H100 (dev/gpu_speed.md, 2026-11-26; cuDNN 9.19.0)",
     "NVIDIA's data sheets (dense; links in one direction)", "assumed"};
 
 typedef enum {
@@ -52,15 +52,15 @@ static const struct {
 } machine_constants[MACHINE_CONSTANTS] = {
     {"GPUs of a node", "", 1, BASIS_ASSUMED},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
-    {"products", " TFLOP/s", 1e12, BASIS_ASSUMED},
+    {"products", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention forward", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"causal", " TFLOP/s", 1e12, BASIS_MEASURED},
-    {"attention backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
+    {"attention backward", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention backward in any order", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"causal", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention forward by our own kernels", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
-    {"delta rule", " TFLOP/s", 1e12, BASIS_ASSUMED},
+    {"delta rule", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"memory bandwidth", " GB/s", 1e9, BASIS_DATA_SHEET},
     {"link within a node", " GB/s", 1e9, BASIS_DATA_SHEET},
     {"link between nodes", " GB/s", 1e9, BASIS_DATA_SHEET},
@@ -69,7 +69,7 @@ static const struct {
     {"link bandwidth reached", " %", 0.01, BASIS_ASSUMED},
     {"hop within a node", " us", 1e-6, BASIS_ASSUMED},
     {"hop between nodes", " us", 1e-6, BASIS_ASSUMED},
-    {"gap between kernels", " us", 1e-6, BASIS_ASSUMED},
+    {"gap between kernels", " us", 1e-6, BASIS_MEASURED},
     {"disk of a node, writes", " GB/s", 1e9, BASIS_ASSUMED},
     {"reads", " GB/s", 1e9, BASIS_ASSUMED},
 };
@@ -85,37 +85,34 @@ typedef struct {
     int host_given;                  // else host_gib is assumed
 } Machine;
 
-// Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads, rows of 4096
-// queries and keys, unmasked and causal. A call over more keys has causal squares on its diagonal and is unmasked
-// elsewhere. Longer rows reach more (causal, 32768 tokens: forward 688, backward 581), shorter ones less; all ran for
-// milliseconds. Deterministic backward writes dS to memory and reads it again. Its one row there (heads of 192 and 128)
-// has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
-// Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s over milliseconds. 680 is assumed for minutes at 700 W,
-// with dW's epilogue: its fp32 sums move beside the next tile's arithmetic. Our own attention is taken to reach two
-// fifths of mma.sync's peak; backward computes 7 products for 5. The delta rule reaches an eleventh of that, as
-// measured on an H100: its blocks of 64 tokens depend on each other.
-// H100: as an H200. A100: the same shares of its own peak; mma.sync has all of it. B200: FlashAttention-4 is published
+// H100: rates that make the estimates of passes over Qwen3-8B and Qwen3.5-9B those that were measured, within 5 %, at
+// 4,096 to 131,072 tokens and chunks of 2048 to 8192 (dev/gpu_speed.md, Log). A kernel alone is faster: products 790
+// TFLOP/s, attention forward 677. Deterministic backward writes dS to memory and reads it again. The gap holds what a
+// small kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other.
+// Our own attention is taken to reach two fifths of mma.sync's peak; backward computes 7 products for 5.
+// H200: as an H100. A100: the same shares of its own peak; mma.sync has all of it. B200: FlashAttention-4 is published
 // at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop cards
 // and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090 72 %,
-// 5090 66 %, L40S 47 %); attention as fast as products, backward to forward as on the H200. Their peaks have fp32 sums.
+// 5090 66 %, L40S 47 %); attention as fast as products, backward to forward as on the H100. Their peaks have fp32 sums.
 // Links of a GPU: NVLink of 600 (A100), 900 (H100, H200), 1800 GB/s (B200), both directions together. InfiniBand of 200
 // Gb/s (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100, L40S, RTX 30 and 40), 5.0 x16.
 // Cards without NVLink send through host memory, at half of that.
-// Shares, hops and gaps are of the usual order for memory-bound kernels and NCCL's rings. A disk is a PCIe 4.0 NVMe.
+// The link's share was measured on an H100. Shares of memory and hops are of the usual order for memory-bound kernels
+// and NCCL's rings. A disk is a PCIe 4.0 NVMe.
 // Memory that CUDA reports: the least "total capacity of" such a card in public reports of PyTorch, 2023 to 2026. The
 // driver keeps the rest, and ECC a sixteenth where it takes memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
 #define RATES(peak, products, forward, own)                                                                            \
-    peak, products, forward, (forward)*591 / 671, (forward)*440 / 671, (forward)*560 / 671, (forward)*474 / 671, own,  \
-        (own)*0.58, (own)*0.09
-#define RATES_H100     RATES(989e12, 680e12, 671e12, 250e12)
-#define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 671 / 989, 125e12)
+    peak, products, forward, (forward)*523 / 593, (forward)*422 / 593, (forward)*493 / 593, (forward)*417 / 593, own,  \
+        (own)*0.58, (own)*0.072
+#define RATES_H100     RATES(989e12, 680e12, 593e12, 250e12)
+#define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 593 / 989, 125e12)
 #define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)
 #define RATES_OF(p, s) RATES(p, (p) * (s), (p) * (s), 0.4 * (p)) // a card whose products reach a share of its peak
 #define CARD(name, gpu, device, card, host, measured, board, gpus, rates, memory, within, between, link)               \
     {                                                                                                                  \
         name, gpu, device, card, host, measured, board,                                                                \
-            {gpus, rates, memory, within, between, link, 0.85, 0.8, 2e-6, 5e-6, 1.5e-6, 5e9, 6e9}, 0, 0                \
+            {gpus, rates, memory, within, between, link, 0.85, 0.85, 2e-6, 5e-6, 6e-6, 5e9, 6e9}, 0, 0                \
     }
 #define MACHINE_NAMES "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
 
@@ -123,8 +120,8 @@ typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES = 10 } Machine
 
 static const Machine machines[MACHINES] = {
     CARD("a100", "A100 SXM 80 GB", "A100-SXM4-80GB", 79.1, 1800, 0, 0, 8, RATES_A100, 2.0e12, 300e9, 25e9, 32e9),
-    CARD("h100", "H100 SXM", "H100 80GB", 79.1, 1800, 0, 0, 8, RATES_H100, 3.35e12, 450e9, 50e9, 64e9),
-    CARD("h200", "H200 SXM", "H200", 139.8, 1800, 1, 0, 8, RATES_H100, 4.8e12, 450e9, 50e9, 64e9),
+    CARD("h100", "H100 SXM", "H100 80GB", 79.1, 1800, 1, 0, 8, RATES_H100, 3.35e12, 450e9, 50e9, 64e9),
+    CARD("h200", "H200 SXM", "H200", 139.8, 1800, 0, 0, 8, RATES_H100, 4.8e12, 450e9, 50e9, 64e9),
     CARD("a100-40", "A100 SXM 40 GB", "A100-SXM4-40GB", 39.4, 900, 0, 0, 8, RATES_A100, 1.555e12, 300e9, 25e9, 32e9),
     CARD("b200", "B200", "B200", 178.3, 1800, 0, 0, 8, RATES_B200, 8e12, 900e9, 50e9, 64e9),
     CARD("l40s", "L40S", "L40S", 44.4, 900, 0, 1, 8, RATES_OF(362e12, 0.52), 864e9, 16e9, 25e9, 32e9),
@@ -188,10 +185,11 @@ static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
-// Returns the library planned for this model's attention; NULL: our own kernels.
-static const char *machine_attends(const Model *model) {
-    const Config *c = &model->config;
-    return model->dtype == DTYPE_BF16 && c->head_dim % 8 == 0 && c->head_dim <= 128 ? "cuDNN" : NULL;
+// Returns the library planned for this model's attention; NULL: our own kernels. cuDNN's backward takes heads of more
+// than 128 on Hopper alone.
+static const char *machine_attends(const Machine *m, const Model *model) {
+    const size_t widest = strstr(m->gpu, "H100") || strstr(m->gpu, "H200") ? 256 : 128, HD = model->config.head_dim;
+    return model->dtype == DTYPE_BF16 && HD % 8 == 0 && HD <= widest ? "cuDNN" : NULL;
 }
 
 // Prints the constants by their source, and the memory.

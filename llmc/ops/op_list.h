@@ -15,6 +15,9 @@ Kinds of ops; each is an OP unless the including file defines a macro for it:
     OP_HOST     touches no device memory             OP_MEMORY  moves bytes: copies, transfers, between processes
     OP_SCRATCH  elements of scratch that an op needs   OP_STEP    belongs to an optimizer's step, not to a pass
 */
+#ifndef OPS // whose scratch tensors have
+#define OPS ops_device
+#endif
 #ifndef OP_HOST
 #define OP_HOST(type, name, parameters, arguments) OP(type, name, parameters, arguments, )
 #endif
@@ -37,6 +40,8 @@ OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
 OP_HOST(const char *, device_problem, (void), ())
 // peak bytes of this process, whoever allocated them
 OP_HOST(size_t, memory_peak, (void), ())
+// the device's name, "NVIDIA H100 80GB HBM3"; of a CPU: ""
+OP_HOST(const char *, device_name, (void), ())
 // bytes that could be allocated now; 0: not known
 OP_HOST(size_t, memory_available, (void), ())
 // name of memory_available's figure: "the memory available"
@@ -95,7 +100,7 @@ OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const i
                               size_t C, double scale, size_t skip, Summed *scratch),
    (dw, dw_type, dx, index, N, rows, C, scale, skip, scratch),
    TENSOR(dw, rows * C, dtype_size(dw_type)) TENSOR(dx, N * C, STORED) TENSOR(index, N, sizeof(int32_t))
-   TENSOR(scratch, ops_device->embedding_backward_scratch(N, rows, C), SUMMED))
+   TENSOR(scratch, OPS->embedding_backward_scratch(N, rows, C), SUMMED))
 OP_SCRATCH(embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C))
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout,
    (dx, dw, db, dout, x, w, n, C, norm, accumulate, scratch),
    COUNT(dry_norm(norm, "rmsnorm_backward", "layernorm_backward", C))
    TENSOR(dx, n * C, STORED) TENSOR(dw, C, SUMMED) TENSOR(db, C, SUMMED) TENSOR(dout, n * C, STORED)
-   TENSOR(x, n * C, STORED) TENSOR(w, C, STORED) TENSOR(scratch, ops_device->norm_backward_scratch(n, C), SUMMED)
+   TENSOR(x, n * C, STORED) TENSOR(w, C, STORED) TENSOR(scratch, OPS->norm_backward_scratch(n, C), SUMMED)
    COUNT(dry_move((accumulate ? 4 : 3) * n * C, STORED)))
 OP_SCRATCH(norm_backward_scratch, (size_t n, size_t C), (n, C))
 
@@ -230,7 +235,7 @@ OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const St
    TENSOR(x, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
    TENSOR(columns, (shape->taps - 1) * delta_channels(shape), STORED)
    TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
-   TENSOR(scratch, ops_device->conv_backward_scratch(shape), SUMMED)
+   TENSOR(scratch, OPS->conv_backward_scratch(shape), SUMMED)
    COUNT(dry_move(4 * delta_rows(shape) * delta_channels(shape), STORED)))
 OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
 
@@ -251,7 +256,7 @@ OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Sto
    TENSOR(b, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
    TENSOR(a, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
    TENSOR(A_log, shape->HV, STORED) TENSOR(dt_bias, shape->HV, STORED)
-   TENSOR(scratch, ops_device->delta_forward_scratch(shape), SUMMED)
+   TENSOR(scratch, OPS->delta_forward_scratch(shape), SUMMED)
    COUNT(dry_delta(shape, out ? DELTA_FORWARD : DELTA_STATE, transfer != NULL)))
 // dstate[HV,K,V]: in, the gradient of the state after the call; out, of the state before it, 0 if the first span begins
 // its document. dx[n,W], db, da (rows shape->stride apart) overwritten, dA_log[HV], ddt_bias[HV] += (may be NULL).
@@ -272,7 +277,7 @@ OP(void, delta_backward, (Stored *dx, Stored *db, Stored *da, Summed *dA_log, Su
    TENSOR(a, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
    TENSOR(A_log, shape->HV, STORED) TENSOR(dt_bias, shape->HV, STORED)
    TENSOR(state, delta_state_elements(shape), SUMMED)
-   TENSOR(scratch, ops_device->delta_backward_scratch(shape), SUMMED)
+   TENSOR(scratch, OPS->delta_backward_scratch(shape), SUMMED)
    COUNT(dry_delta(shape, dx ? DELTA_BACKWARD : DELTA_STATE_BACKWARD, 0)))
 // never decreases with rows: plans rely on it
 OP_SCRATCH(delta_forward_scratch, (const DeltaShape *shape), (shape))
@@ -303,7 +308,7 @@ OP(void, gated_norm_backward, (Stored *dx, Stored *dz, Summed *dw, const Stored 
    (dx, dz, dw, dout, x, z, w, n, heads, V, stride, eps, scratch),
    TENSOR(dx, n * heads * V, STORED) TENSOR(dz, strided(n, heads * V, stride), STORED) TENSOR(dw, V, SUMMED)
    TENSOR(dout, n * heads * V, STORED) TENSOR(x, n * heads * V, STORED) TENSOR(z, strided(n, heads * V, stride), STORED)
-   TENSOR(w, V, STORED) TENSOR(scratch, ops_device->gated_norm_backward_scratch(n, heads, V), SUMMED)
+   TENSOR(w, V, STORED) TENSOR(scratch, OPS->gated_norm_backward_scratch(n, heads, V), SUMMED)
    COUNT(dry_move(5 * n * heads * V, STORED)))
 OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V), (n, heads, V))
 
@@ -320,7 +325,7 @@ OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stor
    (out, lse, q, k, v, shape, scratch),
    COUNT(dry_attention(shape, 0)) TENSOR(out, attention_rows(shape) * shape->HD, shape->partial ? SUMMED : STORED)
    TENSOR(lse, attention_rows(shape), SUMMED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
-   TENSOR(scratch, ops_device->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
+   TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
    KEYS(k, STORED) KEYS(v, STORED))
 // dq[n,NH,HD] = (or += with accumulate); dk, dv[.,NKV,HD] += for the keys that a query of the spans sees. out and lse
 // are those of all ranges together. dq: Stored, partial: Summed
@@ -331,7 +336,7 @@ OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *do
    COUNT(dry_attention(shape, 1)) TENSOR(dq, attention_rows(shape) * shape->HD, shape->partial ? SUMMED : STORED)
    TENSOR(lse, attention_rows(shape), SUMMED) TENSOR(dout, attention_rows(shape) * shape->HD, STORED)
    TENSOR(out, attention_rows(shape) * shape->HD, STORED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
-   TENSOR(scratch, ops_device->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
+   TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
    KEYS(k, STORED) KEYS(v, STORED) KEYS(dk, SUMMED) KEYS(dv, SUMMED))
 // enough for both; never decreases with n: plans rely on it
 OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
@@ -375,7 +380,7 @@ OP(void, draw, (int32_t *token, const Stored *logits, const double *uniform, siz
                 const SamplingSettings *settings, Summed *scratch),
    (token, logits, uniform, n, V, stride, settings, scratch),
    TENSOR(token, n, sizeof(int32_t)) TENSOR(logits, strided(n, V, stride), STORED) TENSOR(uniform, n, sizeof(double))
-   TENSOR(scratch, ops_device->draw_scratch(V), SUMMED) COUNT(dry_move(n * V, STORED)))
+   TENSOR(scratch, OPS->draw_scratch(V), SUMMED) COUNT(dry_move(n * V, STORED)))
 OP_SCRATCH(draw_scratch, (size_t V), (V))
 
 // ---- gradients and the optimizer -----------------------------------------------------------------------------------
@@ -418,6 +423,7 @@ OP_MEMORY(void, await, (int64_t ticket), (ticket), )
 
 // clang-format on
 #undef OP
+#undef OPS
 #undef OP_HOST
 #undef OP_SCRATCH
 #undef OP_MEMORY

@@ -7,7 +7,7 @@ any element type; scratch sizes are those of the linked op set.
 #ifndef LLMC_OPS_DRY_H
 #define LLMC_OPS_DRY_H
 #include "arena.h"
-#include "attention_calls.h"
+#include "gpu_scratch.h"
 
 // Work of the ops of a pass
 typedef struct {
@@ -175,8 +175,11 @@ static void dry_attention_choose(AttentionChoice choice) {
     ops_device->attention_choose(choice); // scratch is planned by its sizes
 }
 
+static Ops dry_ops; // of the plan being made
+
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter" // counting needs no values
+#define OPS                            (&dry_ops)
 #define STORED                         dry.stored
 #define SUMMED                         dry.summed
 #define TENSOR(tensor, elements, size) dry_range(#tensor, tensor, elements, size);
@@ -195,9 +198,14 @@ static void dry_attention_choose(AttentionChoice choice) {
 #undef SUMMED
 #pragma GCC diagnostic pop
 
-// Returns the op set for a plan in `stored`, with its counts at zero. ridge: see DryCount.
-static Ops ops_dry(DType stored, const Arena *arena, double ridge) {
-    Ops ops = *ops_device; // with the scratch and chunk sizes of the op set that will run
+static size_t dry_gpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+    return gpu_attention_scratch(dry.attention, dry.stored, n, NH, NKV, HD);
+}
+
+// Returns the op set for a plan in `stored`, with its counts at zero. ridge: see DryCount. gpu: scratch is that of op
+// set "cuda" with cuDNN, else of the linked one
+static Ops ops_dry(DType stored, const Arena *arena, double ridge, int gpu) {
+    Ops ops = *ops_device;
     memset(&dry, 0, sizeof(dry));
     dry.arena = arena, dry.ridge = ridge, dry.factor = 1;
     dry.stored = dtype_size(stored), dry.summed = dtype_size(dtype_of_sums(stored));
@@ -207,9 +215,13 @@ static Ops ops_dry(DType stored, const Arena *arena, double ridge) {
     ops.finish = dry_finish, ops.repeat = dry_repeat, ops.attention_choose = dry_attention_choose;
 #define OP(type, op, ...) ops.op = dry_##op;
 #define OP_HOST(...)
-#define OP_SCRATCH(...)
+#define OP_SCRATCH(op, ...) ops.op = gpu ? cuda_##op : ops.op;
 #include "op_list.h"
-    return ops;
+    if (gpu) {
+        ops.attention_scratch = dry_gpu_attention_scratch;
+        ops.chunk = CUDA_CHUNK, ops.logits_chunk = CUDA_LOGITS_CHUNK;
+    }
+    return dry_ops = ops;
 }
 
 #endif

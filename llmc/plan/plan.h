@@ -36,6 +36,7 @@ typedef struct {
     World world;                          // zeros: a process alone
     double ridge;                         // DryCount.ridge of the estimated machine; 0: none
     int library;                          // DryCount.library of that machine
+    int gpu;                              // the plan of a GPU, whatever op set is linked
     ReferenceModel reference;             // its forward pass comes before each micro-batch
     int ring;                             // StreamBP.ring
     int keep;                             // save attention's outputs
@@ -62,7 +63,6 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     if (setup->objective.temperature == 0) setup->objective.temperature = 1; // not set
     setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
-    setup->even_chunks = !settings->chunk;
     setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
     return setup;
@@ -250,7 +250,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     const AdamW step = {0};
     Update update;
     arena_plan(plan.arena);
-    Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge);
+    Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
     dry.library = settings->library;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
@@ -276,7 +276,7 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     OptimizerState state;
     StreamBP s;
     arena_plan(arena);
-    Ops ops = ops_dry(settings->model->dtype, arena, 0);
+    Ops ops = ops_dry(settings->model->dtype, arena, 0, settings->gpu);
     run_begin(&s, &state, settings, &ops, arena, batch);
     plan_walk(&s, settings, batch, 0);
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
@@ -329,7 +329,7 @@ static double held_pressure(const RunSettings *settings, const Batch *batch, con
     OptimizerState state;
     StreamBP s;
     arena_plan(arena);
-    Ops ops = ops_dry(settings->model->dtype, arena, settings->ridge);
+    Ops ops = ops_dry(settings->model->dtype, arena, settings->ridge, settings->gpu);
     run_begin(&s, &state, settings, &ops, arena, batch);
     run_end(&s);
     const size_t bytes[PLACES] = {arena[PLACE_DEVICE].peak, arena[PLACE_HOST].peak, arena[PLACE_DISK].peak};

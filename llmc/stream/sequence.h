@@ -91,11 +91,11 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Returns where the index-th chunk of n tokens begins. At the op set's chunk size, a last chunk below an eighth of it
-// shares tokens with the one before: a product of few rows takes as long as one of many.
+// Returns where the index-th chunk of n tokens begins. A last chunk below an eighth of the others shares tokens with the
+// one before: a product of few rows takes as long as one of many.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
-    if (!s->setup->even_chunks || index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))
+    if (index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))
         return index * size;
     return (whole - 1) * size + ((size + rest + 1) / 2 + eighth - 1) / eighth * eighth;
 }

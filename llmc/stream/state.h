@@ -114,7 +114,6 @@ typedef struct {
     Method method;
     int keep;                   // attention's outputs are saved
     size_t chunk, logits_chunk; // in tokens; longer ones are capped (effective_chunk)
-    int even_chunks;            // `chunk` is the op set's choice: chunk_begin in sequence.h
     int ring;                   // shared sequences: full-attention layers run ring attention
     int dry;                    // dry run: loops visit each distinct shape once,
     int every_chunk;            // but every chunk if an estimate needs each one's attention calls

@@ -277,8 +277,7 @@ static void trainer_settings(Trainer *t) {
         add_setting(t, "--keep-chunks", SETTING_KEPT, "off")->absent = "off";
     add_setting(t, "--method", SETTING_ROUNDS, "%s", method_names[t->run.settings.method]);
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
-    const int even =
-        t->run.streambp.setup->even_chunks && t->run.plan.chunk == ops_device->chunk; // else a single chunk
+    const int even = t->run.plan.chunk < t->run.streambp.now.host_tokens; // else a single chunk
     add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left")->absent =
         "what is left";
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
@@ -390,11 +389,17 @@ static void trainer_load(Trainer *t, const char *last) {
 // Keeps the planner's choices that affect results as the run of this checkpoint began with them.
 static void trainer_keep_choices(Trainer *t, const char *last) {
     Options *o = &t->options;
-    char shared[64], keep[64], method[64];
+    char shared[64], keep[64], method[64], chunk[32], logits[32];
     t->run.has_begun = 1, t->run.workspace = run_state_workspace(last);
     run_state_setting(last, "--sp", shared, sizeof(shared));
     run_state_setting(last, "--keep", keep, sizeof(keep));
     run_state_setting(last, "--method", method, sizeof(method));
+    run_state_setting(last, "--chunk", chunk, sizeof(chunk));
+    run_state_setting(last, "--logits-chunk", logits, sizeof(logits));
+    if (!o->chunk && method_has_chunks(o->method) && o->method != METHOD_MST) {
+        o->chunk = strtoull(chunk, NULL, 10);
+        if (!o->logits_chunk) o->logits_chunk = strtoull(logits, NULL, 10);
+    }
     if (o->kv == KEYS_AUTO && o->sp > 1 && strtoull(shared, NULL, 10) == o->sp)
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
     if (o->keep == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))

@@ -144,7 +144,7 @@ TEST(attention_calls_counted_by_hand) {
 static double own_percent(const Batch *batch, size_t ranks) {
     const AttentionChoice choice = {0, 0};
     AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
-    const Ops ops = ops_dry(DTYPE_BF16, NULL, 0);
+    const Ops ops = ops_dry(DTYPE_BF16, NULL, 0, 0);
     const Model model = {0};
     AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
     const Setup setup = {.method = METHOD_STREAM, .chunk = 4096};

@@ -61,7 +61,7 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     OptimizerState state;
     StreamBP s;
     arena_plan(arena);
-    Ops ops = ops_dry(settings->model->dtype, arena, 0);
+    Ops ops = ops_dry(settings->model->dtype, arena, 0, 0);
     run_begin(&s, &state, settings, &ops, arena, batch);
     const Setup *begun = s.setup;
     Setup whole = *begun;
@@ -188,7 +188,7 @@ static void too_far(const void *context) {
     arena_plan(arena);
     char *x = (char *)arena_push(arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
     char *w = (char *)arena_push(arena, SHARE_WORKSPACE, "w", 64, 4);
-    Ops ops = ops_dry(DTYPE_FP32, arena, 0);
+    Ops ops = ops_dry(DTYPE_FP32, arena, 0, 0);
     ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 100, 64, norm); // fits
     if (!strcmp(name, "one row too many"))
         ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 101, 64, norm);
@@ -205,7 +205,7 @@ TEST(chunks_are_even) {
     static const size_t cases[][4] = {{1025, 2, 640, 385},     {1100, 2, 640, 460},   {1151, 2, 640, 511},
                                       {1152, 2, 1024, 128},    {2048, 2, 1024, 1024}, {2049, 3, 640, 385},
                                       {131100, 129, 640, 412}, {5121, 6, 640, 385},   {2176, 3, 1024, 128}};
-    const Setup setup = {.method = METHOD_STREAM, .chunk = ops_device->chunk, .even_chunks = 1};
+    const Setup setup = {.method = METHOD_STREAM, .chunk = ops_device->chunk};
     StreamBP s = {.setup = &setup};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const size_t *c = cases[i];

@@ -54,6 +54,7 @@ static size_t cpu_host_available(size_t planned) {
     const size_t available = cpu_memory_available();
     return available > planned ? available - planned : available ? 1 : 0;
 }
+static const char *cpu_device_name(void) { return ""; }
 static const char *cpu_memory_name(void) {
     return address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves" : "the memory available";
 }

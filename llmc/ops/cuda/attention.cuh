@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
 }
 
 // ---- launches -------------------------------------------------------------------------------------------------------
-constexpr size_t MOST_HEAD_SIZE = 256;
+constexpr size_t MOST_HEAD_SIZE = GPU_MOST_HEAD;
 
 // Calls launch(HD) with the padded head size as a constant: the first of SIZE, LARGER... that is large enough.
 template <size_t SIZE, size_t... LARGER, typename F> static void with_head_size(size_t HD, F launch) {
@@ -309,11 +309,6 @@ template <typename... Pointers> static HeadShape head_shape(const AttentionShape
 }
 
 // Plans call this, so a head size without a kernel is refused before anything is allocated.
-static size_t cuda_attention_scratch(size_t n, size_t NH, size_t, size_t HD) {
-    if (HD > MOST_HEAD_SIZE) die("head_dim is %zu; op set cuda has attention up to %zu", HD, MOST_HEAD_SIZE);
-    return n * NH; // delta
-}
-
 static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                    const AttentionShape *call, Summed *) {
     const HeadShape shape = head_shape(call, q, k, v);

@@ -15,7 +15,6 @@ are those of all ranges.
 #include "gradient.cuh"
 #include "llmc/ops/attention_calls.h"
 
-constexpr size_t CUDNN_FORWARD_WORKSPACE = 64 << 10; // bytes; cuDNN 9.19 asks for 256
 
 // ---- staged results -------------------------------------------------------------------------------------------------
 // staged[NH][rows] (cuDNN's) = lse[n][NH] (ours), +infinity in the rows before the last n
@@ -86,10 +85,8 @@ struct CudnnStage {
     float *lse, *dq_sums;   // [NH][rows], [block][NH * HD]
     floatX *q, *out, *dout; // [grid][NH * HD]: of padded queries
     char *call;             // dq, dk, dv and workspace of one call
-    size_t bytes;           // of all of these
 };
 
-static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 static char *take(uintptr_t *end, size_t bytes) {
     *end += aligned_256(bytes);
     return (char *)(*end - aligned_256(bytes));
@@ -105,7 +102,6 @@ static CudnnStage cudnn_stage(char *memory, size_t n, const AttentionCut &cut) {
     stage.out = (floatX *)take(&end, cut.grid * row * sizeof(floatX));
     stage.dout = (floatX *)take(&end, cut.grid * row * sizeof(floatX));
     stage.call = take(&end, cut.workspace);
-    stage.bytes = end - (uintptr_t)memory + 256;
     return stage;
 }
 
@@ -113,7 +109,6 @@ struct ForwardStage {
     float *lse;      // [NH][rows]
     floatX *q, *out; // [grid][NH * HD] of padded queries, [rows][NH * HD]
     void *workspace;
-    size_t bytes; // of all of these
 };
 
 static ForwardStage forward_stage(char *memory, size_t n, const AttentionCut &cut) {
@@ -123,8 +118,7 @@ static ForwardStage forward_stage(char *memory, size_t n, const AttentionCut &cu
     stage.lse = (float *)take(&end, rows * cut.NH * sizeof(float));
     stage.q = (floatX *)take(&end, cut.grid * row * sizeof(floatX));
     stage.out = (floatX *)take(&end, rows * row * sizeof(floatX));
-    stage.workspace = take(&end, CUDNN_FORWARD_WORKSPACE);
-    stage.bytes = end - (uintptr_t)memory + 256;
+    stage.workspace = take(&end, GPU_FORWARD_WORKSPACE);
     return stage;
 }
 
@@ -194,7 +188,7 @@ static int cudnn_has(const AttentionCut *cut, const AttentionCall *call, int bac
     const CudnnAttention asked = cudnn_call(cut, call, backward);
     const size_t workspace = backward
                                  ? attention_workspace(asked.queries, asked.keys, asked.heads, asked.HD, cut->any_order)
-                                 : CUDNN_FORWARD_WORKSPACE;
+                                 : GPU_FORWARD_WORKSPACE;
     if (cudnn_attention_has(&asked, backward, workspace)) return 1;
     if (!told[backward])
         note("attention %s of %zu queries and %zu keys by our own kernels: %s", backward ? "backward" : "forward",
@@ -221,13 +215,7 @@ static void backward_calls(const CudnnCut &cut, const AttentionShape *shape, siz
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
 static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
-    AttentionCut cut = attention_cut(NH, NKV, HD, 0, attention_choice);
-    cut.workspace = attention_most_bytes(&cut, n);
-    const size_t own = cuda_attention_scratch(n, NH, NKV, HD) * sizeof(float);
-    const size_t forward = forward_stage(NULL, n, cut).bytes;
-    if (!cudnn_takes(HD, true)) return own / sizeof(float);
-    const size_t backward = own + (cut.workspace ? cudnn_stage(NULL, n, cut).bytes : 0);
-    return (max_size(forward, backward) + 3) / sizeof(float);
+    return gpu_attention_scratch(attention_choice, sizeof(floatX), n, NH, NKV, HD);
 }
 
 static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,

@@ -10,7 +10,7 @@ scratch. Bytes moved per element: forward 2 s; backward 3 s, taps - 1 more token
 #include "attention_tiles.cuh" // blocks of spans
 #include "bias.cuh"
 
-constexpr unsigned CONV_THREADS = 128, CONV_ROWS = 16, CONV_BACK_ROWS = 64, CONV_LINES = 128;
+constexpr unsigned CONV_THREADS = 128, CONV_ROWS = 16, CONV_BACK_ROWS = 64;
 
 struct ConvShape {
     size_t channels, stride, slot_tokens;
@@ -132,10 +132,6 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
 // ---- backward -------------------------------------------------------------------------------------------------------
 // With y the convolution's sum of a token, d = dout silu'(y): dx[t] = sum over later taps of weight d, dweight[j] += d
 // x. dcolumns: in, gradients of the last inputs from later calls; out, of the inputs before this call.
-static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
-    return min_size(delta_rows(shape), CONV_LINES) * delta_channels(shape) * shape->taps;
-}
-
 // Computes d of a token from its inputs `in`.
 template <int W, int TAPS>
 __device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> (&in)[TAPS], const float (&weights)[TAPS][W],
@@ -252,7 +248,7 @@ static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, co
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_BACK_ROWS, false);
-            const unsigned count = (unsigned)min_size(blocks.first[blocks.count], CONV_LINES);
+            const unsigned count = (unsigned)min_size(blocks.first[blocks.count], GPU_CONV_LINES);
             LAUNCH((conv_backward_kernel<W, TAPS>), conv_grid(count, s.channels, W), CONV_THREADS, 0)
             ((floatX *)dx, lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
              (const floatX *)columns, (const floatX *)weight, blocks, s, from == spans.count);

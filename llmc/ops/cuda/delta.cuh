@@ -12,11 +12,7 @@ segment, backward from the last; a first walk saves the states at their borders.
 #include "delta_gradient.cuh"
 #include "delta_walk.cuh"
 
-#ifdef CUDA_ON_CPU
-constexpr size_t DELTA_SEGMENT = 2; // tests have few tokens
-#else
-constexpr size_t DELTA_SEGMENT = 32;
-#endif
+constexpr size_t DELTA_SEGMENT = GPU_DELTA_SEGMENT;
 constexpr size_t SEGMENT_TOKENS = DELTA_SEGMENT * BLOCK;
 constexpr size_t DELTA_FEW_TOKENS = 8; // spans of up to this many are walked token by token
 
@@ -63,16 +59,15 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
     s.inverse = take(blocks * HV * PAIRS_OF_BLOCK), s.scores = take(blocks * HV * PAIRS_OF_BLOCK);
     s.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
     s.lengths = (BlockLengths *)take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
-    if (!backward) return s;
-    s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
-    s.states = take(blocks * states), s.back = take(blocks * states);
-    s.N = take(blocks * BLOCK * HV * shape->V), s.dR = take(blocks * BLOCK * HV * shape->V);
-    s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
+    if (backward) {
+        s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
+        s.states = take(blocks * states), s.back = take(blocks * states);
+        s.N = take(blocks * BLOCK * HV * shape->V), s.dR = take(blocks * BLOCK * HV * shape->V);
+        s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
+    }
+    if (s.count != gpu_delta_scratch(shape, backward)) die("internal: gpu_scratch.h has another size of the delta rule");
     return s;
 }
-
-static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return delta_lay_out(shape, false, NULL).count; }
-static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return delta_lay_out(shape, true, NULL).count; }
 
 // ---- segments -------------------------------------------------------------------------------------------------------
 // Position in a call's spans. A segment takes whole spans that fit, or a part of a longer one, as its own span.

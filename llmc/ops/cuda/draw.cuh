@@ -173,6 +173,5 @@ static void cuda_draw(int32_t *token, const Stored *logits, const double *unifor
     (token, (const floatX *)logits, uniform, V, stride, *settings);
 }
 
-static size_t cuda_draw_scratch(size_t) { return 0; }
 
 #endif

@@ -35,7 +35,7 @@ static void cuda_embedding_forward(Stored *out, const int32_t *tokens, const int
 }
 
 // ---- sorting tokens by table row ------------------------------------------------------------------------------------
-constexpr unsigned RADIX_BITS = 8, DIGITS = 1u << RADIX_BITS, TILE = 1024, SCAN_THREADS = 1024;
+constexpr unsigned RADIX_BITS = 8, DIGITS = 1u << RADIX_BITS, TILE = GPU_SORT_TILE, SCAN_THREADS = 1024;
 
 // Loads the tile's digits into shared memory; DIGITS beyond the stream's end.
 __device__ inline void tile_digits(uint16_t *digit, const int32_t *order, const int32_t *index, size_t N,
@@ -99,7 +99,6 @@ __global__ void radix_move_kernel(int32_t *out, const int32_t *counts, const int
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 // As int32: two orders [N], counts [DIGITS, tiles]
-static size_t cuda_embedding_backward_scratch(size_t N, size_t, size_t) { return 2 * N + DIGITS * blocks_for(N, TILE); }
 
 static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t N, size_t rows) {
     int32_t *orders[2] = {scratch, scratch + N}, *counts = scratch + 2 * N;

@@ -73,10 +73,6 @@ static void cuda_gated_norm_forward(Stored *out, const Stored *x, const Stored *
 
 // ---- backward: with g = dout w silu(z),  dx = rstd (g - xhat mean(g xhat)),  dz = dout w xhat silu'(z),
 // dw += dout xhat silu(z)
-static size_t cuda_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
-    return norm_blocks(n * heads, 1) * V; // a line of dw for each block
-}
-
 template <int W, int P>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     gated_norm_backward_kernel(floatX *dx, floatX *dz, float *lines, const floatX *dout, const floatX *x,

@@ -51,6 +51,12 @@ static size_t memory_available(void) {
     return left > beside ? left - beside : 1;
 }
 
+static const char *cuda_device_name(void) {
+    static cudaDeviceProp card;
+    CUDA_CHECK(cudaGetDeviceProperties(&card, device.number), "asking for the device's name");
+    return card.name;
+}
+
 // Returns a name for memory_available's figure.
 static const char *cuda_memory_name(void) {
     static char text[160];

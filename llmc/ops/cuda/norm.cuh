@@ -15,7 +15,6 @@ s with a residual; backward 3 s, 4 s if dx accumulates.
 constexpr unsigned NORM_THREADS = 256, NORM_MOST_THREADS = 512;
 constexpr unsigned NORM_WARPS = NORM_MOST_THREADS / LANES; // most warps of a block
 constexpr int NORM_PACKS[] = {4, 2}; // P of RMSNorm's and LayerNorm's rows of more packs than a warp has threads
-constexpr size_t NORM_BLOCKS = 528;  // 4 per processor of an H100: a constant, so that a plan needs no device
 
 struct NormShape {
     int P;
@@ -156,10 +155,7 @@ static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, con
 // ---- backward: with g = dout * (w + offset), dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), dw += dout * xhat, db
 // += dout; mean(g) and db only for LayerNorm. As mean(g * xhat) = rstd * mean(g * (x - mean)), one pass makes all sums
 // but the mean.
-static size_t norm_blocks(size_t n, unsigned rows) { return min_size(blocks_for(n, rows), NORM_BLOCKS); }
-
-// [2, lines, C]: dw's lines, one for each block, then db's; unused if dw is NULL
-static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * norm_blocks(n, 1) * C; }
+static size_t norm_blocks(size_t n, unsigned rows) { return min_size(blocks_for(n, rows), GPU_NORM_BLOCKS); }
 
 // lines NULL: only dx
 template <int W, int P, bool CENTRED>

@@ -63,13 +63,12 @@ static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t
 #endif
     const CudnnAttention square = {CUDNN_BLOCK, CUDNN_BLOCK, NH, NKV, NH, NKV, HD, min_size(window, CUDNN_GRID),
                                    1.0,         1,           0};
-    const bool has = cudnn_takes(HD, true) && cudnn_attention_has(&square, 0, CUDNN_FORWARD_WORKSPACE);
+    const bool has = cudnn_takes(HD, true) && cudnn_attention_has(&square, 0, GPU_FORWARD_WORKSPACE);
     return has ? cudnn_attention_library() : NULL;
 }
 #endif
 
 // Rows of logits start at multiples of 16 bytes, as fast products need (GPT-2: V = 50257).
-constexpr size_t ROW_MULTIPLE = 8;
 
 #ifdef HAVE_CUDNN
 #define CUDNN_LIBRARY ", cuDNN 9" // whichever 9.x is found
@@ -90,7 +89,7 @@ constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC
 
 static constexpr Ops ops_cuda_make(void) {
     Ops ops = {"cuda",     LIBRARIES,         FLOATX_DTYPE, DTYPE_FP32,
-               CUDA_CHUNK, CUDA_LOGITS_CHUNK, ROW_MULTIPLE, QUANTISED_ROWS};
+               CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE, QUANTISED_ROWS};
 #define OP(type, op, ...) ops.op = cuda_##op;
 #include "llmc/ops/op_list.h"
 #ifdef HAVE_CUDNN

@@ -15,7 +15,7 @@ floatS is float: there is no double build for GPUs.
 */
 #ifndef LLMC_CUDA_PLATFORM_CUH
 #define LLMC_CUDA_PLATFORM_CUH
-#include "llmc/ops/ops.h"
+#include "llmc/ops/gpu_scratch.h"
 #include "llmc/base/utils.h"
 #include <type_traits>
 

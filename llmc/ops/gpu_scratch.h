@@ -1,0 +1,83 @@
+/*
+Scratch that the ops of op set "cuda" take, in plain C: the op set has its sizes from here, and so has a plan for a GPU
+that a build for the CPU makes (ops_dry.h). Functions are those of op_list.h; all return fp32 elements.
+*/
+#ifndef LLMC_GPU_SCRATCH_H
+#define LLMC_GPU_SCRATCH_H
+#include "attention_calls.h"
+
+enum {
+    GPU_NORM_BLOCKS = 528, // 4 per multiprocessor of an H100: a constant, so that a plan needs no device
+    GPU_CONV_LINES = 128,
+    GPU_SORT_DIGITS = 256,
+    GPU_SORT_TILE = 1024,
+    GPU_MOST_HEAD = 256,
+    GPU_FORWARD_WORKSPACE = 64 << 10, // bytes; cuDNN 9.19 asks for 256
+    GPU_ROW_MULTIPLE = 8,
+#ifdef CUDA_ON_CPU
+    GPU_DELTA_SEGMENT = 2 // blocks; tests have few tokens
+#else
+    GPU_DELTA_SEGMENT = 32
+#endif
+};
+
+static size_t cuda_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
+    (void)rows, (void)C;
+    return 2 * N + GPU_SORT_DIGITS * ((N + GPU_SORT_TILE - 1) / GPU_SORT_TILE);
+}
+
+// [2, lines, C]: dw's lines, one for each block, then db's; unused if dw is NULL
+static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * min_size(n, GPU_NORM_BLOCKS) * C; }
+
+// A line of dw for each block
+static size_t cuda_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
+    return min_size(n * heads, GPU_NORM_BLOCKS) * V;
+}
+
+static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
+    return min_size(delta_rows(shape), GPU_CONV_LINES) * delta_channels(shape) * shape->taps;
+}
+
+static size_t cuda_draw_scratch(size_t V) { return (void)V, 0; }
+
+// As delta_lay_out in cuda/delta.cuh: for each block inverse, scores, gates and lengths; backward also states, their
+// gradients, additions, and the gradients of keys that value heads share.
+static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
+    const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
+    const size_t HK = shape->HK, HV = shape->HV, states = delta_state_elements(shape);
+    const size_t keys = HK < HV ? blocks * HK * B * shape->K : 0;
+    const size_t forward = states + blocks * HV * (2 * B * B + 3 * B) + blocks * HK * 2 * B;
+    const size_t borders = n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0;
+    return backward
+               ? forward + borders + 2 * blocks * states + 2 * blocks * B * HV * shape->V + 2 * keys + blocks * 2 * HV
+               : forward;
+}
+static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
+static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
+
+// Attention by our own kernels: dO.O of each query and head
+static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+    (void)NKV;
+    if (HD > GPU_MOST_HEAD) die("head_dim is %zu; op set cuda has attention up to %d", HD, GPU_MOST_HEAD);
+    return n * NH;
+}
+
+static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Attention by cuDNN, with our own kernels for what it leaves: the larger of what forward and backward stage
+// (forward_stage, cudnn_stage in cuda/attention_cudnn.cuh). size: bytes of an element
+static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t n, size_t NH, size_t NKV, size_t HD) {
+    AttentionCut cut = attention_cut(NH, NKV, HD, 0, choice);
+    const size_t floats = sizeof(float), own = cuda_attention_scratch(n, NH, NKV, HD) * floats, row = NH * HD;
+    const size_t most = min_size(n, cut.block), rows = max_size(cut.grid, most);
+    const size_t padded = aligned_256(cut.grid * row * size);
+    if (size != 2 || HD % 8) return own / floats;
+    cut.workspace = attention_most_bytes(&cut, n);
+    const size_t forward = aligned_256(rows * NH * floats) + padded + aligned_256(rows * row * size) +
+                           aligned_256(GPU_FORWARD_WORKSPACE) + 256;
+    const size_t backward = aligned_256(most * NH * floats) + aligned_256(most * row * floats) + 3 * padded +
+                            aligned_256(cut.workspace) + 256;
+    return (max_size(forward, own + (cut.workspace ? backward : 0)) + 3) / floats;
+}
+
+#endif

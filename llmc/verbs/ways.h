@@ -1,0 +1,347 @@
+/*
+Ways to train: all weights or adapters, on the device alone, with host memory, with a disk. A way is a run whose open
+choices the planner takes (run_plan), with its bytes, longest sequence and estimated step. way_plan makes all that
+`plan` prints: the plan itself, what stands beside it, and the table of presets.
+*/
+#ifndef LLMC_WAYS_H
+#define LLMC_WAYS_H
+#include "llmc/cli/report.h"
+
+#define RECOMMENDED_RANK "16"    // of adapters, unless --lora-rank says another
+#define PRESETS_LENGTH   "32768" // tokens of the step that the table of presets times, unless --seq-len says another
+
+typedef struct {
+    Options options;
+    Run run;     // its model is the planned run's
+    Place uses;  // and the places before it
+    int fits;    // the planned length
+    int is_plan; // the plan itself
+    size_t longest, bytes[PLACES];
+    Estimate estimate; // of a step; zeros without a machine
+} WayToTrain;
+
+// What ways have in common
+typedef struct {
+    SequenceBound whole, part; // the largest micro-batch; a rank's part of it
+    Batch shape;               // of the part
+    size_t documents, limit;   // documents of --seq-len tokens in it; bytes of device memory, 0: none
+    const Machine *machine;    // NULL: no time is estimated
+    const char *no_estimate;   // why a machine has none; NULL: it has
+} WayBounds;
+
+// ---- making them ---------------------------------------------------------------------------------------------------
+// Sets an option as if it had been typed.
+static void option_type(Options *o, const char *typed, const char *value) {
+    char name[64];
+    const int i = option_find(option_name(typed, name));
+    if (i < 0 || !option_set(&option_rows[i], o, value)) die("internal: --%s %s is not allowed", typed, value);
+    o->given[i] = 1;
+}
+
+static void option_type_size(Options *o, const char *typed, size_t value) {
+    char text[32];
+    snprintf(text, sizeof(text), "%zu", value);
+    option_type(o, typed, text);
+}
+
+static void option_leave(Options *o, const char *name) { o->given[option_find(name)] = 0; }
+
+// Counts a step of all ranks.
+static StepShape way_step(const Run *run, SequenceBound whole) {
+    const double batches = (double)run->assignment.batches;
+    Batch shape = batch_shape(whole);
+    StepShape step;
+    step.sequences = assigned_batches(run->assignment);
+    step.tokens = batches * (double)shape.N;
+    step.model_flops = batches * pass_model_flops(model_flops, &run->settings, &shape);
+    step.full_flops = batches * pass_model_flops(model_flops_full_attention, &run->settings, &shape);
+    free(shape.document_start);
+    return step;
+}
+
+// Takes the planner's choices for w->run with the places that it uses.
+static void way_plan(WayToTrain *w, const WayBounds *b) {
+    w->run.barred = ~((2u << w->uses) - 1);
+    run_plan(&w->run, &b->shape, b->limit);
+    const Search search = run_search(&w->run, b->limit);
+    w->fits = plan_pressure(&w->run.plan, &search.limits) <= 1;
+    plan_bytes(&w->run.plan, w->bytes);
+    w->longest = b->limit ? run_longest(&w->run, b->documents, b->limit) : 0;
+    if (b->machine) w->estimate = estimate_step(b->machine, &w->run.settings, &b->shape, way_step(&w->run, b->whole));
+}
+
+// Copies a run to train adapters, or all weights.
+static void way_open(WayToTrain *w, const Run *run, int lora) {
+    memset(w, 0, sizeof(*w));
+    w->uses = PLACE_DISK;
+    w->options = *run->options, w->run = *run, w->run.options = &w->options;
+    if (lora && !run->settings.lora) option_type(&w->options, "lora-rank", RECOMMENDED_RANK), run_open_lora(&w->run);
+    if (!lora) w->options.lora_rank = 0, option_leave(&w->options, "lora-rank");
+    for (size_t i = 0; !lora && i < OF_OPTIONS; i++)
+        if (!strcmp(of_options[i].needs, "lora-rank")) option_leave(&w->options, of_options[i].option);
+    if (!lora && run->settings.storage) { // trains what it decodes
+        w->run.settings.storage = NULL;
+        option_type(&w->options, "base", "none");
+        w->options.quantise_head = 0, option_leave(&w->options, "quantise-head");
+    }
+    if (!lora) w->run.settings.lora = NULL;
+    if (lora && !run->settings.lora) w->run.settings.lora = &w->run.lora;
+    w->run.settings.reference = computed_reference(&w->options, &w->run.settings.objective, w->run.settings.lora);
+}
+
+static void way_close(WayToTrain *w, const Run *run) {
+    if (w->run.settings.lora && !run->settings.lora) lora_free(&w->run.lora);
+}
+
+// Whether a way is worth a line after others of the same kind: a step faster by 1 %, or a sequence longer by 1 %.
+static int way_adds(const WayToTrain *w, const WayToTrain *before) {
+    if (!w->longest && !w->fits) return 0;
+    return !before || (w->fits && (!before->fits || w->estimate.seconds < 0.99 * before->estimate.seconds)) ||
+           0.99 * (double)w->longest > (double)before->longest;
+}
+
+// Finds ways beside the plan, with all weights and with adapters, or the adapters of --adapter alone; returns how many.
+static size_t ways_find(WayToTrain *ways, const WayToTrain *plan, const Run *run, const WayBounds *b) {
+    size_t count = 0;
+    for (int lora = run->options->adapter != NULL; lora < 2; lora++) {
+        const WayToTrain *before = NULL;
+        const int same = (run->settings.lora != NULL) == lora;
+        for (int uses = 0; uses < PLACES; uses++) {
+            WayToTrain *w = &ways[count];
+            way_open(w, run, lora);
+            w->uses = (Place)uses;
+            way_plan(w, b);
+            w->is_plan = same && w->fits && plan->fits && !memcmp(w->bytes, plan->bytes, sizeof(w->bytes));
+            if (way_adds(w, before))
+                before = w, count++;
+            else
+                way_close(w, run);
+        }
+    }
+    return count;
+}
+
+// Returns the way that `plan` recommends: the plan itself if it fits, else the fastest of the others. NULL: none fits
+static const WayToTrain *ways_best(const WayToTrain *ways, size_t count, const WayToTrain *plan) {
+    const WayToTrain *best = plan->fits ? plan : NULL;
+    for (size_t i = 0; i < count && !plan->fits; i++)
+        if (ways[i].fits && (!best || ways[i].estimate.seconds < best->estimate.seconds)) best = &ways[i];
+    return best;
+}
+
+// ---- the command line ----------------------------------------------------------------------------------------------
+// Returns the hub's name of a preset that --init names alone, or NULL.
+static const char *preset_hub(const char *init) {
+    for (size_t i = 0; init && i < PRESETS; i++)
+        if (!strcmp(presets[i].name, init)) return presets[i].hub;
+    return NULL;
+}
+
+// Prints the command line of a training run that names what the planner chose.
+static void way_echo(FILE *out, const WayToTrain *w) {
+    static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks"};
+    static const char *const shards[] = {"shards/train-*.bin"};
+    const RunSettings *s = &w->run.settings;
+    const char *hub = preset_hub(w->options.init);
+    Options o = w->options;
+    for (size_t i = 0; i < sizeof(not_of_it) / sizeof(*not_of_it); i++) option_leave(&o, not_of_it[i]);
+    o.verb = VERB_TRAIN;
+    if (hub) option_leave(&o, "init"), option_type(&o, "model", hub);
+    if (!o.data.count) o.data.path = shards, o.data.count = 1, o.given[option_find("data")] = 1;
+    if (!option_given(&o, "out")) option_type(&o, "out", "run");
+    if (w->bytes[PLACE_DISK] && !o.disk) option_type(&o, "disk", ".");
+    option_type_size(&o, "seq-len", o.seq_len);
+    for (int kind = 0; kind < PLACED; kind++)
+        if (is_placed(s, kind)) option_type(&o, placed_names[kind], place_names[s->place[kind]]);
+    option_type_size(&o, "inputs-every", max_size(s->inputs_every, 1));
+    if (method_is_chunk_major(s->method)) option_leave(&o, "inputs-every");
+    if (option_given(&o, "method")) option_type(&o, "method", method_names[s->method]);
+    if (method_has_chunks(s->method)) {
+        option_type_size(&o, "chunk", w->run.plan.chunk);
+        option_type_size(&o, "logits-chunk", w->run.plan.logits_chunk);
+    }
+    option_type(&o, "keep", s->keep ? "attention" : "none");
+    option_type(&o, "update", s->defers ? "forward" : "now");
+    if (world_sp(s->world) > 1) option_type(&o, "kv", s->ring ? "ring" : "gather");
+    if (world_ranks(s->world) > 1) fprintf(out, "mpirun -n %zu ", world_ranks(s->world));
+    options_echo(out, &o);
+}
+
+// Returns it on one line; the caller frees it.
+static char *way_command(const WayToTrain *w) {
+    char *text = NULL, *to;
+    size_t length;
+    FILE *file = open_memstream(&text, &length);
+    if (!file) die("out of memory for a command line");
+    way_echo(file, w);
+    fclose(file);
+    to = text;
+    for (const char *from = text; *from; from++)
+        if (!strncmp(from, " \\\n   ", 6))
+            from += 5;
+        else if (*from != '\n')
+            *to++ = *from;
+    *to = 0;
+    return text;
+}
+
+// ---- printing them -------------------------------------------------------------------------------------------------
+// "all weights", "QLoRA of rank 16", with the method where that is no default
+static const char *way_name(const WayToTrain *w, char text[64]) {
+    const RunSettings *s = &w->run.settings;
+    if (s->lora)
+        snprintf(text, 64, "%sLoRA of rank %zu", s->storage ? "Q" : "", (size_t)w->run.lora.rank);
+    else
+        snprintf(text, 64, "all weights");
+    if (s->method != METHOD_STREAM) snprintf(text + strlen(text), 64 - strlen(text), ", %s", method_names[s->method]);
+    return text;
+}
+
+// "19.2 GiB, host 56.7 GiB"
+static const char *way_bytes(const WayToTrain *w, char text[96]) {
+    snprintf(text, 96, "%s", human_bytes((double)w->bytes[PLACE_DEVICE]));
+    for (int place = PLACE_HOST; place < PLACES; place++)
+        if (w->bytes[place])
+            snprintf(text + strlen(text), 96 - strlen(text), ", %s %s", place_names[place],
+                     human_bytes((double)w->bytes[place]));
+    return text;
+}
+
+// Seconds to three digits, as a table has them
+static const char *way_seconds(const WayToTrain *w, char text[32]) {
+    snprintf(text, 32, w->estimate.seconds < 1000 ? "%.3g s" : "%.0f s", w->estimate.seconds);
+    return text;
+}
+
+static void way_print(FILE *out, const char *head, const WayToTrain *w) {
+    char name[64], bytes[96], seconds[32];
+    fprintf(out, "%-9s %s: ", head, way_name(w, name));
+    if (w->fits && w->estimate.seconds > 0)
+        fprintf(out, "%s, %.0f tokens/s, %s", way_seconds(w, seconds), w->estimate.tokens_per_second,
+                way_bytes(w, bytes));
+    else
+        fprintf(out, "%s%s", w->fits ? way_bytes(w, bytes) : "does not fit",
+                w->fits || w->uses ? "" : " on the device alone");
+    if (w->longest) fprintf(out, "; longest --seq-len %zu", w->longest);
+    fputc('\n', out);
+}
+
+static void ways_json(JsonOut *json, const WayToTrain *ways, size_t count, const WayToTrain *best) {
+    json_array(json, "ways");
+    for (size_t i = 0; i < count; i++) {
+        const WayToTrain *w = &ways[i];
+        const RunSettings *s = &w->run.settings;
+        json_object(json, NULL);
+        json_text(json, "trained", s->lora ? "lora" : "full");
+        json_size(json, "lora_rank", s->lora ? w->run.lora.rank : 0);
+        json_bool(json, "base_in_4_bits", s->storage != NULL);
+        json_text(json, "with", place_names[w->uses]);
+        json_size(json, "max_seq_len", w->longest);
+        json_bool(json, "fits", w->fits);
+        json_bool(json, "recommended", w == best || (w->is_plan && best && best->is_plan));
+        if (w->fits) {
+            char *command = way_command(w);
+            json_object(json, "placed");
+            for (int kind = 0; kind < PLACED; kind++)
+                if (is_placed(s, kind)) json_text(json, placed_names[kind], place_names[s->place[kind]]);
+            json_object_end(json);
+            json_text(json, "method", method_names[s->method]);
+            json_size(json, "chunk", w->run.plan.chunk);
+            json_size(json, "inputs_every", max_size(s->inputs_every, 1));
+            json_text(json, "keep", s->keep ? "attention" : "none");
+            json_text(json, "update", s->defers ? "forward" : "now");
+            json_size(json, "total_bytes", w->bytes[PLACE_DEVICE]);
+            json_size(json, "host_bytes", w->bytes[PLACE_HOST]);
+            json_size(json, "disk_bytes", w->bytes[PLACE_DISK]);
+            json_number(json, "estimated_seconds", w->estimate.seconds);
+            json_number(json, "estimated_tokens_per_second", w->estimate.tokens_per_second);
+            json_number(json, "estimated_mfu", w->estimate.mfu);
+            json_text(json, "command", command);
+            free(command);
+        }
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+// ---- without a model -----------------------------------------------------------------------------------------------
+// "744k", "1.24M"
+static const char *tokens_text(size_t tokens, char text[16]) {
+    const double thousands = (double)tokens / 1000;
+    const double value = thousands < 1000 ? thousands : thousands / 1000;
+    if (!tokens || thousands < 1)
+        snprintf(text, 16, tokens ? "%zu" : "-", tokens);
+    else
+        snprintf(text, 16,
+                 value < 10    ? "%.2f%s"
+                 : value < 100 ? "%.1f%s"
+                               : "%.0f%s",
+                 value, thousands < 1000 ? "k" : "M");
+    return text;
+}
+
+// Prints each preset's longest sequence on a machine and the time of a step, of all weights and of adapters.
+static int plan_presets(const Options *options, const Machine *m, size_t limit) {
+    JsonOut json = {0};
+    char text[4][32];
+    Options named = *options;
+    if (!option_given(options, "seq-len")) option_type(&named, "seq-len", PRESETS_LENGTH);
+    if (options->json) {
+        json = json_open(stdout);
+        json_text(&json, "machine", m->name);
+        json_size(&json, "usable_bytes", limit);
+        json_size(&json, "seq_len", named.seq_len);
+        json_array(&json, "presets");
+    } else {
+        printf("presets   longest --seq-len on an %s, and seconds of a step at %zu tokens, estimated\n", m->gpu,
+               named.seq_len);
+        printf("  %-16s %10s %10s | %12s %9s | %-12s %8s\n", "--init", "parameters", "positions", "all weights", "s",
+               "LoRA rank " RECOMMENDED_RANK, "s");
+    }
+    for (size_t i = 0; i < PRESETS; i++) {
+        Options o = named;
+        Run run;
+        WayToTrain ways[2];
+        option_type(&o, "init", presets[i].name);
+        run_open(&run, &o, NULL);
+        const size_t positions = run.model.config.max_position_embeddings;
+        if (run.model.config.family->learned_positions) o.seq_len = min_size(o.seq_len, positions);
+        WayBounds b = {.limit = limit, .machine = m};
+        b.whole = b.part = run_bound(&run, NULL);
+        b.documents = bound_documents(b.part, o.seq_len), b.shape = batch_shape(b.part);
+        for (int lora = 0; lora < 2; lora++) {
+            way_open(&ways[lora], &run, lora);
+            way_plan(&ways[lora], &b);
+            way_close(&ways[lora], &run);
+        }
+        free(b.shape.document_start);
+        if (options->json) {
+            json_object(&json, NULL);
+            json_text(&json, "name", presets[i].name);
+            json_size(&json, "parameters", run.model.elements);
+            json_size(&json, "positions", positions);
+            json_size(&json, "max_seq_len", ways[0].longest);
+            json_number(&json, "estimated_seconds", ways[0].fits ? ways[0].estimate.seconds : NAN);
+            json_size(&json, "lora_max_seq_len", ways[1].longest);
+            json_number(&json, "lora_estimated_seconds", ways[1].fits ? ways[1].estimate.seconds : NAN);
+            json_object_end(&json);
+        } else {
+            for (int lora = 0; lora < 2; lora++)
+                if (ways[lora].fits)
+                    snprintf(text[lora], 32, "%.3g", ways[lora].estimate.seconds);
+                else
+                    snprintf(text[lora], 32, "-");
+            printf("  %-16s %10s %10zu | %12s %9s | %12s %8s\n", presets[i].name,
+                   human_count((double)run.model.elements), positions, tokens_text(ways[0].longest, text[2]), text[0],
+                   tokens_text(ways[1].longest, text[3]), text[1]);
+        }
+        run_close(&run);
+    }
+    if (options->json) {
+        json_array_end(&json);
+        json_finish(&json);
+    }
+    return 0;
+}
+
+#endif
