@@ -309,8 +309,8 @@ static size_t place_needed(const Run *run, const Batch *shape, size_t limit, Pla
     return count ? most : 0;
 }
 
-// Lists what makes some length fit: host memory, a disk, adapters, a smaller optimizer, the fewest ranks that share a
-// sequence.
+// Lists what makes some length fit: bf16, host memory, a disk, adapters, a smaller optimizer, the fewest ranks that share
+// a sequence.
 static void recommendations(const Run *run, size_t B, size_t limit, char *text) {
     const Options *o = run->options;
     const World world = run->settings.world;
@@ -318,6 +318,13 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
     char options[96];
     Run trial = *run;
     Options more;
+    if (o->verb == VERB_PLAN && o->dtype == DTYPE_AUTO && run->model.dtype == DTYPE_FP32) {
+        Run half;
+        more = *o, more.dtype = DTYPE_BF16, more.quiet = 1;
+        run_open(&half, &more, NULL);
+        recommend(&half, B, limit, "--dtype bf16", text);
+        run_close(&half);
+    }
     Batch shape = batch_shape(regular_bound(B, o->seq_len));
     for (int place = PLACE_HOST; place < PLACES && run->settings.backward; place++) {
         const size_t gib = place_needed(run, &shape, limit, (Place)place, &more);

@@ -303,9 +303,10 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         Run run;
         WayToTrain ways[2];
         option_type(&o, "init", presets[i].name);
+        o.seq_len = 1;
         run_open(&run, &o, NULL);
         const size_t positions = run.model.config.max_position_embeddings;
-        if (run.model.config.family->learned_positions) o.seq_len = min_size(o.seq_len, positions);
+        o.seq_len = run.model.config.family->learned_positions ? min_size(named.seq_len, positions) : named.seq_len;
         WayBounds b = {.limit = limit, .machine = m};
         b.whole = b.part = run_bound(&run, NULL);
         b.documents = bound_documents(b.part, o.seq_len), b.shape = batch_shape(b.part);
