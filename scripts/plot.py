@@ -202,6 +202,19 @@ def log_lines(axes, steps, validations, colour, count, weights, band):
     return validations or thick or steps
 
 
+def log_axes(axes, last, most, begins):
+    """begins: of stages [(tokens before it, its --seq-len)]"""
+    axes.set_xlabel("tokens trained on" if begins else "step")
+    axes.set_xlim(0, last)
+    for begin, length in begins:
+        axes.axvline(begin, color=GREY, linewidth=0.8)
+        axes.annotate(f"T = {length}" if length else "", (begin, 1), xycoords=("data", "axes fraction"), xytext=(3, 2),
+                      textcoords="offset points", color=GREY)
+        axes.xaxis.set_major_formatter(tokens)
+    if most:
+        axes.set_ylim(0, most)
+
+
 def panels_of(runs, wanted):
     """The metrics to draw, and those that are left out as they are zero throughout."""
     found = {metric: [value for _, found, *_ in runs for points in found.get(metric, ()) for _, value in points] for metric in wanted}
@@ -239,7 +252,7 @@ def log(options):
     single = len(runs) == 1 or options.stages
     cycle = itertools.cycle(("stream",) if single else ("stream", "full", "checkpoint", "paper", "hf", "llmc"))
     colours = [COLOURS[method] for _, method in zip(runs, cycle)]
-    last = max(points[-1][0] for _, found, *_ in runs for metric in metrics for points in found.get(metric, ()) if points)
+    last = max(points[-1][0] or 1 for _, found, *_ in runs for metric in metrics for points in found.get(metric, ()) if points)
     names = {**METRICS, only: words or METRICS.get(only, only)}
     if all(said.get("objective", "sft") == "sft" for *_, said, _ in runs):
         names["loss"] = "loss, nats per token"
@@ -253,23 +266,13 @@ def log(options):
             band = found.get("reward_std", ((), ()))[0] if metric == "reward" and single else ()
             seen = log_lines(axis, *found[metric], colour, count, trained if "per token" in name else {}, band)
             values += seen if metric == metrics[0] else []
-            most = max(most, *(value for _, value in seen))
+            most = max(most, *(1.1 * value for _, value in seen))  # single steps of short sequences may lie far above
             if not options.stages or found is runs[-1][1]:
                 text = f"{seen[-1][1]:.3f}" if alone else f"{seen[-1][1]:.3g}"
                 end = max(points[-1][0] for points in found[metric] if points)
                 labels[metric].append(((end, seen[-1][1]), text if not alone or single else f"{run} {text}", colour))
         (axis.set_ylabel if alone else axis.set_title)(name)
-        axis.set_xlabel("tokens trained on" if options.stages else "step")
-        axis.set_xlim(0, last)
-        for begin, length in begins:
-            axis.axvline(begin, color=GREY, linewidth=0.8)
-            axis.annotate(f"T = {length}", (begin, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points",
-                          color=GREY)
-        if options.stages:
-            axis.xaxis.set_major_formatter(tokens)
-            axis.set_ylim(0, 1.1 * most)  # single steps of short sequences may lie far above
-        if name.endswith("share"):
-            axis.set_ylim(0, 1.02)
+        log_axes(axis, last, 1.02 if name.endswith("share") else most if options.stages else None, begins)
         if metric == "loss" and options.level is not None:
             axis.axhline(options.level, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
             labels[metric].append(((last, options.level), f"{options.level_name} {options.level:.3f}", GREY))
@@ -418,9 +421,9 @@ def lengths(options):
     for row in options.rows:
         n, seconds, ours = int(row["tokens"]), number(row["seconds"]), row["source"] == "plan"
         longest[ours] = max(longest[ours], n)
-        words = decimal(n) + ("" if not seconds else f", {seconds / 3600:.1f} h a step" if seconds > 3600 else f", {seconds / 60:.0f} min a step")
+        time = "" if not seconds else f", {seconds / 3600:.1f} h a step" if seconds > 3600 else f", {seconds / 60:.0f} min a step"
         colour = COLOURS["stream-keep" if "LoRA" in row["series"] else "stream"] if ours else "#999999"
-        entries.append((row["series"], n, words, colour))
+        entries.append((row["series"], n, decimal(n) + time, colour))
     figure, axes = plt.subplots(figsize=(WIDTH, 0.9 + 0.29 * len(entries)))
     bars(axes, sorted(entries, key=lambda entry: -entry[1]))
     axes.set_xlabel("tokens of the longest sequence")
