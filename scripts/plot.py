@@ -296,7 +296,7 @@ def curve(options):
     """Draws the loss by position in the sequence: how far back a model looks.
 
     Columns: series,begin,end,loss: nats per token over the positions from begin to before end, as `train eval --curve` has them. A point
-    stands in the middle of its positions, on a logarithmic axis. --title: {gains}: by how much each series' last point lies below its first.
+    stands in the middle of its positions, on a log axis. --title: {gains}, by how much each series' last point lies below its first.
     """
     series = series_of(options.rows, lambda row: row["series"], lambda row: (int(row["begin"]), int(row["end"]), float(row["loss"])))
     figure, axes = plt.subplots(figsize=(6.4, 3.4))
