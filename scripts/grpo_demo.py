@@ -2,8 +2,9 @@
 
     grpo_demo.py data FOLDER     shards of prompts "4192>": format-00000.bin with answers in any order, task-00000.bin with the right ones
     grpo_demo.py reward          a reward command: the share of the places of an answer that are right, for each line of standard input
+    grpo_demo.py solved          another: 1 where all are right, else 0
 
-The second needs nothing but Python; the first needs numpy.
+The last two need nothing but Python; the first needs numpy.
 """
 
 import json
@@ -42,18 +43,18 @@ def data(folder):
     write_shard(folder, "task", [(p + ">", "".join(sorted(p)) + "\n") for p in prompts])
 
 
-def reward():
+def reward(whole):
     for line in sys.stdin:
         sample = json.loads(line)
         answer, right = sample["completion"], sample["reference"]
         places = sum(a == b for a, b in zip(answer, right))
-        print(places / max(len(answer), len(right)), flush=True)
+        print(int(answer == right) if whole else places / max(len(answer), len(right)), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["data"] and len(sys.argv) == 3:
         data(sys.argv[2])
-    elif sys.argv[1:] == ["reward"]:
-        reward()
+    elif sys.argv[1:] in (["reward"], ["solved"]):
+        reward(sys.argv[1] == "solved")
     else:
         raise SystemExit(__doc__)

@@ -31,8 +31,12 @@ NAMES = {  # of log.jsonl: transformers'
 POLL = 0.5  # seconds between two looks at a log that is followed
 
 
+def refuse(text):
+    raise SystemExit(f"{os.path.basename(sys.argv[0])}: {text}")
+
+
 def missing(packages, target):
-    raise SystemExit(f"log_export.py: {target} needs a package that is not here: pip install {packages}")
+    refuse(f"{target} needs a package that is not here: pip install {packages}")
 
 
 class TensorBoard:
@@ -45,7 +49,7 @@ class TensorBoard:
             except ImportError:
                 missing("tensorboardX", "--tensorboard")
         if glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
-            raise SystemExit(f"log_export.py: {folder}: holds event files; remove them or name another folder")
+            refuse(f"{folder}: holds event files; remove them or name another folder")
         self.writer = SummaryWriter(folder)
 
     def options(self, values):
@@ -89,8 +93,16 @@ class WandB:
         self.run.finish()
 
 
-def lines_of(path, follow):
-    """(number, line) of complete lines; with `follow` without end, and None whenever there is nothing more for now."""
+def log_of(run, awaited=False):
+    """The path of a run's log, which may be awaited; run: its folder or the log itself."""
+    path = os.path.abspath(run if run.endswith(".jsonl") else os.path.join(run, "log.jsonl"))
+    if not awaited and not os.path.exists(path):
+        refuse(f"there is no {path}; name the folder of a run (--out) or its log.jsonl")
+    return path
+
+
+def records_of(path, follow=False):
+    """Records of complete lines; with `follow` without end, and None whenever there is nothing more for now."""
     number = at = 0
     while True:
         if os.path.exists(path):
@@ -102,10 +114,15 @@ def lines_of(path, follow):
                         break  # half of it is written
                     at += len(line)
                     number += 1
-                    yield number, line
-        yield None
+                    try:
+                        record = json.loads(line)
+                        record["step"] + 0
+                    except (ValueError, TypeError, KeyError):
+                        refuse(f"{path}: line {number} is no record of a run")
+                    yield record
         if not follow:
             return
+        yield None
         time.sleep(POLL)
 
 
@@ -126,16 +143,11 @@ def scalars_of(record, tokens):
 
 def export(path, follow, target):
     tokens, total = {}, 0  # of each step: one that is done again counts once
-    for entry in lines_of(path, follow):
-        if entry is None:
+    for record in records_of(path, follow):
+        if record is None:
             target.flush()
             continue
-        number, line = entry
-        try:
-            record = json.loads(line)
-            step = record["step"]
-        except (ValueError, TypeError, KeyError):
-            raise SystemExit(f"log_export.py: {path}: line {number} is no record of a run")
+        step = record["step"]
         if "options" in record:
             target.options(record["options"])
         if "sample" in record:
@@ -157,9 +169,7 @@ def main():
     parser.add_argument("--name", help="of the run at Weights & Biases [the folder's]")
     parser.add_argument("--follow", action="store_true", help="wait for more until interrupted")
     options = parser.parse_args()
-    path = os.path.abspath(options.run if options.run.endswith(".jsonl") else os.path.join(options.run, "log.jsonl"))
-    if not options.follow and not os.path.exists(path):
-        raise SystemExit(f"log_export.py: there is no {path}; name the folder of a run (--out) or its log.jsonl")
+    path = log_of(options.run, options.follow)
     name = options.name or os.path.basename(os.path.dirname(path))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     target = TensorBoard(options.tensorboard) if options.tensorboard else WandB(options.wandb, name)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Memory of one backpropagation against the sequence length, by `plan`, beside the StreamBP paper's measurements
 # (arXiv 2506.03077): its Figure 3 (Qwen3-8B, 14B, and 32B with LoRA), its longest sequences, and its Table 9 (Llama 3.1 8B,
-# Gemma 3 1B). The picture shows Qwen3-8B, also training with AdamW.
+# Gemma 3 1B). The picture shows what trains: Qwen3-8B with AdamW, all weights and LoRA, by StreamBP and by gradient checkpointing.
 #
 #     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper CARD=a100
 #
@@ -37,26 +37,22 @@ longest() { # MODEL METHOD [chunk options]
     plan "$longest_model" "$longest_method" 1024 --memory-limit "$CARD" "$@" | json_number max_seq_len
 }
 
-# ---- the picture's points: Qwen3-8B, ours and the paper's -----------------------------------------------------------------
+# ---- the picture's points: training Qwen3-8B ------------------------------------------------------------------------------
 csv=$OUT/memory.csv
 HERO=qwen3-8b
 echo "series,method,source,seq_len,bytes" >"$csv"
-series() { # NAME METHOD SOURCE [options of ./train plan]: a line of ours
-    series_name=$1 series_method=$2 series_source=$3
-    shift 3
+series() { # NAME METHOD [options of ./train plan]: a line
+    series_name=$1 series_method=$2
+    shift 2
     for T in 512 1024 $(awk 'BEGIN { for (T = 4096; T <= 229376; T += 4096) print T }'); do
-        echo "$series_name,$series_method,$series_source,$T,$("$TRAIN" plan --init $HERO,$ANY_LENGTH --method "$series_method" --seq-len "$T" \
-            --dtype bf16 --json --quiet "$@" | json_number total_bytes)"
+        echo "$series_name,$series_method,plan,$T,$("$TRAIN" plan --init $HERO,$ANY_LENGTH --method "$series_method" --seq-len "$T" \
+            --dtype bf16 --json --quiet $ON_DEVICE "$@" | json_number total_bytes)"
     done >>"$csv"
 }
-series 'our training|all weights' stream plan --moments bf16 --master none
-series 'our training|LoRA' stream plan --lora-rank 32
-series 'our pass|checkpoint' checkpoint pass --for bp
-series 'our pass|StreamBP' stream pass --for bp $PAPER_CHUNKS
-for method in checkpoint stream; do # both in 2^30 bytes
+for method in checkpoint stream; do
     name=$([ $method = stream ] && echo StreamBP || echo checkpoint)
-    awk -F, -v model=$HERO -v method=$method -v name="the paper|$name" \
-        '$1 == model && $2 == method { printf "%s,%s,paper,%d,%.0f\n", name, $2, $3, $4 * 2^30 }' $FIG3 >>"$csv"
+    series "$name|all weights" $method --moments bf16 --master none
+    series "$name|LoRA" $method --lora-rank 32
 done
 table9() { awk -F, -v m="$1" '$1 == "table9_bp_gb" && $2 == m { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $PAPER_TABLES; }
 
@@ -124,11 +120,10 @@ awk -v w="$weights" 'BEGIN {
 echo
 python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
-    "$python" scripts/plot.py memory --in "$csv" --out "$OUT/memory.png" --title "Memory of Qwen3-8B in bf16, against the length of a sequence" \
-        --limit "80 GB card=$LIMIT" --limit "24 GB card=$(usable_bytes rtx4090)" --caption "\
-Lines: planned by ./train, not run on a GPU yet. Solid: training with AdamW (all weights: moments in bf16; LoRA: rank 32). \
-Dashed: one forward and backward pass without an update, in the paper's chunks. Crosses: the paper's measurements of that on an \
-A800 of 80 GB (arXiv 2506.03077, Figure 3). Checkpoint: gradient checkpointing. Dotted: what a card leaves to a program."
+    "$python" scripts/plot.py memory --in "$csv" --out "$OUT/memory.png" --limit "80 GB card=$LIMIT" \
+        --limit "24 GB card=$(usable_bytes rtx4090)" \
+        --title "Qwen3-8B, {what}, {limit}: StreamBP trains {times} times the length of checkpointing" \
+        --caption "Planned by ./train, everything on the card: bf16, AdamW (all weights: moments in bf16; LoRA: rank 32)."
     echo "points: $csv   picture: $OUT/memory.png"
 else
     echo "points: $csv"

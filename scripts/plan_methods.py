@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Memory and time of every method against the length of a sequence, by `train plan`, beside the paper's own measurements of gradient
-checkpointing and Mini-Sequence. One forward and backward pass of all weights in bf16, everything on the device of an A100. Nothing is run:
-bytes are plans, seconds are estimates. stream, seco and spaco take chunks of 1024.
+"""Memory and time of every method, by `train plan`: one forward and backward pass of all weights in bf16, everything on the device of an
+A100. Nothing is run: bytes are plans, seconds are estimates. stream, seco and spaco take chunks of 1024.
 
-    plan_methods.py --points FILE [MODEL...]     the points of `plot.py methods`; TRAIN=./train; six models unless some are named
+    plan_methods.py                              prints a table of six models; TRAIN=./train
+    plan_methods.py --points FILE [MODEL...]     the bars of `plot.py methods`, beside the paper's measurements of memory
 
-FILE has the columns model,method,source,tokens,bytes_per_token,seconds. Bytes are those that a further token takes: from half as many
-tokens on, or in Figure 3 of the paper from its shortest sequence on. A value that is not known is empty. Needs the standard library only.
+Bytes are those that a further token takes, between half as many tokens and all; of Figure 3 of the paper between its shortest sequence
+and its longest. Needs the standard library only.
 """
 
 import csv
@@ -18,31 +18,28 @@ from plan_lengths import ROOT, plan
 MODELS = ["qwen3-4b", "qwen3-8b", "qwen2.5-7b", "llama3.1-8b", "qwen3.5-9b", "gemma3-12b"]
 CHUNKS = "--chunk 1024 --logits-chunk 1024"
 METHODS = {"full": "", "checkpoint": "", "mst": "", "stream": CHUNKS, "seco": CHUNKS, "spaco": CHUNKS + " --keep-chunks 0.25"}
-LENGTHS = [1 << k for k in range(12, 21)]
-OPTIONS = ("--for bp --machine a100,host=0 --inputs device --inputs-every 1 --weights device --gradients device --keep none")
+TOKENS = 65536
+OPTIONS = "--for bp --machine a100,host=0 --inputs device --inputs-every 1 --weights device --gradients device --keep none"
 ANY_LENGTH = "max_position_embeddings=1000000000"
 
 
-def planned(model, method, tokens):
-    """The object that `train plan` prints. It exits 1 where nothing fits an A100, which does not matter here."""
-    return plan(f"--init {model},{ANY_LENGTH} --method {method} {METHODS[method]} --seq-len {tokens} {OPTIONS}")
+def planned(model, method):
+    """Bytes of a further token and seconds. `train plan` exits 1 where nothing fits an A100, which does not matter here."""
+    half, whole = (plan(f"--init {model},{ANY_LENGTH} --method {method} {METHODS[method]} --seq-len {n} {OPTIONS}")
+                   for n in (TOKENS // 2, TOKENS))
+    return (whole["total_bytes"] - half["total_bytes"]) / (TOKENS - TOKENS // 2), whole["estimated_seconds"]
 
 
 def paper():
-    """The paper's measurements on an A800 (arXiv 2506.03077): memory of Figure 3, seconds of Table 1."""
-    def rows(name):
-        with open(os.path.join(ROOT, "scripts", "paper", name), newline="", encoding="utf-8") as file:
-            yield from csv.DictReader(line for line in file if not line.startswith("#"))
-    shortest = {}
-    for row in rows("fig3_bp_memory.csv"):
-        key, tokens, peak = (row["model"], row["method"]), int(row["seq_len"]), float(row["peak_gib"]) * 2**30
-        first, least = shortest.setdefault(key, (tokens, peak))
-        if tokens > 2 * first:
-            yield *key, tokens, f"{(peak - least) / (tokens - first):.6g}", ""
-    for row in rows("tables.csv"):
-        for method in ("checkpoint", "mst", "stream"):
-            if row["table"] == "table1_bp_seconds" and row[method]:
-                yield row["model"], method, int(row["x"].rstrip("k")) * 1000, "", row[method]
+    """{(model, method): (tokens, bytes of a further token)} of the paper's Figure 3 (arXiv 2506.03077), measured on an A800."""
+    with open(os.path.join(ROOT, "scripts", "paper", "fig3_bp_memory.csv"), newline="", encoding="utf-8") as file:
+        first, found = {}, {}
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            key, tokens, peak = (row["model"], row["method"]), int(row["seq_len"]), float(row["peak_gib"]) * 2**30
+            least, begin = first.setdefault(key, (tokens, peak))
+            if tokens > least:
+                found[key] = tokens, (peak - begin) / (tokens - least)
+    return found
 
 
 def points(path, models):
@@ -51,21 +48,31 @@ def points(path, models):
         out.writerow(["model", "method", "source", "tokens", "bytes_per_token", "seconds"])
         for model in models:
             for method in METHODS:
-                for tokens in LENGTHS:
-                    whole, half = planned(model, method, tokens), planned(model, method, tokens // 2)
-                    each = (whole["total_bytes"] - half["total_bytes"]) / (tokens - tokens // 2)
-                    out.writerow([model, method, "plan", tokens, f"{each:.6g}", f"{whole['estimated_seconds']:.6g}"])
-        for model, method, tokens, each, seconds in paper():
-            if model in models and method != "full":
-                out.writerow([model, method, "paper", tokens, each, seconds])
+                each, seconds = planned(model, method)
+                out.writerow([model, method, "plan", TOKENS, f"{each:.6g}", f"{seconds:.6g}"])
+        for (model, method), (tokens, each) in paper().items():
+            if model in models:
+                out.writerow([model, method, "paper", tokens, f"{each:.6g}", ""])
+
+
+def table():
+    """Markdown: what a further token takes and seconds, of every model and method."""
+    lines = [f"| kB of a further token; seconds of {TOKENS // 1024}k | " + " | ".join(f"`{method}`" for method in METHODS) + " |",
+             "|---|" + "---|" * len(METHODS)]
+    for model in MODELS:
+        found = [planned(model, method) for method in METHODS]
+        lines.append(f"| {model} | " + " | ".join(f"{each / 1000:.0f}; {seconds:.1f}" for each, seconds in found) + " |")
+    return "\n".join(lines)
 
 
 def main():
-    if len(sys.argv) < 3 or sys.argv[1] != "--points" or not set(sys.argv[3:]) <= set(MODELS):
+    if not sys.argv[1:]:
+        print(table())
+    elif sys.argv[1] == "--points" and len(sys.argv) > 2 and set(sys.argv[3:]) <= set(MODELS):
+        points(sys.argv[2], sys.argv[3:] or MODELS)
+    else:
         raise SystemExit(__doc__)
-    points(sys.argv[2], sys.argv[3:] or MODELS)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -164,9 +164,8 @@ done
 echo
 python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
-    "$python" scripts/plot.py scale --in "$csv" --out "$OUT/scale.png" --caption "\
-Qwen3-8B on paper, nothing was run: H100 in nodes of eight, bf16, AdamW with fp32 state, ZeRO-3, everything on the devices, within $GIB GiB of \
-each. Passed around: --kv ring; gathered: --kv gather; eight: --sp 8. Others' measurements: in the tables."
+    "$python" scripts/plot.py scale --in "$csv" --out "$OUT/scale.png" \
+        --caption "Planned, nothing was run: Qwen3-8B, bf16, AdamW with fp32 state, ZeRO-3, everything on H100 in nodes of eight."
     echo "points: $csv   picture: $OUT/scale.png"
 else
     echo "points: $csv"

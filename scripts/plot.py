@@ -1,23 +1,33 @@
 """Draws the pictures of this project. A kind of picture is a function below; its docstring says what its file holds.
 
-    plot.py log --out run.png [--mean 20] [--level 3.21 --level-name "unigram entropy"] [--stages] RUN/log.jsonl...
-    plot.py curve|memory|scale|lengths|methods|compare --in points.csv --out picture.png [--caption TEXT]
+    plot.py log --out run.png [--mean 20] [--only reward] [--level 3.21 --level-name "unigram entropy"] [--stages] RUN...
+    plot.py curve|memory|scale|lengths|methods|compare --in points.csv --out picture.png [--title TEXT] [--caption TEXT]
     plot.py KIND --help     what it draws, and its other options
+
+A picture's title is its message, in which numbers of what is drawn stand in braces: --title "{first} at first, {last} at the end".
 """
 
 import argparse
 import csv
+import io
 import itertools
-import json
 import math
 import os
+import sys
 import textwrap
 
-import matplotlib
+from log_export import log_of, records_of, refuse, scalars_of
 from plan_lengths import tokens as decimal
+
+try:
+    import matplotlib
+    from PIL import Image
+except ImportError:
+    refuse(f"{sys.executable} has no matplotlib: pip install matplotlib, or call another Python")
 
 matplotlib.use("Agg")  # draws files, needs no display
 import matplotlib.pyplot as plt
+import numpy
 
 # ---- how every picture looks --------------------------------------------------------------------------------------------------
 # One colour per method, and per program of others that it is compared with, the same in every picture; told apart in grey too.
@@ -33,7 +43,7 @@ GIB = 2**30
 plt.rcParams.update({
     "savefig.dpi": 220,
     "font.size": 9,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9.5,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "axes.titlelocation": "left",
@@ -50,25 +60,28 @@ plt.rcParams.update({
 })
 
 
-def rows_of(path):
+def rows_of(path, columns):
+    """The rows of a CSV, which must have these columns."""
     with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    if not rows:
+        refuse(f"{path}: holds no rows")
+    for column in columns.split(","):
+        if any(row.get(column) is None for row in rows):
+            refuse(f"{path}: a row has no {column}; the columns are {columns}")
+    return rows
 
 
-def series_of(path, key, point):
+def series_of(rows, key, point):
     """{key(row): [point(row), ...]}, everything in the file's order."""
     found = {}
-    for row in rows_of(path):
+    for row in rows:
         found.setdefault(key(row), []).append(point(row))
     return found
 
 
 def number(text):
     return float(text) if text else None
-
-
-def plain(n, _position=None):
-    return f"{n:g}"
 
 
 def tokens(n, _position=None):
@@ -95,44 +108,57 @@ def label(axes, labels):
                       annotation_clip=False)
 
 
-def caption(figure, text):
-    """Small print below a picture, in lines that are as wide."""
-    columns = int(17 * figure.get_figwidth())
-    text = "\n".join(textwrap.fill(line, columns) for line in text.replace("\\n", "\n").split("\n"))
-    figure.text(0.01, 0.0, text, ha="left", va="top", fontsize=8.5, color=GREY, linespacing=1.4)
+def bars(axes, entries, most=math.inf):
+    """Horizontal bars from the top, [(name, value, words, colour)], with words at their ends; a bar above `most` is cut there."""
+    axes.grid(axis="y", visible=False)
+    axes.barh([name for name, *_ in entries], [min(value, most) for _, value, *_ in entries], height=0.62,
+              color=[colour for *_, colour in entries])
+    for i, (_, value, words, _) in enumerate(entries):
+        cut = value > most
+        axes.annotate(f"{words}, cut" if cut else words, (min(value, most), i), xytext=(-4 if cut else 4, 0), textcoords="offset points",
+                      va="center", ha="right" if cut else "left", color="white" if cut else "black", annotation_clip=False)
+    axes.set_xlim(0, most if most < math.inf else None)
+    axes.invert_yaxis()
+
+
+def write(figure, title, small, path):
+    """The message above a picture and small print below it, both in lines of its width, on white, in as few colours as it needs."""
+    for text, at, points, weight, colour, columns in ((title, 1, 11, "bold", "black", 11.5), (small, 0, 8.5, "normal", GREY, 16.5)):
+        figure.text(0.01, at, textwrap.fill(text, int(columns * figure.get_figwidth())), va="bottom" if at else "top", fontsize=points,
+                    fontweight=weight, color=colour, linespacing=1.4)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, facecolor="white", bbox_inches="tight", pad_inches=0.15)
+    Image.open(drawn).convert("RGB").quantize(64).save(path, format="PNG", optimize=True)
 
 
 # ---- log ----------------------------------------------------------------------------------------------------------------------
-METRICS = {  # of log.jsonl, in the order of the panels; validations have val_ before the name
+METRICS = {  # of log.jsonl, in the order of the panels
     "reward": "mean reward",
+    "frac_reward_zero_std": "groups without signal, share",
     "loss": "loss",
     "rewards/accuracies": "pairs ranked right, share",
     "rewards/margins": "reward: chosen - rejected",
     "kl": "KL from reference, nats",
-    "clip_ratio/region_mean": "clipped share",
     "entropy": "entropy, nats per token",
     "completions/mean_length": "tokens of a completion",
 }
-BEFORE = {"clip_fraction": "clip_ratio/region_mean", "completion_length": "completions/mean_length"}  # names of older logs
-SHARES = ("rewards/accuracies", "clip_ratio/region_mean")  # drawn from 0
 ROUNDING = 1e-6  # below it a value is zero
 
 
 def read(path):
-    """({metric: ([(step, value)], [(step, value of a validation)])}, options, {step: tokens up to it}) of one log."""
-    found, said, trained = {}, {}, {0: 0}
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            record = {BEFORE.get(key, key): value for key, value in json.loads(line).items()}
-            said = record.get("options", said)
-            if "tokens" in record:
-                trained[record["step"]] = trained.get(record["step"] - 1, 0) + record["tokens"]
-            for metric in METRICS:
-                for which, key in enumerate((metric, "val_" + metric)):
-                    if record.get(key) is not None:
-                        found.setdefault(metric, ([], []))[which].append((record["step"], record[key]))
-    if not found:
-        raise SystemExit(f"{path}: holds no step and no validation")
+    """({metric: ([(step, value)], [(step, value of a validation)])}, options, {step: its tokens}) of one log."""
+    found, said, trained = {}, {}, {}
+    for record in records_of(path):
+        if "options" in record:
+            said = record["options"]
+            continue
+        if "tokens" in record:
+            trained[record["step"]] = record["tokens"]
+        for name, value in scalars_of(record, 0).items():
+            side, metric = name.split("/", 1)
+            found.setdefault(metric, ([], []))[side == "eval"].append((record["step"], value))
+    if not set(METRICS) & set(found):
+        refuse(f"{path}: holds no step and no validation")
     return found, said, trained
 
 
@@ -140,111 +166,129 @@ def follow(runs):
     """The runs of --stages with tokens in place of steps, each after the one before; [(begin in tokens, its --seq-len)]."""
     moved, begins, begin = [], [], 0
     for name, found, said, trained in runs:
-        at = {metric: tuple([(begin + trained[step], value) for step, value in points] for points in series)
-              for metric, series in found.items()}
-        moved.append((name, at, said, trained))
+        ends = dict(zip([0, *trained], itertools.accumulate(trained.values(), initial=begin)))
+        if any(step not in ends for series in found.values() for points in series for step, _ in points):
+            refuse(f"{name}: --stages needs the tokens of every step, which its log does not have")
+        at = {metric: tuple([(ends[step], value) for step, value in points] for points in series) for metric, series in found.items()}
+        moved.append((name, at, said, {ends[step]: count for step, count in trained.items()}))
         begins.append((begin, said.get("seq_len")))
-        begin += max(trained.values())
+        begin = max(ends.values())
     return moved, begins
 
 
-def name_of(path):
-    return os.path.basename(os.path.dirname(os.path.abspath(path)))
+def means(points, count, weights):
+    """The weighted mean of the `count` points around each, as many before as after it: none where so many are not there."""
+    k, found = count // 2, []
+    for i in range(k, len(points) - k):
+        around = points[i - k:i + k + 1]
+        total = sum(weights.get(step, 1) for step, _ in around)
+        found.append((points[i][0], sum(weights.get(step, 1) * value for step, value in around) / (total or 1)))
+    return found
 
 
-def is_zero(series):
-    return all(abs(value) < ROUNDING for points in series for _, value in points)
-
-
-def means(points, count):
-    """The mean of the `count` points around each: as many before as after it, fewer where there are no more."""
-    values = [value for _, value in points]
-    sides = [min(i, len(values) - 1 - i, count // 2) for i in range(len(values))]
-    return [(step, sum(values[i - k:i + k + 1]) / (2 * k + 1)) for i, ((step, _), k) in enumerate(zip(points, sides))]
-
-
-def log_lines(axes, steps, validations, colour, mean):
-    """One run's lines in one panel; returns the point that its label stands at, and what that is."""
+def log_lines(axes, steps, validations, colour, count, weights, band):
+    """One run's lines in one panel; returns the values that matter most: of validations, else means, else of every step."""
+    thick = means(steps, count, weights) if count else []
     if steps:
-        axes.plot(*zip(*steps), color=colour, linewidth=1.0, alpha=0.3 if mean else 0.8)
-    if mean and steps:
-        steps = means(steps, mean)
-        axes.plot(*zip(*steps), color=colour)
+        axes.plot(*zip(*steps), color=colour, linewidth=1.0, alpha=0.3 if thick else 0.8)
+    if thick:
+        axes.plot(*zip(*thick), color=colour)
+    if band:
+        apart = dict(means(band, count if thick else 0, weights))
+        edges = [(step, value - apart[step], value + apart[step]) for step, value in thick or steps if step in apart]
+        axes.fill_between(*zip(*edges), color=colour, alpha=0.12, linewidth=0)
     if validations:
         axes.plot(*zip(*validations), color=colour, linestyle="none", marker="o", markersize=5, clip_on=False)
-    # the two end close together, so one label names the one that matters
-    return (validations[-1], "validation") if validations else (steps[-1], "training")
+    return validations or thick or steps
 
 
-def log_caption(runs, mean, unit, zero):
-    """What lines and marks are, and what is not drawn."""
-    text = f"Thin lines: every step; thick: the mean of the {mean} {unit}s around it." if mean else "Lines: every step."
-    validated = any(validations for _, found, *_ in runs for _, validations in found.values())
-    text += (" Points: validations." if validated else "") + " Numbers: last values."
-    return text + (f" Zero throughout: {', '.join(METRICS[metric] for metric in zero)}." if zero else "")
+def log_axes(axes, last, most, begins):
+    """begins: of stages [(tokens before it, its --seq-len)]"""
+    axes.set_xlabel("tokens trained on" if begins else "step")
+    axes.set_xlim(0, last)
+    for begin, length in begins:
+        axes.axvline(begin, color=GREY, linewidth=0.8)
+        axes.annotate(f"T = {length}" if length else "", (begin, 1), xycoords=("data", "axes fraction"), xytext=(3, 2),
+                      textcoords="offset points", color=GREY)
+        axes.xaxis.set_major_formatter(tokens)
+    if most:
+        axes.set_ylim(0, most)
+
+
+def panels_of(runs, wanted):
+    """The metrics to draw, and those that are left out as they are zero throughout."""
+    found = {metric: [value for _, found, *_ in runs for points in found.get(metric, ()) for _, value in points] for metric in wanted}
+    rewarded = len(wanted) > 1 and all("reward" in found for _, found, *_ in runs)  # whose loss says nothing: advantages sum to 0
+    metrics = [metric for metric in wanted if found[metric] and not (metric == "loss" and rewarded)]
+    if not metrics:
+        refuse(f"--only: there is no such metric; the first log has {', '.join(runs[0][1])}")
+    drawn = [metric for metric in metrics if max(map(abs, found[metric])) > ROUNDING] or metrics
+    return drawn, [metric for metric in metrics if metric not in drawn]
 
 
 def log(options):
-    """Draws how one or more runs went, from their log.jsonl: the loss, and what people watch of the objective.
+    """Draws how runs went, from their folders or log.jsonl: the loss, and what people watch of the objective.
 
-    A panel for each metric (METRICS) that a log holds, runs over one another; metrics that are zero to within rounding (the loss of a
-    rollout whose advantages sum to 0) are named below them. A line is every step, marks are validations. --mean: thin lines, and
-    thick ones of the mean of so many steps. A level is a horizontal line in the panel of the loss, to compare with. --stages: the runs
-    continued one another, and are drawn one after the other against the tokens trained on; --mean then counts tokens.
+    A panel for each metric that a log holds: the loss; of preferences also the share of pairs ranked right and the margin; of GRPO in
+    its place the reward with its deviation as a band, the share of groups without signal, KL, entropy and length. Metrics that are zero
+    to within rounding are named below. --only: one metric of log.jsonl instead. A line is every step, marks are validations. --mean:
+    also a thick line, where so many steps are there on both sides: what is measured per token is weighted by tokens. A level is a
+    horizontal line in the panel of the loss. --stages: the runs continued one another, and are drawn one after the other against the
+    tokens trained on; --mean then counts tokens. --title: the {first} and the {last} value.
     """
-    runs = [(name_of(path), *read(path)) for path in options.logs]
-    unit, means_of, begins = "step", [options.mean for _ in runs], []
+    runs = [(os.path.basename(os.path.dirname(path)), *read(path)) for path in map(log_of, options.logs)]
+    counts, begins = [options.mean for _ in runs], []
     if options.stages:
         runs, begins = follow(runs)
-        unit, means_of = "token", [options.mean * max(trained) // max(1, max(trained.values())) for *_, trained in runs]
-    metrics = [metric for metric in METRICS if any(metric in found for _, found, *_ in runs)]
-    zero = [metric for metric in metrics if all(is_zero(found.get(metric, ())) for _, found, *_ in runs)]
-    metrics = [metric for metric in metrics if metric not in zero] or zero
-    columns = min(len(metrics), 3)
-    rows = -(-len(metrics) // columns)
+        counts = [options.mean * len(trained) // max(1, sum(trained.values())) for *_, trained in runs]
+    only, _, words = options.only.partition("=")
+    metrics, zero = panels_of(runs, [only] if only else METRICS)
     alone = len(metrics) == 1
-    figure, axes = plt.subplots(rows, columns, squeeze=False,
-                                figsize=(6.4, 3.6) if alone else (2.6 * columns, 2.3 * rows))
+    columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
+    rows = math.ceil(len(metrics) / columns)
+    figure, axes = plt.subplots(rows, columns, squeeze=False, figsize=(6.4, 3.4) if alone else (WIDTH, 2.2 * rows))
     for unused in axes.flat[len(metrics):]:
         unused.remove()
-    colours = itertools.cycle(COLOURS[name] for name in ("stream", "full", "checkpoint", "paper", "hf", "llmc"))
-    colours = [next(colours) for _ in runs] if not options.stages else [next(colours)] * len(runs)
-    last = max(points[-1][0] for _, found, *_ in runs for series in found.values() for points in series if points)
+    single = len(runs) == 1 or options.stages
+    cycle = itertools.cycle(("stream",) if single else ("stream", "full", "checkpoint", "paper", "hf", "llmc"))
+    colours = [COLOURS[method] for _, method in zip(runs, cycle)]
+    last = max(points[-1][0] or 1 for _, found, *_ in runs for metric in metrics for points in found.get(metric, ()) if points)
+    names = {**METRICS, only: words or METRICS.get(only, only)}
+    if all(said.get("objective", "sft") == "sft" for *_, said, _ in runs):
+        names["loss"] = "loss, nats per token"
 
-    labels = {metric: [] for metric in metrics}
+    labels, values = {metric: [] for metric in metrics}, []
     for metric, axis in zip(metrics, axes.flat):
-        for (name, found, *_), colour, mean in zip(runs, colours, means_of):
-            if metric in found:
-                point, what = log_lines(axis, *found[metric], colour, mean)
-                if options.stages and found is not runs[-1][1]:
-                    continue
-                text = f"{what} {point[1]:.3f}" if alone else f"{point[1]:.3g}"
-                labels[metric].append((point, f"{name}, {text}" if alone and len(runs) > 1 and not options.stages else text, colour))
-        (axis.set_ylabel if alone else axis.set_title)(METRICS[metric])
-        axis.set_xlabel("tokens trained on" if options.stages else "step")
-        for begin, length in begins:
-            axis.axvline(begin, color=GREY, linewidth=0.8)
-            axis.annotate(f"T = {length}", (begin, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points",
-                          color=GREY)
-        if options.stages:  # single steps of short sequences may lie far above
-            axis.xaxis.set_major_formatter(tokens)
-            axis.set_ylim(0, 1.1 * max(value for _, found, *_ in runs for _, value in found.get(metric, ((), ()))[1] or [(0, 1)]))
-        axis.set_xlim(0, last)
-        if metric in SHARES:
-            axis.set_ylim(0, None)
-    if "loss" in metrics and all(said.get("objective", "sft") == "sft" for *_, said, _ in runs):
-        (axes[0, 0].set_ylabel if alone else axes.flat[metrics.index("loss")].set_title)("loss, nats per token")
-    if "loss" in metrics and options.level is not None:
-        axes.flat[metrics.index("loss")].axhline(options.level, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
-        labels["loss"].append(((last, options.level), f"{options.level_name} {options.level:.3f}", GREY))
+        name, most = names[metric], 0
+        for (run, found, _, trained), colour, count in zip(runs, colours, counts):
+            if metric not in found:
+                continue
+            band = found.get("reward_std", ((), ()))[0] if metric == "reward" and single else ()
+            seen = log_lines(axis, *found[metric], colour, count, trained if "per token" in name else {}, band)
+            values += seen if metric == metrics[0] else []
+            most = max(most, *(1.1 * value for _, value in seen))  # single steps of short sequences may lie far above
+            if not options.stages or found is runs[-1][1]:
+                text = f"{seen[-1][1]:.3f}" if alone else f"{seen[-1][1]:.3g}"
+                end = max(points[-1][0] for points in found[metric] if points)
+                labels[metric].append(((end, seen[-1][1]), text if not alone or single else f"{run} {text}", colour))
+        (axis.set_ylabel if alone else axis.set_title)(name)
+        log_axes(axis, last, 1.02 if name.endswith("share") else most if options.stages else None, begins)
+        if metric == "loss" and options.level is not None:
+            axis.axhline(options.level, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+            labels[metric].append(((last, options.level), f"{options.level_name} {options.level:.3f}", GREY))
 
     figure.tight_layout(w_pad=1.0 if alone else 4.0)
     for metric, axis in zip(metrics, axes.flat):
         label(axis, labels[metric])
-    if not alone and len(runs) > 1 and not options.stages:
-        lines = [plt.Line2D([], [], color=colour) for _, colour in zip(runs, colours)]
-        figure.legend(lines, [name for name, *_ in runs], loc="lower left", bbox_to_anchor=(0, 1), ncol=len(runs))
-    return figure, log_caption(runs, options.mean, unit, zero)
+    if not alone and not single:
+        axes[0, 0].legend([plt.Line2D([], [], color=colour) for colour in colours], [name for name, *_ in runs])
+    name = names[metrics[0]]
+    facts = {"first": f"{values[0][1]:.3g}", "last": f"{values[-1][1]:.3g}"}
+    unit = "tokens" if options.stages else "steps"
+    text = f"Thin: every step; thick: the mean of {options.mean} {unit}. " if options.mean else "Lines: every step. "
+    text += "Points: validations. " if any(found[metric][1] for _, found, *_ in runs for metric in metrics if metric in found) else ""
+    text += f"Zero throughout: {', '.join(names[metric] for metric in zero)}." if zero else ""
+    return figure, f"{name[0].upper()}{name[1:]}: {{first}} at first, {{last}} at the end" if single else "", facts, text
 
 
 # ---- curve --------------------------------------------------------------------------------------------------------------------
@@ -252,88 +296,73 @@ def curve(options):
     """Draws the loss by position in the sequence: how far back a model looks.
 
     Columns: series,begin,end,loss: nats per token over the positions from begin to before end, as `train eval --curve` has them. A point
-    stands in the middle of its positions, on a logarithmic axis.
+    stands in the middle of its positions, on a log axis. --title: {gains}, by how much each series' last point lies below its first.
     """
-    series = series_of(options.input, lambda row: row["series"],
-                       lambda row: (math.sqrt(max(int(row["begin"]), 1) * int(row["end"])), float(row["loss"])))
-    figure, axes = plt.subplots(figsize=(6.4, 3.6))
+    series = series_of(options.rows, lambda row: row["series"], lambda row: (int(row["begin"]), int(row["end"]), float(row["loss"])))
+    figure, axes = plt.subplots(figsize=(6.4, 3.4))
     axes.set_xscale("log", base=2)
     labels = []
-    for (name, points), method in zip(series.items(), ("checkpoint", "stream-keep", "stream", "full", "hf")):
-        axes.plot(*zip(*points), color=COLOURS[method], marker="o", markersize=4)
-        labels.append((points[-1], f"{name}: {points[-1][1]:.3f}", COLOURS[method]))
-    axes.set_title(options.title)
+    for (name, points), method in zip(series.items(), itertools.cycle(("checkpoint", "stream-keep", "stream", "full", "hf"))):
+        drawn = [(math.sqrt(max(begin, 1) * end), loss) for begin, end, loss in points]
+        axes.plot(*zip(*drawn), color=COLOURS[method], marker="o", markersize=4)
+        labels.append((drawn[-1], f"{name}: {drawn[-1][1]:.3f}", COLOURS[method]))
     axes.set_xlabel("position in the sequence, tokens")
     axes.set_ylabel("loss, nats per token")
     axes.xaxis.set_major_formatter(tokens)
     figure.tight_layout()
     label(axes, labels)
-    return figure, ""
+    gains = ", ".join(f"{points[0][2] - points[-1][2]:.2f} ({name})" for name, points in series.items())
+    return figure, "Long context saves nats per token: {gains}", {"gains": gains}, ""
 
 
 # ---- memory -------------------------------------------------------------------------------------------------------------------
-def below(points, limit):
-    """The part of a line that lies below the limit, ending on it."""
-    kept = []
-    for n, value in points:
-        if limit and value > limit:
-            if kept:
-                n0, value0 = kept[-1]
-                kept.append((n0 + (n - n0) * (limit - value0) / (value - value0), limit))
-            break
-        kept.append((n, value))
-    return kept
-
-
 def memory(options):
     """Draws memory against sequence length.
 
-    Columns: series,method,source,seq_len,bytes. A series is labelled with its name, in which | breaks the line. Source `plan` is a line,
-    `pass` a dashed one, `measured` and `paper` are marks. A limit is a horizontal line; under the highest one all series end, and their
-    labels stand above it with the length that they reach.
+    Columns: series,method,source,seq_len,bytes. A series is labelled with its name, in which | breaks the line: the method, what it
+    trains. Source `plan` is a line, `measured` are marks. A limit is a horizontal line; the highest one ends the picture, and labels
+    stand above it with the length that they reach. --title: {times} the length of `checkpoint` that `stream` reaches below the lowest
+    {limit} that both reach, {what} it trains.
     """
-    marks, dashes = {"measured": "o", "paper": "x"}, {"plan": "-", "pass": (0, (5, 2))}
-    series = series_of(options.input, lambda row: (row["series"], row["method"], row["source"]),
+    series = series_of(options.rows, lambda row: (row["series"], row["method"], row["source"]),
                        lambda row: (int(row["seq_len"]), float(row["bytes"])))
-    limits = [(float(bytes_), name) for name, bytes_ in (limit.rsplit("=", 1) for limit in options.limit)]
-    top = max(limits, default=(None, ""))[0]
-    figure, axes = plt.subplots(figsize=(WIDTH, 4.2 if top else 3.6))
-    ends = []
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.0 if options.limit else 3.4))
+    reached = {limit: {} for limit in sorted(options.limit, reverse=True)}  # {(what, method): (tokens, label)}
     for (name, method, source), points in series.items():
-        colour = COLOURS[method]
-        if source in dashes:
-            points = below(sorted(points), top)
-            axes.plot(*zip(*points), color=colour, linestyle=dashes[source])
-            for limit, _ in limits:
-                if points[0][1] < limit < top:
-                    end = below(points, limit)[-1]
-                    axes.annotate(tokens(round(end[0], -3)), end, xytext=(0, 4), textcoords="offset points", ha="right", color=colour)
-        else:
-            axes.plot(*zip(*points), linestyle="none", marker=marks[source], markersize=5, color=colour, clip_on=False)
-        if name:
-            ends.append((points[-1], name.replace("|", "\n"), colour))
+        colour, (lengths, sizes) = COLOURS.get(method, GREY), zip(*sorted(points))
+        axes.plot(lengths, sizes, color=colour, **({} if source == "plan" else {"linestyle": "none", "marker": "o", "markersize": 5}))
+        for limit in reached:
+            if source == "plan" and sizes[0] < limit[0]:
+                reached[limit][name.split("|")[-1], method] = float(numpy.interp(limit[0], sizes, lengths)), name.replace("|", "\n")
     axes.set_xlabel("tokens of a sequence")
     if options.log:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
     else:
         axes.set_xlim(0, None)
-        axes.set_ylim(0, top)
+        axes.set_ylim(0, None)
         axes.yaxis.set_major_locator(plt.MultipleLocator(10 * GIB))
     axes.xaxis.set_major_formatter(tokens)
     axes.yaxis.set_major_formatter(size)
-    for limit, name in limits:
+
+    facts, above = {}, {"xytext": (0, 4), "ha": "center", "va": "bottom"}
+    for i, ((limit, card), found) in enumerate(reached.items()):
         axes.axhline(limit, color=GREY, linewidth=1.0, linestyle=(0, (2, 2)), clip_on=False)
-        axes.annotate(f"{name}\n{limit / GIB:.1f} GiB", (1, limit), xycoords=("axes fraction", "data"), xytext=(4, 0),
+        axes.annotate(f"{card}\n{limit / GIB:.1f} GiB", (1, limit), xycoords=("axes fraction", "data"), xytext=(4, 0),
                       textcoords="offset points", va="center", color=GREY, annotation_clip=False)
+        if i == 0 and found:
+            axes.set_ylim(0, limit)
+            axes.set_xlim(0, 1.05 * max(found.values())[0])
+        for j, ((what, method), (n, name)) in enumerate(sorted(found.items(), key=lambda entry: entry[1])):
+            beside = {"xytext": (4, -LINE), "ha": "left"} if j else {"xytext": (-1, 4), "ha": "right"}
+            axes.annotate(f"{name}\n" * (i == 0) + tokens(round(n, -3)), (n, limit), textcoords="offset points", annotation_clip=False,
+                          color=COLOURS.get(method, GREY), **(beside if i else above))
+            if method == "stream" and (what, "checkpoint") in found:
+                facts = {"limit": card, "what": what, "times": f"{n / found[what, 'checkpoint'][0]:.1f}"}
     figure.tight_layout()
-    axes.set_title(options.title, pad=44 if top else None)
-    if not top:
-        label(axes, ends)
-    for (end, _), name, colour in ends if top else ():
-        axes.annotate(f"{name}\n{tokens(round(end, -3))}", (end, top), textcoords="offset points", xytext=(0, 4), ha="center",
-                      va="bottom", color=colour, annotation_clip=False)
-    return figure, ""
+    if not reached:
+        label(axes, [(max(points), name, COLOURS.get(method, GREY)) for (name, method, _), points in series.items() if name])
+    return figure, "", facts, ""
 
 
 # ---- scale --------------------------------------------------------------------------------------------------------------------
@@ -346,17 +375,17 @@ SHARING = {  # series of a panel, after the model's name: the words at the end o
 
 
 def scale_panel(axes, rows, panel, value, title):
-    ends = []
+    ends = {}
     for series, (words, line) in SHARING.items():
         points = [(float(row["gpus"]), float(row[value])) for row in rows
                   if (row["panel"], row["series"], row["source"]) == (panel, f"Qwen3-8B {series}", "plan")]
         if points:
             axes.plot(*zip(*points), color=COLOURS["stream"], linestyle=line)
-            ends.append((points[-1], words, COLOURS["stream"]))
+            ends[series] = (points[-1], words, COLOURS["stream"])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("H100 GPUs")
-    axes.xaxis.set_major_formatter(plain)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(title)
     return ends
 
@@ -364,115 +393,72 @@ def scale_panel(axes, rows, panel, value, title):
 def scale(options):
     """Draws what a plan says of many GPUs: the longest sequence, and beside it the time of a step, which is an estimate.
 
-    Columns: panel,series,source,gpus,tokens,seconds,mfu,communication_share. Drawn are the rows of Qwen3-8B whose source is `plan`: what
-    others measured is in the tables of plan_scale.sh, never on the axes of an estimate.
+    Columns: panel,series,source,gpus,tokens,seconds. Drawn are the rows of Qwen3-8B whose source is `plan`: what others measured is in
+    the tables of plan_scale.sh. --title: {times} the length of gathered keys and values for those passed around, on most {gpus}.
     """
-    rows = rows_of(options.input)
-    figure, (length, time) = plt.subplots(1, 2, figsize=(WIDTH, 3.6))
-    ends = scale_panel(length, rows, "length", "tokens", "Longest sequence, tokens (planned)")
+    figure, (length, time) = plt.subplots(1, 2, figsize=(WIDTH, 3.2))
+    ends = scale_panel(length, options.rows, "length", "tokens", "Longest sequence, tokens (planned)")
     length.yaxis.set_major_formatter(tokens)
-    scale_panel(time, rows, "million", "seconds", "Step of a million tokens, s (estimated)")
-    time.yaxis.set_major_formatter(plain)
+    scale_panel(time, options.rows, "million", "seconds", "Step of a million tokens, s (estimated)")
+    time.yaxis.set_major_formatter("{x:g}")
     figure.tight_layout(w_pad=7)
-    label(length, ends)
-    return figure, ""
+    label(length, ends.values())
+    facts = {}
+    if {"sp = GPUs ring", "sp = GPUs gathered"} <= set(ends):
+        (gpus, ring), (_, gathered) = (ends[f"sp = GPUs {way}"][0] for way in ("ring", "gathered"))
+        facts = {"gpus": f"{gpus:g}", "times": f"{ring / gathered:.3g}"}
+    return figure, "{gpus} GPUs: keys and values passed around reach {times} times the length of gathered ones" if facts else "", facts, ""
 
 
 # ---- lengths ------------------------------------------------------------------------------------------------------------------
-LENGTHS = ("Plans and estimates of ./train plan, nothing was run: 78.1 GiB of the card, bf16, AdamW with fp32 states, one sequence a step. "
-           "Cross: published with a time of a step; ticks: without one.")
-
-
 def lengths(options):
-    """Draws the estimated time of a step against the length of its sequence on one card; what others published as marks.
+    """Draws the longest sequence of each way to train on one card, and what others published.
 
-    Columns: series,source,tokens,seconds, as plan_lengths.py --points writes them. A length that was published without a time is a mark on
-    the lower edge.
+    Columns: series,source,tokens,seconds, as plan_lengths.py --points writes them; seconds of a step may be unknown. --title: the
+    {longest} plan, {times} the longest that was published.
     """
-    colours = [COLOURS[name] for name in ("stream-keep", "stream", "checkpoint", "full", "hf")]
-    widest = 7  # points: lines lie on one another, the first below
-    series = series_of(options.input, lambda row: (row["series"], row["source"]),
-                       lambda row: (int(row["tokens"]), number(row["seconds"])))
-    figure, axes = plt.subplots(figsize=(WIDTH, 4.0))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    lines = [(name, points) for (name, source), points in series.items() if source == "plan"]
-    for i, (name, points) in enumerate(lines):
-        axes.plot(*zip(*points), color=colours[i], linewidth=widest * (1 - i / len(lines)), solid_capstyle="butt",
-                  label=f"{name}: to {decimal(points[-1][0])}")
-        axes.plot(*points[-1], color=colours[i], marker="o", markersize=widest + 1 - i)
-    low = min(y for _, points in lines for _, y in points) / 2
-    axes.set_ylim(low, None)
-    others = sorted((x, y, name) for (name, source), points in series.items() if source != "plan" for x, y in points)
-    for i, (x, y, name) in enumerate(others):
-        axes.plot([x], [y or low], color=GREY, marker="x" if y else "|", markersize=8, clip_on=False)
-        axes.annotate(f"{name}: {decimal(x)}", (x, y or low), xytext=(-6, 3 if y else 8 + LINE * i), textcoords="offset points",
-                      ha="right", color=GREY)
-    axes.set_xlabel("tokens of a sequence")
-    axes.set_ylabel("seconds of a step, estimated")
+    entries, longest = [], {True: 0, False: 1}
+    for row in options.rows:
+        n, seconds, ours = int(row["tokens"]), number(row["seconds"]), row["source"] == "plan"
+        longest[ours] = max(longest[ours], n)
+        time = "" if not seconds else f", {seconds / 3600:.1f} h a step" if seconds > 3600 else f", {seconds / 60:.0f} min a step"
+        colour = COLOURS["stream-keep" if "LoRA" in row["series"] else "stream"] if ours else "#999999"
+        entries.append((row["series"], n, decimal(n) + time, colour))
+    figure, axes = plt.subplots(figsize=(WIDTH, 0.9 + 0.29 * len(entries)))
+    bars(axes, sorted(entries, key=lambda entry: -entry[1]))
+    axes.set_xlabel("tokens of the longest sequence")
     axes.xaxis.set_major_formatter(tokens)
-    axes.yaxis.set_major_formatter(plain)
-    axes.set_title("Qwen3-8B on one H100: seconds of a step, estimated")
-    axes.legend()
     figure.tight_layout()
-    return figure, LENGTHS
+    facts = {"longest": decimal(longest[True]), "times": f"{longest[True] / longest[False]:.1f}"}
+    return figure, "Planned on one H100: Qwen3-8B on {longest} tokens, {times} times the longest published", facts, \
+        "Plans and estimates, nothing was run. Grey: what others published, of models of 7B and 8B."
 
 
 # ---- methods ------------------------------------------------------------------------------------------------------------------
-METHODS = ("Plans and estimates of ./train plan for an A100, nothing was run: one forward and backward pass of all weights in bf16, everything "
-           "on the device. Above: memory that a further token takes, beside what does not grow. spaco: a backward for one chunk in four; its "
-           "memory is seco's. Marks: the paper's own measurements on an A800 (arXiv 2506.03077, Figure 3 and Table 1) of checkpointing (x), "
-           "Mini-Sequence (+) and StreamBP (.).")
-
-
-def methods_panel(axes, series, value):
-    """value: 1: kilobytes a token, 2: seconds"""
-    marks = {"checkpoint": "x", "mst": "+", "stream": "."}
-    widest = 6  # points: where lines lie on one another the first is below
-    for i, ((method, source), points) in enumerate(series.items()):
-        known = [(point[0], (1e-3 if value == 1 else 1) * point[value]) for point in points if point[value] is not None]
-        if not known or (value == 1 and method == "spaco"):
-            continue
-        if source == "plan":
-            axes.plot(*zip(*known), color=COLOURS[method], label=method, linewidth=max(widest - i, 1), solid_capstyle="butt")
-        else:
-            axes.plot(*zip(*known), linestyle="none", marker=marks[method], markersize=4.5, color=COLOURS[method])
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(tokens)
-    axes.xaxis.set_major_locator(plt.LogLocator(base=4))
-    axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_locator(plt.NullLocator())
-    if value == 1:
-        axes.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
-
-
 def methods(options):
-    """Draws memory and time of every method against the length of a sequence; the paper's measurements as marks.
+    """Draws memory and time of every method for one model, with the paper's measurements of memory.
 
-    A pair of panels for each model. Columns: model,method,source,tokens,bytes_per_token,seconds, as plan_methods.py --points writes them.
+    Columns: model,method,source,tokens,bytes_per_token,seconds, as plan_methods.py --points writes them. --title: {memory} and {time}
+    of `stream` over those of `checkpoint`.
     """
-    columns, models = 3, {}
-    for (model, *key), points in series_of(
-            options.input, lambda row: (row["model"], row["method"], row["source"]),
-            lambda row: (int(row["tokens"]), number(row["bytes_per_token"]), number(row["seconds"]))).items():
-        models.setdefault(model, {})[tuple(key)] = points
-    rows = (len(models) + columns - 1) // columns
-    figure, axes = plt.subplots(2 * rows, columns, figsize=(WIDTH, 4 * rows), squeeze=False, sharex=True)
-    for i, (model, series) in enumerate(models.items()):
-        for value in (1, 2):
-            here = axes[i // columns + (value - 1) * rows][i % columns]
-            methods_panel(here, series, value)
-            here.set_title(model)
-            if i % columns == 0:
-                here.set_ylabel("kB of a further token" if value == 1 else "seconds, estimated")
-    for here in axes[-1]:
-        here.set_xlabel("tokens of a sequence")
-    for here in axes.flat[len(models) :] if len(models) % columns else []:
-        here.set_visible(here.has_data())
-    axes[rows][0].legend(loc="upper left", labelspacing=0.2, borderpad=0.1, handlelength=1.2)
-    figure.tight_layout()
-    return figure, METHODS
+    rows = [row for row in options.rows if row["model"] == options.model]
+    plans = {row["method"]: row for row in rows if row["source"] == "plan"}
+    if not {"stream", "checkpoint"} <= set(plans):
+        refuse(f"{options.input}: has no plans of {options.model} by stream and checkpoint; --model names another")
+    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 2.4))
+    paper = {row["method"]: f" ({float(row['bytes_per_token']) / 1000:.0f})" for row in rows if row["source"] == "paper"}
+    length, over = tokens(int(plans["stream"]["tokens"])), []
+    for axes, column, title, unit in ((panels[0], "bytes_per_token", "Memory of a further token, kB", 1000),
+                                      (panels[1], "seconds", f"Time of a pass of {length} tokens, s (estimated)", 1)):
+        found = {method: float(row[column]) / unit for method, row in plans.items()}
+        over.append(f"{found['stream'] / found['checkpoint']:.2f}")
+        bars(axes, [(method, value, f"{value:.0f}" + paper.get(method, "") * (unit > 1), COLOURS.get(method, GREY))
+                    for method, value in found.items()], 1.5 * sorted(found.values())[-2])
+        axes.set_title(title)
+    figure.tight_layout(w_pad=2)
+    return figure, "StreamBP: {memory} of checkpointing's memory for a further token, {time} of its time", \
+        {"memory": over[0], "time": over[1]}, \
+        f"{options.model} in bf16 on an A100, planned, nothing was run. In brackets: measured by the paper, in its own code, on an A800."
 
 
 # ---- compare ------------------------------------------------------------------------------------------------------------------
@@ -493,39 +479,40 @@ def compare_panel(axes, series, value, title):
 
 def compare(options):
     """Draws what dev/compare/compare.py measured: time over that of `stream`, and peak memory, against sequence length."""
-    series = {}
-    for row in rows_of(options.input):
-        if not row["error"]:
-            series.setdefault(row["contender"], []).append(
-                {"seq_len": int(row["seq_len"]), "time_ratio": number(row["time_ratio"]), "peak_gib": float(row["peak_bytes"]) / GIB})
+    series = series_of([row for row in options.rows if not row["error"]], lambda row: row["contender"], lambda row: {
+        "seq_len": int(row["seq_len"]), "time_ratio": number(row["time_ratio"]), "peak_gib": float(row["peak_bytes"]) / GIB})
     figure, (time, peak) = plt.subplots(1, 2, figsize=(WIDTH, 3.3))
     compare_panel(time, series, "time_ratio", "Time of forward and backward, over `stream`'s")
     compare_panel(peak, series, "peak_gib", "Peak memory, GiB")
-    handles, labels = peak.get_legend_handles_labels()
     figure.tight_layout(w_pad=2.0)
-    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncol=4)
-    return figure, ""
+    figure.legend(*peak.get_legend_handles_labels(), loc="lower left", bbox_to_anchor=(0, 1), ncol=4)
+    return figure, "", {}, ""
 
 
 # ---- main ---------------------------------------------------------------------------------------------------------------------
-KINDS = {  # how each is drawn, and its own arguments
-    "log": (log, {
-        "logs": {"nargs": "+", "metavar": "log.jsonl"},
+def limit_of(text):
+    name, bytes_ = text.rsplit("=", 1)
+    return float(bytes_), name
+
+
+KINDS = {  # how each is drawn, the columns of its CSV, and its own arguments
+    "log": (log, "", {
+        "logs": {"nargs": "+", "metavar": "RUN", "help": "the folder of a run, or its log.jsonl"},
         "--mean": {"type": int, "default": 0, "help": "also a line of the mean of so many steps, as many before a step as after it"},
+        "--only": {"default": "", "metavar": "METRIC[=NAME]", "help": "draw this one of log.jsonl alone"},
         "--stages": {"action": "store_true", "help": "one run after the other, against tokens; --mean counts tokens"},
         "--level": {"type": float},
         "--level-name": {"default": ""},
     }),
-    "curve": (curve, {"--title": {"default": ""}}),
-    "memory": (memory, {
-        "--title": {"default": ""},
-        "--limit": {"action": "append", "default": [], "metavar": "NAME=BYTES"},
+    "curve": (curve, "series,begin,end,loss", {}),
+    "memory": (memory, "series,method,source,seq_len,bytes", {
+        "--limit": {"type": limit_of, "action": "append", "default": [], "metavar": "NAME=BYTES"},
         "--log": {"action": "store_true", "help": "logarithmic axes"},
     }),
-    "scale": (scale, {}),
-    "lengths": (lengths, {}),
-    "methods": (methods, {}),
-    "compare": (compare, {}),
+    "scale": (scale, "panel,series,source,gpus,tokens,seconds", {}),
+    "lengths": (lengths, "series,source,tokens,seconds", {}),
+    "methods": (methods, "model,method,source,tokens,bytes_per_token,seconds", {"--model": {"default": "qwen3-8b"}}),
+    "compare": (compare, "contender,seq_len,time_ratio,peak_bytes,error", {}),
 }
 
 
@@ -533,20 +520,32 @@ def main():
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, (draw, arguments) in KINDS.items():
+    for name, (draw, columns, arguments) in KINDS.items():
         kind = kinds.add_parser(name, help=draw.__doc__.split("\n")[0], description=draw.__doc__, formatter_class=raw)
-        if name != "log":
+        if columns:
             kind.add_argument("--in", dest="input", required=True, metavar="CSV")
         kind.add_argument("--out", required=True, metavar="PNG")
+        kind.add_argument("--title", default="", help="the message above the picture")
         kind.add_argument("--caption", default="", help="small print below the picture")
         for argument, settings in arguments.items():
             kind.add_argument(argument, **settings)
     options = parser.parse_args()
 
-    figure, text = KINDS[options.kind][0](options)
-    if options.caption or text:
-        caption(figure, options.caption or text)
-    figure.savefig(options.out, bbox_inches="tight", pad_inches=0.12)
+    draw, columns, _ = KINDS[options.kind]
+    try:
+        if columns:
+            options.rows = rows_of(options.input, columns)
+        figure, title, facts, small = draw(options)
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
+        refuse(f"{getattr(options, 'input', 'a log')}: {error}")
+    try:
+        write(figure, (options.title or title).format(**facts), options.caption or small, options.out)
+    except (KeyError, IndexError, ValueError) as error:
+        refuse(f"--title: what is drawn has no {error}; it has {', '.join(facts) or 'no numbers'}")
+    except OSError as error:
+        refuse(f"{options.out}: {error.strerror}")
 
 
 if __name__ == "__main__":
