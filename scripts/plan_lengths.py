@@ -56,7 +56,7 @@ def qlora(model, what, published, times, card, gib, host=512):
 
 
 ROWS += [
-    qlora("llama3.1-8b", "Llama-3.1-8B, NF4, LoRA of rank 32", 2972, 8, "rtx3060", 8),
+    qlora("llama3.1-8b", "Llama-3.1-8B, QLoRA of rank 32", 2972, 8, "rtx3060", 8),
     qlora("llama3.1-8b", "", 21848, 8, "rtx3060", 12),
     qlora("llama3.1-8b", "", 40724, 8, "rtx4080", 16),
     qlora("llama3.1-8b", "", 78475, 8, "rtx4090", 24),
@@ -70,7 +70,7 @@ ROWS += [
     qlora("llama3.1-8b", "", 153977, 0.8, "a100-40", 40, 0),
     qlora("llama3.1-8b", "", 191728, 0.8, "l40s", 48, 0),
     qlora("llama3.1-8b", "", 342733, 0.8, "h100", 80, 0),
-    qlora("llama3.1-70b", "Llama-3.3-70B, NF4, LoRA of rank 32", 12106, 4, "l40s", 48),
+    qlora("llama3.1-70b", "Llama-3.3-70B, QLoRA of rank 32", 12106, 4, "l40s", 48),
     qlora("llama3.1-70b", "", 89389, 4, "h100", 80),
 ]
 POINTS = [  # of the picture: name, options of all lengths
