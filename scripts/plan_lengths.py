@@ -1,11 +1,8 @@
 #!/usr/bin/env python3
 """Lengths that one card reaches with host memory and a disk beside it, by `train plan`, beside what others have published for such cards
-(scripts/paper/long_runs.csv, with its sources). Nothing is run: lengths are plans, times are estimates.
+(scripts/paper/long_runs.csv, with its sources). Nothing is run: lengths are plans, times are estimates. tables.py makes the tables of `rows`.
 
-    plan_lengths.py                   prints the table, with the command of each row; TRAIN=./train
-    plan_lengths.py --write           puts it into scripts/README.md, between the comments that name this script
-    plan_lengths.py --check           exit status 1 if another one is there
-    plan_lengths.py --points FILE     the points of `plot.py lengths`: ways on an H100, and what others have published
+    plan_lengths.py --points FILE     the points of `plot.py lengths`: ways on an H100, and what others have published; TRAIN=./train
 
 Needs the standard library only.
 """
@@ -17,8 +14,6 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-README = os.path.join(ROOT, "scripts", "README.md")
-BEGIN, END = "<!-- scripts/plan_lengths.py -->\n", "<!-- end -->"
 TRAIN = os.environ.get("TRAIN", "./train")
 H100 = "--machine h100 --memory-limit 80GiB"
 
@@ -61,7 +56,7 @@ def qlora(model, what, published, times, card, gib, host=512):
 
 
 ROWS += [
-    qlora("llama3.1-8b", "Llama-3.1-8B, NF4, LoRA of rank 32", 2972, 8, "rtx3060", 8),
+    qlora("llama3.1-8b", "Llama-3.1-8B, QLoRA of rank 32", 2972, 8, "rtx3060", 8),
     qlora("llama3.1-8b", "", 21848, 8, "rtx3060", 12),
     qlora("llama3.1-8b", "", 40724, 8, "rtx4080", 16),
     qlora("llama3.1-8b", "", 78475, 8, "rtx4090", 24),
@@ -75,7 +70,7 @@ ROWS += [
     qlora("llama3.1-8b", "", 153977, 0.8, "a100-40", 40, 0),
     qlora("llama3.1-8b", "", 191728, 0.8, "l40s", 48, 0),
     qlora("llama3.1-8b", "", 342733, 0.8, "h100", 80, 0),
-    qlora("llama3.1-70b", "Llama-3.3-70B, NF4, LoRA of rank 32", 12106, 4, "l40s", 48),
+    qlora("llama3.1-70b", "Llama-3.3-70B, QLoRA of rank 32", 12106, 4, "l40s", 48),
     qlora("llama3.1-70b", "", 89389, 4, "h100", 80),
 ]
 POINTS = [  # of the picture: name, options
@@ -138,25 +133,21 @@ def others(keys, known):
         cards = f"{row['gpus']} {title(row['gpu'])}" if row["gpus"] != "1" else title(row["gpu"])
         seconds = f", {row['seconds']} s" if row["seconds"] else ""
         found.append(f"{row['system']} {tokens(int(row['tokens']))}: {title(row['model'])}, {title(row['trained'])}, {cards}{seconds}")
-    return "; ".join(found)
+    return found
 
 
-def table():
-    known, missed, commands = published(), 0, []
-    lines = ["| | limits | tokens | reached | longest | not on the device | GiB of device, host, disk | s a step | transfers add | others, published |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
-    for number, (what, limits, options, most, keys) in enumerate(ROWS, 1):
+def rows():
+    """What the tables show of each of ROWS."""
+    known, found = published(), []
+    for what, limits, options, most, keys in ROWS:
         made = plan(options)
         beyond = 100 * (made["estimated_seconds"] / made["estimated_seconds_on_device"] - 1)
-        reached = made["fits"] and not (most and beyond > most)
-        missed += not reached
-        memory = ", ".join(gigabytes(made[f"{place}_bytes"]) for place in ("total", "host", "disk"))
-        lines.append(
-            f"| {number}{'. ' + what if what else ''} | {limits} | {tokens(tokens_of(options))} | {'yes' if reached else 'NO'} | "
-            f"{tokens(made['max_seq_len'])} | {places(made)} | {memory} | {made['estimated_seconds']:.4g} | {beyond:.1f} % | {others(keys, known)} |")
-        commands.append(f"    ./train plan {options}  # {number}")
-    verdict = "All are reached." if not missed else f"{missed} of {len(ROWS)} are NOT reached."
-    return "\n".join(lines + ["", verdict + " The commands, row by row:", "", *commands])
+        found.append({
+            "what": what, "limits": limits, "options": options, "tokens": tokens(tokens_of(options)), "longest": tokens(made["max_seq_len"]),
+            "reached": made["fits"] and not (most and beyond > most), "places": places(made), "seconds": f"{made['estimated_seconds']:.4g}",
+            "memory": ", ".join(gigabytes(made[f"{place}_bytes"]) for place in ("total", "host", "disk")),
+            "waits": f"{beyond:.1f} %", "others": others(keys, known)})
+    return found
 
 
 def points(path):
@@ -172,28 +163,10 @@ def points(path):
 
 
 def main():
-    if sys.argv[1:2] == ["--points"] and len(sys.argv) == 3:
-        return points(sys.argv[2])
-    if sys.argv[1:] not in ([], ["--write"], ["--check"]):
+    if len(sys.argv) != 3 or sys.argv[1] != "--points":
         raise SystemExit(__doc__)
-    text = table()
-    if not sys.argv[1:]:
-        print(text)
-        return 0
-    with open(README, encoding="utf-8") as file:
-        before = file.read()
-    if before.count(BEGIN) != 1:
-        raise SystemExit(f"{README} needs one line {BEGIN.strip()} and, behind it, {END}")
-    head, rest = before.split(BEGIN)
-    after = f"{head}{BEGIN}{text}\n{END}{rest.split(END, 1)[1]}"
-    if sys.argv[1:] == ["--write"]:
-        with open(README, "w", encoding="utf-8") as file:
-            file.write(after)
-    elif before != after:
-        print("scripts/README.md: its table is not that of the plans; scripts/plan_lengths.py --write", file=sys.stderr)
-        return 1
-    return 0
+    points(sys.argv[2])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

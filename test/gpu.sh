@@ -1,7 +1,7 @@
 # Sourced by test/run.sh --gpu: requirements, link flags of ./train, and the record of what ran.
 #
 # The record is dev/results/test-<device>-<date>.json, written after each row. Runs add up in one file while sources and
-# libraries stay the same; it is complete with all rows. scripts/results_table.py makes README's table of these files.
+# libraries stay the same; it is complete with all rows. scripts/tables.py makes a table of these files.
 # RESULTS: another folder. COMMIT: its name if there is no git.
 NVCC=${NVCC:-nvcc} MAKE=${MAKE:-make} LIMIT=${LIMIT:-540} RESULTS=${RESULTS:-dev/results}
 ALL_CASES=${ALL_CASES:-1} # of lists that `make test` thins to save CPU time

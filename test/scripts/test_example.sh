@@ -1,7 +1,7 @@
 #!/bin/sh
-# The commands of README and of the worked examples in llmc/model, llmc/data and llmc/train, as printed, on a small
-# model that is trained first; the results here and in transformers; and scripts/finetune_chat.sh. Needs a Python for
-# data/prepare.py (find_python.sh); some checks need transformers.
+# The commands of README and of the worked examples in scripts/guides, as printed, on a small model that is trained
+# first; the results here and in transformers; and scripts/finetune_chat.sh. Needs a Python for data/prepare.py
+# (find_python.sh); some checks need transformers.
 . test/cli.sh
 . test/find_python.sh
 find_or_make_python
@@ -61,8 +61,9 @@ rm -f "$WORK/model/README.md" "$WORK/model/tokenizer.tok"
 
 # ---- README's commands ----------------------------------------------------------------------------------------------------------------
 place here Qwen3-0.6B
-commands README.md '### Fine-tune' >"$WORK/section"
-run_commands README.md '' 9
+commands README.md '## Fine-tune' >"$WORK/section"
+run_commands README.md '' 8
+run_commands llmc/orders/README.md '## Methods' 1
 echo "validation loss: $(loss_of 1) before, $(loss_of '$') after $(grep -c '"loss"' "$HERE/run/log.jsonl") steps"
 check 'the validation loss falls by a fifth' awk -v a="$(loss_of 1)" -v b="$(loss_of '$')" 'BEGIN { exit !(b != "" && b < 0.8 * a) }'
 check 'the tokenizer file comes from the shards' cmp -s "$HERE/shards/tokenizer.tok" "$HERE/run/tokenizer.tok"
@@ -94,9 +95,9 @@ if [ -n "$python" ]; then
     grep -v ' skipped$' "$WORK/checks"
     set -- $(tail -n 1 "$WORK/checks" | sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed, .*/\1 \2/p') none none
     if [ "$2" = none ]; then fail 'test/scripts/example_check.py has no closing line'; else passed=$((passed + $1)) failed=$((failed + $2)); fi
-    sed -n '/^```python/,/^```$/p' README.md | grep -v '^```' >"$HERE/load.py"
+    sed -n '/^```python/,/^```$/p' scripts/guides/elsewhere.md | grep -v '^```' >"$HERE/load.py"
     here "HF_HUB_OFFLINE=1 '$(absolute "$python")' load.py"
-    check "README's lines of Python answer the same" [ "$(cat "$WORK/out")" = "$answer" ]
+    check "the guide's lines of Python answer the same" [ "$(cat "$WORK/out")" = "$answer" ]
 else
     skip "the example's result in transformers" 'no Python has torch and transformers (PYTHON=... names one)'
 fi
@@ -126,16 +127,16 @@ check 'with its tokenizer' cmp -s "$MODEL/tokenizer.json" "$HERE/$out-hf/tokeniz
 # ---- adapters, pairs, rewards ---------------------------------------------------------------------------------------------------------
 place adapters Qwen3-8B
 cp -r "$WORK/here/shards" "$HERE"
-run_commands llmc/model/README.md '## LoRA' 3
+run_commands scripts/guides/lora.md '## Train, ask, merge' 3
 sed -i 's/ .*convert.*//' "$WORK/commands"
 here "./train sample --model Qwen3-8B-tuned --chat --prompt 'What is two and two?' --temperature 0"
 check 'adapters added to the weights answer' [ "$(cat "$WORK/out")" = "$answer" ]
 place pairs Qwen3-0.6B
-run_commands llmc/data/README.md '## Preferences' 2
+run_commands scripts/guides/preferences.md '## Pairs' 2
 check "DPO's first loss is ln 2" close "$(sed -n 's/.*"step": 1,.*"loss": \([0-9.]*\).*/\1/p' "$HERE/run/log.jsonl")" 0.693147 1e-4
 place rewards Qwen3-0.6B
-sed -n '/^```python/,/^```$/p' llmc/train/README.md | grep -v '^```' >"$HERE/reward.py"
-run_commands llmc/train/README.md '## Rewards' 2
+sed -n '/^```python/,/^```$/p' scripts/guides/rewards.md | grep -v '^```' >"$HERE/reward.py"
+run_commands scripts/guides/rewards.md '## A command' 2
 
 # ---- the script -----------------------------------------------------------------------------------------------------------------------
 script() { # exit status, a python, expected on stdout or stderr, arguments

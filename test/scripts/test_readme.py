@@ -1,8 +1,9 @@
-"""Holds the commands of all README files against what there is: test_readme.py TRAIN.
+"""Holds the commands and links of all Markdown files against what there is: test_readme.py TRAIN.
 
 Commands are lines of indented and of fenced blocks, and code within a line that begins as one. Of `./train` the options are
 parsed (`--help` behind them answers once all are valid); `make` runs with -n; a script must be there, be valid, and know each
---option it is given. Placeholders in <angles> stand for 1.
+--option it is given. Placeholders in <angles> stand for 1. A link names a file, and a heading in it, that exist; so do names of
+Markdown files in sources. README has at most 200 lines of at most 120 columns, and its first command in the first 25.
 """
 
 import glob
@@ -112,11 +113,51 @@ def fault_of(words):
     return False
 
 
+def headings(path):
+    """The anchors of a file's headings, as GitHub makes them."""
+    with open(path, encoding="utf-8") as file:
+        titles = re.findall(r"^#+ (.*)$", file.read(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def bad_links(path, text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, heading = target.partition("#")
+        file = os.path.normpath(os.path.join(os.path.dirname(path), name)) if name else path
+        if "://" not in target and (not os.path.exists(file) or heading and heading not in headings(file)):
+            yield target
+
+
+def named_in_sources():
+    files = subprocess.run(["git", "ls-files"], capture_output=True, text=True).stdout.split()
+    for path in files or glob.glob("**/*.*", recursive=True):
+        if path.endswith((".h", ".c", ".cu", ".cuh", ".py", ".sh", "Makefile")) and os.path.exists(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                for name in re.findall(r"\b(?:llmc|scripts|dev|test|data)/[\w/]*\.md\b", file.read()):
+                    yield path, name
+
+
+def is_short(lines):
+    made = [number for number, line in enumerate(lines, 1) if line.startswith("    make")]
+    return len(lines) <= 200 and max(map(len, lines)) <= 120 and made[0] <= 25
+
+
 def main():
     passed = failed = 0
+    for path, name in sorted(set(named_in_sources())):
+        passed += os.path.exists(name)
+        if not os.path.exists(name):
+            failed += 1
+            print(f"FAILED: {path}: there is no {name}")
     for path in sorted(path for path in glob.glob("**/*.md", recursive=True) if not path.startswith("build/")):
         with open(path, encoding="utf-8") as file:
-            lines = [line for line in blocks(file.read()) if COMMAND.match(line)]
+            text = file.read()
+        lines = [line for line in blocks(text) if COMMAND.match(line)]
+        broken = list(bad_links(path, text)) + ([] if path != "README.md" or is_short(text.split("\n")) else ["too long"])
+        passed += not broken
+        failed += len(broken)
+        for link in broken:
+            print(f"FAILED: {path}: {link}: no such file or heading" if link != "too long" else f"FAILED: {path} is too long")
         for line in dict.fromkeys(lines):
             try:
                 faults = [fault_of(words) for words in parts(line)]

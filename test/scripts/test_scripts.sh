@@ -1,7 +1,7 @@
 #!/bin/sh
 # scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached; a row that is not would be reported.
 # scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are right, and measured ones are marked.
-# scripts/plan_lengths.py: its table is in README, and every length in it is reached.
+# scripts/tables.py: the tables of plans in Markdown files are those of ./train, and every length is reached.
 # ./train plan --machine: each recommended way is a plan, and its command line replays.
 # scripts/recipes/: each fits into its named card.
 # scripts/log_export.py: records that arrive at TensorBoard and Weights & Biases, also from a growing log.
@@ -182,19 +182,16 @@ END
 check 'ways are plans, and their command lines replay' python3 "$WORK/ways.py"
 check "points of every method" scripts/plan_methods.py --points "$WORK/methods.csv" qwen3-8b
 check "the paper's memory beside ours" [ "$(grep -c '^qwen3-8b,[a-z]*,paper,[0-9]*,[0-9.e+]*,$' "$WORK/methods.csv")" = 3 ]
-check "every length of one card's table is reached, and is that of README" sh -c 'scripts/plan_lengths.py --check && grep -q "^All are reached" scripts/README.md'
 for bad in rtx4091 rtx4090,host=abc rtx4090, rtx4090,disk rtx4090,ram=1GiB; do
     refuses 2 '^train: --machine: .* give a100, ' plan --machine $bad
 done
 refuses 2 '^train: no model: ' plan --seq-len 64
 
-# ---- recipes ------------------------------------------------------------------------------------------------------------------
-make_documents "$WORK/prompts.bin" 96 4096 1 0 prompts
-PROMPTS=$WORK/prompts.bin scripts/recipes/plans.sh >"$WORK/out" 2>"$WORK/err"
-check 'every recipe fits into its card, as its comment says' [ $? = 0 ]
-cat "$WORK/err"
-check 'each has its plan' [ "$(grep -c '^| `[a-z0-9.-]*` | [0-9.]* of [0-9.]* GiB\( and [0-9]* GiB of host memory\)\{0,1\} | [0-9]*k |$' "$WORK/out")" = "$(ls scripts/recipes/*.args | wc -l)" ]
-check 'and the table of the README is that' awk 'NR == FNR { wanted[$0]; next } { delete wanted[$0] } END { exit length(wanted) > 0 }' "$WORK/out" scripts/README.md
+# ---- tables, recipes ----------------------------------------------------------------------------------------------------------
+scripts/tables.py --check >"$WORK/out" 2>&1
+check 'tables are those of the plans, lengths are reached, recipes fit' [ $? = 0 ]
+cat "$WORK/out"
+check 'each recipe has its plan' [ "$(grep -c '^| `[a-z0-9.-]*` | [0-9.]* of [0-9.]* GiB\( and [0-9]* GiB of host memory\)\{0,1\} | [0-9.]*k |$' scripts/RESULTS.md)" = "$(ls scripts/recipes/*.args | wc -l)" ]
 for recipe in scripts/recipes/*.args; do
     check "$recipe says how it is used" grep -q "^#     .*\./train --config $recipe .*--out run\$" "$recipe"
 done

@@ -176,19 +176,17 @@ check 'longest sequences of both models' [ "$(grep -c '^| here: stream | [0-9][0
 FAKE_LOSS=1.1 paper 1 --tables 1 --contenders fake --contender "$FAKE"
 paper 2 --layers x
 
-# ---- README files ------------------------------------------------------------------------------------------------------------------
-check 'README files show the tables of dev/results' python3 scripts/results_table.py --check
+# ---- tables ------------------------------------------------------------------------------------------------------------------------
 mkdir -p "$WORK/checkout/scripts" "$WORK/checkout/dev/results"
 cp -r dev/compare "$WORK/checkout/dev"
-cp scripts/results_table.py "$WORK/checkout/scripts"
-for page in README.md */README.md; do mkdir -p "$WORK/checkout/$(dirname $page)" && cp "$page" "$WORK/checkout/$page"; done
-shown=$(grep -lxF '<!-- scripts/results_table.py compare -->' README.md */README.md)
+cp scripts/tables.py scripts/plan_lengths.py scripts/RESULTS.md "$WORK/checkout/scripts"
+shown=scripts/RESULTS.md
 LENGTHS=64 FAKE_PEAK=1024 FAKE_LONGEST=100 fake 0 '--longest --memory-limit 2MiB'
 cp "$WORK/compare/compare.json" "$WORK/checkout/dev/results/compare-fake.json"
-check 'a new file is missed' [ "$(python3 "$WORK/checkout/scripts/results_table.py" --check 2>&1)" = \
-    "$shown: its tables are not those of dev/results; scripts/results_table.py --write" ]
-check 'is written' python3 "$WORK/checkout/scripts/results_table.py" --write
-check 'and found' python3 "$WORK/checkout/scripts/results_table.py" --check
+check 'a new file is missed' [ "$(python3 "$WORK/checkout/scripts/tables.py" --check compare 2>&1)" = \
+    "$shown: table compare is out of date; scripts/tables.py --write" ]
+check 'is written' python3 "$WORK/checkout/scripts/tables.py" --write compare
+check 'and found' python3 "$WORK/checkout/scripts/tables.py" --check compare
 check 'as compare.py printed it' [ "$(grep -cxFf "$WORK/compare/compare.md" "$WORK/checkout/$shown")" -ge "$(grep -c . "$WORK/compare/compare.md")" ]
 check 'a CPU is no GPU' grep -q '^Nothing has been measured beside others on a GPU yet' "$WORK/checkout/$shown"
 
