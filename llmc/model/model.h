@@ -313,6 +313,7 @@ static ParameterShard parameter_shard(const Model *table, Sharding s, const Para
 
 // Returns the offset in sharded memory of an element of the table, which must be in this rank's shard.
 static size_t element_offset(const Model *table, Sharding s, size_t element) {
+    if (s.ranks <= 1) return element;
     const size_t group = group_of(table, element), begin = group_begin(table, group);
     return sharding_begin(table, s, group) + element - begin - sharded_range(table, s, group).begin;
 }

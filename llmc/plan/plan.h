@@ -323,8 +323,10 @@ static double plan_pressure(const Plan *plan, const Limits *limits) {
     return places_pressure(bytes, limits);
 }
 
-// Returns a lower bound of plan_pressure without a pass: by what lives as long as the run.
+// Returns a lower bound of plan_pressure without a pass: by what lives as long as the run, and by layer inputs.
 static double held_pressure(const RunSettings *settings, const Batch *batch, const Limits *limits) {
+    const Config *config = &settings->model->config;
+    const size_t kept = config->num_hidden_layers / max_size(settings->inputs_every, 1) * config->hidden_size;
     Arena arena[PLACES];
     OptimizerState state;
     StreamBP s;
@@ -332,7 +334,10 @@ static double held_pressure(const RunSettings *settings, const Batch *batch, con
     Ops ops = ops_dry(settings->model->dtype, arena, settings->ridge, settings->gpu);
     run_begin(&s, &state, settings, &ops, arena, batch);
     run_end(&s);
-    const size_t bytes[PLACES] = {arena[PLACE_DEVICE].peak, arena[PLACE_HOST].peak, arena[PLACE_DISK].peak};
+    size_t bytes[PLACES] = {arena[PLACE_DEVICE].peak, arena[PLACE_HOST].peak, arena[PLACE_DISK].peak};
+    if (settings->backward && method_recomputes(settings->method))
+        bytes[settings->place[PLACED_INPUTS] > PLACE_DEVICE ? settings->place[PLACED_INPUTS] : PLACE_DEVICE] +=
+            batch->N / world_sp(settings->world) * kept * dtype_size(settings->model->dtype);
     return places_pressure(bytes, limits);
 }
 
