@@ -24,7 +24,6 @@ ROWS = [
     ("", "80 GiB, host 128 GiB, disk", "--init qwen3-8b --seq-len 1M --machine h100,disk=4TB --memory-limit 80GiB --host-limit 128GiB", 3, []),
     ("", "80 GiB, host 460 GiB", f"--init qwen3-8b --seq-len 256k {H100} --host-limit 460GiB", 3, []),
     ("", "80 GiB, host 460 GiB", f"--init qwen3-8b --seq-len 32k {H100} --host-limit 460GiB", None, []),
-    ("", "80 GiB, host 460 GiB, `--update forward`", f"--init qwen3-8b --seq-len 32k --update forward {H100} --host-limit 460GiB", None, []),
     ("", "80 GiB, host 460 GiB, 12 micro-batches", f"--init qwen3-8b --seq-len 32k --grad-accum 12 {H100} --host-limit 460GiB", 3, []),
     ("", "24 GiB, host 116 GiB", "--init qwen3-8b --seq-len 32k --machine rtx4090 --memory-limit 24GiB --host-limit 116GiB", None,
      [("LLMQ", "7b", 1, "rtx4090")]),

@@ -156,8 +156,8 @@ echo "$table5" | awk '{ split($4, ours, ","); printf "%6d %12s %12s %18.2f\n", $
 echo
 echo "Constants behind the estimates (llmc/estimate/machine.h), and where each comes from"
 for machine in h100 a100; do
-    "$TRAIN" plan --init "qwen3-0.6b,$ANY_LENGTH" --dtype bf16 --machine $machine |
-        awk -v name="$machine" '/^machine / { on = 1; sub("machine ", name "    ") } /^step / { on = 0 } on'
+    "$TRAIN" plan --init "qwen3-0.6b,$ANY_LENGTH" --verbose --machine $machine |
+        awk -v name="$machine" '/^machine / { on = 1; sub("machine ", name "    ") } /^(work|fits) / { on = 0 } on'
 done
 
 # ---- the picture ------------------------------------------------------------------------------------------------------------

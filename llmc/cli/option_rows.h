@@ -83,7 +83,7 @@ typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLM
 typedef struct {
     unsigned char given[192]; // [i]: row i was given
     Verb verb;
-    int card; // that --memory-limit names: 1 + its index in `machines`; 0: bytes
+    int card;                // that --memory-limit names: 1 + its index in `machines`; 0: bytes
     const char *typed_model; // --model as typed, if it named a run of adapters (options_file.h); or NULL
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;

@@ -276,8 +276,8 @@ static void report_places(FILE *out, const Run *run) {
         if (next->settings.ring != taken->settings.ring)
             fprintf(out, ", --kv %s", next->settings.ring ? "ring" : "gather");
     }
-        if (next->settings.defers != taken->settings.defers)
-            fprintf(out, ", --update %s", next->settings.defers ? "forward" : "now");
+    if (next->settings.defers != taken->settings.defers)
+        fprintf(out, ", --update %s", next->settings.defers ? "forward" : "now");
     fputc('\n', out);
 }
 

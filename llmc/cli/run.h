@@ -160,21 +160,31 @@ static const char *run_base_text(const Run *run, char text[64]) {
     return text;
 }
 
+// Returns the preset of a model on Hugging Face that is planned and not here; NULL: none.
+static const char *preset_to_plan(const Options *o) {
+    char found[PATH_MAX];
+    if (o->verb != VERB_PLAN || !o->model || path_exists(o->model) || hub_snapshot(o->model, found)) return NULL;
+    for (size_t i = 0; i < PRESETS; i++)
+        if (!strcasecmp(presets[i].hub, o->model)) return presets[i].name;
+    return NULL;
+}
+
 // Opens the model of --model or --init, or `model` if a resumed run names neither.
 static void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
     char remark[256] = "", found[PATH_MAX], hub[PATH_MAX];
+    const char *init = options->init ? options->init : model ? NULL : preset_to_plan(options);
     memset(run, 0, sizeof(*run));
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
     run->text = options->json && is_main_rank() ? stderr : stdout;
     options_check_dtype(options, ops_device->stored);
-    if (!options->init && !model)
+    if (!init && !model)
         model = model_path_find(hub_path_find("--model", options->model, hub, options->quiet), found, options->quiet,
                                 options->verb != VERB_PLAN);
     if (model) snprintf(run->model_path, sizeof(run->model_path), "%s", model);
-    if (options->init) {
-        config = config_from_text(options->init, "--init", EXIT_USAGE);
+    if (init) {
+        config = config_from_text(init, "--init", EXIT_USAGE);
     } else if (options->verb == VERB_PLAN && model && path_is_directory(model)) {
         config = hf_directory_config(model, remark, sizeof(remark)); // a plan needs no weights
     } else {
@@ -187,7 +197,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (options->grow_vocabulary) run_grow(run, &config);
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
-    run_choose_base(run, run->source || options->init ? NULL : model);
+    run_choose_base(run, run->source || init ? NULL : model);
     run_open_lora(run);
     checkpoint_release();
 }

@@ -112,7 +112,7 @@ typedef struct {
 #define CARD(name, gpu, device, card, host, measured, board, gpus, rates, memory, within, between, link)               \
     {                                                                                                                  \
         name, gpu, device, card, host, measured, board,                                                                \
-            {gpus, rates, memory, within, between, link, 0.85, 0.85, 2e-6, 5e-6, 6e-6, 5e9, 6e9}, 0, 0                \
+            {gpus, rates, memory, within, between, link, 0.85, 0.85, 2e-6, 5e-6, 6e-6, 5e9, 6e9}, 0, 0                 \
     }
 #define MACHINE_NAMES "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
 
@@ -192,6 +192,8 @@ static const char *machine_attends(const Machine *m, const Model *model) {
     return model->dtype == DTYPE_BF16 && HD % 8 == 0 && HD <= widest ? "cuDNN" : NULL;
 }
 
+#define CONSTANTS_COLUMNS 80 // a line that has more ends
+
 // Prints the constants by their source, and the memory.
 static void machine_print(FILE *out, const Machine *m) {
     const char *head = "machine";
@@ -202,12 +204,13 @@ static void machine_print(FILE *out, const Machine *m) {
             if ((from == BASIS_MEASURED && !m->measured) || (m->board && (i == LINK_WITHIN || i == LINK_BETWEEN)))
                 from = BASIS_ASSUMED;
             if (from != (Basis)basis || (i >= DISK_WRITE && m->disk_gib == 0)) continue;
-            if (printed++)
-                fputs(", ", out);
+            if (!printed) fprintf(out, "%-8s %s:\n", head, basis_names[basis]);
+            if (printed > CONSTANTS_COLUMNS || !printed)
+                fputs(printed ? ",\n         " : "         ", out), printed = 9;
             else
-                fprintf(out, "%-8s %s:\n         ", head, basis_names[basis]);
-            fprintf(out, "%s %.4g%s", machine_constants[i].name, m->value[i] / machine_constants[i].unit,
-                    machine_constants[i].suffix);
+                printed += fprintf(out, ", ");
+            printed += fprintf(out, "%s %.4g%s", machine_constants[i].name, m->value[i] / machine_constants[i].unit,
+                               machine_constants[i].suffix);
         }
         if (printed) fputc('\n', out), head = "";
     }

@@ -95,8 +95,7 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
 // one before: a product of few rows takes as long as one of many.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
-    if (index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))
-        return index * size;
+    if (index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s)) return index * size;
     return (whole - 1) * size + ((size + rest + 1) / 2 + eighth - 1) / eighth * eighth;
 }
 

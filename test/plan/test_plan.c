@@ -90,7 +90,10 @@ TEST(abbreviation_counts_the_same) {
                     test_case("model %zu, type %d, method %zu, chunk %zu", i, types[t], method, chunks[j]);
                     Plan plan = plan_make(&settings, &batch);
                     whole_walk(&settings, &batch, &flops, &peak);
-                    if (plan.total_bytes != peak) test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
+                    const size_t rest = batch.N % chunks[j]; // a short one takes tokens of the one before
+                    const int even = batch.N > chunks[j] && rest && rest < chunks[j] / 8;
+                    if (plan.total_bytes < peak || (!even && plan.total_bytes > peak))
+                        test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
                     if (!(fabs(plan.counts.flops - flops) <= 1e-9 * flops))
                         test_fail("plan %.17g FLOP, whole walk %.17g", plan.counts.flops, flops);
                 }
@@ -198,8 +201,7 @@ static void too_far(const void *context) {
     }
 }
 
-// With the op set's own chunk size, the last two chunks share their tokens if the last would be short. Explicit sizes
-// do not.
+// The last two chunks share their tokens if the last would be short.
 TEST(chunks_are_even) {
     // tokens, chunks of the CPU's 1024, tokens of the last two of them
     static const size_t cases[][4] = {{1025, 2, 640, 385},     {1100, 2, 640, 460},   {1151, 2, 640, 511},
@@ -223,13 +225,11 @@ TEST(chunks_are_even) {
     const size_t length[] = {1025};
     SCOPED(tiny_case_free) TinyCase c = tiny_case(models[1], 0);
     c.batch = tiny_batch(length, 1, c.model.config.vocab_size, 1, 11);
-    TinyResult even = tiny_case_run(&c, METHOD_STREAM, 0, 512, &c.batch, 1);
+    TinyResult even = tiny_case_run(&c, METHOD_STREAM, 1024, 512, &c.batch, 1);
     TinyResult same = tiny_case_run(&c, METHOD_STREAM, 640, 512, &c.batch, 1);
-    TinyResult other = tiny_case_run(&c, METHOD_STREAM, 1024, 512, &c.batch, 1);
     const size_t bytes = even.elements * sizeof(double);
     if (memcmp(even.gradient, same.gradient, bytes) != 0) test_fail("the last chunks are not of 640 and 385 tokens");
-    if (!memcmp(other.gradient, same.gradient, bytes)) test_fail("chunks that were asked for are other ones");
-    free(even.gradient), free(same.gradient), free(other.gradient);
+    free(even.gradient), free(same.gradient);
 }
 
 // A run is planned for the largest stream of its data. Anything shorter, in any number of documents, must fit into the

@@ -15,7 +15,6 @@ are those of all ranges.
 #include "gradient.cuh"
 #include "llmc/ops/attention_calls.h"
 
-
 // ---- staged results -------------------------------------------------------------------------------------------------
 // staged[NH][rows] (cuDNN's) = lse[n][NH] (ours), +infinity in the rows before the last n
 __global__ void stage_lse_kernel(float *staged, const float *lse, size_t n, size_t NH, size_t rows) {
@@ -188,7 +187,7 @@ static int cudnn_has(const AttentionCut *cut, const AttentionCall *call, int bac
     const CudnnAttention asked = cudnn_call(cut, call, backward);
     const size_t workspace = backward
                                  ? attention_workspace(asked.queries, asked.keys, asked.heads, asked.HD, cut->any_order)
-                                 : GPU_FORWARD_WORKSPACE;
+                                 : (size_t)GPU_FORWARD_WORKSPACE;
     if (cudnn_attention_has(&asked, backward, workspace)) return 1;
     if (!told[backward])
         note("attention %s of %zu queries and %zu keys by our own kernels: %s", backward ? "backward" : "forward",

@@ -65,7 +65,8 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
         s.N = take(blocks * BLOCK * HV * shape->V), s.dR = take(blocks * BLOCK * HV * shape->V);
         s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
     }
-    if (s.count != gpu_delta_scratch(shape, backward)) die("internal: gpu_scratch.h has another size of the delta rule");
+    if (s.count != gpu_delta_scratch(shape, backward))
+        die("internal: gpu_scratch.h has another size of the delta rule");
     return s;
 }
 

@@ -173,5 +173,4 @@ static void cuda_draw(int32_t *token, const Stored *logits, const double *unifor
     (token, (const floatX *)logits, uniform, V, stride, *settings);
 }
 
-
 #endif

@@ -88,7 +88,7 @@ constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC
 #endif
 
 static constexpr Ops ops_cuda_make(void) {
-    Ops ops = {"cuda",     LIBRARIES,         FLOATX_DTYPE, DTYPE_FP32,
+    Ops ops = {"cuda",     LIBRARIES,         FLOATX_DTYPE,     DTYPE_FP32,
                CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE, QUANTISED_ROWS};
 #define OP(type, op, ...) ops.op = cuda_##op;
 #include "llmc/ops/op_list.h"
