@@ -62,7 +62,7 @@ ROWS += [
     qlora("llama3.1-8b", "", 153977, 8, "a100-40", 40),
     qlora("llama3.1-8b", "", 191728, 8, "l40s", 48),
     qlora("llama3.1-8b", "", 342733, 5, "h100", 80),
-    qlora("llama3.1-8b", "the same, nothing outside the card", 2972, 0.8, "rtx3060", 8, 0),
+    qlora("llama3.1-8b", "the same, nothing outside the card", 2972, 0.65, "rtx3060", 8, 0),
     qlora("llama3.1-8b", "", 21848, 0.78, "rtx3060", 12, 0),
     qlora("llama3.1-8b", "", 40724, 0.79, "rtx4080", 16, 0),
     qlora("llama3.1-8b", "", 78475, 0.8, "rtx4090", 24, 0),

@@ -19,6 +19,7 @@ import sys
 import tempfile
 
 import plan_lengths
+import plan_methods
 from plan_lengths import ROOT, plan
 
 sys.path.insert(0, os.path.join(ROOT, "dev", "compare"))
@@ -149,18 +150,6 @@ def methods():
     return markdown(heads, rows)
 
 
-# ---- what a further token takes --------------------------------------------------------------------------------------
-def further():
-    """kB of a token more, of a pass of all weights in bf16, beyond 128k tokens."""
-    def kilobytes(model, method):
-        half, whole = (plan(f"--init {model},{ANY_LENGTH} --method {method} --logits-chunk 1024 --for bp --dtype bf16 --keep none --seq-len {n} "
-                            f"{ON_DEVICE} --memory-limit {CARDS['80 GB']}")["total_bytes"] for n in (1 << 17, 1 << 18))
-        return f"{(whole - half) / (1 << 17) / 1000:.0f}"
-    columns = {"`stream`": "stream --chunk 1024", "`seco`, chunks of 1024": "seco --chunk 1024", "`seco`, chunks of 4096": "seco --chunk 4096"}
-    models = ("qwen3-8b", "llama3.1-8b", "qwen2.5-7b", "qwen3.5-9b", "gemma3-12b")
-    return markdown(["kB of a further token", *columns], [[model] + [kilobytes(model, way) for way in columns.values()] for model in models])
-
-
 # ---- many GPUs, as scripts/plan_scale.sh has them --------------------------------------------------------------------
 def scale():
     rows = []
@@ -242,7 +231,7 @@ def compare_short():
 
 
 TABLES = {"fit": fit, "lengths-short": lengths_short, "compare-short": compare_short, "lengths": lengths, "recipes": recipes, "trained": trained,
-          "passes": passes, "methods": methods, "further": further, "scale": scale, "compare": compare, "tests": tests}
+          "passes": passes, "methods": methods, "further": plan_methods.table, "scale": scale, "compare": compare, "tests": tests}
 
 
 def main():

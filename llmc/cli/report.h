@@ -288,6 +288,8 @@ static void report_places_json(JsonOut *json, const Run *run) {
         json_text(json, placed_names[kind], place_names[run->settings.place[kind] > 0 ? run->settings.place[kind] : 0]);
     json_object_end(json);
     json_size(json, "inputs_every", max_size(run->settings.inputs_every, 1));
+    json_text(json, "keep", run->settings.keep ? "attention" : "none");
+    json_text(json, "update", run->settings.defers ? "forward" : "now");
     json_size(json, "host_bytes", run->plan.host_bytes);
     json_size(json, "disk_bytes", run->plan.disk_bytes);
     json_number(json, "host_moved_bytes", moved_in_step(run, WAY_HOST_OUT) + moved_in_step(run, WAY_HOST_IN));
@@ -348,13 +350,13 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
 static void report_method_json(JsonOut *json, const Run *run) {
     json_text(json, "method", method_names[run->settings.method]);
     if (run->settings.method == METHOD_SPACO) json_number(json, "keep_chunks", run->settings.sparse.keep);
+    json_size(json, "chunk", run->plan.chunk);
+    json_size(json, "logits_chunk", run->plan.logits_chunk);
 }
 
 // Writes method, chunks and FLOPs of a step into an open object.
 static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
     report_method_json(json, run);
-    json_size(json, "chunk", run->plan.chunk);
-    json_size(json, "logits_chunk", run->plan.logits_chunk);
     json_number(json, "flops", flops);
     json_number(json, "model_flops", model_flops);
     json_text(json, "dtype", dtype_name(run->model.dtype));

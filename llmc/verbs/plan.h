@@ -199,8 +199,6 @@ static void plan_result_json(const PlanResult *r) {
     if (!run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
     if (!run->settings.optimizer && limit) json_size(&json, "train_max_seq_len", r->train_longest);
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
-    json_text(&json, "keep", run->settings.keep ? "attention" : "none");
-    json_text(&json, "update", run->settings.defers ? "forward" : "now");
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
     json_finish(&json);
