@@ -47,10 +47,12 @@ check 'it was killed' [ $kills -gt 0 ]
 # ---- a resumed run keeps the planner's choices that results depend on ----------------------------------------------------------------
 windows=$(echo $TINY | sed 's/llama/gemma3/'),head_dim=8,sliding_window=9,layer_types=sf
 for keep in none auto; do # auto alone would keep attention
-    succeeds train --init $windows --data $SHARD --seq-len 50 --chunk 7 --lr 1e-3 --keep $keep --out "$WORK/windows" --save-every 1 \
-        $([ $keep = none ] && echo --steps 1 || echo --steps 2 --resume)
+    succeeds train --init $windows --data $SHARD --seq-len 50 --lr 1e-3 --keep $keep --out "$WORK/windows" --save-every 1 \
+        $([ $keep = none ] && echo --chunk 7 --logits-chunk 9 --steps 1 || echo --steps 2 --resume)
 done
 check 'attention is not kept' [ -e "$WORK/windows/checkpoint-00000002/state.json" ]
+check 'chunks are those that it began with' [ "$(grep -o '"--[a-z]*-*chunk": "[0-9]*"' "$WORK/windows/checkpoint-00000002/state.json" | paste -sd ' ')" = \
+    '"--chunk": "7" "--logits-chunk": "9"' ]
 check 'as it was not' [ -z "$(grep -- '"--keep": "attention"' "$WORK/windows/checkpoint-00000002/state.json")" ]
 
 # ---- a full or missing disk: one line before the first step, and the last checkpoint resumes -----------------------------------------
