@@ -10,34 +10,36 @@ configuration and tensors. The caller chooses the stream for people, so that std
 
 #define LINE_COLUMNS 79 // of repeated lines
 
-// Metrics for people, the most telling first; the log has all of them.
+// Metrics for people; the log has all of them.
 static const struct {
     const char *metric, *label;
-    int is_signed;
-} metrics_shown[] = {{"rewards/accuracies", "acc", 0},
-                     {"rewards/margins", "margin", 1},
-                     {"reward", "reward", 1},
-                     {"kl", "KL", 0},
-                     {"completions/mean_length", "length", 0},
-                     {"entropy", "entropy", 0},
-                     {"clip_ratio/region_mean", "clipped", 0}};
+    int is_signed, detail; // detail: of a step only with --verbose
+} metrics_shown[] = {{"rewards/accuracies", "acc", 0, 0},
+                     {"rewards/margins", "margin", 1, 0},
+                     {"reward", "reward", 1, 0},
+                     {"reward_std", "std", 0, 0},
+                     {"frac_reward_zero_std", "no signal", 0, 0},
+                     {"kl", "KL", 0, 0},
+                     {"completions/mean_length", "length", 0, 1},
+                     {"entropy", "entropy", 0, 1},
+                     {"clip_ratio/region_mean", "clipped", 0, 1}};
 
 // Adds a column for each metric. seen: bits of metrics with a column in an earlier line, which they keep
-static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen) {
+static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen, int details) {
     for (size_t k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++) {
-        const char *text = "      -";
-        for (size_t i = 0; i < m->count; i++)
-            if (!strcmp(m->metric[i].name, metrics_shown[k].metric) && m->metric[i].count > 0)
-                text = human_fixed(metric_value(&m->metric[i]), 6), *seen |= 1u << k;
-        if (*seen >> k & 1) line_add(line, "  %s %s", metrics_shown[k].label, text + !metrics_shown[k].is_signed);
+        const double value = metric_named(m, metrics_shown[k].metric);
+        const char *text = isnan(value) ? "      -" : human_fixed(value, 6);
+        if (!isnan(value)) *seen |= 1u << k;
+        if ((*seen >> k & 1) && metrics_shown[k].detail <= details)
+            line_add(line, "  %s %s", metrics_shown[k].label, text + !metrics_shown[k].is_signed);
     }
 }
 
 // Prints a line of metrics, if there are any.
 static void metrics_print(FILE *out, const Metrics *m) {
-    TextLine line = {{0}, 0, LINE_COLUMNS + 2};
+    TextLine line = {{0}, 0, sizeof(line.text)};
     unsigned seen = 0;
-    metrics_add(&line, m, &seen);
+    metrics_add(&line, m, &seen, 1);
     if (line.used) fprintf(out, "%s\n", line.text + 2);
 }
 
@@ -50,20 +52,26 @@ static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
     }
 }
 
-static void report_model(FILE *out, const Model *model) {
-    const Config *c = &model->config;
-    fprintf(out, "model    %s, %s parameters, %zu layers of %zu, vocabulary %zu, %s\n", c->family->name,
-            human_count((double)model->elements), c->num_hidden_layers, c->hidden_size, c->vocab_size,
-            dtype_name(model->dtype));
-}
-
-static void report_adapters(FILE *out, const Run *run, const char *where) {
+// Prints the model and what is trained.
+static void report_model(FILE *out, const Run *run) {
+    const Config *c = &run->model.config;
     const Lora *lora = &run->lora;
+    const char *of = run->options->adapter;
     size_t least, most;
-    lora_ranks(lora, &least, &most);
-    fprintf(out, least < most ? "adapters rank %zu to %zu" : "adapters rank %zu", least, most);
-    fprintf(out, ", alpha %g%s, dropout %g: %s parameters%s%s\n", lora->alpha, lora->rslora ? " (rsLoRA)" : "",
-            lora->dropout, human_count((double)lora->table.elements), where ? " of " : "", where ? where : "");
+    fprintf(out, "model    %s, %s parameters, %zu layers of %zu, %s%s%s", c->family->name,
+            human_count((double)run->model.elements), c->num_hidden_layers, c->hidden_size,
+            dtype_name(run->model.dtype), run->settings.storage ? " with matrices in 4 bits" : "",
+            run->settings.backward ? "; trained: " : lora->rank ? "; " : "");
+    if (lora->rank) {
+        lora_ranks(lora, &least, &most);
+        fprintf(out, least < most ? "adapters of rank %zu to %zu" : "adapters of rank %zu", least, most);
+        fprintf(out, ", alpha %g%s", lora->alpha, lora->rslora ? " (rsLoRA)" : "");
+        if (lora->dropout > 0) fprintf(out, ", dropout %g", lora->dropout);
+        fprintf(out, ": %s parameters%s%s", human_count((double)lora->table.elements), of ? " of " : "", of ? of : "");
+    } else if (run->settings.backward) {
+        fputs("all", out);
+    }
+    fputc('\n', out);
 }
 
 // Prints bits per element and the relative error of matrices that were quantised here, by kind.
@@ -213,9 +221,10 @@ static double own_attention_factor(const Run *run, SequenceBound bound) {
     return seconds[0] / seconds[1];
 }
 
-// Prints which library computes attention, or that none does where one could.
-static void report_attention(const Run *run, SequenceBound bound) {
+// Prints which library computes attention, with `details`, or that none does where one could.
+static void report_attention(const Run *run, SequenceBound bound, int details) {
     const AttentionChoice choice = run->settings.attention;
+    if (run->attention && !details) return;
     if (run->attention && run->settings.backward)
         fprintf(run->text, "attention  %s, %s, workspace of %s\n", run->attention,
                 choice.any_order ? "not deterministic" : "deterministic",
@@ -303,45 +312,85 @@ static const char *method_text(const Run *run) {
     return text;
 }
 
-// Prints the header. data: NULL: none. bound: the sequence that was planned for. schedule: of a training run, or empty
-static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
-    const World w = run->settings.world;
+// Prints the data and what a step takes of it. data: NULL: none. schedule: of a training run, or empty
+static void report_data(const Run *run, const DataLoader *data, const char *schedule) {
     const Options *o = run->options;
+    const int packed = data && data->shards && !data->regular && data->settings.use != DATA_PROMPTS;
+    const size_t sequence = packed ? data->packing.capacity : o->batch * o->seq_len * sample_documents(o);
     FILE *out = run->text;
-    if (o->quiet) return;
-    if (o->verbose) fputs("command  ", out), options_echo(out, o);
-    report_model(out, &run->model);
+    if (packed)
+        fprintf(out, "data     %zu documents in %zu shard%s, packed %.1f %% full", data->documents, data->shards,
+                data->shards > 1 ? "s" : "", 100 * packing_fill(&data->packing, data->first_epoch_sequences));
+    else if (data && data->shards && !data->regular)
+        fprintf(out, "data     %zu prompts of at most %zu tokens", data->prompts, data->longest_prompt);
+    else if (data && data->shards)
+        fprintf(out, "data     %zu shard%s of llm.c", data->shards, data->shards > 1 ? "s" : "");
+    else
+        fputs("data     random tokens", out);
+    fprintf(out, "; %s, %s", objective_names[o->objective], *schedule ? schedule : "batches of ");
+    if (o->rollout)
+        fprintf(out, "%zu prompts x %zu completions", o->batch, o->group_size);
+    else if (o->samples)
+        fprintf(out, "%zu %s", o->samples, packed ? dataloader_samples_name(data) : "documents");
+    else
+        fprintf(out, "%zu tokens", sequence * o->grad_accum);
+    fprintf(out, " (length %zu, batch %zu", o->seq_len, o->batch);
+    if (o->grad_accum > 1) fprintf(out, " x %zu", o->grad_accum);
+    fputs(")\n", out);
+}
+
+// Prints the plan in a line: memory, method, and in short what report_details says in full.
+static void report_planned(const Run *run, int details) {
+    const Options *o = run->options;
+    const size_t ranks = world_ranks(run->settings.world);
+    FILE *out = run->text;
+    char text[160];
+    fprintf(out, "memory   %s planned%s", human_bytes((double)run->plan.total_bytes),
+            run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "");
+    if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
+    if (ranks > 1) fprintf(out, ", on each of %zu ranks", ranks);
+    fprintf(out, "; %s, chunk %zu", method_text(run), run->plan.chunk);
+    for (int place = PLACE_HOST; place < PLACES && !details; place++)
+        if (*placed_text(run, place, text, sizeof(text)))
+            fprintf(out, "; %s: %s", place == PLACE_HOST ? "in host memory" : "on disk", text);
+    if (run->attention && !details) fprintf(out, "; attention by %s", run->attention);
+    if (run->choices && option_given(o, "machine") && o->verb != VERB_PLAN)
+        fprintf(out, "; a step of %.3g s, estimated", run->choice[0].seconds);
+    fputc('\n', out);
+}
+
+// Prints what three lines have no room for.
+static void report_details(const Run *run, const DataLoader *data, SequenceBound bound) {
+    const World w = run->settings.world;
+    FILE *out = run->text;
     report_base(run);
     if (world_ranks(w) > 1)
         fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w),
                 world_sp(w), w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
-    if (run->lora.rank) report_adapters(out, run, o->adapter);
-    report_attention(run, bound);
     report_reference(run);
-    if (data && data->shards && !data->regular && data->settings.use != DATA_PROMPTS)
-        dataloader_report(out, data, o->verbose);
-    else if (data && data->shards && !data->regular)
-        fprintf(out, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts, data->longest_prompt,
-                data->shard[0].header.tokenizer_name);
-    if (o->overlap)
+    if (data && data->shards && !data->regular) dataloader_report(out, data);
+    if (run->options->overlap)
         fputs("overlap  completions are written before the updates of the step in front of theirs: off-policy by one\n",
               out);
-    int used = fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective], method_text(run),
-                       o->seq_len, o->batch);
-    if (o->grad_accum > 1) used += fprintf(out, " x %zu", o->grad_accum);
-    const int wide = *schedule && used + (int)strlen(schedule) > LINE_COLUMNS;
-    fprintf(out, "%s%s\nmemory   %s planned%s", wide ? ",\n        " : "", schedule + wide,
-            human_bytes((double)run->plan.total_bytes),
-            run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "");
-    if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
-    fputc('\n', out);
-    if (o->verbose || o->verb == VERB_PLAN) {
-        fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
-                bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
-        report_regions(out, run->plan.arena);
-    }
+    fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
+            bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
+    report_regions(out, run->plan.arena);
     report_places(out, run);
-    fflush(out);
+}
+
+// Prints the header: three lines, with --verbose more. data, schedule: see report_data. bound: the sequence that was
+// planned for
+static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
+    const Options *o = run->options;
+    const int details = o->verbose || o->verb == VERB_PLAN;
+    if (o->quiet) return;
+    if (o->verbose) fputs("command  ", run->text), options_echo(run->text, o);
+    report_model(run->text, run);
+    report_data(run, data, schedule);
+    report_planned(run, details);
+    report_attention(run, bound, details);
+    if (details) report_details(run, data, bound);
+    fflush(run->text);
 }
 
 // Writes the method (with auto the planner's choice) into an open object.
