@@ -227,16 +227,12 @@ static const char *dataloader_samples_name(const DataLoader *d) {
 }
 
 static void dataloader_report(FILE *out, const DataLoader *d) {
-    const char *samples = dataloader_samples_name(d), *tokenizer = d->shard[0].header.tokenizer_name;
+    const char *samples = dataloader_samples_name(d);
     const size_t last = d->samples - (d->packing.windows - 1) * d->packing.step;
-    if (d->settings.use == DATA_PROMPTS) {
-        fprintf(out, "prompts  tokenizer %s\n", tokenizer);
-        return;
-    }
     fprintf(out, "packing  %zu %s in %zu sequence%s of %zu, documents of at most %zu positions, %s; tokenizer %s\n",
-            d->samples, samples, d->first_epoch_sequences, d->first_epoch_sequences > 1 ? "s" : "",
-            d->packing.capacity, d->bound.longest, d->packing.shuffle ? "shuffled every epoch" : "in the order of the files",
-            tokenizer);
+            d->samples, samples, d->first_epoch_sequences, d->first_epoch_sequences > 1 ? "s" : "", d->packing.capacity,
+            d->bound.longest, d->packing.shuffle ? "shuffled every epoch" : "in the order of the files",
+            d->shard[0].header.tokenizer_name);
     if (!d->packing.step) return;
     fprintf(out, "steps    %zu an epoch, of %zu %s", d->packing.windows, d->packing.step, samples);
     fprintf(out, last < d->packing.step ? ", the last of %zu\n" : "\n", last);

@@ -415,6 +415,8 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
 static void trainer_check_space(const Trainer *t) {
     const Options *o = t->run.options;
     const Interval *every = &o->save_every;
+    const OptionRow *row = &option_rows[option_find("save-every")];
+    char text[64];
     const size_t left = t->state.schedule.steps - t->state.step, kept = o->keep_checkpoints + (o->keep_best != 0);
     const size_t saves = every->seconds > 0 ? SIZE_MAX : every->steps ? (left + every->steps - 1) / every->steps : 1;
     if (dist_rank() != 0 || !left) return;
@@ -422,16 +424,9 @@ static void trainer_check_space(const Trainer *t) {
     const size_t more = min_size(o->keep_best ? SIZE_MAX : saves, kept + 1 - min_size(kept, there));
     const uint64_t available = checkpoint_check_space(&t->folder, &t->tensors, o->out, more);
     if (o->quiet || !o->verbose) return;
-    fprintf(t->run.text, "saving   ");
-    if (every->seconds > 0)
-        fprintf(t->run.text, "every %s", human_seconds(every->seconds));
-    else if (every->steps)
-        fprintf(t->run.text, "every %zu steps", every->steps);
-    else
-        fprintf(t->run.text, "the last step");
-    fprintf(t->run.text, ": %s each, %zu kept", human_bytes((double)checkpoint_bytes(&t->tensors)), kept);
-    if (available) fprintf(t->run.text, ", %s free", human_bytes((double)available));
-    fputc('\n', t->run.text);
+    fprintf(t->run.text, "saving   --save-every %s: %s each, %zu kept", option_text(row, o, text, sizeof(text)),
+            human_bytes((double)checkpoint_bytes(&t->tensors)), kept);
+    fprintf(t->run.text, available ? ", %s free\n" : "\n", human_bytes((double)available));
     fflush(t->run.text); // before a long first step
 }
 
