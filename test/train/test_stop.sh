@@ -92,7 +92,7 @@ ends 0 '^stopped by SIGUSR1 after step 0 of 1000 (step 1 did not end within --gr
 # ---- a save, a closing terminal, a closing pipe, nohup -----------------------------------------------------------------------------
 sanitized=$TRAIN wide=$(echo $TINY | sed 's/vocab_size=96/vocab_size=40000/')
 TRAIN=$TRAIN_PLAIN
-begin --init $wide --any-tokenizer --data $SHARD --seq-len 16 --steps 1000 --save-every 1 --grace 0 --out "$WORK/saves"
+begin --init $wide --any-tokenizer --data $SHARD --seq-len 16 --steps 1000 --log-every 1 --save-every 1 --grace 0 --out "$WORK/saves"
 until_step 2 && until_true there "$WORK/saves" '*.partial' && kill $process
 ends 143 "^stopped by SIGTERM after step [0-9]* of 1000.*: it is saved in "
 check 'no half checkpoint is left' [ -z "$(ls "$WORK/saves" | grep -E 'partial|removed|tmp')" -a "$(last_step "$WORK/saves")" -ge "$(printed_step)" ]

@@ -106,7 +106,7 @@ for options in '--samples 1' '--samples 3' '--samples 100'; do # a plan is for t
 done
 
 # ---- --seq-len auto -------------------------------------------------------------------------------------------------------------------
-length() { sed -n 's/^run .*, length \([0-9]*\), .*/\1/p' "$WORK/out"; }
+length() { sed -n 's/^data .* (length \([0-9]*\)[,)].*/\1/p' "$WORK/out"; }
 made_for() { # length, expected line, arguments
     want=$1 what=$2
     shift 2
