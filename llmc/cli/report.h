@@ -59,18 +59,15 @@ static void report_model(FILE *out, const Run *run) {
     fprintf(out, "model    %s, %s parameters, %zu layers of %zu", c->family->name,
             human_count((double)run->model.elements), c->num_hidden_layers, c->hidden_size);
     if (!run->settings.backward) fprintf(out, ", vocabulary %zu", c->vocab_size);
-    fprintf(out, ", %s%s%s", dtype_name(run->model.dtype), run->settings.storage ? " with matrices in 4 bits" : "",
-            run->settings.backward ? "; trained: "
-            : lora->rank           ? "; "
-                                   : "");
+    fprintf(out, ", %s%s", dtype_name(run->model.dtype), run->settings.storage ? " with matrices in 4 bits" : "");
+    if (run->settings.backward) fputs(lora->rank ? "; trained:" : "; trained: all", out);
     if (lora->rank) {
         lora_ranks(lora, &least, &most);
-        fprintf(out, least < most ? "adapters of rank %zu to %zu" : "adapters of rank %zu", least, most);
+        fprintf(out, "%s adapters of rank %zu", run->settings.backward ? "" : ";", least);
+        if (least < most) fprintf(out, " to %zu", most);
         fprintf(out, ", alpha %g%s", lora->alpha, lora->rslora ? " (rsLoRA)" : "");
         if (lora->dropout > 0) fprintf(out, ", dropout %g", lora->dropout);
         fprintf(out, ": %s parameters%s%s", human_count((double)lora->table.elements), of ? " of " : "", of ? of : "");
-    } else if (run->settings.backward) {
-        fputs("all", out);
     }
     fputc('\n', out);
 }
