@@ -110,7 +110,7 @@ length() { sed -n 's/^data .* (length \([0-9]*\)[,)].*/\1/p' "$WORK/out"; }
 made_for() { # length, expected line, arguments
     want=$1 what=$2
     shift 2
-    succeeds "$@"
+    succeeds "$@" --verbose
     check "$what is --seq-len $want, not $(length)" [ "$(length)" = "$want" ]
 }
 make_documents "$WORK/1500.bin" 96 1500,30,40

@@ -27,7 +27,7 @@ END
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
 says out '^step  1/24  reward  [0-9.]*  std 0.[0-9]*  no signal [0-9.]*  norm [0-9.]*  lr 1.00e-02  [0-9:]*  [0-9]* s left$'
 
-run plan $common
+run plan $common --verbose
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 
 # ---- interrupted and resumed -----------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ set -- $common --val-data "$WORK/asked.bin" --val-every 2 --reward-command "$rew
 succeeds train "$@" --steps 4 --out "$WORK/asked-a"
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
 check 'three validations of 5 prompts' [ "$(grep -c 'validation of 5 prompts  reward ' "$WORK/out")" = 3 ]
-run plan $common --steps 4 --val-data "$WORK/asked.bin"
+run plan $common --steps 4 --val-data "$WORK/asked.bin" --verbose
 check 'plan = run, with validation' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 succeeds train "$@" --overlap --steps 4 --out "$WORK/asked-ahead"
 succeeds train $common --overlap --steps 4 --reward-command "$reward" --stop-ids 7,9 --out "$WORK/asked-none"
