@@ -35,7 +35,7 @@ static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen, int de
 
 // Prints a line of metrics, if there are any.
 static void metrics_print(FILE *out, const Metrics *m) {
-    TextLine line = {{0}, 0, sizeof(line.text)};
+    TextLine line = {{0}, 0};
     unsigned seen = 0;
     metrics_add(&line, m, &seen, 1);
     if (line.used) fprintf(out, "%s\n", line.text + 2);

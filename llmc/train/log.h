@@ -184,7 +184,7 @@ static void step_line(RunLog *log) {
     const StepReport *r = &log->since;
     const double steps = (double)log->gathered, seconds = training_seconds(r);
     const double per_second = seconds > 0 ? 1 / seconds : 0;
-    TextLine line = {{0}, 0, sizeof(line.text)};
+    TextLine line = {{0}, 0};
     const time_t now = time(NULL);
     struct tm local;
     char clock[16] = "";
@@ -261,7 +261,7 @@ static void runlog_validation(RunLog *log, size_t step, const Evaluation *found)
     const int by_rewards = isnan(found->loss);
     if (log->text) {
         progress_clear(&log->progress);
-        TextLine line = {{0}, 0, sizeof(line.text)};
+        TextLine line = {{0}, 0};
         unsigned seen = 0;
         line_add(&line, "step %*zu/%zu  validation", digits_of(log->steps), step, log->steps);
         if (by_rewards)

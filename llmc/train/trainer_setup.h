@@ -459,11 +459,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (*last) trainer_keep_choices(t, last);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t, last);
-    const char *source = !isnan(given->lr)            ? ""
-                         : *last                      ? " (as it began)"
-                         : o->init                    ? " (auto: --init)"
-                         : o->lora_rank || o->adapter ? " (auto: adapters)"
-                                                      : " (auto: full)";
+    const char *source = !isnan(given->lr) ? "" : *last ? " (as it began)" : " (auto)";
     char schedule[96];
     snprintf(schedule, sizeof(schedule), "lr %g%s, %zu step%s of ", o->lr, source, t->state.schedule.steps,
              t->state.schedule.steps == 1 ? "" : "s");

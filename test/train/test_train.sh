@@ -76,7 +76,7 @@ check 'a record of the options for each of two parts' \
 for steps in 1 2; do # the default learning rate, which a resumed run keeps though it starts from a model
     succeeds train $([ $steps = 2 ] && echo --resume || echo --init $TINY) --data $SHARD --seq-len 64 --schedule constant \
         --steps $steps --out "$WORK/rate"
-    says out "^data .*, lr 0.0003 ($([ $steps = 2 ] && echo as it began || echo auto: --init)), $steps step"
+    says out "^data .*, lr 0.0003 ($([ $steps = 2 ] && echo as it began || echo auto)), $steps step"
 done
 check 'it is logged as a number' [ "$(grep -c '"options": .*"lr": 0.0003,' "$WORK/rate/log.jsonl")" = 2 ]
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
