@@ -214,8 +214,8 @@ static void step_line(RunLog *log) {
 static void step_label(const RunLog *log, const StepReport *r, char label[PROGRESS_LABEL]) {
     const double value = log->by_rewards ? metric_named(&r->metrics, "reward") : r->loss;
     char seconds[32];
-    snprintf(seconds, sizeof(seconds), "%.3g s", log->pace);
-    snprintf(label, PROGRESS_LABEL, "step %zu/%zu  %s %.4g  %s a step ", r->step, log->steps,
+    snprintf(seconds, sizeof(seconds), "%#.3g s", log->pace);
+    snprintf(label, PROGRESS_LABEL, "step %zu/%zu  %s %#.4g  %s a step ", r->step, log->steps,
              log->by_rewards ? "reward" : "loss", value, log->pace < 100 ? seconds : human_seconds(log->pace));
 }
 

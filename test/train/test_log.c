@@ -556,13 +556,13 @@ TEST(the_bar_of_a_run) {
     runlog_step(&log, &r);
     seen = screen_text(master);
     if (strncmp(seen, "\r\033[Kstep  50/100  loss", 22) != 0 || !strstr(seen, " 25 s left") ||
-        !strstr(seen, "\n\rstep 50/100  loss 0.2  0.5 s a step   50 % ["))
+        !strstr(seen, "\n\rstep 50/100  loss 0.2000  0.500 s a step   50 % ["))
         test_fail("%s", seen);
     r.step = 52, log.first_at = seconds_now() - 400; // two steps since the first
     log.progress.drawn_at = -1e9;
     runlog_step(&log, &r);
     seen = screen_text(master);
-    if (strncmp(seen, "\rstep 52/100  loss 0.2  3 min 20 s a step   52 % [", 47) != 0 ||
+    if (strncmp(seen, "\rstep 52/100  loss 0.2000  3 min 20 s a step   52 % [", 51) != 0 ||
         !strstr(seen, "2 h 40 min left"))
         test_fail("%s", seen);
     runlog_sample(&log, 52, "text", 4);
