@@ -135,7 +135,7 @@ static int verb_train(const Options *o) {
     if (trainer_validates(t)) trainer_validate(t);
     while (t->state.step < t->state.schedule.steps && !trainer_stops(t)) {
         t->last = train_step(t, t->state.step + 1);
-        trainer_log_step(t);
+        runlog_step(&t->log, &t->last);
         trainer_watch(t);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL; // tests: from now on allocating is fatal
         if (trainer_stops(t)) break;

@@ -103,7 +103,7 @@ class Part:
         for line in stream:
             self.text.append(line.rstrip("\n"))
             lines.append(line.rstrip("\n"))
-            found = re.match(r"step +(\d+)/\d+  loss ", line)
+            found = re.match(r"step +(\d+)/\d+  (?:loss|reward) ", line)
             if found:
                 self.step = int(found.group(1))
             self.seen.set()

@@ -87,7 +87,7 @@ echo "run      --disk $folder${places:+ $places}"
 begin=$(date +%s)
 limited $limit "$TRAIN" $run $places --disk "$work" --out "$work/limited" >"$work/out" 2>&1 || { echo "failed   with exit status $?" && tail -n 3 "$work/out" && exit 1; }
 taken=$(($(date +%s) - begin))
-grep -E '^(placed|step)' "$work/out"
+grep -E '^(memory|step)' "$work/out"
 [ ! -s "$work/peak" ] || echo "peak     $(mib "$(head -n 1 "$work/peak")") in memory, $taken s"
 begin=$(date +%s)
 "$TRAIN" $run $ON_DEVICE --out "$work/unlimited" >"$work/out" 2>&1 || { echo "failed   with exit status $?" && tail -n 3 "$work/out" && exit 1; }

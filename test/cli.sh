@@ -72,7 +72,7 @@ in_two_parts() { # name, steps, options of the second part, arguments
     check "$parts in two parts" same_checkpoint "$WORK/$parts" "$WORK/$parts-parts" $steps
 }
 next_works() { # out or err: runs both commands that a run prints last
-    sed -n '/^next /,$s/^next \{5\}\|^ \{9\}//p' "$WORK/$1" >"$WORK/next"
+    sed -n 's/^try it   \|^export   //p' "$WORK/$1" >"$WORK/next"
     check "what to type next: $(cat "$WORK/next")" [ "$(wc -l <"$WORK/next")-$(sh -e "$WORK/next" >/dev/null 2>&1; echo $?)" = 2-0 ]
 }
 close() { # a, b, relative difference allowed

@@ -13,12 +13,14 @@ its layers.
 #define PROGRESS_DELAY    1.0 // seconds before a bar appears
 #define PROGRESS_INTERVAL 0.1 // seconds between redraws
 #define PROGRESS_LINE     256
+#define PROGRESS_LABEL    128
 
 typedef struct {
-    FILE *file; // NULL: not on a terminal
-    const char *label;
+    FILE *file;                  // NULL: not on a terminal
+    char label[PROGRESS_LABEL];  // before the bar; may change
     double total;                // in any unit
     double begun_done, begun_at; // units done (a resumed run's are not 0) and time at this process's begin
+    double unit_seconds;         // from which time left follows; 0: unknown; below 0: the mean so far
     double drawn_at;
     int shown;
     double done, unit;      // units done, units in work
@@ -28,10 +30,10 @@ typedef struct {
 // Writes a line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0:
 // unknown.
 static void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
-    char head[64], tail[64] = "";
+    char head[PROGRESS_LABEL + 16], tail[64] = "";
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
     width = min_size(width, PROGRESS_LINE - 1);
-    snprintf(head, sizeof(head), "%.40s %3d %% ", label, (int)(100 * fraction));
+    snprintf(head, sizeof(head), "%.127s %3d %% ", label, (int)(100 * fraction));
     if (seconds_left >= 0) snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left));
     int bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
     if (bar < 5) { // no room for a bar
@@ -66,22 +68,24 @@ static Progress progress_begin(FILE *file, const char *label, double done, doubl
     const double now = seconds_now();
     if (progress_off || !is_main_rank() || (terminal && !strcmp(terminal, "dumb"))) file = NULL;
     if (file && !isatty(fileno(file))) file = NULL;
-    Progress progress = {file, label, total, done, now, now + PROGRESS_DELAY - PROGRESS_INTERVAL, 0, done, 0, 0, 1};
+    Progress progress = {file, "", total, done, now, -1, now + PROGRESS_DELAY - PROGRESS_INTERVAL, 0, done, 0, 0, 1};
+    snprintf(progress.label, sizeof(progress.label), "%s", label);
     return progress;
 }
 
 // Redraws the bar. `progress` must stay at its address until progress_end.
 static void progress_update(Progress *progress, double done) {
     char line[PROGRESS_LINE];
-    double advanced = done - progress->begun_done, left = -1;
+    double advanced = done - progress->begun_done, left = -1, unit = progress->unit_seconds;
     struct winsize size;
     if (!progress->file) return;
     double now = seconds_now();
     if (now - progress->drawn_at < PROGRESS_INTERVAL) return;
-    if (advanced > 0) left = (now - progress->begun_at) / advanced * (progress->total - done);
+    if (unit < 0 && advanced > 0) unit = (now - progress->begun_at) / advanced;
+    if (unit > 0) left = unit * (progress->total - done);
     if (ioctl(fileno(progress->file), TIOCGWINSZ, &size) || !size.ws_col) size.ws_col = 80;
     progress_text(line, size.ws_col - 1u, progress->label, progress->total > 0 ? done / progress->total : 0, left);
-    progress_clear_shown();
+    if (progress_shown != progress) progress_clear_shown();
     fprintf(progress->file, "\r%s\033[K", line);
     fflush(progress->file);
     progress->drawn_at = now;

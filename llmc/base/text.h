@@ -136,10 +136,10 @@ static const char *human_fixed(double value, int width) {
     return out;
 }
 
-// A table row built before it is printed. Columns beyond `most` are left out.
+// A line built before it is printed
 typedef struct {
     char text[512];
-    size_t used, most;
+    size_t used;
 } TextLine;
 
 __attribute__((format(printf, 2, 3))) static void line_add(TextLine *line, const char *format, ...) {
@@ -148,7 +148,7 @@ __attribute__((format(printf, 2, 3))) static void line_add(TextLine *line, const
     va_start(args, format);
     const int length = vsnprintf(column, sizeof(column), format, args);
     va_end(args);
-    if (length < 0 || line->used + (size_t)length > min_size(line->most, sizeof(line->text) - 1)) return;
+    if (length < 0 || line->used + (size_t)length >= sizeof(line->text)) return;
     memcpy(line->text + line->used, column, (size_t)length + 1);
     line->used += (size_t)length;
 }

@@ -352,6 +352,9 @@ TEXT(grads_out, "grads-out", NULL, ON(BP), "FILE",
 TEXT(grads_of, "grads-of", NULL, ON(BP), "GLOB,GLOB,...",
      "only parameters whose name in that file matches a glob, such as '*.layers.0.*,*norm.weight'")
 FLAG(quiet, "quiet", EVERYWHERE, "print results only: no header, no progress bar")
+SIZE(log_every, "log-every", "auto", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
+     "steps from one printed line to the next; first and last step have one; loss and metrics are means since the line "
+     "before, the clock is local time; auto: about 200 lines, or 20 above a terminal's bar; log.jsonl has every step")
 FLAG(verbose, "verbose", READS, "also print the command, the plan by region, and all columns of step lines")
 FLAG(help, "help", EVERYWHERE, "this text")
 FLAG(version, "version", EVERYWHERE, "the version")

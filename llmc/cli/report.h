@@ -8,36 +8,36 @@ configuration and tensors. The caller chooses the stream for people, so that std
 #include "llmc/estimate/estimate.h"
 #include "memory.h"
 
-#define LINE_COLUMNS 79 // of repeated lines
-
-// Metrics for people, the most telling first; the log has all of them.
+// Metrics for people; the log has all of them.
 static const struct {
     const char *metric, *label;
-    int is_signed;
-} metrics_shown[] = {{"rewards/accuracies", "acc", 0},
-                     {"rewards/margins", "margin", 1},
-                     {"reward", "reward", 1},
-                     {"kl", "KL", 0},
-                     {"completions/mean_length", "length", 0},
-                     {"entropy", "entropy", 0},
-                     {"clip_ratio/region_mean", "clipped", 0}};
+    int is_signed, detail; // detail: of a step only with --verbose
+} metrics_shown[] = {{"rewards/accuracies", "acc", 0, 0},
+                     {"rewards/margins", "margin", 1, 0},
+                     {"reward", "reward", 1, 0},
+                     {"reward_std", "std", 0, 0},
+                     {"frac_reward_zero_std", "no signal", 0, 0},
+                     {"kl", "KL", 0, 0},
+                     {"completions/mean_length", "length", 0, 1},
+                     {"entropy", "entropy", 0, 1},
+                     {"clip_ratio/region_mean", "clipped", 0, 1}};
 
 // Adds a column for each metric. seen: bits of metrics with a column in an earlier line, which they keep
-static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen) {
+static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen, int details) {
     for (size_t k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++) {
-        const char *text = "      -";
-        for (size_t i = 0; i < m->count; i++)
-            if (!strcmp(m->metric[i].name, metrics_shown[k].metric) && m->metric[i].count > 0)
-                text = human_fixed(metric_value(&m->metric[i]), 6), *seen |= 1u << k;
-        if (*seen >> k & 1) line_add(line, "  %s %s", metrics_shown[k].label, text + !metrics_shown[k].is_signed);
+        const double value = metric_named(m, metrics_shown[k].metric);
+        const char *text = isnan(value) ? "      -" : human_fixed(value, 6);
+        if (!isnan(value)) *seen |= 1u << k;
+        if ((*seen >> k & 1) && metrics_shown[k].detail <= details)
+            line_add(line, "  %s %s", metrics_shown[k].label, text + !metrics_shown[k].is_signed);
     }
 }
 
 // Prints a line of metrics, if there are any.
 static void metrics_print(FILE *out, const Metrics *m) {
-    TextLine line = {{0}, 0, LINE_COLUMNS + 2};
+    TextLine line = {{0}, 0};
     unsigned seen = 0;
-    metrics_add(&line, m, &seen);
+    metrics_add(&line, m, &seen, 1);
     if (line.used) fprintf(out, "%s\n", line.text + 2);
 }
 
@@ -50,20 +50,26 @@ static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
     }
 }
 
-static void report_model(FILE *out, const Model *model) {
-    const Config *c = &model->config;
-    fprintf(out, "model    %s, %s parameters, %zu layers of %zu, vocabulary %zu, %s\n", c->family->name,
-            human_count((double)model->elements), c->num_hidden_layers, c->hidden_size, c->vocab_size,
-            dtype_name(model->dtype));
-}
-
-static void report_adapters(FILE *out, const Run *run, const char *where) {
+// Prints the model and what is trained.
+static void report_model(FILE *out, const Run *run) {
+    const Config *c = &run->model.config;
     const Lora *lora = &run->lora;
+    const char *of = run->options->adapter;
     size_t least, most;
-    lora_ranks(lora, &least, &most);
-    fprintf(out, least < most ? "adapters rank %zu to %zu" : "adapters rank %zu", least, most);
-    fprintf(out, ", alpha %g%s, dropout %g: %s parameters%s%s\n", lora->alpha, lora->rslora ? " (rsLoRA)" : "",
-            lora->dropout, human_count((double)lora->table.elements), where ? " of " : "", where ? where : "");
+    fprintf(out, "model    %s, %s parameters, %zu layers of %zu", c->family->name,
+            human_count((double)run->model.elements), c->num_hidden_layers, c->hidden_size);
+    if (!run->settings.backward) fprintf(out, ", vocabulary %zu", c->vocab_size);
+    fprintf(out, ", %s%s", dtype_name(run->model.dtype), run->settings.storage ? " with matrices in 4 bits" : "");
+    if (run->settings.backward) fputs(lora->rank ? "; trained:" : "; trained: all", out);
+    if (lora->rank) {
+        lora_ranks(lora, &least, &most);
+        fprintf(out, "%s adapters of rank %zu", run->settings.backward ? "" : ";", least);
+        if (least < most) fprintf(out, " to %zu", most);
+        fprintf(out, ", alpha %g%s", lora->alpha, lora->rslora ? " (rsLoRA)" : "");
+        if (lora->dropout > 0) fprintf(out, ", dropout %g", lora->dropout);
+        fprintf(out, ": %s parameters%s%s", human_count((double)lora->table.elements), of ? " of " : "", of ? of : "");
+    }
+    fputc('\n', out);
 }
 
 // Prints bits per element and the relative error of matrices that were quantised here, by kind.
@@ -84,18 +90,13 @@ static void report_base(const Run *run) {
     fprintf(run->text, "base     %s%s, blocks of %zu: %.3f bits an element of %s; %s others %s; frozen\n",
             quant_type_names[format.type], format.nested ? ", double quantisation" : "", format.block,
             8 * bytes / elements, human_count(elements), human_count(all - elements), dtype_name(model->dtype));
-    TextLine line = {{0}, 0, LINE_COLUMNS};
     for (size_t k = 0; k < errors->kinds; k++) {
-        char text[96];
         const StorageError *e = &errors->kind[k];
         const char *dot = model->config.family->conv1d ? NULL : strrchr(e->name, '.'); // GPT-2 has c_proj twice
-        if (e->squares <= 0) continue;
-        snprintf(text, sizeof(text), "  %s %.3g", dot ? dot + 1 : e->name, sqrt(e->error / e->squares));
-        if (line.used + strlen(text) > LINE_COLUMNS) fprintf(run->text, "%s\n", line.text), line.used = 0;
-        if (!line.used) line_add(&line, "         %-14s", k ? "" : "relative error");
-        line_add(&line, "%s", text);
+        fprintf(run->text, "%s %s %.3g", k ? " " : "         relative error ", dot ? dot + 1 : e->name,
+                e->squares > 0 ? sqrt(e->error / e->squares) : 0);
     }
-    if (line.used) fprintf(run->text, "%s\n", line.text);
+    if (errors->kinds) fputc('\n', run->text);
 }
 
 // Into an open object
@@ -198,38 +199,7 @@ static void report_memory(const Run *run, double peak) {
         fprintf(run->text, "of which %s were never touched\n", human_bytes(planned - peak));
 }
 
-// ---- attention -----------------------------------------------------------------------------------------------------
-// Returns the time of this pass with our own kernels over that with the library, by the rates of a machine.
-static double own_attention_factor(const Run *run, SequenceBound bound) {
-    const Machine *machine = machine_from_options(run->options);
-    RunSettings settings = run->settings;
-    Batch shape = batch_shape(bound);
-    double seconds[2];
-    if (!machine) machine = &machines[MACHINE_H100];
-    settings.ridge = machine_ridge(machine);
-    for (settings.library = 0; settings.library < 2; settings.library++)
-        seconds[settings.library] = work_seconds(machine, plan_make(&settings, &shape).counts);
-    free(shape.document_start);
-    return seconds[0] / seconds[1];
-}
-
-// Prints which library computes attention, or that none does where one could.
-static void report_attention(const Run *run, SequenceBound bound) {
-    const AttentionChoice choice = run->settings.attention;
-    if (run->attention && run->settings.backward)
-        fprintf(run->text, "attention  %s, %s, workspace of %s\n", run->attention,
-                choice.any_order ? "not deterministic" : "deterministic",
-                choice.workspace ? human_bytes((double)choice.workspace) : "the smallest size");
-    else if (run->attention)
-        fprintf(run->text, "attention  %s\n", run->attention);
-    else if (bound.N && strcmp(ops_device->name, "cpu") != 0 && run->options->verb != VERB_PLAN &&
-             machine_attends(&machines[MACHINE_H100], &run->model))
-        fprintf(run->text,
-                "attention  our own kernels, not cuDNN: a pass takes %.2g times as long (estimated from "
-                "assumed rates)\n",
-                own_attention_factor(run, bound));
-}
-
+// ---- attention and places ------------------------------------------------------------------------------------------
 // Into an open object.
 static void report_attention_json(JsonOut *json, const Run *run) {
     json_text(json, "attention", run->attention ? "cudnn" : "own");
@@ -238,17 +208,11 @@ static void report_attention_json(JsonOut *json, const Run *run) {
     json_size(json, "attention_workspace", run->settings.attention.workspace);
 }
 
-// ---- places --------------------------------------------------------------------------------------------------------
-static const char *slower(double ratio, char text[160]) {
-    const int often = ratio >= 2;
-    snprintf(text, 160, often ? "%.3g times slower" : "%.2f %% slower", often ? ratio : 100 * (ratio - 1));
-    return text;
-}
-
-// Prints places other than the device, why they were chosen, and the cost of the next best choice.
+// Prints places other than the device; with --verbose why they were chosen.
 static void report_places(FILE *out, const Run *run) {
-    char text[160];
+    const double slower = run->choices ? run->choice[0].seconds / run->choice[0].on_device : 0;
     const char *glue = "placed  ";
+    char text[160];
     if (!run->plan.host_bytes && !run->plan.disk_bytes && run->settings.inputs_every <= 1) return;
     for (int place = PLACE_HOST; place < PLACES; place++) {
         if (!*placed_text(run, place, text, sizeof(text))) continue;
@@ -259,26 +223,9 @@ static void report_places(FILE *out, const Run *run) {
     if (run->plan.disk_bytes) fprintf(out, "; a step writes %s to disk", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
     fputc('\n', out);
     if (!run->choices || !run->options->verbose) return;
-    const Choice *taken = &run->choice[0], *next = &run->choice[1];
-    fprintf(out, "         the fastest that fits, estimated %s than all on the device",
-            slower(taken->seconds / taken->on_device, text));
-    if (run->choices > 1) {
-        fprintf(out, "; next, %s than this", slower(next->seconds / taken->seconds, text));
-        for (int kind = 0; kind < PLACED; kind++)
-            if (next->settings.place[kind] != taken->settings.place[kind])
-                fprintf(out, ", %s on %s", placed_word(&next->settings, kind), place_names[next->settings.place[kind]]);
-        if (max_size(next->settings.inputs_every, 1) != max_size(taken->settings.inputs_every, 1))
-            fprintf(out, ", --inputs-every %zu", max_size(next->settings.inputs_every, 1));
-        if (next->settings.method != taken->settings.method)
-            fprintf(out, ", --method %s", method_names[next->settings.method]);
-        if (next->settings.keep != taken->settings.keep)
-            fprintf(out, ", --keep %s", next->settings.keep ? "attention" : "none");
-        if (next->settings.ring != taken->settings.ring)
-            fprintf(out, ", --kv %s", next->settings.ring ? "ring" : "gather");
-    }
-    if (next->settings.defers != taken->settings.defers)
-        fprintf(out, ", --update %s", next->settings.defers ? "forward" : "now");
-    fputc('\n', out);
+    fputs("         the fastest that fits, estimated ", out);
+    fprintf(out, slower < 2 ? "%.2f %% slower" : "%.3g times slower", slower < 2 ? 100 * (slower - 1) : slower);
+    fputs(" than all on the device\n", out);
 }
 
 // Into an open object. Names of shares follow as numbers, so those of places are in an object of their own.
@@ -305,45 +252,84 @@ static const char *method_text(const Run *run) {
     return text;
 }
 
-// Prints the header. data: NULL: none. bound: the sequence that was planned for. schedule: of a training run, or empty
+// Prints the data and what a step takes of it. data: NULL: none. schedule: of a training run, or empty
+static void report_data(const Run *run, const DataLoader *data, const char *schedule) {
+    const Options *o = run->options;
+    const int packed = data && data->segment && !data->prompts;
+    const size_t sequence = packed ? data->packing.capacity : o->batch * o->seq_len * sample_documents(o);
+    FILE *out = run->text;
+    if (packed)
+        fprintf(out, "data     %zu documents in %zu shard%s, packed %.1f %% full", data->documents, data->shards,
+                data->shards > 1 ? "s" : "", 100 * packing_fill(&data->packing, data->first_epoch_sequences));
+    else if (data && data->prompts)
+        fprintf(out, "data     %zu prompts of at most %zu tokens", data->prompts, data->longest_prompt);
+    else
+        fputs(data && data->shards ? "data     running text" : "data     random tokens", out);
+    fprintf(out, "; %s, %s", objective_names[o->objective], *schedule ? schedule : "batches of ");
+    if (o->rollout)
+        fprintf(out, "%zu prompts x %zu completions", o->batch, o->group_size);
+    else if (o->samples)
+        fprintf(out, "%zu %s", o->samples, packed ? dataloader_samples_name(data) : "documents");
+    else
+        fprintf(out, "%zu tokens", sequence * o->grad_accum);
+    fprintf(out, " (length %zu", o->seq_len);
+    if (!o->rollout) fprintf(out, ", batch %zu", o->batch);
+    if (o->grad_accum > 1) fprintf(out, " x %zu", o->grad_accum);
+    fputs(")\n", out);
+}
+
+// Prints the plan in a line: memory, the planner's choices, attention.
+static void report_planned(const Run *run) {
+    const Options *o = run->options;
+    const RunSettings *s = &run->settings;
+    const World w = s->world;
+    const int own = !run->attention && strcmp(ops_device->name, "cpu") != 0 &&
+                    machine_attends(&machines[MACHINE_H100], &run->model);
+    FILE *out = run->text;
+    char text[160];
+    fprintf(out, "memory   %s planned%s", human_bytes((double)run->plan.total_bytes),
+            s->backward && !s->optimizer ? " for a pass without an optimizer update" : "");
+    if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
+    if (world_ranks(w) > 1)
+        fprintf(out, ", on each of %zu ranks (%zu replicas x sp %zu, ZeRO %zu%s)", world_ranks(w), world_replicas(w),
+                world_sp(w), w.zero, s->ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
+    fprintf(out, "; %s", method_text(run));
+    if (method_has_chunks(s->method)) fprintf(out, ", chunk %zu", run->plan.chunk);
+    if (s->keep) fputs(", attention kept", out);
+    if (s->defers) fputs(", update in forward", out);
+    for (int place = PLACE_HOST; place < PLACES && !o->verbose; place++) // else in report_places
+        if (*placed_text(run, place, text, sizeof(text)))
+            fprintf(out, "; %s: %s", place == PLACE_HOST ? "in host memory" : "on disk", text);
+    if (run->attention || own)
+        fprintf(out, "; attention by %s%s", own ? "our own kernels, slower than cuDNN" : run->attention,
+                s->attention.any_order && !own ? " in any order" : "");
+    if (run->choices && option_given(o, "machine") && o->verb != VERB_PLAN)
+        fprintf(out, "; a step of %.3g s, estimated", run->choice[0].seconds);
+    fputc('\n', out);
+}
+
+// Prints the header: three lines, with --verbose more. data, schedule: see report_data. bound: the sequence that was
+// planned for
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
-    const World w = run->settings.world;
     const Options *o = run->options;
     FILE *out = run->text;
     if (o->quiet) return;
     if (o->verbose) fputs("command  ", out), options_echo(out, o);
-    report_model(out, &run->model);
+    report_model(out, run);
+    report_data(run, data, schedule);
+    report_planned(run);
+    fflush(out);
+    if (!o->verbose) return;
     report_base(run);
-    if (world_ranks(w) > 1)
-        fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w),
-                world_sp(w), w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
-    if (run->lora.rank) report_adapters(out, run, o->adapter);
-    report_attention(run, bound);
     report_reference(run);
-    if (data && data->shards && !data->regular && data->settings.use != DATA_PROMPTS)
-        dataloader_report(out, data, o->verbose);
-    else if (data && data->shards && !data->regular)
-        fprintf(out, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts, data->longest_prompt,
-                data->shard[0].header.tokenizer_name);
+    if (data && data->segment && !data->prompts) dataloader_report(out, data);
     if (o->overlap)
         fputs("overlap  completions are written before the updates of the step in front of theirs: off-policy by one\n",
               out);
-    int used = fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective], method_text(run),
-                       o->seq_len, o->batch);
-    if (o->grad_accum > 1) used += fprintf(out, " x %zu", o->grad_accum);
-    const int wide = *schedule && used + (int)strlen(schedule) > LINE_COLUMNS;
-    fprintf(out, "%s%s\nmemory   %s planned%s", wide ? ",\n        " : "", schedule + wide,
-            human_bytes((double)run->plan.total_bytes),
-            run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "");
-    if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
-    fputc('\n', out);
-    if (o->verbose || o->verb == VERB_PLAN) {
-        fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
-                bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
-        report_regions(out, run->plan.arena);
-    }
+    fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
+            bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
+    report_regions(out, run->plan.arena);
     report_places(out, run);
-    fflush(out);
 }
 
 // Writes the method (with auto the planner's choice) into an open object.

@@ -226,17 +226,13 @@ static const char *dataloader_samples_name(const DataLoader *d) {
     return d->long_documents ? "segments" : "documents";
 }
 
-static void dataloader_report(FILE *out, const DataLoader *d, int verbose) {
+static void dataloader_report(FILE *out, const DataLoader *d) {
     const char *samples = dataloader_samples_name(d);
-    fprintf(out, "data     %zu documents in %zu shard%s, packed into %zu sequence%s, %.1f %% full\n", d->documents,
-            d->shards, d->shards > 1 ? "s" : "", d->first_epoch_sequences, d->first_epoch_sequences > 1 ? "s" : "",
-            100 * packing_fill(&d->packing, d->first_epoch_sequences));
-    if (verbose)
-        fprintf(out, "packing  %zu %s, documents of at most %zu positions, sequences of %zu, %s; tokenizer %s\n",
-                d->samples, samples, d->bound.longest, d->packing.capacity,
-                d->packing.shuffle ? "shuffled every epoch" : "in the order of the files",
-                d->shard[0].header.tokenizer_name);
     const size_t last = d->samples - (d->packing.windows - 1) * d->packing.step;
+    fprintf(out, "packing  %zu %s in %zu sequence%s of %zu, documents of at most %zu positions, %s; tokenizer %s\n",
+            d->samples, samples, d->first_epoch_sequences, d->first_epoch_sequences > 1 ? "s" : "", d->packing.capacity,
+            d->bound.longest, d->packing.shuffle ? "shuffled every epoch" : "in the order of the files",
+            d->shard[0].header.tokenizer_name);
     if (!d->packing.step) return;
     fprintf(out, "steps    %zu an epoch, of %zu %s", d->packing.windows, d->packing.step, samples);
     fprintf(out, last < d->packing.step ? ", the last of %zu\n" : "\n", last);

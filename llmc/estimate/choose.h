@@ -143,11 +143,6 @@ static int choice_compare(const void *left, const void *right) {
     return a->candidate < b->candidate ? -1 : a->candidate > b->candidate;
 }
 
-// Whether two candidates have the same values before a field.
-static int candidates_alike(const Candidate *a, const Candidate *b, size_t field) {
-    return !memcmp((const void *)a, (const void *)b, field);
-}
-
 // Returns a lower bound of the work of a candidate with sparser inputs than `base`.
 static PassWork sparse_work(const Machine *m, const RunSettings *s, const Batch *shape, const PassWork *base) {
     PassWork work = *base;
@@ -170,12 +165,11 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     *choices = (Choice *)checked_calloc(all->count, sizeof(Choice), "choices of a plan");
     *least = 0;
     for (size_t i = 0; i < all->count; i++) {
-        const Candidate *c = &all->candidate[i];
-        const Candidate *before = &all->candidate[i ? i - 1 : 0];
-        if (!candidates_alike(c, before, offsetof(Candidate, place))) { // else its work is the same, but for `again`
+        const Candidate *c = &all->candidate[i], *before = &all->candidate[i ? i - 1 : 0];
+        if (memcmp(c, before, offsetof(Candidate, place)) != 0) { // else its work is the same, but for `again`
             if (search->ring && c->ring && best <= 1.001 * best_on_device) break; // gathering waits for nothing
-            bounds = (bounds || has_base) && candidates_alike(c, before, offsetof(Candidate, chunk));
-            has_base = has_base && candidates_alike(c, before, offsetof(Candidate, inputs_every));
+            bounds = (bounds || has_base) && !memcmp(c, before, offsetof(Candidate, chunk));
+            has_base = has_base && !memcmp(c, before, offsetof(Candidate, inputs_every));
             const RunSettings s = candidate_settings(search, c);
             works[0] = works[1] = (has_base || bounds) && shape->N ? sparse_work(m, &s, shape, &base) : none;
             has_work[0] = has_work[1] = 0;

@@ -1,6 +1,6 @@
 /*
-The log of a run: aligned step lines for people, log.jsonl in --out for programs, the progress bar between them, signs
-of divergence, and the last lines.
+The log of a run: step lines for people, on a terminal above a bar that is redrawn, log.jsonl in --out for programs,
+signs of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
 validation, "sample", and "options" for each part of the run, with its first step, version and commit. Each ends with
@@ -38,9 +38,15 @@ typedef struct {
     FILE *text;    // step lines; NULL: none
     FILE *records; // log.jsonl; NULL: no --out
     char path[PATH_MAX];
-    size_t steps;
-    int verbose;   // step lines of any length
-    unsigned seen; // metrics shown in step lines so far
+    size_t steps, every; // of the run; from one printed line to the next
+    int verbose;         // all columns in step lines
+    int by_rewards;      // the loss is 0 by construction, and not shown
+    unsigned seen;       // metrics shown in step lines so far
+    StepReport since;    // sums over the steps since the last line
+    size_t gathered;     // number of these
+    size_t first;        // first step of this part; 0: none yet
+    double first_at;     // clock at its end
+    double pace;         // mean seconds of a step of this part, without its first if there are more
     Progress progress;
 } RunLog;
 
@@ -99,7 +105,7 @@ static FILE *records_open(const char *path) {
 static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t steps) {
     RunLog log = {0};
     log.text = text;
-    log.steps = steps;
+    log.steps = steps, log.every = 1;
     if (folder) {
         make_folder(folder);
         path_join(log.path, folder, RECORDS_NAME);
@@ -107,7 +113,9 @@ static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t st
         log.records = records_open(log.path);
         run_began();
     }
-    log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);
+    log.progress = progress_begin(text ? stderr : NULL, "", (double)step, (double)steps);
+    log.progress.unit_seconds = 0;
+    snprintf(log.progress.label, PROGRESS_LABEL, "step %zu/%zu ", step, steps);
     return log;
 }
 
@@ -154,35 +162,74 @@ static int digits_of(size_t number) { return snprintf(NULL, 0, "%zu", number); }
 // Returns the seconds of a step without writing completions and rewards.
 static double training_seconds(const StepReport *r) { return r->seconds - r->rollout_seconds - r->reward_seconds; }
 
-// Prints the columns of a step that fit the line; with `verbose` all.
-static void step_line(RunLog *log, const StepReport *r) {
-    const double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : 0;
-    TextLine line = {{0}, 0, log->verbose ? sizeof(line.text) : LINE_COLUMNS};
+// Returns the steps between lines. given: by --log-every, 0: about 200 lines a run, 20 where they scroll a terminal.
+static size_t lines_every(const RunLog *log, size_t given) {
+    const size_t lines = log->progress.file && log->text && isatty(fileno(log->text)) ? 20 : 200;
+    return given ? given : (log->steps + lines - 1) / lines;
+}
+
+// Adds a step to those of the next line: sums and metrics; rates are the step's own.
+static void report_gather(StepReport *sum, const StepReport *r) {
+    const StepReport before = *sum;
+    *sum = *r;
+    sum->loss += before.loss, sum->tokens += before.tokens, sum->flops += before.flops;
+    sum->seconds += before.seconds, sum->data_seconds += before.data_seconds, sum->sent_bytes += before.sent_bytes;
+    sum->rollout_seconds += before.rollout_seconds, sum->reward_seconds += before.reward_seconds;
+    sum->metrics = before.metrics;
+    for (size_t i = 0; i < r->metrics.count; i++) metric_merge(&sum->metrics, &r->metrics.metric[i]);
+}
+
+// Prints the line of the steps that were gathered.
+static void step_line(RunLog *log) {
+    const StepReport *r = &log->since;
+    const double steps = (double)log->gathered, seconds = training_seconds(r);
+    const double per_second = seconds > 0 ? 1 / seconds : 0;
+    TextLine line = {{0}, 0};
+    const time_t now = time(NULL);
+    struct tm local;
+    char clock[16] = "";
     line_add(&line, "step %*zu/%zu", digits_of(log->steps), r->step, log->steps);
-    line_add(&line, "  loss %s", human_fixed(fabs(r->loss) < 5e-6 ? 0 : r->loss, 7));
-    metrics_add(&line, &r->metrics, &log->seen);
+    if (!log->by_rewards) line_add(&line, "  loss %s", human_fixed(r->loss / steps, 7));
+    metrics_add(&line, &r->metrics, &log->seen, log->verbose);
     line_add(&line, "  norm %s", human_fixed(r->grad_norm, 6) + 1);
     line_add(&line, "  lr %.2e", r->learning_rate);
-    line_add(&line, "  %7.0f tok/s", r->tokens * per_second);
+    if (!log->by_rewards || log->verbose) line_add(&line, "  %7.0f tok/s", r->tokens * per_second);
     if (log->verbose) {
         line_add(&line, "  %s TFLOP/s", human_fixed(1e-12 * r->flops * per_second, 6) + 1);
         if (r->peak_flops > 0) line_add(&line, " %3.0f %% of peak", 100 * r->flops * per_second / r->peak_flops);
         line_add(&line, "  memory %s GiB", human_fixed(0x1p-30 * r->memory_bytes, 6) + 1);
-        if (r->ranks > 1) line_add(&line, "  %s MB sent", human_fixed(1e-6 * r->sent_bytes, 6) + 1);
+        if (r->ranks > 1) line_add(&line, "  %s MB sent", human_fixed(1e-6 * r->sent_bytes / steps, 6) + 1);
         line_add(&line, "  %3.0f %% waiting for data", r->seconds > 0 ? 100 * r->data_seconds / r->seconds : 0);
         if (r->seconds > 0 && r->rollout_seconds > 0)
             line_add(&line, "  %3.0f %% writing, %3.0f %% rewards", 100 * r->rollout_seconds / r->seconds,
                      100 * r->reward_seconds / r->seconds);
     }
+    if (localtime_r(&now, &local)) strftime(clock, sizeof(clock), "%H:%M:%S", &local);
+    line_add(&line, "  %s", clock);
+    if (r->step < log->steps) line_add(&line, "  %s left", human_seconds(log->pace * (double)(log->steps - r->step)));
     fprintf(log->text, "%s\n", line.text);
 }
 
+// Writes what the bar says of the step: its number, loss or reward, seconds a step.
+static void step_label(const RunLog *log, const StepReport *r, char label[PROGRESS_LABEL]) {
+    const double value = log->by_rewards ? metric_named(&r->metrics, "reward") : r->loss;
+    char seconds[32];
+    snprintf(seconds, sizeof(seconds), "%#.3g s", log->pace);
+    snprintf(label, PROGRESS_LABEL, "step %zu/%zu  %s %#.4g  %s a step ", r->step, log->steps,
+             log->by_rewards ? "reward" : "loss", value, log->pace < 100 ? seconds : human_seconds(log->pace));
+}
+
 static void runlog_step(RunLog *log, const StepReport *r) {
-    double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : NAN;
-    if (log->text) {
+    const double now = seconds_now(), seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : NAN;
+    const int begins = !log->first;
+    if (begins) log->first = r->step, log->first_at = now;
+    log->pace = begins ? r->seconds : (now - log->first_at) / (double)(r->step - log->first);
+    report_gather(&log->since, r), log->gathered++;
+    if (log->text && (begins || r->step % log->every == 0 || r->step == log->steps)) {
         progress_clear(&log->progress);
-        step_line(log, r);
+        step_line(log);
         fflush(log->text);
+        memset(&log->since, 0, sizeof(log->since)), log->gathered = 0;
     }
     if (log->records) {
         JsonOut json = runlog_record(log, r->step);
@@ -204,6 +251,8 @@ static void runlog_step(RunLog *log, const StepReport *r) {
         metrics_json(&json, &r->metrics, "");
         runlog_record_end(log, &json);
     }
+    step_label(log, r, log->progress.label);
+    log->progress.unit_seconds = log->pace;
     progress_update(&log->progress, (double)r->step);
 }
 
@@ -212,14 +261,14 @@ static void runlog_validation(RunLog *log, size_t step, const Evaluation *found)
     const int by_rewards = isnan(found->loss);
     if (log->text) {
         progress_clear(&log->progress);
-        TextLine line = {{0}, 0, LINE_COLUMNS};
+        TextLine line = {{0}, 0};
         unsigned seen = 0;
         line_add(&line, "step %*zu/%zu  validation", digits_of(log->steps), step, log->steps);
         if (by_rewards)
             line_add(&line, " of %.0f prompts", found->counts.groups);
         else
             line_add(&line, " loss %s  %.0f tokens", human_fixed(found->loss, 7), found->counts.tokens);
-        metrics_add(&line, &found->metrics, &seen);
+        metrics_add(&line, &found->metrics, &seen, log->verbose);
         fprintf(log->text, "%s\n", line.text);
         fflush(log->text);
     }
@@ -304,24 +353,25 @@ typedef struct {
     size_t validations;
 } Ending;
 
-// Prints the lines. stopped: a signal ended the run and has printed how to go on
-static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, int stopped) {
+// Prints the lines. peak: bytes. stopped: a signal ended the run and has printed how to go on
+static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, double peak, int stopped) {
     const Options *o = run->options;
     const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
     char path[PATH_MAX];
-    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s\n", state->step, state->schedule.steps,
-            human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0);
+    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s, memory at most %s\n", state->step,
+            state->schedule.steps, human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0,
+            human_bytes(peak));
     if (e->validations && state->best_step)
         fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
                 o->rollout ? "reward" : "loss", e->first, state->best, state->best_step, e->last);
     if (!o->out || stopped) return;
     const int writes = tokenizer_of_run(run, path) || run->model.config.vocab_size == 256;
     const size_t name = strlen(o->out) - text_ends_with(o->out, "/");
-    fprintf(out, "saved    %s\nnext     ", o->out);
+    fprintf(out, "saved    %s\ntry it   ", o->out);
     echo_quoted(out, program_called());
     fputs(" sample --model ", out);
     echo_quoted(out, o->out);
-    fprintf(out, " %s\n         ", writes ? "--prompt TEXT" : "--prompt-ids 1,2,3");
+    fprintf(out, " %s\nexport   ", writes ? "--prompt TEXT" : "--prompt-ids 1,2,3");
     echo_quoted(out, program_called());
     fputs(" convert --model ", out);
     echo_quoted(out, o->out);

@@ -48,7 +48,6 @@ typedef struct {
     RunLog log;
     Divergence divergence;
     Ending ending;
-    int memory_told;
     Sampler sampler; // with --sample-every
     Prompt prompt;
     int32_t *sampled;       // [max_new_tokens]
@@ -197,14 +196,6 @@ static void trainer_all_reduce(Trainer *t, StepReport *report) {
 
 static double trainer_peak_bytes(const Trainer *t) {
     return (double)(ops_device->memory_peak() - t->run.memory_at_start);
-}
-
-// Prints the line of a step; after the first one also the parts of the peak memory.
-static void trainer_log_step(Trainer *t) {
-    runlog_step(&t->log, &t->last);
-    if (!t->log.text || t->memory_told++) return;
-    progress_clear(&t->log.progress);
-    report_memory(&t->run, t->last.memory_bytes);
 }
 
 // Reports signs of divergence, or ends the run at one with --stop-on-divergence. Keeps the last checkpoint before the

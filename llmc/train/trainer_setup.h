@@ -411,27 +411,22 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     if (o->method != METHOD_AUTO) t->run.settings.method = o->method;
 }
 
-// Refuses a disk without room for the kept checkpoints and one being written. Prints when checkpoints are saved.
+// Refuses a disk without room for the kept checkpoints and one being written. Verbose: prints when checkpoints are saved.
 static void trainer_check_space(const Trainer *t) {
     const Options *o = t->run.options;
     const Interval *every = &o->save_every;
+    const OptionRow *row = &option_rows[option_find("save-every")];
+    char text[64];
     const size_t left = t->state.schedule.steps - t->state.step, kept = o->keep_checkpoints + (o->keep_best != 0);
     const size_t saves = every->seconds > 0 ? SIZE_MAX : every->steps ? (left + every->steps - 1) / every->steps : 1;
     if (dist_rank() != 0 || !left) return;
     const size_t there = t->folder.replaces ? 0 : checkpoint_count(&t->folder, 0);
     const size_t more = min_size(o->keep_best ? SIZE_MAX : saves, kept + 1 - min_size(kept, there));
     const uint64_t available = checkpoint_check_space(&t->folder, &t->tensors, o->out, more);
-    if (o->quiet) return;
-    fprintf(t->run.text, "saving   ");
-    if (every->seconds > 0)
-        fprintf(t->run.text, "every %s", human_seconds(every->seconds));
-    else if (every->steps)
-        fprintf(t->run.text, "every %zu steps", every->steps);
-    else
-        fprintf(t->run.text, "the last step");
-    fprintf(t->run.text, ": %s each, %zu kept", human_bytes((double)checkpoint_bytes(&t->tensors)), kept);
-    if (available) fprintf(t->run.text, ", %s free", human_bytes((double)available));
-    fputc('\n', t->run.text);
+    if (o->quiet || !o->verbose) return;
+    fprintf(t->run.text, "saving   --save-every %s: %s each, %zu kept", option_text(row, o, text, sizeof(text)),
+            human_bytes((double)checkpoint_bytes(&t->tensors)), kept);
+    fprintf(t->run.text, available ? ", %s free\n" : "\n", human_bytes((double)available));
     fflush(t->run.text); // before a long first step
 }
 
@@ -464,13 +459,9 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (*last) trainer_keep_choices(t, last);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t, last);
-    const char *source = !isnan(given->lr)            ? ""
-                         : *last                      ? " (as it began)"
-                         : o->init                    ? " (auto: --init)"
-                         : o->lora_rank || o->adapter ? " (auto: adapters)"
-                                                      : " (auto: full)";
+    const char *source = !isnan(given->lr) ? "" : *last ? " (as it began)" : " (auto)";
     char schedule[96];
-    snprintf(schedule, sizeof(schedule), ", lr %g%s, %zu step%s", o->lr, source, t->state.schedule.steps,
+    snprintf(schedule, sizeof(schedule), "lr %g%s, %zu step%s of ", o->lr, source, t->state.schedule.steps,
              t->state.schedule.steps == 1 ? "" : "s");
     report_run(&t->run, &t->data, bound, schedule);
     if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
@@ -491,7 +482,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
         t->rollout_log =
             rollout_log_open(&t->rollout, o->out, o->keep_rollouts, o->show, t->state.step, t->state.step / o->updates);
     if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out, !*last);
-    t->log.verbose = o->verbose;
+    t->log.verbose = o->verbose, t->log.every = lines_every(&t->log, o->log_every);
+    t->log.by_rewards = (OF_GROUPS & OF(o->objective)) != 0;
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
     t->ending.begin = seconds_now(), t->ending.seconds = t->state.seconds, t->ending.tokens = t->state.tokens;
@@ -499,7 +491,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
 
 static void trainer_end(Trainer *t) {
     const Options *o = t->run.options;
-    if (!o->quiet && is_main_rank()) ending_print(t->run.text, &t->ending, &t->run, &t->state, t->asked);
+    if (!o->quiet && is_main_rank())
+        ending_print(t->run.text, &t->ending, &t->run, &t->state, trainer_peak_bytes(t), t->asked);
     if (t->has_folder) checkpoint_close(&t->folder);
     if (o->rollout) {
         free((uint32_t *)t->rollout.settings.end_ids);

@@ -177,8 +177,7 @@ static int verb_info(const Options *options) {
     char text[4096];
     run_open_model(&run, options, NULL);
     config_to_text(&run.model.config, text, sizeof(text));
-    report_model(run.text, &run.model);
-    if (run.adapter) report_adapters(run.text, &run, options->adapter);
+    report_model(run.text, &run);
     if (!options->quiet) {
         fprintf(run.text, "config   %s\n", text);
         for (size_t i = 0; i < run.model.parameter_count; i++) {

@@ -248,8 +248,9 @@ TEST(what_cannot_be_written_is_said) {
 static char *line_of(const StepReport *r, size_t steps, int verbose) {
     RunLog log = {0};
     char *text = (char *)case_memory(512);
-    log.text = tmpfile(), log.steps = steps, log.verbose = verbose;
-    step_line(&log, r);
+    log.text = tmpfile(), log.steps = steps, log.verbose = verbose, log.pace = 100;
+    report_gather(&log.since, r), log.gathered = 1;
+    step_line(&log);
     child_slurp(log.text, text, 512);
     return text;
 }
@@ -271,7 +272,7 @@ TEST(step_lines_are_aligned) {
     static const double norms[] = {1e-8, 1e8, 1.5, 0, 99999.9, 0.0009999, 123456, 9.99996};
     static const double speeds[] = {0.001, 1, 16384, 9999999};
     static const char *const labels[] = {
-        "/", "  loss ", "  norm ", "  lr ", " tok/s", " TFLOP/s", " memory ", " GiB", "% waiting for data\n"};
+        "/", "  loss ", "  norm ", "  lr ", " tok/s", " TFLOP/s", " memory ", " GiB", "% waiting for data  12:"};
     for (size_t i = 0; i < 3 * 8 * 8 * 2; i++) {
         const size_t steps = i % 3 == 0 ? 1 : i % 3 == 1 ? 100 : 1000000;
         const int verbose = i >= 3 * 8 * 8;
@@ -280,7 +281,7 @@ TEST(step_lines_are_aligned) {
         r.loss = losses[i / 3 % 8], r.grad_norm = norms[i / 24 % 8], r.learning_rate = 1e-9, r.seconds = 1;
         r.tokens = speeds[i % 4], r.memory_bytes = i % 5 ? 1e6 : 9e13, r.flops = i % 7 ? 1e6 : 4e12, r.data_seconds = 1;
         const char *line = line_of(&r, steps, verbose);
-        if (!verbose && strlen(line) > LINE_COLUMNS + 1) test_fail("%zu columns: %s", strlen(line) - 1, line);
+        if (!verbose && strlen(line) > 120) test_fail("%zu columns: %s", strlen(line) - 1, line);
         for (size_t k = 0; k < (verbose ? COUNT_OF(labels) : 5); k++) {
             const char *was = strstr(first, labels[k]), *is = strstr(line, labels[k]);
             if (!was || !is || was - first != is - line)
@@ -288,8 +289,9 @@ TEST(step_lines_are_aligned) {
         }
     }
     StepReport r = report_of(7);
-    assert_string_equal(line_of(&r, 10000, 0),
-                        "step     7/10000  loss  1.42857  norm 1.5000  lr 3.00e-04    16384 tok/s\n");
+    assert_string_equal(
+        line_of(&r, 10000, 0),
+        "step     7/10000  loss  1.42857  norm 1.5000  lr 3.00e-04    16384 tok/s  12:00:00  11 d 13 h left\n");
     r.peak_flops = r.seconds = 0; // unknown
     assert_null(strstr(line_of(&r, 10000, 1), "peak"));
     assert_null(strstr(line_of(&r, 10000, 1), "inf"));
@@ -341,8 +343,56 @@ TEST(metrics) {
     if (!strstr(records, step) || !strstr(records, validation)) test_fail("log.jsonl: %s", records);
     child_slurp(people, text, sizeof(text));
     if (!strstr(text, "step 2/9  loss  5.00000  " SHOWN "  norm 1.5000  ") ||
-        !strstr(text, "step 2/9  validation loss  0.50000  100 tokens  acc 0.6250  margin  0.7500\n") ||
+        !strstr(text, "step 2/9  validation loss  0.50000  100 tokens  " SHOWN "\n") ||
         !strstr(text, "step 3/9  loss  3.33333  acc      -  margin       -  "))
+        test_fail("%s", text);
+}
+
+// Returns how many lines a run of `steps` steps prints, by --log-every `given`; those of the first and the last are there.
+static size_t lines_of_run(size_t steps, size_t given) {
+    RunLog log = {0};
+    char line[512];
+    size_t count = 0, step = 0, of;
+    log.text = tmpfile(), log.steps = steps, log.every = lines_every(&log, given);
+    for (StepReport r = report_of(1); r.step <= steps; r.step++) runlog_step(&log, &r);
+    rewind(log.text);
+    while (fgets(line, sizeof(line), log.text)) {
+        assert_int_equal(sscanf(line, "step %zu/%zu", &step, &of), 2);
+        if (!count++) assert_int_equal(step, 1);
+    }
+    fclose(log.text);
+    assert_int_equal(step, steps);
+    assert_null(strstr(line, "left")); // nothing is
+    return count;
+}
+
+TEST(lines_of_a_run) {
+    static const struct {
+        size_t steps, given, lines;
+    } cases[] = {{1, 0, 1},        {7, 0, 7},     {200, 0, 200}, {201, 0, 102}, {1000, 0, 201},
+                 {100000, 0, 201}, {300, 1, 300}, {7, 3, 4},     {6, 3, 3},     {5, 100, 2}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("%zu steps, every %zu", cases[i].steps, cases[i].given);
+        assert_int_equal(lines_of_run(cases[i].steps, cases[i].given), cases[i].lines);
+    }
+}
+
+// Four steps of a rollout, a line for the last three: no loss, which is about 0; means, and deviations of all rewards.
+TEST(lines_with_rewards_are_means) {
+    RunLog log = {0};
+    char text[1024];
+    log.text = tmpfile(), log.steps = 4, log.every = 4, log.by_rewards = 1;
+    for (StepReport r = report_of(1); r.step <= 4; r.step++) {
+        memset(&r.metrics, 0, sizeof(r.metrics));
+        metric_add(&r.metrics, "reward", (double)r.step, 2);
+        for (int i = 0; i < 2; i++) metric_deviation(&r.metrics, "reward_std", i ? (double)r.step : 0);
+        metric_add(&r.metrics, "frac_reward_zero_std", r.step == 3, 1);
+        metric_add(&r.metrics, "entropy", 1, 1); // with --verbose
+        r.grad_norm = (double)r.step, r.loss = 1e-9;
+        runlog_step(&log, &r);
+    }
+    child_slurp(log.text, text, sizeof(text));
+    if (!strstr(text, "\nstep 4/4  reward  1.5000  std 1.7607  no signal 0.3333  norm 4.0000  lr 3.00e-04  12:00:00\n"))
         test_fail("%s", text);
 }
 
@@ -490,19 +540,33 @@ TEST(the_bar_moves_within_a_step) {
     close(master);
 }
 
-TEST(step_lines_make_the_bar_give_way) {
+// The bar of a run: no time left before a step is done, which may be slow; then of the mean of the later ones.
+TEST(the_bar_of_a_run) {
     FILE *screen;
-    int master = make_terminal(&screen, 200);
-    RunLog log = runlog_open(screen, NULL, 0, 100);
+    const int master = make_terminal(&screen, 100);
     StepReport r = report_of(50);
-    log.progress = progress_begin(screen, "training", 0, 100);
+    RunLog log = runlog_open(screen, NULL, 49, 100);
+    log.progress.file = screen;                // in place of stderr
+    assert_int_equal(lines_every(&log, 0), 5); // about 20 lines, which do not scroll all else away
+    log.every = 10;
+    update_late(&log.progress, 49.5);
+    const char *seen = screen_text(master);
+    if (strncmp(seen, "\rstep 49/100   49 % [=", 21) != 0 || strstr(seen, "left")) test_fail("%s", seen);
     log.progress.drawn_at = -1e9;
     runlog_step(&log, &r);
-    const char *seen = screen_text(master);
-    if (strncmp(seen, "step  50/100  loss", 18) != 0 || !strstr(seen, "\n\rtraining  50 % [")) test_fail("%s", seen);
-    r.step = 51;
+    seen = screen_text(master);
+    if (strncmp(seen, "\r\033[Kstep  50/100  loss", 22) != 0 || !strstr(seen, " 25 s left") ||
+        !strstr(seen, "\n\rstep 50/100  loss 0.2000  0.500 s a step   50 % ["))
+        test_fail("%s", seen);
+    r.step = 52, log.first_at = seconds_now() - 400; // two steps since the first
+    log.progress.drawn_at = -1e9;
     runlog_step(&log, &r);
-    assert_memory_equal(screen_text(master), "\r\033[Kstep  51/100", 16);
+    seen = screen_text(master);
+    if (strncmp(seen, "\rstep 52/100  loss 0.2000  3 min 20 s a step   52 % [", 51) != 0 ||
+        !strstr(seen, "2 h 40 min left"))
+        test_fail("%s", seen);
+    runlog_sample(&log, 52, "text", 4);
+    assert_memory_equal(screen_text(master), "\r\033[Kstep  52/100  sample:", 25);
     runlog_close(&log);
     fclose(screen);
     close(master);
@@ -535,4 +599,7 @@ TEST(no_bar_where_there_is_no_terminal) {
     close(master);
 }
 
-int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }
+int main(int argc, char **argv) {
+    setenv("TZ", "UTC", 1);
+    RUN_LISTED(argc, argv, scratch_remove);
+}

@@ -4,7 +4,7 @@
 . test/cli.sh
 export OMP_NUM_THREADS=1
 bare="--init $TINY --data $SHARD --lr 1e-2 --schedule constant" any="$bare --seq-len 64"
-endless="$any --steps 100000 --grace 60"
+endless="$any --steps 100000 --log-every 1 --grace 60"
 
 begin() { # arguments of train: starts a run in the background. The shell makes it ignore SIGINT; env resets that.
     : >"$WORK/out" >"$WORK/err"
@@ -19,7 +19,7 @@ until_true() { # command...: waits until it succeeds, for 10 s at least
         sleep 0.01
     done
 }
-until_step() { until_true grep -q "^step  *$1/.*  loss" "$WORK/out"; }
+until_step() { until_true grep -q "^step  *$1/.*  norm " "$WORK/out"; }
 there() { ls -d "$1"/$2; } # folder, pattern
 ends() { # exit code, pattern of the last words: the run ends so, and has saved every printed step
     { sleep 60; kill -9 $process; } >/dev/null 2>&1 & # an earlier failure must not wait for ever
@@ -32,7 +32,7 @@ ends() { # exit code, pattern of the last words: the run ends so, and has saved 
     check 'no sanitizer report' [ "$(grep -cE 'Sanitizer|runtime error' "$WORK/err")" = 0 ]
 }
 last_step() { ls "$1" | sed -n 's/^checkpoint-0*\([0-9]*\)$/\1/p' | sort -n | tail -n 1; }
-printed_step() { sed -n 's/^step  *\([0-9]*\)\/.*  loss.*/\1/p' "$WORK/out" | tail -n 1; }
+printed_step() { sed -n 's/^step  *\([0-9]*\)\/.*  norm .*/\1/p' "$WORK/out" | tail -n 1; }
 same_as_straight() { # folder, arguments: its last checkpoint equals that of a run without a stop; its log has each step once
     folder=$1 step=$(last_step "$1") printed=$(printed_step)
     shift
@@ -72,7 +72,7 @@ until_step 1 && kill $process
 ends 143 '^stopped by SIGTERM after step 1 of 1000 (its validation did not end within --grace 0 s and is given up): it is saved'
 for part in 1 2; do succeeds train $bare --steps 1 --val-data $SHARD --val-every 1 --seq-len 8 --out "$WORK/validation" --resume --quiet; done
 check 'its validation is made when it goes on, and has one record' [ "$(grep -c '^{"step": 1, "val_loss"' "$WORK/validation/log.jsonl")" = 1 ]
-begin $bare --grad-accum 8000 --seq-len 16 --steps 2 --out "$WORK/twice"
+begin $bare --grad-accum 8000 --seq-len 16 --steps 2 --out "$WORK/twice" --verbose
 until_true grep -q '^saving' "$WORK/out" && sleep 0.2 && kill -INT $process && until_true grep -q '^SIGINT: finishing this step' "$WORK/err" && sleep 0.15 && kill -INT $process
 wait $process
 check 'a second signal ends at once' [ $? = 130 -a -z "$(last_step "$WORK/twice")" -a "$(grep -c '^stopped' "$WORK/err")" = 0 ]
@@ -92,7 +92,7 @@ ends 0 '^stopped by SIGUSR1 after step 0 of 1000 (step 1 did not end within --gr
 # ---- a save, a closing terminal, a closing pipe, nohup -----------------------------------------------------------------------------
 sanitized=$TRAIN wide=$(echo $TINY | sed 's/vocab_size=96/vocab_size=40000/')
 TRAIN=$TRAIN_PLAIN
-begin --init $wide --any-tokenizer --data $SHARD --seq-len 16 --steps 1000 --save-every 1 --grace 0 --out "$WORK/saves"
+begin --init $wide --any-tokenizer --data $SHARD --seq-len 16 --steps 1000 --log-every 1 --save-every 1 --grace 0 --out "$WORK/saves"
 until_step 2 && until_true there "$WORK/saves" '*.partial' && kill $process
 ends 143 "^stopped by SIGTERM after step [0-9]* of 1000.*: it is saved in "
 check 'no half checkpoint is left' [ -z "$(ls "$WORK/saves" | grep -E 'partial|removed|tmp')" -a "$(last_step "$WORK/saves")" -ge "$(printed_step)" ]

@@ -17,19 +17,17 @@ STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight" --json
 says err "^note: $SHARD of --val-data is also in --data, so "
-check 'the end: validations, and what to type next' [ "$(tail -n 5 "$WORK/err" | sed 's/[0-9.]* \(s\|tok\)\b/N \1/g; s/[0-9]\.[0-9]*/N/g; s/step [0-9]*)/step N)/')" = \
-    "ended    step 12 of 12 after N s, 3072 tokens, N tok/s
+check 'the end: validations, and what to type next' [ "$(tail -n 5 "$WORK/err" | sed 's/[0-9.]* \(s\|tok\|[KM]iB\)\b/N \1/g; s/[0-9]\.[0-9]*/N/g; s/step [0-9]*)/step N)/')" = \
+    "ended    step 12 of 12 after N s, 3072 tokens, N tok/s, memory at most N MiB
 validation  loss N at first, N at best (step N), N at last
 saved    $WORK/straight
-next     $TRAIN sample --model $WORK/straight --prompt-ids 1,2,3
-         $TRAIN convert --model $WORK/straight --out $WORK/straight-hf" ]
+try it   $TRAIN sample --model $WORK/straight --prompt-ids 1,2,3
+export   $TRAIN convert --model $WORK/straight --out $WORK/straight-hf" ]
 next_works err
-sed -i '/^note/d; /^next/,$d' "$WORK/err"
-check 'a header of three lines' [ "$(head -n 3 "$WORK/err" | sed 's/ .*//' | tr '\n' ' ')" = 'model run memory ' ]
-check 'lines of at most 79 columns' [ "$(grep -cE '^.{80}' "$WORK/err")" = 0 ]
+sed -i '/^note/d; /^try it/,$d' "$WORK/err"
+check 'a header of three lines' [ "$(head -n 3 "$WORK/err" | sed 's/ .*//' | tr '\n' ' ')" = 'model data memory ' ]
+check 'lines of at most 120 columns' [ "$(grep -cE '^.{121}' "$WORK/err")" = 0 ]
 check 'step lines below each other' [ "$(grep -oE '^step .*  loss |^step .*  norm ' "$WORK/err" | awk '{ print length }' | sort -u | wc -l)" = 1 ]
-check 'memory is told once there is a step, and what it is made of' [ "$(sed -n '/^step  1.12  loss/{n;s/[0-9.]* [KMG]*i*B/N/g;p}' "$WORK/err")" \
-    = 'memory   N at peak: plan N, libraries and files N' ]
 check 'it learns' awk -v l="$(json loss)" 'BEGIN { exit !(l != "" && l < 4.2) }'
 check 'the last three checkpoints are kept' [ "$(ls "$WORK/straight" | grep -c checkpoint)" = 3 ]
 check 'a record for every step' [ "$(grep -c '"loss"' "$WORK/straight/log.jsonl")" = 12 ]
@@ -78,7 +76,7 @@ check 'a record of the options for each of two parts' \
 for steps in 1 2; do # the default learning rate, which a resumed run keeps though it starts from a model
     succeeds train $([ $steps = 2 ] && echo --resume || echo --init $TINY) --data $SHARD --seq-len 64 --schedule constant \
         --steps $steps --out "$WORK/rate"
-    says out "^run  .*, lr 0.0003 ($([ $steps = 2 ] && echo as it began || echo auto: --init)), $steps step"
+    says out "^data .*, lr 0.0003 ($([ $steps = 2 ] && echo as it began || echo auto)), $steps step"
 done
 check 'it is logged as a number' [ "$(grep -c '"options": .*"lr": 0.0003,' "$WORK/rate/log.jsonl")" = 2 ]
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
@@ -96,8 +94,10 @@ for signal in INT TERM HUP; do
     check "SIG$signal ends a run as it always does, not with exit $status" [ "$(kill -l $status)" = $signal ]
     check "SIG$signal leaves nothing half written" [ -z "$(find "$WORK/ended-$signal" -name '*partial*' -o -name '*tmp')" ]
 done
-succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 1 --warmup 2 --out none
-says err '^note: --warmup 2 is more than the run.s steps, 1: '
+succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 7 --warmup 8 --out none --logging-steps 3
+says err '^note: --warmup 8 is more than the run.s steps, 7: '
+check 'lines of a third of its steps, of the first and the last' [ "$(sed -n 's/^step \([0-9]\).7  loss .*/\1/p' "$WORK/out" | xargs)" = '1 3 6 7' ]
+refuses 2 "log-every is '0.5', it must be " train --init $TINY --data $SHARD --logging-steps 0.5
 
 # ---- chunk-major orders: places are free, draws depend on the run's seed ---------------------------------------------------------
 STREAMBP_ALLOCATION_GUARD=1
@@ -118,11 +118,11 @@ for method in stream mst seco; do
 done
 succeeds train $orders --steps 5 --out "$WORK/order-seco" --method auto --resume --memory-limit 1GiB --json
 check 'auto keeps the order that the run began with' [ "$(json method)" = seco ]
-says err '^run  .*, seco, '
+says err '^memory .*; seco, chunk '
 succeeds train --config "$WORK/order-seco" --steps 1 --out "$WORK/order-again"
 unset STREAMBP_ALLOCATION_GUARD
 succeeds bp --init $TINY --seq-len 64 --method spaco --keep-chunks 0.5
-says out '^run  .* spaco with 0.5 of the chunks, length 64, batch 1$'
+says out '^data     random tokens; sft, batches of 64 tokens (length 64, batch 1)$' '^memory .*; spaco with 0.5 of the chunks, chunk 64$'
 refuses 2 'method spaco needs --keep-chunks Q' train $orders --method spaco
 refuses 2 'keep-chunks is about --method spaco' train $orders --method seco --keep-chunks 0.5
 refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs-every 2

@@ -41,9 +41,9 @@ common="--init $TINY --data $WORK/train-*.bin --val-data $WORK/val-00000.bin --v
     --steps 14 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7"
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
-succeeds train $common --out "$WORK/straight"
+succeeds train $common --out "$WORK/straight" --verbose
 unset STREAMBP_ALLOCATION_GUARD
-sequences=$(sed -n 's/^data .*, packed into \([0-9]*\) sequences, .*/\1/p' "$WORK/out")
+sequences=$(sed -n 's/^packing .* in \([0-9]*\) sequences of .*/\1/p' "$WORK/out")
 check 'the steps go over the end of an epoch' [ "$sequences" -lt 42 ]
 check 'it learns' awk -v l="$(grep '"loss"' "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')" \
     'BEGIN { exit !(l != "" && l < 4.0) }'
@@ -83,7 +83,7 @@ for batch in 1 2 9; do # in as many sequences as they need
 done
 sampled="--init $TINY --data $WORK/train-*.bin --seq-len 128 --batch 2 --samples 13 --lr 1e-3 --schedule constant --seed 7"
 succeeds train $sampled --out "$WORK/sampled" --save-every 4 --keep-checkpoints 9 --verbose
-samples=$(sed -n 's/^packing  \([0-9]*\) segments, .*/\1/p' "$WORK/out")
+samples=$(sed -n 's/^packing  \([0-9]*\) segments in .*/\1/p' "$WORK/out")
 check 'an epoch is as many steps as its samples make' [ "$(grep -c '"loss"' "$WORK/sampled/log.jsonl")" = $(((samples + 12) / 13)) ]
 check 'the header says how long its last step is' \
     grep -q "^steps    $(((samples + 12) / 13)) an epoch, of 13 segments, the last of $((samples % 13))\$" "$WORK/out"
@@ -106,11 +106,11 @@ for options in '--samples 1' '--samples 3' '--samples 100'; do # a plan is for t
 done
 
 # ---- --seq-len auto -------------------------------------------------------------------------------------------------------------------
-length() { sed -n 's/^run .*, length \([0-9]*\), .*/\1/p' "$WORK/out"; }
+length() { sed -n 's/^data .* (length \([0-9]*\)[,)].*/\1/p' "$WORK/out"; }
 made_for() { # length, expected line, arguments
     want=$1 what=$2
     shift 2
-    succeeds "$@"
+    succeeds "$@" --verbose
     check "$what is --seq-len $want, not $(length)" [ "$(length)" = "$want" ]
 }
 make_documents "$WORK/1500.bin" 96 1500,30,40

@@ -25,9 +25,9 @@ check 'rewards rise' awk 'NR <= 4 { a += $1 } NR > 20 { b += $1 } END { exit !(b
 $(rewards "$WORK/straight")
 END
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
-check 'entropy and length are told' grep -q 'length [0-9.]*  entropy [0-9.]*$' "$WORK/out"
+says out '^step  1/24  reward  [0-9.]*  std 0.[0-9]*  no signal [0-9.]*  norm [0-9.]*  lr 1.00e-02  [0-9:]*  [0-9]* s left$'
 
-run plan $common
+run plan $common --verbose
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 
 # ---- interrupted and resumed -----------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ killed() { # folder, line, arguments: kills the run at this line
 for options in '--updates 1' '--updates 2 --beta 0.1' '--lora-rank 3'; do
     folder="$WORK/ahead$(echo "$options" | tr -dc a-z)"
     set -- $any --group-size 6 --objective grpo --overlap --save-every 2 --steps 8 $options
-    succeeds train "$@" --out "$folder-a" --reward-command "$reward"
+    succeeds train "$@" --out "$folder-a" --reward-command "$reward" --verbose
     says out '^overlap .* off-policy by one'
     check "a step's completions wait: $options" grep -q rollout.bin "$folder-a/checkpoint-00000006/DONE"
     check "killed while the next rewards are asked for: $options" killed "$folder-b" 75 "$@"
@@ -132,7 +132,7 @@ set -- $common --val-data "$WORK/asked.bin" --val-every 2 --reward-command "$rew
 succeeds train "$@" --steps 4 --out "$WORK/asked-a"
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
 check 'three validations of 5 prompts' [ "$(grep -c 'validation of 5 prompts  reward ' "$WORK/out")" = 3 ]
-run plan $common --steps 4 --val-data "$WORK/asked.bin"
+run plan $common --steps 4 --val-data "$WORK/asked.bin" --verbose
 check 'plan = run, with validation' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 succeeds train "$@" --overlap --steps 4 --out "$WORK/asked-ahead"
 succeeds train $common --overlap --steps 4 --reward-command "$reward" --stop-ids 7,9 --out "$WORK/asked-none"

@@ -27,7 +27,7 @@ moments=int8
 parts="$(echo $common | sed 's/--steps 12//') --schedule constant --master none --moments $moments --quiet"
 in_two_parts straight 12 '' $parts
 in_two_parts on-from-adapters 4 '' --model "$base" --adapter "$adapter" $data --schedule constant
-says out '^run      sft, .*, lr 0.0001 (as it began), 4 steps$'
+says out '^data .*; sft, lr 0.0001 (as it began), 4 steps of '
 next_works out
 refuses 2 "beside the model or in $adapter, or --tokenizer FILE" sample --model "$base" --adapter "$adapter" --chat --prompt hello
 
@@ -36,7 +36,7 @@ varied="--model $base $data --lora-rank 4 --lora-layers 1 --lora-rank-pattern q_
 on="--lr 1e-2 --schedule constant --quiet"
 in_two_parts varied 4 '' $varied $on
 succeeds bp $varied
-says out '^adapters rank 2 to 4, '
+says out '^model .*; trained: adapters of rank 2 to 4, '
 refuses 1 'was trained with LoRA .*layers=' train $(echo $varied | sed 's/q_proj=2/q_proj=5/') $on --steps 5 --out "$WORK/varied" --resume
 check 'the adapter says its ranks' grep -q '"rank_pattern": {"down_proj": 3, "gate_proj": 3, "q_proj": 2, "up_proj": 3}' \
     "$WORK/varied/checkpoint-00000004/adapter_config.json"
@@ -156,7 +156,7 @@ plain="--model $base --adapter $WORK/plain $pairs --lr 1e-3 --schedule constant"
 losses() { sed -n 's/^{"step": \([0-9]*\), "loss": \([-0-9.e]*\),.*/\1 \2/p' "$1/log.jsonl"; }
 succeeds bp --model "$base" --adapter "$WORK/plain" $pairs --json
 check 'a pass is its own reference' close "$(json loss)" 0.693147 1e-5
-in_two_parts dpo 4 '' $plain
+in_two_parts dpo 4 --verbose $plain
 says out '^reference  the model with the adapters of .*/plain, at the start$'
 check 'the first loss is ln 2' close "$(losses "$WORK/dpo" | sed -n 's/^1 //p')" 0.693147 1e-5
 check 'and later ones are not' [ "$(losses "$WORK/dpo" | sort -u -k2 | wc -l)" = 4 ]
@@ -204,7 +204,7 @@ check 'no merged model of it' [ ! -e "$WORK/x.bin" ]
 # ---- other paths ----------------------------------------------------------------------------------------------------------------
 refuses 1 'lora_B.weight holds NaN in ' convert --model "$WORK/nan" --adapter-only --out "$WORK/x"
 succeeds info --model "$WORK/nan"
-says out '^adapters rank 4, alpha 8, '
+says out '^model .*; adapters of rank 4, alpha 8, dropout 0.1: '
 refuses 1 'DONE: is a file; give the folder' eval --model "$base" --adapter "$adapter/DONE" $data
 refuses 1 'nowhere: No such file' eval --model "$base" --adapter "$WORK/nowhere" $data
 finish

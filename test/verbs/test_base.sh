@@ -92,7 +92,7 @@ told() { sed -n 's/.*"reward": \([^,]*\),.*/\1/p' "$1/log.jsonl"; }
 check 'rollouts over 4 bits, decoded' [ -n "$(told "$WORK/rollout")" -a "$(told "$WORK/rollout")" = "$(told "$WORK/rollout-decoded")" ]
 
 # ---- messages and refusals -----------------------------------------------------------------------------------------------------
-succeeds bp --model $GOLDEN/qwen3 --base nf4 --lora-rank 2 --seq-len 20
+succeeds bp --model $GOLDEN/qwen3 --base nf4 --lora-rank 2 --seq-len 20 --verbose
 says out '^base     nf4, double quantisation, blocks of 64: 4.373 bits an element of 28.80 k; 8.82 k others fp32; frozen$' \
     'relative error  q_proj 0.09'
 refuses 2 'weights in 4 bits are frozen: give --lora-rank to train adapters, or leave --base out' bp --model $GOLDEN/qwen3 --base nf4

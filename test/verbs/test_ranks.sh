@@ -121,7 +121,7 @@ for world in '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv 
 done
 ranks_succeed 2 bp --init $TINY --seq-len 64 --batch 4
 check 'rank 0 alone speaks' [ "$(grep -c '^loss ' "$WORK/out")" = 1 ]
-check 'the header says how many' grep -q '^ranks    2 = 2 replicas x sp 1, ZeRO 0$' "$WORK/out"
+check 'the header says how many' grep -q '^memory .*, on each of 2 ranks (2 replicas x sp 1, ZeRO 0); ' "$WORK/out"
 
 # ---- evaluation -------------------------------------------------------------------------------------------------------------
 curve() { sed 's/.*"curve": //; s/"loss": [^,]*//g' "$WORK/out" | grep -o '^\[.*'; }
