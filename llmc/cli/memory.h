@@ -167,8 +167,8 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
         dist_sum(RANKS_ALL, next, 2);
         const int fits = run_take(run, &search, shape, &all.candidate[(size_t)next[0]]);
         if (!fits && next[1] == 0) continue;
-        run->choices = fits && i < count ? min_size(count - i, 2) : 0; // for the main rank's report
-        for (size_t k = 0; k < run->choices; k++) run->choice[k] = choices[i + k];
+        run->chosen = fits && i < count; // for the main rank's report
+        if (run->chosen) run->choice = choices[i];
         break;
     }
     free(choices), free(all.candidate);

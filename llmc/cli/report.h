@@ -210,7 +210,7 @@ static void report_attention_json(JsonOut *json, const Run *run) {
 
 // Prints places other than the device; with --verbose why they were chosen.
 static void report_places(FILE *out, const Run *run) {
-    const double slower = run->choices ? run->choice[0].seconds / run->choice[0].on_device : 0;
+    const double slower = run->chosen ? run->choice.seconds / run->choice.on_device : 0;
     const char *glue = "placed  ";
     char text[160];
     if (!run->plan.host_bytes && !run->plan.disk_bytes && run->settings.inputs_every <= 1) return;
@@ -222,7 +222,7 @@ static void report_places(FILE *out, const Run *run) {
     if (run->settings.inputs_every > 1) fprintf(out, "%s inputs of one layer in %zu", glue, run->settings.inputs_every);
     if (run->plan.disk_bytes) fprintf(out, "; a step writes %s to disk", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
     fputc('\n', out);
-    if (!run->choices || !run->options->verbose) return;
+    if (!run->chosen || !run->options->verbose) return;
     fputs("         the fastest that fits, estimated ", out);
     fprintf(out, slower < 2 ? "%.2f %% slower" : "%.3g times slower", slower < 2 ? 100 * (slower - 1) : slower);
     fputs(" than all on the device\n", out);
@@ -303,8 +303,8 @@ static void report_planned(const Run *run) {
     if (run->attention || own)
         fprintf(out, "; attention by %s%s", own ? "our own kernels, slower than cuDNN" : run->attention,
                 s->attention.any_order && !own ? " in any order" : "");
-    if (run->choices && option_given(o, "machine") && o->verb != VERB_PLAN)
-        fprintf(out, "; a step of %.3g s, estimated", run->choice[0].seconds);
+    if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
+        fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
     fputc('\n', out);
 }
 

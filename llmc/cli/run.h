@@ -43,8 +43,8 @@ typedef struct {
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
-    Choice choice[2];  // what was chosen, and the next best
-    size_t choices;    // how many of these are known; 0: all that is open is on the device, or nothing fits
+    Choice choice;     // the fastest of several that fit, if `chosen`; else all that is open is on the device, or
+    int chosen;        // nothing fits
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.arena[PLACE_HOST].peak
     void *disk_memory; // plan.disk_bytes
