@@ -465,6 +465,7 @@ TEST(bytes_become_a_shard) {
     for (size_t i = 0; i < sizeof(pairs); i++) pairs[i] = i % 3 < 2 ? 'a' : 'b'; // 2000 of 2999 follow an a: log 2
     write_file(a, pairs, sizeof(pairs));
     packed(pack_line("--out %s %s", out, a), "unigram entropy 0.6365 nats per byte, bigram 0.4623");
+    packed(pack_line("--out %s --seq-len 64 %s", out, a), "bytes.bin: 2945 bytes"); // 46 x 64, and a last target
 }
 
 TEST(validation_is_cut_out_of_the_text) {
