@@ -112,7 +112,7 @@ echo "series,begin,end,loss" >"$csv"
 printf '%14s' "bytes before:"
 for length in $lengths; do
     tail -c +$(((T - length) / 2 + 1)) "$OUT/val.txt" | head -c $compared >"$OUT/val-1.txt"
-    tail -c +$((T / 2 + 1)) "$OUT/val.txt" | head -c $compared >"$OUT/val-2.txt"
+    tail -c +$((T / 2 + 1)) "$OUT/val.txt" | head -c $((compared + 1)) >"$OUT/val-2.txt" # and a last target
     "$PACK" --out "$OUT/curve-$length.bin" "$OUT/val-1.txt" "$OUT/val-2.txt" >/dev/null
     printf '%11s' "$((length / 2))-$((length - 1))"
 done
@@ -122,8 +122,9 @@ for stage in $stages; do
     printf '%14s' "after $stage"
     losses=
     for length in $lengths; do
-        loss=$("$TRAIN" eval --model "$OUT/run-$stage" --data "$OUT/curve-$length.bin" --seq-len $length --curve --json --quiet 2>/dev/null | json_number loss)
-        echo "$stage,$((length / 2)),$length,$loss" >>"$csv" # the last number is the last bucket's
+        loss=$("$TRAIN" eval --model "$OUT/run-$stage" --data "$OUT/curve-$length.bin" --seq-len $length --curve --json --quiet |
+            json_number loss) # the last number, which is the last bucket's
+        echo "$stage,$((length / 2)),$length,$loss" >>"$csv"
         losses="$losses $loss"
         printf '%11.3f' "$loss"
     done

@@ -5,8 +5,9 @@
 #     scripts/finetune_chat.sh MODEL CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]
 #     scripts/finetune_chat.sh Qwen3-0.6B conversations.jsonl Qwen3-0.6B-tuned --lora-rank 16
 #
-# MODEL is a folder (pip install huggingface_hub; hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B), or a hub name in the cache. A line of
-# CONVERSATIONS.jsonl: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+# MODEL is a folder (pip install huggingface_hub; hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B), or a name of the hub that
+# is in its cache. A line of CONVERSATIONS.jsonl:
+#     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 #
 # Shards and checkpoints go to OUT_DIR.work, and stay there. An interrupted command goes on where it stopped. Variables:
 #     SEQ_LEN         tokens of a conversation, at most; by default those of the longest, up to MAX_SEQ_LEN (32768)
@@ -49,7 +50,8 @@ case "$model $conversations $out" in -* | *' -'*) stop 2 "MODEL, CONVERSATIONS.j
 [ -x "$TRAIN" ] || stop 1 "$TRAIN: is not there; run make, or TRAIN=... names it"
 [ ! -f "$out" ] && [ -z "$(ls -A "$out" 2>/dev/null)" ] || stop 1 "$out: is there already; remove it or name another OUT_DIR"
 "$PYTHON" -c 'import tokenizers, jinja2, numpy' 2>/dev/null ||
-    stop 1 "$PYTHON has no tokenizers, jinja2 or numpy; python3 -m venv venv && venv/bin/pip install tokenizers jinja2 numpy, then PYTHON=venv/bin/python"
+    stop 1 "$PYTHON lacks tokenizers, jinja2 or numpy; python3 -m venv venv && \
+venv/bin/pip install tokenizers jinja2 numpy, then PYTHON=venv/bin/python"
 work=$out.work
 
 # ---- defaults that options replace: each may be on the command line once, or in the file of --config --------------------------------
