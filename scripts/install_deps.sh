@@ -2,7 +2,7 @@
 # Installs missing packages with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
 # Prints what it installs and why, and asks first on a terminal. DEPS=yes does not ask, DEPS=skip refuses to install anything.
 # Uses sudo unless run as root.
-# Exit 0: everything needed is present. Unavailable optional packages (oneDNN, MPI) are reported, are not an error,
+# Exit 0: everything needed is present. Unavailable optional packages (oneDNN, MPI, matplotlib) are reported, are not an error,
 # and are not tried again until `make clean`. cjson: its package's source into build/cjson. CJSON=<folder>: use that one.
 set -u
 CC=${CC:-cc}
@@ -33,7 +33,7 @@ for group in "$@"; do
     test)
         want_mpi
         has_cmocka || need libcmocka-dev "the unit test library" ;;
-    demo) [ -n "$(. scripts/common.sh && python_with_matplotlib)" ] || need python3-matplotlib "draws the pictures" ;;
+    demo) [ -n "$(. scripts/common.sh && python_with_matplotlib)" ] || want python3-matplotlib "draws the pictures" ;;
     lint)
         command -v clang-format >/dev/null || need clang-format "make format"
         command -v clang-tidy >/dev/null || need clang-tidy "make lint"
