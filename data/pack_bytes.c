@@ -6,8 +6,8 @@ Text files -> a token shard whose ids are the bytes (vocabulary 256), in llm.c's
 NAMES is a file with one path per line, or - for standard input. Files are joined in the order given; one whose bytes
 have been seen before is left out, so that nothing is trained on twice or both trained on and validated with. The
 validation shard is made of VAL_PIECES stretches, the ends of as many equal parts of the text: each is long enough for
-long contexts, and together they resemble the whole. --seq-len T leaves out the end of a shard that fills no sequence of
-T bytes. Shards are complete or absent.
+long contexts, and together they resemble the whole. --seq-len T: whole sequences of T bytes in each stretch and shard,
+and one byte more at the shard's end, the last target. Shards are complete or absent.
 */
 #include "llmc/base/output.h"
 #include "llmc/base/hash.h"
@@ -128,10 +128,12 @@ static void add_file(Text *text, const char *path) {
 
 // ---- writing --------------------------------------------------------------------------------------------------------
 // The begin of the validation stretch of piece i, and the end of the piece.
-static void piece_bounds(size_t length, size_t i, double val_fraction, size_t *begin, size_t *val, size_t *end) {
+static void piece_bounds(size_t length, size_t i, const Arguments *a, size_t *begin, size_t *val, size_t *end) {
     *begin = length / VAL_PIECES * i;
     *end = i + 1 == VAL_PIECES ? length : length / VAL_PIECES * (i + 1);
-    *val = *end - (size_t)((double)(*end - *begin) * val_fraction);
+    size_t stretch = (size_t)((double)(*end - *begin) * a->val_fraction);
+    if (a->seq_len) stretch = stretch / a->seq_len * a->seq_len + (i + 1 == VAL_PIECES); // the last target
+    *val = *end - stretch;
 }
 
 static void write_shard(const char *path, const unsigned char *bytes, size_t length) {
@@ -184,16 +186,16 @@ static void write_and_report(const char *path, const unsigned char *bytes, size_
 }
 
 // Moves the validation stretches out of the text, which closes up; returns their bytes.
-static size_t split_validation(Text *text, double val_fraction, unsigned char *validation) {
+static size_t split_validation(Text *text, const Arguments *a, unsigned char *validation) {
     size_t length = text->length, train = 0, val = 0;
     for (size_t i = 0; i < VAL_PIECES; i++) {
         size_t begin, cut, end;
-        piece_bounds(length, i, val_fraction, &begin, &cut, &end);
+        piece_bounds(length, i, a, &begin, &cut, &end);
         memcpy(validation + val, text->bytes + cut, end - cut);
         memmove(text->bytes + train, text->bytes + begin, cut - begin);
         val += end - cut, train += cut - begin;
     }
-    if (!val || !train) die("%zu bytes are too few to split a validation part of %g off", length, val_fraction);
+    if (!val || !train) die("%zu bytes are too few to split a validation part of %g off", length, a->val_fraction);
     text->length = train;
     return val;
 }
@@ -208,7 +210,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < a.paths; i++) add_file(&text, a.path[i]);
     if (!text.length) die("the files given hold no text");
     unsigned char *validation = (unsigned char *)checked_malloc(text.length, "the validation text");
-    if (a.val_out) val = split_validation(&text, a.val_fraction, validation);
+    if (a.val_out) val = split_validation(&text, &a, validation);
     write_and_report(a.out, text.bytes, text.length, a.seq_len);
     if (a.val_out) write_and_report(a.val_out, validation, val, a.seq_len);
     printf("files: %zu, copies left out: %zu\n", text.files, text.duplicates);

@@ -485,6 +485,8 @@ TEST(validation_is_cut_out_of_the_text) {
         assert_memory_equal(val_ids + v, text + 12500 * i + piece - held, held);
         t += piece - held, v += held;
     }
+    packed(pack_line("--out %s --val-out %s --val-fraction 0.1 --seq-len 1000 %s", out, val_out, source),
+           "v.bin: 8001 bytes"); // a sequence in each eighth, and a last target
 }
 
 TEST(packing_is_refused_in_one_line) {
