@@ -28,12 +28,12 @@ ENOUGH=1000000 # bytes of text
 say() { printf '\n== %s\n' "$1"; }
 
 # ---- text: what every machine has ---------------------------------------------------------------------------------------------
-# Lists files of one kind, as lines "checksum bytes name", until `cap` bytes are reached. The order of checksums is the same on every
-# machine and looks random. Copies have the same checksum and are taken once.
+# Lists files of one kind, long enough for long contexts (12 to 64 KiB), as lines "checksum bytes name", until `cap` bytes are
+# reached. The order of checksums is the same on every machine and looks random. Copies have the same checksum and are taken once.
 pick() { # CAP FIND-ARGUMENTS...
     pick_cap=$1
     shift
-    find "$@" -type f -size +1 -size -128 -exec cksum {} + 2>/dev/null | sort -n |
+    find "$@" -type f -size +24 -size -128 -exec cksum {} + 2>/dev/null | sort -n |
         awk -v cap="$pick_cap" '$1 != last { bytes += $2; if (bytes > cap) exit; print } { last = $1 }'
 }
 
@@ -60,12 +60,12 @@ bytes=$(count_bytes)
 # The order of checksums mixes all kinds, so any part of the text resembles the whole.
 sort -n "$OUT/found.txt" | sed 's/^[0-9]* [0-9]* //' >"$OUT/names.txt"
 files=$(wc -l <"$OUT/names.txt" | tr -d ' ')
-say "Text: $(awk -v b="$bytes" 'BEGIN { printf "%.1f MB", b / 1e6 }') in $files files of this machine; 5 % is held out, to judge by"
+say "Text: $(awk -v b="$bytes" 'BEGIN { printf "%.1f MB", b / 1e6 }') in $files files of this machine; a part is held out, to judge by"
 if [ "$bytes" -lt $ENOUGH ]; then
     echo "demo.sh: less than 1 MB of text was found; give a folder with more: make demo DEMO_TEXT=FOLDER" >&2
     exit 1
 fi
-"$PACK" --out "$OUT/train.bin" --val-out "$OUT/val.bin" --val-fraction 0.05 --seq-len $T --list "$OUT/names.txt" >"$OUT/packed.txt"
+"$PACK" --out "$OUT/train.bin" --val-out "$OUT/val.bin" --val-fraction 0.07 --seq-len $T --list "$OUT/names.txt" >"$OUT/packed.txt"
 figure() { sed -n "s/.*val\.bin: .*$1 \([0-9.]*\).*/\1/p" "$OUT/packed.txt"; }
 unigram=$(figure "unigram entropy") bigram=$(figure bigram)
 tail -c +1025 "$OUT/val.bin" | tr -d '\0' >"$OUT/val.txt"
@@ -96,24 +96,27 @@ after=$(json_number val_loss <"$run/log.jsonl" | tail -n 1)
 prompt="This program is "
 [ -z "${DEMO_TEXT:-}" ] || prompt="The "
 say "A sample: how the model goes on after '$prompt'"
-"$TRAIN" sample --model "$model" --prompt "$prompt" --max-new-tokens 160 --temperature 0.8 --top-p 0.9 --seed 1 --quiet |
+"$TRAIN" sample --model "$model" --prompt "$prompt" --max-new-tokens 120 --temperature 0.8 --seed 3 --quiet |
     tr -cd '\11\12\40-\176' >"$OUT/sample.txt"
 fold -s -w 76 "$OUT/sample.txt"
 echo
 
 # ---- loss by position ---------------------------------------------------------------------------------------------------------
-# The same held-out bytes at several lengths, each predicted from at least half a sequence before it: the second halves of sequences
-# that begin half a length earlier, and of those that begin with these bytes.
+# The second half of each held-out stretch at several lengths, each byte predicted from at least half a sequence before it: sequences
+# that begin half a length before these bytes, and those that begin with them, count by their second halves.
 say "What context is worth: loss of the same held-out bytes, in nats per byte"
 lengths="32 128 512 2048 $T"
-compared=$(($(wc -c <"$OUT/val.txt") / T / 2 * T)) # bytes
 csv=$OUT/curve.csv
 echo "series,begin,end,loss" >"$csv"
+part() { tail -c +$(($1 + 1)) "$OUT/val.txt" | head -c "$2"; } # of the held-out text: begin, bytes
 printf '%14s' "bytes before:"
 for length in $lengths; do
-    tail -c +$(((T - length) / 2 + 1)) "$OUT/val.txt" | head -c $compared >"$OUT/val-1.txt"
-    tail -c +$((T / 2 + 1)) "$OUT/val.txt" | head -c $((compared + 1)) >"$OUT/val-2.txt" # and a last target
-    "$PACK" --out "$OUT/curve-$length.bin" "$OUT/val-1.txt" "$OUT/val-2.txt" >/dev/null
+    for end in $(seq $T $T $(($(wc -c <"$OUT/val.txt") - 1))); do
+        part $((end - T / 2 - length / 2)) $((length == T ? T : T / 2))
+        [ $length = $T ] || part $((end - T / 2)) $((T / 2))
+    done >"$OUT/curve.txt"
+    part 0 1 >>"$OUT/curve.txt" # a last target
+    "$PACK" --out "$OUT/curve-$length.bin" "$OUT/curve.txt" >/dev/null
     printf '%11s' "$((length / 2))-$((length - 1))"
 done
 printf '%9s\n' gain
