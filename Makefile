@@ -9,7 +9,7 @@
 # make format, make lint, make check-cxx, make clean
 #
 # Every configuration has its own folder below build/, so switching needs no `make clean`. The system's package manager
-# installs what is missing (scripts/install_deps.sh lists it); DEPS=skip refuses that.
+# installs what is missing (scripts/install_deps.sh lists it; it asks on a terminal). DEPS=skip refuses, DEPS=yes agrees.
 
 CC        ?= cc
 # CUDA=<folder>: the toolkit to use, or one made from wheels (scripts/cuda_wheels.sh)

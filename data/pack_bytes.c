@@ -1,12 +1,13 @@
 /*
 Text files -> a token shard whose ids are the bytes (vocabulary 256), in llm.c's format, that `train --data` reads.
 
-    pack_bytes --out train.bin [--val-out val.bin] [--val-fraction 0.05] [--list NAMES] [FILE...]
+    pack_bytes --out train.bin [--val-out val.bin] [--val-fraction 0.05] [--seq-len T] [--list NAMES] [FILE...]
 
 NAMES is a file with one path per line, or - for standard input. Files are joined in the order given; one whose bytes
 have been seen before is left out, so that nothing is trained on twice or both trained on and validated with. The
 validation shard is made of VAL_PIECES stretches, the ends of as many equal parts of the text: each is long enough for
-long contexts, and together they resemble the whole. Shards are complete or absent.
+long contexts, and together they resemble the whole. --seq-len T: whole sequences of T bytes in each stretch and shard,
+and one byte more at the shard's end, the last target. Shards are complete or absent.
 */
 #include "llmc/base/output.h"
 #include "llmc/base/hash.h"
@@ -19,7 +20,8 @@ long contexts, and together they resemble the whole. Shards are complete or abse
 typedef struct {
     const char *out, *val_out, *list;
     double val_fraction;
-    char **path; // [paths]
+    size_t seq_len; // 0: shards of any length
+    char **path;    // [paths]
     size_t paths;
 } Arguments;
 
@@ -30,7 +32,8 @@ typedef struct {
     size_t files, duplicates;
 } Text;
 
-static const char usage[] = "pack_bytes --out FILE [--val-out FILE] [--val-fraction F] [--list NAMES|-] [FILE...]";
+static const char usage[] = "pack_bytes --out FILE [--val-out FILE] [--val-fraction F] [--seq-len T] [--list NAMES|-] "
+                            "[FILE...]";
 
 // ---- the command line -----------------------------------------------------------------------------------------------
 static void add_path(Arguments *a, const char *path) {
@@ -44,7 +47,7 @@ static void add_path(Arguments *a, const char *path) {
 }
 
 static Arguments read_arguments(int argc, char **argv) {
-    Arguments a = {NULL, NULL, NULL, 0.05, NULL, 0};
+    Arguments a = {NULL, NULL, NULL, 0.05, 0, NULL, 0};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (strncmp(name, "--", 2) != 0) {
@@ -66,6 +69,8 @@ static Arguments read_arguments(int argc, char **argv) {
         else if (!strcmp(name, "--val-fraction")) {
             if (!parse_double(argv[i], &a.val_fraction) || a.val_fraction <= 0 || a.val_fraction >= 1)
                 die_usage("--val-fraction is '%s', it must be a number between 0 and 1", argv[i]);
+        } else if (!strcmp(name, "--seq-len")) {
+            if (!parse_size(argv[i], &a.seq_len)) die_usage("--seq-len is '%s', it must be a number of bytes", argv[i]);
         } else
             die_usage("unknown option %s; usage: %s", name, usage);
     }
@@ -123,10 +128,12 @@ static void add_file(Text *text, const char *path) {
 
 // ---- writing --------------------------------------------------------------------------------------------------------
 // The begin of the validation stretch of piece i, and the end of the piece.
-static void piece_bounds(size_t length, size_t i, double val_fraction, size_t *begin, size_t *val, size_t *end) {
+static void piece_bounds(size_t length, size_t i, const Arguments *a, size_t *begin, size_t *val, size_t *end) {
     *begin = length / VAL_PIECES * i;
     *end = i + 1 == VAL_PIECES ? length : length / VAL_PIECES * (i + 1);
-    *val = *end - (size_t)((double)(*end - *begin) * val_fraction);
+    size_t stretch = (size_t)((double)(*end - *begin) * a->val_fraction);
+    if (a->seq_len) stretch = stretch / a->seq_len * a->seq_len + (i + 1 == VAL_PIECES); // the last target
+    *val = *end - stretch;
 }
 
 static void write_shard(const char *path, const unsigned char *bytes, size_t length) {
@@ -170,24 +177,25 @@ static void entropies(const unsigned char *bytes, size_t length, double *unigram
     *bigram = length > 1 ? (sum[0] - sum[1]) / (double)(length - 1) : 0;
 }
 
-static void write_and_report(const char *path, const unsigned char *bytes, size_t length) {
+static void write_and_report(const char *path, const unsigned char *bytes, size_t length, size_t seq_len) {
     double unigram, bigram;
+    if (seq_len && length > seq_len) length = (length - 1) / seq_len * seq_len + 1; // the last byte is a target only
     write_shard(path, bytes, length);
     entropies(bytes, length, &unigram, &bigram);
     printf("%s: %zu bytes, unigram entropy %.4f nats per byte, bigram %.4f\n", path, length, unigram, bigram);
 }
 
 // Moves the validation stretches out of the text, which closes up; returns their bytes.
-static size_t split_validation(Text *text, double val_fraction, unsigned char *validation) {
+static size_t split_validation(Text *text, const Arguments *a, unsigned char *validation) {
     size_t length = text->length, train = 0, val = 0;
     for (size_t i = 0; i < VAL_PIECES; i++) {
         size_t begin, cut, end;
-        piece_bounds(length, i, val_fraction, &begin, &cut, &end);
+        piece_bounds(length, i, a, &begin, &cut, &end);
         memcpy(validation + val, text->bytes + cut, end - cut);
         memmove(text->bytes + train, text->bytes + begin, cut - begin);
         val += end - cut, train += cut - begin;
     }
-    if (!val || !train) die("%zu bytes are too few to split a validation part of %g off", length, val_fraction);
+    if (!val || !train) die("%zu bytes are too few to split a validation part of %g off", length, a->val_fraction);
     text->length = train;
     return val;
 }
@@ -202,9 +210,9 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < a.paths; i++) add_file(&text, a.path[i]);
     if (!text.length) die("the files given hold no text");
     unsigned char *validation = (unsigned char *)checked_malloc(text.length, "the validation text");
-    if (a.val_out) val = split_validation(&text, a.val_fraction, validation);
-    write_and_report(a.out, text.bytes, text.length);
-    if (a.val_out) write_and_report(a.val_out, validation, val);
+    if (a.val_out) val = split_validation(&text, &a, validation);
+    write_and_report(a.out, text.bytes, text.length, a.seq_len);
+    if (a.val_out) write_and_report(a.val_out, validation, val, a.seq_len);
     printf("files: %zu, copies left out: %zu\n", text.files, text.duplicates);
     for (size_t i = 0; i < a.paths; i++) free(a.path[i]);
     free(a.path);

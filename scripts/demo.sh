@@ -1,13 +1,13 @@
 #!/bin/sh
-# The demo of `make demo`: StreamBP trains a small Llama-style model on text that every machine has. It makes many updates on short
-# sequences first, then longer ones, up to 8192 bytes. Then it shows sample text, loss by position and memory of the three methods.
+# The demo of `make demo`: StreamBP trains a small model of bytes on text that every machine has. It makes many updates on short
+# sequences first, then longer ones, up to 8192 bytes. Then it shows a sample, what context is worth and the memory of three methods.
 #
 #     make demo                       the machine's own licences, manuals in Perl modules, C headers, package documentation
 #     make demo DEMO_TEXT=FOLDER      any files of yours instead, at least 1 MB
 #
-# Everything goes into build/demo/, which is replaced: the text as shards, a run for each length (run-256, ...: checkpoint and
-# log.jsonl), sample.txt, curve.csv, memory.csv, and the pictures loss.png, curve.png, memory.png. Exit status 1 unless the loss on
-# held-out text ends below the bigram entropy of that text, the best loss possible with one byte of context.
+# Everything goes into build/demo/, which is replaced: the text as shards, a run for each length (run-256/, ...: checkpoint, log.jsonl;
+# run-256.txt, ...: what it printed), sample.txt, curve.csv, memory.csv, and the pictures loss.png, curve.png, memory.png. Exit status 1
+# unless the loss on held-out text ends below the bigram entropy of that text, the best loss possible with one byte of context.
 set -eu
 LC_ALL=C
 export LC_ALL
@@ -28,12 +28,12 @@ ENOUGH=1000000 # bytes of text
 say() { printf '\n== %s\n' "$1"; }
 
 # ---- text: what every machine has ---------------------------------------------------------------------------------------------
-# Lists files of one kind, as lines "checksum bytes name", until `cap` bytes are reached. The order of checksums is the same on every
-# machine and looks random. Copies have the same checksum and are taken once.
+# Lists files of one kind, long enough for long contexts (12 to 64 KiB), as lines "checksum bytes name", until `cap` bytes are
+# reached. The order of checksums is the same on every machine and looks random. Copies have the same checksum and are taken once.
 pick() { # CAP FIND-ARGUMENTS...
     pick_cap=$1
     shift
-    find "$@" -type f -size +1 -size -128 -exec cksum {} + 2>/dev/null | sort -n |
+    find "$@" -type f -size +24 -size -128 -exec cksum {} + 2>/dev/null | sort -n |
         awk -v cap="$pick_cap" '$1 != last { bytes += $2; if (bytes > cap) exit; print } { last = $1 }'
 }
 
@@ -53,105 +53,115 @@ gather_own() { # where a machine has little of all this
 
 rm -rf "$OUT"
 mkdir -p "$OUT"
-say "Text"
 count_bytes() { awk '{ bytes += $2 } END { printf "%d", bytes }' "$OUT/found.txt"; }
 gather >"$OUT/found.txt"
 [ "$(count_bytes)" -ge $ENOUGH ] || gather_own >>"$OUT/found.txt"
 bytes=$(count_bytes)
 # The order of checksums mixes all kinds, so any part of the text resembles the whole.
 sort -n "$OUT/found.txt" | sed 's/^[0-9]* [0-9]* //' >"$OUT/names.txt"
-echo "$(wc -l <"$OUT/names.txt" | tr -d ' ') files, $bytes bytes; their names: $OUT/names.txt"
+files=$(wc -l <"$OUT/names.txt" | tr -d ' ')
+say "Text: $(awk -v b="$bytes" 'BEGIN { printf "%.1f MB", b / 1e6 }') in $files files of this machine; a part is held out, to judge by"
 if [ "$bytes" -lt $ENOUGH ]; then
     echo "demo.sh: less than 1 MB of text was found; give a folder with more: make demo DEMO_TEXT=FOLDER" >&2
     exit 1
 fi
-"$PACK" --out "$OUT/train.bin" --val-out "$OUT/val.bin" --val-fraction 0.05 --list "$OUT/names.txt" | tee "$OUT/packed.txt"
+"$PACK" --out "$OUT/train.bin" --val-out "$OUT/val.bin" --val-fraction 0.07 --seq-len $T --list "$OUT/names.txt" >"$OUT/packed.txt"
 figure() { sed -n "s/.*val\.bin: .*$1 \([0-9.]*\).*/\1/p" "$OUT/packed.txt"; }
 unigram=$(figure "unigram entropy") bigram=$(figure bigram)
 tail -c +1025 "$OUT/val.bin" | tr -d '\0' >"$OUT/val.txt"
 
 # ---- training -----------------------------------------------------------------------------------------------------------------
-# Each stage continues the one before; the first starts from the recipe's random weights. Ten step lines are shown, each with the mean
-# loss since the last one. A run that fails or is stopped has no checkpoint of its last step.
-stages= logs=
+# Each stage continues the one before; the first starts from the recipe's random weights. On a terminal each shows a bar.
+say "Training: a model learns to predict the next byte, at three lengths in turn"
+weights=$("$TRAIN" info --config $RECIPE | sed -n 's/^model .*, \([^,]* parameters\),.*/\1/p')
+echo "Qwen3, $weights: two layers see the 128 bytes before, the third all"
+stages= logs= model=
 stage() {
-    say "Training on sequences of $1 bytes, by $RECIPE"
-    length=$1 steps=$2
-    "$TRAIN" train --config $RECIPE ${stages:+--model "$OUT/run-${stages##* }"} \
-        --data "$OUT/train.bin" --val-data "$OUT/val.bin" --out "$OUT/run-$length" --seq-len "$length" --steps "$steps" --keep attention \
-        --lr "$3" --final-lr-fraction "$4" --warmup "$5" --seed "$length" --val-steps $((8 * T / length)) --val-every $((steps / 2)) |
-        awk -v every=$((steps / 10)) '$1 == "step" && $3 == "loss" {
-                 sum += $4; count++; split($2, at, "/")
-                 if (at[1] != 1 && at[1] % every) next
-                 $4 = sprintf("%.5f", sum / count); sum = count = 0
-             }
-             { print; fflush() }'
-    [ -d "$OUT/run-$length/$(printf 'checkpoint-%08d' "$steps")" ] || exit 1
-    stages="$stages $length" logs="$logs $OUT/run-$length/log.jsonl"
+    length=$1 steps=$2 run=$OUT/run-$1 begun=$(date +%s)
+    "$TRAIN" train --config $RECIPE ${model:+--model "$model"} \
+        --data "$OUT/train.bin" --val-data "$OUT/val.bin" --out "$run" --seq-len "$length" --steps "$steps" --keep attention \
+        --lr "$3" --final-lr-fraction "$4" --warmup "$5" --seed "$length" --val-steps $((8 * T / length)) --val-every $((steps / 2)) \
+        >"$run.txt"
+    model=$run/$(printf 'checkpoint-%08d' "$steps")/model.bin
+    printf '%6d steps of %4d bytes: %d s\n' "$steps" "$length" $(($(date +%s) - begun))
+    stages="$stages $length" logs="$logs $run/log.jsonl"
 }
 #     length steps   lr, its last over the first, warm-up
 stage 256    4400  4e-3  0.3  20
 stage 2048   180   2e-3  0.3  10
 stage $T     24  1.5e-3  0.05 4
-run=$OUT/run-$T
-before=$(json_number val_loss <"$OUT/run-256/log.jsonl" | head -n 1)
 after=$(json_number val_loss <"$run/log.jsonl" | tail -n 1)
 
-say "A sample: some lines of held-out text, and how it goes on"
-head -c 20000 "$OUT/val.txt" | tail -c 300 | sed 1d >"$OUT/prompt.txt"
-"$TRAIN" sample --model "$run" --prompt-file "$OUT/prompt.txt" --max-new-tokens 400 --temperature 0.6 --top-p 0.9 --seed 1 --quiet |
-    tr -cd '\11\12\40-\176' | tee "$OUT/sample.txt"
+# ---- a sample -----------------------------------------------------------------------------------------------------------------
+prompt="This program is "
+[ -z "${DEMO_TEXT:-}" ] || prompt="The "
+say "A sample: how the model goes on after '$prompt'"
+"$TRAIN" sample --model "$model" --prompt "$prompt" --max-new-tokens 120 --temperature 0.8 --seed 3 --quiet |
+    tr -cd '\11\12\40-\176' >"$OUT/sample.txt"
+fold -s -w 76 "$OUT/sample.txt"
 echo
 
 # ---- loss by position ---------------------------------------------------------------------------------------------------------
-# The same held-out bytes at several lengths, each predicted from at least half a sequence before it: the second halves of sequences
-# that begin half a length earlier, and of those that begin with these bytes.
-say "How far back it looks: loss of the same held-out bytes by the number of bytes before them, after each stage"
-compared=$(($(wc -c <"$OUT/val.txt") / T / 2 * T)) # bytes
+# The second half of each held-out stretch at several lengths, each byte predicted from at least half a sequence before it: sequences
+# that begin half a length before these bytes, and those that begin with them, count by their second halves.
+say "What context is worth: loss of the same held-out bytes, in nats per byte"
+lengths="32 128 512 2048 $T"
 csv=$OUT/curve.csv
 echo "series,begin,end,loss" >"$csv"
-for length in 32 128 512 2048 $T; do
-    tail -c +$(((T - length) / 2 + 1)) "$OUT/val.txt" | head -c $compared >"$OUT/val-1.txt"
-    tail -c +$((T / 2 + 1)) "$OUT/val.txt" | head -c $compared >"$OUT/val-2.txt"
-    "$PACK" --out "$OUT/curve.bin" "$OUT/val-1.txt" "$OUT/val-2.txt" >/dev/null
-    row="$((length / 2)) to $((length - 1))"
-    for stage in $stages; do
-        loss=$("$TRAIN" eval --model "$OUT/run-$stage" --data "$OUT/curve.bin" --seq-len $length --curve --json --quiet 2>/dev/null | json_number loss)
-        echo "$stage,$((length / 2)),$length,$loss" >>"$csv" # the last number is the last bucket's
-        row="$row $loss"
+part() { tail -c +$(($1 + 1)) "$OUT/val.txt" | head -c "$2"; } # of the held-out text: begin, bytes
+printf '%14s' "bytes before:"
+for length in $lengths; do
+    for end in $(seq $T $T $(($(wc -c <"$OUT/val.txt") - 1))); do
+        part $((end - T / 2 - length / 2)) $((length == T ? T : T / 2))
+        [ $length = $T ] || part $((end - T / 2)) $((T / 2))
+    done >"$OUT/curve.txt"
+    part 0 1 >>"$OUT/curve.txt" # a last target
+    "$PACK" --out "$OUT/curve-$length.bin" "$OUT/curve.txt" >/dev/null
+    printf '%11s' "$((length / 2))-$((length - 1))"
+done
+printf '%9s\n' gain
+gains=
+for stage in $stages; do
+    printf '%14s' "after $stage"
+    losses=
+    for length in $lengths; do
+        loss=$("$TRAIN" eval --model "$OUT/run-$stage" --data "$OUT/curve-$length.bin" --seq-len $length --curve --json --quiet |
+            json_number loss) # the last number, which is the last bucket's
+        echo "$stage,$((length / 2)),$length,$loss" >>"$csv"
+        losses="$losses $loss"
+        printf '%11.3f' "$loss"
     done
-    echo "$row"
-done | awk -v stages="$stages" 'BEGIN { n = split(stages, s); printf "%16s", "bytes before"; for (i = 1; i <= n; i++) printf " %12s", "up to " s[i]; print "" }
-    { printf "%16s", $1 " " $2 " " $3; for (i = 4; i <= NF; i++) printf " %12.3f", $i; print ""; fflush() }'
+    gain=$(echo $losses | awk '{ printf "%.3f", $1 - $NF }')
+    printf '%9s\n' "$gain"
+    gains="$gains $gain"
+done
+printf 'gain: first less last. At best %.2f without context, %.2f with one byte of it.\n' "$unigram" "$bigram"
 
 # ---- memory -------------------------------------------------------------------------------------------------------------------
-say "Memory of one forward and backward pass of this model (plan; growing with T)"
+methods="full checkpoint stream"
 memory=$OUT/memory.csv
+say "Memory of one forward and backward pass, in MiB, by --method"
 echo "series,method,source,seq_len,bytes" >"$memory"
-printf '%8s %14s %14s %14s %14s\n' T full checkpoint stream "full/stream"
+pass_json() { "$TRAIN" bp --config $RECIPE --seq-len $1 --method $2 --json --quiet; }
 for length in 1024 2048 4096 8192 16384 32768 65536 131072 262144; do
-    row=$length
-    for method in full checkpoint stream; do
+    for method in $methods; do
         planned=$("$TRAIN" plan --config $RECIPE --seq-len $length --method $method --for bp --json --quiet | json_number total_bytes)
         echo "$method,$method,plan,$length,$planned" >>"$memory"
-        row="$row $planned"
     done
-    echo "$row"
-done | awk '{ printf "%8d %10.1f MiB %10.1f MiB %10.1f MiB %14.1f\n", $1, $2 / 2^20, $3 / 2^20, $4 / 2^20, $2 / $4 }'
-echo
-pass_json() { "$TRAIN" bp --config $RECIPE --seq-len $1 --method $2 --json --quiet; }
-short=$(pass_json 16 stream)
-process=$(awk -v peak="$(echo "$short" | json_number peak_bytes)" -v plan="$(echo "$short" | json_number plan_bytes)" \
-    'BEGIN { printf "%.1f MiB", (peak - plan) / 2^20 }')
-echo "Measured at T = $T, from outside the program's own accounts (the process's high-water mark less its value at the start). A pass of 16"
-echo "tokens lies $process above its plan: the process itself takes about that at any length (program, libraries, stacks of threads)."
-for method in full checkpoint stream; do
-    json=$(pass_json $T $method)
-    planned=$(echo "$json" | json_number plan_bytes)
-    peak=$(echo "$json" | json_number peak_bytes)
-    echo ",$method,measured,$T,$peak" >>"$memory"
-    echo "$method $peak $planned"
-done | awk '{ printf "%11s %10.1f MiB   plan %10.1f MiB\n", $1, $2 / 2^20, $3 / 2^20 }'
+done
+for method in $methods; do
+    echo ",$method,measured,$T,$(pass_json $T $method | json_number peak_bytes)" >>"$memory"
+done
+process=$(pass_json 16 stream | sed 's/.*"plan_bytes": \([0-9]*\).*"peak_bytes": \([0-9]*\).*/\1 \2/' |
+    awk '{ printf "%.1f MiB", ($2 - $1) / 2^20 }')
+printf '%33s %10s %10s\n' $methods
+memory_row() { # name, source, length
+    awk -F, -v name="$1" -v source="$2" -v T="$3" '$3 == source && $4 == T { row = row sprintf(" %10.1f", $5 / 2^20) }
+        END { printf "%22s%s\n", name, row }' "$memory"
+}
+memory_row "$T bytes, measured" measured $T
+memory_row "262144 bytes, planned" plan 262144
+echo "full keeps everything, checkpoint each layer's input, stream works by chunks."
 
 # ---- pictures, summary --------------------------------------------------------------------------------------------------------
 python=$(python_with_matplotlib)
@@ -165,13 +175,12 @@ about $process beside the plan at any length (measured with 16 tokens): the prog
 All points are of the same held-out bytes, with more or less of the text before them. Names: the longest sequences trained on so far."
 fi
 
-say "Result, in nats per byte of the held-out text"
-printf '%-44s %7.3f\n' "entropy of its single bytes (no context)" "$unigram" "bigram entropy (one byte of context)" "$bigram" \
-    "validation loss before training" "$before" "validation loss after training" "$after"
-echo
-echo "in $OUT: the checkpoint in run-$T/, log.jsonl in run-*/, sample.txt, curve.csv, memory.csv$([ -z "$python" ] || echo ", loss.png, curve.png, memory.png")"
+say "Result"
+echo $gains | awk '{ printf "Long context saves %.2f nats a byte (trained on 256 bytes %.2f, on 2048 %.2f).\n", $3, $1, $2 }'
+echo "The model: $OUT/run-$T$([ -z "$python" ] || echo "; pictures: loss.png, curve.png, memory.png in $OUT")"
 [ -n "$python" ] || pictures_skipped "make demo again"
+echo "Next: fine-tune a chat model, scripts/finetune_chat.sh (README.md says how)"
 awk -v e="$bigram" -v a="$after" 'BEGIN { exit !(a < e) }' || {
-    echo "demo.sh: the validation loss did not end below the bigram entropy" >&2
+    echo "demo.sh: the validation loss, $after, did not end below the bigram entropy, $bigram" >&2
     exit 1
 }

@@ -2,7 +2,12 @@
 # README's worked example as one command: fine-tunes a Hugging Face chat model on conversations and writes a folder for
 # transformers. It runs three commands and prints each first, so that you can also type them.
 #
-#     scripts/finetune_chat.sh MODEL_DIR CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]
+#     scripts/finetune_chat.sh MODEL CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]
+#     scripts/finetune_chat.sh Qwen3-0.6B conversations.jsonl Qwen3-0.6B-tuned --lora-rank 16
+#
+# MODEL is a folder (pip install huggingface_hub; hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B), or a name of the hub that
+# is in its cache. A line of CONVERSATIONS.jsonl:
+#     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 #
 # Shards and checkpoints go to OUT_DIR.work, and stay there. An interrupted command goes on where it stopped. Variables:
 #     SEQ_LEN         tokens of a conversation, at most; by default those of the longest, up to MAX_SEQ_LEN (32768)
@@ -10,6 +15,7 @@
 #     PYTHON, TRAIN   the Python for data/prepare.py (python3), and the program (./train of this checkout)
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
+[ "$root" != "$PWD" ] || root=. # as README's commands
 PYTHON=${PYTHON:-python3} TRAIN=${TRAIN:-$root/train}
 MAX_SEQ_LEN=${MAX_SEQ_LEN:-32768} VAL_FRACTION=${VAL_FRACTION:-0.05}
 
@@ -21,26 +27,31 @@ stop() { # status, message
 print_command() {
     for word in "$@"; do
         case $word in
-        *[!-A-Za-z0-9_./,:=+%@]* | '') printf "'%s' " "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")" ;;
-        *) printf '%s ' "$word" ;;
+        *[!-A-Za-z0-9_./,:=+%@]* | '') printf " '%s'" "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")" ;;
+        *) printf ' %s' "$word" ;;
         esac
     done
     echo
 }
-announce() {
-    printf '\n== '
+announce() { # what, command
+    printf '\n== %s:' "$1"
+    shift
     print_command "$@"
 }
 failed() { stop 1 "the command above ended with status $1; mend what it says and give this command again, which goes on from there"; }
 
-[ $# -ge 3 ] || stop 2 "usage: finetune_chat.sh MODEL_DIR CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]"
+[ $# -ge 3 ] || stop 2 "usage: finetune_chat.sh MODEL CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]; its first lines explain"
 model=${1%/} conversations=$2 out=${3%/}
 shift 3
-case "$model $conversations $out" in -* | *' -'*) stop 2 "MODEL_DIR, CONVERSATIONS.jsonl and OUT_DIR come before the options of ./train" ;; esac
-[ -f "$model/config.json" ] || stop 1 "$model: has no config.json; name the folder of a model from Hugging Face"
+case "$model $conversations $out" in -* | *' -'*) stop 2 "MODEL, CONVERSATIONS.jsonl and OUT_DIR come before the options of ./train" ;; esac
+[ -f "$model/config.json" ] || [ ! -e "$model" ] ||
+    stop 1 "$model: has no config.json; name the folder of a model: hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"
 [ -f "$conversations" ] || stop 1 "$conversations: is no file; name a JSONL of conversations"
 [ -x "$TRAIN" ] || stop 1 "$TRAIN: is not there; run make, or TRAIN=... names it"
 [ ! -f "$out" ] && [ -z "$(ls -A "$out" 2>/dev/null)" ] || stop 1 "$out: is there already; remove it or name another OUT_DIR"
+"$PYTHON" -c 'import tokenizers, jinja2, numpy' 2>/dev/null ||
+    stop 1 "$PYTHON lacks tokenizers, jinja2 or numpy; python3 -m venv venv && \
+venv/bin/pip install tokenizers jinja2 numpy, then PYTHON=venv/bin/python"
 work=$out.work
 
 # ---- defaults that options replace: each may be on the command line once, or in the file of --config --------------------------------
@@ -67,10 +78,10 @@ done
 # ---- 1: shards ------------------------------------------------------------------------------------------------------------------------
 mkdir -p "$work" || stop 1 "$work: cannot be made"
 prepare() {
-    announce "$@"
+    announce "1 of 3, tokens" "$@"
     "$@" >"$work/prepare.txt"
     status=$?
-    cat "$work/prepare.txt"
+    grep -v '^next: ' "$work/prepare.txt" # which is the next step here
     [ $status = 0 ] || failed $status
 }
 prepare "$PYTHON" "$root/data/prepare.py" --tokenizer "$model" --out "$work/shards" --val-fraction "$VAL_FRACTION" "$conversations"
@@ -97,13 +108,13 @@ elif given val-every "$@" && ! typed val-every "$@"; then
     set -- --val-every 0 "$@" # there is nothing to validate on
 fi
 set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run" --resume auto
-announce "$@"
+announce "2 of 3, training" "$@"
 "$@" || failed $?
 
 # ---- 3: the folder --------------------------------------------------------------------------------------------------------------------
 set -- "$TRAIN" convert --model "$work/run" --out "$out"
-announce "$@"
+announce "3 of 3, a folder" "$@"
 "$@" || failed $?
 
-printf '\n%s is what transformers loads. A first answer:\n    ' "$out"
+printf '\n%s is what transformers loads. A first answer:\n   ' "$out"
 print_command "$TRAIN" sample --model "$out" --chat --prompt 'Hello' --temperature 0

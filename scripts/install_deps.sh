@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs missing packages with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
-# Prints what it installs and why. Uses sudo unless run as root. DEPS=skip refuses to install anything.
-# Exit 0: everything needed is present. Unavailable optional packages (oneDNN, MPI) are reported, are not an error,
+# Prints what it installs and why, and asks first on a terminal. DEPS=yes does not ask, DEPS=skip refuses to install anything.
+# Uses sudo unless run as root.
+# Exit 0: everything needed is present. Unavailable optional packages (oneDNN, MPI, matplotlib) are reported, are not an error,
 # and are not tried again until `make clean`. cjson: its package's source into build/cjson. CJSON=<folder>: use that one.
 set -u
 CC=${CC:-cc}
@@ -32,7 +33,7 @@ for group in "$@"; do
     test)
         want_mpi
         has_cmocka || need libcmocka-dev "the unit test library" ;;
-    demo) [ -n "$(. scripts/common.sh && python_with_matplotlib)" ] || need python3-matplotlib "draws the pictures" ;;
+    demo) [ -n "$(. scripts/common.sh && python_with_matplotlib)" ] || want python3-matplotlib "draws the pictures" ;;
     lint)
         command -v clang-format >/dev/null || need clang-format "make format"
         command -v clang-tidy >/dev/null || need clang-tidy "make lint"
@@ -82,26 +83,32 @@ if [ "$(id -u)" != 0 ]; then
     [ -t 0 ] || sudo="sudo -n"
 fi
 
-if command -v apt-get >/dev/null; then
+for manager in apt-get dnf pacman brew none; do ! command -v $manager >/dev/null || break; done
+case $manager in
+apt-get)
     names=$missing
     install="$sudo env DEBIAN_FRONTEND=noninteractive apt-get $patient install -y --no-install-recommends"
-    refresh="$sudo apt-get $patient update"
-elif command -v dnf >/dev/null; then
+    refresh="$sudo apt-get $patient update" ;;
+dnf)
     names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libpcre2-dev/pcre2-devel/; s/libcmocka-dev/libcmocka-devel/; s/libopenmpi-dev/openmpi-devel/; s/openmpi-bin/openmpi/; s/clang-format\|clang-tidy/clang-tools-extra/g')
     install="$sudo dnf install -y"
-    refresh=true
-elif command -v pacman >/dev/null; then
+    refresh=true ;;
+pacman)
     names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libpcre2-dev/pcre2/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/openmpi/g; s/clang-format\|clang-tidy/clang/g')
     install="$sudo pacman -S --noconfirm --needed"
-    refresh=true
-elif command -v brew >/dev/null; then
+    refresh=true ;;
+brew)
     names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libpcre2-dev/pcre2/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/open-mpi/g; s/clang-tidy/llvm/g')
     install="brew install"
-    refresh=true
-else
-    give_up "no package manager that I know (apt-get, dnf, pacman, brew)"
-fi
+    refresh=true ;;
+*) give_up "no package manager that I know (apt-get, dnf, pacman, brew)" ;;
+esac
 
+if [ -t 0 ] && [ -t 2 ] && [ "${DEPS:-}" != yes ]; then
+    printf 'Install%s with %s? [Y/n] ' "$names" "$manager" >&2
+    read -r answer || answer=n
+    case $answer in [Nn]*) give_up "not installed" ;; esac
+fi
 echo "installing:$names   ($install)" >&2
 log=$(mktemp)
 # Debian's lists may be old or absent: refresh them once if the first try fails.
@@ -110,7 +117,7 @@ if ! $install $names >"$log" 2>&1 && ! { $refresh >"$log" 2>&1 && $install $name
     rm -f "$log"
     # an optional package may be the obstacle: try the rest without it
     if [ -n "$optional" ] && [ "$(echo $missing)" != "$(echo $optional)" ]; then
-        ONEDNN=0 MPI=0 exec "$0" "$@"
+        DEPS=yes ONEDNN=0 MPI=0 exec "$0" "$@"
     fi
     give_up "the package manager failed"
 fi

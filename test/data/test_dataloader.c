@@ -465,6 +465,7 @@ TEST(bytes_become_a_shard) {
     for (size_t i = 0; i < sizeof(pairs); i++) pairs[i] = i % 3 < 2 ? 'a' : 'b'; // 2000 of 2999 follow an a: log 2
     write_file(a, pairs, sizeof(pairs));
     packed(pack_line("--out %s %s", out, a), "unigram entropy 0.6365 nats per byte, bigram 0.4623");
+    packed(pack_line("--out %s --seq-len 64 %s", out, a), "bytes.bin: 2945 bytes"); // 46 x 64, and a last target
 }
 
 TEST(validation_is_cut_out_of_the_text) {
@@ -484,6 +485,8 @@ TEST(validation_is_cut_out_of_the_text) {
         assert_memory_equal(val_ids + v, text + 12500 * i + piece - held, held);
         t += piece - held, v += held;
     }
+    packed(pack_line("--out %s --val-out %s --val-fraction 0.1 --seq-len 1000 %s", out, val_out, source),
+           "v.bin: 8001 bytes"); // a sequence in each eighth, and a last target
 }
 
 TEST(packing_is_refused_in_one_line) {

@@ -153,7 +153,8 @@ script 2 "$data_python" 'usage: ' Qwen3-0.6B known.jsonl
 script 2 "$data_python" 'is what this script chooses' Qwen3-0.6B known.jsonl by-script --out x
 script 1 "$data_python" 'has no config.json' shards known.jsonl by-script
 script 1 "$data_python" 'is no file' Qwen3-0.6B nothing.jsonl by-script
-script 1 false 'ended with status 1' Qwen3-0.6B known.jsonl by-script $few
+script 1 false 'pip install' Qwen3-0.6B known.jsonl by-script
+script 1 "$data_python" 'type: hf download Owner/Other' Owner/Other known.jsonl by-script
 check 'a failure leaves no folder' [ ! -e "$HERE/by-script" ]
 script 1 "$data_python" 'ended with status 1' Qwen3-0.6B known.jsonl by-script $few --memory-limit 1MiB
 script 0 "$data_python" 'is complete for these inputs' Qwen3-0.6B known.jsonl by-script $few

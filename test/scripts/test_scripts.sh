@@ -5,6 +5,7 @@
 # ./train plan --machine: each recommended way is a plan, and its command line replays.
 # scripts/recipes/: each fits into its named card.
 # test/scripts/card_plans.py: plans are what ran on a GPU.
+# scripts/install_deps.sh: asks on a terminal, with a fake package manager.
 # scripts/log_export.py: records that arrive at TensorBoard and Weights & Biases, also from a growing log.
 # scripts/plot.py log: a panel for every metric of the objective that is not zero throughout; what is missing is said in one line.
 . test/cli.sh
@@ -205,6 +206,24 @@ check 'each recipe has its plan' [ "$(grep -c '^| `[a-z0-9.-]*` | [0-9.]* of [0-
 for recipe in scripts/recipes/*.args; do
     check "$recipe says how it is used" grep -q "^#     .*\./train --config $recipe .*--out run\$" "$recipe"
 done
+
+# ---- installing packages ------------------------------------------------------------------------------------------------------
+printf '#!/bin/sh\n[ "$1" != -n ] || shift\nexec "$@"\n' >"$WORK/bin/sudo"
+printf '#!/bin/sh\ntouch "$WORK/installed"\n' >"$WORK/bin/apt-get"
+chmod +x "$WORK/bin/sudo" "$WORK/bin/apt-get"
+installing() { # exit status, whether it installs, what it says, a command that runs it
+    rm -f "$WORK/installed"
+    PATH="$WORK/bin:$PATH" CC=false MPI=0 sh -c "$4" >"$WORK/out" 2>&1
+    check "exit $1 of: $4" [ $? = "$1" ]
+    check "it installs: $2" [ "$2" = "$([ -e "$WORK/installed" ] && echo yes || echo no)" ]
+    says out "$3"
+}
+installing 1 no 'DEPS=skip forbids' 'DEPS=skip scripts/install_deps.sh test'
+installing 0 yes '^installing: libcmocka-dev' 'DEPS= scripts/install_deps.sh test </dev/null'
+if command -v script >/dev/null; then # a terminal
+    installing 1 no 'Install libcmocka-dev with apt-get? \[Y/n\]' "echo n | script -qec 'DEPS= scripts/install_deps.sh test' /dev/null"
+    installing 0 yes '^installing: libcmocka-dev' "script -qec 'DEPS=yes scripts/install_deps.sh test' /dev/null </dev/null"
+fi
 
 # ---- logs at others ------------------------------------------------------------------------------------------------------------
 mkdir -p "$WORK/stub/tensorboardX" "$WORK/followed"
