@@ -235,12 +235,12 @@ static void report_places_json(JsonOut *json, const Run *run) {
         json_text(json, placed_names[kind], place_names[run->settings.place[kind] > 0 ? run->settings.place[kind] : 0]);
     json_object_end(json);
     json_size(json, "inputs_every", max_size(run->settings.inputs_every, 1));
-    json_text(json, "keep", run->settings.keep ? "attention" : "none");
-    json_text(json, "update", run->settings.defers ? "forward" : "now");
     json_size(json, "host_bytes", run->plan.host_bytes);
     json_size(json, "disk_bytes", run->plan.disk_bytes);
     json_number(json, "host_moved_bytes", moved_in_step(run, WAY_HOST_OUT) + moved_in_step(run, WAY_HOST_IN));
     json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
+    json_text(json, "keep", run->settings.keep ? "attention" : "none");
+    json_text(json, "update", run->settings.defers ? "forward" : "now");
 }
 
 // Returns the method's name; of spaco also the share of chunks that it keeps.
