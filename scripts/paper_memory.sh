@@ -27,7 +27,7 @@ plan() {
     plan_model=$1 plan_method=$2 plan_T=$3
     shift 3
     case $plan_model in *-lora) set -- --lora-rank 32 --lora-alpha 128 "$@" ;; esac
-    "$TRAIN" plan --init "${plan_model%-lora},$ANY_LENGTH" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --json --quiet $ON_DEVICE "$@"
+    "$TRAIN" plan --init "${plan_model%-lora},$ANY_LENGTH" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --keep none --json --quiet $ON_DEVICE "$@"
 }
 chunks_of() { [ "$1" != stream ] || echo "$PAPER_CHUNKS"; } # the other methods have no chunks
 total() { plan "$1" "$2" "$3" $(chunks_of "$2") | json_number total_bytes; }

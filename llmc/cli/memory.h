@@ -53,9 +53,9 @@ static size_t memory_limit(const Options *o, size_t available) {
 }
 
 // ---- choosing what fits --------------------------------------------------------------------------------------------
-// Returns what the options leave open, and the limits of a rank. limit: of device memory, 0: not known. Kept attention
-// may always go to host memory. The rest may if a machine or --host-limit says how much there is, or the device has its
-// own memory.
+// Returns what the options leave open, and the limits of a rank. limit: of device memory, 0: not known. Host memory
+// is one if a machine or --host-limit says how much there is, or the device has its own memory; for attention's outputs
+// also if they are to be kept.
 static Search run_search(const Run *run, size_t limit) {
     const Options *o = run->options;
     const World world = run->settings.world;
@@ -77,17 +77,17 @@ static Search run_search(const Run *run, size_t limit) {
     for (int place = PLACE_HOST; place < PLACES; place++)
         if (given[place] || most[place] > 0)
             c.limits.bytes[place] = (size_t)((given[place] ? (double)given[place] : most[place] * GIBIBYTE) / sharing);
-    const int host = o->host_limit || most[PLACE_HOST] > 0 || own_memory, none = plans && named && !host;
+    const int host = o->host_limit || most[PLACE_HOST] > 0 || own_memory, kept = host || o->keep == KEEP_ATTENTION;
     const int disk = o->disk || (plans && (o->disk_limit || most[PLACE_DISK] > 0));
     if (o->disk && !plans)
         c.limits.bytes[PLACE_DISK] = min_size(c.limits.bytes[PLACE_DISK], ops_device->disk_available(o->disk));
     if (!plans) c.limits.host = ops_device->host_available;
     for (int kind = 0; kind < PLACED; kind++)
-        c.places[kind] = (1u << PLACE_DEVICE | (unsigned)(host || (kind == PLACED_KEPT && !none)) << PLACE_HOST |
+        c.places[kind] = (1u << PLACE_DEVICE | (unsigned)(kind == PLACED_KEPT ? kept : host) << PLACE_HOST |
                           (unsigned)disk << PLACE_DISK) &
                          ~run->barred;
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
-    const int asked = options_train(o) || named || option_given(o, "keep") || option_given(o, "keep-on");
+    const int asked = options_train(o) || option_given(o, "keep") || option_given(o, "keep-on");
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3);

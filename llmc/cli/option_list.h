@@ -88,7 +88,7 @@ SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens w
 CHOICE(KeepActivations, keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: what forward saves for backward beside layer inputs; attention: each layer's attention "
        "output and log-sum-exp, so that backward need not run attention's forward again; auto: if that is faster and "
-       "fits; bp: none without --machine")
+       "fits; of bp: none unless it is given")
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where to store what --keep saves; auto, here and below: the fastest place that fits")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,

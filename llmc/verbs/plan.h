@@ -282,6 +282,7 @@ static int verb_plan(const Options *given) {
     pass_works = &works; // while `run` and the ways stay
     way_open(&r.plan, &run, run.settings.lora != NULL);
     way_plan(&r.plan, &r.bounds);
+    r.plan.is_plan = 1;
     note_attention(&r.plan.run);
     for (int seco = 0; run_search(&run, limit).method && seco < 2; seco++)
         plan_order(&r, method_names[seco ? METHOD_SECO : METHOD_STREAM]);

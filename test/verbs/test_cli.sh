@@ -215,9 +215,9 @@ run plan --init qwen3-0.6b --seq-len 100000 --json --quiet
 check 'a quiet plan has no notes' [ ! -s "$WORK/err" ]
 run plan --init qwen3-0.6b --seq-len 100000 --quiet
 check 'but the result' [ "$(sed 's/[0-9].*//' "$WORK/out")" = 'memory    ' ]
-succeeds $for_bp --lora-rank 32 --json
+succeeds $for_bp --lora-rank 32 --seq-len 1024 --json
 fitting=$(json train_max_seq_len) bytes=$(json train_total_bytes)
-succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --lora-rank 32 --json
+succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --lora-rank 32 --seq-len 1024 --json
 says err '^positions the model has seen 40960; for 2[0-9]* add --rope-scaling yarn,factor=6$'
 says out '"optimizer_update": true, '
 check 'what trains is what its own plan says' [ "$(json max_seq_len) $(json total_bytes)" = "$fitting $bytes" ]
