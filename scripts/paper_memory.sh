@@ -46,7 +46,7 @@ series() { # NAME METHOD [options of ./train plan]: a line
     shift 2
     for T in 512 1024 $(awk 'BEGIN { for (T = 4096; T <= 229376; T += 4096) print T }'); do
         echo "$series_name,$series_method,plan,$T,$("$TRAIN" plan --init $HERO,$ANY_LENGTH --method "$series_method" --seq-len "$T" \
-            --dtype bf16 --json --quiet $ON_DEVICE "$@" | json_number total_bytes)"
+            --dtype bf16 --keep none --json --quiet $ON_DEVICE "$@" | json_number total_bytes)"
     done >>"$csv"
 }
 for method in checkpoint stream; do

@@ -213,13 +213,12 @@ static void report_places(FILE *out, const Run *run) {
     const double slower = run->chosen ? run->choice.seconds / run->choice.on_device : 0;
     const char *glue = "placed  ";
     char text[160];
-    if (!run->plan.host_bytes && !run->plan.disk_bytes && run->settings.inputs_every <= 1) return;
+    if (!run->plan.host_bytes && !run->plan.disk_bytes) return;
     for (int place = PLACE_HOST; place < PLACES; place++) {
         if (!*placed_text(run, place, text, sizeof(text))) continue;
         fprintf(out, "%s %s: %s", glue, place == PLACE_HOST ? "in host memory" : "on disk", text);
-        glue = ";";
+        glue = "\n        ";
     }
-    if (run->settings.inputs_every > 1) fprintf(out, "%s inputs of one layer in %zu", glue, run->settings.inputs_every);
     if (run->plan.disk_bytes) fprintf(out, "; a step writes %s to disk", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
     fputc('\n', out);
     if (!run->chosen || !run->options->verbose) return;

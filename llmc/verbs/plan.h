@@ -68,8 +68,8 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
             fprintf(out, " of %s", human_bytes((double)search.limits.bytes[place]));
     }
     if (!w->run.settings.optimizer) fputs(", for a pass without an optimizer update", out);
-    if (w->longest) fprintf(out, "; longest --seq-len %zu", w->longest);
     fputc('\n', out);
+    if (w->longest) fprintf(out, "longest   --seq-len %zu\n", w->longest);
 }
 
 // Prints time, speed and the planner's choices.
@@ -80,15 +80,16 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     const double tokens = (double)r->bounds.whole.N * (double)run->assignment.batches;
     char seconds[32];
     if (r->bounds.machine)
-        fprintf(out, "step      %s for %.0f tokens, estimated: %.0f tokens/s, %.0f %% MFU; ",
+        fprintf(out, "step      %s for %.0f tokens, estimated: %.0f tokens/s, %.0f %% MFU\n",
                 way_seconds(&r->plan, seconds), tokens, e->tokens_per_second, 100 * e->mfu);
     else
-        fprintf(out, "step      %s a pass; ", human_flops(run->plan.counts.flops));
-    fputs(method_text(run), out);
+        fprintf(out, "step      %s a pass%s%s\n", human_flops(run->plan.counts.flops),
+                r->bounds.no_estimate ? "; no time: " : "", r->bounds.no_estimate ? r->bounds.no_estimate : "");
+    fprintf(out, "chosen    %s", method_text(run));
     if (method_has_chunks(s->method)) fprintf(out, ", chunk %zu", run->plan.chunk);
+    if (s->inputs_every > 1) fprintf(out, ", inputs of one layer in %zu", s->inputs_every);
     if (s->keep) fputs(", attention kept", out);
-    if (s->defers) fputs(", update in forward", out);
-    if (r->bounds.no_estimate) fprintf(out, "; no time: %s", r->bounds.no_estimate);
+    if (s->defers) fputs(", update in the next forward pass", out);
     fputc('\n', out);
     if (world_ranks(s->world) <= 1 || !r->bounds.machine) return;
     fputs("sent      by a rank in a step: ", out);
@@ -289,6 +290,8 @@ static int verb_plan(const Options *given) {
     if (named && run.settings.optimizer && r.bounds.machine) r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
     if (!run.settings.optimizer) {
         Run train = run;
+        Options trains = *o;
+        trains.plan_for = VERB_TRAIN, train.options = &trains;
         settings_add_optimizer(&train.settings, o);
         run_plan(&train, &r.bounds.shape, limit);
         r.train_bytes = train.plan.total_bytes;
