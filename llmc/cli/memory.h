@@ -335,17 +335,19 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         trial = *run;
     }
     free(shape.document_start);
-    if (run->settings.backward && !run->settings.lora) {
+    if (run->settings.backward && !run->settings.storage) {
+        const QuantFormat nf4_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+        const int adapters = run->settings.lora != NULL;
         Lora lora = {0};
+        Storage nf4;
         lora.rank = 32, lora.modules = lora_modules(run->model.config.family, "all", "--lora-targets", EXIT_RUNTIME);
         lora_build(&lora, &run->model);
-        trial.settings.lora = &lora, trial.settings.reference = computed_reference(o, &trial.settings.objective, &lora);
-        recommend(&trial, B, limit, "--lora-rank 32", text);
-        const QuantFormat nf4_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
-        Storage nf4;
+        if (!adapters) trial.settings.lora = &lora;
+        trial.settings.reference = computed_reference(o, &trial.settings.objective, trial.settings.lora);
+        if (!adapters) recommend(&trial, B, limit, "--lora-rank 32", text);
         storage_choose(&nf4, &run->model, nf4_format, 0);
         trial.settings.storage = &nf4;
-        recommend(&trial, B, limit, "--lora-rank 32 --base nf4", text);
+        recommend(&trial, B, limit, adapters ? "--base nf4" : "--lora-rank 32 --base nf4", text);
         storage_free(&nf4), lora_free(&lora);
         trial = *run;
     }

@@ -58,8 +58,7 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
     } else {
         fprintf(out, "fits      %s: %s of %s", w->fits ? "yes" : "no", human_bytes((double)w->bytes[PLACE_DEVICE]),
                 human_bytes((double)r->bounds.limit));
-        if (option_given(w->run.options, "machine"))
-            fprintf(out, " of an %s", machine_from_options(w->run.options)->gpu);
+        if (option_given(w->run.options, "machine")) fprintf(out, " (%s)", machine_from_options(w->run.options)->gpu);
     }
     for (int place = PLACE_HOST; place < PLACES; place++) {
         if (!w->bytes[place]) continue;

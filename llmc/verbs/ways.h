@@ -111,7 +111,7 @@ static size_t ways_find(WayToTrain *ways, const WayToTrain *plan, const Run *run
             way_open(w, run, lora);
             w->uses = (Place)uses;
             way_plan(w, b);
-            w->is_plan = same && w->fits && plan->fits && !memcmp(w->bytes, plan->bytes, sizeof(w->bytes));
+            w->is_plan = same && w->fits == plan->fits && !memcmp(w->bytes, plan->bytes, sizeof(w->bytes));
             if (way_adds(w, before))
                 before = w, count++;
             else

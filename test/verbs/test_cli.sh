@@ -205,7 +205,7 @@ says out '^machine  measured with this program on one H100' '^ *products 680 TFL
 # A pass without an update is not training; if nothing fits, every recommendation is a valid plan.
 for_bp="plan --init qwen3-8b --dtype bf16 --memory-limit h100 --for bp"
 succeeds $for_bp --seq-len 200000
-says out '^fits      no: 9[0-9.]* GiB of 78.10 GiB of an H100 SXM, for a pass without an optimizer update$' '^longest   --seq-len 1[0-9]*$' \
+says out '^fits      no: 9[0-9.]* GiB of 78.10 GiB (H100 SXM), for a pass without an optimizer update$' '^longest   --seq-len 1[0-9]*$' \
     '^train     the same options with an optimizer need 18.*; no length fits' '^helps$' '^  --host-limit [0-9]*GiB  *gives --seq-len [0-9]'
 succeeds $for_bp --lora-rank 32 --json
 says out '"fits": true, "optimizer_update": false, '
