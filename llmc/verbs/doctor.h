@@ -206,7 +206,8 @@ static void doctor_row(const char *name, DoctorLook *look, size_t i, int communi
     }
     snprintf(row.name, sizeof(row.name), "%s", name);
     row.value = NAN;
-    doctor.bar.label = name, progress_update(&doctor.bar, (double)doctor.rows);
+    snprintf(doctor.bar.label, sizeof(doctor.bar.label), "%s", name);
+    progress_update(&doctor.bar, (double)doctor.rows);
     doctor_running(name);
     const double begin = seconds_now();
     if (communicates && dist_ranks() > 1)
