@@ -43,7 +43,7 @@ alike() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(
 
 # 1. to 3.: right or wrong
 nvidia-smi >>"$log" 2>&1 || stop 'nvidia-smi finds no GPU'
-step doctor 100 "$kit/train" doctor --init qwen3-8b || { grep WRONG "$out/step.out" "$out/step.err"; stop 'the doctor finds something wrong'; }
+step doctor 100 "$kit/train" doctor --init qwen3-8b --verbose || { grep WRONG "$out/step.out" "$out/step.err"; stop 'the doctor finds something wrong'; }
 small='--init qwen3-8b,num_hidden_layers=2,vocab_size=32000 --seq-len 16384'
 bp checkpoint 40 $small --method checkpoint || stop 'a pass does not run'
 norm=$(number grad_norm)

@@ -170,7 +170,7 @@ models="$tiny | $gemma | $(echo $golden | sed 's|[^ ]*|--model golden/&|g; s| --
 # ---- sections --------------------------------------------------------------------------------------------------------
 options() {
     for verb in train bp plan eval logprobs sample convert info; do
-        command="./train-fp32 $verb --help"
+        command="./train-fp32 $verb --help all"
         all=$((all + 1))
         each "$command"
         for side in old new; do # an option's choices and the last thing in brackets, its default

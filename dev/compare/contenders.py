@@ -164,7 +164,7 @@ def checked(result, repeat):
 class Ours(Contender):
     def missing(self):
         if self.name.startswith("stream-keep"):
-            help_text = subprocess.run([self.options.train, "bp", "--help"], capture_output=True, text=True).stdout
+            help_text = subprocess.run([self.options.train, "bp", "--help", "all"], capture_output=True, text=True).stdout
             if not re.search(r"--keep \S*attention", help_text):
                 return "this build has no bp --keep attention"
 

@@ -197,7 +197,7 @@ first() {
     [ -n "$dry" ] || cat "$work/output" >>"$out/first.txt"
     probe
     once=1
-    try doctor 60 "$TRAIN" doctor --init "$MODEL" --json
+    try doctor 60 "$TRAIN" doctor --init "$MODEL" --json --verbose
     [ -n "$dry" ] || cat "$work/errors" >>"$out/first.txt" # its rows
     programs=${PREBUILT:-build/test-gpu-bf16}
     [ -n "$PREBUILT" ] || try 'test programs' 60 make BACKEND=cuda ARCHS="$ARCHS" PARTS='attention/bf16 ops/bf16' test-gpu-build

@@ -10,6 +10,8 @@ The rows of the table of options (option_rows.h), included wherever each row mak
     CHOICE(type, field, name, default, first, last, verbs, words, help)
     SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
+A row whose verbs stand in SHORT(...) is in the short --help of these, by the first part of its help, up to "; ".
+
 A default is written as it would be typed. A number whose default is a word ("auto", "off") also accepts that word: the
 field is then 0, or NAN if it is a double. A row whose `most` is MOST_TOKENS counts tokens: 32k is 32768 there, else
 32000. A choice is stored as an enum value: the row gives those of its first and last word, and its words follow the
@@ -28,62 +30,55 @@ time (30min).
 // clang-format off
 
 SECTION("Model")
-TEXT(model, "model", NULL, OF_A_MODEL, "PATH",
-     "a Hugging Face folder (config.json, *.safetensors) or the name of one in Hugging Face's cache (Qwen/Qwen3-0.6B), "
-     "a flat .bin, llm.c's GPT-2 .bin, or a run's folder: its last complete checkpoint, with the base of its adapters")
-TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
-     "a randomly initialised model: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, mistral, "
-     "ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, glm4), with config.json keys to "
-     "override; doctor takes qwen3-0.6b by default")
+TEXT(model, "model", NULL, SHORT(OF_A_MODEL), "PATH",
+     "Hugging Face folder or name in its cache, or a run's folder; of a run its last complete checkpoint, with the "
+     "base of its adapters; also a flat .bin, or llm.c's GPT-2 .bin")
+TEXT(init, "init", NULL, SHORT(EVERYWHERE), "NAME[,key=value,...]",
+     "a randomly initialised model, such as qwen3-0.6b; info --help lists them, config.json's keys override theirs")
 TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",
      "extend rotary positions by linear, llama3 or yarn scaling, with config.json's keys of that type; raises "
      "max_position_embeddings; checkpoints and convert keep it")
 SIZE(grow_vocabulary, "grow-vocabulary", "off", 0, 16777216, OF_A_MODEL, "N",
-     "grow the embedding and the head to N ids: new rows are the mean of the old ones (transformers draws around it); "
-     "checkpoints and convert keep them")
-CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, EVERYWHERE, "build|fp32|bf16|double",
-       "element type of weights and activations; only plan and convert take another than the build's")
-
-CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_FP4, RUNS | ON(PLAN) | ON(CONVERT), "auto|none|nf4|fp4",
-       "storage of a frozen model's weights; nf4, fp4: the layers' matrices in 4 bits with double quantisation, as in "
+     "grow the embedding and the head to N ids, by rows that are the old ones' mean; checkpoints and convert keep them")
+CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, SHORT(ON(PLAN) | ON(CONVERT)) | EVERYWHERE,
+       "build|fp32|bf16|double", "element type; only plan and convert take another than the build's")
+CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_FP4, SHORT(STEPS) | RUNS | ON(CONVERT), "auto|none|nf4|fp4",
+       "with LoRA: storage of the frozen weights; nf4, fp4: the layers' matrices in 4 bits, quantised twice as in "
        "bitsandbytes; none: the build's type; auto: as in the model's files")
 FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4 or fp4: also the head's matrix")
 
 SECTION("Data")
-PATHS(data, "data", READS, "PATH...",
-      "token shards of data/prepare.py or llm.c: one or more paths, or a quoted pattern; without it bp draws random "
-      "tokens, and plan takes B x T")
-PATHS(val_data, "val-data", STEPS, "PATH...",
+PATHS(data, "data", SHORT(READS), "PATH...",
+      "token shards of data/prepare.py or llm.c; paths or a quoted pattern; without it bp draws tokens")
+PATHS(val_data, "val-data", SHORT(ON(TRAIN)) | STEPS, "PATH...",
       "shards to validate on; with --rollout prompts, whose completions are rewarded")
-SIZE(seq_len, "seq-len", "auto", 1, MOST_TOKENS, READS | ON(DOCTOR), "T",
-     "most tokens of a document; auto: the longest in data/prepare.py's shards, within the model's positions and the "
-     "memory; 1024 for llm.c's shards and without --data; doctor: tokens of an op's call")
+SIZE(seq_len, "seq-len", "auto", 1, MOST_TOKENS, SHORT(READS | ON(DOCTOR)), "T",
+     "most tokens of a document (doctor: of an op's call); auto: the longest in data/prepare.py's shards, within the "
+     "model's positions and the memory; 1024 for llm.c's shards and without --data")
 SIZE(batch, "batch", "1", 1, 1048576, READS, "B",
      "documents of a micro-batch; those of data/prepare.py's shards are packed whole into a sequence of B x T tokens")
 SIZE(grad_accum, "grad-accum", "1", 1, 1048576, PASSES, "N", "micro-batches of a step")
-SIZE(samples, "samples", "off", 1, OPTION_UNBOUNDED, PASSES, "N",
-     "exact number of documents, pairs or groups of a step, in as many micro-batches as they need; an epoch's last "
-     "step takes the rest; off: --grad-accum micro-batches, whatever they hold")
+SIZE(samples, "samples", "off", 1, OPTION_UNBOUNDED, SHORT(ON(TRAIN)) | PASSES, "N",
+     "documents, pairs or groups of a step, over all ranks; in as many micro-batches as needed; an epoch's last step "
+     "takes the rest; off: --grad-accum micro-batches, whatever they hold")
 CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "auto|on|off",
-       "a new order every epoch, by --seed: of documents and how they are packed, of --rollout's prompts, or of "
-       "llm.c's micro-batches; auto: not for llm.c's")
+       "a new order every epoch, by --seed, of documents, prompts or llm.c's micro-batches; auto: not for llm.c's")
 CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
-       "documents longer than T: split into segments of T that do not see each other, truncate to the first T tokens, "
-       "or refuse with an error")
+       "longer documents: split into segments of T that do not see each other, truncate to T tokens, or refuse")
 FLAG(any_tokenizer, "any-tokenizer", READS, "accept shards made with another tokenizer than the model's tokenizer.json")
 
 SECTION("Backward pass and memory")
-CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, PASSES,
+CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, SHORT(ON(BP) | ON(PLAN)) | PASSES,
        "stream|checkpoint|full|mst|seco|spaco|auto",
-       "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
-       "activation; mst: checkpoint, with MLP and head alone in chunks; seco: chunk by chunk, each through all layers; "
-       "spaco: seco with a backward pass for some chunks only, unbiased but not exact; auto: stream or seco, whichever "
-       "is faster and fits")
+       "how gradients are computed; stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient "
+       "checkpointing; full: keep all; mst: checkpoint, with MLP and head alone in chunks; seco: chunk by chunk, each "
+       "through all layers; spaco: seco with a backward pass for some chunks only, unbiased but not exact; auto: the "
+       "faster one of stream and seco that fits")
 REAL(keep_chunks, "keep-chunks", "1", 1e-6, 1, PASSES, "Q",
      "spaco: probability that a chunk has a backward pass, whose gradient is then scaled by 1/Q")
-SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
+SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS, "N",
      "tokens of a chunk; auto: the fastest that fits; the last two share tokens if the last would be below an eighth; "
-     "mst: intermediate_size / hidden_size chunks, and vocab_size / hidden_size chunks of logits")
+     "mst: intermediate_size / hidden_size chunks, vocab_size / hidden_size of logits")
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at the same time")
 CHOICE(KeepActivations, keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: what forward saves for backward beside layer inputs; attention: each layer's attention "
@@ -92,8 +87,7 @@ CHOICE(KeepActivations, keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "non
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where to store what --keep saves; auto, here and below: the fastest place that fits")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
-       "where layer inputs are stored from forward to backward; seco and spaco: keys, values, their gradients and "
-       "states")
+       "where layer inputs are stored; seco and spaco: keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
      "store every K-th layer's input, and recompute those between in backward; auto: 1 if that fits")
 CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
@@ -105,56 +99,48 @@ CHOICE(WhenUpdated, update, "update", "auto", UPDATE_NOW, UPDATE_AUTO, STEPS, "n
        "forward: update each layer's weights in the next forward pass, just before their use, so that transfers of the "
        "optimizer's state overlap it; results are the same bits; auto: if that is faster and fits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
-       "where the reference's weights, those at the start, are stored: for kto, or --rollout with --beta above 0, if "
-       "all weights are trained")
-TEXT(disk, "disk", NULL, PASSES | ON(DOCTOR), "DIR",
-     "folder on a local disk for what is stored there; its space is reserved before the first step and released at any "
-     "end")
+       "where the reference's weights are stored: for kto, or --rollout with --beta, if all weights are trained")
+TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES, "DIR",
+     "folder on a local disk for what is stored there; its space is reserved from the first step to any end")
 CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
-       "off: cuDNN's attention backward takes all keys of a chunk in one call: faster, but it adds in any order, so "
-       "the last bits differ from run to run")
+       "off: cuDNN's attention backward adds in any order: faster, but the last bits differ from run to run")
 CHOICE(int, grad_dtype, "grad-dtype", "auto", DTYPE_AUTO, DTYPE_BF16, PASSES, "auto|fp32|bf16",
        "type of stored gradients; auto: the model's own, or fp32 if micro-batches are accumulated")
 CHOICE(Moments, moments, "moments", "fp32", MOMENTS_FP32, MOMENTS_INT8, STEPS, "fp32|bf16|int8",
-       "type of AdamW's moments; int8: blockwise, as in bitsandbytes' AdamW8bit (fp32 for parameters of fewer than "
-       "4096 elements)")
+       "type of AdamW's moments; int8: as in bitsandbytes' AdamW8bit (fp32 for parameters below 4096 elements)")
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "fp32 master weights for the optimizer; auto: if the weights are bf16")
-BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES|CARD",
-      "such as 40GiB or h100 (what that card leaves to a program): plan finds the longest T within it; a run that "
-      "needs more is refused before it starts")
+BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES), "BYTES|CARD",
+      "device memory for the run, such as 40GiB or h100; of a card what it leaves to a program; plan finds the longest "
+      "T within it; a run that needs more is refused before it starts")
 BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES, "BYTES",
       "limit of host memory for what is stored there, over all ranks of a machine")
 BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES, "BYTES",
       "limit of space in --disk, over all ranks of a machine")
-CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, ON(PLAN), "train|bp",
-       "plan a training run, or one pass without an optimizer update, which needs far less")
+CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, SHORT(ON(PLAN)), "train|bp",
+       "plan a training run, or one pass; that has no optimizer update and needs far less")
 
 SECTION("Many processes")
-SIZE(zero, "zero", "0", 0, 3, LOSSES, "0|1|2|3",
-     "ZeRO stage: shard over all ranks 1: optimizer state, 2: also gradients, 3: also weights")
-SIZE(sp, "sp", "1", 1, 65536, LOSSES, "S",
-     "sequence parallelism: S ranks share a sequence, each with 1/S of its tokens; other ranks take other "
-     "micro-batches")
+SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
+     "shard 1: optimizer, 2: also gradients, 3: also weights; over all ranks (ZeRO)")
+SIZE(sp, "sp", "1", 1, 65536, SHORT(STEPS) | LOSSES, "S",
+     "sequence parallelism: S ranks share a sequence; each has 1/S of its tokens; other ranks take other sequences")
 CHOICE(KeysOfRanks, kv, "kv", "auto", KEYS_AUTO, KEYS_RING, LOSSES, "auto|gather|ring",
-       "how ranks that share a sequence exchange keys and values: all-gather a layer's, or pass blocks around a ring; "
-       "auto: ring if memory does not hold all of them")
+       "how ranks that share a sequence exchange keys and values; auto: gather a layer's, or ring if memory lacks room")
 REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
-       "end the job if a rank is silent for this long while another waits for it; a rank is silent while it waits for "
-       "a file or a reward command")
-SIZE(ranks, "ranks", "1", 1, 1048576, ON(PLAN), "P", "processes of the planned run")
-TEXT(machine, "machine", "h100", PASSES, "CARD[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
-     "plan: estimate the time of a step on nodes of this card (its memory is --memory-limit), host memory and disk; "
+       "end the job if a rank is silent for this long, as in a reward command, while another waits for it")
+SIZE(ranks, "ranks", "1", 1, 1048576, SHORT(ON(PLAN)), "P", "processes of the planned run")
+TEXT(machine, "machine", "h100", SHORT(ON(PLAN)) | PASSES, "CARD[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
+     "also estimate time; plan: of a step on nodes of this card (its memory is --memory-limit), host memory and disk; "
      "train, bp: choose places by its rates; bp: also MFU and --profile by them")
 
 SECTION("Objective")
-CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_KTO, LOSSES,
+CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_KTO, SHORT(LOSSES),
        "sft|dpo|simpo|orpo|grpo|gspo|ppo|cispo|kto",
-       "sft: cross entropy of the next token; dpo, simpo, orpo: preference pairs; grpo, gspo, cispo: groups of "
-       "completions with rewards; ppo: tokens with advantages; kto: labelled answers. --batch counts pairs and groups")
+       "what is trained; sft: cross entropy of the next token; dpo, simpo, orpo: preference pairs; grpo, gspo, cispo: "
+       "groups of completions with rewards; ppo: tokens with advantages; kto: labelled answers")
 CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_ROBUST, LOSSES,
-       "sigmoid|ipo|hinge|robust",
-       "dpo: the loss as a function of a pair's margin")
+       "sigmoid|ipo|hinge|robust", "dpo: the loss as a function of a pair's margin")
 REAL(label_smoothing, "label-smoothing", "0", 0, 0.499999, LOSSES, "P",
        "dpo with sigmoid or robust: probability that a pair's label is reversed")
 REAL(beta, "beta", "auto", 0, 1e6, LOSSES, "X",
@@ -173,35 +159,28 @@ REAL(clip_low, "clip-low", "auto", 0, 1, LOSSES, "X",
        "clip the ratio to the old policy below 1 - X (0.2; gspo: 0.0003; cispo has none)")
 REAL(clip_high, "clip-high", "auto", 0, 1e6, LOSSES, "X",
        "clip it above 1 + X (default: as --clip-low; dapo: 0.28, gspo: 0.0004); cispo: above X (5)")
-CHOICE(KtoLoss, kto_loss, "kto-loss", "kto", KTO_KTO, KTO_APO_ZERO, LOSSES,
-       "kto|apo_zero",
-       "kto: compare with the KL divergence from the reference, estimated from mismatched completions; apo_zero: with "
-       "0")
+CHOICE(KtoLoss, kto_loss, "kto-loss", "kto", KTO_KTO, KTO_APO_ZERO, LOSSES, "kto|apo_zero",
+       "kto: compare with the KL divergence from the reference, by mismatched completions; apo_zero: with 0")
 REAL(desirable_weight, "desirable-weight", "1", 0, 1e6, LOSSES, "X", "kto: weight of desirable answers in the loss")
 REAL(undesirable_weight, "undesirable-weight", "1", 0, 1e6, LOSSES, "X", "kto: weight of the other answers")
 SIZE(group_size, "group-size", "8", 2, 65536, PASSES, "G",
      "completions that --rollout writes for a prompt; also of a plan or a pass over random tokens")
-CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, LOSSES,
-       "auto|group|none",
-       "advantages: rewards less their group's mean, divided by its standard deviation (group) or not (none); auto: "
-       "none with dr_grpo, else group")
+CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, LOSSES, "auto|group|none",
+       "divide advantages, rewards less their group's mean, by the group's standard deviation; auto: not with dr_grpo")
 TEXT(reference_logprobs, "reference-logprobs", NULL, LOSSES, "FILE",
-     "the reference's log-probabilities of --data, written by the verb logprobs; without it --model (and --adapter) "
-     "computes them before the first step and stores them beside the data; with --lora-rank the base model computes "
-     "them during training")
+     "the reference's log-probabilities of --data, by the verb logprobs; without it --model computes them before the "
+     "first step and stores them beside the data; with --lora-rank the base model does during training")
 TEXT(old_logprobs, "old-logprobs", NULL, LOSSES, "FILE",
-     "log-probabilities under the policy that wrote the completions; without it those of the trained policy, whose "
-     "ratio is 1")
+     "log-probabilities under the policy that wrote the completions; without it the ratio to it is 1")
 FLAG(any_reference, "any-reference", LOSSES,
      "accept log-probabilities of another model than the one that the run begins with")
 
 SECTION("Rollout")
-FLAG(rollout, "rollout", STEPS,
-     "grpo, gspo, cispo: write completions during training, in each step for --batch prompts of --data --group-size "
-     "completions, by --temperature, --top-p and --max-new-tokens")
-PATHS(reward_command, "reward-command", ON(TRAIN), "COMMAND...",
-      "one or more, each quoted; the shell starts each once. It reads a JSON object {\"prompt\", \"completion\", "
-      "\"reference\", ...} on a line for each completion, and answers with a number, or null, on a line")
+FLAG(rollout, "rollout", SHORT(ON(TRAIN)) | STEPS,
+     "grpo, gspo, cispo: write completions during training; --group-size for each of --batch prompts of --data a step")
+PATHS(reward_command, "reward-command", SHORT(ON(TRAIN)), "COMMAND...",
+      "programs that say what a completion is worth; one or more, each quoted; the shell starts each once. It reads a "
+      "JSON object {\"prompt\", \"completion\", \"reference\", ...} on a line, and answers with a number or null")
 TEXT(reward_names, "reward-names", NULL, ON(TRAIN), "NAME,...",
      "names of the rewards in log.jsonl; by default from the commands: python3 length.py is length")
 TEXT(reward_weights, "reward-weights", NULL, ON(TRAIN), "W,W,...",
@@ -209,24 +188,21 @@ TEXT(reward_weights, "reward-weights", NULL, ON(TRAIN), "W,W,...",
 REAL(reward_timeout, "reward-timeout", "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
        "time limit of a reward command for the completions of a step")
 CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP, ON(TRAIN),
-       "stop|skip",
-       "if a reward command fails: stop the run, or skip the groups without rewards and restart the command")
+       "stop|skip", "if a reward command fails: stop the run, or skip groups without rewards and restart the command")
 FLAG(mask_truncated, "mask-truncated", STEPS,
      "completions that --max-new-tokens cut off have no weight in the loss; their rewards still count in their groups")
 SIZE(keep_rollouts, "keep-rollouts", "20", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
-     "steps whose completions and rewards rollouts.jsonl in --out holds; rollouts.1.jsonl holds as many before; 0: "
-     "none")
+     "steps that rollouts.jsonl in --out holds; rollouts.1.jsonl holds as many before; 0: none")
 SIZE(show, "show", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "completions to print for each step, with rewards")
 SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",
      "completions written in parallel, each with a key/value cache; auto: all of a step, at most 64")
 IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside the tokenizer's own")
 FLAG(overlap, "overlap", STEPS,
-     "--rollout: write the next completions before a step's update, while the reward command works; they are one step "
-     "off-policy, corrected by their old log-probabilities")
+     "write the next completions while rewards are computed: one step off-policy, corrected by old log-probabilities")
 SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the completions of one rollout")
 
 SECTION("LoRA")
-SIZE(lora_rank, "lora-rank", "off", 0, 65536, PASSES, "R", "train adapters of rank R and freeze the model")
+SIZE(lora_rank, "lora-rank", "off", 0, 65536, SHORT(PASSES), "R", "train adapters of rank R and freeze the model")
 REAL(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
 TEXT(lora_targets, "lora-targets", "all", PASSES, "all|REGEX|NAME,...",
      "linear layers that get adapters: ends of their names (q_proj, layers.3.mlp.up_proj), or a regular expression for "
@@ -239,23 +215,25 @@ TEXT(lora_rank_pattern, "lora-rank-pattern", NULL, PASSES, "NAME=R,...",
 TEXT(lora_alpha_pattern, "lora-alpha-pattern", NULL, PASSES, "NAME=X,...", "the same for --lora-alpha")
 TEXT(lora_modules_to_save, "lora-modules-to-save", NULL, PASSES, "NAME,...",
      "embed_tokens, lm_head: train whole copies of them, stored with the adapters; not if they are one matrix")
-TEXT(adapter, "adapter", NULL, ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE) | ON(CONVERT), "DIR",
-     "adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), or the folder of a run with LoRA")
-FLAG(merge, "merge", ON(CONVERT),
+TEXT(adapter, "adapter", NULL, SHORT((RUNS | ON(CONVERT)) & ~PASSES) | ON(TRAIN) | ON(BP), "DIR",
+     "adapters in PEFT's format, or the folder of a run with LoRA")
+FLAG(merge, "merge", SHORT(ON(CONVERT)),
      "add the adapters to the weights that are written; the default for --model RUN of adapters")
-FLAG(adapter_only, "adapter-only", ON(CONVERT), "write only the adapters, as a folder in PEFT's format")
+FLAG(adapter_only, "adapter-only", SHORT(ON(CONVERT)), "write only the adapters, as a folder in PEFT's format")
 
 SECTION("Optimization")
-SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "optimizer steps; epoch: as many as --epochs needs")
-REAL(epochs, "epochs", "1", 1e-6, 1e6, ON(TRAIN), "E", "passes over the data, unless --steps is given")
-REAL(lr, "lr", "auto", 0, 100, ON(TRAIN), "RATE",
+SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, SHORT(ON(TRAIN)), "N",
+     "optimizer steps; epoch: as many as --epochs needs")
+REAL(epochs, "epochs", "1", 1e-6, 1e6, SHORT(ON(TRAIN)), "E", "passes over the data, unless --steps is given")
+REAL(lr, "lr", "auto", 0, 100, SHORT(ON(TRAIN)), "RATE",
      "peak learning rate of AdamW; auto: 3e-4 with --init; else 1e-5 for sft, 5e-7 for dpo, simpo, orpo and kto, 1e-6 "
      "for grpo, gspo, cispo and ppo, ten times as much for adapters; a resumed run keeps its own")
 FLAG(any_lr, "any-lr", ON(TRAIN), "accept a --lr above 1")
 CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_WSD, ON(TRAIN),
        "cosine|linear|constant|wsd",
        "decay of the learning rate after warm-up; wsd: stay at the peak, then decay over the last steps")
-SIZE(warmup, "warmup", "0", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps of linear warm-up")
+SIZE(warmup, "warmup", "0", 0, OPTION_UNBOUNDED, SHORT(ON(TRAIN)), "N", "steps of linear warm-up")
+REAL(warmup_ratio, "warmup-ratio", "off", 0, 1, ON(TRAIN), "F", "the same as a share of all steps, rounded up")
 REAL(final_lr_fraction, "final-lr-fraction", "0.1", 0, 1, ON(TRAIN), "F",
        "learning rate at the end of the decay, one step after the last, as a share of the peak")
 REAL(decay_fraction, "decay-fraction", "0.2", 0, 1, ON(TRAIN), "F", "wsd: share of the steps that decay")
@@ -266,97 +244,89 @@ REAL(epsilon, "epsilon", "1e-8", 1e-30, 1, ON(TRAIN), "X", "added to the root of
 REAL(grad_clip, "grad-clip", "1", 0, 1e9, ON(TRAIN), "X", "clip the norm of the whole gradient to X; 0: no clipping")
 
 SECTION("Run")
-TEXT(config, "config", NULL, EVERYWHERE, "FILE",
-     "read options that the command line leaves out from a file: lines of --option value, a JSON object, or a run's "
+TEXT(config, "config", NULL, SHORT(ON(TRAIN)) | EVERYWHERE, "FILE",
+     "read options that the command line leaves out from a file; lines of --option value, a JSON object, or a run's "
      "log.jsonl or folder; other verbs' options in it have no effect")
-TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
-     "train: folder for checkpoints and log.jsonl, or none to keep nothing; logprobs: file to write; convert: .bin or "
-     "new Hugging Face folder to write")
-CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP4, ON(CONVERT), "auto|flat|hf|text|llmc|nf4|fp4",
-       "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: one of the text model alone, if the model "
-       "also has images; llmc: llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder with matrices in 4 bits, as in "
-       "bitsandbytes; auto: flat if --out ends in .bin, else hf")
-FLAG(overwrite, "overwrite", ON(TRAIN) | ON(BP) | ON(LOGPROBS) | ON(CONVERT),
-     "replace --out or --grads-out if it exists (train: the old run goes as the new one begins its first step); inputs "
-     "are never replaced")
-TEXT(like, "like", NULL, ON(CONVERT), "DIR",
-     "Hugging Face folder of the same model: its config.json, tokenizer, licence and tensors outside the text model "
-     "are copied")
-BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, ON(CONVERT), "BYTES",
-      "split larger Hugging Face models into files of at most this size")
-CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, ON(TRAIN), "off|on|auto",
+TEXT(out, "out", NULL, SHORT(ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT)), "PATH",
+     "folder or file to write; train: folder for checkpoints and log.jsonl, or none; logprobs: file; convert: .bin or "
+     "new Hugging Face folder")
+CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP4, SHORT(ON(CONVERT)), "auto|flat|hf|text|llmc|nf4|fp4",
+       "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: one without the parts for images; llmc: "
+       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits; auto: flat if --out ends in .bin, else hf")
+FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
+     "replace --out or --grads-out if it exists; train: as the first step begins; inputs are never replaced")
+TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",
+     "Hugging Face folder to copy the tokenizer from; also config.json, licence and tensors outside the text model")
+BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, SHORT(ON(CONVERT)), "BYTES",
+      "largest file of a Hugging Face folder; models of more are split")
+CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, SHORT(ON(TRAIN)), "off|on|auto",
        "continue from the last complete checkpoint in --out; auto: or begin if there is none; on without a value")
 FLAG(extend, "extend", ON(TRAIN),
      "with --resume: train a finished run on to --steps or --epochs in all, at its final rate; with --lr change to "
      "that rate in --warmup steps, then follow --schedule")
-INTERVAL(save_every, "save-every", "30min", ON(TRAIN), "N|TIME",
-     "steps (100) or time (30min, 2h) between checkpoints; off: save only the last step, and the one at which a signal "
-     "stops the run")
-SIZE(keep_checkpoints, "keep-checkpoints", "2", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
-     "number of latest checkpoints to keep")
+INTERVAL(save_every, "save-every", "30min", SHORT(ON(TRAIN)), "N|TIME",
+     "steps (100) or time (30min, 2h) between checkpoints; off: only of the last step, and at a signal")
+SIZE(keep_checkpoints, "keep-checkpoints", "2", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "latest checkpoints to keep")
 FLAG(keep_best, "keep-best", ON(TRAIN),
-     "save at each best validation so far, by loss (with --rollout by reward), and keep the best beside the latest "
-     "checkpoints")
+     "keep the checkpoint of the best validation, by loss (with --rollout by reward), beside the latest ones")
 REAL(grace, "grace", "20", 0, 1e6, ON(TRAIN), "SECONDS",
-     "time that SIGINT, SIGTERM, SIGHUP and SIGUSR1 leave to the current step; after it the step is dropped, and the "
-     "last finished one is saved")
+     "time that a signal leaves to the current step; after it the step is dropped, and the one before is saved")
 FLAG(stop_on_divergence, "stop-on-divergence", ON(TRAIN),
-     "end the run at a sign of divergence, instead of a note: a gradient of 0 or equal rewards in 3 steps in a row, a "
-     "loss (sft) 100 times its best; the last checkpoint before it is kept either way")
-SIZE(val_every, "val-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps between validations")
-SIZE(val_steps, "val-steps", "all", 1, OPTION_UNBOUNDED, ON(TRAIN) | ON(EVAL), "N",
+     "end the run, instead of a note, at a gradient of 0 or equal rewards in 3 steps in a row, or a loss (sft) 100 "
+     "times its best; the checkpoint before it is kept either way")
+SIZE(val_every, "val-every", "off", 0, OPTION_UNBOUNDED, SHORT(ON(TRAIN)), "N", "steps between validations")
+SIZE(val_steps, "val-steps", "all", 1, OPTION_UNBOUNDED, SHORT(ON(EVAL)) | ON(TRAIN), "N",
      "micro-batches of an evaluation; all: once through its data")
-FLAG(curve, "curve", ON(EVAL), "also the loss by position in the document: how far context still helps")
+FLAG(curve, "curve", SHORT(ON(EVAL)), "also the loss by position: how far context still helps")
 SIZE(curve_tokens, "curve-tokens", "powers", 1, MOST_TOKENS, ON(EVAL), "N",
      "positions in a bucket of the curve; powers: 0, 1, 2-3, 4-7 and so on")
 SIZE(sample_every, "sample-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps between samples")
-SIZE(repeat, "repeat", "1", 1, 1000000, ON(BP), "N",
+SIZE(repeat, "repeat", "1", 1, 1000000, SHORT(ON(BP)), "N",
      "timed passes; the first of several warms up, the median of the others is reported")
-FLAG(profile, "profile", ON(BP), "add a pass that waits for each op and times it: where the time goes")
+FLAG(profile, "profile", SHORT(ON(BP)), "add a pass that waits for each op: where the time goes")
 SIZE(seed, "seed", "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
      "seed of --init, data order, random tokens, sampling and stochastic rounding")
 SIZE(threads, "threads", "auto", 1, 4096, RUNS | ON(PLAN) | ON(DOCTOR), "N",
      "CPU threads, each with its own scratch memory; auto: one per core")
 
 SECTION("Sampling")
-TEXT(prompt, "prompt", NULL, TEXTS, "TEXT", "text to continue")
-TEXT(prompt_file, "prompt-file", NULL, TEXTS, "FILE", "file with the text to continue; -: standard input")
+TEXT(prompt, "prompt", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "text to continue")
+TEXT(prompt_file, "prompt-file", NULL, SHORT(ON(SAMPLE)) | TEXTS, "FILE", "file with that text; -: standard input")
 IDS(prompt_ids, "prompt-ids", TEXTS, "ID,ID,...", "token ids to continue")
-SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, LOSSES | ON(SAMPLE), "N",
+SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, SHORT(ON(SAMPLE)) | LOSSES, "N",
      "most tokens to sample; dr_grpo divides by it")
-REAL(temperature, "temperature", "1", 0, 1000, LOSSES | ON(LOGPROBS) | ON(SAMPLE), "X",
-       "temperature of sampling (0: always the likeliest token); grpo, gspo, cispo, ppo and logprobs also divide "
-       "logits by it")
-SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, TEXTS, "K", "sample from the K likeliest tokens only")
-REAL(top_p, "top-p", "1", 0, 1, TEXTS, "P", "sample from the likeliest tokens only that together have probability P")
+REAL(temperature, "temperature", "1", 0, 1000, SHORT(ON(SAMPLE)) | LOSSES | ON(LOGPROBS), "X",
+       "temperature of sampling (0: the likeliest token); grpo, gspo, cispo, ppo, logprobs: of logits, too")
+SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, SHORT(ON(SAMPLE)) | TEXTS, "K", "sample from the K likeliest tokens")
+REAL(top_p, "top-p", "1", 0, 1, SHORT(ON(SAMPLE)) | TEXTS, "P",
+     "sample from likeliest tokens of probability P together")
 TEXT(tokenizer, "tokenizer", "auto", TEXTS, "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "
      "folder or the one above it (train: or beside --data), else bytes if the vocabulary has 256 tokens")
-FLAG(chat, "chat", TEXTS,
-     "put the prompt into the tokenizer's chat template as a user's message; sample without a prompt reads messages "
-     "from standard input, a line each")
-TEXT(system, "system", NULL, TEXTS, "TEXT", "system message of a chat; implies --chat")
-CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, TEXTS, "auto|on|off",
-       "whether a chat template with enable_thinking asks for reasoning before the answer; auto: the template's "
-       "default")
+FLAG(chat, "chat", SHORT(ON(SAMPLE)) | TEXTS,
+     "put the prompt into the tokenizer's chat template; sample without a prompt: a message is a line of stdin")
+TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message of a chat; implies --chat")
+CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHORT(ON(SAMPLE)) | TEXTS,
+       "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
      "tokens of a chat from standard input, all turns together; auto: the model's positions, at most 8192")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")
 FLAG(show_special, "show-special", TEXTS, "also print special tokens")
 
 SECTION("Output")
-FLAG(json, "json", EVERYWHERE, "print one JSON object on stdout; text for people goes to stderr")
+FLAG(json, "json", SHORT(EVERYWHERE), "print one JSON object on stdout; text for people goes to stderr")
 FLAG(json_lines, "json-lines", ON(BP), "with --json: also print a line for each pass as it ends, before that object")
-TEXT(grads_out, "grads-out", NULL, ON(BP), "FILE",
-     "write every parameter's gradient (.safetensors, fp32, Hugging Face's names and shapes)")
+TEXT(grads_out, "grads-out", NULL, SHORT(ON(BP)), "FILE",
+     "write every parameter's gradient to a .safetensors; fp32, Hugging Face's names and shapes")
 TEXT(grads_of, "grads-of", NULL, ON(BP), "GLOB,GLOB,...",
      "only parameters whose name in that file matches a glob, such as '*.layers.0.*,*norm.weight'")
 FLAG(quiet, "quiet", EVERYWHERE, "print results only: no header, no progress bar")
 SIZE(log_every, "log-every", "auto", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from one printed line to the next; first and last step have one; loss and metrics are means since the line "
      "before, the clock is local time; auto: about 200 lines, or 20 above a terminal's bar; log.jsonl has every step")
-FLAG(verbose, "verbose", READS, "also print the command, the plan by region, and all columns of step lines")
-FLAG(help, "help", EVERYWHERE, "this text")
+FLAG(verbose, "verbose", SHORT(ON(PLAN) | ON(DOCTOR)) | READS,
+     "print more: the plan by region, the command, doctor's ops; also all columns of step lines")
+CHOICE(Help, help, "help", NULL, HELP_SHORT, HELP_ALL, SHORT(EVERYWHERE), "short|all", "this text; all: of all options")
 FLAG(version, "version", EVERYWHERE, "the version")
 
 

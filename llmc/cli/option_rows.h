@@ -74,6 +74,7 @@ typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { KL_CORRECTION_AUTO, KL_CORRECTION_ON, KL_CORRECTION_OFF } KlCorrection;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
+typedef enum { HELP_NONE, HELP_SHORT, HELP_ALL } Help;
 typedef enum { RESUME_OFF, RESUME_ON, RESUME_AUTO } Resume;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
@@ -82,6 +83,7 @@ typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLM
 // Unset text is NULL.
 typedef struct {
     unsigned char given[192]; // [i]: row i was given
+    short argument[192];      // [i]: by which argument, the last one
     Verb verb;
     int card;                // that --memory-limit names: 1 + its index in `machines`; 0: bytes
     const char *typed_model; // --model as typed, if it named a run of adapters (options_file.h); or NULL
@@ -109,12 +111,13 @@ typedef struct {
     size_t offset, bytes; // of its field in Options
     const char *fallback; // the default as it would be typed; NULL: unset
     double least, most;   // of numbers, inclusive; of choices, the enum values of the first and the last word
-    unsigned verbs;       // bit mask
+    unsigned verbs;       // bit mask; SHORT: in the upper half
     const char *value;    // placeholder of the value in the help; of a choice, its words
     const char *help;
 } OptionRow;
 
 #define ON(verb)         (1u << VERB_##verb)
+#define SHORT(verbs)     ((verbs) | (verbs) << 16) // also in the short help of these verbs
 #define EVERYWHERE       ((1u << VERBS) - 1)
 #define OF_A_MODEL       (EVERYWHERE & ~ON(DOCTOR)) // a model of the user's
 #define RUNS             (ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE))
@@ -136,20 +139,10 @@ static const OptionRow option_rows[] = {
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
 static_assert(OPTION_ROWS <= 192, "Options.given has a place for every row");
 
-// Words that exist in the literature, and are refused by name until they exist here.
-static const struct {
-    const char *option, *word;
-} not_in_this_version[] = {
-    {"method", "lora"},
-    {"dtype", "fp16"},
-    {"dtype", "fp8"},
-};
-#define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
-
 #define PER_DEVICE   "per-device-train-batch-size"
 #define ACCUMULATION "gradient-accumulation-steps"
 // Names of the same options in transformers, TRL and PEFT. also, value: a second option that the name implies, unless
-// that one is given.
+// that one is given; without `also` the word that the name alone means.
 static const struct {
     const char *typed, *option, *also, *value;
 } option_aliases[] = {
@@ -172,6 +165,10 @@ static const struct {
     {"eval-steps", "val-every", NULL, NULL},
     {"lora-r", "lora-rank", NULL, NULL},
     {"lora-target-modules", "lora-targets", NULL, NULL},
+    {"target-modules", "lora-targets", NULL, NULL},
+    {"modules-to-save", "lora-modules-to-save", NULL, NULL},
+    {"layers-to-transform", "lora-layers", NULL, NULL},
+    {"r", "lora-rank", NULL, NULL},
     {"use-rslora", "rslora", NULL, NULL},
     {PER_DEVICE, "samples", NULL, NULL}, // times the next one, times the replicas: options_add_replicas
     {ACCUMULATION, "grad-accum", NULL, NULL},
@@ -180,66 +177,104 @@ static const struct {
     {"max-completion-length", "max-new-tokens", NULL, NULL},
     {"epsilon-high", "clip-high", NULL, NULL},
     {"simpo-gamma", "gamma", NULL, NULL},
+    {"num-completions-to-print", "show", NULL, NULL},
+    {"torch-dtype", "dtype", NULL, NULL},
+    {"bf16", "dtype", NULL, "true"},
+    {"optim", "moments", NULL, NULL},
+    {"rank-pattern", "lora-rank-pattern", NULL, NULL},
+    {"alpha-pattern", "lora-alpha-pattern", NULL, NULL},
 };
 #define OPTION_ALIASES (sizeof(option_aliases) / sizeof(option_aliases[0]))
 
-// Their words for values
+// Their words for values, of --bf16 and --optim, too
 static const struct {
     const char *option, *typed, *word;
 } word_aliases[] = {
     {"schedule", "constant_with_warmup", "constant"},
-    {"dtype", "bfloat16", "bf16"},
-    {"dtype", "float32", "fp32"},
+    {"dtype", "bfloat16|true", "bf16"},
+    {"dtype", "float32|false", "fp32"},
+    {"moments", "adamw_torch|adamw_torch_fused|paged_adamw_32bit", "fp32"},
+    {"moments", "adamw_8bit|adamw_bnb_8bit|paged_adamw_8bit", "int8"},
     {"resume", "true", "on"},
     {"resume", "false", "off"},
 };
 #define WORD_ALIASES (sizeof(word_aliases) / sizeof(word_aliases[0]))
 
-// Options of other programs that mean something else here, or nothing: what to give instead.
+// Options of other programs (globs) that mean something else here, or nothing: what to give instead, by the first row
+// with the name. Those that end in "leave it out" change nothing: they are left out with a note.
 static const struct {
-    const char *option, *reason;
+    const char *options, *reason;
 } options_of_others[] = {
     {"train-batch-size", "give --samples N of a whole step, over all ranks and micro-batches"},
     {"batch-size", "give --samples N of a whole step, or --batch B of a micro-batch"},
     {"per-device-eval-batch-size", "validation takes sequences of --batch x --seq-len tokens; leave it out"},
     {"resume-from-checkpoint", "give --resume and --out with the run's folder, whose last checkpoint is taken"},
-    {"warmup-ratio", "give --warmup with a number of steps"},
-    {"report-to", "a run logs to log.jsonl in --out; scripts/log_export.py makes other formats of it"},
+    {"logging-*,log-level*,log-on-*", "every step is logged, to log.jsonl in --out; leave it out"},
+    {"report-to,project,trackio-*", "scripts/log_export.py makes other formats of log.jsonl in --out; leave it out"},
     {"save-strategy", "give --save-every with a number of steps, or a time"},
-    {"eval-strategy", "give --val-data and --val-every with a number of steps"},
+    {"eval-strategy,evaluation-strategy,eval-delay,eval-on-start,do-eval", "give --val-data and --val-every N"},
+    {"load-best-model-at-end", "give --keep-best: the best checkpoint stays, and its folder is a --model"},
+    {"metric-for-best-model,greater-is-better", "--keep-best goes by the loss, with --rollout by the reward"},
+    {"push-to-hub,hub-*", "after the run: convert --model RUN --out DIR, then `hf upload NAME DIR`"},
     {"overwrite-output-dir", "give --overwrite, which replaces the run in --out"},
     {"attn-implementation", "attention is always exact and in blocks; leave it out"},
-    {"bf16", "the build decides: make PRECISION=bf16 trains in bf16 with fp32 master weights; plan takes --dtype bf16"},
-    {"fp16", "fp16 is not in this version; make PRECISION=bf16 builds for bf16"},
-    {"torch-dtype", "the build decides: make PRECISION=bf16, fp32 or double; plan takes --dtype"},
-    {"gradient-checkpointing", "--method stream, the default, needs less; --method checkpoint is the same"},
-    {"packing", "documents are always packed, whole and apart from each other; leave it out"},
-    {"optim", "AdamW is the only optimizer; --moments int8 is bitsandbytes' adamw_8bit"},
-    {"deepspeed", "--zero 1, 2 or 3 shards a run over the processes of mpirun"},
-    {"dataset-name", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
-    {"dataset", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
-    {"train-file", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
+    {"fp16,fp16-full-eval", "fp16 is not in this version; make PRECISION=bf16 builds for bf16"},
+    {"tf32", "an fp32 build multiplies in fp32, and no other in tf32; leave it out"},
+    {"use-cpu,no-cuda", "the build decides: make BACKEND=cpu or cuda"},
+    {"gradient-checkpointing*,activation-checkpointing*", "--method stream, the default, needs less; leave it out"},
+    {"use-liger-kernel,liger-kernel-config", "logits exist for --logits-chunk tokens at a time; leave it out"},
+    {"packing*,padding-free,pad-*,group-by-length", "documents are always packed, whole and apart; leave it out"},
+    {"lr-scheduler-kwargs", "give --final-lr-fraction or --decay-fraction"},
+    {"deepspeed,fsdp*,parallelism-config,accelerator-config", "--zero 1, 2 or 3 shards a run over mpirun's processes"},
+    {"ddp-*,local-rank,average-tokens-across-devices", "the processes of mpirun share each step; leave it out"},
+    {"dataset,dataset-*,streaming,train-file,validation-file",
+     "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
+    {"assistant-only-loss,completion-only-loss", "data/prepare.py --train-on assistant or completion does it"},
+    {"chat-template-*,eos-token", "data/prepare.py does it: --chat-template, --template-arguments, --eos-token"},
+    {"truncation-mode", "--long truncate keeps the first T tokens of a document"},
+    {"shuffle-dataset,train-sampling-strategy", "it is --shuffle on, off or auto"},
+    {"model-revision,revision", "hf download NAME --revision R --local-dir DIR, then --model DIR"},
     {"use-peft", "--lora-rank R trains adapters"},
-    {"load-in-4bit",
+    {"bias,lora-bias", "biases stay frozen, as by PEFT's default"},
+    {"exclude-modules,layers-pattern", "--lora-targets takes a regular expression for whole names"},
+    {"load-in-4bit,bnb-4bit-*,use-bnb-nested-quant",
      "--base nf4 stores the weights of a frozen model in 4 bits; folders that are in 4 bits need no option"},
-    {"load-in-8bit", "weights in 8 bits are not in this version"},
     {"loss-type",
      "give --dpo-loss for dpo, --kto-loss for kto, --normalisation for grpo, gspo, ppo; cispo is an --objective"},
+    {"sync-ref-model,ref-model-*", "the reference is the model at the start, or --reference-logprobs FILE"},
     {"use-bias-correction-kl", "it is --kl-correction on or off"},
+    {"importance-sampling-level", "sequence is --objective gspo, token is grpo"},
     {"mask-truncated-completions", "it is --mask-truncated"},
-    {"reward-funcs", "--reward-command starts a program that rewards completions"},
+    {"reward-funcs,reward-model-name-or-path", "--reward-command starts a program that rewards completions"},
     {"max-prompt-length", "prompts are as long as in --data; --seq-len limits prompt and completion together"},
-    {"entropy-bonus", "the gradient of an entropy is not a weight per token, so it is not in this version"},
-    {"entropy-coef", "the gradient of an entropy is not a weight per token, so it is not in this version"},
-    {"critic", "a critic is a second model and not in this version; ppo takes advantages with the data"},
-    {"value-model", "a critic is a second model and not in this version; ppo takes advantages with the data"},
+    {"generation-batch-size,steps-per-generation", "--updates K makes K steps on a rollout of --batch prompts"},
+    {"use-vllm,vllm-*,use-transformers-*", "--rollout writes completions in this program; leave it out"},
+    {"log-completions,log-unique-prompts", "--show N prints completions; rollouts.jsonl in --out has all"},
+    {"entropy-*,use-adaptive-entropy",
+     "the gradient of an entropy is not a weight per token; it is not in this version"},
+    {"critic,value-model", "a critic is a second model and not in this version; ppo takes advantages with the data"},
     {"label-smoothing-factor",
      "targets spread over the vocabulary are not a weight per token; --label-smoothing is dpo's"},
+    {"use-dora,use-qalora,use-bdlora,init-lora-weights,*a-config,loftq-config,arrow-config,*target-parameters,"
+     "qalora-group-size,layer-replication,alora-invocation-tokens,trainable-token-indices,ensure-weight-tying",
+     "this variant of LoRA is not in this version; --lora-rank R and --rslora are"},
+    {"neftune-noise-alpha,router-aux-loss-coef,load-in-8bit,min-p,repetition-penalty,generation-kwargs,loss-weights,"
+     "f-*divergence-*,ld-alpha,discopop-tau,use-weighting,delta,sapo-*,vespo-*,off-policy-mask-threshold,"
+     "top-entropy-quantile,multi-objective-aggregation,max-tool-calling-iterations,optim-*",
+     "is not in this version; --help all lists what is"},
+    {"data-seed", "--seed orders the data, too"},
+    {"eval-*,bf16-full-eval,batch-eval-metrics,prediction-loss-only,remove-unused-columns,label-names,include-*,"
+     "debug,torch-*,do-*,skip-memory-metrics,use-cache,enable-jit-checkpoint,save-on*,ignore-data-skip,"
+     "ignore-bias-buffers,restore-*,dataloader-*,ds3-*,peft-*,cast-*,model-init-kwargs,auto-*,log-multimodal,"
+     "log-completions-hub-repo,run-name,transformers-*,inference-mode,fan-in-fan-out,megatron-*,runtime-config,"
+     "base-model-name-or-path,length-column-name,trust-remote-code,lora-task-type,task-type,num-generations-eval,"
+     "cache-implementation,disable-*,precompute-ref-*,full-determinism,activation-offloading",
+     "an option of transformers' trainers that is not needed here; leave it out"},
 };
 #define OPTIONS_OF_OTHERS (sizeof(options_of_others) / sizeof(options_of_others[0]))
 
 // On the command line, either overrides the other from --config.
-static const char *const option_rivals[][2] = {{"model", "init"}, {"steps", "epochs"}};
+static const char *const option_rivals[][2] = {{"model", "init"}, {"steps", "epochs"}, {"warmup", "warmup-ratio"}};
 #define OPTION_RIVALS (sizeof(option_rivals) / sizeof(option_rivals[0]))
 
 // Options of some objectives, a bit for each; refused with the others

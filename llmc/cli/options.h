@@ -8,6 +8,7 @@ line ends with one line on stderr that says what is wrong and what is allowed, a
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
+#include "llmc/files/gradients.h"
 #include "options_check.h"
 #include "options_file.h"
 
@@ -77,7 +78,7 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
 // Stores the enum value of a word; a row's words follow the enum's order.
 static int choice_parse(const OptionRow *row, const char *text, void *field) {
     for (size_t i = 0; i < WORD_ALIASES; i++)
-        if (!strcmp(word_aliases[i].option, row->name) && !strcmp(word_aliases[i].typed, text))
+        if (!strcmp(word_aliases[i].option, row->name) && word_index(word_aliases[i].typed, text) >= 0)
             text = word_aliases[i].word;
     const int value = (int)row->least + word_index(row->value, text);
     if (value < (int)row->least) return 0;
@@ -179,22 +180,26 @@ static Verb options_verb(int argc, char **argv, int *first) {
               program_called());
 }
 
-// Returns the row of an argument "--name" or "--name=value" (then *value is set). *alias: of option_aliases, or
-// OPTION_ALIASES
-static int options_row_of(const char *argument, Verb verb, const char **value, size_t *alias) {
-    char typed[64], name[64], verbs[96];
+// Returns the row of an argument "--name" or "--name=value" (then *value is set). -1: another program's, which changes
+// nothing here. *alias: of option_aliases, or OPTION_ALIASES
+static int options_row_of(const char *argument, const Options *options, const char **value, size_t *alias) {
+    const Verb verb = options->verb;
+    char name[64], verbs[96];
     if (!looks_like_option(argument))
         options_refuse(verb, "'%.64s' does not belong here: options begin with two dashes%s", argument,
                        *argument == '-' ? "" : ", values follow an option");
     size_t length = strcspn(argument + 2, "=");
     *value = argument[2 + length] ? argument + 2 + length + 1 : NULL;
-    snprintf(typed, sizeof(typed), "%.*s", (int)min_size(length, 63), argument + 2);
-    option_name(typed, name);
-    for (size_t i = 0; i < OPTIONS_OF_OTHERS; i++)
-        if (!strcmp(options_of_others[i].option, name))
-            options_refuse(verb, "--%s: %s", name, options_of_others[i].reason);
+    option_name(argument + 2, name);
     for (*alias = 0; *alias < OPTION_ALIASES && strcmp(option_aliases[*alias].typed, name) != 0;) ++*alias;
     int index = option_find(*alias < OPTION_ALIASES ? option_aliases[*alias].option : name);
+    for (size_t i = 0; i < OPTIONS_OF_OTHERS && index < 0; i++) {
+        if (!globs_match(options_of_others[i].options, name)) continue;
+        if (!text_ends_with(options_of_others[i].reason, "; leave it out"))
+            options_refuse(verb, "--%s: %s", name, options_of_others[i].reason);
+        if (!options->quiet) note("%s--%s: %s", options_where, name, options_of_others[i].reason);
+        return -1;
+    }
     if (index < 0) {
         const char *nearest = option_nearest(name, verb);
         options_refuse(verb, "unknown option --%.64s%s", name, did_you_mean("--", nearest));
@@ -205,17 +210,15 @@ static int options_row_of(const char *argument, Verb verb, const char **value, s
     return index;
 }
 
-static void options_refuse_value(const OptionRow *row, Verb verb, const char *value) {
+// name: as typed
+static void options_refuse_value(const OptionRow *row, const char *name, Verb verb, const char *value) {
     char allowed[256];
     option_allowed(row, allowed, sizeof(allowed));
-    for (size_t i = 0; i < NOT_IN_THIS_VERSION; i++)
-        if (!strcmp(not_in_this_version[i].option, row->name) && !strcmp(not_in_this_version[i].word, value))
-            options_refuse(verb, "--%s %s is not in this version, it must be %s", row->name, value, allowed);
     size_t bytes;
     if (row->kind == OPTION_BYTES && parse_bytes(value, &bytes) && bytes_lack_unit(value, bytes))
-        options_refuse(verb, "--%s %s would be %zu bytes; write --%s %sGiB", row->name, value, bytes, row->name, value);
-    if (!*value) options_refuse(verb, "--%s is empty, it must be %s", row->name, allowed);
-    options_refuse(verb, "--%s is '%.64s', it must be %s", row->name, value, allowed);
+        options_refuse(verb, "--%s %s would be %zu bytes; write --%s %sGiB", name, value, bytes, name, value);
+    if (!*value) options_refuse(verb, "--%s is empty, it must be %s", name, allowed);
+    options_refuse(verb, "--%s is '%.64s', it must be %s", name, value, allowed);
 }
 
 // Takes argv[i], whatever it looks like, and all arguments up to the next option, in place.
@@ -223,7 +226,7 @@ static int options_take_paths(int argc, char **argv, int i, PathList *list, cons
     list->path = (const char *const *)(argv + i);
     list->count = 0;
     do {
-        if (!*argv[i]) options_refuse_value(row, verb, argv[i]);
+        if (!*argv[i]) options_refuse_value(row, row->name, verb, argv[i]);
         i++, list->count++;
     } while (i < argc && !looks_like_option(argv[i]));
     return i;
@@ -244,27 +247,44 @@ static int options_take_names(int argc, char **argv, int i, const char **value) 
 #define GIVEN_AS_ALIAS 2            // in Options.given: from here on, the alias that was typed
 static_assert(OPTION_ALIASES < 256 - GIVEN_AS_ALIAS, "Options.given says which alias was typed");
 
+// Writes an option as it was typed, with its value.
+static const char *options_typed(int argc, char **argv, int i, char text[96]) {
+    const int valued = i + 1 < argc && !strchr(argv[i], '=') && !looks_like_option(argv[i + 1]);
+    snprintf(text, 96, "%.40s%s%.40s", argv[i], valued ? " " : "", valued ? argv[i + 1] : "");
+    return text;
+}
+
 // Reads the option at argv[i]; returns the index of the next.
 static int options_parse_one(Options *options, int argc, char **argv, int i) {
     Verb verb = options->verb;
     const char *value = NULL;
     size_t alias;
-    int index = options_row_of(argv[i], verb, &value, &alias), joined = value != NULL;
+    int index = options_row_of(argv[i], options, &value, &alias), joined = value != NULL;
+    if (index < 0) { // it changes nothing
+        while (++i < argc && !looks_like_option(argv[i])) {
+        }
+        return i;
+    }
     const OptionRow *row = &option_rows[index];
-    if (options->given[index]) options_refuse(verb, "--%s is given twice", row->name);
+    char earlier[96], later[96];
+    if (options->given[index] && !options->quiet)
+        note("%s%s ... %s: the last counts", options_where,
+             options_typed(argc, argv, options->argument[index], earlier), options_typed(argc, argv, i, later));
+    if (options->given[index] && row->kind == OPTION_IDS) free(((IdList *)(void *)((char *)options + row->offset))->id);
+    options->argument[index] = (short)i;
     options->given[index] = alias < OPTION_ALIASES ? (unsigned char)(GIVEN_AS_ALIAS + alias) : 1;
     if (row->kind == OPTION_FLAG) {
         if (!joined && i + 1 < argc && word_index(FLAG_WORDS, argv[i + 1]) >= 0) value = argv[++i];
         const int word = value ? word_index(FLAG_WORDS, value) : 0;
         if (word < 0) options_refuse(verb, "--%s takes no value, '%.64s' was given", row->name, value);
-        if (word == 0) option_set(row, options, "");
-        options->given[index] = word == 0;
+        *(int *)(void *)((char *)options + row->offset) = options->given[index] = word == 0;
         return i + 1;
     }
     if (!joined) {
         const int bare = i + 1 >= argc || looks_like_option(argv[i + 1]);
-        if (bare && option_bare(row)) {
-            option_set(row, options, option_bare(row));
+        const int word = alias < OPTION_ALIASES && !option_aliases[alias].also && option_aliases[alias].value;
+        if (bare && (word || option_bare(row))) {
+            option_set(row, options, word ? option_aliases[alias].value : option_bare(row));
             return i + 1;
         }
         if (bare) options_refuse(verb, "--%s has no value; write --%s %s", row->name, row->name, row->value);
@@ -276,7 +296,8 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     }
     if (row->kind == OPTION_TEXT && text_ends_with(row->value, "NAME,..."))
         i = options_take_names(argc, argv, i, &value);
-    if (!option_set(row, options, value)) options_refuse_value(row, verb, value);
+    if (!option_set(row, options, value))
+        options_refuse_value(row, alias < OPTION_ALIASES ? option_aliases[alias].typed : row->name, verb, value);
     return i + 1;
 }
 
@@ -299,7 +320,7 @@ static void options_add_config(Options *options) {
     Options file, defaults;
     char a[64], b[64];
     options_set_defaults(&file), options_set_defaults(&defaults);
-    file.verb = options->verb;
+    file.verb = options->verb, file.quiet = options->quiet;
     for (int i = 0; i < (int)words->count;) {
         snprintf(options_where, sizeof(options_where), "%s:%zu: ", options->config, words->line[i]);
         i = options_parse_one(&file, (int)words->count, words->word, i);
@@ -372,16 +393,16 @@ static Options options_parse(int argc, char **argv) {
     options_set_defaults(&options);
     options.verb = options_verb(argc, argv, &i);
     if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
-        options_help(stdout, VERBS);
+        options_help(stdout, VERBS, argc > 2 && !strcmp(argv[2], "all") ? HELP_ALL : HELP_SHORT);
         stdout_finish();
         exit(0);
     }
+    for (int k = i; k < argc; k++) options.quiet |= !strcmp(argv[k], "--quiet"); // wherever it stands
     while (i < argc) {
-        if (!strcmp(argv[i], "-h"))
-            options.help = 1;
-        else
-            i = options_parse_one(&options, argc, argv, i);
-        if (options.help) options_help(stdout, options.verb);
+        static char help[] = "--help";
+        if (!strcmp(argv[i], "-h")) argv[i] = help;
+        i = options_parse_one(&options, argc, argv, i);
+        if (options.help) options_help(stdout, options.verb, options.help);
         if (options.version) options_print_version(stdout);
         if (!options.help && !options.version) continue;
         stdout_finish();

@@ -107,6 +107,8 @@ static void options_check_steps(const Options *o) {
         {train && !folder && o->keep_best, "--keep-best needs --out, the folder to save in"},
         {o->keep_best && !o->val_every, "--keep-best needs --val-every, the steps between validations"},
         {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
+        {train && option_given(o, "warmup") && option_given(o, "warmup-ratio"),
+         "--warmup and --warmup-ratio exclude each other: give one of them"},
         {train && o->lr > 1 && !o->any_lr,
          "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller one, or --any-lr"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},

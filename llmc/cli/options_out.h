@@ -13,9 +13,9 @@ repeats a run, without defaults (it parses to the same options); options_json wr
 #define ECHO_MARGIN 12 // room for a word before the command line and the backslash after it
 
 // ---- looking things up ---------------------------------------------------------------------------------------------
-// Returns an option's name as rows have it: "seq-len" of seq_len.
+// Returns an option's name as rows have it: "seq-len" of seq_len=8.
 static const char *option_name(const char *typed, char name[64]) {
-    snprintf(name, 64, "%s", typed);
+    snprintf(name, 64, "%.*s", (int)min_size(strcspn(typed, "="), 63), typed);
     for (char *c = name; *c; c++)
         if (*c == '_') *c = '-';
     return name;
@@ -96,20 +96,22 @@ static size_t help_wrap(FILE *out, const char *text, size_t column, size_t inden
     return column;
 }
 
-// Prints the help of an option. verbs: also which verbs have it
-static void help_option(FILE *out, const OptionRow *row, int verbs) {
-    char extra[128], names[96];
+// Prints the help of an option; HELP_SHORT: its first part, on one line. verbs: also which verbs have it
+static void help_option(FILE *out, const OptionRow *row, Help help, int verbs) {
+    char extra[128], names[96], text[1024];
+    const char *end = help == HELP_SHORT ? strstr(row->help, "; ") : NULL;
     size_t column = (size_t)fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
-    if (column + 2 > HELP_COLUMN)
-        fprintf(out, "\n%*s", HELP_COLUMN, "");
-    else
-        fprintf(out, "%*s", (int)(HELP_COLUMN - column), "");
-    column = help_wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
+    snprintf(text, sizeof(text), "%.*s", end ? (int)(end - row->help) : 1023, row->help);
+    if (column + 2 > HELP_COLUMN && help == HELP_ALL)
+        fprintf(out, "\n%*s", HELP_COLUMN, ""), column = HELP_COLUMN;
+    else if (column < HELP_COLUMN)
+        fprintf(out, "%*s", (int)(HELP_COLUMN - column), ""), column = HELP_COLUMN;
+    column = help_wrap(out, text, column, HELP_COLUMN);
     if (row->fallback) {
         snprintf(extra, sizeof(extra), "[%s]", row->fallback);
         column = help_wrap(out, extra, column, HELP_COLUMN);
     }
-    if (verbs && row->verbs != (1u << VERBS) - 1) {
+    if (verbs && (row->verbs & EVERYWHERE) != EVERYWHERE) {
         snprintf(extra, sizeof(extra), "(%s)", option_verbs_text(row, names, sizeof(names)));
         help_wrap(out, extra, column, HELP_COLUMN);
     }
@@ -117,17 +119,14 @@ static void help_option(FILE *out, const OptionRow *row, int verbs) {
 }
 
 // Prints the options of one verb, or of all (VERBS), under their headings.
-static void help_options(FILE *out, Verb verb) {
+static void help_options(FILE *out, Verb verb, Help help) {
     const OptionRow *heading = NULL;
-    for (size_t i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &option_rows[i];
-        if (!row->verbs)
-            heading = row;
-        else if (verb == VERBS || option_of(row, verb)) {
-            if (heading) fprintf(out, "\n%s\n", heading->name);
-            heading = NULL;
-            help_option(out, row, verb == VERBS);
-        }
+    for (const OptionRow *row = option_rows; row < option_rows + OPTION_ROWS; row++) {
+        if (!row->verbs) heading = row;
+        if (verb < VERBS ? !(row->verbs >> (help == HELP_ALL ? verb : verb + 16) & 1) : !row->verbs) continue;
+        if (heading) fprintf(out, "\n%s\n", heading->name);
+        heading = NULL;
+        help_option(out, row, help, verb == VERBS);
     }
 }
 
@@ -142,15 +141,15 @@ static void help_models(FILE *out) {
 }
 
 // Prints the help of a verb, or of the program (VERBS).
-static void options_help(FILE *out, Verb verb) {
+static void options_help(FILE *out, Verb verb, Help help) {
     const char *program = program_called();
+    size_t options = 0;
     if (verb == VERBS) {
         fputs("streambp.c: exact streamed backpropagation for long sequences\n\n", out);
-        fprintf(out, "usage: %s [VERB] --option value ...\n\nVerbs\n", program);
-        for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
-        fputs("\nExamples\n", out);
-        for (int i = 0; i < VERBS; i++) fprintf(out, "  %s %s %s\n", program, verb_rows[i].name, verb_rows[i].example);
-        fprintf(out, "\nOptions (%s VERB --help shows those of one verb; defaults stand in brackets)\n", program);
+        fprintf(out, "usage: %s [VERB] --option value ...\n", program);
+        for (int i = 0; i < VERBS; i++)
+            fprintf(out, "\n%s: %s\n  %s %s %s\n", verb_rows[i].name, verb_rows[i].purpose, program, verb_rows[i].name,
+                    verb_rows[i].example);
     } else {
         fprintf(out, "%s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
         fprintf(out, "usage: %s %s --option value ...\n", program, verb_rows[verb].name);
@@ -158,16 +157,24 @@ static void options_help(FILE *out, Verb verb) {
         if (verb == VERB_PLAN)
             fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
     }
-    fputs("For tokens 32k is 32768 and 1M is 1048576, for all else 32000 and 1000000; --seq_len is --seq-len.\n"
-          "Names of transformers, TRL and PEFT are accepted where they mean the same (--learning-rate).\n",
-          out);
-    help_options(out, verb);
-    if (verb == VERBS || verb == VERB_INFO) help_models(out);
+    if (verb < VERBS || help == HELP_ALL) {
+        fputs("Defaults are in brackets. Of tokens 32k is 32768, of all else 32000; --seq_len is --seq-len.\n"
+              "Names of transformers, TRL and PEFT are known where they mean the same (--learning-rate).\n",
+              out);
+        help_options(out, verb, help);
+    }
+    if ((verb == VERBS && help == HELP_ALL) || verb == VERB_INFO) help_models(out);
+    if (help == HELP_ALL) return;
+    if (verb == VERBS) fprintf(out, "\n%s VERB --help shows the options that one needs.", program);
+    for (size_t i = 0; i < OPTION_ROWS; i++)
+        options += verb == VERBS ? option_rows[i].verbs != 0 : option_of(&option_rows[i], verb) != 0;
+    fprintf(out, "\n--help all lists all %zu options\n", options);
 }
 
 // Returns the word that an option means without a value, or NULL.
 static const char *option_bare(const OptionRow *row) {
-    return row->kind == OPTION_CHOICE && !strncmp(row->value, "off|on", 6) ? "on" : NULL;
+    if (row->kind != OPTION_CHOICE) return NULL;
+    return !strncmp(row->value, "off|on", 6) ? "on" : !strncmp(row->value, "short|", 6) ? "short" : NULL;
 }
 
 // ---- command line and JSON -----------------------------------------------------------------------------------------

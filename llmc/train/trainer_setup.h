@@ -118,7 +118,6 @@ static void trainer_schedule(Trainer *t, const char *last) {
     schedule->peak = o->lr;
     schedule->final_fraction = o->final_lr_fraction;
     schedule->decay_fraction = o->decay_fraction;
-    schedule->warmup = o->warmup;
     const size_t epoch = o->rollout   ? t->data.prompts
                          : o->samples ? t->data.packing.windows
                                       : dataloader_batches(&t->data);
@@ -128,6 +127,7 @@ static void trainer_schedule(Trainer *t, const char *last) {
     if (!schedule->steps)
         die("an epoch is %.3g steps (%zu %s, of which a step takes %zu); give more --epochs, or --steps",
             steps / o->epochs, epoch, o->rollout ? "prompts" : "micro-batches", taken);
+    schedule->warmup = isnan(o->warmup_ratio) ? o->warmup : (size_t)ceil((double)schedule->steps * o->warmup_ratio);
     if (o->warmup > schedule->steps && !o->quiet)
         note("--warmup %zu is more than the run's steps, %zu: --lr is never reached", o->warmup, schedule->steps);
     if (o->extend && *last) trainer_extend(t, last);

@@ -1,7 +1,8 @@
 /*
-The verb `doctor`: whether a machine is fit for a run, a line for each thing looked at: devices, driver and libraries, a
-small plan against the memory it really takes, rates, every op against a reference (doctor_ops.h), and between several
-ranks the collectives (doctor_ranks.h).
+The verb `doctor`: whether a machine is fit for a run. A verdict comes first, then a line for each thing looked at:
+devices, driver and libraries, a small plan against the memory it really takes, rates, and between several ranks the
+collectives (doctor_ranks.h). Every op is compared with a reference (doctor_ops.h); those that are right have lines
+with --verbose alone.
 
 Rows stand for themselves: an error that would end a run is a row's text here. A row that takes too long ends the
 program, whatever it hangs in, by a thread that only watches. Of several ranks a row tells of the first one that found
@@ -24,6 +25,7 @@ something.
 typedef struct {
     char name[32], text[320];
     Finding finding;
+    int op; // one of op_cases
     double seconds;
     double value; // NAN: none
     char unit[8]; // of value
@@ -38,8 +40,9 @@ static struct {
     FILE *text;
     DoctorRow row[DOCTOR_ROWS];
     size_t rows, wrong, not_checked;
-    const char *lost;       // a row behind which the device does not work; NULL: it does
+    int lost;               // the device no longer works
     const Machine *machine; // whose rates are expected here; NULL: unknown
+    Progress bar;           // counts rows
     // The row that is running, for the thread that watches.
     pthread_mutex_t lock;
     const char *running;
@@ -50,12 +53,8 @@ static struct {
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
 static void doctor_add(const DoctorRow *row) {
-    static const char *const words[FINDINGS] = {"ok", "note", "WRONG"};
     doctor.wrong += row->finding == FINDING_WRONG;
     if (doctor.rows < DOCTOR_ROWS) doctor.row[doctor.rows++] = *row;
-    if (doctor.options->quiet && (row->finding == FINDING_OK || doctor.options->json)) return;
-    fprintf(doctor.text, "%-6s %-24s %s\n", words[row->finding], row->name, row->text);
-    fflush(doctor.text);
 }
 
 __attribute__((format(printf, 3, 4))) static void doctor_say(DoctorRow *row, Finding finding, const char *format, ...) {
@@ -97,12 +96,35 @@ static void doctor_json(void) {
     json_finish(&json);
 }
 
+// Prints "all right", or how many things are wrong, and which.
+static void doctor_verdict(void) {
+    size_t ops = 0;
+    char names[256] = "";
+    for (const DoctorRow *row = doctor.row; row < doctor.row + doctor.rows; row++) {
+        ops += row->op && row->finding != FINDING_WRONG;
+        if (row->finding != FINDING_WRONG) continue;
+        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%.31s", *names ? ", " : "", row->name);
+    }
+    if (!doctor.wrong)
+        fprintf(doctor.text, "doctor   all right: %zu ops, %zu other rows", ops, doctor.rows - ops);
+    else
+        fprintf(doctor.text, "doctor   %zu thing%s wrong: %s; %zu ops right", doctor.wrong,
+                doctor.wrong == 1 ? " is" : "s are", names, ops);
+    if (doctor.not_checked) fprintf(doctor.text, "; %zu were not looked at without a device", doctor.not_checked);
+    fputc('\n', doctor.text);
+}
+
 static void doctor_end(void) {
-    if (doctor.not_checked)
-        fprintf(doctor.text, "%zu rows were not looked at: the device does not work (%s)\n", doctor.not_checked,
-                doctor.lost);
-    fprintf(doctor.text, "%zu rows, %zu wrong\n", doctor.rows, doctor.wrong);
-    if (doctor.options->json) doctor_json();
+    static const char *const words[FINDINGS] = {"ok", "note", "WRONG"};
+    const Options *o = doctor.options;
+    progress_end(&doctor.bar);
+    doctor_verdict();
+    for (const DoctorRow *row = doctor.row; row < doctor.row + doctor.rows; row++) {
+        if (row->finding == FINDING_OK ? o->quiet || (row->op && !o->verbose) : o->quiet && o->json) continue;
+        fprintf(doctor.text, "%-6s %-24s %s\n", words[row->finding], row->name, row->text);
+    }
+    fflush(doctor.text);
+    if (o->json) doctor_json();
 }
 
 // ---- a row that hangs ----------------------------------------------------------------------------------------------
@@ -155,7 +177,7 @@ static int doctor_try(DoctorLook *look, DoctorRow *row, size_t i) {
 static void doctor_probe(DoctorRow *row, size_t i) {
     void *memory = doctor.ops->allocate(1 << 20);
     (void)row, (void)i;
-    if (!memory) return;
+    if (!memory) die("no memory is left");
     doctor.ops->zero(memory, 1 << 20);
     doctor.ops->finish();
     doctor.ops->release(memory, 1 << 20);
@@ -184,6 +206,8 @@ static void doctor_row(const char *name, DoctorLook *look, size_t i, int communi
     }
     snprintf(row.name, sizeof(row.name), "%s", name);
     row.value = NAN;
+    snprintf(doctor.bar.label, sizeof(doctor.bar.label), "%s", name);
+    progress_update(&doctor.bar, (double)doctor.rows);
     doctor_running(name);
     const double begin = seconds_now();
     if (communicates && dist_ranks() > 1)
@@ -191,13 +215,13 @@ static void doctor_row(const char *name, DoctorLook *look, size_t i, int communi
     else
         ended = doctor_try(look, &row, i);
     if (!ended) doctor_say(&row, FINDING_WRONG, "%s", doctor.error);
-    if (!ended && !doctor_try(doctor_probe, &row, 0)) doctor.lost = name;
+    if (!ended && !doctor_try(doctor_probe, &row, 0)) doctor.lost = 1;
     if (!ended && !doctor.lost) check_end(); // of a check that was left
     row.seconds = seconds_now() - begin;
     doctor_agree(&row);
-    if (dist_smallest(!doctor.lost, &lost) == 0 && dist_ranks() > 1) doctor.lost = name;
+    if (dist_smallest(!doctor.lost, &lost) == 0 && dist_ranks() > 1) doctor.lost = 1;
     doctor_running(NULL);
-    doctor_add(&row);
+    if (*row.name) doctor_add(&row);
 }
 
 // ---- what there is -------------------------------------------------------------------------------------------------
@@ -216,16 +240,18 @@ __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, 
     doctor_add(&row);
 }
 
+// Findings have rows of their own, the first rank's. The row `machine` is left out if one of them is wrong.
 static void look_at_machine(DoctorRow *row, size_t i) {
     (void)i;
     const char *problem = doctor.ops->device_problem();
     doctor.ops->machine_findings(doctor_tell);
-    if (doctor.wrong) // what is above is the first rank's
-        doctor_say(row, FINDING_WRONG, "%s", is_main_rank() || !problem ? "see above" : problem);
+    doctor.lost = problem != NULL;
+    if (problem || doctor.wrong)
+        doctor_say(row, FINDING_WRONG, "%s", problem ? problem : "is not fit: run doctor on its machine");
     else
         doctor_say(row, FINDING_OK, "op set %s, %s, %s", doctor.ops->name, dtype_name(doctor.ops->stored),
                    doctor.ops->libraries);
-    if (problem) doctor.lost = "machine";
+    if (doctor.wrong && is_main_rank()) *row->name = 0;
 }
 
 // ---- a small plan --------------------------------------------------------------------------------------------------
@@ -443,7 +469,7 @@ static void look_at_attention(DoctorRow *row, size_t i) {
 // ---- ops -----------------------------------------------------------------------------------------------------------
 static void look_at_op(DoctorRow *row, size_t i) {
     check.ops = doctor.ops, check.on_reference = 0;
-    check.worst = 0, *check.about = 0, *check.fault = 0;
+    check.worst = 0, *check.about = 0, *check.fault = 0, row->op = 1;
     OpShape shape;
     for (size_t k = 0; op_shape(op_cases[i].name, &doctor.config, doctor.options->seq_len, k, &shape); k++)
         op_cases[i].run(&shape);
@@ -488,6 +514,7 @@ static void doctor_begin(const Options *o) {
     doctor.config = config_from_text(o->init ? o->init : DOCTOR_MODEL, "--init", EXIT_USAGE);
     if (!doctor.ops) doctor.ops = ops_device;
     if (!(doctor.patience > 0)) doctor.patience = 120;
+    doctor.bar = progress_begin(stderr, "doctor", 0, 12.0 + OP_CASES); // about so many rows
     pthread_mutex_init(&doctor.lock, NULL);
     if (pthread_create(&thread, NULL, doctor_watch, NULL)) die("cannot start a thread: %s", strerror(errno));
     pthread_detach(thread);

@@ -196,10 +196,7 @@ TEST(plan_takes_what_train_and_bp_take) {
 
 // ---- help ----------------------------------------------------------------------------------------------------------
 static Verb help_verb;
-static void print_help(FILE *file, const Options *options) {
-    (void)options;
-    options_help(file, help_verb);
-}
+static void print_help(FILE *file, const Options *options) { options_help(file, help_verb, options->help); }
 
 // Returns true if a line of the help begins with this option.
 static int help_lists(const char *help, const char *name) {
@@ -210,21 +207,25 @@ static int help_lists(const char *help, const char *name) {
     return 0;
 }
 
-static void expect_readable(const char *help) {
-    for (const char *line = help, *end; *line; line = end + 1) {
+static size_t expect_readable(const char *help) {
+    size_t lines = 0;
+    for (const char *line = help, *end; *line; line = end + 1, lines++) {
         end = strchr(line, '\n');
         assert_non_null(end);
         if (end - line > 100 || (end > line && end[-1] == ' ')) test_fail("its width, its end: %.60s", line);
         for (const char *c = line; c < end; c++)
             if (*c < 0x20 || *c > 0x7e) test_fail("not plain text: %.60s", line);
     }
+    return lines;
 }
 
 TEST(help_mentions_every_row) {
+    Options o;
+    memset(&o, 0, sizeof(o)), o.help = HELP_ALL;
     for (int verb = 0; verb <= VERBS; verb++) {
         help_verb = (Verb)verb;
         test_case("%s", verb < VERBS ? verb_rows[verb].name : "the program's");
-        char *help = printed(print_help, NULL);
+        char *help = printed(print_help, &o);
         expect_readable(help);
         for (size_t i = 0; i < OPTION_ROWS; i++) {
             const OptionRow *row = &option_rows[i];
@@ -236,9 +237,37 @@ TEST(help_mentions_every_row) {
     }
 }
 
+// About twenty options of a verb, a line of 90 columns each; of the program its verbs.
+TEST(short_help_is_short) {
+    Options o;
+    memset(&o, 0, sizeof(o)), o.help = HELP_SHORT;
+    for (int verb = 0; verb <= VERBS; verb++) {
+        size_t of_verb = 0, shown = 0, lines = 0;
+        char last[64];
+        help_verb = (Verb)verb;
+        test_case("%s", verb < VERBS ? verb_rows[verb].name : "the program's");
+        char *help = printed(print_help, &o);
+        assert_in_range(expect_readable(help), 10, verb == VERBS ? 40 : 55);
+        for (size_t i = 0; i < OPTION_ROWS; i++) {
+            const int has = verb == VERBS ? option_rows[i].verbs != 0 : option_of(&option_rows[i], (Verb)verb);
+            const int shows = option_rows[i].verbs && help_lists(help, option_rows[i].name);
+            of_verb += has != 0, shown += shows;
+            if (shows && (!has || verb == VERBS)) test_fail("--%s is shown", option_rows[i].name);
+        }
+        for (const char *line = strstr(help, "\n  --"); line; line = strstr(line + 1, "\n  --"), lines++)
+            if (strcspn(line + 1, "\n") > 90) test_fail("too wide: %.100s", line);
+        assert_int_equal(shown, lines);
+        assert_in_range(shown, verb < VERBS ? 4 : 0, 25);
+        for (size_t i = 0; verb == VERBS && i < VERBS; i++) assert_non_null(strstr(help, verb_rows[i].example));
+        snprintf(last, sizeof(last), "\n--help all lists all %zu options\n", of_verb);
+        assert_true(text_ends_with(help, last));
+    }
+}
+
 TEST(help_and_version_end_with_0) {
     static const char *const cases[][2] = {{"--help", "usage: train [VERB]"}, {"-h", "usage: train [VERB]"},
                                            {"bp --help", "usage: train bp"},  {"plan --init x -h", "usage: train plan"},
+                                           {"-h all", "\n  --beta1 X"},       {"train -h all", "\n  --beta1 X"},
                                            {"--version", "streambp.c "},      {"info --version", "streambp.c "}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         CommandLine line = words(cases[i][0]);
@@ -295,20 +324,59 @@ TEST(values_are_refused) {
     }
 }
 
-TEST(what_comes_later_is_refused_by_name) {
-    char text[128], message[256];
-    for (size_t i = 0; i < NOT_IN_THIS_VERSION; i++) {
-        snprintf(message, sizeof(message), "--%s %s is not in this version", not_in_this_version[i].option,
-                 not_in_this_version[i].word);
-        value_refused(&option_rows[option_find(not_in_this_version[i].option)], not_in_this_version[i].word, message);
-    }
+static void parse_and_print(const void *context) {
+    CommandLine line = *(const CommandLine *)context;
+    Options options = options_parse(line.argc, line.argv);
+    options_echo(stdout, &options);
+    options_free(&options);
+}
+
+static void expect_taken(const char *text, const char *notes, const char *echo) {
+    CommandLine line = words(text);
+    const Child *child = run_child(parse_and_print, &line);
+    if (child->code) test_fail("exit code %d: %s", child->code, child->err);
+    assert_string_equal(child->err, notes);
+    assert_string_equal(child->out, echo);
+}
+
+// The first name of each row, a glob's star as nothing: refused, or left out with a note.
+TEST(options_of_others_have_answers) {
     for (size_t i = 0; i < OPTIONS_OF_OTHERS; i++) {
-        const char *name = options_of_others[i].option;
-        assert_int_equal(option_find(name), -1);
-        snprintf(message, sizeof(message), "--%s: %s; see train train --help", name, options_of_others[i].reason);
+        char name[256], text[128], message[256];
+        const char *globs = options_of_others[i].options, *reason = options_of_others[i].reason;
+        const int passed_over = text_ends_with(reason, "; leave it out");
+        for (size_t k = 0; k < OPTION_ROWS; k++) // a typing error of ours is unknown
+            if (globs_match(globs, option_rows[k].name)) test_fail("%s match --%s", globs, option_rows[k].name);
+        assert_true(next_glob(&globs, name));
+        if (strchr(name, '*')) memmove(strchr(name, '*'), strchr(name, '*') + 1, strlen(strchr(name, '*')));
+        test_case("--%s", name);
+        snprintf(text, sizeof(text), "bp --init m --%.40s 0.01 x --seed 3", name);
+        snprintf(message, sizeof(message), passed_over ? "note: --%.40s: %s\n" : "--%.40s: %s; see train bp --help",
+                 name, reason);
         assert_true(strlen(message) <= 200 - strlen("train: "));
-        snprintf(text, sizeof(text), "train --model m --data d --%s 0.01", name);
-        refused(text, message);
+        if (passed_over)
+            expect_taken(text, message, "train bp --init m --seed 3\n");
+        else
+            refused(text, message);
+    }
+}
+
+TEST(the_last_of_two_counts) {
+    static const char *const cases[][3] = {
+        {"info --init x --seed 3 --init=y", "note: --init x ... --init=y: the last counts\n",
+         "train info --init y --seed 3\n"},
+        {"train --init x --data a --out o --lr 1e-5 --learning-rate 1e-4",
+         "note: --lr 1e-5 ... --learning-rate 1e-4: the last counts\n",
+         "train train --init x --data a --lr 0.0001 --out o\n"},
+        {"bp --init x --json --json=false --data a b --data=c --quiet --json --packing", "",
+         "train bp --init x --data c --json --quiet\n"},
+        {"bp --init x --data a b --data c d", "note: --data a ... --data c: the last counts\n",
+         "train bp --init x --data c d\n"},
+        {"sample --init x --prompt-ids 1,2 --prompt-ids 3",
+         "note: --prompt-ids 1,2 ... --prompt-ids 3: the last counts\n", "train sample --init x --prompt-ids 3\n"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("%s", cases[i][0]);
+        expect_taken(cases[i][0], cases[i][1], cases[i][2]);
     }
 }
 
@@ -353,6 +421,9 @@ TEST(aliases_are_the_options) {
     assert_true(parse("plan --init gpt2 --dtype bfloat16 --memory-limit H100").memory_limit ==
                 machine_usable_bytes(&machines[MACHINE_H100]));
     assert_true(parse("plan --init gpt2 --memory-limit 24gb").memory_limit == 24000000000);
+    assert_int_equal(parse("plan --init gpt2 --bf16 --seed 1").dtype, DTYPE_BF16);
+    assert_int_equal(parse("plan --init gpt2 --bf16 False").dtype, DTYPE_FP32);
+    assert_int_equal(parse("plan --init gpt2 --optim paged_adamw_8bit").moments, MOMENTS_INT8);
 }
 
 TEST(counts_take_k_and_M) {
@@ -395,9 +466,11 @@ TEST(lines_are_refused) {
         {"bp --json=yes", "--json takes no value, 'yes' was given"},
         {"bp --json yes", "'yes' does not belong here: options begin with two dashes, values follow an option"},
         {"bp -json", "'-json' does not belong here: options begin with two dashes"},
-        {"bp --json --json", "--json is given twice"},
+        {"train --optim adafactor", "--optim is 'adafactor', it must be fp32, bf16 or int8"},
+        {"train --model m --data d --warmup 2 --warmup-ratio 0.1", "--warmup and --warmup-ratio exclude each other"},
         {"bp --method fast", "--method is 'fast', it must be stream, checkpoint, full, mst, seco, spaco or auto; see "
                              "train bp --help"},
+        {"bp --torch-dtype float16", "--torch-dtype is 'float16', it must be build, fp32, bf16 or double"},
         {"train --moments fp16", "--moments is 'fp16', it must be fp32, bf16 or int8"},
         {"bp --objective dpo --beta off", "--beta is 'off', it must be a number from 0 to 1000000, or auto"},
         {"bp --objective dpo --label-smoothing 0.5", "it must be a number from 0 to 0.499999"},
@@ -510,6 +583,8 @@ TEST(storage_without_meaning_is_refused) {
     static const StorageCase cases[] = {
         {DTYPE_FP32, "bp --init gpt2 --dtype bf16", other_build},
         {DTYPE_FP32, "info --init gpt2 --dtype bf16", other_build},
+        {DTYPE_FP32, "bp --init gpt2 --bf16 true", other_build},
+        {DTYPE_BF16, "bp --init gpt2 --bf16", NULL},
         {DTYPE_FP32, "bp --init gpt2 --dtype fp32", NULL},
         {DTYPE_FP32, "plan --init gpt2 --dtype bf16", NULL},
         {DTYPE_FP32, "convert --model m --out o --dtype bf16", NULL},

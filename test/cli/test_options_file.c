@@ -47,15 +47,25 @@ TEST(a_file_gives_what_the_line_does_not) {
     }
 }
 
+// An option that the line gives, too, is not twice there; in a file it may be.
+TEST(the_last_of_a_file_counts) {
+    char note[256];
+    CommandLine line =
+        words(with_file("train --init gpt2 --data d --out o --lr 0.5", "t.args", "steps 8\nlr 1\nmax_steps 9"));
+    const Child *child = run_child(parse_in_child, &line);
+    snprintf(note, sizeof(note), "note: %s:3: --steps 8 ... --max_steps 9: the last counts\n", scratch_path("t.args"));
+    assert_string_equal(child->err, note);
+    Options o = parse(with_file("train --init gpt2 --data d --out o --lr 0.5", "t.args", "steps 8\nlr 1\nmax_steps 9"));
+    assert_true(o.steps == 9 && o.lr == 0.5);
+}
+
 TEST(files_are_refused) {
     static const char *const cases[][3] = {
         {"a.args", "# x\n\nlr 1\nlearning-speed 1\n",
          "a.args:4: unknown option --learning-speed; did you mean --learning-rate?; see train plan"},
-        {"b.args", "lr 1\n--lr 2", "b.args:2: --lr is given twice"},
         {"c.args", "lr x", "c.args:1: --lr is 'x', it must be a number"},
         {"d.args", "lr 1 2", "d.args:1: '2' does not belong here"},
         {"e.args", "init gpt2\ntrain_batch_size 8", "e.args:2: --train-batch-size: give --samples"},
-        {"f.args", "config a.args\nconfig b.args", "f.args:2: --config is given twice"},
         {"g.json", "{\"lr\": 1,\n\"colour\": 2}", "g.json:2: unknown option --colour; see"},
         {"o.json", "{\"lr\": 1,\n\"init\": \"gpt2\",\n\n\"train_batch_size\": 2}", "o.json:4: --train-batch-size:"},
         {"g.json", "{\"draw\": \"independent\"}", "g.json:1: unknown option --draw"}, // only in a log

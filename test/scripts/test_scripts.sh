@@ -5,6 +5,7 @@
 # ./train plan --machine: each recommended way is a plan, and its command line replays.
 # scripts/recipes/: each fits into its named card.
 # test/scripts/card_plans.py: plans are what ran on a GPU.
+# scripts/docker/: what its files name exists, and the program takes their commands.
 # scripts/install_deps.sh: asks on a terminal, with a fake package manager.
 # scripts/log_export.py: records that arrive at TensorBoard and Weights & Biases, also from a growing log.
 # scripts/plot.py log: a panel for every metric of the objective that is not zero throughout; what is missing is said in one line.
@@ -191,6 +192,7 @@ print(replayed, "ways,", len(presets), "presets")
 END
 check 'ways are plans, and their command lines replay' python3 "$WORK/ways.py"
 check "plans of a build for the CPU are what ran on a GPU, to the byte, and about as long" python3 test/scripts/card_plans.py
+check 'images build from what is there' python3 test/scripts/test_docker.py "$TRAIN" "$WORK"
 check "points of every method" scripts/plan_methods.py --points "$WORK/methods.csv" qwen3-8b
 check "the paper's memory beside ours" [ "$(grep -c '^qwen3-8b,[a-z]*,paper,[0-9]*,[0-9.e+]*,$' "$WORK/methods.csv")" = 3 ]
 for bad in rtx4091 rtx4090,host=abc rtx4090, rtx4090,disk rtx4090,ram=1GiB; do

@@ -97,7 +97,11 @@ done
 succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 7 --warmup 8 --out none --logging-steps 3
 says err '^note: --warmup 8 is more than the run.s steps, 7: '
 check 'lines of a third of its steps, of the first and the last' [ "$(sed -n 's/^step \([0-9]\).7  loss .*/\1/p' "$WORK/out" | xargs)" = '1 3 6 7' ]
-refuses 2 "log-every is '0.5', it must be " train --init $TINY --data $SHARD --logging-steps 0.5
+refuses 2 "logging-steps is '0.5', it must be " train --init $TINY --data $SHARD --logging-steps 0.5
+for warmup in '--warmup 2' '--warmup-ratio 0.4'; do # of 4 steps, rounded up
+    succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 4 --out "$WORK/w" --overwrite $warmup
+    check "$warmup: half of the rate at the first step" grep -q '^{"step": 1, .*"lr": 0.00015, ' "$WORK/w/log.jsonl"
+done
 
 # ---- chunk-major orders: places are free, draws depend on the run's seed ---------------------------------------------------------
 STREAMBP_ALLOCATION_GUARD=1

@@ -2,11 +2,13 @@
 computes in float32 whatever the model is; here log-probabilities and entropies are torch's. Completions of GRPO are given, with rewards.
 test_trl_steps.py TRAIN WORK: the program of the double build, an empty folder.
 """
+import dataclasses
 import json
+import subprocess
 import sys
 import unittest.mock
 
-from checks import WORK, check, close, train, write_shard
+from checks import TRAIN, WORK, check, close, train, write_shard
 
 sys.path[1:1] = ["test/golden", "data"]
 
@@ -190,4 +192,8 @@ with rmsnorm_in_the_models_dtype(), unittest.mock.patch("trl.trainer.utils._Chun
     compare_groups("dapo", ["--objective", "grpo", "--normalisation", "bnpo"], 5e-6, loss_type="dapo")
     compare_groups("gspo", ["--objective", "gspo"], 5e-6, loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4)
     compare_groups("cispo", ["--objective", "cispo"], 5e-6, loss_type="cispo", epsilon_high=5.0)
+configs = trl.SFTConfig, trl.DPOConfig, trl.KTOConfig, trl.GRPOConfig, trl.ScriptArguments, trl.ModelConfig
+names = {field.name for config in configs for field in dataclasses.fields(config)} | {"warmup_ratio", "torch_dtype", "target_modules"}
+unknown = [name for name in sorted(names) if "unknown option" in subprocess.run([TRAIN, "--" + name], capture_output=True, text=True).stderr]
+check("an answer to every option of TRL's trainers", not unknown, " ".join(unknown))
 close()

@@ -37,10 +37,12 @@ cp "$TRAIN" "$WORK/streambp" # messages use the program's name as called
 "$WORK/streambp" bp --chnk 1 2>"$WORK/err"
 says err '^streambp: unknown option --chnk; did you mean --chunk?; see .*/streambp bp --help$'
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
-succeeds doctor --init $TINY --seq-len 16 --json
+succeeds doctor --init $TINY --seq-len 16 --json --verbose
 check 'doctor finds nothing wrong' [ "$(json wrong) $(json not_checked)" = '0 0' ]
-says err '^ok     adamw  ' ' rows, 0 wrong$'
+says err '^doctor   all right: [1-9][0-9]* ops, [1-9][0-9]* other rows' '^ok     adamw  '
+check 'the verdict comes first' sh -c "head -n 1 '$WORK/err' | grep -q '^doctor '"
 succeeds doctor --init $TINY --seq-len 3 --quiet
+check 'a quiet one is the verdict and notes' [ "$(grep -cvE '^(doctor|note) ' "$WORK/out")" = 0 ]
 succeeds --version
 says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, cJSON [0-9.]*$'
 

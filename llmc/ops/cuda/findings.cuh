@@ -11,7 +11,8 @@ install if one is missing.
 #include "cudnn_attention.h"
 #endif
 
-static void find_driver(TellFinding tell) {
+// Returns whether a driver is there that fits; without one no device is.
+static bool find_driver(TellFinding tell) {
     const int runtime = CUDART_VERSION;
     int driver = 0;
     char loaded[128] = "no kernel module";
@@ -31,6 +32,7 @@ static void find_driver(TellFinding tell) {
         tell("driver", FINDING_OK, "%.60s, CUDA %d.%d; this program: %d.%d", loaded, driver / 1000, driver % 1000 / 10,
              runtime / 1000, runtime % 1000 / 10);
     if (file) fclose(file);
+    return driver / 1000 >= runtime / 1000;
 }
 
 static void find_devices(TellFinding tell) {
@@ -123,8 +125,7 @@ static void find_attention(TellFinding tell) {
 }
 
 static void cuda_machine_findings(TellFinding tell) {
-    find_driver(tell);
-    find_devices(tell);
+    if (find_driver(tell)) find_devices(tell);
     find_library(tell, &LIBRARY_CUBLASLT, "cublasLtGetVersion", FINDING_WRONG);
     find_library(tell, &LIBRARY_CUDNN, "cudnnGetVersion", FINDING_NOTE);
 #ifdef HAVE_NCCL
