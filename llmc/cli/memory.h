@@ -94,7 +94,7 @@ static Search run_search(const Run *run, size_t limit) {
     c.every = !o->inputs_every && (host || disk) && c.open.backward && method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
     c.chunk = !o->chunk && c.open.backward, c.logits_chunk = c.chunk && !o->logits_chunk;
-    c.open.chunk = o->chunk ? o->chunk : c.chunk && gpu ? LARGEST_CHUNK : ops_device->chunk;
+    c.open.chunk = o->chunk ? o->chunk : c.chunk && gpu ? (size_t)LARGEST_CHUNK : ops_device->chunk;
     c.open.logits_chunk = o->logits_chunk ? o->logits_chunk
                           : gpu           ? (size_t)CUDA_LOGITS_CHUNK
                                           : ops_device->logits_chunk;

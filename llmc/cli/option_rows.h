@@ -33,7 +33,7 @@ static const struct {
     {"bp", "one forward and backward pass: loss, seconds, peak memory, gradients",
      "--init qwen3-0.6b,num_hidden_layers=2 --seq-len 2048 --json"},
     {"plan", "memory and FLOPs of a run, before anything is allocated",
-     "--init qwen3-8b --seq-len 100000 --dtype bf16 --lora-rank 32 --memory-limit h100"},
+     "--init qwen3-8b --seq-len 100000 --machine rtx4090,host=128GiB"},
     {"eval", "loss of a model on data", "--model run --data 'shards/val-*.bin' --seq-len 8192"},
     {"logprobs", "log-probabilities of data under a model, for objectives that have a reference",
      "--model Qwen3-0.6B --data 'pairs/*.bin' --seq-len 8192 --out pairs.logprobs"},
