@@ -78,7 +78,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     const Estimate *e = &r->plan.estimate;
     const double tokens = (double)r->bounds.whole.N * (double)run->assignment.batches;
     char seconds[32];
-    if (r->bounds.machine)
+    if (e->seconds > 0)
         fprintf(out, "step      %s for %.0f tokens, estimated: %.0f tokens/s, %.0f %% MFU\n",
                 way_seconds(&r->plan, seconds), tokens, e->tokens_per_second, 100 * e->mfu);
     else
@@ -114,7 +114,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     FILE *out = run->text;
     if (o->quiet && o->json) return;
     if (o->verbose) report_run(run, data, r->bounds.part, "");
-    if (o->verbose && r->bounds.machine) plan_print_work(out, r->bounds.machine, &r->plan.estimate);
+    if (o->verbose && r->plan.estimate.seconds > 0) plan_print_work(out, r->bounds.machine, &r->plan.estimate);
     plan_print_memory(out, r);
     if (o->quiet) return;
     if (!o->verbose) report_places(out, run);
@@ -174,7 +174,7 @@ static void orders_json(JsonOut *json, const PlanResult *r) {
         json_size(json, "disk_bytes", w->bytes[PLACE_DISK]);
         json_bool(json, "fits", w->fits);
         if (r->bounds.limit) json_size(json, "max_seq_len", w->longest);
-        if (r->bounds.machine) json_number(json, "estimated_seconds", w->estimate.seconds);
+        if (w->estimate.seconds > 0) json_number(json, "estimated_seconds", w->estimate.seconds);
         json_object_end(json);
     }
     json_array_end(json);
@@ -223,7 +223,7 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
     }
     bound.shape = batch_shape(bound.part), bound.documents = bound_documents(bound.part, o->seq_len);
     bound.no_estimate = machine_from_options(o) ? estimate_missing(run) : NULL;
-    bound.machine = bound.no_estimate ? NULL : machine_from_options(o);
+    bound.machine = machine_from_options(o);
     return bound;
 }
 
@@ -286,7 +286,8 @@ static int verb_plan(const Options *given) {
     note_attention(&r.plan.run);
     for (int seco = 0; run_search(&run, limit).method && seco < 2; seco++)
         plan_order(&r, method_names[seco ? METHOD_SECO : METHOD_STREAM]);
-    if (named && run.settings.optimizer && r.bounds.machine) r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
+    if (named && run.settings.optimizer && !r.bounds.no_estimate)
+        r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
     if (!run.settings.optimizer) {
         Run train = run;
         Options trains = *o;

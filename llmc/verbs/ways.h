@@ -17,7 +17,7 @@ typedef struct {
     int fits;    // the planned length
     int is_plan; // the plan itself
     size_t longest, bytes[PLACES];
-    Estimate estimate; // of a step; zeros without a machine
+    Estimate estimate; // of a step; seconds 0: none
 } WayToTrain;
 
 // What ways have in common
@@ -68,6 +68,7 @@ static void way_plan(WayToTrain *w, const WayBounds *b) {
     plan_bytes(&w->run.plan, w->bytes);
     w->longest = b->limit ? run_longest(&w->run, b->documents, b->limit) : 0;
     if (b->machine) w->estimate = estimate_step(b->machine, &w->run.settings, &b->shape, way_step(&w->run, b->whole));
+    if (b->no_estimate) w->estimate.seconds = 0; // its traffic is known
 }
 
 // Copies a run to train adapters, or all weights.

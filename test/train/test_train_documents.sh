@@ -128,10 +128,11 @@ says err '^note: --seq-len 2048 is what the model has positions for: .* has 2999
 made_for 3072 'the longest of --val-data' $once --data "$WORK/seven.bin" --val-data "$WORK/3000.bin" --rope-scaling yarn,factor=2
 made_for 2048 'the longer answer of pairs' $once --data "$WORK/pairs.bin" --objective dpo
 for verb in eval bp 'plan --for bp'; do made_for 2048 "that of $verb" $verb $large --data "$WORK/1500.bin"; done
-succeeds plan $large --data "$WORK/3000.bin" --json
+chunks='--chunk 1024 --logits-chunk 512 --keep none' # shorter ones would take less
+succeeds plan $large $chunks --data "$WORK/3000.bin" --json
 full=$(json total_bytes)
-made_for 3072 'what fits' plan $large --data "$WORK/3000.bin" --memory-limit $((full * 33 / 32))
-succeeds train $large --steps 1 --data "$WORK/3000.bin" --memory-limit $((full * 9 / 10))
+made_for 3072 'what fits' plan $large $chunks --data "$WORK/3000.bin" --memory-limit $((full * 33 / 32))
+succeeds train $large $chunks --steps 1 --data "$WORK/3000.bin" --memory-limit $((full * 9 / 10))
 check "memory takes less than the document, $(length)" [ "$(length)" -gt 1024 -a "$(length)" -lt 2999 ]
 says err "^note: --seq-len $(length) is what memory takes: the longest document has 2999 positions; --seq-len 3072 would not fit\$"
 succeeds train $large --steps 1 --data "$WORK/1500.bin" --out "$WORK/auto" --schedule constant
