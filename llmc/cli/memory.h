@@ -149,28 +149,57 @@ static int run_take(Run *run, const Search *search, const Batch *shape, const Ca
     }
 }
 
-// Plans the fastest candidate that fits into `limit` on every rank (0: no limit), or else the nearest to it. The main
-// rank's order counts: the plans of ranks differ a little.
+// Returns the estimated seconds of a step of the plan that run_take made, with its workspace.
+static double run_seconds(const Run *run, const Search *search, const Batch *shape) {
+    RunSettings device = run->settings; // places change no work
+    if (!shape->N) return 0; // only generation
+    for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
+    device.defers = 0;
+    const PassWork work = pass_work(search->machine, &device, shape);
+    return step_seconds(search->machine, &run->settings, &work, &run->plan.moved, search->sequences);
+}
+
+static double of_main_rank(double x) {
+    x = is_main_rank() ? x : 0;
+    dist_sum(RANKS_ALL, &x, 1);
+    return x;
+}
+
+#define TRIED 8 // choices whose workspaces are compared
+
+// Plans the fastest candidate that fits into `limit` on every rank (0: no limit), or else the nearest to it. What takes
+// less memory leaves a larger workspace to attention, so the first choices are compared with theirs, then other chunks
+// and the other --update. The main rank's order counts: the plans of ranks differ a little.
 static void run_plan(Run *run, const Batch *shape, size_t limit) {
+    static PassWorks here;
+    PassWorks *const outside = pass_works;
     run->attention = attention_library(run);
     const Search search = run_search(run, limit);
     const Candidates all = candidates_make(&search);
+    if (!outside) pass_works = &here, here.count = 0;
     const int open =
         search.keep || search.method || !run_take(run, &search, shape, all.candidate); // else all is on the device
-    Choice *choices = NULL;
-    size_t least, count = 0;
+    Choice *choices = NULL, best = {0};
+    size_t least, count = 0, tries = run->attention ? TRIED : 1;
     if (open) count = search_choices(&search, &all, shape, &choices, &least);
     count = choices_thin(choices, count);
-    for (size_t i = 0; open; i++) {
-        double next[2] = {(double)(i < count ? choices[i].candidate : least), i < count ? 0.0 : 1.0}; // main rank
-        if (!is_main_rank()) next[0] = next[1] = 0;
-        dist_sum(RANKS_ALL, next, 2);
-        const int fits = run_take(run, &search, shape, &all.candidate[(size_t)next[0]]);
-        if (!fits && next[1] == 0) continue;
-        run->chosen = fits && i < count; // for the main rank's report
-        if (run->chosen) run->choice = choices[i];
-        break;
+    const size_t most = open ? (size_t)of_main_rank((double)count) : 0;
+    run->chosen = 0;
+    for (size_t i = 0; i < most + all.count; i++) {
+        if (i < most ? !tries : !run->chosen || !run->attention) continue;
+        const size_t index = i < most ? (size_t)of_main_rank(i < count ? (double)choices[i].candidate : 0) : i - most;
+        if (i >= most && !candidate_varies(&all.candidate[index], &all.candidate[best.candidate])) continue;
+        if (!run_take(run, &search, shape, &all.candidate[index])) continue;
+        const double seconds = run_seconds(run, &search, shape);
+        if (i < most) tries--;
+        if (of_main_rank(run->chosen && seconds >= best.seconds) > 0) continue;
+        if (i < count) best.on_device = choices[i].on_device;
+        best.candidate = index, best.seconds = seconds, run->chosen = 1;
     }
+    if (open)
+        run_take(run, &search, shape,
+                 &all.candidate[run->chosen ? best.candidate : (size_t)of_main_rank((double)least)]);
+    run->choice = best, pass_works = outside;
     free(choices), free(all.candidate);
 }
 

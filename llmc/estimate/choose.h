@@ -100,6 +100,13 @@ static int candidate_is_open(const Search *search, const Candidate *c) {
     return open;
 }
 
+// Whether candidates differ in chunk and --update at most, and in one of them.
+static int candidate_varies(const Candidate *a, const Candidate *b) {
+    Candidate c = *a;
+    c.chunk = b->chunk, c.defers = b->defers;
+    return !memcmp(&c, b, sizeof(c)) && memcmp(a, b, sizeof(c)) != 0;
+}
+
 // Makes the candidates, first the one with all that is open on the device. The caller frees them.
 static Candidates candidates_make(const Search *search) {
     const RunSettings *open = &search->open;
