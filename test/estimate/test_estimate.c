@@ -327,10 +327,10 @@ TEST(what_grows_and_what_shrinks) {
 }
 
 // From a separate calculation, for one H200 that recomputes attention's forward: products at 680 TFLOP/s, attention at
-// 671 (its diagonal 591) and 440, other tensors and staged sums at 4.08 TB/s.
+// 593 (its diagonal 523) and 422, other tensors and staged sums at 4.08 TB/s, kernels 6 us apart.
 TEST(as_the_roofline) {
     static const size_t tokens[] = {32768, 131072, 500000};
-    static const double percent[] = {43.3, 38.1, 35.3};
+    static const double percent[] = {39.8, 34.1, 31.2};
     for (size_t i = 0; i < 3; i++) {
         const double mfu = 100 * estimate_of("llama3.1-8b", tokens[i], 1, 0, 1, MACHINE_H200, NULL).mfu;
         printf("             %zu tokens: %.1f %% MFU\n", tokens[i], mfu);
@@ -343,14 +343,14 @@ TEST(figures_of_a_pass) {
     static const struct {
         size_t tokens;
         double mfu[4]; // deterministic, in any order; both again with attention kept
-    } figures[] = {{32768, {42, 45, 46, 50}}, {131072, {37.9, 42, 43, 48}}};
+    } figures[] = {{32768, {40.5, 42.5, 44.5, 46.5}}, {131072, {35.5, 38, 41.5, 45}}};
     for (size_t i = 0; i < COUNT_OF(figures); i++) {
         for (int k = 0; k < 4; k++) {
             const size_t N = figures[i].tokens;
             SCOPED(planned_end) Planned c;
             planned(&c, "qwen3-8b", N, 1, 0, 1);
-            c.settings.chunk = c.settings.logits_chunk = c.settings.optimizer = c.settings.master = 0;
-            c.settings.keep = k / 2;
+            c.settings.optimizer = c.settings.master = 0;
+            c.settings.chunk = CUDA_CHUNK, c.settings.logits_chunk = CUDA_LOGITS_CHUNK, c.settings.keep = k / 2;
             c.settings.attention.any_order = k % 2, c.settings.attention.workspace = (size_t)5 << 30;
             const StepShape step = {1, (double)N, model_flops(&c.model, NULL, &c.batch, 1), 0};
             const Estimate e = estimate_step(&machines[MACHINE_H200], &c.settings, &c.batch, step);
@@ -377,7 +377,7 @@ static size_t planned_workspace(Run *run, size_t limit, int begun, size_t worksp
 }
 
 // Chooses the largest useful workspace that fits. A resumed run takes its old one, or less. A build without the library
-// plans one for a machine, outside its own plan.
+// plans one for a machine.
 TEST(workspaces) {
     const int library = ops_device->attention_library(8, 8, 64, 0) != NULL;
     char *argv[] = {(char *)"train",
@@ -386,6 +386,8 @@ TEST(workspaces) {
                     (char *)"--machine=h200",
                     (char *)"--init=" WORKSPACE_MODEL,
                     (char *)"--seq-len=40000",
+                    (char *)"--chunk=4096",
+                    (char *)"--logits-chunk=2048",
                     (char *)"--dtype=bf16"};
     Run run;
     for (int any_order = 0; any_order < 2; any_order++) {
@@ -394,17 +396,16 @@ TEST(workspaces) {
         o.deterministic = any_order ? DETERMINISTIC_OFF : DETERMINISTIC_ON;
         run_open(&run, &o, NULL);
         const size_t largest = planned_workspace(&run, 0, 0, 0), bytes = run.plan.total_bytes;
-        const size_t beside = library ? 0 : largest; // for another op set
         test_case("%s, any order %d, at most %zu of %zu bytes", run.attention, any_order, largest, bytes);
         if (!largest && !any_order) test_fail("no workspace is open");
-        assert_int_equal(planned_workspace(&run, bytes + beside, 0, 0), largest);
-        const size_t next = planned_workspace(&run, bytes + beside - 1, 0, 0);
-        if (largest && (next >= largest || run.plan.total_bytes + (library ? 0 : next) >= bytes + beside))
+        assert_int_equal(planned_workspace(&run, bytes, 0, 0), largest);
+        const size_t next = planned_workspace(&run, bytes - 1, 0, 0);
+        if (largest && (next >= largest || run.plan.total_bytes >= bytes))
             test_fail("then %zu of %zu bytes", next, run.plan.total_bytes);
         assert_int_equal(planned_workspace(&run, 0, 1, next), next);
         assert_int_equal(planned_workspace(&run, 0, 1, 12345), 12345);
         assert_int_equal(planned_workspace(&run, 0, 1, 0), 0);
-        if (next && planned_workspace(&run, run.plan.total_bytes - library, 1, next) >= next)
+        if (next && planned_workspace(&run, run.plan.total_bytes - 1, 1, next) >= next)
             test_fail("a run goes on with what does not fit");
         assert_int_equal(planned_workspace(&run, 1, 0, 0), 0); // the smallest plan, refused later
         if (run.plan.total_bytes > bytes) test_fail("%zu bytes with the least", run.plan.total_bytes);

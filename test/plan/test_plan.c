@@ -94,7 +94,7 @@ TEST(abbreviation_counts_the_same) {
                     const int even = batch.N > chunks[j] && rest && rest < chunks[j] / 8;
                     if (plan.total_bytes < peak || (!even && plan.total_bytes > peak))
                         test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
-                    if (!(fabs(plan.counts.flops - flops) <= 1e-9 * flops))
+                    if (!(fabs(plan.counts.flops - flops) <= (even ? 0.05 : 1e-9) * flops)) // blocks of the delta rule
                         test_fail("plan %.17g FLOP, whole walk %.17g", plan.counts.flops, flops);
                 }
             }
