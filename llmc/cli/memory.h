@@ -66,7 +66,7 @@ static Search run_search(const Run *run, size_t limit) {
     c.open = run->settings, c.open.attention.workspace = 0;
     settings_name_places(&c.open, o); // also where run_plan has decided
     if (o->method == METHOD_AUTO) c.open.method = METHOD_STREAM;
-    c.machine = named ? named : machine_of_device(ops_device->device_name());
+    c.machine = named ? named : plans ? NULL : machine_of_device(ops_device->device_name());
     if (!c.machine) c.machine = &machines[MACHINE_H100];
     c.sequences = max_size(1, assigned_batches(run->assignment));
     const double node = fmin((double)world_ranks(world), c.machine->value[GPUS_PER_NODE]);
