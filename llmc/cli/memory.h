@@ -152,7 +152,7 @@ static int run_take(Run *run, const Search *search, const Batch *shape, const Ca
 // Returns the estimated seconds of a step of the plan that run_take made, with its workspace.
 static double run_seconds(const Run *run, const Search *search, const Batch *shape) {
     RunSettings device = run->settings; // places change no work
-    if (!shape->N) return 0; // only generation
+    if (!shape->N) return 0;            // only generation
     for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
     device.defers = 0;
     const PassWork work = pass_work(search->machine, &device, shape);
@@ -338,8 +338,8 @@ static size_t place_needed(const Run *run, const Batch *shape, size_t limit, Pla
     return count ? most : 0;
 }
 
-// Lists what makes some length fit: bf16, host memory, a disk, adapters, a smaller optimizer, the fewest ranks that share
-// a sequence.
+// Lists what makes some length fit: bf16, host memory, a disk, adapters, a smaller optimizer, the fewest ranks that
+// share a sequence.
 static void recommendations(const Run *run, size_t B, size_t limit, char *text) {
     const Options *o = run->options;
     const World world = run->settings.world;

@@ -91,8 +91,8 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Returns where the index-th chunk of n tokens begins. A last chunk below an eighth of the others shares tokens with the
-// one before: a product of few rows takes as long as one of many.
+// Returns where the index-th chunk of n tokens begins. A last chunk below an eighth of the others shares tokens with
+// the one before: a product of few rows takes as long as one of many.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
     if (index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s)) return index * size;

@@ -411,7 +411,7 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     if (o->method != METHOD_AUTO) t->run.settings.method = o->method;
 }
 
-// Refuses a disk without room for the kept checkpoints and one being written. Verbose: prints when checkpoints are saved.
+// Refuses a disk without room for the kept checkpoints and one being written. Verbose: prints when they are saved.
 static void trainer_check_space(const Trainer *t) {
     const Options *o = t->run.options;
     const Interval *every = &o->save_every;
