@@ -41,18 +41,20 @@ longest() { # MODEL METHOD [chunk options]
 csv=$OUT/memory.csv
 HERO=qwen3-8b
 echo "series,method,source,seq_len,bytes" >"$csv"
-series() { # NAME METHOD [options of ./train plan]: a line
+# NAME METHOD [options of ./train plan]: a line. Where nothing fits, a plan has the least workspace, as longest sequences have.
+series() {
     series_name=$1 series_method=$2
     shift 2
     for T in 512 1024 $(awk 'BEGIN { for (T = 4096; T <= 229376; T += 4096) print T }'); do
         echo "$series_name,$series_method,plan,$T,$("$TRAIN" plan --init $HERO,$ANY_LENGTH --method "$series_method" --seq-len "$T" \
-            --dtype bf16 --keep none --json --quiet $ON_DEVICE "$@" | json_number total_bytes)"
+            --machine a100,host=0 --memory-limit 1MiB --keep none --json --quiet $ON_DEVICE "$@" | json_number total_bytes)"
     done >>"$csv"
 }
 for method in checkpoint stream; do
     name=$([ $method = stream ] && echo StreamBP || echo checkpoint)
-    series "$name|all weights" $method --moments bf16 --master none
-    series "$name|LoRA" $method --lora-rank 32
+    chunks=$([ $method = checkpoint ] || echo --chunk 512 --logits-chunk 256)
+    series "$name|all weights" $method $chunks --moments bf16 --master none
+    series "$name|LoRA" $method $chunks --lora-rank 32
 done
 table9() { awk -F, -v m="$1" '$1 == "table9_bp_gb" && $2 == m { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $PAPER_TABLES; }
 

@@ -40,7 +40,7 @@ OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
 OP_HOST(const char *, device_problem, (void), ())
 // peak bytes of this process, whoever allocated them
 OP_HOST(size_t, memory_peak, (void), ())
-// the device's name, "NVIDIA H100 80GB HBM3"; of a CPU, or without a device: ""
+// the device's name, "NVIDIA H100 80GB HBM3"; of a CPU: ""
 OP_HOST(const char *, device_name, (void), ())
 // bytes that could be allocated now; 0: not known
 OP_HOST(size_t, memory_available, (void), ())

@@ -53,9 +53,8 @@ static size_t memory_available(void) {
 
 static const char *cuda_device_name(void) {
     static cudaDeviceProp card;
-    const bool known = cudaGetDeviceProperties(&card, device.number) == cudaSuccess;
-    if (!known) cudaGetLastError(); // clears it
-    return known ? card.name : "";
+    CUDA_CHECK(cudaGetDeviceProperties(&card, device.number), "asking for the device's name");
+    return card.name;
 }
 
 // Returns a name for memory_available's figure.
