@@ -91,7 +91,8 @@ static Search run_search(const Run *run, size_t limit) {
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3);
-    c.every = !o->inputs_every && (host || disk) && c.open.backward && method_recomputes(c.open.method);
+    c.every = !o->inputs_every && c.places[PLACED_INPUTS] != 1u << PLACE_DEVICE && c.open.backward &&
+              method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
     c.chunk = !o->chunk && c.open.backward, c.logits_chunk = c.chunk && !o->logits_chunk;
     c.open.chunk = o->chunk ? o->chunk : c.chunk && gpu ? (size_t)LARGEST_CHUNK : ops_device->chunk;

@@ -227,7 +227,7 @@ static const struct {
     {"lr-scheduler-kwargs", "give --final-lr-fraction or --decay-fraction"},
     {"deepspeed,fsdp*,parallelism-config,accelerator-config", "--zero 1, 2 or 3 shards a run over mpirun's processes"},
     {"ddp-*,local-rank,average-tokens-across-devices", "the processes of mpirun share each step; leave it out"},
-    {"dataset,dataset-*,streaming,train-file,validation-file",
+    {"dataset,dataset-*,eval-dataset*,streaming,train-file,validation-file",
      "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
     {"assistant-only-loss,completion-only-loss", "data/prepare.py --train-on assistant or completion does it"},
     {"chat-template-*,eos-token", "data/prepare.py does it: --chat-template, --template-arguments, --eos-token"},

@@ -260,6 +260,8 @@ static void options_echo(FILE *out, const Options *options) {
         char buffer[64];
         if (!option_echoed(row, options->verb) || !options->given[i]) continue;
         const char *text = paths ? paths->path[0] : option_text(row, options, buffer, sizeof(buffer));
+        const size_t bytes = row->kind == OPTION_BYTES ? *(const size_t *)field : 0;
+        if (bytes && bytes % ((size_t)1 << 30) == 0) snprintf(buffer, sizeof(buffer), "%zuGiB", bytes >> 30);
         if (!text && row->kind == OPTION_TEXT) text = "none"; // --out
         if (option_bare(row) && !strcmp(text, option_bare(row))) text = NULL;
         echo_option(out, row, text, &column);

@@ -52,6 +52,7 @@ static void plan_print_work(FILE *out, const Machine *m, const Estimate *e) {
 // Prints what the plan takes of its limits.
 static void plan_print_memory(FILE *out, const PlanResult *r) {
     const WayToTrain *w = &r->plan;
+    const Options *o = w->run.options;
     const Search search = run_search(&w->run, r->bounds.limit);
     if (!r->bounds.limit) {
         fprintf(out, "memory    %s", human_bytes((double)w->bytes[PLACE_DEVICE]));
@@ -64,7 +65,8 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
         if (!w->bytes[place]) continue;
         fprintf(out, ", %s %s", place_names[place], human_bytes((double)w->bytes[place]));
         if (search.limits.bytes[place] < SIZE_MAX)
-            fprintf(out, " of %s", human_bytes((double)search.limits.bytes[place]));
+            fprintf(out, " of %s%s", human_bytes((double)search.limits.bytes[place]),
+                    place == PLACE_HOST && !o->host_limit && !machine_from_options(o)->host_given ? " (assumed)" : "");
     }
     if (!w->run.settings.optimizer) fputs(", for a pass without an optimizer update", out);
     fputc('\n', out);
@@ -84,7 +86,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     else
         fprintf(out, "step      %s a pass%s%s\n", human_flops(run->plan.counts.flops),
                 r->bounds.no_estimate ? "; no time: " : "", r->bounds.no_estimate ? r->bounds.no_estimate : "");
-    fprintf(out, "chosen    %s", method_text(run));
+    fprintf(out, "chosen    %s, %s", dtype_name(run->model.dtype), method_text(run));
     if (method_has_chunks(s->method)) fprintf(out, ", chunk %zu", run->plan.chunk);
     if (s->inputs_every > 1) fprintf(out, ", inputs of one layer in %zu", s->inputs_every);
     if (s->keep) fputs(", attention kept", out);
@@ -97,10 +99,9 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     fputc('\n', out);
 }
 
-// Prints how far the planned or the longest length goes beyond the model's own positions.
-static void plan_print_positions(FILE *out, const Run *run, size_t longest) {
-    const size_t own = run->model.config.max_position_embeddings, T = run->options->seq_len;
-    const size_t most = T > own ? T : longest;
+// Prints how far the planned length goes beyond the model's own positions.
+static void plan_print_positions(FILE *out, const Run *run) {
+    const size_t own = run->model.config.max_position_embeddings, most = run->options->seq_len;
     if (most <= own || run->model.config.family->learned_positions) return;
     fprintf(out, "positions the model has seen %zu; for %zu add --rope-scaling yarn,factor=%.0f\n", own, most,
             ceil((double)most / (double)config_unscaled_positions(&run->model.config)));
@@ -110,7 +111,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     const Run *run = &r->plan.run;
     const Options *o = run->options;
     const WayToTrain *best = ways_best(r->ways, r->ways_count, &r->plan);
-    char helps[RECOMMENDED_BYTES] = "";
+    char helps[RECOMMENDED_BYTES] = "", name[WAY_NAME];
     FILE *out = run->text;
     if (o->quiet && o->json) return;
     if (o->verbose) report_run(run, data, r->bounds.part, "");
@@ -128,11 +129,12 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
         const WayToTrain *w = i < r->orders ? &r->order[i] : &r->ways[i - r->orders];
         if (!w->is_plan) way_print(out, said++ ? "" : "also", w);
     }
-    plan_print_positions(out, run, r->plan.longest);
+    plan_print_positions(out, run);
     if (r->bounds.limit && r->plan.longest && !r->plan.fits)
         recommendations(run, r->bounds.documents, r->bounds.limit, helps);
     if (*helps) fprintf(out, "helps%s\n", helps);
     if (!best || !run->settings.optimizer || !option_given(o, "machine")) return;
+    if (best != &r->plan) fprintf(out, "instead   %s\n", way_name(best, name));
     fputs("command   ", out);
     way_echo(out, best);
 }
@@ -271,6 +273,9 @@ static int verb_plan(const Options *given) {
     memset(&r, 0, sizeof(r)), works.count = 0;
     if (!o->model && !o->init) return plan_presets(o, machine, limit);
     run_open(&run, o, NULL);
+    if (limit && !o->quiet && o->dtype == DTYPE_AUTO && run.model.dtype != DTYPE_BF16)
+        note("planned in %s, as this build is; a card's name, or --dtype bf16, plans for a GPU",
+             dtype_name(run.model.dtype));
     if (named && !option_given(o, "seq-len") && !o->data.count) plan_longest_of_machine(&run, o, limit);
     if (o->sample_every) {
         Prompt prompt = prompt_from_options(&run);

@@ -187,14 +187,18 @@ static char *way_command(const WayToTrain *w) {
 }
 
 // ---- printing them -------------------------------------------------------------------------------------------------
-// "all weights", "QLoRA of rank 16", with the method where that is no default
-static const char *way_name(const WayToTrain *w, char text[64]) {
+#define WAY_NAME 80
+
+// "all weights, device alone", "QLoRA of rank 16, with host memory"; the method if that is no default
+static const char *way_name(const WayToTrain *w, char text[WAY_NAME]) {
+    static const char *const with[PLACES] = {"device alone", "with host memory", "with a disk"};
     const RunSettings *s = &w->run.settings;
+    const int other = s->method != METHOD_STREAM;
+    char trained[32] = "all weights";
     if (s->lora)
-        snprintf(text, 64, "%sLoRA of rank %zu", s->storage ? "Q" : "", (size_t)w->run.lora.rank);
-    else
-        snprintf(text, 64, "all weights");
-    if (s->method != METHOD_STREAM) snprintf(text + strlen(text), 64 - strlen(text), ", %s", method_names[s->method]);
+        snprintf(trained, sizeof(trained), "%sLoRA of rank %zu", s->storage ? "Q" : "", (size_t)w->run.lora.rank);
+    snprintf(text, WAY_NAME, "%s, %s%s%s", trained, with[w->uses], other ? ", " : "",
+             other ? method_names[s->method] : "");
     return text;
 }
 
@@ -215,14 +219,13 @@ static const char *way_seconds(const WayToTrain *w, char text[32]) {
 }
 
 static void way_print(FILE *out, const char *head, const WayToTrain *w) {
-    char name[64], bytes[96], seconds[32];
+    char name[WAY_NAME], bytes[96], seconds[32];
     fprintf(out, "%-9s %s: ", head, way_name(w, name));
     if (w->fits && w->estimate.seconds > 0)
         fprintf(out, "%s, %.0f tokens/s, %s", way_seconds(w, seconds), w->estimate.tokens_per_second,
                 way_bytes(w, bytes));
     else
-        fprintf(out, "%s%s", w->fits ? way_bytes(w, bytes) : "does not fit",
-                w->fits || w->uses ? "" : " on the device alone");
+        fputs(w->fits ? way_bytes(w, bytes) : "does not fit", out);
     if (w->longest) fprintf(out, "; longest --seq-len %zu", w->longest);
     fputc('\n', out);
 }
@@ -266,18 +269,14 @@ static void ways_json(JsonOut *json, const WayToTrain *ways, size_t count, const
 }
 
 // ---- without a model -----------------------------------------------------------------------------------------------
-// "744k", "1.24M"
-static const char *tokens_text(size_t tokens, char text[16]) {
-    const double thousands = (double)tokens / 1000;
-    const double value = thousands < 1000 ? thousands : thousands / 1000;
-    if (!tokens || thousands < 1)
-        snprintf(text, 16, tokens ? "%zu" : "-", tokens);
+// "728k", "1.18M", rounded down to what --seq-len reads so
+static const char *tokens_text(size_t tokens, char text[32]) {
+    const int mega = tokens >= 1 << 20;
+    const double value = floor(100 * (double)tokens / (mega ? 1 << 20 : 1024)) / 100;
+    if (tokens < 1024)
+        snprintf(text, 32, tokens ? "%zu" : "-", tokens);
     else
-        snprintf(text, 16,
-                 value < 10    ? "%.2f%s"
-                 : value < 100 ? "%.1f%s"
-                               : "%.0f%s",
-                 value, thousands < 1000 ? "k" : "M");
+        snprintf(text, 32, mega ? "%.2fM" : "%.0fk", mega ? value : floor(value));
     return text;
 }
 
@@ -294,8 +293,9 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         json_size(&json, "seq_len", named.seq_len);
         json_array(&json, "presets");
     } else {
-        printf("presets   longest --seq-len on an %s, and seconds of a step at %zu tokens, estimated\n", m->gpu,
-               named.seq_len);
+        printf("presets   longest --seq-len on one %s%s, and seconds of a step at %zu tokens, estimated (- does not "
+               "fit)\n",
+               m->gpu, m->host_gib > 0 ? " with host memory" : "", named.seq_len);
         printf("  %-16s %10s %10s | %12s %9s | %-12s %8s\n", "--init", "parameters", "positions", "all weights", "s",
                "LoRA rank " RECOMMENDED_RANK, "s");
     }
