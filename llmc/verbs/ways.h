@@ -226,7 +226,7 @@ static void way_print(FILE *out, const char *head, const WayToTrain *w) {
                 way_bytes(w, bytes));
     else
         fputs(w->fits ? way_bytes(w, bytes) : "does not fit", out);
-    if (w->longest) fprintf(out, "; longest --seq-len %zu", w->longest);
+    if (w->longest) fprintf(out, "; longest %zu", w->longest);
     fputc('\n', out);
 }
 
