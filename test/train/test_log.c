@@ -348,7 +348,8 @@ TEST(metrics) {
         test_fail("%s", text);
 }
 
-// Returns how many lines a run of `steps` steps prints, by --log-every `given`; those of the first and the last are there.
+// Returns how many lines a run of `steps` steps prints, by --log-every `given`. Those of the first and the last are
+// there.
 static size_t lines_of_run(size_t steps, size_t given) {
     RunLog log = {0};
     char line[512];
