@@ -24,6 +24,7 @@ typedef struct {
     int method, defers;      // seco in place of stream, --update forward
     int chunk, logits_chunk; // smaller ones than those of `open`, which are the largest; the second follows the first
     Limits limits;
+    double spare; // share of the limits that attention's outputs leave free
     const Machine *machine;
     size_t sequences; // of a rank in a step
 } Search;
@@ -195,7 +196,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         const Plan plan = plan_make(s, shape);
         const double pressure = plan_pressure(&plan, &search->limits);
         if (pressure < lowest) lowest = pressure, *least = i;
-        if (pressure > 1) continue;
+        if (pressure > 1 - (s->keep && search->keep ? search->spare : 0)) continue;
         plan_bytes(&plan, choice->bytes);
         // 3. Estimate seconds. Candidates that differ in places share their work.
         RunSettings device = *s;

@@ -14,7 +14,7 @@ regions and rates.
 typedef struct {
     WayToTrain plan, ways[2 * PLACES], order[2];
     size_t ways_count;                 // beside the plan, of a training run on a named machine
-    size_t orders;                     // of which --method auto picks one; 0: the method is named
+    size_t orders;                     // plans of --method auto; 0: the method is named
     size_t train_bytes, train_longest; // of training with the options of a pass
     WayBounds bounds;
 } PlanResult;
@@ -229,7 +229,7 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
     return bound;
 }
 
-// Plans with one of the orders of which --method auto picks one.
+// Plans with one of the two methods that --method auto compares.
 static void plan_order(PlanResult *r, const char *method) {
     WayToTrain *w = &r->order[r->orders++];
     way_open(w, &r->plan.run, r->plan.run.settings.lora != NULL);

@@ -293,9 +293,8 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         json_size(&json, "seq_len", named.seq_len);
         json_array(&json, "presets");
     } else {
-        printf("presets   longest --seq-len on one %s%s, and seconds of a step at %zu tokens, estimated (- does not "
-               "fit)\n",
-               m->gpu, m->host_gib > 0 ? " with host memory" : "", named.seq_len);
+        printf("presets   longest --seq-len on one %s%s; estimated seconds of a step of %zu tokens\n", m->gpu,
+               m->host_gib > 0 ? " with host memory" : "", named.seq_len);
         printf("  %-16s %10s %10s | %12s %9s | %-12s %8s\n", "--init", "parameters", "positions", "all weights", "s",
                "LoRA rank " RECOMMENDED_RANK, "s");
     }

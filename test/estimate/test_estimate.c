@@ -489,6 +489,27 @@ TEST(choices_are_the_best_of_all) {
 }
 
 // Lengths of whole models with off-device memory, and the time beyond an all-on-device run
+// Attention's outputs leave a share of the limits free, what is kept anyway does not.
+TEST(kept_attention_leaves_memory_free) {
+    SCOPED(planned_end) Planned c;
+    planned(&c, "qwen3-0.6b", 8192, 1, 0, 1);
+    c.settings.keep = 1;
+    const size_t bytes = plan_make(&c.settings, &c.batch).total_bytes;
+    c.settings.keep = 0;
+    Search search = {0};
+    search.open = c.settings, search.machine = &machines[MACHINE_H100], search.sequences = 1, search.keep = 1;
+    for (int k = 0; k < 3; k++) { // it fits with nothing to spare; does not with a quarter; does again
+        search.limits = device_limit(k < 2 ? bytes : bytes / 3 * 4 + 4);
+        search.spare = k ? 0.25 : 0;
+        size_t least;
+        Choice *choices;
+        const Candidates all = candidates_make(&search);
+        const size_t count = search_choices(&search, &all, &c.batch, &choices, &least);
+        if (!count || choices[0].settings.keep != (k != 1)) test_fail("case %d: %zu choices", k, count);
+        free(choices), free(all.candidate);
+    }
+}
+
 TEST(figures_of_places) {
     static const struct {
         const char *init;
