@@ -40,17 +40,20 @@ static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
 
 static size_t cuda_draw_scratch(size_t V) { return (void)V, 0; }
 
-// As delta_lay_out in cuda/delta.cuh: for each block inverse, scores, gates and lengths; backward also states, their
-// gradients, additions, and the gradients of keys that value heads share.
+// As delta_lay_out in cuda/delta.cuh, each part from a multiple of 16 bytes on: for each block triangles (16 tiles of 16
+// rows, 10 of them), gates and lengths; backward also states, their gradients, what tokens add, and the gradients of
+// keys that value heads share.
+static size_t gpu_four(size_t n) { return (n + 3) / 4 * 4; }
 static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
     const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
     const size_t HK = shape->HK, HV = shape->HV, states = delta_state_elements(shape);
-    const size_t keys = HK < HV ? blocks * HK * B * shape->K : 0;
-    const size_t forward = states + blocks * HV * (2 * B * B + 3 * B) + blocks * HK * 2 * B;
-    const size_t borders = n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0;
-    return backward
-               ? forward + borders + 2 * blocks * states + 2 * blocks * B * HV * shape->V + 2 * keys + blocks * 2 * HV
-               : forward;
+    const size_t triangle = blocks * HV * 10 * 256, tokens = gpu_four(blocks * B * HV * shape->V);
+    const size_t keys = HK < HV ? gpu_four(blocks * HK * B * shape->K) : 0;
+    const size_t both = 4 + gpu_four(states) + blocks * HV * (7 * B + 4) + blocks * HK * 2 * B + 2 * triangle;
+    const size_t borders = gpu_four(n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0);
+    return backward ? both + triangle + borders + 2 * gpu_four(blocks * states) + 2 * tokens + 2 * keys +
+                          gpu_four(blocks * 2 * HV)
+                    : both;
 }
 static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }

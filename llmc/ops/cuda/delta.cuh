@@ -37,12 +37,11 @@ static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, c
 // ---- scratch --------------------------------------------------------------------------------------------------------
 struct DeltaScratch {
     float *state; // a copy of the state that the call overwrites
-    float *inverse, *scores;
-    BlockGates *gates;
-    BlockLengths *lengths;
+    BlockResults results;
     // backward
     float *borders; // states between segments of a span
-    float *states, *back, *N, *dR, *dq, *dk, *lines;
+    floatX *states, *back, *N, *dR;
+    float *dq, *dk, *lines;
     size_t count; // elements of all
 };
 
@@ -50,22 +49,27 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
     const size_t n = delta_rows(shape), blocks = min_size(DELTA_SEGMENT, n), HV = shape->HV, K = shape->K;
     const size_t states = delta_state_elements(shape), keys = shape->HK < HV ? blocks * shape->HK * BLOCK * K : 0;
     DeltaScratch s = {};
+    const size_t triangle = blocks * HV * OPERANDS_OF_TRIANGLE * sizeof(OperandA) / sizeof(float);
+    float *const begin = (float *)(((uintptr_t)scratch + 15) / 16 * 16); // so are all parts
     const auto take = [&](size_t elements) {
-        float *const at = (float *)scratch + s.count;
-        s.count += elements;
+        float *const at = begin + s.count;
+        s.count += gpu_four(elements);
         return at;
     };
+    BlockResults &r = s.results;
     s.state = take(states);
-    s.inverse = take(blocks * HV * PAIRS_OF_BLOCK), s.scores = take(blocks * HV * PAIRS_OF_BLOCK);
-    s.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
-    s.lengths = (BlockLengths *)take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
+    r.inverse = (OperandA *)take(triangle);
+    if (!backward) r.scores = (OperandA *)take(triangle);
+    r.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
+    r.lengths = (BlockLengths *)take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
     if (backward) {
+        r.inverse_back = (OperandA *)take(triangle), r.scores_back = (OperandA *)take(triangle);
         s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
-        s.states = take(blocks * states), s.back = take(blocks * states);
-        s.N = take(blocks * BLOCK * HV * shape->V), s.dR = take(blocks * BLOCK * HV * shape->V);
+        s.states = (floatX *)take(blocks * states), s.back = (floatX *)take(blocks * states);
+        s.N = (floatX *)take(blocks * BLOCK * HV * shape->V), s.dR = (floatX *)take(blocks * BLOCK * HV * shape->V);
         s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
     }
-    if (s.count != gpu_delta_scratch(shape, backward))
+    if (s.count + 4 != gpu_delta_scratch(shape, backward))
         die("internal: gpu_scratch.h has another size of the delta rule");
     return s;
 }
@@ -100,10 +104,10 @@ static void delta_segment(DeltaSegment *segment, Spans spans, DeltaPlace *place)
     span_blocks(&segment->blocks, Spans{segment->span, segment->count, 0, 0}, all_keys, 0, BLOCK, false);
 }
 
-static void delta_blocks(const DeltaScratch &s, const DeltaCall &d, const SpanBlocks &blocks, bool pairs) {
-    LAUNCH((delta_blocks_kernel), dim3(blocks.first[blocks.count], (unsigned)d.HK), DELTA_THREADS_OF_BLOCK,
+static void delta_blocks(const BlockResults &to, const DeltaCall &d, const SpanBlocks &blocks) {
+    LAUNCH((delta_blocks_kernel), dim3(blocks.first[blocks.count], (unsigned)d.HV), DELTA_THREADS_OF_BLOCK,
            BLOCKS_BYTES)
-    (pairs ? s.inverse : NULL, s.scores, s.gates, s.lengths, d, blocks);
+    (to, d, blocks);
 }
 
 // Walks spans forward, from state_in to state_out, which may be the same for a single span. leaves: stores the last
@@ -114,7 +118,8 @@ static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, c
     w.first_out = d.slot_tokens ? 0 : leaves ? blocks.count - 1 : blocks.count;
     const bool packed = d.packed && d.V % full_pack<floatX> == 0 && all_aligned(w.out); // values and out
     if (tiled)
-        delta_tiled_walk(w, DeltaPairs{s.inverse, s.scores, s.gates, s.lengths, NULL, packed}, d, blocks, false);
+        delta_tiled_walk(w, DeltaPairs{s.results.inverse, s.results.scores, s.results.gates, NULL, packed}, d, blocks,
+                         false);
     else
         delta_tokens(w, d, blocks);
 }
@@ -162,7 +167,7 @@ static void cuda_delta_forward(Stored *out, Summed *state, Summed *transfer, con
     DeltaSegment segment;
     for (DeltaPlace place = {}; place.span < spans.count && tiled;) {
         delta_segment(&segment, spans, &place);
-        delta_blocks(s, d, segment.blocks, true);
+        delta_blocks(s.results, d, segment.blocks);
         delta_forward_walk((floatX *)out, state, transfer, s, d, segment.blocks,
                            segment.cut || place.span == spans.count, true);
     }
@@ -177,7 +182,9 @@ static void delta_borders(const DeltaScratch &s, const DeltaCall &d, Spans spans
         const bool goes_on = place.done > 0;
         delta_segment(&segment, spans, &place);
         if (!segment.cut) continue;
-        if (walk_takes(d.K)) delta_blocks(s, d, segment.blocks, true);
+        BlockResults results = s.results;
+        results.inverse_back = results.scores_back = NULL;
+        if (walk_takes(d.K)) delta_blocks(results, d, segment.blocks);
         DeltaWalk w = {goes_on ? s.borders + (border - 1) * states : (const float *)state,
                        s.borders + border++ * states};
         w.width = (unsigned)d.V, w.values = true;
@@ -199,7 +206,10 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
     const unsigned count = blocks.count;
     const size_t states = d.HV * d.K * d.V;
     const bool tiled = walk_takes(d.K), packed = all_aligned(to.dout) && d.V % full_pack<floatX> == 0;
-    if (to.dx || tiled) delta_blocks(s, d, blocks, tiled);
+    BlockResults results = s.results;
+    if (!tiled) results.inverse_back = results.scores_back = NULL;
+    if (!tiled || !to.dx) results.inverse = NULL;
+    if (to.dx || tiled) delta_blocks(results, d, blocks);
     if (to.dx) {
         DeltaWalk w = {state, NULL, s.states, s.N};
         w.width = (unsigned)d.V, w.values = true;
@@ -213,12 +223,13 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
         back.state_in = s.state;
     }
     if (tiled)
-        delta_tiled_walk(back, DeltaPairs{s.inverse, s.scores, s.gates, s.lengths, to.dout, packed}, d, blocks, true);
+        delta_tiled_walk(back, DeltaPairs{results.inverse_back, results.scores_back, results.gates, to.dout, packed}, d,
+                         blocks, true);
     else
         delta_tokens_back(back, d, blocks);
     if (!to.dx) return;
-    const DeltaGradient gradient = {to.dx,  to.db, to.da, s.lines, s.dq,      s.dk,    s.states,
-                                    s.back, s.N,   s.dR,  s.gates, s.lengths, to.dout, packed};
+    const DeltaGradient gradient = {to.dx, to.db, to.da,         s.lines,         s.dq,    s.dk,  s.states, s.back,
+                                    s.N,   s.dR,  results.gates, results.lengths, to.dout, packed};
     delta_gradient(gradient, d, blocks);
     const size_t lines = blocks.first[count];
     if (to.dA_log) column_sums(to.dA_log, s.lines, lines, d.HV, 2 * d.HV);

@@ -22,7 +22,7 @@ bf16 (TERMS): a product with them is two, with a relative error of about 2^-17.
 #include "activation.cuh"
 #include "attention_tiles.cuh" // blocks of spans
 
-constexpr unsigned BLOCK = DELTA_BLOCK, DELTA_THREADS_OF_BLOCK = BLOCK / 16 * LANES, PAIRS_OF_BLOCK = BLOCK * BLOCK;
+constexpr unsigned BLOCK = DELTA_BLOCK, DELTA_THREADS_OF_BLOCK = BLOCK / 16 * LANES;
 constexpr unsigned TERMS = sizeof(floatX) == 2 ? 2 : 1;
 
 // A call, or a part of one
@@ -71,9 +71,15 @@ __device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
     return gate;
 }
 
+// Factors of a token's row in a walk: beta; exp(c) / the length of k, and of q; decay(L) / the length of k
+struct alignas(16) TokenFactors {
+    float beta, read_k, read_q, add;
+};
 // A block's gates and lengths for the kernels; c is high + low, so that a difference of two keeps its digits
 struct BlockGates {
+    TokenFactors token[BLOCK];
     float high[BLOCK], low[BLOCK], beta[BLOCK];
+    float keep, unused[3]; // exp(c_L); to a multiple of 16 bytes
 };
 struct BlockLengths {
     float query[BLOCK], key[BLOCK]; // 1 / sqrt(squares + eps), for queries also / sqrt(K)
@@ -142,12 +148,28 @@ __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t strid
         for (unsigned j = 0; j < W; j++) to[j] = row < rows && c + j < columns ? from[j] : store(0.0f);
 }
 
+// to[rows][columns] = rows of a tile, `stride` elements apart in memory
+template <int N, unsigned THREADS>
+__device__ inline void rows_store(floatX *to, const floatX *tile, size_t stride, unsigned rows, size_t columns,
+                                  bool packed) {
+    constexpr unsigned W = full_pack<floatX>, PACKS = N / W, STEP = THREADS / PACKS;
+    const unsigned first = threadIdx.x / PACKS, c = threadIdx.x % PACKS * W;
+    tile += first * padded<N> + c, to += first * stride + c;
+    if (c >= columns) return;
+    for (unsigned row = first; row < rows; row += STEP, tile += STEP * padded<N>, to += STEP * stride) {
+        if (packed)
+            pack_write<W>(to, pack_read<W>(tile));
+        else
+            for (unsigned j = 0; j < W && c + j < columns; j++) to[j] = tile[j];
+    }
+}
+
 // Splits a computed number into its terms, one tile each; fp32 has one term.
 __device__ inline void split(floatX (&term)[TERMS], float value) {
     term[0] = store(value);
     if constexpr (TERMS == 2) term[1] = store(value - load(term[0]));
 }
-__device__ inline void split_store(floatX *tile, size_t tile_size, unsigned place, float value) {
+__device__ inline void split_store(floatX *tile, size_t tile_size, size_t place, float value) {
     floatX term[TERMS];
     split(term, value);
     for (unsigned i = 0; i < TERMS; i++) tile[i * tile_size + place] = term[i];
@@ -181,17 +203,27 @@ struct SplitA {
     OperandA term[TERMS];
 };
 
-// Makes a split A[16,16] from value(row, column).
-template <typename Value> __device__ inline SplitA split_operand(Value value) {
-    const unsigned lane = threadIdx.x % LANES;
+// Splits two results C[16,8] side by side into an A[16,16].
+__device__ inline SplitA split_results(const float (*c)[4]) {
     SplitA a;
 #pragma unroll
     for (unsigned i = 0; i < 8; i += 2) {
         Two term[TERMS];
-        const unsigned row = lane / 4 + i / 2 % 2 * 8, column = lane % 4 * 2 + i / 4 * 8;
-        split_two(term, value(row, column), value(row, column + 1));
+        split_two(term, c[i / 4][i % 4], c[i / 4][i % 4 + 1]);
         for (unsigned t = 0; t < TERMS; t++) memcpy(&a.term[t].x[i], &term[t], sizeof(Two));
     }
+    return a;
+}
+
+// A[16,16] of a split tile, or of its transpose: tile rows row.., columns column..
+template <bool TRANSPOSED>
+__device__ inline SplitA load_split(const floatX *tile, unsigned tile_size, unsigned stride, unsigned row,
+                                    unsigned column) {
+    SplitA a;
+#pragma unroll
+    for (unsigned t = 0; t < TERMS; t++)
+        a.term[t] = TRANSPOSED ? load_a_columns(tile + t * tile_size, stride, row, column)
+                               : load_a(tile + t * tile_size, stride, row, column);
     return a;
 }
 
@@ -253,7 +285,10 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
         for (unsigned i = threadIdx.x; i < 2 * BLOCK && squares; i += THREADS) {
             const floatX *const x = (i < BLOCK ? tk : tq) + i % BLOCK * padded<SLICE>;
             float sum = slice ? squares[i] : 0.0f;
-            for (unsigned c = 0; c < SLICE; c++) sum += load(x[c]) * load(x[c]);
+            for (unsigned c = 0; c < SLICE; c += full_pack<floatX>) {
+                const auto pack = pack_read<full_pack<floatX>>(x + c);
+                for (int j = 0; j < full_pack<floatX>; j++) sum += load(pack.x[j]) * load(pack.x[j]);
+            }
             squares[i] = sum;
         }
 #pragma unroll
@@ -266,98 +301,153 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
 }
 
 // ---- work that needs no state ---------------------------------------------------------------------------------------
-// Lower triangles of BLOCK rows in shared memory
-constexpr unsigned TRIANGLE_STRIDE = BLOCK + 1, TRIANGLE = BLOCK * TRIANGLE_STRIDE;
+// Lower triangles of BLOCK rows: in shared memory split tiles; in global memory operands of matrix instructions, as a
+// lane holds them, [TRIANGLE_TILES, TERMS, LANES], of a triangle or of its transpose
+constexpr unsigned PAIR_TILE = BLOCK * padded<BLOCK>, SIDE = BLOCK / 16, TRIANGLE_TILES = SIDE * (SIDE + 1) / 2;
+constexpr unsigned OPERANDS_OF_TRIANGLE = TRIANGLE_TILES * TERMS * LANES;
+constexpr unsigned DIAGONAL_STRIDE = 20; // of fp32 blocks of 16 rows
 
-// T = (I + A)^-1 on and below the diagonal; above is scratch. First the blocks of 16 on the diagonal, a thread for each
-// column; then, below two finished neighbours, -T2 A21 T1.
-__device__ inline void triangle_inverse(float *T, const float *A) {
-    constexpr unsigned S = TRIANGLE_STRIDE, FIRST = 16;
-    if (threadIdx.x < BLOCK) {
-        const unsigned column = threadIdx.x, end = (column / FIRST + 1) * FIRST;
-        T[column * S + column] = 1.0f;
-        for (unsigned i = column + 1; i < end; i++) {
-            float sum = 0.0f;
-            for (unsigned m = column; m < i; m++) sum += A[i * S + m] * T[m * S + column];
-            T[i * S + column] = -sum;
+__device__ inline unsigned triangle_tile(unsigned row, unsigned column) { return row * (row + 1) / 2 + column; }
+
+template <bool TRANSPOSED> __device__ inline void triangle_store(OperandA *to, const floatX *tile) {
+    const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    for (unsigned row = 0; row < SIDE; row++)
+        for (unsigned column = 0; column <= row; column++) {
+            const unsigned number = triangle_tile(row, column);
+            if (number % SIDE != warp) continue;
+            const SplitA a = load_split<TRANSPOSED>(tile, PAIR_TILE, padded<BLOCK>, row * 16, column * 16);
+#pragma unroll
+            for (unsigned t = 0; t < TERMS; t++) to[(number * TERMS + t) * LANES + lane] = a.term[t];
         }
-    }
-    __syncthreads();
-    for (unsigned size = FIRST; size < BLOCK; size *= 2) {
-        for (unsigned i = threadIdx.x; i < BLOCK / 2 * size;
-             i += DELTA_THREADS_OF_BLOCK) { // A21 T1, above the diagonal
-            const unsigned first = i / (size * size) * 2 * size, row = i / size % size, column = i % size;
-            float sum = 0.0f;
-            for (unsigned m = column; m < size; m++)
-                sum += A[(first + size + row) * S + first + m] * T[(first + m) * S + first + column];
-            T[(first + row) * S + first + size + column] = sum;
+}
+
+// Inverts I + A of 16 rows, a lane for each column: t = its column of the inverse. A: [16][DIAGONAL_STRIDE]
+__device__ inline void diagonal_inverse(float (&t)[16], const float *A) {
+    const unsigned column = threadIdx.x % 16;
+#pragma unroll
+    for (unsigned i = 0; i < 16; i++) {
+        float sum = i == column ? 1.0f : 0.0f;
+#pragma unroll
+        for (unsigned m = 0; m < i; m += 4) {
+            const auto row = pack_read<4>(A + i * DIAGONAL_STRIDE + m);
+#pragma unroll
+            for (unsigned e = 0; e < 4; e++)
+                if (m + e < i) sum -= row.x[e] * t[m + e];
         }
-        __syncthreads();
-        for (unsigned i = threadIdx.x; i < BLOCK / 2 * size; i += DELTA_THREADS_OF_BLOCK) {
-            const unsigned first = i / (size * size) * 2 * size, row = i / size % size, column = i % size;
-            float sum = 0.0f;
-            for (unsigned m = 0; m <= row; m++)
-                sum += T[(first + size + row) * S + first + size + m] * T[(first + m) * S + first + size + column];
-            T[(first + size + row) * S + first + column] = -sum;
-        }
-        __syncthreads();
+        t[i] = sum;
     }
 }
 
-constexpr size_t BLOCKS_BYTES = SLICE_TILES * sizeof(floatX) > 2 * TRIANGLE * sizeof(float)
-                                    ? SLICE_TILES * sizeof(floatX)
-                                    : 2 * TRIANGLE * sizeof(float);
+// T = (I + A)^-1 on and below the diagonal, both split, by four warps; `diagonal` has A's blocks of 16 in fp32. Block
+// column j of T belongs to warp j: T_ij = -T_ii sum over m from j to i - 1 of A_im T_mj. It computes the transposes
+// U_ji: the result of one product is the left operand of the next.
+__device__ inline void triangle_inverse(floatX *T, const floatX *A, const float *diagonal) {
+    constexpr unsigned S = padded<BLOCK>;
+    const unsigned lane = threadIdx.x % LANES, j = threadIdx.x / LANES;
+    float t[16];
+    diagonal_inverse(t, diagonal + j * 16 * DIAGONAL_STRIDE);
+#pragma unroll
+    for (unsigned i = 0; i < 16; i++)
+        if (lane < 16) split_store(T, PAIR_TILE, (j * 16 + i) * S + j * 16 + lane, t[i]);
+    __syncthreads();
+    SplitA U[SIDE - 1];
+    U[0] = load_split<true>(T, PAIR_TILE, S, j * 16, j * 16);
+#pragma unroll
+    for (unsigned d = 1; d < SIDE; d++) { // block row i = j + d
+        const unsigned i = (j + d) * 16;
+        float sum[2][4] = {}, result[2][4] = {};
+        if (i >= BLOCK) continue;
+#pragma unroll
+        for (unsigned m = 0; m < d; m++)
+            split_product<16>(
+                sum, U[m], [&](int, unsigned t) { return load_b(A + t * PAIR_TILE, S, (int)i, (int)((j + m) * 16)); });
+        for_results<16>(sum, [](unsigned, unsigned, float &value) { value = -value; });
+        split_product<16>(result, split_results(sum),
+                          [&](int, unsigned t) { return load_b(T + t * PAIR_TILE, S, (int)i, (int)i); });
+        if (d + 1 < SIDE) U[d] = split_results(result);
+        for_results<16>(result, [&](unsigned row, unsigned column, float value) {
+            split_store(T, PAIR_TILE, (i + column) * S + j * 16 + row, value);
+        });
+    }
+    __syncthreads();
+}
 
-// inverse, scores: [blocks, HV, BLOCK, BLOCK], NULL: not wanted; gates [blocks, HV]; lengths [blocks, HK]
+constexpr unsigned BLOCKS_TILES = SLICE_TILES > 2 * TERMS *PAIR_TILE ? SLICE_TILES : 2 * TERMS *PAIR_TILE;
+constexpr size_t BLOCKS_BYTES = BLOCKS_TILES * sizeof(floatX);
+
+// Results of delta_blocks_kernel, NULL: not wanted
+struct BlockResults {
+    OperandA *inverse, *scores;           // [blocks, HV, OPERANDS_OF_TRIANGLE]
+    OperandA *inverse_back, *scores_back; // of the transposes
+    BlockGates *gates;                    // [blocks, HV]
+    BlockLengths *lengths;                // [blocks, HK]
+};
+
+// Sets a block's lengths and, by them, the factors of its tokens: a thread for each token. squares: keys first
+__device__ inline void block_factors(BlockGates *g, BlockLengths *length, const float *squares, size_t K) {
+    const unsigned i = threadIdx.x;
+    if (i >= BLOCK) return;
+    const float decay = decay_to(*g, i), key = 1.0f / sqrtf(squares[i] + DELTA_EPS),
+                query = 1.0f / sqrtf((squares[BLOCK + i] + DELTA_EPS) * (float)K);
+    length->key[i] = key, length->query[i] = query;
+    g->token[i] = TokenFactors{g->beta[i], decay * key, decay * query, decay_between(*g, BLOCK - 1, i) * key};
+    if (i == BLOCK - 1) g->keep = decay;
+}
+
+// Copies n floats, a multiple of 4, from shared memory.
+__device__ inline void floats_store(void *to, const void *from, unsigned n) {
+    for (unsigned i = threadIdx.x; i < n / 4; i += DELTA_THREADS_OF_BLOCK)
+        pack_write<4>((float *)to + 4 * i, pack_read<4>((const float *)from + 4 * i));
+}
+
+// A thread block for each block of tokens and value head
 __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
-    delta_blocks_kernel(float *inverse, float *scores, BlockGates *gates, BlockLengths *lengths, DeltaCall d,
-                        SpanBlocks blocks) {
-    DYNAMIC_SHARED(float, memory); // BLOCKS_BYTES: tiles of q and k, later triangles
-    float *const A = memory, *const T = A + TRIANGLE;
+    delta_blocks_kernel(BlockResults to, DeltaCall d, SpanBlocks blocks) {
+    DYNAMIC_SHARED(floatX, memory); // BLOCKS_BYTES: tiles of q and k; later A, then the scores, and the inverse
+    floatX *const A = memory, *const T = memory + TERMS * PAIR_TILE;
+    SHARED(float, diagonal, SIDE * 16 * DIAGONAL_STRIDE);
     SHARED(float, squares, 2 * BLOCK);
     SHARED(BlockGates, g, 1);
     SHARED(BlockLengths, length, 1);
-    const unsigned span = span_of(blocks, blockIdx.x), row = threadIdx.x / LANES * 16;
-    const DeltaBlock block = delta_block(blocks, span, blockIdx.x);
-    const size_t key_head = blockIdx.y, group = d.HV / d.HK;
+    const unsigned row = threadIdx.x / LANES * 16;
+    const DeltaBlock block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
+    const size_t head = blockIdx.y, group = d.HV / d.HK, place = blockIdx.x * d.HV + head;
+    const size_t operands = place * OPERANDS_OF_TRIANGLE;
     float kk[BLOCK / 8][4] = {}, qk[BLOCK / 8][4] = {};
-    block_pairs<DELTA_THREADS_OF_BLOCK>(kk, qk, squares, (floatX *)memory, d, block, key_head);
+    if (threadIdx.x < LANES) block_gates(g, d, block, head);
+    block_pairs<DELTA_THREADS_OF_BLOCK>(kk, qk, squares, memory, d, block, head / group);
     __syncthreads();
-    if (threadIdx.x < BLOCK) {
-        const unsigned i = threadIdx.x;
-        length->key[i] = 1.0f / sqrtf(squares[i] + DELTA_EPS);
-        length->query[i] = 1.0f / sqrtf((squares[BLOCK + i] + DELTA_EPS) * (float)d.K);
-        lengths[blockIdx.x * d.HK + key_head].key[i] = length->key[i];
-        lengths[blockIdx.x * d.HK + key_head].query[i] = length->query[i];
-    }
-    for (size_t head = key_head * group; head < (key_head + 1) * group; head++) {
-        const size_t place = blockIdx.x * d.HV + head;
-        if (threadIdx.x < LANES) block_gates(g, d, block, head);
+    block_factors(g, length, squares, d.K);
+    __syncthreads();
+    floats_store(to.gates + place, g, sizeof(*g) / sizeof(float));
+    if (head % group == 0)
+        floats_store(to.lengths + blockIdx.x * d.HK + head / group, length, sizeof(*length) / sizeof(float));
+    if (to.inverse || to.inverse_back) {
+        for_pairs<BLOCK>(kk, [&](unsigned i, unsigned j, float a, float b) {
+            i += row;
+            const float scale = g->beta[i] * length->key[i];
+            a = j < i ? a * (scale * length->key[j] * decay_between(*g, i, j)) : 0.0f;
+            b = j + 1 < i ? b * (scale * length->key[j + 1] * decay_between(*g, i, j + 1)) : 0.0f;
+            split_store_two(A, PAIR_TILE, i * padded<BLOCK> + j, a, b);
+            if (j / 16 != row / 16) return;
+            float *const at = diagonal + i * DIAGONAL_STRIDE + j % 16;
+            at[0] = a, at[1] = b;
+        });
         __syncthreads();
-        if (threadIdx.x < BLOCK) {
-            gates[place].high[threadIdx.x] = g->high[threadIdx.x];
-            gates[place].low[threadIdx.x] = g->low[threadIdx.x];
-            gates[place].beta[threadIdx.x] = g->beta[threadIdx.x];
-        }
-        if (inverse) {
-            for_results<BLOCK>(kk, [&](unsigned i, unsigned j, float product) {
-                i += row;
-                const float scale = j < i ? g->beta[i] * length->key[i] * length->key[j] * decay_between(*g, i, j) : 0;
-                A[i * TRIANGLE_STRIDE + j] = j < i ? product * scale : 0.0f;
-            });
-            for_results<BLOCK>(qk, [&](unsigned i, unsigned j, float product) {
-                i += row;
-                const float scale = j <= i ? length->query[i] * length->key[j] * decay_between(*g, i, j) : 0;
-                scores[place * PAIRS_OF_BLOCK + i * BLOCK + j] = j <= i ? product * scale : 0.0f;
-            });
-            __syncthreads();
-            triangle_inverse(T, A);
-            for (unsigned i = threadIdx.x; i < PAIRS_OF_BLOCK; i += DELTA_THREADS_OF_BLOCK)
-                inverse[place * PAIRS_OF_BLOCK + i] =
-                    i % BLOCK <= i / BLOCK ? T[i / BLOCK * TRIANGLE_STRIDE + i % BLOCK] : 0.0f;
-        }
-        __syncthreads();
+        triangle_inverse(T, A, diagonal);
+        if (to.inverse) triangle_store<false>(to.inverse + operands, T);
+        if (to.inverse_back) triangle_store<true>(to.inverse_back + operands, T);
     }
+    if (!to.scores && !to.scores_back) return;
+    for_pairs<BLOCK>(qk, [&](unsigned i, unsigned j, float a, float b) {
+        i += row;
+        a = j <= i ? a * (length->query[i] * length->key[j] * decay_between(*g, i, j)) : 0.0f;
+        b = j + 1 <= i ? b * (length->query[i] * length->key[j + 1] * decay_between(*g, i, j + 1)) : 0.0f;
+        split_store_two(A, PAIR_TILE, i * padded<BLOCK> + j, a, b);
+    });
+    __syncthreads();
+    if (to.scores) triangle_store<false>(to.scores + operands, A);
+    if (to.scores_back) triangle_store<true>(to.scores_back + operands, A);
 }
 
 #endif

@@ -21,10 +21,10 @@ state before it, and exp(c_L) <S, dS>. No two of these cancel, however strong a 
 
 struct DeltaGradient {
     floatX *dx, *db, *da;
-    float *lines;               // [blocks, 2, HV]: parts of dA_log, ddt_bias
-    float *dq, *dk;             // [blocks, HK, BLOCK, K]: sums over the value heads of a group so far
-    const float *states, *back; // [blocks, HV, K, V]: S, dS
-    const float *N, *dR;        // [blocks, BLOCK, HV, V]
+    float *lines;                // [blocks, 2, HV]: parts of dA_log, ddt_bias
+    float *dq, *dk;              // [blocks, HK, BLOCK, K]: sums over the value heads of a group so far
+    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
+    const floatX *N, *dR;        // [blocks, HV, TERMS, BLOCK, V]
     const BlockGates *gates;
     const BlockLengths *lengths;
     const floatX *dout;
@@ -36,7 +36,7 @@ template <int KP> constexpr int KEY_COLUMNS = KP > 128 ? KP / 2 : KP;
 template <int KP> constexpr unsigned GRADIENT_THREADS = DELTA_THREADS_OF_BLOCK *(KP / KEY_COLUMNS<KP>);
 
 constexpr int STRIP = 32; // columns of V in shared memory at once
-constexpr unsigned STRIP_TILE = BLOCK * padded<STRIP>, PAIR_TILE = BLOCK * padded<BLOCK>;
+constexpr unsigned STRIP_TILE = BLOCK * padded<STRIP>, TRIANGLE_STRIDE = BLOCK + 1;
 constexpr unsigned PAIR_TILES = 2 * TERMS * PAIR_TILE;
 
 template <int KP> constexpr size_t gradient_bytes() {
@@ -111,9 +111,12 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
     };
     for (size_t head = key_head * group; head < (key_head + 1) * group; head++) {
         const size_t place = blockIdx.x * d.HV + head;
-        const float *const S = G.states + place * K * V, *const dS = G.back + place * K * V;
-        const auto token = [&](const float *x, unsigned i, size_t c) {
-            return x[(((size_t)blockIdx.x * BLOCK + i) * d.HV + head) * V + c];
+        const floatX *const S = G.states + place * TERMS * K * V, *const dS = G.back + place * TERMS * K * V;
+        const auto whole = [&](const floatX *x, size_t i, size_t size) {
+            return TERMS == 2 ? load(x[i]) + load(x[size + i]) : load(x[i]);
+        };
+        const auto token = [&](const floatX *x, unsigned i, size_t c) {
+            return whole(x + place * TERMS * BLOCK * V, i * V + c, BLOCK * V);
         };
         const floatX *const dout = G.dout + (block.row * d.HV + head) * V;
         __syncthreads();
@@ -182,7 +185,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
             strip_of_tokens<THREADS>(work_2, block.rows, V - v, [&](unsigned i, size_t c) {
                 return -g->beta[i] * length->key[i] * decay_to(*g, i) * token(G.dR, i, v + c);
             });
-            strip_of_state<KP, THREADS>(work_3, K, V - v, [&](unsigned i, size_t c) { return S[i * V + v + c]; });
+            strip_of_state<KP, THREADS>(work_3, K, V - v,
+                                        [&](unsigned i, size_t c) { return whole(S, i * V + v + c, K * V); });
             fetch_wait<0>();
             __syncthreads();
             const floatX *const right = work_3 + key_column * padded<STRIP>;
@@ -202,8 +206,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
                 return length->key[i] * decay_between(*g, BLOCK - 1, i) * token(G.N, i, v + c);
             });
             strip_of_state<KP, THREADS>(work_3, K, V - v, [&](unsigned i, size_t c) {
-                overlap += S[i * V + v + c] * dS[i * V + v + c];
-                return dS[i * V + v + c];
+                overlap += whole(S, i * V + v + c, K * V) * whole(dS, i * V + v + c, K * V);
+                return whole(dS, i * V + v + c, K * V);
             });
             __syncthreads();
             strip_product<N, false>(dk, work_2, row, work_3 + key_column * padded<STRIP>, KP * padded<STRIP>);

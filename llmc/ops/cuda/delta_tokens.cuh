@@ -19,8 +19,8 @@ constexpr size_t DELTA_MOST_K = DELTA_TOKEN_THREADS; // a thread loads an elemen
 struct DeltaWalk {
     const float *state_in;      // of slots, for spans that continue a document
     float *state_out;           // of slots
-    float *states;              // [blocks, HV, K, width]: before each block; backward: the gradient after it
-    float *added;               // [blocks, BLOCK, HV, V]: N; backward: dR
+    floatX *states;             // [blocks, HV, TERMS, K, width]: before each block; backward: the gradient after it
+    floatX *added;              // [blocks, HV, TERMS, BLOCK, V]: N; backward: dR
     floatX *out;                // [n, HV, V]
     const floatX *dout;         // [n, HV, V]
     unsigned first_in, last_in; // spans that read state_in; forward: if they continue a document
@@ -98,7 +98,10 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     for (size_t t = 0; t < n; t++) {
         const size_t row = span.row + t, block = blocks.first[number] + t / BLOCK;
         if (w.states && t % BLOCK == 0)
-            for_state([&](size_t k, float s) { w.states[((block * d.HV + head) * d.K + k) * w.width + column] = s; });
+            for_state([&](size_t k, float s) {
+                split_store(w.states + (block * d.HV + head) * TERMS * d.K * w.width, d.K * w.width,
+                            k * w.width + column, s);
+            });
         DeltaToken *const token = tokens + t % 2;
         float *const with_k = sums + t % 2 * 2 * DELTA_TOKEN_THREADS, *const with_q = with_k + DELTA_TOKEN_THREADS;
         const DeltaProducts p = token_load(token, d, row, key_head);
@@ -115,7 +118,9 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
         const float u = gate.beta * (v - p.key * column_total(with_k));
         for_state([&](size_t k, float &s) { s += p.key * token->k[k] * u; });
         if (threadIdx.y || !inside) continue;
-        if (w.added) w.added[(((size_t)block * BLOCK + t % BLOCK) * d.HV + head) * d.V + column] = u;
+        if (w.added)
+            split_store(w.added + (block * d.HV + head) * TERMS * BLOCK * d.V, BLOCK * d.V, t % BLOCK * d.V + column,
+                        u);
         if (w.out) w.out[(row * d.HV + head) * d.V + column] = store(p.query * column_total(with_q) + p.both * u);
     }
     if (w.state_out && number >= w.first_out)
@@ -145,7 +150,10 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     for (size_t t = n; t-- > 0;) {
         const size_t row = span.row + t, block = blocks.first[number] + t / BLOCK;
         if (w.states && (t + 1 == n || t % BLOCK == BLOCK - 1))
-            for_state([&](size_t k, float s) { w.states[((block * d.HV + head) * d.K + k) * w.width + column] = s; });
+            for_state([&](size_t k, float s) {
+                split_store(w.states + (block * d.HV + head) * TERMS * d.K * w.width, d.K * w.width,
+                            k * w.width + column, s);
+            });
         DeltaToken *const token = tokens + t % 2;
         float *const with_k = sums + t % 2 * DELTA_TOKEN_THREADS;
         const DeltaProducts p = token_load(token, d, row, key_head);
@@ -162,7 +170,8 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
         const float du = p.key * column_total(with_k), taken = gate.beta * p.key * du;
         for_state([&](size_t k, float &s) { s = decay * (s - token->k[k] * taken); });
         if (w.added && threadIdx.y == 0 && inside)
-            w.added[(((size_t)block * BLOCK + t % BLOCK) * d.HV + head) * d.V + column] = du;
+            split_store(w.added + (block * d.HV + head) * TERMS * BLOCK * d.V, BLOCK * d.V, t % BLOCK * d.V + column,
+                        du);
     }
     if (w.state_out && number == 0)
         for_state([&](size_t k, float s) {

@@ -1,7 +1,7 @@
 /*
 The gated delta rule of op set "cuda", block after block of a span by matrix instructions: forward with the state of a
-head, back with its gradient. A thread block has WALK_COLUMNS columns of it: in fp32 in registers, tiles of 16 rows
-dealt to its warps, and as a split operand in shared memory. In the notation of delta_blocks.cuh, forward
+head, back with its gradient. A thread block has COLUMNS columns of it, a warp 16 of them and every fourth tile of 16
+rows: in fp32 in registers, and as a split operand in shared memory. In the notation of delta_blocks.cuh, forward
 
     R = beta (v - exp(c) K S),  N = inverse R,  out = exp(c) Q S + scores N,  S = exp(c_L) S + K^T (decay(L) N)
 
@@ -9,366 +9,409 @@ and back, dS the gradient of the state after the block, with dN = scores^T dout 
 
     dR = inverse^T dN,  dS = exp(c_L) dS + Q^T (exp(c) dout) - K^T (beta exp(c) dR)
 
-In products over tokens a warp has 16 of them. If shared memory has room for two stages, the next block's tiles of q and
-k are prefetched while this one's are used.
+In products over tokens a warp has 16 of them. Tiles are fetched as soon as their place is free: the next block's keys
+at a block's beginning (they have two places), its values or dout once this block's are used. Triangles come as operands
+from global memory.
 */
 #ifndef LLMC_CUDA_DELTA_WALK_CUH
 #define LLMC_CUDA_DELTA_WALK_CUH
 #include "delta_tokens.cuh"
 
-constexpr int WALK_COLUMNS = 32, WALK_MOST_K = 128;
+constexpr int WALK_MOST_COLUMNS = 32, WARP_COLUMNS = 16, WALK_MOST_K = 128;
 constexpr size_t WALK_LEAST_K = 16;
-constexpr unsigned WALK_THREADS = DELTA_THREADS_OF_BLOCK, WALK_WARPS = WALK_THREADS / LANES;
-constexpr unsigned TOKENS_TILE = BLOCK * padded<WALK_COLUMNS>; // rows of tokens
+constexpr unsigned ROW_WARPS = DELTA_THREADS_OF_BLOCK / LANES;
+template <int COLUMNS> constexpr unsigned WALK_THREADS = COLUMNS / WARP_COLUMNS *DELTA_THREADS_OF_BLOCK;
+template <int COLUMNS> constexpr unsigned TOKENS_TILE = BLOCK *padded<COLUMNS>; // rows of tokens
 
-// Results of delta_blocks_kernel
+// What delta_blocks_kernel has made of each block; back: triangles are transposed
 struct DeltaPairs {
-    const float *inverse, *scores;
+    const OperandA *inverse, *scores;
     const BlockGates *gates;
-    const BlockLengths *lengths;
     const floatX *dout;
-    bool packed_rows;
-    unsigned stages; // 1 or 2
+    bool packed_rows; // rows of v and out, or dout
 };
 
-template <int KP> constexpr unsigned STAGE_TILES = 2 * BLOCK *padded<KP> + TOKENS_TILE; // k, q, then v or dout
-template <int KP> constexpr size_t walk_bytes(unsigned stages) {
-    return (stages * STAGE_TILES<KP> + TERMS * (KP * padded<WALK_COLUMNS> + 3 * TOKENS_TILE)) * sizeof(floatX);
+// ---- shared memory --------------------------------------------------------------------------------------------------
+// Two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the state, all split
+template <int KP, int COLUMNS> struct WalkTiles {
+    static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
+    floatX *keys, *queries, *rows, *S, *R, *N, *added;
+};
+template <int KP, int COLUMNS> constexpr size_t walk_bytes() {
+    typedef WalkTiles<KP, COLUMNS> Tiles;
+    return (3 * Tiles::KEYS + TOKENS_TILE<COLUMNS> + TERMS * (Tiles::STATE + 3 * TOKENS_TILE<COLUMNS>)) *
+           sizeof(floatX);
+}
+template <int KP, int COLUMNS> __device__ inline WalkTiles<KP, COLUMNS> walk_tiles(floatX *memory) {
+    WalkTiles<KP, COLUMNS> tiles;
+    constexpr unsigned TOKENS = TOKENS_TILE<COLUMNS>;
+    tiles.keys = memory, tiles.queries = tiles.keys + 2 * tiles.KEYS, tiles.rows = tiles.queries + tiles.KEYS;
+    tiles.S = tiles.rows + TOKENS, tiles.R = tiles.S + TERMS * tiles.STATE;
+    tiles.N = tiles.R + TERMS * TOKENS, tiles.added = tiles.N + TERMS * TOKENS;
+    return tiles;
 }
 
-// A warp's part of a state: tiles of 16 rows, every WALK_WARPS-th
-template <int KP> constexpr unsigned WALK_TILES = (KP / 16 + WALK_WARPS - 1) / WALK_WARPS;
-template <int KP> using WalkState = float[WALK_TILES<KP>][WALK_COLUMNS / 8][4];
+// ---- a warp's part of a state: tiles of 16 rows, every ROW_WARPS-th, and WARP_COLUMNS columns ------------------------
+template <int KP> constexpr unsigned WALK_TILES = (KP / 16 + ROW_WARPS - 1) / ROW_WARPS;
+template <int KP> using WalkState = float[WALK_TILES<KP>][WARP_COLUMNS / 8][4];
 
-// Calls f(row, column, element) for a warp's part.
+__device__ inline unsigned warp_row(void) { return threadIdx.x / LANES % ROW_WARPS * 16; }
+__device__ inline unsigned warp_column(void) { return threadIdx.x / LANES / ROW_WARPS * WARP_COLUMNS; }
+
+// Calls f(row, column, element, element of the next column) for a warp's part.
 template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP> &S, F f) {
 #pragma unroll
     for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
-        const unsigned first = (threadIdx.x / LANES + m * WALK_WARPS) * 16;
+        const unsigned first = warp_row() + m * ROW_WARPS * 16;
         if (first < KP)
-            for_results<WALK_COLUMNS>(S[m], [&](unsigned i, unsigned c, float &value) { f(first + i, c, value); });
+            for_pairs<WARP_COLUMNS>(
+                S[m], [&](unsigned i, unsigned c, float &a, float &b) { f(first + i, warp_column() + c, a, b); });
     }
 }
 
-// Stores the state as a split operand and, unless NULL, to `states` in fp32.
+// Reads a warp's part of [K, width], whose columns from here on are `columns`.
 template <int KP>
-__device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile, float *states, size_t K, size_t columns,
-                                        size_t width) {
-#pragma unroll
-    for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
-        const unsigned first = (threadIdx.x / LANES + m * WALK_WARPS) * 16;
-        if (first >= KP) continue;
-        for_pairs<WALK_COLUMNS>(S[m], [&](unsigned i, unsigned c, float a, float b) {
-            const unsigned k = first + i;
-            split_store_two(tile, KP * padded<WALK_COLUMNS>, k * padded<WALK_COLUMNS> + c, a, b);
-            if (states && k < K && c < columns) states[k * width + c] = a;
-            if (states && k < K && c + 1 < columns) states[k * width + c + 1] = b;
-        });
-    }
+__device__ inline void walk_state_read(WalkState<KP> &S, const float *from, size_t K, size_t columns, size_t width) {
+    for_walk_state<KP>(S, [&](unsigned k, unsigned c, float &a, float &b) {
+        if (k < K && c < columns) a = from[k * width + c];
+        if (k < K && c + 1 < columns) b = from[k * width + c + 1];
+    });
 }
-
-// S += tile[BLOCK, KP]^T added[BLOCK, WALK_COLUMNS], which is split
-template <int KP> __device__ inline void walk_state_add(WalkState<KP> &S, const floatX *tile, const floatX *added) {
-#pragma unroll
-    for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
-        const unsigned first = (threadIdx.x / LANES + m * WALK_WARPS) * 16;
-        if (first >= KP) continue;
-#pragma unroll
-        for (unsigned j = 0; j < BLOCK; j += 16)
-            split_product<WALK_COLUMNS>(S[m], load_a_columns(tile, padded<KP>, j, first), [&](int n, unsigned t) {
-                return load_b_rows(added + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
-            });
-    }
-}
-
-// c[16 tokens of this warp] += tile[tokens, KP] S[KP, WALK_COLUMNS]; d likewise of another tile, or NULL
 template <int KP>
-__device__ inline void walk_read(float (*c)[4], const floatX *tile, float (*d)[4], const floatX *other, unsigned row,
-                                 const floatX *S) {
+__device__ inline void walk_state_write(float *to, WalkState<KP> &S, size_t K, size_t columns, size_t width) {
+    for_walk_state<KP>(S, [&](unsigned k, unsigned c, float a, float b) {
+        if (k < K && c < columns) to[k * width + c] = a;
+        if (k < K && c + 1 < columns) to[k * width + c + 1] = b;
+    });
+}
+
+// Stores the state as a split operand.
+template <int KP, int COLUMNS> __device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile) {
+    for_walk_state<KP>(S, [&](unsigned k, unsigned c, float &a, float &b) {
+        split_store_two(tile, KP * padded<COLUMNS>, k * padded<COLUMNS> + c, a, b);
+    });
+}
+
+// Copies a split tile of `rows` rows to [TERMS, most_rows, width] in memory, as delta_gradient.cuh reads it.
+template <int COLUMNS>
+__device__ inline void walk_save(floatX *to, const floatX *tile, unsigned tile_size, unsigned rows, size_t most_rows,
+                                 size_t columns, size_t width) {
+    for (unsigned t = 0; t < TERMS; t++)
+        rows_store<COLUMNS, WALK_THREADS<COLUMNS>>(to + t * most_rows * width, tile + t * tile_size, width, rows,
+                                                   columns, width % full_pack<floatX> == 0);
+}
+
+// S += tile[BLOCK, KP]^T added[BLOCK, COLUMNS], which is split
+template <int KP, int COLUMNS>
+__device__ inline void walk_state_add(WalkState<KP> &S, const floatX *tile, const floatX *added) {
+#pragma unroll
+    for (unsigned j = 0; j < BLOCK; j += 16) {
+        OperandB right[TERMS];
+#pragma unroll
+        for (unsigned t = 0; t < TERMS; t++)
+            right[t] = load_b_rows(added + t * TOKENS_TILE<COLUMNS>, padded<COLUMNS>, j, warp_column());
+#pragma unroll
+        for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
+            const unsigned first = warp_row() + m * ROW_WARPS * 16;
+            if (first < KP)
+                split_product<WARP_COLUMNS>(S[m], load_a_columns(tile, padded<KP>, j, first),
+                                            [&](int, unsigned t) { return right[t]; });
+        }
+    }
+}
+
+// ---- a warp's products over tokens: 16 rows, WARP_COLUMNS columns ----------------------------------------------------
+typedef float WalkRows[WARP_COLUMNS / 8][4];
+
+// c += tile[tokens, KP] S[KP, COLUMNS]; d likewise of another tile, or NULL
+template <int KP, int COLUMNS>
+__device__ inline void walk_read(WalkRows &c, const floatX *tile, float (*d)[4], const floatX *other, const floatX *S) {
 #pragma unroll
     for (int k = 0; k < KP; k += 16) {
-        const OperandA a = load_a(tile, padded<KP>, row, k);
+        const OperandA a = load_a(tile, padded<KP>, warp_row(), k);
         OperandA b;
-        if (d) b = load_a(other, padded<KP>, row, k);
+        if (d) b = load_a(other, padded<KP>, warp_row(), k);
 #pragma unroll
         for (unsigned t = 0; t < TERMS; t++) {
-            const floatX *const from = S + t * KP * padded<WALK_COLUMNS>;
-            const auto right = [&](int n) { return load_b_rows(from, padded<WALK_COLUMNS>, k, n); };
-            OperandB of[WALK_COLUMNS / 16];
-#pragma unroll
-            for (int n = 0; n < WALK_COLUMNS; n += 16) of[n / 16] = right(n);
-            mma_columns<WALK_COLUMNS>(c, a, [&](int n) { return of[n / 16]; });
-            if (d) mma_columns<WALK_COLUMNS>(d, b, [&](int n) { return of[n / 16]; });
+            const OperandB right = load_b_rows(S + t * KP * padded<COLUMNS>, padded<COLUMNS>, k, warp_column());
+            mma_columns<WARP_COLUMNS>(c, a, [&](int) { return right; });
+            if (d) mma_columns<WARP_COLUMNS>(d, b, [&](int) { return right; });
         }
     }
 }
 
-// A row of operands A[16,16] of a triangle in global memory: of rows `row` on, or of its transpose
-using TriangleRow = float[BLOCK / 16][8];
-template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &a, const float *triangle, unsigned row) {
-    const unsigned lane = threadIdx.x % LANES;
-#pragma unroll
-    for (unsigned j = 0; j < BLOCK; j += 16)
-#pragma unroll
-        for (unsigned i = 0; i < 8; i++) {
-            const unsigned m = row + lane / 4 + i / 2 % 2 * 8, k = j + lane % 4 * 2 + i % 2 + i / 4 * 8;
-            a[j / 16][i] =
-                (TRANSPOSED ? j >= row : j <= row) ? triangle[TRANSPOSED ? k * BLOCK + m : m * BLOCK + k] : 0.0f;
-        }
-}
-__device__ inline SplitA triangle_operand(const float (&values)[8]) {
-    SplitA a;
-#pragma unroll
-    for (unsigned i = 0; i < 8; i += 2) {
-        Two term[TERMS];
-        split_two(term, values[i], values[i + 1]);
-        for (unsigned t = 0; t < TERMS; t++) memcpy(&a.term[t].x[i], &term[t], sizeof(Two));
-    }
-    return a;
-}
-
-// A lane's two tokens
-struct WalkRows {
-    float beta[2], read_k[2], read_q[2], add[2]; // exp(c) and decay(L), times 1 / the length of k or q
-    float keep;                                  // exp(c_L)
+// A row of operands of a triangle: of rows warp_row() on, or of its transpose
+struct TriangleRow {
+    SplitA at[SIDE];
 };
-__device__ inline WalkRows walk_rows(const BlockGates &g, const BlockLengths &length, unsigned row) {
-    WalkRows rows;
+template <bool TRANSPOSED> __device__ inline bool triangle_has(unsigned j) {
+    return TRANSPOSED ? j * 16 >= warp_row() : j * 16 <= warp_row();
+}
+template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &row, const OperandA *triangle) {
+    const unsigned lane = threadIdx.x % LANES, i = warp_row() / 16;
 #pragma unroll
-    for (unsigned i = 0; i < 2; i++) {
-        const unsigned token = row + threadIdx.x % LANES / 4 + 8 * i;
-        const float decay = decay_to(g, token);
-        rows.beta[i] = g.beta[token], rows.read_k[i] = decay * length.key[token];
-        rows.read_q[i] = decay * length.query[token];
-        rows.add[i] = decay_between(g, BLOCK - 1, token) * length.key[token];
-    }
-    rows.keep = decay_to(g, BLOCK - 1);
-    return rows;
-}
-
-// Shared memory of a walk
-struct WalkTiles {
-    floatX *stages, *S, *R, *N, *added;
-};
-template <int KP> __device__ inline WalkTiles walk_tiles(floatX *memory, unsigned stages) {
-    WalkTiles tiles = {memory, memory + stages * STAGE_TILES<KP>};
-    tiles.R = tiles.S + TERMS * KP * padded<WALK_COLUMNS>;
-    tiles.N = tiles.R + TERMS * TOKENS_TILE, tiles.added = tiles.N + TERMS * TOKENS_TILE;
-    return tiles;
-}
-template <int KP> __device__ inline floatX *stage_keys(const WalkTiles &tiles, unsigned stage) {
-    return tiles.stages + stage * STAGE_TILES<KP>;
-}
-template <int KP> __device__ inline floatX *stage_queries(const WalkTiles &tiles, unsigned stage) {
-    return stage_keys<KP>(tiles, stage) + BLOCK * padded<KP>;
-}
-template <int KP> __device__ inline floatX *stage_rows(const WalkTiles &tiles, unsigned stage) {
-    return stage_queries<KP>(tiles, stage) + BLOCK * padded<KP>;
-}
-
-// Calls use(b, stage) for blocks 0 to count - 1 with the tiles that bring(b, stage) has fetched
-template <typename Bring, typename Use>
-__device__ inline void walk_blocks(unsigned count, unsigned stages, Bring bring, Use use) {
-    for (unsigned b = 0; b < count; b++) {
-        const unsigned stage = stages == 2 ? b % 2 : 0;
-        if (b == 0 || stages == 1) {
-            __syncthreads();
-            bring(b, stage);
-            fetch_commit();
+    for (unsigned j = 0; j < SIDE; j++) {
+        if (!triangle_has<TRANSPOSED>(j)) continue;
+        const unsigned number = TRANSPOSED ? triangle_tile(j, i) : triangle_tile(i, j);
+#pragma unroll
+        for (unsigned t = 0; t < TERMS; t++) {
+            constexpr int W = full_pack<floatX>;
+            const floatX *const from = triangle[(number * TERMS + t) * LANES + lane].x;
+#pragma unroll
+            for (int e = 0; e < 8; e += W) {
+                const auto pack = pack_read<W>(from + e);
+                memcpy(row.at[j].term[t].x + e, &pack, sizeof(pack));
+            }
         }
-        fetch_wait<0>();
-        __syncthreads();
-        if (stages == 2 && b + 1 < count) {
-            bring(b + 1, 1 - stage);
-            fetch_commit();
-        }
-        use(b, stage);
     }
 }
-
-template <int KP>
-__global__ void __launch_bounds__(WALK_THREADS)
-    delta_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
-    DYNAMIC_SHARED(floatX, memory);
-    const WalkTiles tiles = walk_tiles<KP>(memory, p.stages);
-    const unsigned number = blockIdx.z, count = blocks.first[number + 1] - blocks.first[number];
-    const Span span = blocks.span[number];
-    const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), first = (size_t)blockIdx.x * WALK_COLUMNS;
-    const size_t place = state_place(d, w, span, head) + first, columns = w.width - first;
-    const unsigned row = threadIdx.x / LANES * 16;
-    WalkState<KP> S = {};
-    if (state_is_there(w, span, number))
-        for_walk_state<KP>(S, [&](unsigned k, unsigned c, float &value) {
-            if (k < d.K && c < columns) value = w.state_in[place + k * w.width + c];
-        });
-    const auto states_of = [&](unsigned at) {
-        return w.states ? w.states + (at * d.HV + head) * d.K * w.width + first : NULL;
-    };
-    walk_state_store<KP>(S, tiles.S, states_of(blocks.first[number]), d.K, columns, w.width);
-    const auto bring = [&](unsigned b, unsigned stage) {
-        const DeltaBlock block = delta_block(blocks, number, blocks.first[number] + b);
-        rows_fetch<KP, WALK_THREADS>(stage_keys<KP>(tiles, stage), keys_of(d, block.row, key_head), d.channels,
-                                     block.rows, d.K, d.packed);
-        rows_fetch<KP, WALK_THREADS>(stage_queries<KP>(tiles, stage), queries_of(d, block.row, key_head), d.channels,
-                                     block.rows, d.K, d.packed);
-        rows_fetch<WALK_COLUMNS, WALK_THREADS>(stage_rows<KP>(tiles, stage), values_of(d, block.row, head) + first,
-                                               d.channels, w.values ? block.rows : 0, columns, p.packed_rows);
-    };
-    const auto use = [&](unsigned b, unsigned stage) {
-        const unsigned at = blocks.first[number] + b;
-        const DeltaBlock block = delta_block(blocks, number, at);
-        const size_t pairs = (at * d.HV + head) * PAIRS_OF_BLOCK;
-        const WalkRows rows = walk_rows(p.gates[at * d.HV + head], p.lengths[at * d.HK + key_head], row);
-        TriangleRow inverse, scores;
-        triangle_load<false>(inverse, p.inverse + pairs, row);
-        if (w.out) triangle_load<false>(scores, p.scores + pairs, row);
-        float of_k[WALK_COLUMNS / 8][4] = {}, of_q[WALK_COLUMNS / 8][4] = {}, N[WALK_COLUMNS / 8][4] = {};
-        if (w.out)
-            walk_read<KP>(of_k, stage_keys<KP>(tiles, stage), of_q, stage_queries<KP>(tiles, stage), row, tiles.S);
+// c += triangle tile[BLOCK, COLUMNS]; EXACT: the tile has one term
+template <bool TRANSPOSED, int COLUMNS, bool EXACT>
+__device__ inline void triangle_product(WalkRows &c, const TriangleRow &row, const floatX *tile) {
+#pragma unroll
+    for (unsigned j = 0; j < SIDE; j++) {
+        if (!triangle_has<TRANSPOSED>(j)) continue;
+        const auto right = [&](int, unsigned t) {
+            return load_b_rows(tile + t * TOKENS_TILE<COLUMNS>, padded<COLUMNS>, j * 16, warp_column());
+        };
+        if constexpr (EXACT)
+            split_by_exact<WARP_COLUMNS>(c, row.at[j], [&](int n) { return right(n, 0); });
         else
-            walk_read<KP>(of_k, stage_keys<KP>(tiles, stage), NULL, NULL, row, tiles.S);
-        const floatX *const values = stage_rows<KP>(tiles, stage);
-        for_pairs<WALK_COLUMNS>(of_k, [&](unsigned i, unsigned c, float a, float b) {
-            const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
-            const Two v = *(const Two *)(values + to);
-            split_store_two(tiles.R, TOKENS_TILE, to, rows.beta[i / 8] * (load(v.x[0]) - rows.read_k[i / 8] * a),
-                            rows.beta[i / 8] * (load(v.x[1]) - rows.read_k[i / 8] * b));
-        });
-        __syncthreads();
-#pragma unroll
-        for (unsigned j = 0; j < BLOCK; j += 16)
-            if (j <= row)
-                split_product<WALK_COLUMNS>(N, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
-                    return load_b_rows(tiles.R + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
-                });
-        float *const added = w.added ? w.added + (((size_t)at * BLOCK + row) * d.HV + head) * d.V + first : NULL;
-        for_pairs<WALK_COLUMNS>(N, [&](unsigned i, unsigned c, float a, float b) {
-            const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
-            split_store_two(tiles.N, TOKENS_TILE, to, a, b);
-            split_store_two(tiles.added, TOKENS_TILE, to, rows.add[i / 8] * a, rows.add[i / 8] * b);
-            if (added && row + i < block.rows && c < columns) added[i * d.HV * d.V + c] = a;
-            if (added && row + i < block.rows && c + 1 < columns) added[i * d.HV * d.V + c + 1] = b;
-        });
-        __syncthreads();
+            split_product<WARP_COLUMNS>(c, row.at[j], right);
+    }
+}
+
+// Calls f(token, place in a tile of tokens, factors, a, b) for a warp's pairs of neighbours.
+template <int COLUMNS, typename F>
+__device__ inline void for_tokens(WalkRows &c, const TokenFactors (&factors)[2], F f) {
+    for_pairs<WARP_COLUMNS>(c, [&](unsigned i, unsigned column, float &a, float &b) {
+        const unsigned token = warp_row() + i;
+        f(token, token * padded<COLUMNS> + warp_column() + column, factors[i / 8], a, b);
+    });
+}
+// A lane's two tokens
+__device__ inline void walk_factors(TokenFactors (&factors)[2], const BlockGates &g) {
+    for (unsigned i = 0; i < 2; i++) {
+        const auto pack = pack_read<4>(&g.token[warp_row() + threadIdx.x % LANES / 4 + 8 * i].beta);
+        memcpy(&factors[i], &pack, sizeof(pack));
+    }
+}
+
+// Saves a warp's rows as walk_save does, from registers.
+__device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count, size_t columns, size_t width) {
+    for_pairs<WARP_COLUMNS>(rows, [&](unsigned i, unsigned c, float a, float b) {
+        const unsigned token = warp_row() + i, column = warp_column() + c;
+        Two term[TERMS];
+        split_two(term, a, b);
+        if (token >= count || column >= columns) return;
+        for (unsigned t = 0; t < TERMS; t++) {
+            floatX *const at = to + (t * BLOCK + token) * width + column;
+            if (width % 2 == 0) {
+                *(Two *)at = term[t];
+            } else {
+                at[0] = term[t].x[0];
+                if (column + 1 < columns) at[1] = term[t].x[1];
+            }
+        }
+    });
+}
+
+// ---- the walks ------------------------------------------------------------------------------------------------------
+// A thread block's place in a launch: blocks of a span, a head, columns from `first` on
+struct WalkPlace {
+    unsigned number, first_block, count;
+    size_t head, key_head, first;
+};
+__device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns) {
+    const unsigned number = blockIdx.z, first_block = blocks.first[number];
+    return WalkPlace{number,
+                     first_block,
+                     blocks.first[number + 1] - first_block,
+                     blockIdx.y,
+                     blockIdx.y / (d.HV / d.HK),
+                     (size_t)blockIdx.x * columns};
+}
+
+template <int KP, int COLUMNS>
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
+    delta_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
+    constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
+    DYNAMIC_SHARED(floatX, memory);
+    const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
+    const WalkPlace at = walk_place(d, blocks, COLUMNS);
+    const Span span = blocks.span[at.number];
+    const size_t place = state_place(d, w, span, at.head) + at.first, columns = w.width - at.first;
+    WalkState<KP> S = {};
+    if (state_is_there(w, span, at.number)) walk_state_read<KP>(S, w.state_in + place, d.K, columns, w.width);
+    walk_state_store<KP, COLUMNS>(S, tiles.S);
+    const auto block_at = [&](unsigned b) { return delta_block(blocks, at.number, at.first_block + b); };
+    const auto fetch_keys = [&](unsigned b) {
+        const DeltaBlock block = block_at(b);
+        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, keys_of(d, block.row, at.key_head), d.channels,
+                                block.rows, d.K, d.packed);
+    };
+    const auto fetch_rows = [&](unsigned b) {
+        const DeltaBlock block = block_at(b);
+        if (w.out)
+            rows_fetch<KP, THREADS>(tiles.queries, queries_of(d, block.row, at.key_head), d.channels, block.rows, d.K,
+                                    d.packed);
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, values_of(d, block.row, at.head) + at.first, d.channels,
+                                     w.values ? block.rows : 0, columns, p.packed_rows);
+    };
+    fetch_keys(0), fetch_rows(0);
+    fetch_commit();
+    for (unsigned b = 0; b < at.count; b++) {
+        const DeltaBlock block = block_at(b);
+        const size_t index = (at.first_block + b) * d.HV + at.head;
+        const floatX *const keys = tiles.keys + b % 2 * tiles.KEYS;
+        TriangleRow inverse, scores;
+        TokenFactors factors[2];
+        triangle_load<false>(inverse, p.inverse + index * OPERANDS_OF_TRIANGLE);
+        walk_factors(factors, p.gates[index]);
+        const float keep = p.gates[index].keep;
+        fetch_wait<0>();
+        __syncthreads(); // tiles have arrived, S is stored
+        if (b + 1 < at.count) fetch_keys(b + 1);
+        fetch_commit();
+        if (w.states)
+            walk_save<COLUMNS>(w.states + index * TERMS * d.K * w.width + at.first, tiles.S, tiles.STATE, d.K, d.K,
+                               columns, w.width);
+        WalkRows of_k = {}, of_q = {}, N = {};
         if (w.out) {
-            for_results<WALK_COLUMNS>(of_q, [&](unsigned i, unsigned, float &value) { value *= rows.read_q[i / 8]; });
-#pragma unroll
-            for (unsigned j = 0; j < BLOCK; j += 16)
-                if (j <= row)
-                    split_product<WALK_COLUMNS>(of_q, triangle_operand(scores[j / 16]), [&](int n, unsigned t) {
-                        return load_b_rows(tiles.N + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
-                    });
-            floatX *const out = w.out + ((block.row + row) * d.HV + head) * d.V + first;
-            for_pairs<WALK_COLUMNS>(of_q, [&](unsigned i, unsigned c, float a, float b) {
+            triangle_load<false>(scores, p.scores + index * OPERANDS_OF_TRIANGLE);
+            walk_read<KP, COLUMNS>(of_k, keys, of_q, tiles.queries, tiles.S);
+        } else {
+            walk_read<KP, COLUMNS>(of_k, keys, NULL, NULL, tiles.S);
+        }
+        for_tokens<COLUMNS>(of_k, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
+            const Two v = *(const Two *)(tiles.rows + to);
+            split_store_two(tiles.R, TOKENS, to, f.beta * (load(v.x[0]) - f.read_k * a),
+                            f.beta * (load(v.x[1]) - f.read_k * b));
+        });
+        __syncthreads(); // R is stored, queries and values are free
+        if (b + 1 < at.count) fetch_rows(b + 1);
+        fetch_commit();
+        triangle_product<false, COLUMNS, false>(N, inverse, tiles.R);
+        for_tokens<COLUMNS>(N, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
+            if (w.out || w.added) split_store_two(tiles.N, TOKENS, to, a, b);
+            split_store_two(tiles.added, TOKENS, to, f.add * a, f.add * b);
+        });
+        __syncthreads(); // N is stored
+        if (w.added)
+            walk_save<COLUMNS>(w.added + index * TERMS * BLOCK * d.V + at.first, tiles.N, TOKENS, block.rows, BLOCK,
+                               columns, d.V);
+        if (w.out) {
+            for_tokens<COLUMNS>(of_q, factors, [](unsigned, unsigned, const TokenFactors &f, float &a, float &b) {
+                a *= f.read_q, b *= f.read_q;
+            });
+            triangle_product<false, COLUMNS, false>(of_q, scores, tiles.N);
+            floatX *const out = w.out + (block.row * d.HV + at.head) * d.V + at.first;
+            for_pairs<WARP_COLUMNS>(of_q, [&](unsigned i, unsigned c, float a, float b) {
                 const Two two = two_of(a, b);
-                floatX *const to = out + i * d.HV * d.V + c;
-                if (row + i >= block.rows || c >= columns) return;
+                const unsigned token = warp_row() + i, column = warp_column() + c;
+                floatX *const to = out + token * (unsigned)(d.HV * d.V) + column;
+                if (token >= block.rows || column >= columns) return;
                 if (p.packed_rows) {
                     *(Two *)to = two;
                 } else {
                     to[0] = two.x[0];
-                    if (c + 1 < columns) to[1] = two.x[1];
+                    if (column + 1 < columns) to[1] = two.x[1];
                 }
             });
         }
-        for_walk_state<KP>(S, [&](unsigned, unsigned, float &value) { value *= rows.keep; });
-        walk_state_add<KP>(S, stage_keys<KP>(tiles, stage), tiles.added);
-        walk_state_store<KP>(S, tiles.S, b + 1 < count ? states_of(at + 1) : NULL, d.K, columns, w.width);
-    };
-    walk_blocks(count, p.stages, bring, use);
-    if (w.state_out && number >= w.first_out)
-        for_walk_state<KP>(S, [&](unsigned k, unsigned c, float value) {
-            if (k < d.K && c < columns) w.state_out[place + k * w.width + c] = value;
-        });
+        for_walk_state<KP>(S, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
+        walk_state_add<KP, COLUMNS>(S, keys, tiles.added);
+        walk_state_store<KP, COLUMNS>(S, tiles.S);
+    }
+    if (w.state_out && at.number >= w.first_out) walk_state_write<KP>(w.state_out + place, S, d.K, columns, w.width);
 }
 
-template <int KP>
-__global__ void __launch_bounds__(WALK_THREADS)
+template <int KP, int COLUMNS>
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
     delta_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
+    constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
-    const WalkTiles tiles = walk_tiles<KP>(memory, p.stages);
-    const unsigned number = blockIdx.z, count = blocks.first[number + 1] - blocks.first[number];
-    const Span span = blocks.span[number];
-    const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), first = (size_t)blockIdx.x * WALK_COLUMNS;
-    const size_t place = head * d.K * w.width + first, columns = w.width - first;
-    const unsigned row = threadIdx.x / LANES * 16, last = blocks.first[number] + count - 1;
+    const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
+    const WalkPlace at = walk_place(d, blocks, COLUMNS);
+    const Span span = blocks.span[at.number];
+    const size_t place = at.head * d.K * w.width + at.first, columns = w.width - at.first;
     WalkState<KP> dS = {};
-    if (number >= w.first_in && number < w.last_in)
-        for_walk_state<KP>(dS, [&](unsigned k, unsigned c, float &value) {
-            if (k < d.K && c < columns) value = w.state_in[place + k * w.width + c];
-        });
-    const auto states_of = [&](unsigned at) {
-        return w.states ? w.states + (at * d.HV + head) * d.K * w.width + first : NULL;
+    if (at.number >= w.first_in && at.number < w.last_in)
+        walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
+    walk_state_store<KP, COLUMNS>(dS, tiles.S);
+    const auto number_at = [&](unsigned b) { return at.first_block + at.count - 1 - b; };
+    const auto block_at = [&](unsigned b) { return delta_block(blocks, at.number, number_at(b)); };
+    const auto fetch_keys = [&](unsigned b) {
+        const DeltaBlock block = block_at(b);
+        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, keys_of(d, block.row, at.key_head), d.channels,
+                                block.rows, d.K, d.packed);
     };
-    walk_state_store<KP>(dS, tiles.S, states_of(last), d.K, columns, w.width);
-    const auto bring = [&](unsigned b, unsigned stage) {
-        const DeltaBlock block = delta_block(blocks, number, last - b);
-        rows_fetch<KP, WALK_THREADS>(stage_keys<KP>(tiles, stage), keys_of(d, block.row, key_head), d.channels,
-                                     block.rows, d.K, d.packed);
-        rows_fetch<KP, WALK_THREADS>(stage_queries<KP>(tiles, stage), queries_of(d, block.row, key_head), d.channels,
-                                     block.rows, d.K, d.packed);
-        rows_fetch<WALK_COLUMNS, WALK_THREADS>(stage_rows<KP>(tiles, stage),
-                                               p.dout + (block.row * d.HV + head) * d.V + first, d.HV * d.V, block.rows,
-                                               columns, p.packed_rows);
+    const auto fetch_rows = [&](unsigned b) {
+        const DeltaBlock block = block_at(b);
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, p.dout + (block.row * d.HV + at.head) * d.V + at.first, d.HV * d.V,
+                                     block.rows, columns, p.packed_rows);
     };
-    const auto use = [&](unsigned b, unsigned stage) {
-        const unsigned at = last - b;
-        const DeltaBlock block = delta_block(blocks, number, at);
-        const size_t pairs = (at * d.HV + head) * PAIRS_OF_BLOCK;
-        const WalkRows rows = walk_rows(p.gates[at * d.HV + head], p.lengths[at * d.HK + key_head], row);
+    fetch_keys(0), fetch_rows(0);
+    fetch_commit();
+    for (unsigned b = 0; b < at.count; b++) {
+        const DeltaBlock block = block_at(b);
+        const size_t index = number_at(b) * d.HV + at.head;
+        const floatX *const keys = tiles.keys + b % 2 * tiles.KEYS;
         TriangleRow inverse, scores;
-        triangle_load<true>(inverse, p.inverse + pairs, row);
-        triangle_load<true>(scores, p.scores + pairs, row);
-        float dN[WALK_COLUMNS / 8][4] = {}, dR[WALK_COLUMNS / 8][4] = {};
-        walk_read<KP>(dN, stage_keys<KP>(tiles, stage), NULL, NULL, row, tiles.S);
-        for_pairs<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float &a, float &b) {
-            const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
-            const Two dout = *(const Two *)(stage_rows<KP>(tiles, stage) + to);
-            a *= rows.add[i / 8], b *= rows.add[i / 8];
-            split_store_two(tiles.added, TOKENS_TILE, to, rows.read_q[i / 8] * load(dout.x[0]),
-                            rows.read_q[i / 8] * load(dout.x[1]));
+        TokenFactors factors[2];
+        triangle_load<true>(scores, p.scores + index * OPERANDS_OF_TRIANGLE);
+        walk_factors(factors, p.gates[index]);
+        const float keep = p.gates[index].keep;
+        fetch_wait<0>();
+        __syncthreads(); // tiles have arrived, dS is stored
+        rows_fetch<KP, THREADS>(tiles.queries, queries_of(d, block.row, at.key_head), d.channels, block.rows, d.K,
+                                d.packed);
+        fetch_commit();
+        if (b + 1 < at.count) fetch_keys(b + 1);
+        fetch_commit();
+        triangle_load<true>(inverse, p.inverse + index * OPERANDS_OF_TRIANGLE);
+        if (w.states)
+            walk_save<COLUMNS>(w.states + index * TERMS * d.K * w.width + at.first, tiles.S, tiles.STATE, d.K, d.K,
+                               columns, w.width);
+        WalkRows dN = {}, dR = {};
+        walk_read<KP, COLUMNS>(dN, keys, NULL, NULL, tiles.S);
+        for_tokens<COLUMNS>(dN, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
+            const Two dout = *(const Two *)(tiles.rows + to);
+            a *= f.add, b *= f.add;
+            split_store_two(tiles.added, TOKENS, to, f.read_q * load(dout.x[0]), f.read_q * load(dout.x[1]));
         });
-#pragma unroll
-        for (unsigned j = 0; j < BLOCK; j += 16)
-            if (j >= row)
-                split_by_exact<WALK_COLUMNS>(dN, triangle_operand(scores[j / 16]), [&](int n) {
-                    return load_b_rows(stage_rows<KP>(tiles, stage), padded<WALK_COLUMNS>, j, n);
-                });
-        for_pairs<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float a, float b) {
-            split_store_two(tiles.N, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c, a, b);
+        triangle_product<true, COLUMNS, true>(dN, scores, tiles.rows);
+        for_tokens<COLUMNS>(dN, factors, [&](unsigned, unsigned to, const TokenFactors &, float a, float b) {
+            split_store_two(tiles.N, TOKENS, to, a, b);
         });
-        __syncthreads();
-#pragma unroll
-        for (unsigned j = 0; j < BLOCK; j += 16)
-            if (j >= row)
-                split_product<WALK_COLUMNS>(dR, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
-                    return load_b_rows(tiles.N + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
-                });
-        float *const added = w.added ? w.added + (((size_t)at * BLOCK + row) * d.HV + head) * d.V + first : NULL;
-        for_pairs<WALK_COLUMNS>(dR, [&](unsigned i, unsigned c, float a, float b) {
-            const float scale = -rows.beta[i / 8] * rows.read_k[i / 8];
-            split_store_two(tiles.R, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c, scale * a, scale * b);
-            if (added && row + i < block.rows && c < columns) added[i * d.HV * d.V + c] = a;
-            if (added && row + i < block.rows && c + 1 < columns) added[i * d.HV * d.V + c + 1] = b;
+        __syncthreads(); // dN is stored, dout is free
+        if (b + 1 < at.count) fetch_rows(b + 1);
+        fetch_commit();
+        triangle_product<true, COLUMNS, false>(dR, inverse, tiles.N);
+        for_tokens<COLUMNS>(dR, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
+            const float scale = -f.beta * f.read_k;
+            split_store_two(tiles.R, TOKENS, to, scale * a, scale * b);
         });
-        __syncthreads();
-        for_walk_state<KP>(dS, [&](unsigned, unsigned, float &value) { value *= rows.keep; });
-        walk_state_add<KP>(dS, stage_queries<KP>(tiles, stage), tiles.added);
-        walk_state_add<KP>(dS, stage_keys<KP>(tiles, stage), tiles.R);
-        walk_state_store<KP>(dS, tiles.S, b + 1 < count ? states_of(at - 1) : NULL, d.K, columns, w.width);
-    };
-    walk_blocks(count, p.stages, bring, use);
-    if (w.state_out && number == 0)
-        for_walk_state<KP>(dS, [&](unsigned k, unsigned c, float value) {
-            if (k < d.K && c < columns)
-                w.state_out[place + k * w.width + c] = span.begin > span.document ? value : 0.0f;
-        });
+        if (w.added) walk_save_rows(w.added + index * TERMS * BLOCK * d.V + at.first, dR, block.rows, columns, d.V);
+        fetch_wait<2>(); // the queries
+        __syncthreads(); // R is stored
+        for_walk_state<KP>(dS, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
+        walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
+        walk_state_add<KP, COLUMNS>(dS, keys, tiles.R);
+        walk_state_store<KP, COLUMNS>(dS, tiles.S);
+    }
+    if (!w.state_out || at.number) return;
+    if (span.begin == span.document) // a document's first state is zero
+        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
+    walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
 }
 
 #ifdef CUDA_ON_CPU
 static size_t walk_limit(void) { return SIZE_MAX; }
+static size_t multiprocessors(void) { return 8; } // tests have few heads
 #else
 static size_t walk_limit(void) { return shared_memory_limit(); }
+static size_t multiprocessors(void) { return (size_t)device_attribute(cudaDevAttrMultiProcessorCount); }
 #endif
 
 // Calls launch(KP) with the tiles' columns of q and k as a constant: the fewest that hold K.
@@ -386,20 +429,30 @@ template <typename F> static void with_walk_size(size_t K, F launch) {
 static bool walk_takes(size_t K) {
     bool fits = false;
     if (K >= WALK_LEAST_K && K <= WALK_MOST_K)
-        with_walk_size(K, [&](auto KP) { fits = walk_bytes<KP>(1) <= walk_limit(); });
+        with_walk_size(K, [&](auto KP) { fits = walk_bytes<KP, WARP_COLUMNS>() <= walk_limit(); });
     return fits;
 }
 
-static void delta_tiled_walk(const DeltaWalk &w, DeltaPairs p, const DeltaCall &d, const SpanBlocks &blocks,
+template <int KP, int COLUMNS>
+static void delta_walk_of(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
+                          bool back) {
+    const dim3 grid((unsigned)blocks_for(w.width, COLUMNS), (unsigned)d.HV, blocks.count);
+    constexpr size_t BYTES = walk_bytes<KP, COLUMNS>();
+    if (back)
+        LAUNCH((delta_walk_back_kernel<KP, COLUMNS>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+    else
+        LAUNCH((delta_walk_kernel<KP, COLUMNS>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+}
+
+// Halves the columns of a thread block where that fills more multiprocessors, or shared memory is small.
+static void delta_tiled_walk(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
                              bool back) {
-    const dim3 grid((unsigned)blocks_for(w.width, WALK_COLUMNS), (unsigned)d.HV, blocks.count);
+    const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;
     with_walk_size(d.K, [&](auto KP) {
-        p.stages = walk_bytes<KP>(2) <= walk_limit() ? 2 : 1;
-        const size_t bytes = walk_bytes<KP>(p.stages);
-        if (back)
-            LAUNCH((delta_walk_back_kernel<KP>), grid, WALK_THREADS, bytes)(w, p, d, blocks);
+        if (2 * wide <= multiprocessors() || walk_bytes<KP, WALK_MOST_COLUMNS>() > walk_limit())
+            delta_walk_of<KP, WARP_COLUMNS>(w, p, d, blocks, back);
         else
-            LAUNCH((delta_walk_kernel<KP>), grid, WALK_THREADS, bytes)(w, p, d, blocks);
+            delta_walk_of<KP, WALK_MOST_COLUMNS>(w, p, d, blocks, back);
     });
 }
 

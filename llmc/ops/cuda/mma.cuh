@@ -16,7 +16,7 @@ such instruction: lanes exchange operands by shuffles, which is slow and exact.
 #define LLMC_CUDA_MMA_CUH
 #include "platform.cuh"
 
-struct OperandA {
+struct alignas(16) OperandA {
     floatX x[8];
 };
 struct OperandB { // [16,16]

@@ -26,15 +26,16 @@ floatS is float: there is no double build for GPUs.
 #include <cuda_bf16.h>
 
 // Returns the bytes that a block may request: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
+static int device_attribute(cudaDeviceAttr attribute) {
+    int number, value;
+    CUDA_CHECK(cudaGetDevice(&number), "asking which device this is");
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, number), "asking for an attribute of the device");
+    return value;
+}
 static size_t shared_memory_limit(void) {
-    static int limit;
-    int number;
-    if (!limit) {
-        CUDA_CHECK(cudaGetDevice(&number), "asking which device this is");
-        CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, number),
-                   "asking how much shared memory a block may have");
-    }
-    return (size_t)limit;
+    static size_t limit;
+    if (!limit) limit = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    return limit;
 }
 
 // A launch is checked at once; errors while it runs show at the next copy.
