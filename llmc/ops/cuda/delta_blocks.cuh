@@ -78,8 +78,8 @@ struct alignas(16) TokenFactors {
 // A block's gates and lengths for the kernels; c is high + low, so that a difference of two keeps its digits
 struct BlockGates {
     TokenFactors token[BLOCK];
-    float high[BLOCK], low[BLOCK], beta[BLOCK];
     float keep, unused[3]; // exp(c_L); to a multiple of 16 bytes
+    float high[BLOCK], low[BLOCK], beta[BLOCK];
 };
 struct BlockLengths {
     float query[BLOCK], key[BLOCK]; // 1 / sqrt(squares + eps), for queries also / sqrt(K)
@@ -148,20 +148,23 @@ __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t strid
         for (unsigned j = 0; j < W; j++) to[j] = row < rows && c + j < columns ? from[j] : store(0.0f);
 }
 
-// to[rows][columns] = rows of a tile, `stride` elements apart in memory
-template <int N, unsigned THREADS>
-__device__ inline void rows_store(floatX *to, const floatX *tile, size_t stride, unsigned rows, size_t columns,
+// to[rows][columns] = rows of a tile of ROWS rows, `stride` elements apart in memory
+template <int ROWS, int N, unsigned THREADS>
+__device__ inline void rows_store(floatX *to, const floatX *tile, unsigned stride, unsigned rows, size_t columns,
                                   bool packed) {
     constexpr unsigned W = full_pack<floatX>, PACKS = N / W, STEP = THREADS / PACKS;
     const unsigned first = threadIdx.x / PACKS, c = threadIdx.x % PACKS * W;
     tile += first * padded<N> + c, to += first * stride + c;
-    if (c >= columns) return;
-    for (unsigned row = first; row < rows; row += STEP, tile += STEP * padded<N>, to += STEP * stride) {
-        if (packed)
-            pack_write<W>(to, pack_read<W>(tile));
-        else
-            for (unsigned j = 0; j < W && c + j < columns; j++) to[j] = tile[j];
+    if (packed) {
+#pragma unroll
+        for (unsigned row = 0; row < ROWS; row += STEP)
+            if (first + row < rows && c < columns)
+                pack_write<W>(to + row * stride, pack_read<W>(tile + row * padded<N>));
+        return;
     }
+#pragma unroll 1
+    for (unsigned row = 0; first + row < rows; row += STEP)
+        for (unsigned j = 0; j < W && c + j < columns; j++) to[row * stride + j] = tile[row * padded<N> + j];
 }
 
 // Splits a computed number into its terms, one tile each; fp32 has one term.
@@ -302,18 +305,22 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
 
 // ---- work that needs no state ---------------------------------------------------------------------------------------
 // Lower triangles of BLOCK rows: in shared memory split tiles; in global memory operands of matrix instructions, as a
-// lane holds them, [TRIANGLE_TILES, TERMS, LANES], of a triangle or of its transpose
+// lane holds them, [TRIANGLE_TILES, TERMS, LANES], of a triangle or of its transpose. A row's operands follow each other
 constexpr unsigned PAIR_TILE = BLOCK * padded<BLOCK>, SIDE = BLOCK / 16, TRIANGLE_TILES = SIDE * (SIDE + 1) / 2;
 constexpr unsigned OPERANDS_OF_TRIANGLE = TRIANGLE_TILES * TERMS * LANES;
 constexpr unsigned DIAGONAL_STRIDE = 20; // of fp32 blocks of 16 rows
 
-__device__ inline unsigned triangle_tile(unsigned row, unsigned column) { return row * (row + 1) / 2 + column; }
+// Returns the number of an operand: of the transpose, rows and columns from the end.
+template <bool TRANSPOSED> __device__ inline unsigned triangle_tile(unsigned row, unsigned column) {
+    if (TRANSPOSED) row = SIDE - 1 - row, column = SIDE - 1 - column;
+    return row * (row + 1) / 2 + column;
+}
 
 template <bool TRANSPOSED> __device__ inline void triangle_store(OperandA *to, const floatX *tile) {
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     for (unsigned row = 0; row < SIDE; row++)
         for (unsigned column = 0; column <= row; column++) {
-            const unsigned number = triangle_tile(row, column);
+            const unsigned number = TRANSPOSED ? triangle_tile<true>(column, row) : triangle_tile<false>(row, column);
             if (number % SIDE != warp) continue;
             const SplitA a = load_split<TRANSPOSED>(tile, PAIR_TILE, padded<BLOCK>, row * 16, column * 16);
 #pragma unroll

@@ -32,15 +32,19 @@ struct DeltaPairs {
 };
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
-// Two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the state, all split
+// Two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the state, all split;
+// factors of two blocks' tokens, followed by BlockGates.keep
+constexpr unsigned FACTORS = BLOCK + 1;
 template <int KP, int COLUMNS> struct WalkTiles {
     static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
     floatX *keys, *queries, *rows, *S, *R, *N, *added;
+    TokenFactors *factors;
 };
 template <int KP, int COLUMNS> constexpr size_t walk_bytes() {
     typedef WalkTiles<KP, COLUMNS> Tiles;
     return (3 * Tiles::KEYS + TOKENS_TILE<COLUMNS> + TERMS * (Tiles::STATE + 3 * TOKENS_TILE<COLUMNS>)) *
-           sizeof(floatX);
+               sizeof(floatX) +
+           2 * FACTORS * sizeof(TokenFactors);
 }
 template <int KP, int COLUMNS> __device__ inline WalkTiles<KP, COLUMNS> walk_tiles(floatX *memory) {
     WalkTiles<KP, COLUMNS> tiles;
@@ -48,6 +52,7 @@ template <int KP, int COLUMNS> __device__ inline WalkTiles<KP, COLUMNS> walk_til
     tiles.keys = memory, tiles.queries = tiles.keys + 2 * tiles.KEYS, tiles.rows = tiles.queries + tiles.KEYS;
     tiles.S = tiles.rows + TOKENS, tiles.R = tiles.S + TERMS * tiles.STATE;
     tiles.N = tiles.R + TERMS * TOKENS, tiles.added = tiles.N + TERMS * TOKENS;
+    tiles.factors = (TokenFactors *)(tiles.added + TERMS * TOKENS);
     return tiles;
 }
 
@@ -93,12 +98,12 @@ template <int KP, int COLUMNS> __device__ inline void walk_state_store(WalkState
 }
 
 // Copies a split tile of `rows` rows to [TERMS, most_rows, width] in memory, as delta_gradient.cuh reads it.
-template <int COLUMNS>
-__device__ inline void walk_save(floatX *to, const floatX *tile, unsigned tile_size, unsigned rows, size_t most_rows,
-                                 size_t columns, size_t width) {
+template <int ROWS, int COLUMNS>
+__device__ inline void walk_save(floatX *to, const floatX *tile, unsigned rows, unsigned most_rows, size_t columns,
+                                 unsigned width) {
     for (unsigned t = 0; t < TERMS; t++)
-        rows_store<COLUMNS, WALK_THREADS<COLUMNS>>(to + t * most_rows * width, tile + t * tile_size, width, rows,
-                                                   columns, width % full_pack<floatX> == 0);
+        rows_store<ROWS, COLUMNS, WALK_THREADS<COLUMNS>>(to + t * most_rows * width, tile + t * ROWS * padded<COLUMNS>,
+                                                         width, rows, columns, width % full_pack<floatX> == 0);
 }
 
 // S += tile[BLOCK, KP]^T added[BLOCK, COLUMNS], which is split
@@ -147,22 +152,23 @@ struct TriangleRow {
 template <bool TRANSPOSED> __device__ inline bool triangle_has(unsigned j) {
     return TRANSPOSED ? j * 16 >= warp_row() : j * 16 <= warp_row();
 }
-template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &row, const OperandA *triangle) {
-    const unsigned lane = threadIdx.x % LANES, i = warp_row() / 16;
+// Returns a lane's place in the row's first operand.
+template <bool TRANSPOSED> __device__ inline const OperandA *triangle_row(const OperandA *triangle) {
+    const unsigned i = warp_row() / 16, last = TRANSPOSED ? SIDE - 1 : 0;
+    return triangle + triangle_tile<TRANSPOSED>(i, last) * TERMS * LANES + threadIdx.x % LANES;
+}
+template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &row, const OperandA *from) {
+    constexpr int W = full_pack<floatX>;
 #pragma unroll
     for (unsigned j = 0; j < SIDE; j++) {
         if (!triangle_has<TRANSPOSED>(j)) continue;
-        const unsigned number = TRANSPOSED ? triangle_tile(j, i) : triangle_tile(i, j);
 #pragma unroll
-        for (unsigned t = 0; t < TERMS; t++) {
-            constexpr int W = full_pack<floatX>;
-            const floatX *const from = triangle[(number * TERMS + t) * LANES + lane].x;
+        for (unsigned t = 0; t < TERMS; t++)
 #pragma unroll
             for (int e = 0; e < 8; e += W) {
-                const auto pack = pack_read<W>(from + e);
+                const auto pack = pack_read<W>(from[((TRANSPOSED ? SIDE - 1 - j : j) * TERMS + t) * LANES].x + e);
                 memcpy(row.at[j].term[t].x + e, &pack, sizeof(pack));
             }
-        }
     }
 }
 // c += triangle tile[BLOCK, COLUMNS]; EXACT: the tile has one term
@@ -189,47 +195,61 @@ __device__ inline void for_tokens(WalkRows &c, const TokenFactors (&factors)[2],
         f(token, token * padded<COLUMNS> + warp_column() + column, factors[i / 8], a, b);
     });
 }
-// A lane's two tokens
-__device__ inline void walk_factors(TokenFactors (&factors)[2], const BlockGates &g) {
+// Fetches factors of a block's tokens, and reads those of a lane's two.
+__device__ inline void factors_fetch(TokenFactors *to, const BlockGates *gates) {
+    if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x, gates->token + threadIdx.x, true);
+}
+__device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFactors *from) {
     for (unsigned i = 0; i < 2; i++) {
-        const auto pack = pack_read<4>(&g.token[warp_row() + threadIdx.x % LANES / 4 + 8 * i].beta);
+        const auto pack = pack_read<4>(&from[warp_row() + threadIdx.x % LANES / 4 + 8 * i].beta);
         memcpy(&factors[i], &pack, sizeof(pack));
     }
 }
 
+// Stores neighbours, of which `columns` are inside.
+__device__ inline void two_store(floatX *to, Two two, size_t columns, bool packed) {
+    if (packed) {
+        *(Two *)to = two;
+    } else {
+        to[0] = two.x[0];
+        if (columns > 1) to[1] = two.x[1];
+    }
+}
 // Saves a warp's rows as walk_save does, from registers.
-__device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count, size_t columns, size_t width) {
+__device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count, size_t columns, unsigned width) {
     for_pairs<WARP_COLUMNS>(rows, [&](unsigned i, unsigned c, float a, float b) {
         const unsigned token = warp_row() + i, column = warp_column() + c;
         Two term[TERMS];
         split_two(term, a, b);
-        if (token >= count || column >= columns) return;
-        for (unsigned t = 0; t < TERMS; t++) {
-            floatX *const at = to + (t * BLOCK + token) * width + column;
-            if (width % 2 == 0) {
-                *(Two *)at = term[t];
-            } else {
-                at[0] = term[t].x[0];
-                if (column + 1 < columns) at[1] = term[t].x[1];
-            }
-        }
+        if (token < count && column < columns)
+            for (unsigned t = 0; t < TERMS; t++)
+                two_store(to + (t * BLOCK + token) * width + column, term[t], columns - column, width % 2 == 0);
+    });
+}
+// Stores a warp's rows in `out`, rows `stride` elements apart.
+__device__ inline void walk_out(floatX *out, WalkRows &rows, unsigned count, size_t columns, unsigned stride,
+                                bool packed) {
+    for_pairs<WARP_COLUMNS>(rows, [&](unsigned i, unsigned c, float a, float b) {
+        const unsigned token = warp_row() + i, column = warp_column() + c;
+        if (token < count && column < columns)
+            two_store(out + token * stride + column, two_of(a, b), columns - column, packed);
     });
 }
 
 // ---- the walks ------------------------------------------------------------------------------------------------------
-// A thread block's place in a launch: blocks of a span, a head, columns from `first` on
+// A thread block's place in a launch: a head of a span, columns from `first` on
 struct WalkPlace {
-    unsigned number, first_block, count;
-    size_t head, key_head, first;
+    Span span;
+    unsigned number, count; // of the span and of its blocks
+    size_t block, head;     // the first that is walked
+    size_t key, query, value, first;
 };
-__device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns) {
-    const unsigned number = blockIdx.z, first_block = blocks.first[number];
-    return WalkPlace{number,
-                     first_block,
-                     blocks.first[number + 1] - first_block,
-                     blockIdx.y,
-                     blockIdx.y / (d.HV / d.HK),
-                     (size_t)blockIdx.x * columns};
+__device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns, bool back) {
+    const unsigned number = blockIdx.z, begin = blocks.first[number], count = blocks.first[number + 1] - begin;
+    const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), first = (size_t)blockIdx.x * columns;
+    const size_t query = key_head * d.K, key = query + d.HK * d.K, value = 2 * d.HK * d.K + head * d.V + first;
+    return WalkPlace{
+        blocks.span[number], number, count, back ? begin + count - 1 : begin, head, key, query, value, first};
 }
 
 template <int KP, int COLUMNS>
@@ -238,90 +258,78 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
     const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
-    const WalkPlace at = walk_place(d, blocks, COLUMNS);
-    const Span span = blocks.span[at.number];
-    const size_t place = state_place(d, w, span, at.head) + at.first, columns = w.width - at.first;
+    const WalkPlace at = walk_place(d, blocks, COLUMNS, false);
+    const size_t place = state_place(d, w, at.span, at.head) + at.first, columns = w.width - at.first;
+    const size_t index = at.block * d.HV + at.head; // of the block and head; the next one's is HV later
     WalkState<KP> S = {};
-    if (state_is_there(w, span, at.number)) walk_state_read<KP>(S, w.state_in + place, d.K, columns, w.width);
+    if (state_is_there(w, at.span, at.number)) walk_state_read<KP>(S, w.state_in + place, d.K, columns, w.width);
     walk_state_store<KP, COLUMNS>(S, tiles.S);
-    const auto block_at = [&](unsigned b) { return delta_block(blocks, at.number, at.first_block + b); };
+    const floatX *x = d.x + at.span.row * d.channels; // the rows to fetch next
+    unsigned left = (unsigned)(at.span.end - at.span.begin);
+    const BlockGates *gates = p.gates + index;
+    const OperandA *inverse_at = triangle_row<false>(p.inverse + index * OPERANDS_OF_TRIANGLE);
+    const OperandA *scores_at = triangle_row<false>(p.scores + index * OPERANDS_OF_TRIANGLE);
+    floatX *states = w.states + index * TERMS * d.K * w.width + at.first;
+    floatX *added = w.added + index * TERMS * BLOCK * d.V + at.first;
+    floatX *out = w.out + (at.span.row * d.HV + at.head) * d.V + at.first;
     const auto fetch_keys = [&](unsigned b) {
-        const DeltaBlock block = block_at(b);
-        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, keys_of(d, block.row, at.key_head), d.channels,
-                                block.rows, d.K, d.packed);
+        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, x + at.key, d.channels, left, d.K, d.packed);
+        factors_fetch(tiles.factors + b % 2 * FACTORS, gates);
+        fetch_commit();
     };
-    const auto fetch_rows = [&](unsigned b) {
-        const DeltaBlock block = block_at(b);
-        if (w.out)
-            rows_fetch<KP, THREADS>(tiles.queries, queries_of(d, block.row, at.key_head), d.channels, block.rows, d.K,
-                                    d.packed);
-        rows_fetch<COLUMNS, THREADS>(tiles.rows, values_of(d, block.row, at.head) + at.first, d.channels,
-                                     w.values ? block.rows : 0, columns, p.packed_rows);
+    const auto fetch_rows = [&] {
+        if (w.out) rows_fetch<KP, THREADS>(tiles.queries, x + at.query, d.channels, left, d.K, d.packed);
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, x + at.value, d.channels, w.values ? left : 0, columns, p.packed_rows);
+        fetch_commit();
     };
-    fetch_keys(0), fetch_rows(0);
-    fetch_commit();
+    fetch_keys(0), fetch_rows();
     for (unsigned b = 0; b < at.count; b++) {
-        const DeltaBlock block = block_at(b);
-        const size_t index = (at.first_block + b) * d.HV + at.head;
+        const unsigned rows = left;
         const floatX *const keys = tiles.keys + b % 2 * tiles.KEYS;
+        const TokenFactors *const factors_at = tiles.factors + b % 2 * FACTORS;
         TriangleRow inverse, scores;
         TokenFactors factors[2];
-        triangle_load<false>(inverse, p.inverse + index * OPERANDS_OF_TRIANGLE);
-        walk_factors(factors, p.gates[index]);
-        const float keep = p.gates[index].keep;
+        triangle_load<false>(inverse, inverse_at);
         fetch_wait<0>();
         __syncthreads(); // tiles have arrived, S is stored
-        if (b + 1 < at.count) fetch_keys(b + 1);
-        fetch_commit();
-        if (w.states)
-            walk_save<COLUMNS>(w.states + index * TERMS * d.K * w.width + at.first, tiles.S, tiles.STATE, d.K, d.K,
-                               columns, w.width);
+        const bool more = b + 1 < at.count;
+        if (more) x += BLOCK * d.channels, left -= BLOCK, gates += d.HV, fetch_keys(b + 1);
+        if (w.states) walk_save<KP, COLUMNS>(states, tiles.S, (unsigned)d.K, (unsigned)d.K, columns, w.width);
         WalkRows of_k = {}, of_q = {}, N = {};
         if (w.out) {
-            triangle_load<false>(scores, p.scores + index * OPERANDS_OF_TRIANGLE);
+            triangle_load<false>(scores, scores_at);
             walk_read<KP, COLUMNS>(of_k, keys, of_q, tiles.queries, tiles.S);
         } else {
             walk_read<KP, COLUMNS>(of_k, keys, NULL, NULL, tiles.S);
         }
+        factors_read(factors, factors_at);
         for_tokens<COLUMNS>(of_k, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
             const Two v = *(const Two *)(tiles.rows + to);
             split_store_two(tiles.R, TOKENS, to, f.beta * (load(v.x[0]) - f.read_k * a),
                             f.beta * (load(v.x[1]) - f.read_k * b));
         });
         __syncthreads(); // R is stored, queries and values are free
-        if (b + 1 < at.count) fetch_rows(b + 1);
-        fetch_commit();
+        if (more) fetch_rows();
         triangle_product<false, COLUMNS, false>(N, inverse, tiles.R);
         for_tokens<COLUMNS>(N, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
             if (w.out || w.added) split_store_two(tiles.N, TOKENS, to, a, b);
             split_store_two(tiles.added, TOKENS, to, f.add * a, f.add * b);
         });
         __syncthreads(); // N is stored
-        if (w.added)
-            walk_save<COLUMNS>(w.added + index * TERMS * BLOCK * d.V + at.first, tiles.N, TOKENS, block.rows, BLOCK,
-                               columns, d.V);
+        if (w.added) walk_save<BLOCK, COLUMNS>(added, tiles.N, rows, BLOCK, columns, (unsigned)d.V);
         if (w.out) {
             for_tokens<COLUMNS>(of_q, factors, [](unsigned, unsigned, const TokenFactors &f, float &a, float &b) {
                 a *= f.read_q, b *= f.read_q;
             });
             triangle_product<false, COLUMNS, false>(of_q, scores, tiles.N);
-            floatX *const out = w.out + (block.row * d.HV + at.head) * d.V + at.first;
-            for_pairs<WARP_COLUMNS>(of_q, [&](unsigned i, unsigned c, float a, float b) {
-                const Two two = two_of(a, b);
-                const unsigned token = warp_row() + i, column = warp_column() + c;
-                floatX *const to = out + token * (unsigned)(d.HV * d.V) + column;
-                if (token >= block.rows || column >= columns) return;
-                if (p.packed_rows) {
-                    *(Two *)to = two;
-                } else {
-                    to[0] = two.x[0];
-                    if (column + 1 < columns) to[1] = two.x[1];
-                }
-            });
+            walk_out(out, of_q, rows, columns, (unsigned)(d.HV * d.V), p.packed_rows);
         }
+        const float keep = factors_at[BLOCK].beta; // BlockGates.keep
         for_walk_state<KP>(S, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
         walk_state_add<KP, COLUMNS>(S, keys, tiles.added);
         walk_state_store<KP, COLUMNS>(S, tiles.S);
+        inverse_at += d.HV * OPERANDS_OF_TRIANGLE, scores_at += d.HV * OPERANDS_OF_TRIANGLE;
+        states += d.HV * TERMS * d.K * w.width, added += d.HV * TERMS * BLOCK * d.V, out += BLOCK * d.HV * d.V;
     }
     if (w.state_out && at.number >= w.first_out) walk_state_write<KP>(w.state_out + place, S, d.K, columns, w.width);
 }
@@ -332,49 +340,48 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
     const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
-    const WalkPlace at = walk_place(d, blocks, COLUMNS);
-    const Span span = blocks.span[at.number];
+    const WalkPlace at = walk_place(d, blocks, COLUMNS, true);
     const size_t place = at.head * d.K * w.width + at.first, columns = w.width - at.first;
+    const size_t index = at.block * d.HV + at.head; // of the last block and head; the next one's is HV earlier
     WalkState<KP> dS = {};
     if (at.number >= w.first_in && at.number < w.last_in)
         walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
     walk_state_store<KP, COLUMNS>(dS, tiles.S);
-    const auto number_at = [&](unsigned b) { return at.first_block + at.count - 1 - b; };
-    const auto block_at = [&](unsigned b) { return delta_block(blocks, at.number, number_at(b)); };
-    const auto fetch_keys = [&](unsigned b) {
-        const DeltaBlock block = block_at(b);
-        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, keys_of(d, block.row, at.key_head), d.channels,
-                                block.rows, d.K, d.packed);
+    const size_t row = at.span.row + (size_t)(at.count - 1) * BLOCK; // the last block's first
+    const floatX *x = d.x + row * d.channels, *dout = p.dout + (row * d.HV + at.head) * d.V + at.first;
+    unsigned rows = (unsigned)(at.span.row + at.span.end - at.span.begin - row);
+    const BlockGates *gates = p.gates + index;
+    const OperandA *inverse_at = triangle_row<true>(p.inverse + index * OPERANDS_OF_TRIANGLE);
+    const OperandA *scores_at = triangle_row<true>(p.scores + index * OPERANDS_OF_TRIANGLE);
+    floatX *states = w.states + index * TERMS * d.K * w.width + at.first;
+    floatX *added = w.added + index * TERMS * BLOCK * d.V + at.first;
+    const auto fetch_keys = [&](const floatX *from, unsigned b, unsigned rows) {
+        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, from + at.key, d.channels, rows, d.K, d.packed);
+        factors_fetch(tiles.factors + b % 2 * FACTORS, gates);
+        fetch_commit();
     };
-    const auto fetch_rows = [&](unsigned b) {
-        const DeltaBlock block = block_at(b);
-        rows_fetch<COLUMNS, THREADS>(tiles.rows, p.dout + (block.row * d.HV + at.head) * d.V + at.first, d.HV * d.V,
-                                     block.rows, columns, p.packed_rows);
+    const auto fetch_rows = [&](unsigned rows) {
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, dout, d.HV * d.V, rows, columns, p.packed_rows);
+        fetch_commit();
     };
-    fetch_keys(0), fetch_rows(0);
-    fetch_commit();
-    for (unsigned b = 0; b < at.count; b++) {
-        const DeltaBlock block = block_at(b);
-        const size_t index = number_at(b) * d.HV + at.head;
+    fetch_keys(x, 0, rows), fetch_rows(rows);
+    for (unsigned b = 0; b < at.count; b++, rows = BLOCK) {
         const floatX *const keys = tiles.keys + b % 2 * tiles.KEYS;
+        const TokenFactors *const factors_at = tiles.factors + b % 2 * FACTORS;
         TriangleRow inverse, scores;
         TokenFactors factors[2];
-        triangle_load<true>(scores, p.scores + index * OPERANDS_OF_TRIANGLE);
-        walk_factors(factors, p.gates[index]);
-        const float keep = p.gates[index].keep;
+        triangle_load<true>(scores, scores_at);
         fetch_wait<0>();
         __syncthreads(); // tiles have arrived, dS is stored
-        rows_fetch<KP, THREADS>(tiles.queries, queries_of(d, block.row, at.key_head), d.channels, block.rows, d.K,
-                                d.packed);
+        rows_fetch<KP, THREADS>(tiles.queries, x + at.query, d.channels, rows, d.K, d.packed);
         fetch_commit();
-        if (b + 1 < at.count) fetch_keys(b + 1);
-        fetch_commit();
-        triangle_load<true>(inverse, p.inverse + index * OPERANDS_OF_TRIANGLE);
-        if (w.states)
-            walk_save<COLUMNS>(w.states + index * TERMS * d.K * w.width + at.first, tiles.S, tiles.STATE, d.K, d.K,
-                               columns, w.width);
+        const bool more = b + 1 < at.count;
+        if (more) x -= BLOCK * d.channels, dout -= BLOCK * d.HV * d.V, gates -= d.HV, fetch_keys(x, b + 1, BLOCK);
+        triangle_load<true>(inverse, inverse_at);
+        if (w.states) walk_save<KP, COLUMNS>(states, tiles.S, (unsigned)d.K, (unsigned)d.K, columns, w.width);
         WalkRows dN = {}, dR = {};
         walk_read<KP, COLUMNS>(dN, keys, NULL, NULL, tiles.S);
+        factors_read(factors, factors_at);
         for_tokens<COLUMNS>(dN, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
             const Two dout = *(const Two *)(tiles.rows + to);
             a *= f.add, b *= f.add;
@@ -385,23 +392,28 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
             split_store_two(tiles.N, TOKENS, to, a, b);
         });
         __syncthreads(); // dN is stored, dout is free
-        if (b + 1 < at.count) fetch_rows(b + 1);
-        fetch_commit();
+        if (more) fetch_rows(BLOCK);
         triangle_product<true, COLUMNS, false>(dR, inverse, tiles.N);
         for_tokens<COLUMNS>(dR, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
             const float scale = -f.beta * f.read_k;
             split_store_two(tiles.R, TOKENS, to, scale * a, scale * b);
         });
-        if (w.added) walk_save_rows(w.added + index * TERMS * BLOCK * d.V + at.first, dR, block.rows, columns, d.V);
-        fetch_wait<2>(); // the queries
-        __syncthreads(); // R is stored
+        if (w.added) walk_save_rows(added, dR, rows, columns, (unsigned)d.V);
+        if (more) // the queries
+            fetch_wait<2>();
+        else
+            fetch_wait<0>();
+        __syncthreads();                           // R is stored
+        const float keep = factors_at[BLOCK].beta; // BlockGates.keep
         for_walk_state<KP>(dS, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
         walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
         walk_state_add<KP, COLUMNS>(dS, keys, tiles.R);
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
+        inverse_at -= d.HV * OPERANDS_OF_TRIANGLE, scores_at -= d.HV * OPERANDS_OF_TRIANGLE;
+        states -= d.HV * TERMS * d.K * w.width, added -= d.HV * TERMS * BLOCK * d.V;
     }
     if (!w.state_out || at.number) return;
-    if (span.begin == span.document) // a document's first state is zero
+    if (at.span.begin == at.span.document) // a document's first state is zero
         for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
     walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
 }
@@ -416,9 +428,7 @@ static size_t multiprocessors(void) { return (size_t)device_attribute(cudaDevAtt
 
 // Calls launch(KP) with the tiles' columns of q and k as a constant: the fewest that hold K.
 template <typename F> static void with_walk_size(size_t K, F launch) {
-    if (K <= 32)
-        launch(Width<32>());
-    else if (K <= 64)
+    if (K <= 64)
         launch(Width<64>());
     else
         launch(Width<WALK_MOST_K>());
