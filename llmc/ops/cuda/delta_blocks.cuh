@@ -316,16 +316,30 @@ template <bool TRANSPOSED> __device__ inline unsigned triangle_tile(unsigned row
     return row * (row + 1) / 2 + column;
 }
 
+// Returns whether a triangle has operand j of row i, and that operand's place behind the row's first.
+template <bool TRANSPOSED> __device__ inline bool triangle_has(unsigned i, unsigned j) {
+    return TRANSPOSED ? j >= i : j <= i;
+}
+template <bool TRANSPOSED> __device__ inline unsigned triangle_place(unsigned j, unsigned term) {
+    return ((TRANSPOSED ? SIDE - 1 - j : j) * TERMS + term) * LANES;
+}
+// Returns a lane's place in row i's first operand.
+template <bool TRANSPOSED> __device__ inline unsigned triangle_row(unsigned i) {
+    return triangle_tile<TRANSPOSED>(i, TRANSPOSED ? SIDE - 1 : 0) * TERMS * LANES + threadIdx.x % LANES;
+}
+
+// Stores a split tile's triangle, or its transpose: a row of operands for each warp.
 template <bool TRANSPOSED> __device__ inline void triangle_store(OperandA *to, const floatX *tile) {
-    const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    for (unsigned row = 0; row < SIDE; row++)
-        for (unsigned column = 0; column <= row; column++) {
-            const unsigned number = TRANSPOSED ? triangle_tile<true>(column, row) : triangle_tile<false>(row, column);
-            if (number % SIDE != warp) continue;
-            const SplitA a = load_split<TRANSPOSED>(tile, PAIR_TILE, padded<BLOCK>, row * 16, column * 16);
+    const unsigned i = threadIdx.x / LANES;
+    to += triangle_row<TRANSPOSED>(i);
 #pragma unroll
-            for (unsigned t = 0; t < TERMS; t++) to[(number * TERMS + t) * LANES + lane] = a.term[t];
-        }
+    for (unsigned j = 0; j < SIDE; j++) {
+        if (!triangle_has<TRANSPOSED>(i, j)) continue;
+        const SplitA a = load_split<TRANSPOSED>(tile, PAIR_TILE, padded<BLOCK>, (TRANSPOSED ? j : i) * 16,
+                                                (TRANSPOSED ? i : j) * 16);
+#pragma unroll
+        for (unsigned t = 0; t < TERMS; t++) to[triangle_place<TRANSPOSED>(j, t)] = a.term[t];
+    }
 }
 
 // Inverts I + A of 16 rows, a lane for each column: t = its column of the inverse. A: [16][DIAGONAL_STRIDE]
@@ -401,6 +415,32 @@ __device__ inline void block_factors(BlockGates *g, BlockLengths *length, const 
     if (i == BLOCK - 1) g->keep = decay;
 }
 
+// Makes A of k k^T and the scores of q k^T: rows `row` on, zeros where a key is not before.
+__device__ inline void block_scale(float (*kk)[4], float (*qk)[4], const BlockGates &g, const BlockLengths &length,
+                                   unsigned row) {
+    const unsigned lane = threadIdx.x % LANES;
+    float high[2], low[2], of_key[2], of_query[2];
+    for (unsigned e = 0; e < 2; e++) {
+        const unsigned i = row + lane / 4 + 8 * e;
+        high[e] = g.high[i], low[e] = g.low[i];
+        of_key[e] = g.beta[i] * length.key[i], of_query[e] = length.query[i];
+    }
+#pragma unroll
+    for (unsigned n = 0; n < BLOCK / 8; n++)
+#pragma unroll
+        for (unsigned c = 0; c < 2; c++) {
+            const unsigned j = n * 8 + lane % 4 * 2 + c;
+            const float high_j = g.high[j], low_j = g.low[j], key = length.key[j];
+#pragma unroll
+            for (unsigned e = 0; e < 2; e++) {
+                const unsigned i = row + lane / 4 + 8 * e;
+                const float decay = key * natural_exp((high[e] - high_j) + (low[e] - low_j));
+                kk[n][2 * e + c] = j < i ? kk[n][2 * e + c] * (of_key[e] * decay) : 0.0f;
+                qk[n][2 * e + c] = j <= i ? qk[n][2 * e + c] * (of_query[e] * decay) : 0.0f;
+            }
+        }
+}
+
 // Copies n floats, a multiple of 4, from shared memory.
 __device__ inline void floats_store(void *to, const void *from, unsigned n) {
     for (unsigned i = threadIdx.x; i < n / 4; i += DELTA_THREADS_OF_BLOCK)
@@ -429,15 +469,12 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     floats_store(to.gates + place, g, sizeof(*g) / sizeof(float));
     if (head % group == 0)
         floats_store(to.lengths + blockIdx.x * d.HK + head / group, length, sizeof(*length) / sizeof(float));
+    block_scale(kk, qk, *g, *length, row);
     if (to.inverse || to.inverse_back) {
         for_pairs<BLOCK>(kk, [&](unsigned i, unsigned j, float a, float b) {
-            i += row;
-            const float scale = g->beta[i] * length->key[i];
-            a = j < i ? a * (scale * length->key[j] * decay_between(*g, i, j)) : 0.0f;
-            b = j + 1 < i ? b * (scale * length->key[j + 1] * decay_between(*g, i, j + 1)) : 0.0f;
-            split_store_two(A, PAIR_TILE, i * padded<BLOCK> + j, a, b);
+            split_store_two(A, PAIR_TILE, (row + i) * padded<BLOCK> + j, a, b);
             if (j / 16 != row / 16) return;
-            float *const at = diagonal + i * DIAGONAL_STRIDE + j % 16;
+            float *const at = diagonal + (row + i) * DIAGONAL_STRIDE + j % 16;
             at[0] = a, at[1] = b;
         });
         __syncthreads();
@@ -447,10 +484,7 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     }
     if (!to.scores && !to.scores_back) return;
     for_pairs<BLOCK>(qk, [&](unsigned i, unsigned j, float a, float b) {
-        i += row;
-        a = j <= i ? a * (length->query[i] * length->key[j] * decay_between(*g, i, j)) : 0.0f;
-        b = j + 1 <= i ? b * (length->query[i] * length->key[j + 1] * decay_between(*g, i, j + 1)) : 0.0f;
-        split_store_two(A, PAIR_TILE, i * padded<BLOCK> + j, a, b);
+        split_store_two(A, PAIR_TILE, (row + i) * padded<BLOCK> + j, a, b);
     });
     __syncthreads();
     if (to.scores) triangle_store<false>(to.scores + operands, A);

@@ -149,24 +149,16 @@ __device__ inline void walk_read(WalkRows &c, const floatX *tile, float (*d)[4],
 struct TriangleRow {
     SplitA at[SIDE];
 };
-template <bool TRANSPOSED> __device__ inline bool triangle_has(unsigned j) {
-    return TRANSPOSED ? j * 16 >= warp_row() : j * 16 <= warp_row();
-}
-// Returns a lane's place in the row's first operand.
-template <bool TRANSPOSED> __device__ inline const OperandA *triangle_row(const OperandA *triangle) {
-    const unsigned i = warp_row() / 16, last = TRANSPOSED ? SIDE - 1 : 0;
-    return triangle + triangle_tile<TRANSPOSED>(i, last) * TERMS * LANES + threadIdx.x % LANES;
-}
 template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &row, const OperandA *from) {
     constexpr int W = full_pack<floatX>;
 #pragma unroll
     for (unsigned j = 0; j < SIDE; j++) {
-        if (!triangle_has<TRANSPOSED>(j)) continue;
+        if (!triangle_has<TRANSPOSED>(warp_row() / 16, j)) continue;
 #pragma unroll
         for (unsigned t = 0; t < TERMS; t++)
 #pragma unroll
             for (int e = 0; e < 8; e += W) {
-                const auto pack = pack_read<W>(from[((TRANSPOSED ? SIDE - 1 - j : j) * TERMS + t) * LANES].x + e);
+                const auto pack = pack_read<W>(from[triangle_place<TRANSPOSED>(j, t)].x + e);
                 memcpy(row.at[j].term[t].x + e, &pack, sizeof(pack));
             }
     }
@@ -176,7 +168,7 @@ template <bool TRANSPOSED, int COLUMNS, bool EXACT>
 __device__ inline void triangle_product(WalkRows &c, const TriangleRow &row, const floatX *tile) {
 #pragma unroll
     for (unsigned j = 0; j < SIDE; j++) {
-        if (!triangle_has<TRANSPOSED>(j)) continue;
+        if (!triangle_has<TRANSPOSED>(warp_row() / 16, j)) continue;
         const auto right = [&](int, unsigned t) {
             return load_b_rows(tile + t * TOKENS_TILE<COLUMNS>, padded<COLUMNS>, j * 16, warp_column());
         };
@@ -252,8 +244,8 @@ __device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blo
         blocks.span[number], number, count, back ? begin + count - 1 : begin, head, key, query, value, first};
 }
 
-template <int KP, int COLUMNS>
-__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
+template <int KP, int COLUMNS, bool OUT>
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLUMNS>)
     delta_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
@@ -267,8 +259,8 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
     const floatX *x = d.x + at.span.row * d.channels; // the rows to fetch next
     unsigned left = (unsigned)(at.span.end - at.span.begin);
     const BlockGates *gates = p.gates + index;
-    const OperandA *inverse_at = triangle_row<false>(p.inverse + index * OPERANDS_OF_TRIANGLE);
-    const OperandA *scores_at = triangle_row<false>(p.scores + index * OPERANDS_OF_TRIANGLE);
+    const OperandA *inverse_at = p.inverse + index * OPERANDS_OF_TRIANGLE + triangle_row<false>(warp_row() / 16);
+    const OperandA *scores_at = p.scores + index * OPERANDS_OF_TRIANGLE + triangle_row<false>(warp_row() / 16);
     floatX *states = w.states + index * TERMS * d.K * w.width + at.first;
     floatX *added = w.added + index * TERMS * BLOCK * d.V + at.first;
     floatX *out = w.out + (at.span.row * d.HV + at.head) * d.V + at.first;
@@ -278,7 +270,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
         fetch_commit();
     };
     const auto fetch_rows = [&] {
-        if (w.out) rows_fetch<KP, THREADS>(tiles.queries, x + at.query, d.channels, left, d.K, d.packed);
+        if (OUT) rows_fetch<KP, THREADS>(tiles.queries, x + at.query, d.channels, left, d.K, d.packed);
         rows_fetch<COLUMNS, THREADS>(tiles.rows, x + at.value, d.channels, w.values ? left : 0, columns, p.packed_rows);
         fetch_commit();
     };
@@ -294,14 +286,9 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
         __syncthreads(); // tiles have arrived, S is stored
         const bool more = b + 1 < at.count;
         if (more) x += BLOCK * d.channels, left -= BLOCK, gates += d.HV, fetch_keys(b + 1);
-        if (w.states) walk_save<KP, COLUMNS>(states, tiles.S, (unsigned)d.K, (unsigned)d.K, columns, w.width);
+        if (!OUT && w.states) walk_save<KP, COLUMNS>(states, tiles.S, (unsigned)d.K, (unsigned)d.K, columns, w.width);
         WalkRows of_k = {}, of_q = {}, N = {};
-        if (w.out) {
-            triangle_load<false>(scores, scores_at);
-            walk_read<KP, COLUMNS>(of_k, keys, of_q, tiles.queries, tiles.S);
-        } else {
-            walk_read<KP, COLUMNS>(of_k, keys, NULL, NULL, tiles.S);
-        }
+        walk_read<KP, COLUMNS>(of_k, keys, OUT ? of_q : NULL, tiles.queries, tiles.S);
         factors_read(factors, factors_at);
         for_tokens<COLUMNS>(of_k, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
             const Two v = *(const Two *)(tiles.rows + to);
@@ -310,14 +297,15 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
         });
         __syncthreads(); // R is stored, queries and values are free
         if (more) fetch_rows();
+        if (OUT) triangle_load<false>(scores, scores_at);
         triangle_product<false, COLUMNS, false>(N, inverse, tiles.R);
         for_tokens<COLUMNS>(N, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
-            if (w.out || w.added) split_store_two(tiles.N, TOKENS, to, a, b);
+            if (OUT || w.added) split_store_two(tiles.N, TOKENS, to, a, b);
             split_store_two(tiles.added, TOKENS, to, f.add * a, f.add * b);
         });
         __syncthreads(); // N is stored
-        if (w.added) walk_save<BLOCK, COLUMNS>(added, tiles.N, rows, BLOCK, columns, (unsigned)d.V);
-        if (w.out) {
+        if (!OUT && w.added) walk_save<BLOCK, COLUMNS>(added, tiles.N, rows, BLOCK, columns, (unsigned)d.V);
+        if (OUT) {
             for_tokens<COLUMNS>(of_q, factors, [](unsigned, unsigned, const TokenFactors &f, float &a, float &b) {
                 a *= f.read_q, b *= f.read_q;
             });
@@ -335,7 +323,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
 }
 
 template <int KP, int COLUMNS>
-__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLUMNS>)
     delta_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
@@ -351,8 +339,8 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>)
     const floatX *x = d.x + row * d.channels, *dout = p.dout + (row * d.HV + at.head) * d.V + at.first;
     unsigned rows = (unsigned)(at.span.row + at.span.end - at.span.begin - row);
     const BlockGates *gates = p.gates + index;
-    const OperandA *inverse_at = triangle_row<true>(p.inverse + index * OPERANDS_OF_TRIANGLE);
-    const OperandA *scores_at = triangle_row<true>(p.scores + index * OPERANDS_OF_TRIANGLE);
+    const OperandA *inverse_at = p.inverse + index * OPERANDS_OF_TRIANGLE + triangle_row<true>(warp_row() / 16);
+    const OperandA *scores_at = p.scores + index * OPERANDS_OF_TRIANGLE + triangle_row<true>(warp_row() / 16);
     floatX *states = w.states + index * TERMS * d.K * w.width + at.first;
     floatX *added = w.added + index * TERMS * BLOCK * d.V + at.first;
     const auto fetch_keys = [&](const floatX *from, unsigned b, unsigned rows) {
@@ -450,8 +438,10 @@ static void delta_walk_of(const DeltaWalk &w, const DeltaPairs &p, const DeltaCa
     constexpr size_t BYTES = walk_bytes<KP, COLUMNS>();
     if (back)
         LAUNCH((delta_walk_back_kernel<KP, COLUMNS>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+    else if (w.out)
+        LAUNCH((delta_walk_kernel<KP, COLUMNS, true>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
     else
-        LAUNCH((delta_walk_kernel<KP, COLUMNS>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+        LAUNCH((delta_walk_kernel<KP, COLUMNS, false>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
 }
 
 // Halves the columns of a thread block where that fills more multiprocessors, or shared memory is small.
