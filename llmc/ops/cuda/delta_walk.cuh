@@ -21,6 +21,8 @@ constexpr int WALK_MOST_COLUMNS = 32, WARP_COLUMNS = 16, WALK_MOST_K = 128;
 constexpr size_t WALK_LEAST_K = 16;
 constexpr unsigned ROW_WARPS = DELTA_THREADS_OF_BLOCK / LANES;
 template <int COLUMNS> constexpr unsigned WALK_THREADS = COLUMNS / WARP_COLUMNS *DELTA_THREADS_OF_BLOCK;
+// Thread blocks that share a multiprocessor, of many heads or documents; few columns are for few blocks
+template <int COLUMNS> constexpr unsigned WALK_BLOCKS = COLUMNS == WALK_MOST_COLUMNS ? 2 : 1;
 template <int COLUMNS> constexpr unsigned TOKENS_TILE = BLOCK *padded<COLUMNS>; // rows of tokens
 
 // What delta_blocks_kernel has made of each block; back: triangles are transposed
@@ -76,14 +78,14 @@ template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP
 
 // Reads a warp's part of [K, width], whose columns from here on are `columns`.
 template <int KP>
-__device__ inline void walk_state_read(WalkState<KP> &S, const float *from, size_t K, size_t columns, size_t width) {
+__device__ inline void walk_state_read(WalkState<KP> &S, const float *from, size_t K, unsigned columns, size_t width) {
     for_walk_state<KP>(S, [&](unsigned k, unsigned c, float &a, float &b) {
         if (k < K && c < columns) a = from[k * width + c];
         if (k < K && c + 1 < columns) b = from[k * width + c + 1];
     });
 }
 template <int KP>
-__device__ inline void walk_state_write(float *to, WalkState<KP> &S, size_t K, size_t columns, size_t width) {
+__device__ inline void walk_state_write(float *to, WalkState<KP> &S, size_t K, unsigned columns, size_t width) {
     for_walk_state<KP>(S, [&](unsigned k, unsigned c, float a, float b) {
         if (k < K && c < columns) to[k * width + c] = a;
         if (k < K && c + 1 < columns) to[k * width + c + 1] = b;
@@ -99,7 +101,7 @@ template <int KP, int COLUMNS> __device__ inline void walk_state_store(WalkState
 
 // Copies a split tile of `rows` rows to [TERMS, most_rows, width] in memory, as delta_gradient.cuh reads it.
 template <int ROWS, int COLUMNS>
-__device__ inline void walk_save(floatX *to, const floatX *tile, unsigned rows, unsigned most_rows, size_t columns,
+__device__ inline void walk_save(floatX *to, const floatX *tile, unsigned rows, unsigned most_rows, unsigned columns,
                                  unsigned width) {
     for (unsigned t = 0; t < TERMS; t++)
         rows_store<ROWS, COLUMNS, WALK_THREADS<COLUMNS>>(to + t * most_rows * width, tile + t * ROWS * padded<COLUMNS>,
@@ -149,8 +151,12 @@ __device__ inline void walk_read(WalkRows &c, const floatX *tile, float (*d)[4],
 struct TriangleRow {
     SplitA at[SIDE];
 };
-template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &row, const OperandA *from) {
+// index: of the block and head
+template <bool TRANSPOSED>
+__device__ inline void triangle_load(TriangleRow &row, const OperandA *triangles, unsigned index) {
     constexpr int W = full_pack<floatX>;
+    const OperandA *const from =
+        triangles + (size_t)index * OPERANDS_OF_TRIANGLE + triangle_row<TRANSPOSED>(warp_row() / 16);
 #pragma unroll
     for (unsigned j = 0; j < SIDE; j++) {
         if (!triangle_has<TRANSPOSED>(warp_row() / 16, j)) continue;
@@ -199,7 +205,7 @@ __device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFacto
 }
 
 // Stores neighbours, of which `columns` are inside.
-__device__ inline void two_store(floatX *to, Two two, size_t columns, bool packed) {
+__device__ inline void two_store(floatX *to, Two two, unsigned columns, bool packed) {
     if (packed) {
         *(Two *)to = two;
     } else {
@@ -208,7 +214,7 @@ __device__ inline void two_store(floatX *to, Two two, size_t columns, bool packe
     }
 }
 // Saves a warp's rows as walk_save does, from registers.
-__device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count, size_t columns, unsigned width) {
+__device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count, unsigned columns, unsigned width) {
     for_pairs<WARP_COLUMNS>(rows, [&](unsigned i, unsigned c, float a, float b) {
         const unsigned token = warp_row() + i, column = warp_column() + c;
         Two term[TERMS];
@@ -219,7 +225,7 @@ __device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count
     });
 }
 // Stores a warp's rows in `out`, rows `stride` elements apart.
-__device__ inline void walk_out(floatX *out, WalkRows &rows, unsigned count, size_t columns, unsigned stride,
+__device__ inline void walk_out(floatX *out, WalkRows &rows, unsigned count, unsigned columns, unsigned stride,
                                 bool packed) {
     for_pairs<WARP_COLUMNS>(rows, [&](unsigned i, unsigned c, float a, float b) {
         const unsigned token = warp_row() + i, column = warp_column() + c;
@@ -232,61 +238,59 @@ __device__ inline void walk_out(floatX *out, WalkRows &rows, unsigned count, siz
 // A thread block's place in a launch: a head of a span, columns from `first` on
 struct WalkPlace {
     Span span;
-    unsigned number, count; // of the span and of its blocks
-    size_t block, head;     // the first that is walked
-    size_t key, query, value, first;
+    unsigned number, count, index; // of the span; its blocks; of the first one that is walked and the head
+    unsigned head, first;
+    unsigned key, query, value; // columns of x
 };
 __device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns, bool back) {
     const unsigned number = blockIdx.z, begin = blocks.first[number], count = blocks.first[number + 1] - begin;
-    const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), first = (size_t)blockIdx.x * columns;
-    const size_t query = key_head * d.K, key = query + d.HK * d.K, value = 2 * d.HK * d.K + head * d.V + first;
-    return WalkPlace{
-        blocks.span[number], number, count, back ? begin + count - 1 : begin, head, key, query, value, first};
+    const unsigned HK = (unsigned)d.HK, HV = (unsigned)d.HV, K = (unsigned)d.K, V = (unsigned)d.V;
+    const unsigned head = blockIdx.y, first = blockIdx.x * columns, query = head / (HV / HK) * K;
+    const unsigned index = (begin + (back ? count - 1 : 0)) * HV + head;
+    return WalkPlace{blocks.span[number],          number, count, index, head, first, query + HK * K, query,
+                     2 * HK * K + head * V + first};
 }
 
 template <int KP, int COLUMNS, bool OUT>
-__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLUMNS>)
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     delta_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
     const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
     const WalkPlace at = walk_place(d, blocks, COLUMNS, false);
-    const size_t place = state_place(d, w, at.span, at.head) + at.first, columns = w.width - at.first;
-    const size_t index = at.block * d.HV + at.head; // of the block and head; the next one's is HV later
+    const size_t place = state_place(d, w, at.span, at.head) + at.first;
+    const unsigned columns = w.width - at.first;
     WalkState<KP> S = {};
     if (state_is_there(w, at.span, at.number)) walk_state_read<KP>(S, w.state_in + place, d.K, columns, w.width);
     walk_state_store<KP, COLUMNS>(S, tiles.S);
-    const floatX *x = d.x + at.span.row * d.channels; // the rows to fetch next
-    unsigned left = (unsigned)(at.span.end - at.span.begin);
-    const BlockGates *gates = p.gates + index;
-    const OperandA *inverse_at = p.inverse + index * OPERANDS_OF_TRIANGLE + triangle_row<false>(warp_row() / 16);
-    const OperandA *scores_at = p.scores + index * OPERANDS_OF_TRIANGLE + triangle_row<false>(warp_row() / 16);
-    floatX *states = w.states + index * TERMS * d.K * w.width + at.first;
-    floatX *added = w.added + index * TERMS * BLOCK * d.V + at.first;
-    floatX *out = w.out + (at.span.row * d.HV + at.head) * d.V + at.first;
+    const auto rows_of = [&](unsigned b) { return (unsigned)(at.span.end - at.span.begin) - b * BLOCK; };
+    const auto x_of = [&](unsigned b) { return d.x + (at.span.row + (size_t)b * BLOCK) * d.channels; };
+    const auto index_of = [&](unsigned b) { return at.index + b * (unsigned)d.HV; };
     const auto fetch_keys = [&](unsigned b) {
-        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, x + at.key, d.channels, left, d.K, d.packed);
-        factors_fetch(tiles.factors + b % 2 * FACTORS, gates);
+        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, x_of(b) + at.key, d.channels, rows_of(b), d.K,
+                                d.packed);
+        factors_fetch(tiles.factors + b % 2 * FACTORS, p.gates + index_of(b));
         fetch_commit();
     };
-    const auto fetch_rows = [&] {
-        if (OUT) rows_fetch<KP, THREADS>(tiles.queries, x + at.query, d.channels, left, d.K, d.packed);
-        rows_fetch<COLUMNS, THREADS>(tiles.rows, x + at.value, d.channels, w.values ? left : 0, columns, p.packed_rows);
+    const auto fetch_rows = [&](unsigned b) {
+        if (OUT) rows_fetch<KP, THREADS>(tiles.queries, x_of(b) + at.query, d.channels, rows_of(b), d.K, d.packed);
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, x_of(b) + at.value, d.channels, w.values ? rows_of(b) : 0, columns,
+                                     p.packed_rows);
         fetch_commit();
     };
-    fetch_keys(0), fetch_rows();
+    fetch_keys(0), fetch_rows(0);
     for (unsigned b = 0; b < at.count; b++) {
-        const unsigned rows = left;
         const floatX *const keys = tiles.keys + b % 2 * tiles.KEYS;
         const TokenFactors *const factors_at = tiles.factors + b % 2 * FACTORS;
         TriangleRow inverse, scores;
         TokenFactors factors[2];
-        triangle_load<false>(inverse, inverse_at);
+        triangle_load<false>(inverse, p.inverse, index_of(b));
         fetch_wait<0>();
         __syncthreads(); // tiles have arrived, S is stored
-        const bool more = b + 1 < at.count;
-        if (more) x += BLOCK * d.channels, left -= BLOCK, gates += d.HV, fetch_keys(b + 1);
-        if (!OUT && w.states) walk_save<KP, COLUMNS>(states, tiles.S, (unsigned)d.K, (unsigned)d.K, columns, w.width);
+        if (b + 1 < at.count) fetch_keys(b + 1);
+        if (!OUT && w.states)
+            walk_save<KP, COLUMNS>(w.states + index_of(b) * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
+                                   (unsigned)d.K, columns, w.width);
         WalkRows of_k = {}, of_q = {}, N = {};
         walk_read<KP, COLUMNS>(of_k, keys, OUT ? of_q : NULL, tiles.queries, tiles.S);
         factors_read(factors, factors_at);
@@ -296,77 +300,77 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLU
                             f.beta * (load(v.x[1]) - f.read_k * b));
         });
         __syncthreads(); // R is stored, queries and values are free
-        if (more) fetch_rows();
-        if (OUT) triangle_load<false>(scores, scores_at);
+        if (b + 1 < at.count) fetch_rows(b + 1);
         triangle_product<false, COLUMNS, false>(N, inverse, tiles.R);
         for_tokens<COLUMNS>(N, factors, [&](unsigned, unsigned to, const TokenFactors &f, float a, float b) {
             if (OUT || w.added) split_store_two(tiles.N, TOKENS, to, a, b);
             split_store_two(tiles.added, TOKENS, to, f.add * a, f.add * b);
         });
+        if (OUT) triangle_load<false>(scores, p.scores, index_of(b));
         __syncthreads(); // N is stored
-        if (!OUT && w.added) walk_save<BLOCK, COLUMNS>(added, tiles.N, rows, BLOCK, columns, (unsigned)d.V);
-        if (OUT) {
-            for_tokens<COLUMNS>(of_q, factors, [](unsigned, unsigned, const TokenFactors &f, float &a, float &b) {
-                a *= f.read_q, b *= f.read_q;
-            });
-            triangle_product<false, COLUMNS, false>(of_q, scores, tiles.N);
-            walk_out(out, of_q, rows, columns, (unsigned)(d.HV * d.V), p.packed_rows);
-        }
+        if (!OUT && w.added)
+            walk_save<BLOCK, COLUMNS>(w.added + index_of(b) * TERMS * BLOCK * d.V + at.first, tiles.N, rows_of(b),
+                                      BLOCK, columns, (unsigned)d.V);
         const float keep = factors_at[BLOCK].beta; // BlockGates.keep
         for_walk_state<KP>(S, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
         walk_state_add<KP, COLUMNS>(S, keys, tiles.added);
         walk_state_store<KP, COLUMNS>(S, tiles.S);
-        inverse_at += d.HV * OPERANDS_OF_TRIANGLE, scores_at += d.HV * OPERANDS_OF_TRIANGLE;
-        states += d.HV * TERMS * d.K * w.width, added += d.HV * TERMS * BLOCK * d.V, out += BLOCK * d.HV * d.V;
+        if (!OUT) continue;
+        for_tokens<COLUMNS>(of_q, factors, [](unsigned, unsigned, const TokenFactors &f, float &a, float &b) {
+            a *= f.read_q, b *= f.read_q;
+        });
+        triangle_product<false, COLUMNS, false>(of_q, scores, tiles.N);
+        const size_t first = at.span.row + (size_t)b * BLOCK;
+        walk_out(w.out + (first * d.HV + at.head) * d.V + at.first, of_q, rows_of(b), columns, (unsigned)(d.HV * d.V),
+                 p.packed_rows);
     }
     if (w.state_out && at.number >= w.first_out) walk_state_write<KP>(w.state_out + place, S, d.K, columns, w.width);
 }
 
 template <int KP, int COLUMNS>
-__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLUMNS>)
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     delta_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>, TOKENS = TOKENS_TILE<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
     const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
     const WalkPlace at = walk_place(d, blocks, COLUMNS, true);
-    const size_t place = at.head * d.K * w.width + at.first, columns = w.width - at.first;
-    const size_t index = at.block * d.HV + at.head; // of the last block and head; the next one's is HV earlier
+    const size_t place = at.head * d.K * w.width + at.first;
+    const unsigned columns = w.width - at.first;
     WalkState<KP> dS = {};
     if (at.number >= w.first_in && at.number < w.last_in)
         walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
     walk_state_store<KP, COLUMNS>(dS, tiles.S);
-    const size_t row = at.span.row + (size_t)(at.count - 1) * BLOCK; // the last block's first
-    const floatX *x = d.x + row * d.channels, *dout = p.dout + (row * d.HV + at.head) * d.V + at.first;
+    unsigned index = at.index;
+    size_t row = at.span.row + (size_t)(at.count - 1) * BLOCK; // the last block's first
     unsigned rows = (unsigned)(at.span.row + at.span.end - at.span.begin - row);
-    const BlockGates *gates = p.gates + index;
-    const OperandA *inverse_at = p.inverse + index * OPERANDS_OF_TRIANGLE + triangle_row<true>(warp_row() / 16);
-    const OperandA *scores_at = p.scores + index * OPERANDS_OF_TRIANGLE + triangle_row<true>(warp_row() / 16);
-    floatX *states = w.states + index * TERMS * d.K * w.width + at.first;
-    floatX *added = w.added + index * TERMS * BLOCK * d.V + at.first;
-    const auto fetch_keys = [&](const floatX *from, unsigned b, unsigned rows) {
-        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, from + at.key, d.channels, rows, d.K, d.packed);
-        factors_fetch(tiles.factors + b % 2 * FACTORS, gates);
+    const auto fetch_keys = [&](unsigned b, unsigned rows) { // of block b from the end, which begins at `row`
+        rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, d.x + row * d.channels + at.key, d.channels, rows, d.K,
+                                d.packed);
+        factors_fetch(tiles.factors + b % 2 * FACTORS, p.gates + index);
         fetch_commit();
     };
     const auto fetch_rows = [&](unsigned rows) {
-        rows_fetch<COLUMNS, THREADS>(tiles.rows, dout, d.HV * d.V, rows, columns, p.packed_rows);
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, p.dout + (row * d.HV + at.head) * d.V + at.first, d.HV * d.V, rows,
+                                     columns, p.packed_rows);
         fetch_commit();
     };
-    fetch_keys(x, 0, rows), fetch_rows(rows);
+    fetch_keys(0, rows), fetch_rows(rows);
     for (unsigned b = 0; b < at.count; b++, rows = BLOCK) {
+        const unsigned now = index;
+        const bool more = b + 1 < at.count;
         const floatX *const keys = tiles.keys + b % 2 * tiles.KEYS;
         const TokenFactors *const factors_at = tiles.factors + b % 2 * FACTORS;
         TriangleRow inverse, scores;
         TokenFactors factors[2];
-        triangle_load<true>(scores, scores_at);
+        triangle_load<true>(scores, p.scores, now);
         fetch_wait<0>();
         __syncthreads(); // tiles have arrived, dS is stored
-        rows_fetch<KP, THREADS>(tiles.queries, x + at.query, d.channels, rows, d.K, d.packed);
+        rows_fetch<KP, THREADS>(tiles.queries, d.x + row * d.channels + at.query, d.channels, rows, d.K, d.packed);
         fetch_commit();
-        const bool more = b + 1 < at.count;
-        if (more) x -= BLOCK * d.channels, dout -= BLOCK * d.HV * d.V, gates -= d.HV, fetch_keys(x, b + 1, BLOCK);
-        triangle_load<true>(inverse, inverse_at);
-        if (w.states) walk_save<KP, COLUMNS>(states, tiles.S, (unsigned)d.K, (unsigned)d.K, columns, w.width);
+        if (more) row -= BLOCK, index -= (unsigned)d.HV, fetch_keys(b + 1, BLOCK);
+        if (w.states)
+            walk_save<KP, COLUMNS>(w.states + now * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
+                                   (unsigned)d.K, columns, w.width);
         WalkRows dN = {}, dR = {};
         walk_read<KP, COLUMNS>(dN, keys, NULL, NULL, tiles.S);
         factors_read(factors, factors_at);
@@ -379,6 +383,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLU
         for_tokens<COLUMNS>(dN, factors, [&](unsigned, unsigned to, const TokenFactors &, float a, float b) {
             split_store_two(tiles.N, TOKENS, to, a, b);
         });
+        triangle_load<true>(inverse, p.inverse, now);
         __syncthreads(); // dN is stored, dout is free
         if (more) fetch_rows(BLOCK);
         triangle_product<true, COLUMNS, false>(dR, inverse, tiles.N);
@@ -386,7 +391,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLU
             const float scale = -f.beta * f.read_k;
             split_store_two(tiles.R, TOKENS, to, scale * a, scale * b);
         });
-        if (w.added) walk_save_rows(added, dR, rows, columns, (unsigned)d.V);
+        if (w.added) walk_save_rows(w.added + now * TERMS * BLOCK * d.V + at.first, dR, rows, columns, (unsigned)d.V);
         if (more) // the queries
             fetch_wait<2>();
         else
@@ -397,8 +402,6 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, 512 / WALK_THREADS<COLU
         walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
         walk_state_add<KP, COLUMNS>(dS, keys, tiles.R);
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
-        inverse_at -= d.HV * OPERANDS_OF_TRIANGLE, scores_at -= d.HV * OPERANDS_OF_TRIANGLE;
-        states -= d.HV * TERMS * d.K * w.width, added -= d.HV * TERMS * BLOCK * d.V;
     }
     if (!w.state_out || at.number) return;
     if (at.span.begin == at.span.document) // a document's first state is zero
