@@ -186,6 +186,15 @@ static size_t moment_blocks(DType moments, const AdamW *step, size_t count) {
     return moments == DTYPE_INT8 ? (step->block_first + count + MOMENT_BLOCK - 1) / MOMENT_BLOCK : 0;
 }
 
+enum { SQUARES_PARTS = 512 }; // of a sum of squares, in double
+
+// Adds up the parts of a sum of squares, in host memory.
+static double squares_total(const double *part) {
+    double sum = 0;
+    for (size_t i = 0; i < SQUARES_PARTS; i++) sum += part[i];
+    return sum;
+}
+
 // One rank's part of an exchange with another rank of its group.
 typedef struct {
     size_t peer;     // rank within the group
