@@ -297,10 +297,11 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
 typedef struct {
     size_t bytes[PLACES];
     size_t (*host)(size_t planned); // Ops.host_available; NULL: no limit
+    int tables;                     // of a GPU, whose page tables of host memory are in its own
 } Limits;
 
 static Limits device_limit(size_t bytes) {
-    const Limits limits = {{bytes, SIZE_MAX, SIZE_MAX}, NULL};
+    const Limits limits = {{bytes, SIZE_MAX, SIZE_MAX}, NULL, 0};
     return limits;
 }
 
@@ -308,11 +309,17 @@ static void plan_bytes(const Plan *plan, size_t bytes[PLACES]) {
     bytes[PLACE_DEVICE] = plan->total_bytes, bytes[PLACE_HOST] = plan->host_bytes, bytes[PLACE_DISK] = plan->disk_bytes;
 }
 
+// Returns the device's page tables of a plan's host memory, beside the plan.
+static size_t table_bytes(const size_t bytes[PLACES], const Limits *limits) {
+    return limits->tables ? bytes[PLACE_HOST] / PINNED_PER_TABLE : 0;
+}
+
 // Returns bytes / limit of the fullest place. Above 1 they do not fit.
 static double places_pressure(const size_t bytes[PLACES], const Limits *limits) {
     const size_t host = bytes[PLACE_HOST] && limits->host ? limits->host(bytes[PLACE_DEVICE]) : 0; // 0: not known
-    double most = 0;
-    for (int place = 0; place < PLACES; place++) {
+    const size_t device = bytes[PLACE_DEVICE] + table_bytes(bytes, limits);
+    double most = (double)device / (double)limits->bytes[PLACE_DEVICE];
+    for (int place = PLACE_HOST; place < PLACES; place++) {
         const size_t limit = place == PLACE_HOST && host ? min_size(host, limits->bytes[place]) : limits->bytes[place];
         if (bytes[place]) most = fmax(most, (double)bytes[place] / (double)limit);
     }

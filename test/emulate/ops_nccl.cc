@@ -43,6 +43,8 @@ static void *nccl_on_mpi_symbol(const char *name) {
 #define CALL(call)                                                                                                     \
     if (!strcmp(name, "nccl" #call)) return (void *)&nccl##call;
     NCCL_CALLS(CALL)
+    if (nccl_on_mpi::fault("old")) return NULL;
+    NCCL_SPLITS(CALL)
 #undef CALL
 #define CALL(call)                                                                                                     \
     if (!strcmp(name, "cublasLt" #call)) return (void *)&cublasLt##call;
