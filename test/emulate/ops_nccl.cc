@@ -43,7 +43,9 @@ static void *nccl_on_mpi_symbol(const char *name) {
 #define CALL(call)                                                                                                     \
     if (!strcmp(name, "nccl" #call)) return (void *)&nccl##call;
     NCCL_CALLS(CALL)
-    if (nccl_on_mpi::fault("old")) return NULL;
+#undef CALL
+#define CALL(call)                                                                                                     \
+    if (!strcmp(name, "nccl" #call)) return nccl_on_mpi::fault("old") ? NULL : (void *)&nccl##call;
     NCCL_SPLITS(CALL)
 #undef CALL
 #define CALL(call)                                                                                                     \

@@ -59,6 +59,7 @@ TEST(every_call_that_fails_ends_in_one_line) {
 
 TEST(memory_that_cannot_be_pinned_is_pageable) {
     static const char *const cases[][2] = {{"1000", "out of memory"}, {"1000 999", "unknown error"}};
+    *fault = 0;
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("%s", cases[i][1]);
         setenv("CUDA_PINNED", cases[i][0], 1);
