@@ -261,9 +261,11 @@ static void look_at_connections(DoctorRow *row, size_t i) {
     doctor_probe(row, i);
     const size_t after = doctor.ops->memory_peak(), planned = collectives_bytes(world);
     doctor_value(row, (double)(after - before), "bytes");
-    doctor_say(row, after - before > planned ? FINDING_NOTE : FINDING_OK,
-               "%zu ranks: %s in use before, %s after NCCL connected them; plans leave %s", world.ranks,
-               human_bytes((double)before), human_bytes((double)after), human_bytes((double)planned));
+    const int more = after - before > planned;
+    doctor_say(row, more ? FINDING_NOTE : FINDING_OK,
+               "%zu ranks: %s in use before, %s after NCCL connected them; plans leave %s%s", world.ranks,
+               human_bytes((double)before), human_bytes((double)after), human_bytes((double)planned),
+               more ? ": lower --memory-limit of plans by the difference, and report this line" : "");
 }
 
 // ---- a small plan --------------------------------------------------------------------------------------------------
