@@ -435,7 +435,7 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
     plan_bytes(plan, bytes);
     const size_t longest = B && plan_pressure(plan, &search.limits) > 1 ? run_longest(run, B, limit) : 0;
     char text[160], length[48] = "no --seq-len fits";
-    bytes[PLACE_DEVICE] += table_bytes(bytes, &search.limits);
+    bytes[PLACE_DEVICE] += page_table_bytes(bytes, &search.limits);
     if (bytes[PLACE_DEVICE] > search.limits.bytes[PLACE_DEVICE]) {
         if (is_main_rank() && !run->options->quiet) report_regions(stderr, plan->arena);
         const char *needed = human_bytes((double)bytes[PLACE_DEVICE]), *most = human_bytes((double)limit);

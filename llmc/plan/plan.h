@@ -310,14 +310,14 @@ static void plan_bytes(const Plan *plan, size_t bytes[PLACES]) {
 }
 
 // Returns the device's page tables of a plan's host memory, beside the plan.
-static size_t table_bytes(const size_t bytes[PLACES], const Limits *limits) {
+static size_t page_table_bytes(const size_t bytes[PLACES], const Limits *limits) {
     return limits->tables ? bytes[PLACE_HOST] / PINNED_PER_TABLE : 0;
 }
 
 // Returns bytes / limit of the fullest place. Above 1 they do not fit.
 static double places_pressure(const size_t bytes[PLACES], const Limits *limits) {
     const size_t host = bytes[PLACE_HOST] && limits->host ? limits->host(bytes[PLACE_DEVICE]) : 0; // 0: not known
-    const size_t device = bytes[PLACE_DEVICE] + table_bytes(bytes, limits);
+    const size_t device = bytes[PLACE_DEVICE] + page_table_bytes(bytes, limits);
     double most = (double)device / (double)limits->bytes[PLACE_DEVICE];
     for (int place = PLACE_HOST; place < PLACES; place++) {
         const size_t limit = place == PLACE_HOST && host ? min_size(host, limits->bytes[place]) : limits->bytes[place];

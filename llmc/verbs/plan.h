@@ -54,7 +54,7 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
     const WayToTrain *w = &r->plan;
     const Options *o = w->run.options;
     const Search search = run_search(&w->run, r->bounds.limit);
-    const size_t tables = table_bytes(w->bytes, &search.limits);
+    const size_t tables = page_table_bytes(w->bytes, &search.limits);
     if (!r->bounds.limit) {
         fprintf(out, "memory    %s", human_bytes((double)w->bytes[PLACE_DEVICE]));
     } else {
