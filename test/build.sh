@@ -24,12 +24,12 @@ make_with() {
     eval "$2" && printf '%s\n' "$2" >"$1.command"
 }
 
-# Flags for MPI and the headers of CUDA and NCCL (2.13 or later), found beside nvcc and in $NCCL; nothing if one is missing.
+# Flags for MPI and the headers of CUDA and NCCL (2.18 or later), found beside nvcc and in $NCCL; nothing if one is missing.
 nccl_flags() {
     toolkit=$(command -v "${NVCC:-nvcc}") && toolkit="-isystem $(dirname "$(dirname "$(readlink -f "$toolkit")")")/include"
     set -- -DHAVE_NCCL ${NCCL:+-isystem "$NCCL/include"} $toolkit
     [ -n "$mpi_libraries" ] &&
-        printf '#include <cuda_runtime.h>\n#include <nccl.h>\n#if NCCL_VERSION_CODE < 21300\n#error\n#endif\n' |
+        printf '#include <cuda_runtime.h>\n#include <nccl.h>\n#if NCCL_VERSION_CODE < 21801\n#error\n#endif\n' |
         $CXX "$@" -fsyntax-only -x c++ - >/dev/null 2>&1 && echo "$@"
 }
 

@@ -115,7 +115,7 @@ run_row() { # the current row: its log, with status and CPU time beside it
         0) status=0 ;;
         77)
             status=77
-            skipped "$([ "$library" = other ] && other_compiler || echo 'MPI with the headers of CUDA and of NCCL, 2.13 or later')"
+            skipped "$([ "$library" = other ] && other_compiler || echo 'MPI with the headers of CUDA and of NCCL, 2.18 or later')"
             ;;
         *) status='does not compile' ;;
         esac

@@ -73,7 +73,7 @@ static Search run_search(const Run *run, size_t limit) {
     const double sharing = plans ? node : (double)dist_local_ranks();
     const double most[PLACES] = {0, plans && named ? named->host_gib : 0, plans && named ? named->disk_gib : 0};
     const size_t given[PLACES] = {0, o->host_limit, o->disk_limit};
-    c.limits = device_limit(limit ? limit : SIZE_MAX);
+    c.limits = device_limit(limit ? limit : SIZE_MAX), c.limits.tables = gpu;
     for (int place = PLACE_HOST; place < PLACES; place++)
         if (given[place] || most[place] > 0)
             c.limits.bytes[place] = (size_t)((given[place] ? (double)given[place] : most[place] * GIBIBYTE) / sharing);
@@ -392,6 +392,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
     if (o->rollout || !option_accepted(&option_rows[option_find("zero")], o->verb)) return;
     const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO; // whose sequences ranks cannot share
     if (alone) more = *o, more.method = trial.settings.method = METHOD_STREAM, trial.options = &more;
+    const int gpu = run_search(run, limit).limits.tables;
     for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
         trial.settings.world.ranks = P, trial.settings.world.rank = P - 1, trial.settings.world.zero = ZERO_WEIGHTS;
         trial.settings.world.sp = world_sp(world) * (P / ranks);
@@ -399,7 +400,9 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
                  o->verb == VERB_PLAN ? "" : " ...");
         if (trial.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", trial.settings.world.sp);
         if (alone) strcat(options, " --method stream");
-        if ((P > 1 && (P > ranks || world.zero < 3)) && recommend(&trial, B, limit, options, text)) return;
+        const size_t more = gpu ? collectives_bytes(trial.settings.world) - collectives_bytes(world) : 0;
+        if (P == 1 || (P == ranks && world.zero == ZERO_WEIGHTS) || more >= limit) continue;
+        if (recommend(&trial, B, limit - more, options, text)) return;
     }
 }
 
@@ -432,9 +435,10 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
     plan_bytes(plan, bytes);
     const size_t longest = B && plan_pressure(plan, &search.limits) > 1 ? run_longest(run, B, limit) : 0;
     char text[160], length[48] = "no --seq-len fits";
+    bytes[PLACE_DEVICE] += page_table_bytes(bytes, &search.limits);
     if (bytes[PLACE_DEVICE] > search.limits.bytes[PLACE_DEVICE]) {
         if (is_main_rank() && !run->options->quiet) report_regions(stderr, plan->arena);
-        const char *needed = human_bytes((double)plan->total_bytes), *most = human_bytes((double)limit);
+        const char *needed = human_bytes((double)bytes[PLACE_DEVICE]), *most = human_bytes((double)limit);
         if (!B)
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
                 run->settings.cache_tokens, needed, whose, most);

@@ -219,7 +219,7 @@ static void report_places(FILE *out, const Run *run) {
         fprintf(out, "%s %s: %s", glue, place == PLACE_HOST ? "in host memory" : "on disk", text);
         glue = "\n        ";
     }
-    if (run->plan.disk_bytes) fprintf(out, "; a step writes %s to disk", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
+    if (run->plan.disk_bytes) fprintf(out, "; a step writes %s", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
     fputc('\n', out);
     if (!run->chosen || !run->options->verbose) return;
     fputs("         the fastest that fits, estimated ", out);

@@ -102,6 +102,10 @@ typedef struct {
 // Memory that CUDA reports: the least "total capacity of" such a card in public reports of PyTorch, 2023 to 2026. The
 // driver keeps the rest, and ECC a sixteenth where it takes memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
+// Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator; 1685:
+// 3.3 GB more after exchanges with 7 peers)
+#define NCCL_BYTES      (1.5 * GIBIBYTE)
+#define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*523 / 593, (forward)*422 / 593, (forward)*493 / 593, (forward)*417 / 593, own,  \
         (own)*0.58, (own)*0.072
@@ -139,6 +143,12 @@ static const Machine machines[MACHINES] = {
 
 // Returns the bytes that its card leaves to a plan.
 static size_t machine_usable_bytes(const Machine *m) { return (size_t)(m->card_gib * GIBIBYTE - CARD_RESERVED); }
+
+// Returns what NCCL takes of it on a rank. Exchanges are with the next rank and the one before.
+static size_t collectives_bytes(World w) {
+    const size_t peers = min_size(world_sp(w) - 1, 2);
+    return world_ranks(w) > 1 ? (size_t)(NCCL_BYTES + (double)peers * NCCL_PEER_BYTES) : 0;
+}
 
 // Finds a card's row by CUDA's name; NULL: none. PCIe, NVL and laptop boards are slower and have none.
 static const Machine *machine_of_device(const char *name) {
@@ -216,6 +226,8 @@ static void machine_print(FILE *out, const Machine *m) {
     }
     fprintf(out, "         memory for a plan: %s; CUDA's total in public reports of 2023 to 2026, less 1 GiB\n",
             human_bytes((double)machine_usable_bytes(m)));
+    fprintf(out, "         of several ranks: less %s for NCCL, and %s for each of two peers with --sp, assumed\n",
+            human_bytes(NCCL_BYTES), human_bytes(NCCL_PEER_BYTES));
     fprintf(out, "         host memory of a node: %s, %s; disk: %s\n", human_bytes(m->host_gib * GIBIBYTE),
             m->host_given ? "given" : "assumed", m->disk_gib > 0 ? human_bytes(m->disk_gib * GIBIBYTE) : "none");
 }

@@ -139,11 +139,16 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
                                     const void *weights, const char *when, const char *advice) {
     const int off_device = place > PLACE_DEVICE;
     size_t bad = off_device ? weights_find_bad(model, sharding, ops, weights) : 0, whose = 0;
+    double parts[SQUARES_PARTS], *const sums = (double *)ops->allocate(sizeof(parts));
+    if (!sums) die("no device memory for the %d partial sums of a norm", SQUARES_PARTS);
     for (; !off_device && bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
-        const char *values = element_address_const(weights, model->dtype, held.offset);
-        if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
+        if (!held.count) continue;
+        ops->sum_of_squares(sums, element_address_const(weights, model->dtype, held.offset), model->dtype, held.count);
+        ops->copy_out(parts, sums, sizeof(parts));
+        if (!isfinite(squares_total(parts))) break;
     }
+    ops->release(sums, sizeof(parts));
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
     if (bad == model->parameter_count) return;
     if (whose == sharding.rank) weights_name_bad_element(model, bad, sharding, ops, weights, when, advice);

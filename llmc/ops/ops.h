@@ -186,6 +186,15 @@ static size_t moment_blocks(DType moments, const AdamW *step, size_t count) {
     return moments == DTYPE_INT8 ? (step->block_first + count + MOMENT_BLOCK - 1) / MOMENT_BLOCK : 0;
 }
 
+enum { SQUARES_PARTS = 512 }; // of a sum of squares, in double
+
+// Adds up the parts of a sum of squares, in host memory.
+static double squares_total(const double *part) {
+    double sum = 0;
+    for (size_t i = 0; i < SQUARES_PARTS; i++) sum += part[i];
+    return sum;
+}
+
 // One rank's part of an exchange with another rank of its group.
 typedef struct {
     size_t peer;     // rank within the group
@@ -207,7 +216,8 @@ static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1
 // Chunks that suit op set "cuda". Each chunk reads and writes a layer's fp32 dW; at 1024 tokens that takes half as long
 // as the product.
 enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
-enum { LARGEST_CHUNK = 8192 }; // for a GPU; an H100 gains nothing with 16,384 (dev/gpu_speed.md)
+enum { PINNED_PER_TABLE = 512 }; // bytes of host memory for one of a GPU's page tables: measured on an H100
+enum { LARGEST_CHUNK = 8192 };   // for a GPU; an H100 gains nothing with 16,384 (dev/gpu_speed.md)
 
 // Verdict on a part of a machine (machine_findings)
 typedef enum { FINDING_OK, FINDING_NOTE, FINDING_WRONG, FINDINGS } Finding; // NOTE: works, but could do better

@@ -95,6 +95,7 @@ static void push_trained(Residency *memory, OptimizerState *state, const RunSett
     if (settings->lora) memory->adapters = (char *)arena_push(weights, SHARE_WEIGHTS, "adapters", own, stored);
     if (settings->reference == REFERENCE_START)
         memory->reference = (char *)arena_push(reference, SHARE_WEIGHTS, "weights of the reference", own, stored);
+    if (settings->backward && is_off_device(memory, PLACED_GRADIENTS)) memory->squares = push_squares(memory);
     if (settings->backward)
         memory->gradients = (char *)arena_push(memory_of(memory, PLACED_GRADIENTS), SHARE_GRADIENTS, "gradients",
                                                gradients, dtype_size(settings->gradient_type));
@@ -114,10 +115,8 @@ static void push_trained(Residency *memory, OptimizerState *state, const RunSett
 static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
-    const size_t rotary = rotary_width(config) / 2, parameters = trained_table(&s->memory)->parameter_count;
+    const size_t rotary = rotary_width(config) / 2;
     Sequence *now = &s->now;
-    if (settings->backward)
-        s->memory.squares = (double *)checked_calloc(parameters, sizeof(double), "squares of gradients");
     now->host_sums = checked_calloc(N, sum, "values per token");
     if (settings->method == METHOD_SPACO)
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
@@ -161,7 +160,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
 }
 
 static void run_end(StreamBP *s) {
-    free(s->now.span), free(s->memory.squares), free(s->now.sparse.drawn);
+    free(s->now.span), free(s->now.sparse.drawn);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
     free((void *)s->setup);
 }
@@ -258,6 +257,9 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     plan.chunk = effective_chunk(&s, s.setup->chunk);
     plan.logits_chunk = effective_chunk(&s, s.setup->logits_chunk);
     plan.counts = dry.counts;
+    const size_t mark = arena_mark(plan.arena);
+    if (settings->backward) gradient_squares(&s.memory);
+    arena_pop(plan.arena, mark);
     if (settings->optimizer && !settings->defers) optimizer_step(&s.memory, &state, &step), weights_updated(&s.memory);
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
@@ -295,10 +297,11 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
 typedef struct {
     size_t bytes[PLACES];
     size_t (*host)(size_t planned); // Ops.host_available; NULL: no limit
+    int tables;                     // of a GPU, whose page tables of host memory are in its own
 } Limits;
 
 static Limits device_limit(size_t bytes) {
-    const Limits limits = {{bytes, SIZE_MAX, SIZE_MAX}, NULL};
+    const Limits limits = {{bytes, SIZE_MAX, SIZE_MAX}, NULL, 0};
     return limits;
 }
 
@@ -306,11 +309,17 @@ static void plan_bytes(const Plan *plan, size_t bytes[PLACES]) {
     bytes[PLACE_DEVICE] = plan->total_bytes, bytes[PLACE_HOST] = plan->host_bytes, bytes[PLACE_DISK] = plan->disk_bytes;
 }
 
+// Returns the device's page tables of a plan's host memory, beside the plan.
+static size_t page_table_bytes(const size_t bytes[PLACES], const Limits *limits) {
+    return limits->tables ? bytes[PLACE_HOST] / PINNED_PER_TABLE : 0;
+}
+
 // Returns bytes / limit of the fullest place. Above 1 they do not fit.
 static double places_pressure(const size_t bytes[PLACES], const Limits *limits) {
     const size_t host = bytes[PLACE_HOST] && limits->host ? limits->host(bytes[PLACE_DEVICE]) : 0; // 0: not known
-    double most = 0;
-    for (int place = 0; place < PLACES; place++) {
+    const size_t device = bytes[PLACE_DEVICE] + page_table_bytes(bytes, limits);
+    double most = (double)device / (double)limits->bytes[PLACE_DEVICE];
+    for (int place = PLACE_HOST; place < PLACES; place++) {
         const size_t limit = place == PLACE_HOST && host ? min_size(host, limits->bytes[place]) : limits->bytes[place];
         if (bytes[place]) most = fmax(most, (double)bytes[place] / (double)limit);
     }

@@ -271,7 +271,6 @@ static void grads_zero(Residency *r) {
     const Model *table = trained_table(r);
     if (r->hook.context) return;
     if (!r->plan) r->first = 1;
-    if (r->squares) memset(r->squares, 0, table->parameter_count * sizeof(double));
     if (!is_off_device(r, PLACED_GRADIENTS))
         r->ops->zero(r->gradients, sharding_elements(table, gradients_sharding(r)) * dtype_size(r->gradient_type));
 }
@@ -316,14 +315,30 @@ static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
         page_load(pager_of(r, PLACED_GRADIENTS, r->layers_repeat), &g->page, g->memory, home, g->count * size);
 }
 
-// Sum of squares of this rank's shard of a parameter's gradient; memory: the stored gradient from its element `begin`
-static double parameter_squares(const Residency *r, const Parameter *p, const char *memory, size_t begin) {
+// squares[SQUARES_PARTS] of this rank's shard of a parameter's gradient, which `memory` holds from element `begin` on
+static void parameter_squares(const Residency *r, size_t parameter, const char *memory, size_t begin, double *squares) {
     const Model *table = trained_table(r);
+    const Parameter *p = &table->parameters[parameter];
     const ParameterShard own = parameter_shard(table, own_sharding(r), p);
-    if (!own.count) return 0;
-    const size_t element = element_offset(table, gradients_sharding(r), p->offset + own.first);
-    return r->ops->sum_of_squares(memory + (element - begin) * dtype_size(r->gradient_type), r->gradient_type,
-                                  own.count);
+    const size_t element = element_offset(table, gradients_sharding(r), p->offset + own.first) - begin;
+    squares += parameter * SQUARES_PARTS;
+    if (own.count)
+        r->ops->sum_of_squares(squares, memory + element * dtype_size(r->gradient_type), r->gradient_type, own.count);
+    else
+        r->ops->zero(squares, SQUARES_PARTS * sizeof(*squares));
+}
+
+static double *push_squares(const Residency *r) {
+    return (double *)arena_push(r->arena, SHARE_GRADIENTS, "squares of the gradient",
+                                trained_table(r)->parameter_count * SQUARES_PARTS, sizeof(double));
+}
+
+// Returns the squares of the whole gradient, on the arena; of an off-device gradient backward has made them.
+static const double *gradient_squares(const Residency *r) {
+    double *squares = r->squares ? r->squares : push_squares(r);
+    for (size_t i = 0; i < trained_table(r)->parameter_count && !r->squares; i++)
+        parameter_squares(r, i, r->gradients, 0, squares);
+    return squares;
 }
 
 // Starts storing it: it is complete for this micro-batch, once its collective is done.
@@ -338,7 +353,7 @@ static void stored_return(Residency *r, StoredGradient *g) {
     r->ops->await(g->page.collective);
     for (size_t i = 0; i < table->parameter_count && r->last && !r->plan; i++)
         if (group_of(table, table->parameters[i].offset) == g->page.page)
-            r->squares[i] = parameter_squares(r, &table->parameters[i], g->memory, g->begin);
+            parameter_squares(r, i, g->memory, g->begin, r->squares);
     page_store(pager_of(r, PLACED_GRADIENTS, r->layers_repeat), &g->page, at(r->gradients, g->begin, size), g->memory,
                g->count * size);
 }

@@ -254,6 +254,20 @@ static void look_at_machine(DoctorRow *row, size_t i) {
     if (doctor.wrong && is_main_rank()) *row->name = 0;
 }
 
+// Connects the ranks, at the first allocation.
+static void look_at_connections(DoctorRow *row, size_t i) {
+    const World world = {dist_ranks(), dist_rank(), 0, 1};
+    const size_t before = doctor.ops->memory_peak();
+    doctor_probe(row, i);
+    const size_t after = doctor.ops->memory_peak(), planned = collectives_bytes(world);
+    doctor_value(row, (double)(after - before), "bytes");
+    const int more = after - before > planned;
+    doctor_say(row, more ? FINDING_NOTE : FINDING_OK,
+               "%zu ranks: %s in use before, %s after NCCL connected them; plans leave %s%s", world.ranks,
+               human_bytes((double)before), human_bytes((double)after), human_bytes((double)planned),
+               more ? ": lower --memory-limit of plans by the difference, and report this line" : "");
+}
+
 // ---- a small plan --------------------------------------------------------------------------------------------------
 typedef struct {
     size_t planned, peak, elements;
@@ -523,6 +537,7 @@ static void doctor_begin(const Options *o) {
 static int verb_doctor(const Options *o) {
     doctor_begin(o);
     doctor_row("machine", look_at_machine, 0, 0);
+    if (dist_ranks() > 1 && strcmp(ops_device->name, "cpu") != 0) doctor_row("connections", look_at_connections, 0, 1);
     doctor_row("plan", look_at_plan, 0, 1);
     doctor_row("copies", look_at_copies, 0, 0);
     doctor_row("host memory link", look_at_link, 0, 0);

@@ -54,12 +54,14 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
     const WayToTrain *w = &r->plan;
     const Options *o = w->run.options;
     const Search search = run_search(&w->run, r->bounds.limit);
+    const size_t tables = page_table_bytes(w->bytes, &search.limits);
     if (!r->bounds.limit) {
         fprintf(out, "memory    %s", human_bytes((double)w->bytes[PLACE_DEVICE]));
     } else {
         fprintf(out, "fits      %s: %s of %s", w->fits ? "yes" : "no", human_bytes((double)w->bytes[PLACE_DEVICE]),
                 human_bytes((double)r->bounds.limit));
         if (option_given(w->run.options, "machine")) fprintf(out, " (%s)", machine_from_options(w->run.options)->gpu);
+        if (!w->fits && tables) fprintf(out, " and %s of page tables", human_bytes((double)tables));
     }
     for (int place = PLACE_HOST; place < PLACES; place++) {
         if (!w->bytes[place]) continue;
@@ -269,7 +271,9 @@ static int verb_plan(const Options *given) {
     options_of_card(o);
     const int named = option_given(o, "machine");
     const Machine *machine = machine_from_options(o);
-    const size_t limit = o->memory_limit || !named ? o->memory_limit : machine_usable_bytes(machine);
+    const World world = {o->ranks, 0, 0, o->sp};
+    size_t limit = o->memory_limit || !named ? o->memory_limit : machine_usable_bytes(machine);
+    if (limit && (o->card || !o->memory_limit)) limit -= collectives_bytes(world);
     memset(&r, 0, sizeof(r)), works.count = 0;
     if (!o->model && !o->init) return plan_presets(o, machine, limit);
     run_open(&run, o, NULL);

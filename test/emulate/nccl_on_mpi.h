@@ -25,8 +25,9 @@ What a wrong caller does here:
     relying on an order of additions                            sums go around a ring: rank r's begin with r + 1's
 
 NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
-an error. CUDA_FAULT: a call of CUDA's fails. CUDA_TAKEN: other processes use the device. CUDA_PINNED: bytes that can be
-pinned.
+an error; =old: it is older than 2.18; =far: exchanges of ranks that are no neighbours are refused. CUDA_FAULT: a call of
+CUDA's fails. CUDA_TAKEN: other processes use the device. CUDA_PINNED="bytes error": bytes that can be pinned, and what
+more returns.
 
 It cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
 */
@@ -349,6 +350,17 @@ static Communicator *connect(int count, uint64_t id, int rank) {
     return c;
 }
 
+// Splits a communicator; all its ranks take part.
+static Communicator *split(const Communicator *parent, int color, int key) {
+    static uint64_t splits;
+    if (done < queue.size()) die("pretended NCCL: a communicator is split while collectives are in flight");
+    Communicator *c = new Communicator{MPI_COMM_NULL, MPI_COMM_NULL, 0, 0, ++splits << 32 | (uint64_t)color};
+    MPI_Comm_split(parent->ranks, color, key, &c->ranks);
+    MPI_Comm_size(c->ranks, &c->count), MPI_Comm_rank(c->ranks, &c->rank);
+    c->meeting = c->count == parent->count ? parent->meeting : c->ranks;
+    return c;
+}
+
 // ---- device memory --------------------------------------------------------------------------------------------------
 constexpr size_t DEVICE_BYTES = (size_t)8 << 30;
 static std::map<void *, size_t> memory; // allocations and their bytes
@@ -455,10 +467,13 @@ cudaError_t cudaFree(void *block) {
 }
 cudaError_t cudaHostRegister(void *host, size_t bytes, unsigned) {
     CUDA_CALL;
-    const char *most = getenv("CUDA_PINNED");
+    const char *asked = getenv("CUDA_PINNED");
+    unsigned long long most = SIZE_MAX;
+    int error = cudaErrorMemoryAllocation;
     size_t sum = bytes;
     for (const auto &piece : nccl_on_mpi::pinned) sum += piece.second;
-    if (most && sum > strtoull(most, NULL, 10)) return cudaErrorMemoryAllocation;
+    if (asked) sscanf(asked, "%llu %d", &most, &error);
+    if (sum > most) return (cudaError_t)error;
     return nccl_on_mpi::pinned[(const char *)host] = bytes, cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void *host) {
@@ -548,6 +563,14 @@ ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int count, ncclUniqueId 
     *communicator = (ncclComm_t)(void *)nccl_on_mpi::connect(count, number, rank);
     return ncclSuccess;
 }
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int count, ncclUniqueId id, int rank, ncclConfig_t *c) {
+    nccl_on_mpi::must_be(c->splitShare == 1, "splits share only with a parent that says so");
+    return ncclCommInitRank(communicator, count, id, rank);
+}
+ncclResult_t ncclCommSplit(ncclComm_t of, int color, int key, ncclComm_t *communicator, ncclConfig_t *) {
+    *communicator = (ncclComm_t)(void *)nccl_on_mpi::split(nccl_on_mpi::communicator_of(of), color, key);
+    return ncclSuccess;
+}
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *state) {
     return *state = nccl_on_mpi::fault("error") ? ncclRemoteError : ncclSuccess, ncclSuccess;
 }
@@ -594,7 +617,10 @@ ncclResult_t ncclBroadcast(const void *in, void *out, size_t n, ncclDataType_t t
 }
 ncclResult_t ncclSend(const void *out, size_t n, ncclDataType_t type, int to, ncclComm_t c, cudaStream_t stream) {
     const MPI_Comm ranks = nccl_on_mpi::communicator_of(c)->ranks;
+    const int count = nccl_on_mpi::communicator_of(c)->count;
+    const int apart = (to - nccl_on_mpi::communicator_of(c)->rank + count) % count;
     nccl_on_mpi::must_be(type == ncclUint8, "bytes are sent");
+    nccl_on_mpi::must_be(apart == 1 || apart == count - 1 || !nccl_on_mpi::fault("far"), "a pair that is not warm");
     nccl_on_mpi::add_call(
         stream, -1, [=](MPI_Request *request) { MPI_Isend(out, (int)n, MPI_BYTE, to, 0, ranks, request); }, []() {});
     return ncclSuccess;

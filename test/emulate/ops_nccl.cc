@@ -45,6 +45,10 @@ static void *nccl_on_mpi_symbol(const char *name) {
     NCCL_CALLS(CALL)
 #undef CALL
 #define CALL(call)                                                                                                     \
+    if (!strcmp(name, "nccl" #call)) return nccl_on_mpi::fault("old") ? NULL : (void *)&nccl##call;
+    NCCL_SPLITS(CALL)
+#undef CALL
+#define CALL(call)                                                                                                     \
     if (!strcmp(name, "cublasLt" #call)) return (void *)&cublasLt##call;
     CUBLASLT_CALLS(CALL)
 #undef CALL

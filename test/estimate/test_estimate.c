@@ -569,6 +569,25 @@ TEST(figures_of_places) {
     }
 }
 
+TEST(a_card_holds_more_than_its_plan) {
+    static const struct {
+        World world;
+        double gib; // of NCCL
+    } cases[] = {{{0, 0, 0, 0}, 0}, {{8, 0, 3, 1}, 1.5}, {{8, 0, 3, 2}, 1.95}, {{8, 0, 3, 8}, 2.4}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        close_to("NCCL", (double)collectives_bytes(cases[i].world) / GIBIBYTE, cases[i].gib, 1e-6);
+    SCOPED(planned_end) Planned c;
+    planned(&c, "qwen3-0.6b,num_hidden_layers=4", 4096, 1, 0, 1);
+    c.settings.place[PLACED_INPUTS] = PLACE_HOST;
+    const Plan plan = plan_make(&c.settings, &c.batch);
+    Limits limits = device_limit(plan.total_bytes);
+    close_to("a plan alone", plan_pressure(&plan, &limits), 1, 0);
+    limits.tables = 1;
+    if (plan_pressure(&plan, &limits) <= 1) test_fail("page tables of %zu bytes take nothing", plan.host_bytes);
+    limits.bytes[PLACE_DEVICE] += plan.host_bytes / 512;
+    close_to("with page tables", plan_pressure(&plan, &limits), 1, 0);
+}
+
 TEST(thousands_of_ranks_at_once) {
     static const struct {
         size_t sp;

@@ -25,6 +25,7 @@ static struct {
     size_t blocks;
     const char *op; // running; NULL: the fence is closed
     size_t count;   // ops so far, except waits for transfers
+    size_t reads;   // of these copy_out: the host waits for the device
 } fence;
 
 static int fence_on_gpu(void) {
@@ -46,6 +47,7 @@ static const char *fence_open(const char *op) {
     if (fence.op) die("op %s was called from within op %s", op, fence.op);
     fence_protect(PROT_READ | PROT_WRITE);
     fence.count += strcmp(op, "await_transfer") != 0;
+    fence.reads += !strcmp(op, "copy_out");
     return fence.op = op;
 }
 

@@ -74,14 +74,17 @@ TEST(optimizer) {
     const AdamW step = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 0, NULL, NULL};
     for (size_t c = 0; c < 2; c++) {
         size_t count = counts[c];
-        double found = 0.0;
+        double found = 0.0, part[SQUARES_PARTS];
         case_of("", "count=%zu", count);
         Guarded *w = normal(CHANGED, "w", ops->stored, count, 0.0, 1.0), *g = input("g", count);
         Guarded *m = normal(CHANGED, "m", DTYPE_FP32, count, 0.0, 1.0);
         Guarded *v = normal(CHANGED, "v", DTYPE_FP32, count, 10.0, 1.0); // positive
-        CALL(found = gpu->sum_of_squares(g->data, gpu->stored, count));
+        Guarded *sums = guarded_poison(CHANGED, "sums", DTYPE_FP64, SQUARES_PARTS);
+        CALL((gpu->sum_of_squares(sums->data, g->data, gpu->stored, count),
+              gpu->copy_out(part, sums->data, sizeof(part)), found = squares_total(part)));
         CHECK(adamw, of(w), NULL, of(g), gpu->stored, of(m), of(v), DTYPE_FP32, count, &step);
-        const double wanted = cpu->sum_of_squares(g->twin, cpu->stored, count);
+        cpu->sum_of_squares(part, g->twin, cpu->stored, count);
+        const double wanted = squares_total(part);
         if (!(fabs(found - wanted) <= 2e-6 * wanted))
             test_fail("sum of squares %.17g, op set cpu %.17g", found, wanted);
         expect(w, 1.0, 0.0);

@@ -68,6 +68,7 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     whole.dry = 0, s.setup = &whole;
     s.now.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
     forward_backward(&s, batch, 1, 1, NULL);
+    gradient_squares(&s.memory);
     *flops = dry.counts.flops, *peak = arena->peak;
     s.setup = begun;
     run_end(&s);

@@ -159,7 +159,7 @@ ends 1 'MPI does not connect them' "the launcher of another MPI"
 # ---- waiting for GPUs, with pretended CUDA and NCCL (nccl_on_mpi.h) ------------------------------------------------------------
 if [ ! -f "${NCCL_OPS:-}" ]; then
     skipped=$((skipped + 1))
-    echo "[  SKIPPED ] ranks with GPUs: NOT TESTED, because there are no headers of CUDA and of NCCL, 2.13 or later"
+    echo "[  SKIPPED ] ranks with GPUs: NOT TESTED, because there are no headers of CUDA and of NCCL, 2.18 or later"
     finish
     exit
 fi
@@ -175,5 +175,24 @@ refused 2 "sum all-gather" 1 'asks for another collective' "ranks that ask for d
 NCCL_ON_MPI_FAULT=hang refused 2 "sum" 1 'all ranks have waited in a reduce-scatter, no. [0-9]+ for' "a collective that does not end"
 refused 2 "sum fall" 1 'rank 1 on [^ ]*: [^ ]*: .* \(cudaErrorLaunchFailure\); see .dmesg' "a rank whose GPU fails, while another one waits for it"
 NCCL_ON_MPI_FAULT=error refused 2 "sum" 1 'NCCL, between the ranks: remote error: a link is down' "an error of NCCL"
+
+# ---- passes over pretended GPUs: which ranks they connect ------------------------------------------------------------------------
+PROGRAM=$WORK/train
+flags="-std=gnu11 -D_GNU_SOURCE -DPRECISION_FP32 -DHAVE_MPI $(scripts/mpi_flags.sh compile) -I. -fopenmp"
+libraries="$(scripts/mpi_flags.sh link) -lcjson -lpcre2-8 -lstdc++ -lm -pthread"
+if ${CC:-cc} $flags -x c -c train_gpt.cu -o "$WORK/train.o" && ${CC:-cc} -fsanitize=address,undefined -fopenmp "$WORK/train.o" "$NCCL_OPS" $libraries -o "$PROGRAM"; then pass; else fail "train_gpt.cu does not compile with GPUs"; fi
+# loss FAULT FAMILY OPTIONS: of four ranks, with NCCL_ON_MPI_FAULT
+model=hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_dim=8,vocab_size=33
+loss() {
+    NCCL_ON_MPI_FAULT=$1 ranks 4 bp --init "$2" --batch 2 --seq-len 64 --json --quiet $3
+    sed -n 's/.*"loss": *\([^,]\{6\}\).*/\1/p' "$WORK/out"
+}
+for family in "llama,$model" "mistral,$model,sliding_window=8"; do
+    near=$(loss far "$family" "--sp 4 --kv ring") old=$(loss old "$family" "--sp 2 --zero 3")
+    check "$family: ${near:-neighbours are not enough}, with NCCL before 2.18 ${old:-nothing}: $(head -c 300 "$WORK/err")" [ "${near:-none}" = "$old" ]
+done
+check "a window of more ranks is $(loss far "mistral,$model,sliding_window=20" "--sp 4")" grep -q 'a pair that is not warm' "$WORK/err"
+ranks 2 doctor --init "llama,$model" --seq-len 16
+check "doctor of two GPUs: $(grep WRONG "$WORK/out")" grep -q '^ok *connections  *2 ranks: .* GiB$' "$WORK/out"
 
 finish

@@ -199,6 +199,7 @@ typedef struct {
     double forward, loss[TRAINED_STEPS], norm[TRAINED_STEPS]; // forward: the loss of a forward pass alone
     unsigned char *values[STATES];                            // of this rank, memory of the case; NULL: none
     size_t bytes[STATES];
+    size_t reads; // by the host in the passes; in the fence alone
     Moved moved;
     size_t peak[PLACES], planned[PLACES];
     Moved plan; // for one micro-batch and an optimizer step
@@ -224,8 +225,12 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     memset(&memory->moved, 0, sizeof(memory->moved));
     for (size_t i = 0; i < TRAINED_STEPS; i++) {
         const Parameter *bad;
+        const size_t before = fence.reads;
         t.loss[i] = case_gradient(r, c);
+        const size_t pass = fence.reads - before;
         t.norm[i] = gradient_norm(memory, &bad);
+        if (fence.reads > before + pass + 1) test_fail("the norm waits for the device more than once");
+        t.reads += pass;
         step.gradient_scale = gradient_clip(t.norm[i], 0.7), step.step = (int64_t)i + 1;
         if (settings.defers) {
             update_defer(&update, memory, &r->state, &step);
@@ -292,6 +297,7 @@ static void expect_same(const Case *c, const Levels *levels, const Trained *expe
     const Trained found = train(c, case_settings(c, levels, 1));
     const char *differs = difference(&found, expected);
     if (differs) test_fail("%s have other bits than with all on the device", differs);
+    if (found.reads != expected->reads) test_fail("the host reads %zu times, not %zu", found.reads, expected->reads);
     if (found.forward != expected->forward) test_fail("loss %g of a forward pass alone", found.forward);
     expect_planned(levels, &found);
 }

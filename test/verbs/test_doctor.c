@@ -35,7 +35,6 @@ static void plant(const char *op) {
 #define RUN_void(call, op)                                                                                             \
     call;                                                                                                              \
     plant(#op)
-#define RUN_double(call, op) return call * (planted && !strcmp(planted, #op) ? 1.001 : 1.0)
 #define OP(type, op, parameters, arguments, ...)                                                                       \
     static type planted_##op parameters { RUN_##type(ops_device->op arguments, op); }
 #define OP_HOST(...)

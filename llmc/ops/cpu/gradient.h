@@ -34,25 +34,22 @@ static void cpu_gradient_add(void *gradient, DType type, const Summed *in_, size
 }
 
 // Adds up squares in double, in a fixed number of parts added in order: the same bits for any number of threads.
-static double cpu_sum_of_squares(const void *x, DType type, size_t count) {
+static void cpu_sum_of_squares(double *sums, const void *x, DType type, size_t count) {
     enum { PARTS = 64 };
-    double part[PARTS], sum = 0;
     size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t p = 0; p < PARTS; p++) {
-        part[p] = 0;
-        for (size_t b = blocks * p / PARTS; b < blocks * (p + 1) / PARTS; b++) {
+    for (size_t p = 0; p < SQUARES_PARTS; p++) {
+        sums[p] = 0;
+        for (size_t b = blocks * p / PARTS; p < PARTS && b < blocks * (p + 1) / PARTS; b++) {
             size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
             floatS buffer[BLOCK_ELEMENTS];
             const floatS *block = block_read(x, type, begin, length, buffer);
             double squares = 0;
 #pragma omp simd reduction(+ : squares)
             for (size_t i = 0; i < length; i++) squares += (double)block[i] * (double)block[i];
-            part[p] += squares;
+            sums[p] += squares;
         }
     }
-    for (size_t p = 0; p < PARTS; p++) sum += part[p];
-    return sum;
 }
 
 #endif

@@ -34,10 +34,16 @@ CollNet add in the network's switches.
     CALL(Broadcast)                                                                                                    \
     CALL(Send)                                                                                                         \
     CALL(Recv)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1)
+#define NCCL_SPLITS(CALL) CALL(CommInitRankConfig) CALL(CommSplit)
+#else
+#define NCCL_SPLITS(CALL)
+#endif
 
 static struct {
 #define CALL(name) decltype(&nccl##name) name;
     NCCL_CALLS(CALL)
+    NCCL_SPLITS(CALL) // NULL: the library is older
 #undef CALL
 } nccl;
 
@@ -49,6 +55,9 @@ static void nccl_load(void) {
     if (!library) die("%zu ranks on GPUs need %s", dist_ranks(), error);
 #define CALL(name) nccl.name = (decltype(nccl.name))library_function(library, &LIBRARY_NCCL, "nccl" #name);
     NCCL_CALLS(CALL)
+#undef CALL
+#define CALL(name) nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name);
+    NCCL_SPLITS(CALL)
 #undef CALL
 }
 
@@ -148,16 +157,39 @@ static void keep_up(void) {
 }
 
 // ---- communicators --------------------------------------------------------------------------------------------------
-static ncclComm_t communicator_of(RankGroup group) {
+static ncclComm_t communicator_of(RankGroup group);
+
+// From NCCL 2.18 on, smaller groups are split off all ranks, whose channels and buffers they share.
+static ncclComm_t communicator_make(RankGroup group) {
     const World world = job_world();
-    ncclComm_t *communicator = &collectives.communicator[group];
-    if (group == RANKS_SEQUENCE && world_replicas(world) == 1) return communicator_of(RANKS_ALL);
-    if (*communicator) return *communicator;
+    const int ranks = (int)ranks_in(world, group), rank = (int)rank_in(world, group);
+    const char *const doing = "connecting the ranks";
+    ncclComm_t made = NULL;
     ncclUniqueId id = {0};
-    if (rank_in(world, group) == 0) nccl_check(nccl.GetUniqueId(&id), NULL, "making an id");
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1)
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.splitShare = 1;
+    if (group != RANKS_ALL && nccl.CommSplit) {
+        const int replica = (int)world_replica(world);
+        nccl_check(nccl.CommSplit(communicator_of(RANKS_ALL), replica, rank, &made, &config), NULL, doing);
+        return made;
+    }
+#endif
+    if (rank == 0) nccl_check(nccl.GetUniqueId(&id), NULL, "making an id");
     dist_broadcast(group, &id, sizeof(id), 0);
-    nccl_check(nccl.CommInitRank(communicator, (int)ranks_in(world, group), id, (int)rank_in(world, group)), NULL,
-               "connecting the ranks");
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1)
+    if (nccl.CommSplit)
+        nccl_check(nccl.CommInitRankConfig(&made, ranks, id, rank, &config), NULL, doing);
+    else
+#endif
+        nccl_check(nccl.CommInitRank(&made, ranks, id, rank), NULL, doing);
+    return made;
+}
+
+static ncclComm_t communicator_of(RankGroup group) {
+    ncclComm_t *communicator = &collectives.communicator[group];
+    if (group == RANKS_SEQUENCE && world_replicas(job_world()) == 1) return communicator_of(RANKS_ALL);
+    if (!*communicator) *communicator = communicator_make(group);
     return *communicator;
 }
 
@@ -240,21 +272,21 @@ static void devices_check(void) {
     free(all);
 }
 
-// Runs every collective once, tiny: NCCL connects and takes its memory at first use. Exchanges with all ranks of a
-// sequence: a pair that connects later does so within ncclGroupEnd, where the host answers nobody.
+// Runs every collective once, tiny: NCCL connects and takes its memory at first use. Each pair takes some, so exchanges
+// are with the next rank of a sequence and the one before: rings, chains and most halos have no other. A halo of more
+// ranks connects them at its first use, within ncclGroupEnd, where the host answers nobody.
 static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
-    size_t n = 0;
+    const size_t peers[2] = {(rank + 1) % ranks, (rank + ranks - 1) % ranks};
+    char *const in = x + ranks * sizeof(float);
     cuda_reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
     cuda_all_gather(group, x, ranks + 1, 1, 1);
     if (group != RANKS_SEQUENCE) return;
-    Message *messages = (Message *)checked_calloc(2 * ranks, sizeof(Message), "the first messages");
-    for (size_t step = 1; step < ranks; step++) {
-        messages[n++] = Message{(rank + step) % ranks, x, NULL, 1, 0};
-        messages[n++] = Message{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step % 64, 0, 1};
-    }
-    cuda_exchange(group, messages, n);
-    free(messages);
+    const Message messages[4] = {{peers[0], x, NULL, 1, 0},
+                                 {peers[1], NULL, in, 0, 1},
+                                 {peers[1], x, NULL, 1, 0},
+                                 {peers[0], NULL, in + 1, 0, 1}};
+    cuda_exchange(group, messages, 4);
 }
 
 // Ends a failed job at exit, before CUDA's handlers, which might wait forever for a kernel.
@@ -279,8 +311,14 @@ static void collectives_require(void) {
     before_waiting = wait_watched, before_event = event_wait, after_launch = keep_up;
     CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
     CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
-    for (int group = 0; group < RANK_GROUPS; group++)
-        if (ranks_in(job_world(), (RankGroup)group) > 1) communicator_warm((RankGroup)group, x);
+    for (int i = 0; i < 2 * RANK_GROUPS; i++) { // nothing may be in flight while groups are split off
+        const RankGroup group = (RankGroup)(i % RANK_GROUPS);
+        if (ranks_in(job_world(), group) == 1) continue;
+        if (i < RANK_GROUPS)
+            communicator_of(group);
+        else
+            communicator_warm(group, x);
+    }
     wait_watched(true);
     CUDA_CHECK(cudaFree(x), "freeing device memory");
 }

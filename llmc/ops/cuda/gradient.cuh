@@ -58,8 +58,7 @@ static void cuda_gradient_add(void *gradient, DType type, const Summed *in, size
     });
 }
 
-// ---- the sum of squares: SQUARES_BLOCKS sums in double, added in order by the host ----------------------------------
-constexpr unsigned SQUARES_BLOCKS = 512;
+// ---- the sum of squares: a part for each block ----------------------------------------------------------------------
 
 template <typename T, int W> __global__ void squares_kernel(double *sums, const T *x, size_t packs) {
     SHARED(double, parts, LOOP_THREADS);
@@ -76,19 +75,12 @@ template <typename T, int W> __global__ void squares_kernel(double *sums, const 
     if (threadIdx.x == 0) sums[blockIdx.x] = parts[0];
 }
 
-static double cuda_sum_of_squares(const void *x, DType type, size_t count) {
-    static double *device_sums;
-    double sums[SQUARES_BLOCKS], sum = 0;
-    if (!device_sums && !(device_sums = (double *)memory_allocate(sizeof(sums))))
-        die("no device memory for the %zu partial sums of a norm", sizeof(sums) / sizeof(sums[0]));
+static void cuda_sum_of_squares(double *sums, const void *x, DType type, size_t count) {
     with_type(type, "sum_of_squares", [&]<typename T>(T *) {
         with_width<T>(count % full_pack<T> == 0 && all_aligned(x), [&](auto W) {
-            LAUNCH((squares_kernel<T, W>), SQUARES_BLOCKS, LOOP_THREADS, 0)(device_sums, (const T *)x, count / W);
+            LAUNCH((squares_kernel<T, W>), SQUARES_PARTS, LOOP_THREADS, 0)(sums, (const T *)x, count / W);
         });
     });
-    cuda_copy_out(sums, device_sums, sizeof(sums));
-    for (unsigned i = 0; i < SQUARES_BLOCKS; i++) sum += sums[i];
-    return sum;
 }
 
 #endif

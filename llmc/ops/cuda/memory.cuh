@@ -8,23 +8,19 @@ Memory of op set "cuda".
 #include "platform.cuh"
 #include <sys/syscall.h>
 
-// Returns whether memory did not suffice; any other error ends the program.
-static bool allocation_refused(cudaError_t error, const char *doing) {
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); // handled: hides it from the next check
-        return true;
-    }
-    CUDA_CHECK(error, doing);
-    return false;
-}
-
 static void *memory_allocate(size_t bytes) {
     void *memory = NULL;
     size_t left, total;
     device_require();
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has");
     if (bytes > total) return NULL; // whichever error CUDA would return
-    return allocation_refused(cudaMalloc(&memory, bytes ? bytes : 1), "allocating device memory") ? NULL : memory;
+    const cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // handled: hides it from the next check
+        return NULL;
+    }
+    CUDA_CHECK(error, "allocating device memory");
+    return memory;
 }
 
 static void cuda_release(void *memory, size_t bytes) {
@@ -32,7 +28,8 @@ static void cuda_release(void *memory, size_t bytes) {
     CUDA_CHECK(cudaFree(memory), "freeing device memory");
 }
 
-// Returns the peak since the context was made: our allocation and the libraries' memory. 0: there is no device yet.
+// Returns the peak of our allocation and the libraries' memory, without the context: half a GiB more is in use. 0: there
+// is no device yet.
 static size_t cuda_memory_peak(void) {
     if (!device.ready) return 0;
     size_t now = device_in_use();
@@ -148,13 +145,12 @@ static void host_prefer_node(char *memory, size_t bytes) {
     if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // a preference
 }
 
-// Pins a piece; returns false if it cannot be pinned. Other errors end the program.
+// Pins a piece; returns false if it cannot be pinned. Ends the program if the device has failed: then each call does.
 static bool host_pin(char *memory, size_t bytes, cudaError_t *error) {
     *error = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
     if (*error == cudaSuccess) return true;
-    if (*error != cudaErrorNotSupported && *error != cudaErrorInvalidValue && *error != cudaErrorOperatingSystem)
-        return !allocation_refused(*error, "pinning host memory");
-    cudaGetLastError();
+    cudaGetLastError(); // handled, as above
+    CUDA_CHECK(cudaDeviceSynchronize(), "pinning host memory");
     return false;
 }
 
@@ -232,8 +228,7 @@ static void cuda_copy_out(void *host, const void *place, size_t bytes) {
         return;
     }
     if (before_waiting) before_waiting(false);
-    CUDA_CHECK(cudaMemcpy(host, place, bytes, cudaMemcpyDeviceToHost),
-               "copying from the device, after the kernels before");
+    CUDA_CHECK(cudaMemcpy(host, place, bytes, cudaMemcpyDeviceToHost), "copying from the device after kernels");
 }
 
 // ---- stores and loads ----------------------------------------------------------------------------------------------
