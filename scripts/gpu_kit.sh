@@ -37,6 +37,7 @@ ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$work/make_do
 "$work/make_documents" "$kit/behind.bin" 32000 101,32669
 "$work/make_documents" "$kit/lengths.bin" 32000 "$(seq -s , 101 700)"
 cp dev/gpu_first.sh "$kit/first.sh"
+cp scripts/common.sh "$kit"
 cat >"$kit/kit.txt" <<END
 commit $(. scripts/common.sh && commit_here)
 sources $(find Makefile train_gpt.cu streambp.h llmc test -type f | LC_ALL=C sort | xargs cat | cksum | cut -d ' ' -f 1)
