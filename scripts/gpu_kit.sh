@@ -22,11 +22,14 @@ pack() { # cuda13 or cuda12, toolkit: its programs become $kit/cuda13.tar.xz
     eval make "$words" "PARTS='attention/bf16 ops/bf16'" test-gpu-build
     mkdir -p "$programs/lib"
     cp $build/train $build/bench build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large "$programs"
-    (
-        cd "$programs"
-        strip $parts
-        ldd $parts | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u | grep -vE '/lib(c|m|dl|rt|pthread)\.so' | xargs -r cp -L -t lib
-    )
+    (cd "$programs" && strip $parts && ldd $parts) | awk '$2 == "=>" { print $1, $3 }' | sort -u >"$work/needed"
+    while read -r name file; do
+        case $name in
+        libc.so* | libm.so* | libdl.so* | librt.so* | libpthread.so*) ;;
+        libstdc++.so* | libgcc_s.so* | libgomp.so* | libcmocka.so*) cp -L "$file" "$programs/lib" ;;
+        *) echo "gpu_kit.sh: a program of $build needs $name, which not every machine has" >&2 && exit 1 ;;
+        esac
+    done <"$work/needed"
     tar -C "$work" -c "$1" | xz -9 >"$kit/$1.tar.xz"
 }
 pack cuda13 "$CUDA"
