@@ -46,7 +46,8 @@ step() {
     { echo "=== $what: $*"; cat "$out/step.out" "$out/step.err"; echo "--- exit $status"; } >>"$log"
     [ $status != 0 ] || return 0
     [ $status != 124 ] || [ $most != $left ] || { left_out="$left_out, $what" && return 3; }
-    row FAILED "$what" 'exit 0' "exit $status: $(cat "$out/step.out" "$out/step.err" | grep . | tail -n 1 | tr '|' ' ' | cut -c1-150)"
+    said=$(cat "$out/step.out" "$out/step.err" | grep . | tr '|' ' ')
+    row FAILED "$what" 'exit 0' "exit $status: $(echo "$said" | { grep -E '^doctor  |^[0-9]+ passed' || echo "$said" | tail -n 1; } | cut -c1-150)"
     return 1
 }
 value() { grep -o "\"$1\": [-+.0-9eE]*" | head -n 1 | cut -d ' ' -f 2; } # the first of a JSON
