@@ -3,8 +3,8 @@ Files that tensors are stored to and loaded from. An open file has no name, so i
 ends, kill -9 included. Each byte has an address in a reserved, inaccessible range of the process: callers need not know
 that an address is on disk, and reading through it faults.
 
-One thread writes and one reads, each in the order of asking, through two aligned pieces each. Direct I/O, where the
-file system has it, keeps the page cache out of memory and moves a piece by four requests at a time (Linux's AIO). If several transfers share a block, the writing thread alone
+One thread writes and one reads, each in the order of asking, through two aligned pieces each. Three helpers each keep
+four requests of a piece in flight. Direct I/O, where the file system has it, keeps the page cache out of memory. If several transfers share a block, the writing thread alone
 reads, changes and writes it, so none is lost.
 
 An error ends the program when its transfer is awaited. With STREAMBP_TRANSFERS=late in the environment there are no
@@ -17,19 +17,17 @@ Part of an op set's translation unit, which defines what follows first.
 #include "arena.h"
 #include "llmc/base/file.h"
 #include "llmc/ranks/dist.h"
-#include <linux/aio_abi.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 
 enum { DISK_WRITES, DISK_READS, DISK_WAYS };
 enum { DISK_FILES = 16, DISK_QUEUE = 16, DISK_BLOCK = 4096, DISK_PIECE = DISK_PIECES / (2 * DISK_WAYS) };
-enum { DISK_REQUESTS = 4, DISK_LEAST = 1 << 20 }; // requests of a piece at a time; bytes worth several
+enum { DISK_HELPERS = 3, DISK_LEAST = 65536 }; // of a direction; bytes of a request worth a helper
 
 typedef struct {
     char *base; // NULL: none
@@ -56,9 +54,17 @@ static void disk_copied(int way); // waits for the copies begun
 static void watch_at_work(void);  // dist_watch.h
 
 typedef struct {
+    const DiskFile *file;
+    int way;
+    char *memory;
+    size_t bytes, offset; // bytes 0: done
+    pthread_t thread;     // the helper
+} DiskRequest;
+
+typedef struct {
+    DiskRequest request[DISK_HELPERS];
     DiskTransfer waiting[DISK_QUEUE]; // transfer n, from 1: waiting[(n - 1) % DISK_QUEUE]
     int64_t asked, done;
-    aio_context_t requests; // 0: one request at a time
     char *piece[2];
     pthread_t thread;
 } DiskQueue;
@@ -67,12 +73,13 @@ static struct {
     DiskFile file[DISK_FILES];
     size_t files;
     DiskQueue queue[DISK_WAYS];
-    pthread_mutex_t lock; // guards the queues and the fields below
-    pthread_cond_t changed;
-    int running, late, failed; // failed: the exit code
+    pthread_mutex_t lock; // guards the queues, requests and the fields below
+    pthread_cond_t changed, requested;
+    int running, helping, late, failed; // threads run; failed: the exit code
     char *pieces;
     char message[DIE_MESSAGE];
-} disk = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} disk = {
+    .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .requested = PTHREAD_COND_INITIALIZER};
 
 static const DiskFile *disk_file_of(const void *address) {
     for (size_t i = 0; i < DISK_FILES && disk.files; i++)
@@ -97,33 +104,25 @@ static void disk_io(const DiskFile *file, int way, char *memory, size_t bytes, s
     }
 }
 
-// Reads or writes a piece, by several requests at a time. disk_io does what they leave, and reports errors.
+static __thread jmp_buf disk_failure; // where a thread ends that has failed
+
+// Reads or writes a piece: this thread and the helpers of its direction move a part each.
 static void disk_piece(const DiskFile *file, int way, char *memory, size_t bytes, size_t offset) {
-    const aio_context_t context = disk.queue[way].requests;
-    const size_t each = bytes / DISK_REQUESTS / DISK_BLOCK * DISK_BLOCK;
-    struct iocb request[DISK_REQUESTS], *asked[DISK_REQUESTS];
-    struct io_event found[DISK_REQUESTS];
-    if (!context || file->align == 1 || bytes < DISK_LEAST) {
-        disk_io(file, way, memory, bytes, offset);
-        return;
-    }
-    memset(request, 0, sizeof(request));
-    for (size_t i = 0; i < DISK_REQUESTS; i++) {
-        struct iocb *r = asked[i] = &request[i];
-        r->aio_lio_opcode = way == DISK_WRITES ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD, r->aio_fildes = (unsigned)file->fd;
-        r->aio_buf = (uintptr_t)(memory + i * each), r->aio_offset = (int64_t)(offset + i * each);
-        r->aio_nbytes = i + 1 < DISK_REQUESTS ? each : bytes - i * each;
-    }
-    for (long got, n = syscall(SYS_io_submit, context, (long)DISK_REQUESTS, asked); n > 0; n -= got > 0 ? got : 0) {
-        got = syscall(SYS_io_getevents, context, 1L, n, found, NULL);
-        for (long i = 0; i < got; i++) {
-            struct iocb *r = (struct iocb *)(uintptr_t)found[i].obj;
-            const size_t whole = found[i].res > 0 ? (size_t)found[i].res / file->align * file->align : 0;
-            r->aio_buf += whole, r->aio_offset += (int64_t)whole, r->aio_nbytes -= whole;
-        }
-    }
-    for (size_t i = 0; i < DISK_REQUESTS; i++)
-        disk_io(file, way, (char *)(uintptr_t)request[i].aio_buf, request[i].aio_nbytes, (size_t)request[i].aio_offset);
+    DiskRequest *request = disk.queue[way].request;
+    const size_t each = bytes / (DISK_HELPERS + 1) / DISK_BLOCK * DISK_BLOCK;
+    const int helpers = disk.late || each < DISK_LEAST ? 0 : DISK_HELPERS;
+    pthread_mutex_lock(&disk.lock);
+    for (int i = 0; i < helpers; i++, memory += each, offset += each, bytes -= each)
+        request[i].file = file, request[i].memory = memory, request[i].bytes = each, request[i].offset = offset;
+    if (helpers) pthread_cond_broadcast(&disk.requested);
+    pthread_mutex_unlock(&disk.lock);
+    disk_io(file, way, memory, bytes, offset);
+    pthread_mutex_lock(&disk.lock);
+    for (int i = 0; i < helpers && !disk.failed; i += !request[i].bytes)
+        if (request[i].bytes) pthread_cond_wait(&disk.changed, &disk.lock);
+    const int failed = helpers && disk.failed;
+    pthread_mutex_unlock(&disk.lock);
+    if (failed) longjmp(disk_failure, 1);
 }
 
 // Bytes of the file that one piece of memory holds: `bytes` from `offset + skip` on, in `whole` bytes of blocks
@@ -191,8 +190,6 @@ static void disk_do(int way, int64_t n) {
 }
 
 // ---- threads -------------------------------------------------------------------------------------------------------
-static __thread jmp_buf disk_failure;
-
 static void disk_caught(int code, const char *message) {
     pthread_mutex_lock(&disk.lock);
     disk.failed = code;
@@ -200,6 +197,24 @@ static void disk_caught(int code, const char *message) {
     pthread_cond_broadcast(&disk.changed);
     pthread_mutex_unlock(&disk.lock);
     longjmp(disk_failure, 1);
+}
+
+static void *disk_help(void *context) {
+    DiskRequest *request = (DiskRequest *)context;
+    die_caught = disk_caught;
+    if (setjmp(disk_failure)) return NULL;
+    pthread_mutex_lock(&disk.lock);
+    for (;;) {
+        while (disk.helping && !request->bytes) pthread_cond_wait(&disk.requested, &disk.lock);
+        if (!request->bytes) break;
+        pthread_mutex_unlock(&disk.lock);
+        disk_io(request->file, request->way, request->memory, request->bytes, request->offset);
+        pthread_mutex_lock(&disk.lock);
+        request->bytes = 0;
+        pthread_cond_broadcast(&disk.changed);
+    }
+    pthread_mutex_unlock(&disk.lock);
+    return NULL;
 }
 
 static void *disk_run(void *context) {
@@ -220,21 +235,27 @@ static void *disk_run(void *context) {
     return NULL;
 }
 
+static void disk_thread(pthread_t *thread, void *(*run)(void *), void *context) {
+    const int error = pthread_create(thread, NULL, run, context);
+    if (error) die("a thread for --disk cannot be started: %s; raise the limit with ulimit -u", strerror(error));
+}
+
 static void disk_start(void) {
     const char *transfers = getenv("STREAMBP_TRANSFERS");
     sigset_t all, before;
-    disk.late = transfers && !strcmp(transfers, "late"), disk.running = 1, disk.failed = 0;
+    disk.late = transfers && !strcmp(transfers, "late"), disk.running = disk.helping = 1, disk.failed = 0;
     disk.pieces = disk_pieces_allocate(DISK_PIECES);
     if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)DISK_PIECES));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread takes signals
-    for (int way = 0, error; way < DISK_WAYS; way++) {
+    for (int way = 0; way < DISK_WAYS; way++) {
         DiskQueue *queue = &disk.queue[way];
         for (int i = 0; i < 2; i++) queue->piece[i] = disk.pieces + (2 * way + i) * DISK_PIECE;
-        queue->requests = 0;
-        if (syscall(SYS_io_setup, (long)DISK_REQUESTS, &queue->requests)) queue->requests = 0; // not permitted here
-        if (!disk.late && (error = pthread_create(&queue->thread, NULL, disk_run, queue)) != 0)
-            die("a thread for --disk cannot be started: %s; raise the limit with ulimit -u", strerror(error));
+        for (int i = 0; i < DISK_HELPERS && !disk.late; i++) {
+            queue->request[i].way = way, queue->request[i].bytes = 0;
+            disk_thread(&queue->request[i].thread, disk_help, &queue->request[i]);
+        }
+        if (!disk.late) disk_thread(&queue->thread, disk_run, queue);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -245,9 +266,13 @@ static void disk_stop(void) {
     pthread_cond_broadcast(&disk.changed);
     pthread_mutex_unlock(&disk.lock);
     for (int way = 0; way < DISK_WAYS && !disk.late; way++) pthread_join(disk.queue[way].thread, NULL);
+    pthread_mutex_lock(&disk.lock);
+    disk.helping = 0;
+    pthread_cond_broadcast(&disk.requested);
+    pthread_mutex_unlock(&disk.lock);
     for (int way = 0; way < DISK_WAYS; way++) {
         disk.queue[way].done = disk.queue[way].asked;
-        if (disk.queue[way].requests) syscall(SYS_io_destroy, disk.queue[way].requests);
+        for (int i = 0; i < DISK_HELPERS && !disk.late; i++) pthread_join(disk.queue[way].request[i].thread, NULL);
     }
     disk_pieces_release(disk.pieces, DISK_PIECES);
 }

@@ -5,27 +5,23 @@ fail, stop early or are slow; a killed process. System calls go through this fil
 #include "test/base/child.h"
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/aio_abi.h>
-#include <stdarg.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 
 // ---- a system that fails -------------------------------------------------------------------------------------------
 static struct {
-    int writes, reads;    // countdown to a failure
-    int error;            // its errno, or 0: the call does nothing
-    size_t most;          // most bytes of a call; 0: any
-    int no_temporary;     // O_TMPFILE is unknown
-    int no_direct, full;  // refuses direct writes at first; refuses reservations
-    int no_requests, few; // refuses AIO; takes one request of several
-    unsigned type;        // of the file system; 0: its own
-    size_t left;          // its free bytes; 0: its own
+    int writes, reads;   // countdown to a failure
+    int error;           // its errno, or 0: the call does nothing
+    size_t most;         // most bytes of a call; 0: any
+    int no_temporary;    // O_TMPFILE is unknown
+    int no_direct, full; // refuses direct writes at first; refuses reservations
+    unsigned type;       // of the file system; 0: its own
+    size_t left;         // its free bytes; 0: its own
 } faulty;
 
 static ssize_t fault(int *until, ssize_t done) {
-    if (!*until || --*until) return done;
-    *until = faulty.error != EINTR; // other errors last
+    if (__atomic_load_n(until, __ATOMIC_SEQ_CST) <= 0 || __atomic_sub_fetch(until, 1, __ATOMIC_SEQ_CST))
+        return done; // of several threads
     errno = faulty.error;
     return faulty.error ? -1 : 0;
 }
@@ -43,25 +39,6 @@ static ssize_t test_pread(int fd, void *memory, size_t bytes, off_t offset) {
     const ssize_t faults = fault(&faulty.reads, -2);
     if (faults == -1) return -1;
     return pread(fd, memory, part(faults, bytes), offset);
-}
-// AIO's results are as faulty as those of the calls above.
-static long test_syscall(long number, ...) {
-    unsigned long word[5] = {0};
-    va_list arguments;
-    va_start(arguments, number);
-    const int words = number == SYS_io_getevents ? 5 : number == SYS_io_submit ? 3 : number == SYS_io_setup ? 2 : 1;
-    for (int i = 0; i < words; i++) word[i] = va_arg(arguments, unsigned long);
-    va_end(arguments);
-    if (number == SYS_io_setup && faulty.no_requests) return errno = EPERM, -1;
-    if (number == SYS_io_submit && faulty.few) word[1] = 1;
-    const long result = syscall(number, word[0], word[1], word[2], word[3], word[4]);
-    struct io_event *found = (struct io_event *)word[3];
-    for (long i = 0; number == SYS_io_getevents && i < result; i++) {
-        const int writes = ((const struct iocb *)(uintptr_t)found[i].obj)->aio_lio_opcode == IOCB_CMD_PWRITE;
-        const ssize_t faults = fault(writes ? &faulty.writes : &faulty.reads, -2);
-        found[i].res = faults == -1 ? -faulty.error : (__s64)part(faults, (size_t)found[i].res);
-    }
-    return result;
 }
 static int test_open(const char *path, int flags, int mode) {
     if (faulty.no_temporary && (flags & O_TMPFILE) == O_TMPFILE) return errno = EOPNOTSUPP, -1;
@@ -90,14 +67,12 @@ static int test_statvfs(const char *path, struct statvfs *system) {
 #define fallocate(...)    test_fallocate(__VA_ARGS__)
 #define statfs(path, to)  test_statfs(path, to)
 #define statvfs(path, to) test_statvfs(path, to)
-#define syscall(...)      test_syscall(__VA_ARGS__)
 struct statfs;
 struct statvfs;
 #include "llmc/ops/disk.h"
 #undef statfs
 #undef statvfs
 #undef open
-#undef syscall
 
 static char *disk_pieces_allocate(size_t bytes) { return (char *)aligned_alloc(DISK_BLOCK, bytes); }
 static void disk_pieces_release(char *pieces, size_t bytes) { (void)bytes, free(pieces); }
@@ -155,13 +130,6 @@ TEST(what_is_written_is_read) {
     test_case("calls that do a part");
     faulty.most = (300 << 10) + 512;
     expect_right();
-    test_case("one request of several is taken");
-    faulty.few = 1;
-    expect_right();
-    test_case("a system without AIO");
-    faulty.few = 0, faulty.no_requests = 1;
-    expect_right();
-    faulty.no_requests = 0, faulty.most = 0;
     for (int at = 3; at < 40; at += 9) {
         test_case("call %d is interrupted", at);
         faulty.writes = at, faulty.reads = at % 4 + 1, faulty.error = EINTR;
