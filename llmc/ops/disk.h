@@ -3,9 +3,9 @@ Files that tensors are stored to and loaded from. An open file has no name, so i
 ends, kill -9 included. Each byte has an address in a reserved, inaccessible range of the process: callers need not know
 that an address is on disk, and reading through it faults.
 
-One thread writes and one reads, each in the order of asking, through two aligned pieces each. Three helpers each keep
-four requests of a piece in flight. Direct I/O, where the file system has it, keeps the page cache out of memory. If several transfers share a block, the writing thread alone
-reads, changes and writes it, so none is lost.
+One thread writes and one reads, each in the order of asking, through two aligned pieces each. With its three helpers
+each keeps four requests of a piece in flight. Direct I/O, where the file system has it, keeps the page cache out of
+memory. If several transfers share a block, the writing thread alone reads, changes and writes it, so none is lost.
 
 An error ends the program when its transfer is awaited. With STREAMBP_TRANSFERS=late in the environment there are no
 threads: a transfer happens when it is awaited, or when its queue is full. That is how tests find missing waits.
