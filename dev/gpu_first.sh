@@ -45,7 +45,7 @@ step() {
     status=$?
     { echo "=== $what: $*"; cat "$out/step.out" "$out/step.err"; echo "--- exit $status"; } >>"$log"
     [ $status != 0 ] || return 0
-    [ $status != 124 ] || [ $most != $left ] || { left_out="$left_out, $what" && return 3; }
+    case $status-$most in 124-$left | 137-$left) left_out="$left_out, $what" && return 3 ;; esac
     said=$(cat "$out/step.out" "$out/step.err" | grep . | tr '|' ' ')
     row FAILED "$what" 'exit 0' "exit $status: $(echo "$said" | { grep -E '^doctor  |^[0-9]+ passed' || echo "$said" | tail -n 1; } | cut -c1-150)"
     return 1
@@ -109,7 +109,7 @@ echo "$gpu, --machine ${card:-unknown: nothing is estimated}; STREAMBP_LIBRARIES
 
 tried= chosen=$(sed -n 's/^ok|doctor, \(cuda1.\)|.*/\1/p' "$table")
 for build in ${chosen:-cuda13 cuda12}; do
-    [ -f "$kit/$build.tar.xz" ] || continue
+    [ -f "$kit/$build.tar.xz" ] || { build= && continue; }
     TRAIN=$out/$build/train LD_LIBRARY_PATH=$out/$build/lib:$path
     [ -z "$chosen" ] || break
     [ -x "$TRAIN" ] || { xz -dc "$kit/$build.tar.xz" | tar -x -C "$out"; } 2>>"$log" || # without xz:

@@ -173,7 +173,9 @@ check 'nothing is done again' [ "$(calls '^(bp|test|doctor)')" = 0 ]
 tells 'but told again' '^WRONG +attention_forward, the last chunk '
 first_sh 1 none BROKEN=cuda13,cuda12
 tells 'why no build runs' 'no build runs here as it should. cuda13: .* cuda12: '
+mv "$WORK/kit/cuda12.tar.xz" "$WORK"
 first_sh 1 none NO_WHEELS=1
+mv "$WORK/cuda12.tar.xz" "$WORK/kit"
 tells 'what is missing' 'cuda13: WRONG  cuBLASLt .*; see '
 check 'and measures nothing' [ "$(calls '^bp')" = 0 ]
 first_sh 0 older BROKEN=cuda13 CUDA_HOME="$WORK/toolkit" NO_WHEELS=1 GPU_NAME='NVIDIA RTX 9090'
