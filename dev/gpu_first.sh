@@ -1,66 +1,222 @@
 #!/bin/sh
-# The first minutes on a GPU, with a kit of scripts/gpu_kit.sh: sh KIT/first.sh OUT. What is wrong ends it before anything is measured.
-#   1. the program starts, and `doctor` finds every op right
-#   2. streamed gradients are those of gradient checkpointing, by cuDNN and by our own attention
-#   3. tests of all ops
-#   4. every op's rate; passes of a few layers with a profile, then of all layers of Qwen3-8B and Qwen3.5-9B
-# About 4 minutes on an H100. OUT gets log.txt, bench.json and passes.jsonl; a table goes to stdout. LIMIT [500] seconds: what would not end
-# in time is left out. PYTHON [python3]: whose wheels have CUDA's libraries, unless STREAMBP_LIBRARIES names them.
+# The first minutes on a GPU, with a kit of scripts/gpu_kit.sh and no network: sh KIT/first.sh OUT
+#   1. the build that the driver takes and whose `doctor` finds nothing wrong
+#   2. gradients: streamed, by our own attention, with host memory, as those of gradient checkpointing; the tests of ops
+#   3. passes of a few layers: one document, one after another, 600 lengths, layer inputs in host memory; the rate of each op
+#   4. passes of all layers; a disk
+# What 1 and 2 find wrong ends it before anything is measured. A table says what was expected (`train plan` for this card, dev/gpu_speed.md)
+# and what was found. OUT gets it, log.txt, passes.jsonl, bench.json and a record for dev/results. An H100 should take 9 minutes.
+# LIMIT [530] seconds: what would not end in time is left out. The same command then goes on: what is in the table is not done again.
+# CUDA's libraries: those of STREAMBP_LIBRARIES, of Pythons' wheels (PYTHON), of toolkits. DISK [OUT]: a folder on a disk.
+# Exit status 1: something is wrong; 3: something was left out.
 set -u
 kit=$(cd "$(dirname "$0")" && pwd)
-[ $# = 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-out=$1 LIMIT=${LIMIT:-500}
-mkdir -p "$out" || exit 1
-log=$out/log.txt begin=$(date +%s)
-[ -n "${STREAMBP_LIBRARIES:-}" ] || STREAMBP_LIBRARIES=$("${PYTHON:-python3}" -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null)
-export STREAMBP_LIBRARIES LD_LIBRARY_PATH="$kit/lib:${LD_LIBRARY_PATH:-}"
-: >"$log"
-failed=0
+[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+. "$kit/common.sh"
+mkdir -p "$1" || exit 1
+out=$(cd "$1" && pwd) LIMIT=${LIMIT:-530} PYTHON=${PYTHON:-python3} begin=$(date +%s) path=${LD_LIBRARY_PATH:-} # may have the driver
+log=$out/log.txt table=$out/table.txt left_out=
 
-# step NAME SECONDS COMMAND...: its output in $out/step.out and .err, and all of it in the log
+# ---- the table: `state|what|expected|found` -----------------------------------------------------------------------------------------
+show() { printf '%-7s %-34s %-30s %s\n' "$@"; }
+row() { # state (ok, WRONG, - where nothing is expected; FAILED: is tried again), what, expected, found
+    printf '%s|%s|%s|%s\n' "$@" >>"$table"
+    show "$@"
+}
+finish() { # what ended it early
+    printf '\n%s\n' "$(show state what expected found)"
+    while IFS='|' read -r state what expected found; do show "$state" "$what" "$expected" "$found"; done <"$table"
+    [ -z "$left_out" ] || echo "left out, of $LIMIT s: ${left_out#, }; the same command goes on there"
+    [ -z "${1:-}" ] || { echo "first.sh: $1; see $log" >&2 && exit 1; }
+    ! grep -qE '^(WRONG|FAILED)' "$table" || exit 1
+    [ -z "$left_out" ] || exit 3
+    exit 0
+}
+done_before() { grep -v '^FAILED' "$table" | cut -d '|' -f 2 | grep -qxF "$1"; }
+
+# step WHAT SECONDS COMMAND...: its output in step.out and step.err, and in the log. Status 3: done before, or left out
 step() {
-    name=$1 most=$2 left=$((LIMIT - $(date +%s) + begin))
+    what=$1 needs=$2 left=$((LIMIT - $(date +%s) + begin))
     shift 2
-    [ "$left" -gt "$most" ] || { printf '%-28s left out, %s s are left\n' "$name" "$left"; return 3; }
-    started=$(date +%s)
-    timeout -k 5 "$most" "$@" >"$out/step.out" 2>"$out/step.err"
+    ! done_before "$what" || return 3
+    [ "$left" -ge "$needs" ] || { left_out="$left_out, $what" && return 3; }
+    most=$((needs * 4 < left ? needs * 4 : left))
+    watched "$out/samples" timeout -k 5 $most "$@" >"$out/step.out" 2>"$out/step.err"
     status=$?
-    { echo "=== $name: $*"; cat "$out/step.out" "$out/step.err"; echo "--- exit $status"; } >>"$log"
-    printf '%-28s %s, %s s\n' "$name" "$([ $status = 0 ] && echo ok || echo "FAILED, exit $status")" $(($(date +%s) - started))
-    [ $status = 0 ] || failed=1
-    return $status
+    { echo "=== $what: $*"; cat "$out/step.out" "$out/step.err"; echo "--- exit $status"; } >>"$log"
+    [ $status != 0 ] || return 0
+    case $status-$most in 124-$left | 137-$left) left_out="$left_out, $what" && return 3 ;; esac
+    said=$(cat "$out/step.out" "$out/step.err" | grep . | tr '|' ' ')
+    row FAILED "$what" 'exit 0' "exit $status: $(echo "$said" | { grep -E '^doctor  |^[0-9]+ passed' || echo "$said" | tail -n 1; } | cut -c1-150)"
+    return 1
 }
-stop() { echo "first.sh: $1; see $log" >&2 && exit 1; }
-number() { sed -n "s/.*\"$1\": \([-+.0-9eE]*\).*/\1/p" "$out/step.out" | tail -n 1; }
-bp() { # name, seconds, options: a line in passes.jsonl
-    name=$1 most=$2
-    shift 2
-    step "$name" "$most" "$kit/train" bp --json "$@" || { tail -n 2 "$out/step.err"; return 1; }
-    tr -d '\n' <"$out/step.out" | sed "s/^{/{\"pass\": \"$name\", /; s/$/\n/" >>"$out/passes.jsonl"
-    printf '    loss %s  norm %s  %s s\n' "$(number loss)" "$(number grad_norm)" "$(sed -n 's/.* \([0-9.]* s\)  [0-9.]* tok.*/\1/p' "$out/step.err" | head -n 1)"
-}
-alike() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(a > 0 && d < 0.002 * a) }'; }
+value() { grep -o "\"$1\": [-+.0-9eE]*" | head -n 1 | cut -d ' ' -f 2; } # the first of a JSON
+pass_of() { grep -sF "{\"pass\": \"$1\"," "$out/passes.jsonl" | tail -n 1; }
+near() { awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { x = a < b ? b - a : a - b; exit !(a > 0 && x <= d * b) }'; }
+judge() { if "$@"; then echo ok; else echo WRONG; fi; }
 
-# 1. to 3.: right or wrong
-nvidia-smi >>"$log" 2>&1 || stop 'nvidia-smi finds no GPU'
-step doctor 100 "$kit/train" doctor --init qwen3-8b --verbose || { grep WRONG "$out/step.out" "$out/step.err"; stop 'the doctor finds something wrong'; }
+# bp WHAT SECONDS OPTIONS...: a line in passes.jsonl
+bp() {
+    step "$1" "$2" "$TRAIN" bp --json $3 || return
+    planned=$([ -z "$card" ] || "$TRAIN" plan --for bp --machine "$card" --json --quiet $3 2>>"$log" | value estimated_seconds)
+    printf '{"pass": "%s", "options": "%s", "date": "%s", "planned_seconds": %s, "gpu": %s, "result": %s}\n' "$1" "$3" "$(date -u +%FT%TZ)" \
+        "${planned:-null}" "$(gpu_samples "$out/samples")" "$(tr -d '\n' <"$out/step.out")" >>"$out/passes.jsonl"
+}
+gradient() { # what, options: its gradient is that of `checkpointing`
+    bp "$1" 15 "$small $2"
+    [ $? = 0 ] || return
+    norm=$(pass_of "$1" | value grad_norm) wanted=$(pass_of checkpointing | value grad_norm)
+    [ -n "$wanted" ] || wanted=$norm
+    if near "$norm" "$wanted" 0.002; then row ok "$1" "gradient norm $wanted" "$norm"; else row FAILED "$1" "gradient norm $wanted" "$norm"; fi
+}
+timed() { # what, seconds, options: seconds as planned
+    bp "$@" || return
+    seconds=$(pass_of "$1" | value seconds)
+    found="$(printf '%.4g' "$seconds") s, loss $(pass_of "$1" | value loss), gradient norm $(pass_of "$1" | value grad_norm)"
+    if [ -n "$planned" ]; then row "$(judge near "$seconds" "$planned" 0.1)" "$1" "$(printf '%.4g' "$planned") s, 10 %" "$found"; else row - "$1" - "$found"; fi
+}
+
+# ---- 1. what is there -----------------------------------------------------------------------------------------------------------------
+gpu=$(ask_gpu name)
+case $gpu in '' | *rror* | *ailed* | No\ devices*) echo 'first.sh: no GPU was found (nvidia-smi names none)' >&2 && exit 1 ;; esac
+case $gpu in # --machine's name: llmc/estimate/machine.h
+*PCIe* | *NVL* | *Laptop*) card= ;;
+*A100-SXM4-80GB*) card=a100 ;;
+*A100-SXM4-40GB*) card=a100-40 ;;
+*'H100 80GB'*) card=h100 ;;
+*H200*) card=h200 ;;
+*B200*) card=b200 ;;
+*L40S*) card=l40s ;;
+*'RTX 5090'*) card=rtx5090 ;;
+*'RTX 4090'*) card=rtx4090 ;;
+*'RTX 4080'*) card=rtx4080 ;;
+*'RTX 3060'*) card=rtx3060 ;;
+*) card= ;;
+esac
+of="kit $(cksum <"$kit/kit.txt"), $gpu"
+[ "$(cat "$out/of.txt" 2>/dev/null)" = "$of" ] || { rm -rf "$table" "$out"/passes.jsonl "$out"/test-*.json "$out"/cuda1? "$out"/programs "$out"/right && echo "$of" >"$out/of.txt"; }
+touch "$table"
+sed -i '/^FAILED/d' "$table"
+STREAMBP_LIBRARIES=$({
+    echo "${STREAMBP_LIBRARIES:-}" | tr : '\n'
+    for python in "$PYTHON" python /opt/*/bin/python3; do "$python" -c 'import nvidia; print(*nvidia.__path__, sep="\n")'; done
+    ls -d /usr/lib/python3*/*-packages/nvidia /usr/local/lib/python3*/*-packages/nvidia /opt/*/lib/python3*/*-packages/nvidia
+    ls -d ${CUDA_HOME:+"$CUDA_HOME"/lib*} /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib
+} 2>/dev/null | awk 'NF && !seen[$0]++' | paste -sd : -)
+export STREAMBP_LIBRARIES LD_LIBRARY_PATH
+echo "$gpu, --machine ${card:-unknown: nothing is estimated}; STREAMBP_LIBRARIES=$STREAMBP_LIBRARIES" | tee -a "$log"
+{ cat "$kit/kit.txt" && timeout 60 nvidia-smi && nproc && free -g && df -h "$out"; } >>"$log" 2>&1
+
+tried= chosen=$(sed -n 's/^ok|doctor, \(cuda1.\)|.*/\1/p' "$table")
+for build in ${chosen:-cuda13 cuda12}; do
+    [ -f "$kit/$build.tar.xz" ] || { build= && continue; }
+    TRAIN=$out/$build/train LD_LIBRARY_PATH=$out/$build/lib:$path
+    [ -z "$chosen" ] || break
+    [ -x "$TRAIN" ] || { xz -dc "$kit/$build.tar.xz" | tar -x -C "$out"; } 2>>"$log" || # without xz:
+        "$PYTHON" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$kit/$build.tar.xz" "$out" 2>>"$log"
+    step "doctor, $build" 60 "$TRAIN" doctor --init qwen3-8b --verbose
+    status=$?
+    own=$(grep -E '^note +attention  .*own kernels' "$out/step.out")
+    if [ $status = 0 ] && { [ -z "$own" ] || [ "${STREAMBP_CUDNN:-}" = 0 ]; }; then
+        row ok "doctor, $build" 'nothing wrong' "$(head -n 1 "$out/step.out")"
+        sed -n 's/^\([a-zA-Z]*\) *\(driver\|cuBLASLt\|cuDNN\|attention\|copies\|host memory link\|products\|attention forward\|attention backward\)   *\(.*\)/\1|\2|\3/p' \
+            "$out/step.out" >"$out/found"
+        while IFS='|' read -r state what text; do row "$state" "$what" '' "$text"; done <"$out/found"
+        break
+    fi
+    [ $status = 3 ] || tried="$tried $build: $(grep -hE '^WRONG|own kernels' "$out/step.out" "$out/step.err" | head -n 3 | cut -c1-180 | paste -sd ';' -)"
+    build=
+done
+[ -z "$left_out" ] || finish
+[ -n "$build" ] && [ -x "$TRAIN" ] || finish "no build runs here as it should.$tried"
+sed -i '/^FAILED|doctor, /d' "$table" # of the other build
+
+# The record: the form of dev/results/test-*.json
+record() { # name, `N passed, N failed, N skipped`, calls of cuDNN
+    sed -i "/\"program\": \"$1\"/d" "$out/programs" 2>/dev/null
+    echo "$2" | sed "s/\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped/    {\"program\": \"$1\", \"precision\": \"bf16\", \"passed\": \1, \"failed\": \2, \"skipped\": \3${3:+, \"cudnn_calls\": $3}}/" >>"$out/programs"
+    version() { sed -n "s/^ok|$1||\([0-9.]*\).*/\1/p" "$table" | tail -n 1; }
+    {
+        printf '{\n  "kind": "test", "op_set": "cuda",\n  "device": "%s", "driver": "%s",\n' "$gpu" "$(ask_gpu driver_version)"
+        printf '  "cuda": "%s", "libraries": "cuBLASLt %s, cuDNN %s",\n' "$("$TRAIN" --version | sed -n 's/.*CUDA \([0-9]*\.[0-9]*\).*/\1/p')" "$(version cuBLASLt)" "$(version cuDNN)"
+        printf '  "date": "%s", "commit": "%s", "sources": "%s",\n' "$(date -u +%F)" "$(sed -n 's/^commit //p' "$kit/kit.txt")" "$(sed -n 's/^sources //p' "$kit/kit.txt")"
+        awk -F'"(passed|failed|skipped)": ' '{ p += $2; f += $3; s += $4 } END { printf "  \"passed\": %d, \"failed\": %d, \"skipped\": %d,\n", p, f, s }' "$out/programs"
+        printf '  "complete": false, "attention": "%s",\n  "programs": [\n%s\n  ]\n}\n' "$(grep -q 'cudnn_calls": [1-9]' "$out/programs" && echo cudnn || echo own)" "$(sed '$!s/$/,/' "$out/programs")"
+    } >"$out/test-$(slug "$gpu")-$(date -u +%F).json"
+}
+tests() { # what, seconds, name in the record, program, part
+    step "$1" "$2" "$out/$build/$4" $5
+    status=$?
+    closing=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out/step.out" | tail -n 1)
+    [ $status = 3 ] || [ -z "$closing" ] || record "$3" "$closing" \
+        "$(sed -n 's/^ *cuDNN took \([0-9]*\) calls forward, \([0-9]*\) backward.*/\1 \2/p' "$out/step.out" | awk '{ n = $1 + $2 } END { if (NR) print n }')"
+    [ $status != 0 ] || row "$(judge [ "$closing" != "${closing#* 0 failed}" ])" "$1" '0 failed' "${closing:-no closing line}"
+}
+
+# ---- 2. right or wrong ----------------------------------------------------------------------------------------------------------------
 small='--init qwen3-8b,num_hidden_layers=2,vocab_size=32000 --seq-len 16384'
-bp checkpoint 40 $small --method checkpoint || stop 'a pass does not run'
-norm=$(number grad_norm)
-for ways in '' '--chunk 1024' '--chunk 1000' '--inputs host --weights host'; do
-    bp "stream $ways" 40 $small $ways || stop 'a pass does not run'
-    alike "$norm" "$(number grad_norm)" || stop "streamed gradients have norm $(number grad_norm), checkpointed ones $norm"
-done
-STREAMBP_CUDNN=0 bp 'stream, our own attention' 40 $small && { alike "$norm" "$(number grad_norm)" || stop 'our own attention differs'; }
-step 'tests of ops' 60 "$kit/test_ops"
-step 'tests of long attention' 200 "$kit/test_gpu_large" attention
+gradient checkpointing '--method checkpoint'
+gradient streamed ''
+gradient 'streamed, chunks of 1024' '--chunk 1024'
+gradient 'streamed, chunks of 1000' '--chunk 1000'
+gradient 'inputs and weights in host memory' '--inputs host --weights host'
+cudnn=${STREAMBP_CUDNN:-} STREAMBP_CUDNN=0
+export STREAMBP_CUDNN
+gradient 'our own attention' ''
+[ -n "$cudnn" ] || unset STREAMBP_CUDNN
+tests 'tests of ops' 40 ops test_ops ''
+tests 'tests of long attention' 120 attention test_gpu_large attention
+[ -e "$out/right" ] || ! grep -qE '^(WRONG|FAILED)' "$table" || finish 'something is wrong, so nothing is measured'
+[ -z "$left_out" ] || finish
+: >"$out/right"
 
-# 4. how fast
-step 'rates of ops' 60 "$kit/bench" 11 && cp "$out/step.out" "$out/bench.json" && cat "$out/step.err"
-for model in qwen3-8b qwen3.5-9b; do
-    bp "4 layers of $model" 40 --init $model,num_hidden_layers=4 --seq-len 32768 --repeat 3 --profile && grep '%' "$out/step.err"
-    bp "$model at 32768" 60 --init $model --seq-len 32768 --repeat 3
+# ---- 3. a few layers ------------------------------------------------------------------------------------------------------------------
+four=num_hidden_layers=4
+timed '4 layers' 30 "--init qwen3-8b,$four --seq-len 32768 --repeat 3 --profile"
+timed '4 layers, sums in any order' 30 "--init qwen3-8b,$four --seq-len 32768 --repeat 3 --deterministic off"
+timed '4 layers after 100 tokens' 30 "--init qwen3-8b,$four --seq-len 32768 --repeat 3 --data $kit/behind.bin"
+timed '2 layers, 600 lengths' 40 "--init qwen3-8b,num_hidden_layers=2,vocab_size=32000 --seq-len 239700 --repeat 3 --data $kit/lengths.bin"
+timed '4 layers of llama3.1-8b' 30 "--init llama3.1-8b,$four --seq-len 32768 --repeat 3"
+timed '4 layers of qwen3.5-9b' 30 "--init qwen3.5-9b,$four --seq-len 32768 --repeat 3 --profile"
+for place in device host; do
+    timed "8 layers, inputs on $place" 45 "--init qwen3-8b,num_hidden_layers=8 --seq-len 65536 --inputs $place --inputs-every 1 --keep none --repeat 3"
 done
-bp 'qwen3-8b at 131072' 120 --init qwen3-8b --seq-len 131072
-rm -f "$out/step.out" "$out/step.err"
-exit $failed
+device=$(pass_of '8 layers, inputs on device') host=$(pass_of '8 layers, inputs on host')
+if [ -n "$device" ] && [ -n "$host" ] && ! done_before 'inputs on host: loss, norm'; then
+    bits() { echo "$1" | grep -oE '"(loss|grad_norm)": [^,]*' | cut -d ' ' -f 2 | paste -sd ' ' -; }
+    above() { echo $(($(echo "$1" | value peak_bytes) - $(echo "$1" | value plan_bytes))); }
+    row "$(judge [ "$(bits "$device")" = "$(bits "$host")" ])" 'inputs on host: loss, norm' "$(bits "$device")" "$(bits "$host")"
+    row "$(judge near "$(echo "$host" | value seconds)" "$(echo "$device" | value seconds)" 0.03)" 'inputs on host: seconds' "$(echo "$device" | value seconds), 3 %" "$(echo "$host" | value seconds)"
+    row "$(judge [ "$(above "$device")" -lt 335544320 ])" 'peak above the plan' 'below 320 MiB' "$(($(above "$device") >> 20)) MiB"
+    pinned=$(($(echo "$host" | value host_bytes) >> 20)) taken=$((($(above "$host") - $(above "$device")) >> 20))
+    row "$(judge [ $taken -le $((pinned / 256 + 16)) ])" "on the device, for $pinned MiB pinned" "$((pinned / 512)) MiB" "$taken MiB"
+fi
+# Shares of a copy or of the best product, percent, of the H100 of dev/results
+if step 'rates of ops' 40 "$out/$build/bench" 11; then
+    cp "$out/step.out" "$out/bench.json"
+    row - 'rates of ops' '' "$(grep -c ' % of ' "$out/step.err") rows in bench.json"
+    while IFS='|' read -r op of share; do
+        found=$(awk -v row="$(printf '%-24s %-24s ' "$op" "$of")" 'index($0, row) == 1 && match($0, /[0-9.]+ % of/) { print substr($0, RSTART, RLENGTH - 5) }' "$out/step.err")
+        case $card in h100 | h200) row "$(judge awk "BEGIN { exit !(${found:-0} >= 0.9 * $share) }")" "$op${of:+, $of}" "$share %" "${found:-none} %" ;; esac
+    done <<'END'
+copy|layer inputs|84
+linear_forward|gate and up|96
+linear_backward_weight|gate and up|87
+attention_forward|the last chunk|82
+attention_backward|the last chunk, large workspace|52
+attention_backward|the last chunk, large workspace, any order|61
+rmsnorm_backward|query heads|71
+swiglu_backward||99
+logprob|with its gradient|60
+adamw|a layer, fp32 master|95
+END
+fi
+
+# ---- 4. all layers, a disk ------------------------------------------------------------------------------------------------------------
+for model in qwen3-8b qwen3.5-9b; do timed "$model at 32768" 60 "--init $model --seq-len 32768 --repeat 3"; done
+timed 'qwen3-8b at 131072' 90 '--init qwen3-8b --seq-len 131072'
+if step 'doctor, with a disk' 60 "$TRAIN" doctor --disk "${DISK:-$out}"; then
+    row "$(sed -n 's/^\([a-zA-Z]*\) *disk   .*/\1/p' "$out/step.out")" 'doctor, with a disk' '' "$(sed -n 's/^[a-zA-Z]* *disk   *//p' "$out/step.out")"
+fi
+rm -f "$out/step.out" "$out/step.err" "$out/samples"* "$out/found"
+finish

@@ -1,23 +1,48 @@
 #!/bin/sh
 # Makes a kit for a machine with a GPU and no network: scripts/gpu_kit.sh FOLDER, then there: sh FOLDER/first.sh OUT
-# FOLDER gets the portable program, the tests of ops, their benchmark, their libraries, and first.sh (dev/gpu_first.sh), which
-# needs a driver and CUDA's libraries (those of PyTorch's wheels do). 70 MB, 17 MB as .tar.xz. No GPU is needed to make it.
-# ARCHS [90]: architectures; CUDA: a toolkit with cuDNN [toolkit, made by scripts/cuda_wheels.sh if missing]
+# FOLDER gets the portable program, tests of ops, their benchmark, their libraries, and first.sh (dev/gpu_first.sh), which needs a
+# driver and CUDA's libraries (those of PyTorch's wheels do). 5 MB for each CUDA. No GPU is needed to make it.
+# CUDA [toolkit, made by scripts/cuda_wheels.sh if missing]: a toolkit of CUDA 13 with cuDNN, for drivers from 580 on.
+# CUDA12: also one of CUDA 12, for drivers from 525 on. No wheel has nvcc 12: NVIDIA's packages do, and Debian's nvidia-cuda-toolkit.
+# CUDNN, CUDNN_FRONTEND: where a toolkit has none. ARCHS [90]: architectures.
 set -eu
 cd "$(dirname "$0")/.."
-[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
-kit=$1 ARCHS=${ARCHS:-90} CUDA=${CUDA:-toolkit}
+[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
+kit=$1 ARCHS=${ARCHS:-90} CUDA=${CUDA:-toolkit} CUDA12=${CUDA12:-} parts='train bench test_ops test_gpu_large'
 [ -x "$CUDA/bin/nvcc" ] || scripts/cuda_wheels.sh "$CUDA"
-CUDA=$(cd "$CUDA" && pwd)
-portable=build/cuda-bf16-portable jobs=$(nproc)
-make -j "$jobs" BACKEND=cuda PORTABLE=1 ARCHS="$ARCHS" CUDA="$CUDA"
-make -j "$jobs" BACKEND=cuda PORTABLE=1 ARCHS="$ARCHS" CUDA="$CUDA" $portable/bench
-make BACKEND=cuda ARCHS="$ARCHS" MPI=0 ONEDNN=0 CJSON=build/cjson NATIVE=-march=x86-64-v3 CUDA="$CUDA" PARTS='attention/bf16 ops/bf16' test-gpu-build
-mkdir -p "$kit/lib"
-cp $portable/train $portable/bench build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large "$kit"
-strip "$kit/train" "$kit/bench" "$kit/test_ops" "$kit/test_gpu_large"
-for name in libcmocka libgomp; do
-    cp -L "$(ldd "$kit/test_ops" | sed -n "s|.*=> \(/.*/$name\.so[^ ]*\) .*|\1|p")" "$kit/lib"
-done
+mkdir -p "$kit"
+kit=$(cd "$kit" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+pack() { # cuda13 or cuda12, toolkit: its programs become $kit/cuda13.tar.xz
+    build=build/$1-bf16-portable programs=$work/$1
+    words="BACKEND=cuda PRECISION=bf16 PORTABLE=1 BUILD=$build ARCHS='$ARCHS' CUDA='$2'"
+    eval make -j "$(nproc)" "$words" $build/train $build/bench
+    eval make "$words" "PARTS='attention/bf16 ops/bf16'" test-gpu-build
+    mkdir -p "$programs/lib"
+    cp $build/train $build/bench build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large "$programs"
+    (cd "$programs" && strip $parts && ldd $parts) | awk '$2 == "=>" { print $1, $3 }' | sort -u >"$work/needed"
+    while read -r name file; do
+        case $name in
+        libc.so* | libm.so* | libdl.so* | librt.so* | libpthread.so*) ;;
+        libstdc++.so* | libgcc_s.so* | libgomp.so* | libcmocka.so*) cp -L "$file" "$programs/lib" ;;
+        *) echo "gpu_kit.sh: a program of $build needs $name, which not every machine has" >&2 && exit 1 ;;
+        esac
+    done <"$work/needed"
+    tar -C "$work" -c "$1" | xz -9 >"$kit/$1.tar.xz"
+}
+pack cuda13 "$CUDA"
+[ -z "$CUDA12" ] || pack cuda12 "$CUDA12"
+
+# Data for two of its passes: a short document before a long one; 600 lengths
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$work/make_documents"
+"$work/make_documents" "$kit/behind.bin" 32000 101,32669
+"$work/make_documents" "$kit/lengths.bin" 32000 "$(seq -s , 101 700)"
 cp dev/gpu_first.sh "$kit/first.sh"
+cp scripts/common.sh "$kit"
+cat >"$kit/kit.txt" <<END
+commit $(. scripts/common.sh && commit_here)
+sources $(find Makefile train_gpt.cu streambp.h llmc test -type f | LC_ALL=C sort | xargs cat | cksum | cut -d ' ' -f 1)
+END
 du -sh "$kit"

@@ -6,6 +6,7 @@ compiler=${CC%% *}
 compiler=${compiler##*/}
 case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
 mpi_libraries=$(scripts/mpi_flags.sh link)
+export WERROR=-Werror # of what make builds
 
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 has_onednn() { [ "${ONEDNN:-}" != 0 ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
@@ -96,13 +97,15 @@ build_program() { # name, precision, op set
 }
 
 # On a GPU: C by $CC, op set "cuda" as make builds it for ./train, linked by nvcc. gpu_large also has op set "cpu", renamed.
+# GPU_BUILD, NATIVE: of make PORTABLE=1
+gpu_build() { echo "${GPU_BUILD:-build/cuda-$1}"; } # precision
 build_gpu_ops() { # precision
-    $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "build/cuda-$1/train"
+    $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "$(gpu_build "$1")/train"
 }
 build_gpu_program() { # name, precision
-    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-} -Xcompiler -fopenmp"
+    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-}" ops=$(gpu_build "$2")/ops_cuda.o
     compile="$CC -std=gnu11 $(define_precision "$2") -Wall -Wextra -Werror -Wno-unused-function -O2 -g -fopenmp -I."
-    objects="$target.o build/cuda-$2/ops_cuda.o" before=
+    objects="$target.o $ops" before=
     if [ "$1" = gpu_large ]; then
         cpu=$folder/ops_cpu.o
         has_onednn && compile="$compile -DHAVE_ONEDNN" libraries="$libraries -ldnnl"
@@ -110,7 +113,7 @@ build_gpu_program() { # name, precision
             -MMD -MF $target.cpu.d -c llmc/ops/cpu/ops_cpu.c -o $cpu && objcopy --keep-global-symbol=ops_cpu_device $cpu &&"
         objects="$objects $cpu"
     fi
-    [ "build/cuda-$2/ops_cuda.o" -nt "$target" ] && rm -f "$target"
+    [ "$ops" -nt "$target" ] && rm -f "$target"
     make_with "$target" "$before $compile -MMD -MF $target.d -c $(ls test/*/test_"$1".c) -o $target.o && $NVCC_LINK $objects $libraries -o $target"
 }
 

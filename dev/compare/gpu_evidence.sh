@@ -2,9 +2,6 @@
 # Measurements on one GPU, in parts that each end within $LIMIT seconds, for a machine that is there for one command at a time:
 #   dev/compare/gpu_evidence.sh [--dry] PART OUT
 #     build         the program for this GPU, then tests on it ($TESTS, rows of test/rows.txt, each in $PRECISIONS)
-#     first         on a new GPU: libraries and clocks, `train doctor`, attention's tests, 4 layers at 32768 tokens, the same behind
-#                   a document of 100 tokens, a model without QK-norm, then all layers, then 131072 tokens; with each what is expected and
-#                   what would refute it. Run it again until nothing is left out: what is done is not done again
 #     speed-32k     8B shape: StreamBP, with kept attention, gradient checkpointing; where the time goes, against the roofline
 #     speed-128k    the same at 131072 tokens, without checkpointing and profiles
 #     peers-2k-64k  $MODEL beside transformers and the paper's code; fewer layers where all of them would take too long
@@ -15,32 +12,27 @@
 # a case failed. A part that is run again on the same machine takes up what it has: weights, and results of compare.py.
 # Passes are `train bp`, whose first one warms up; clocks, power and temperature are those during the run. A part ends, with exit status
 # 1, where attention is our own kernels' and not cuDNN's, unless STREAMBP_CUDNN=0 says that this is meant.
-# OUT gets a small file: PART.json (fig3-MODEL.json, of table2 four), speed.jsonl of first and both speeds (a run that was cut off has its
-# passes there), first.txt, test-*.json of build. --dry: commands and estimates only.
-# OPTIONS of all passes of first and both speeds, such as '--deterministic off'.
-# PREBUILT: a folder with `train` (make BACKEND=cuda PORTABLE=1, carried here), and for `first` also test_gpu_large and test_ops (make
-# test-gpu-build) and make_documents (test/data/); nothing is compiled then.
+# OUT gets a small file: PART.json (fig3-MODEL.json, of table2 four), speed.jsonl of both speeds (a run that was cut off has its passes
+# there), test-*.json of build. --dry: commands and estimates only. A GPU that nobody has tried: scripts/gpu_kit.sh first.
+# OPTIONS of all passes of both speeds, such as '--deterministic off'. TRAIN: another program, such as a kit's (with STREAMBP_LIBRARIES).
 # CONTENDERS, LENGTHS (of peers-2k-64k): fewer or others, so that all layers fit into the time, or the rest is measured.
 # MODEL=gpt2-xl LENGTHS=512,1024 CONTENDERS=stream,checkpoint,hf-chunked,llmc: beside llm.c.
-# TRAIN, MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
+# MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
 # paper's code), LLMC, CUDA, CUDNN, CUDNN_FRONTEND: as the programs that are called have them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . scripts/common.sh
-PREBUILT=${PREBUILT:-} TRAIN=${TRAIN:-${PREBUILT:-.}/train} MODEL=${MODEL:-qwen3-8b} MACHINE=${MACHINE:-} MEMORY=${MEMORY:-h100} LIMIT=${LIMIT:-530} ARCHS=${ARCHS:-90}
+TRAIN=${TRAIN:-./train} MODEL=${MODEL:-qwen3-8b} MACHINE=${MACHINE:-} MEMORY=${MEMORY:-h100} LIMIT=${LIMIT:-530} ARCHS=${ARCHS:-90}
 TESTS=${TESTS:-attention ops golden bp methods} PRECISIONS=${PRECISIONS:-bf16} OPTIONS=${OPTIONS:-} PYTHON=${PYTHON:-python3}
 dry=
 [ "${1:-}" = --dry ] && dry=1 && shift
-[ $# = 2 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# = 2 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 part=$1 out=$2
-parts='build, first, speed-32k, speed-128k, peers-2k-64k, longest, table1, table2, figure3, chunks'
+parts='build, speed-32k, speed-128k, peers-2k-64k, longest, table1, table2, figure3, chunks'
 case ", $parts," in
 *", $part,"*) ;;
 *) echo "gpu_evidence.sh: there is no part '$part'; parts are $parts" >&2 && exit 2 ;;
 esac
-# A program that was brought knows no folders: CUDA's libraries are those of PyTorch's wheels.
-[ -z "$PREBUILT" ] || [ -n "${STREAMBP_LIBRARIES:-}" ] ||
-    STREAMBP_LIBRARIES=$("$PYTHON" -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null) && export STREAMBP_LIBRARIES
 case $dry$(ask_gpu name) in
 '' | *rror* | *ailed* | No\ devices*)
     echo "gpu_evidence.sh: no GPU was found (nvidia-smi names none); --dry shows what would run on one" >&2
@@ -67,17 +59,11 @@ close() { # the summary, and whether nothing failed
     ! grep -qE ' (FAILED|CUT OFF) ' "$work/summary"
 }
 
-# try NAME ESTIMATE COMMAND...: runs it in the time that is left, its output in $work/output; 0 where it succeeded, 3 where it has before
+# try NAME ESTIMATE COMMAND...: runs it in the time that is left, its output in $work/output
 planned=0
-once= # set: what has succeeded is not run again with this program and these options; their names are in this file
-finished=$store/done-$({ cat "$TRAIN" 2>/dev/null && echo "$OPTIONS"; } | cksum | cut -d ' ' -f 1)
 try() {
     name=$1 estimate=$2
     shift 2
-    if [ -n "$once" ] && [ -z "$dry" ] && grep -qxF "$name" "$finished" 2>/dev/null; then
-        summary "$name" 'done before' - - ''
-        return 3
-    fi
     planned=$((planned + estimate))
     say "== $name: about $estimate s of $(left) s left: $*"
     if [ -n "$dry" ]; then
@@ -95,14 +81,12 @@ try() {
     [ $status = 0 ] || state=FAILED
     [ $status = 124 ] && state='CUT OFF'
     summary "$name" "$state" "$estimate" $(($(date +%s) - started)) "$([ $status = 0 ] || tail -n 1 "$work/errors" | cut -c1-150)"
-    [ -z "$once" ] || [ $status != 0 ] || echo "$name" >>"$finished"
     return $status
 }
 # Ends the part where the last run was not of cuDNN: its figures are not those that are wanted.
 needs_cudnn() {
     [ "${STREAMBP_CUDNN:-}" != 0 ] && grep -q '"attention": "own"' "$work/output" 2>/dev/null || return 0
     close
-    rm -f "$finished"
     say "gpu_evidence.sh: attention is our own kernels', not cuDNN's: '$TRAIN doctor' says what is missing; STREAMBP_CUDNN=0 measures it as it is"
     exit 1
 }
@@ -145,24 +129,18 @@ provide() {
     try "weights of $1" $((5 * $(gigabytes "$1") + 5)) "$TRAIN" convert --init "$1" --seed 42 --dtype bf16 --out "$weights" --quiet || [ -n "$dry" ]
 }
 
-# pass NAME PASSES SHAPE 'OPTIONS' MORE...: one bp; a line in speed.jsonl. OPTIONS are those that its plan has, too. $refuted: what would
-# show that the estimate is wrong
-refuted=
+# pass NAME PASSES SHAPE 'OPTIONS' MORE...: one bp; a line in speed.jsonl. OPTIONS are those that its plan has, too
 pass() {
     name=$1 shape=$3 options="$4 $OPTIONS"
     each=$(plan "$shape" $options | json_number estimated_seconds | awk '{ printf "%.4g", $1 }')
     seconds=$(($(seconds_of "$2" "$shape" $options) + $(load "$shape")))
     shift 4
-    [ -z "$refuted" ] || say "expected: $each s a pass; refuted by $refuted"
     result=null
-    try "$name" $seconds "$TRAIN" bp --model "$weights" $options "$@" --machine "$MACHINE" --json --json-lines --quiet
-    status=$?
-    [ $status = 3 ] && return
-    [ $status = 0 ] && result=$(tail -n 1 "$work/output")
-    [ -n "$dry" ] || printf '{"part": "%s", "case": "%s", "shape": "%s", "options": "%s", "date": "%s", "planned_seconds": %s, "refuted_by": "%s", "gpu": %s, "passes": [%s], "result": %s}\n' \
-        "$part" "$name" "$shape" "$options $*" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${each:-null}" "$refuted" "$(gpu_samples "$work/samples")" \
+    try "$name" $seconds "$TRAIN" bp --model "$weights" $options "$@" --machine "$MACHINE" --json --json-lines --quiet &&
+        result=$(tail -n 1 "$work/output")
+    [ -n "$dry" ] || printf '{"part": "%s", "case": "%s", "shape": "%s", "options": "%s", "date": "%s", "planned_seconds": %s, "gpu": %s, "passes": [%s], "result": %s}\n' \
+        "$part" "$name" "$shape" "$options $*" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${each:-null}" "$(gpu_samples "$work/samples")" \
         "$(grep '^{"pass": .*}$' "$work/output" 2>/dev/null | paste -sd ,)" "$result" >>"$out/speed.jsonl"
-    refuted=
     [ "$result" = null ] || needs_cudnn
 }
 
@@ -187,45 +165,6 @@ speed() { # length, passes, of them with kept attention, --profile or nothing, a
     pass "stream at $1" $(($2 + profiled)) "$MODEL" "--seq-len $1" --repeat "$2" $4
     pass "stream --keep attention at $1" $(($3 + profiled)) "$MODEL" "--seq-len $1 --keep attention" --repeat "$3" $4
     [ -z "$5" ] || pass "$5 at $1" "$2" "$MODEL" "--seq-len $1 --method $5" --repeat "$2"
-}
-
-# dev/gpu_speed.md has what is expected, row by row.
-first() {
-    few=num_hidden_layers=4
-    [ -x "$TRAIN" ] || try program 240 make -j "$(nproc)" BACKEND=cuda PRECISION=bf16 ARCHS="$ARCHS"
-    try 'what is there' 10 sh -c '"$0" --version && nvidia-smi -q -d CLOCK,POWER; ldd "$0"; ! ldd "$0" | grep "not found"' "$TRAIN"
-    [ -n "$dry" ] || cat "$work/output" >>"$out/first.txt"
-    probe
-    once=1
-    try doctor 60 "$TRAIN" doctor --init "$MODEL" --json --verbose
-    [ -n "$dry" ] || cat "$work/errors" >>"$out/first.txt" # its rows
-    programs=${PREBUILT:-build/test-gpu-bf16}
-    [ -n "$PREBUILT" ] || try 'test programs' 60 make BACKEND=cuda ARCHS="$ARCHS" PARTS='attention/bf16 ops/bf16' test-gpu-build
-    for program in gpu_large ops; do
-        try "test_$program attention" 60 "$programs/test_$program" attention
-        [ -n "$dry" ] || grep -s 'cuDNN took' "$work/output" >>"$out/first.txt"
-    done
-    provide "$MODEL,$few" || return
-    refuted='attention_backward outside 400 to 480 TFLOP/s; attention_forward outside 600 to 700; products outside 620 to 740; rmsnorm_backward [128] above 0.1 ms a call'
-    pass '4 layers' 6 "$MODEL,$few" '--seq-len 32768' --repeat 5 --profile
-    documents=$store/behind-100.bin
-    maker=${PREBUILT:-$store}/make_documents
-    [ -n "$PREBUILT" ] || [ -n "$dry" ] || ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$maker"
-    [ -n "$dry" ] || "$maker" "$documents" 50000 101,32669
-    [ -n "$OPTIONS" ] || {
-        refuted='attention_backward outside 520 to 600 TFLOP/s'
-        pass '4 layers, sums in any order' 6 "$MODEL,$few" '--seq-len 32768 --deterministic off' --repeat 5 --profile
-    }
-    refuted='seconds more than 3 % above those of one document'
-    pass '4 layers behind 100 tokens' 6 "$MODEL,$few" '--seq-len 32768' --data "$documents" --repeat 5 --profile
-    provide "llama3.1-8b,$few" || return
-    refuted='ops other than products and attention above 15 % of the pass'
-    pass '4 layers of llama3.1-8b' 6 "llama3.1-8b,$few" '--seq-len 32768' --repeat 5 --profile
-    provide "$MODEL" || return
-    refuted='seconds more than 10 % above the estimate, or layers that take longer than in the 4-layer pass'
-    pass 'all layers at 32768' 3 "$MODEL" '--seq-len 32768' --repeat 3
-    refuted='seconds more than 10 % above the estimate; clocks (gpu.sm_mhz) below 90 % of those at 32768 say that it is power'
-    pass 'all layers at 131072' 3 "$MODEL" '--seq-len 131072' --repeat 3
 }
 
 everyone=stream,stream-any,stream-keep,checkpoint,hf,hf-chunked,paper
@@ -270,13 +209,13 @@ figure3() { # contenders; some points of the paper's curve, whose end is for `lo
 }
 
 case $part in
-first | build | speed-*) ;;
+build | speed-*) ;;
 *) probe ;;
 esac
 case $part in
 build)
     for precision in $PRECISIONS; do
-        [ -n "$PREBUILT" ] || try "program, $precision" 150 make -j "$(nproc)" BACKEND=cuda PRECISION="$precision" ARCHS="$ARCHS"
+        try "program, $precision" 150 make -j "$(nproc)" BACKEND=cuda PRECISION="$precision" ARCHS="$ARCHS"
     done
     for name in $TESTS; do # they add up in one file
         cp "$store"/test-*.json "$out" 2>/dev/null
@@ -285,7 +224,6 @@ build)
         cp "$out"/test-*.json "$store" 2>/dev/null
     done
     ;;
-first) first ;;
 speed-32k) speed 32768 5 5 --profile checkpoint ;;
 speed-128k) speed 131072 3 2 '' '' ;;
 peers-2k-64k) peers "${LENGTHS:-2048,4096,8192,16384,32768,65536}" "${CONTENDERS:-$everyone}" ;;

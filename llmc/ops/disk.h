@@ -3,9 +3,9 @@ Files that tensors are stored to and loaded from. An open file has no name, so i
 ends, kill -9 included. Each byte has an address in a reserved, inaccessible range of the process: callers need not know
 that an address is on disk, and reading through it faults.
 
-One thread writes and one reads, each in the order of asking, through two aligned pieces each. Direct I/O, where the
-file system has it, keeps the page cache out of memory. If several transfers share a block, the writing thread alone
-reads, changes and writes it, so none is lost.
+One thread writes and one reads, each in the order of asking, through two aligned pieces each. With its three helpers
+each keeps four requests of a piece in flight. Direct I/O, where the file system has it, keeps the page cache out of
+memory. If several transfers share a block, the writing thread alone reads, changes and writes it, so none is lost.
 
 An error ends the program when its transfer is awaited. With STREAMBP_TRANSFERS=late in the environment there are no
 threads: a transfer happens when it is awaited, or when its queue is full. That is how tests find missing waits.
@@ -27,6 +27,7 @@ Part of an op set's translation unit, which defines what follows first.
 
 enum { DISK_WRITES, DISK_READS, DISK_WAYS };
 enum { DISK_FILES = 16, DISK_QUEUE = 16, DISK_BLOCK = 4096, DISK_PIECE = DISK_PIECES / (2 * DISK_WAYS) };
+enum { DISK_HELPERS = 3, DISK_LEAST = 65536 }; // of a direction; bytes of a request worth a helper
 
 typedef struct {
     char *base; // NULL: none
@@ -53,6 +54,15 @@ static void disk_copied(int way); // waits for the copies begun
 static void watch_at_work(void);  // dist_watch.h
 
 typedef struct {
+    const DiskFile *file;
+    int way;
+    char *memory;
+    size_t bytes, offset; // bytes 0: done
+    pthread_t thread;     // the helper
+} DiskRequest;
+
+typedef struct {
+    DiskRequest request[DISK_HELPERS];
     DiskTransfer waiting[DISK_QUEUE]; // transfer n, from 1: waiting[(n - 1) % DISK_QUEUE]
     int64_t asked, done;
     char *piece[2];
@@ -63,12 +73,13 @@ static struct {
     DiskFile file[DISK_FILES];
     size_t files;
     DiskQueue queue[DISK_WAYS];
-    pthread_mutex_t lock; // guards the queues and the fields below
-    pthread_cond_t changed;
-    int running, late, failed; // failed: the exit code
+    pthread_mutex_t lock; // guards the queues, requests and the fields below
+    pthread_cond_t changed, requested;
+    int running, helping, late, failed; // threads run; failed: the exit code
     char *pieces;
     char message[DIE_MESSAGE];
-} disk = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} disk = {
+    .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .requested = PTHREAD_COND_INITIALIZER};
 
 static const DiskFile *disk_file_of(const void *address) {
     for (size_t i = 0; i < DISK_FILES && disk.files; i++)
@@ -91,6 +102,27 @@ static void disk_io(const DiskFile *file, int way, char *memory, size_t bytes, s
                 errno ? strerror(errno) : "it ends early");
         memory += whole, offset += whole, bytes -= whole;
     }
+}
+
+static __thread jmp_buf disk_failure; // where a thread ends that has failed
+
+// Reads or writes a piece: this thread and the helpers of its direction move a part each.
+static void disk_piece(const DiskFile *file, int way, char *memory, size_t bytes, size_t offset) {
+    DiskRequest *request = disk.queue[way].request;
+    const size_t each = bytes / (DISK_HELPERS + 1) / DISK_BLOCK * DISK_BLOCK;
+    const int helpers = disk.late || each < DISK_LEAST ? 0 : DISK_HELPERS;
+    pthread_mutex_lock(&disk.lock);
+    for (int i = 0; i < helpers; i++, memory += each, offset += each, bytes -= each)
+        request[i].file = file, request[i].memory = memory, request[i].bytes = each, request[i].offset = offset;
+    if (helpers) pthread_cond_broadcast(&disk.requested);
+    pthread_mutex_unlock(&disk.lock);
+    disk_io(file, way, memory, bytes, offset);
+    pthread_mutex_lock(&disk.lock);
+    for (int i = 0; i < helpers && !disk.failed; i += !request[i].bytes)
+        if (request[i].bytes) pthread_cond_wait(&disk.changed, &disk.lock);
+    const int failed = helpers && disk.failed;
+    pthread_mutex_unlock(&disk.lock);
+    if (failed) longjmp(disk_failure, 1);
 }
 
 // Bytes of the file that one piece of memory holds: `bytes` from `offset + skip` on, in `whole` bytes of blocks
@@ -128,7 +160,7 @@ static void disk_write(const DiskTransfer *t, char *const piece[2]) {
             next = disk_part(t->file, begin, end);
             disk_fill(t, piece[!i], next, t->memory + (begin - t->begin));
         }
-        disk_io(t->file, DISK_WRITES, piece[i], part.whole, part.offset);
+        disk_piece(t->file, DISK_WRITES, piece[i], part.whole, part.offset);
         i = !i;
     }
 }
@@ -137,7 +169,7 @@ static void disk_read(const DiskTransfer *t, char *const piece[2]) {
     const size_t end = t->begin + t->bytes;
     for (size_t begin = t->begin, i = 0; begin < end; i = !i) {
         const DiskPart part = disk_part(t->file, begin, end);
-        disk_io(t->file, DISK_READS, piece[i], part.whole, part.offset);
+        disk_piece(t->file, DISK_READS, piece[i], part.whole, part.offset);
         disk_copied(DISK_READS);
         disk_copy(DISK_READS, t, t->memory + (begin - t->begin), piece[i] + part.skip, part.bytes);
         begin += part.bytes;
@@ -158,8 +190,6 @@ static void disk_do(int way, int64_t n) {
 }
 
 // ---- threads -------------------------------------------------------------------------------------------------------
-static __thread jmp_buf disk_failure;
-
 static void disk_caught(int code, const char *message) {
     pthread_mutex_lock(&disk.lock);
     disk.failed = code;
@@ -167,6 +197,24 @@ static void disk_caught(int code, const char *message) {
     pthread_cond_broadcast(&disk.changed);
     pthread_mutex_unlock(&disk.lock);
     longjmp(disk_failure, 1);
+}
+
+static void *disk_help(void *context) {
+    DiskRequest *request = (DiskRequest *)context;
+    die_caught = disk_caught;
+    if (setjmp(disk_failure)) return NULL;
+    pthread_mutex_lock(&disk.lock);
+    for (;;) {
+        while (disk.helping && !request->bytes) pthread_cond_wait(&disk.requested, &disk.lock);
+        if (!request->bytes) break;
+        pthread_mutex_unlock(&disk.lock);
+        disk_io(request->file, request->way, request->memory, request->bytes, request->offset);
+        pthread_mutex_lock(&disk.lock);
+        request->bytes = 0;
+        pthread_cond_broadcast(&disk.changed);
+    }
+    pthread_mutex_unlock(&disk.lock);
+    return NULL;
 }
 
 static void *disk_run(void *context) {
@@ -187,19 +235,27 @@ static void *disk_run(void *context) {
     return NULL;
 }
 
+static void disk_thread(pthread_t *thread, void *(*run)(void *), void *context) {
+    const int error = pthread_create(thread, NULL, run, context);
+    if (error) die("a thread for --disk cannot be started: %s; raise the limit with ulimit -u", strerror(error));
+}
+
 static void disk_start(void) {
     const char *transfers = getenv("STREAMBP_TRANSFERS");
     sigset_t all, before;
-    disk.late = transfers && !strcmp(transfers, "late"), disk.running = 1, disk.failed = 0;
+    disk.late = transfers && !strcmp(transfers, "late"), disk.running = disk.helping = 1, disk.failed = 0;
     disk.pieces = disk_pieces_allocate(DISK_PIECES);
     if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)DISK_PIECES));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread takes signals
-    for (int way = 0, error; way < DISK_WAYS; way++) {
+    for (int way = 0; way < DISK_WAYS; way++) {
         DiskQueue *queue = &disk.queue[way];
         for (int i = 0; i < 2; i++) queue->piece[i] = disk.pieces + (2 * way + i) * DISK_PIECE;
-        if (!disk.late && (error = pthread_create(&queue->thread, NULL, disk_run, queue)) != 0)
-            die("a thread for --disk cannot be started: %s; raise the limit with ulimit -u", strerror(error));
+        for (int i = 0; i < DISK_HELPERS && !disk.late; i++) {
+            queue->request[i].way = way, queue->request[i].bytes = 0;
+            disk_thread(&queue->request[i].thread, disk_help, &queue->request[i]);
+        }
+        if (!disk.late) disk_thread(&queue->thread, disk_run, queue);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -210,7 +266,14 @@ static void disk_stop(void) {
     pthread_cond_broadcast(&disk.changed);
     pthread_mutex_unlock(&disk.lock);
     for (int way = 0; way < DISK_WAYS && !disk.late; way++) pthread_join(disk.queue[way].thread, NULL);
-    for (int way = 0; way < DISK_WAYS; way++) disk.queue[way].done = disk.queue[way].asked;
+    pthread_mutex_lock(&disk.lock);
+    disk.helping = 0;
+    pthread_cond_broadcast(&disk.requested);
+    pthread_mutex_unlock(&disk.lock);
+    for (int way = 0; way < DISK_WAYS; way++) {
+        disk.queue[way].done = disk.queue[way].asked;
+        for (int i = 0; i < DISK_HELPERS && !disk.late; i++) pthread_join(disk.queue[way].request[i].thread, NULL);
+    }
     disk_pieces_release(disk.pieces, DISK_PIECES);
 }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Toolkits for BACKEND=cuda: wheels become a toolkit; a folder that is none is refused, naming the missing file. A
 # PORTABLE=1 build runs with the C library alone, in namespaces without a network: the CPU's, not optimised, as only
-# linking and starting are tested; and the GPU's, if it has been built.
+# linking and starting are tested; and the GPU's, if it has been built. The kit of scripts/gpu_kit.sh, by a make that only copies.
 . test/cli.sh
 
 # A fake Python: its pip installs wheels with only the files that are checked.
@@ -50,6 +50,32 @@ rm "$KIT/include/cudnn_frontend.h"
 rm "$KIT/nvvm/bin/cicc"
 libraries 'is not complete: there is no nvvm/bin/cicc (pip: nvidia-nvvm)'
 
+# A kit whose programs need what every machine has, and what the kit brings; then one that needs more
+mkdir -p "$WORK/tree" "$WORK/made/cuda/bin"
+ln -s "$PWD"/[!s]* "$PWD/streambp.h" "$WORK/tree"
+cp -r scripts "$WORK/tree/scripts"
+rm "$WORK/tree/build"
+printf '#!/bin/sh\n' >"$WORK/made/cuda/bin/nvcc"
+cat >"$WORK/made/make" <<'END'
+#!/bin/sh
+echo "$*" >>"$WORK/made/calls"
+for word; do case $word in BUILD=*) to=${word#*=} ;; esac; done
+mkdir -p "$to" build/test-gpu-bf16
+for program in "$to/train" "$to/bench" build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large; do cp "$WORK/made/program" "$program"; done
+END
+chmod +x "$WORK/made/make" "$WORK/made/cuda/bin/nvcc"
+echo 'double cos(double); void _cmocka_run_group_tests(void); int main(int n, char **v) { if (n > 1) _cmocka_run_group_tests(); return (int)cos(n + **v); }' >"$WORK/made/program.c"
+kit() { # libraries of the programs
+    ${CC:-cc} "$WORK/made/program.c" -Wl,--no-as-needed -lm "$@" -o "$WORK/made/program"
+    env PATH="$WORK/made:$PATH" WORK="$WORK" CUDA="$WORK/made/cuda" CUDA12="$WORK/made/cuda" "$WORK/tree/scripts/gpu_kit.sh" "$WORK/packed" >"$WORK/out" 2>"$WORK/err"
+}
+check 'a kit' kit -lcmocka
+check 'of two builds' [ "$(xz -dc "$WORK"/packed/cuda1[23].tar.xz | tar -t -i | grep -cE '^cuda1[23]/(train|bench|test_ops|test_gpu_large|lib/libcmocka\.so\.0)$')" = 10 ]
+check 'of their toolkits, portable' [ "$(grep -cE "PORTABLE=1 BUILD=build/cuda1[23]-bf16-portable ARCHS=90 CUDA=$WORK" "$WORK/made/calls")" = 4 ]
+check 'with what first.sh needs' [ "$(cd "$WORK/packed" && ls first.sh common.sh kit.txt behind.bin lengths.bin | wc -l)" = 5 ]
+kit -lcmocka -lpcre2-8 && fail 'a program that needs another library'
+check 'is refused' grep -q '^gpu_kit.sh: a program of build/cuda13-bf16-portable needs lib' "$WORK/err"
+
 build=build/test-portable
 if ! ${MAKE:-make} -s BACKEND=cpu build/cjson/cJSON.c >"$WORK/log" 2>&1; then
     skip 'the portable build' "the source of cJSON cannot be had ($(grep -v '^make' "$WORK/log" | tail -n 1))"
@@ -94,7 +120,7 @@ check 'a plan' test "$(json total_bytes)" -gt 1000000000
 succeeds --init $TINY --data shard.bin --seq-len 32 --steps 3 --out run
 check 'a trained model' test -s "$root/run/log.jsonl"
 
-gpu=build/cuda-bf16-portable/train
+for gpu in build/cuda-bf16-portable/train build/cuda13-bf16-portable/train; do [ ! -x "$gpu" ] || break; done
 if [ -x "$gpu" ]; then
     take "$gpu" gpu
     PROGRAM=/gpu/train

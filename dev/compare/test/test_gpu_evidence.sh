@@ -1,6 +1,6 @@
 #!/bin/sh
 # dev/compare/gpu_evidence.sh: what it would run, by our plans; and with a program that only tells, that it goes on after a failure
-# and leaves out what would not end in time.
+# and leaves out what would not end in time. dev/gpu_first.sh: all its branches with a kit of programs that only tell.
 . test/cli.sh
 EVIDENCE=dev/compare/gpu_evidence.sh
 evidence() { # exit status, variables..., arguments
@@ -12,9 +12,9 @@ evidence() { # exit status, variables..., arguments
 says() { check "$1" grep -qE -- "$2" "$WORK/err"; }
 planned() { sed -n 's/.*: planned \([0-9]*\) s of.*/\1/p' "$WORK/err"; }
 
-for part in build first speed-32k speed-128k peers-2k-64k longest table1 table2 figure3 chunks; do
+for part in build speed-32k speed-128k peers-2k-64k longest table1 table2 figure3 chunks; do
     evidence 0 $EVIDENCE --dry $part "$WORK/dry"
-    check "$part: planned to end in time" [ "$(planned)" -gt 0 -a "$(planned)" -le $([ $part = first ] && echo 1060 || echo 540) ]
+    check "$part: planned to end in time" [ "$(planned)" -gt 0 -a "$(planned)" -le 540 ]
 done
 check 'nothing was written' [ -z "$(ls "$WORK/dry")" ]
 evidence 0 $EVIDENCE --dry speed-128k "$WORK/dry"
@@ -23,8 +23,6 @@ says 'without kept attention first' 'bp --model .*/qwen3-8b --seq-len 131072 --r
 check 'a card 25 % slower ends in time' [ $(($(planned) * 5 / 4)) -le 530 ]
 evidence 0 OPTIONS='--deterministic off' $EVIDENCE --dry speed-32k "$WORK/dry"
 says 'options of all passes' 'bp --model .*/qwen3-8b --seq-len 32768 --deterministic off --repeat 5 --profile --machine h200'
-evidence 0 $EVIDENCE --dry first "$WORK/dry"
-says 'what would refute an estimate' '^expected: [0-9.]* s a pass; refuted by attention_backward outside'
 evidence 0 $EVIDENCE --dry peers-2k-64k "$WORK/dry"
 says 'fewer layers are said' '^NOTE: 9 layers of qwen3-8b'
 evidence 0 LENGTHS=32768 $EVIDENCE --dry peers-2k-64k "$WORK/dry"
@@ -32,7 +30,7 @@ check 'all layers where they end in time' [ "$(grep -c '^NOTE' "$WORK/err")" = 0
 evidence 2 MODEL=gpt2 $EVIDENCE --dry figure3 "$WORK/none"
 says 'a model that the paper has not' 'MODEL=gpt2 is not in Figure 3'
 evidence 2 $EVIDENCE speed-1k "$WORK/none"
-says 'the parts are named' "there is no part 'speed-1k'; parts are build, first, speed-32k"
+says 'the parts are named' "there is no part 'speed-1k'; parts are build, speed-32k"
 printf '#!/bin/sh\necho No devices were found\nexit 6\n' >"$WORK/nvidia-smi" && chmod +x "$WORK/nvidia-smi"
 evidence 1 PATH="$WORK:$PATH" $EVIDENCE speed-32k "$WORK/none"
 says 'no GPU' 'gpu_evidence.sh: no GPU was found'
@@ -59,7 +57,8 @@ cat >"$WORK/nvidia-smi" <<'END_OF_SMI'
 #!/bin/sh
 case "$*" in
 *-lms*) printf '0, 345, 80.10, 30\n97, 1700, 690.50, 60\n98, 1500, 700.00, 64\n99, 1600, 699.00, 70\n'; : >"$WORK/told_once"; exec sleep 9 ;;
-*=name*) echo 'NVIDIA H200' ;;
+*=name*) echo "${GPU_NAME:-NVIDIA H200}" ;;
+*=driver*) echo 580.65.06 ;;
 *=memory.free*) echo 140000 ;;
 *=*) echo 1980, 3201 ;;
 esac
@@ -94,15 +93,118 @@ with machine.gpu_watched(True) as gpu:
     subprocess.run(["sh", "-c", ". $WORK/sampled"])
 print(gpu["sm_mhz"], gpu["power_w"])')" = '[1500.0, 1600.0, 1700.0] [690.5, 699.0, 700.0]' ]
 
-# `first` with a build that was brought; what it has been through is not done again
-for program in test_gpu_large test_ops; do printf '#!/bin/sh\necho "cuDNN took 7 calls forward, 5 backward"\n' >"$WORK/$program"; done
-printf '#!/bin/sh\n: >"$1"\n' >"$WORK/make_documents"
-chmod +x "$WORK/test_gpu_large" "$WORK/test_ops" "$WORK/make_documents"
-evidence 0 PREBUILT="$WORK" TRAIN="$WORK/train" $EVIDENCE first "$WORK/first"
-says 'every length' '^all layers at 131072 *done '
-check 'what it has found' [ "$(grep -c '^cuDNN took 7' "$WORK/first/first.txt") $(grep -c '"refuted_by": "[a-z]' "$WORK/first/speed.jsonl")" = '2 6' ]
-evidence 0 PREBUILT="$WORK" TRAIN="$WORK/train" $EVIDENCE first "$WORK/first"
-check 'all of it once' [ "$(grep -c ' done before ' "$WORK/err") $(grep -c . "$WORK/first/speed.jsonl")" = '9 6' ]
+# ---- the kit's first.sh -----------------------------------------------------------------------------------------------------------
+# A kit of two builds whose programs only tell. BROKEN: the build that does not start. NORM, BITS: a pass's that differs. FAILS: a test.
+mkdir -p "$WORK/made/cuda13/lib" "$WORK/kit" "$WORK/tools" "$WORK/site/nvidia/cu13/lib" "$WORK/toolkit/lib64"
+touch "$WORK/site/nvidia/cu13/lib/libcublasLt.so.13" "$WORK/toolkit/lib64/libcublasLt.so.12"
+cat >"$WORK/made/cuda13/train" <<'END_OF_KIT_TRAIN'
+#!/bin/sh
+echo "$*" >>"$WORK/calls"
+build=${0%/train} build=${build##*/}
+case ,$BROKEN, in *,$build,*) echo "$0: version 'GLIBC_2.99' not found" >&2; exit 1 ;; esac
+case $1 in
+doctor)
+    for folder in $(echo "$STREAMBP_LIBRARIES" | tr : ' '); do
+        ls "$folder"/libcublasLt.so.${build#cuda} "$folder"/*/lib/libcublasLt.so.${build#cuda} 2>/dev/null | grep -q "^$WORK/" && found=yes
+    done
+    [ -n "$found" ] || { printf 'doctor   1 thing is wrong: cuBLASLt\nWRONG  cuBLASLt                 libcublasLt.so.%s: install it\n' ${build#cuda}; exit 1; }
+    printf 'doctor   all right: 35 ops, 12 other rows\nok     driver                   580.65.06\nok     cuBLASLt                 13.1.0, a file\nok     cuDNN                    9.19.0, a file\n'
+    printf '%-6s attention                by %s\nok     host memory link         54.6 GB/s to it; 54.4 expected of an H100\n' ${OWN:+note} "${OWN:-cuDNN}"
+    printf 'ok     disk                     2.1 GB/s written\n'
+    ;;
+plan) echo '{"total_bytes": 1, "estimated_seconds": 2.0}' ;;
+bp)
+    case "$*" in *'--inputs host'*) norm=${BITS:-2.5} host=4294967296 peak=1110000000 ;; *) norm=2.5 host=0 peak=1100000000 ;; esac
+    case "$*" in *--chunk\ 1024*) norm=${NORM:-2.5} ;; esac
+    echo "{\"loss\": 11.25, \"seconds\": ${SECONDS_FOUND:-2.1}, \"grad_norm\": $norm, \"plan_bytes\": 1000000000,
+ \"peak_bytes\": $peak, \"host_bytes\": $host, \"attention\": \"cudnn\"}"
+    ;;
+--version) echo 'libraries  CUDA 13.0.88, cuDNN 9' ;;
+esac
+END_OF_KIT_TRAIN
+cat >"$WORK/made/cuda13/test_ops" <<'END_OF_KIT_TEST'
+#!/bin/sh
+echo "test $*" >>"$WORK/calls"
+echo '  cuDNN took 7 calls forward, 5 backward'
+echo "67 passed, ${FAILS:-0} failed, 0 skipped"
+exit "${FAILS:-0}"
+END_OF_KIT_TEST
+cat >"$WORK/made/cuda13/bench" <<'END_OF_KIT_BENCH'
+#!/bin/sh
+printf '%-24s %-24s %10.3f ms %9.1f %-7s %6.1f %% of %s\n' copy 'layer inputs' 1 2900 GB/s 85 copy attention_forward 'the last chunk' 3 600 TFLOP/s 30 product >&2
+echo '{"ops": []}'
+END_OF_KIT_BENCH
+cp "$WORK/made/cuda13/test_ops" "$WORK/made/cuda13/test_gpu_large"
+chmod +x "$WORK"/made/cuda13/*
+cp -r "$WORK/made/cuda13" "$WORK/made/cuda12"
+for build in cuda13 cuda12; do tar -C "$WORK/made" -c $build | xz -1 >"$WORK/kit/$build.tar.xz"; done
+cp dev/gpu_first.sh "$WORK/kit/first.sh"
+cp scripts/common.sh "$WORK/kit"
+printf 'commit 1a2b\nsources 123\n' >"$WORK/kit/kit.txt"
+printf '#!/bin/sh\n[ -z "$CUT_OFF" ] || case "$*" in *"$CUT_OFF"*) exit 124 ;; esac\nexec %s "$@"\n' "$(command -v timeout)" >"$WORK/tools/timeout"
+printf '#!/bin/sh\ncase "$*" in *nvidia*) [ -z "$NO_WHEELS" ] && echo "$WORK/site/nvidia" ;; *) exec %s "$@" ;; esac\n' "$(command -v python3)" >"$WORK/tools/python3"
+printf '#!/bin/sh\nexit 1\n' >"$WORK/tools/python" && cp "$WORK/tools/python" "$WORK/no_xz"
+chmod +x "$WORK"/tools/*
+first_sh() { # exit status, folder, variables...
+    wanted=$1 to=$WORK/$2
+    shift 2
+    : >"$WORK/calls"
+    env PATH="$WORK/tools:$PATH" STREAMBP_LIBRARIES= CUDA_HOME= PYTHON= LIMIT=9999 GPU_NAME='NVIDIA H100 80GB HBM3' BROKEN= "$@" \
+        sh "$WORK/kit/first.sh" "$to" >"$WORK/out" 2>"$WORK/err"
+    check "exit $wanted of first.sh $*: $(tail -n 1 "$WORK/err")" [ $? = "$wanted" ]
+}
+tells() { check "first.sh: $1" grep -qE -- "$2" "$WORK/out" "$WORK/err"; }
+calls() { grep -cE -- "$1" "$WORK/calls"; }
+
+first_sh 1 first SECONDS_FOUND=2.1
+tells 'the build that runs' '^ok +doctor, cuda13 '
+tells 'what doctor found' '^ok +host memory link .* 54.6 GB/s'
+tells 'a pass as planned' '^ok +4 layers  +2 s, 10 % +2.1 s, loss 11.25, gradient norm 2.5$'
+tells 'the same bits' '^ok +inputs on host: loss, norm +11.25 2.5 +11.25 2.5$'
+tells 'memory of pinned pages' '^ok +on the device, for 4096 MiB pinned +8 MiB +9 MiB$'
+tells 'a rate as on the H100' '^ok +copy, layer inputs +84 % +85.0 %$'
+tells 'and one below it' '^WRONG +attention_forward, the last chunk +82 % +30.0 %$'
+tells 'a disk' '^ok +doctor, with a disk '
+check 'passes are lines of JSON' python3 -c 'import json, sys; assert len([json.loads(line)["result"]["loss"] for line in open(sys.argv[1])]) == 17' "$WORK/first/passes.jsonl"
+check 'the record has what scripts/tables.py asks for' python3 -c 'import json, sys; sys.path.insert(0, "scripts"); sys.argv[1:2] = []; import tables
+r = json.load(open("'"$(ls "$WORK"/first/test-nvidia-h100-*.json)"'")); assert set(tables.KEYS) <= set(r) and (r["passed"], r["attention"], len(r["programs"])) == (134, "cudnn", 2), r' x
+first_sh 1 first
+check 'nothing is done again' [ "$(calls '^(bp|test|doctor)')" = 0 ]
+tells 'but told again' '^WRONG +attention_forward, the last chunk '
+first_sh 1 none BROKEN=cuda13,cuda12
+tells 'why no build runs' 'no build runs here as it should. cuda13: .* cuda12: '
+mv "$WORK/kit/cuda12.tar.xz" "$WORK"
+first_sh 1 none NO_WHEELS=1
+mv "$WORK/cuda12.tar.xz" "$WORK/kit"
+tells 'what is missing' 'cuda13: WRONG  cuBLASLt .*; see '
+check 'and measures nothing' [ "$(calls '^bp')" = 0 ]
+first_sh 0 older BROKEN=cuda13 CUDA_HOME="$WORK/toolkit" NO_WHEELS=1 GPU_NAME='NVIDIA RTX 9090'
+tells 'the other build, with a toolkit' '^ok +doctor, cuda12 '
+tells 'a card without estimates' '^- +4 layers  +- +2.1 s'
+first_sh 1 own OWN='our own kernels: no cuDNN'
+tells 'attention that is not cuDNN' 'cuda13: note   attention  .*our own kernels'
+first_sh 1 norm NORM=2.6
+tells 'a gradient that differs' '^FAILED +streamed, chunks of 1024 +gradient norm 2.5 +2.6$'
+check 'is the end of it' [ "$(calls '^bp') $(calls '--repeat')" = '6 0' ]
+first_sh 1 fails FAILS=2
+tells 'tests that fail' '^FAILED +tests of ops +exit 0 +exit 2: 67 passed, 2 failed, 0 skipped$'
+check 'so nothing is measured' [ "$(calls '--repeat')" = 0 ]
+first_sh 3 fails LIMIT=100
+tells 'they are tried again' '^ok +tests of ops +0 failed +67 passed, 0 failed, 0 skipped$'
+tells 'what there was no time for' '^left out, of 100 s: tests of long attention; the same command goes on there$'
+check 'only they' [ "$(calls '^bp') $(calls '^test') $(calls '--repeat')" = '0 1 0' ]
+first_sh 3 fails LIMIT=100 CUT_OFF=test_gpu_large
+first_sh 1 fails BITS=2.50001
+tells 'bits that differ' '^WRONG +inputs on host: loss, norm +11.25 2.5 +11.25 2.50001$'
+check 'and goes on to the end' [ "$(calls '--seq-len 131072')" != 0 ]
+mv "$WORK/no_xz" "$WORK/tools/xz"
+first_sh 3 slow LIMIT=150 CUT_OFF=test_ops
+tells 'without xz' '^ok +doctor, cuda13 '
+tells 'a step that the limit ends' '^left out, of 150 s: tests of ops'
+first_sh 1 slow SECONDS_FOUND=2.3
+tells 'a pass that is slower' '^WRONG +4 layers  +2 s, 10 % +2.3 s'
+check 'cards are those of machine.h' [ "$(sed -n 's/^\*.*) card=\([a-z0-9-]\{1,\}\) ;;$/\1/p' dev/gpu_first.sh | sort)" = "$(sed -n 's/.* CARD("\([^"]*\)".*/\1/p' llmc/estimate/machine.h | sort)" ]
+rm -rf "$WORK/tools"
 
 # make bench-gpu
 run_bench() { env MODELS=qwen3-8b LENGTHS='4096 131072' BUILD="$WORK" MAKE=true RESULTS="$WORK/bench_results" dev/bench_gpu.sh 2>"$WORK/err"; }
