@@ -58,6 +58,24 @@ typedef struct AttentionCut {
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
+// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans)
+static const struct {
+    int architecture;
+    size_t widest[2];
+} cudnn_heads[] = {{80, {256, 128}}, {86, {256, 128}},  {89, {256, 128}},
+                   {90, {256, 256}}, {100, {256, 128}}, {120, {256, 128}}};
+
+enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4 }; // attention by a library; asked of the device
+
+// Returns the directions of bf16 attention that cuDNN takes on a GPU of this architecture.
+static int cudnn_directions(int architecture, size_t HD) {
+    for (size_t i = 0; i < sizeof(cudnn_heads) / sizeof(*cudnn_heads) && HD % 8 == 0; i++)
+        if (cudnn_heads[i].architecture == architecture)
+            return LIBRARY_FORWARD * (HD <= cudnn_heads[i].widest[0]) +
+                   LIBRARY_BACKWARD * (HD <= cudnn_heads[i].widest[1]);
+    return 0;
+}
+
 // Receives the calls of a cut, in order of execution.
 typedef void AttentionTake(void *to, const AttentionCall *call);
 
