@@ -284,7 +284,7 @@ static void report_planned(const Run *run) {
     const World w = s->world;
     const int own = !run->attention && strcmp(ops_device->name, "cpu") != 0 &&
                     machine_attends(&machines[MACHINE_H100], &run->model);
-    const int backward = s->library & LIBRARY_BACKWARD;
+    const int own_backward = s->backward && !(s->library & LIBRARY_BACKWARD);
     FILE *out = run->text;
     char text[160];
     fprintf(out, "memory   %s planned%s", human_bytes((double)run->plan.total_bytes),
@@ -303,7 +303,7 @@ static void report_planned(const Run *run) {
     if (run->attention || own)
         fprintf(out, "; attention by %s%s", own ? "our own kernels, slower than cuDNN" : run->attention,
                 own                      ? ""
-                : !backward              ? ", backward by our own kernels"
+                : own_backward           ? ", backward by our own kernels"
                 : s->attention.any_order ? " in any order"
                                          : "");
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
