@@ -152,7 +152,7 @@ int main(void) {
             column({4096, 8064, 4, 1, 32, 8, HD, 4096, 0.1, 1, 0}, 1);
             column({512, 256, 32, 8, 32, 8, HD, 0, 0.1, 0, 0}, 1);
             column({4096, 32768, 32, 8, 32, 8, HD, 0, 0.1, 0, 1}, 1);
-            printf("  %.2f %.2f %.2f %.2f%s%s\n", first, next, full, back, cudnn.refusal.empty() ? "" : "  ",
+            printf("  %.2f %.2f %.2f %.2f%s%s\n", first, next, full, fmax(back, 0), cudnn.refusal.empty() ? "" : "  ",
                    cudnn.refusal.substr(0, 90).c_str());
             cudnn.refusal.clear();
             const double found[2] = {first, back};
