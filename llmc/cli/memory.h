@@ -103,23 +103,34 @@ static Search run_search(const Run *run, size_t limit) {
     return c;
 }
 
-// The library that takes attention of this run, the same on all ranks; of a plan that of the GPU that is planned.
-static const char *attention_library(const Run *run) {
+// Finds the library that takes attention of this run, the same on all ranks; of a plan that of the planned GPU.
+static void run_attention(Run *run) {
     const Config *c = &run->model.config;
     const size_t window = layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers ? window_of_model(c) : 0;
-    const int on_gpu = machine_from_options(run->options) || strcmp(ops_device->name, "cpu") != 0;
     const Machine *planned = machine_from_options(run->options);
-    if (run->options->verb == VERB_PLAN)
-        return on_gpu && !window ? machine_attends(planned ? planned : &machines[MACHINE_H100], &run->model) : NULL;
-    const char *library =
-        ops_device->attention_library(c->num_attention_heads, c->num_key_value_heads, c->head_dim, window);
-    double have = library != NULL;
-    dist_sum(RANKS_ALL, &have, 1);
-    if (have > 0 && have < (double)dist_ranks())
-        die("only %.0f of %zu ranks have cuDNN for attention, and results depend on it; install it for all, or give "
-            "all STREAMBP_CUDNN=0",
-            have, dist_ranks());
-    return library;
+    const int on_cpu = !strcmp(ops_device->name, "cpu");
+    const char *library[2] = {NULL, NULL}; // forward, backward
+    double have[2] = {0, 0};
+    run->attention = NULL, run->settings.library = on_cpu ? 0 : LIBRARY_ASKED;
+    if (run->options->verb == VERB_PLAN) {
+        run->settings.library =
+            planned || !on_cpu ? machine_attends(planned ? planned : &machines[MACHINE_H100], &run->model) : 0;
+        if (run->settings.library) run->attention = "cuDNN";
+        return;
+    }
+    for (int backward = 0; backward <= (run->settings.backward != 0); backward++) {
+        library[backward] = ops_device->attention_library(c->num_attention_heads, c->num_key_value_heads, c->head_dim,
+                                                          window, backward);
+        have[backward] = library[backward] != NULL;
+        if (library[backward]) run->settings.library |= backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD;
+    }
+    run->attention = library[0];
+    dist_sum(RANKS_ALL, have, 2);
+    for (int backward = 0; backward < 2; backward++)
+        if (have[backward] > 0 && have[backward] < (double)dist_ranks())
+            die("only %.0f of %zu ranks have cuDNN for attention, and results depend on it; install it for all, or "
+                "give all STREAMBP_CUDNN=0",
+                have[backward], dist_ranks());
 }
 
 // Workspaces for that library's calls in backward, the largest first, 0 (the op set's own choice) last. With more it
@@ -131,7 +142,7 @@ static size_t run_workspace(const Run *run, const RunSettings *settings, const B
     const AttentionChoice smallest = {settings->attention.any_order, 0};
     const AttentionCut cut = attention_cut(c->num_attention_heads, c->num_key_value_heads, c->head_dim, 0, smallest);
     const size_t keys = shape->N - min_size(shape->N, chunk); // before the last chunk
-    if (!run->attention || !settings->backward) return 0;
+    if (!(run->settings.library & LIBRARY_BACKWARD) || !settings->backward) return 0;
     if (!run->has_begun) return attention_workspace_choice(cut, keys, index);
     return index ? min_size(attention_workspace_choice(cut, keys, index - 1), run->workspace) : run->workspace;
 }
@@ -175,20 +186,21 @@ static double of_main_rank(double x) {
 static void run_plan(Run *run, const Batch *shape, size_t limit) {
     static PassWorks here;
     PassWorks *const outside = pass_works;
-    run->attention = attention_library(run);
+    run_attention(run);
+    const int attends = run->settings.library & LIBRARY_BACKWARD; // then workspaces differ
     const Search search = run_search(run, limit);
     const Candidates all = candidates_make(&search);
     if (!outside) pass_works = &here, here.count = 0;
     const int open =
         search.keep || search.method || !run_take(run, &search, shape, all.candidate); // else all is on the device
     Choice *choices = NULL, best = {0};
-    size_t least, count = 0, tries = run->attention ? TRIED : 1;
+    size_t least, count = 0, tries = attends ? TRIED : 1;
     if (open) count = search_choices(&search, &all, shape, &choices, &least);
     count = choices_thin(choices, count);
     const size_t most = open ? (size_t)of_main_rank((double)count) : 0;
     run->chosen = 0;
     for (size_t i = 0; i < most + all.count; i++) {
-        if (i < most ? !tries : !run->chosen || !run->attention) continue;
+        if (i < most ? !tries : !run->chosen || !attends) continue;
         const size_t index = i < most ? (size_t)of_main_rank(i < count ? (double)choices[i].candidate : 0) : i - most;
         if (i >= most && !candidate_varies(&all.candidate[index], &all.candidate[best.candidate])) continue;
         if (!run_take(run, &search, shape, &all.candidate[index])) continue;
@@ -207,8 +219,9 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
 
 // An option that changes nothing. After run_plan
 static void note_attention(const Run *run) {
-    if (run->settings.attention.any_order && !run->attention)
-        note("--deterministic off changes nothing: attention is by our own kernels, which add in one order");
+    if (run->settings.attention.any_order && !(run->settings.library & LIBRARY_BACKWARD))
+        note("--deterministic off changes nothing: attention is by our own kernels%s, which add in one order",
+             run->attention ? " backward" : "");
 }
 
 // Returns the most tokens of a document with which a sequence of B documents fits `limit` bytes, under the best

@@ -204,7 +204,7 @@ static void report_memory(const Run *run, double peak) {
 static void report_attention_json(JsonOut *json, const Run *run) {
     json_text(json, "attention", run->attention ? "cudnn" : "own");
     if (run->attention) json_text(json, "attention_library", run->attention);
-    json_bool(json, "deterministic", !run->attention || !run->settings.attention.any_order);
+    json_bool(json, "deterministic", !(run->settings.library & LIBRARY_BACKWARD) || !run->settings.attention.any_order);
     json_size(json, "attention_workspace", run->settings.attention.workspace);
 }
 
@@ -284,6 +284,7 @@ static void report_planned(const Run *run) {
     const World w = s->world;
     const int own = !run->attention && strcmp(ops_device->name, "cpu") != 0 &&
                     machine_attends(&machines[MACHINE_H100], &run->model);
+    const int own_backward = s->backward && !(s->library & LIBRARY_BACKWARD);
     FILE *out = run->text;
     char text[160];
     fprintf(out, "memory   %s planned%s", human_bytes((double)run->plan.total_bytes),
@@ -301,7 +302,10 @@ static void report_planned(const Run *run) {
             fprintf(out, "; %s: %s", place == PLACE_HOST ? "in host memory" : "on disk", text);
     if (run->attention || own)
         fprintf(out, "; attention by %s%s", own ? "our own kernels, slower than cuDNN" : run->attention,
-                s->attention.any_order && !own ? " in any order" : "");
+                own                      ? ""
+                : own_backward           ? ", backward by our own kernels"
+                : s->attention.any_order ? " in any order"
+                                         : "");
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
         fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
     fputc('\n', out);

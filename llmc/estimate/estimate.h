@@ -7,7 +7,8 @@ here; whatever prints it calls it estimated.
                 + kernels * gap
     traffic     bytes that a rank sends / bandwidth of the group's slowest link + hops * time of a hop
     transfers   max of: bytes through the host's link / its bandwidth, both directions at once at 0.85 each;
-                bytes to the disk / its rate + bytes from it / its rate, shared by the ranks of a node
+                bytes to the disk / its rate + bytes from it / its rate, shared by the ranks of a node;
+                bytes / the bandwidth of host memory, shared by them, too
     a sequence  max(F, W/2, P_F) + max(B, W/2 + G, P_B) + KV
     a step      its sequences one after the other + max(O, P_O) + U
                 --update forward: O and P_O belong to the first sequence's forward pass
@@ -63,15 +64,17 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
-#define LINK_BOTH 1.7 // both directions of the host's link together, over one alone: measured on an H100
+#define LINK_BOTH      1.7    // both directions of the host's link together, over one alone: measured on an H100
+#define HOST_BANDWIDTH 0.6e12 // bytes per second of a node's memory, shared by its ranks: assumed
 
 // Returns seconds of a phase's transfers between places.
 static double moved_seconds(const Machine *m, World w, const double bytes[WAYS]) {
     const double link = m->value[LINK_HOST] * m->value[LINK_SHARE];
     const double sharing = fmin((double)world_ranks(w), m->value[GPUS_PER_NODE]);
     const double out = bytes[WAY_HOST_OUT] + bytes[WAY_DISK_OUT], in = bytes[WAY_HOST_IN] + bytes[WAY_DISK_IN];
-    return fmax(fmax(fmax(out, in), (out + in) / LINK_BOTH) / link,
-                sharing * (bytes[WAY_DISK_OUT] / m->value[DISK_WRITE] + bytes[WAY_DISK_IN] / m->value[DISK_READ]));
+    const double disk = bytes[WAY_DISK_OUT] / m->value[DISK_WRITE] + bytes[WAY_DISK_IN] / m->value[DISK_READ];
+    const double host = (out + in) / HOST_BANDWIDTH;
+    return fmax(fmax(fmax(out, in), (out + in) / LINK_BOTH) / link, sharing * fmax(host, disk));
 }
 
 // Returns seconds of a rank's device memory for them.
@@ -104,6 +107,11 @@ typedef struct {
 
 static PassWorks *pass_works; // NULL: none are kept
 
+// Returns the directions of attention by a library: asked of the device, or planned.
+static int estimated_library(const Machine *m, const RunSettings *settings) {
+    return settings->library & LIBRARY_ASKED ? settings->library : machine_attends(m, settings->model);
+}
+
 // Counts the passes over a rank's part of a micro-batch by dry runs.
 static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
     RunSettings here = *settings;
@@ -118,7 +126,7 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     }
     work.last = plan_traffic(settings, part, 1);
     work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
-    here.ridge = machine_ridge(m), here.library = machine_attends(m, settings->model) != NULL;
+    here.ridge = machine_ridge(m), here.library = estimated_library(m, settings);
     work.counts = plan_make(&here, part).counts;
     here.backward = here.optimizer = 0; // the forward pass alone
     work.forward = work_seconds(m, plan_make(&here, part).counts);

@@ -77,6 +77,7 @@ static const struct {
 typedef struct {
     const char *name, *gpu;
     const char *device;              // in CUDA's name of the card
+    int architecture;                // 90: sm_90
     double card_gib;                 // memory that CUDA reports
     double host_gib;                 // of a node, for plans
     int measured, board;             // board: sold without a node; its links are assumed
@@ -113,9 +114,9 @@ typedef struct {
 #define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 593 / 989, 125e12)
 #define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)
 #define RATES_OF(p, s) RATES(p, (p) * (s), (p) * (s), 0.4 * (p)) // a card whose products reach a share of its peak
-#define CARD(name, gpu, device, card, host, measured, board, gpus, rates, memory, within, between, link)               \
+#define CARD(name, gpu, device, sm, card, host, measured, board, gpus, rates, memory, within, between, link)           \
     {                                                                                                                  \
-        name, gpu, device, card, host, measured, board,                                                                \
+        name, gpu, device, sm, card, host, measured, board,                                                            \
             {gpus, rates, memory, within, between, link, 0.85, 0.85, 2e-6, 5e-6, 6e-6, 5e9, 6e9}, 0, 0                 \
     }
 #define MACHINE_NAMES "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
@@ -123,16 +124,20 @@ typedef struct {
 typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES = 10 } MachineName; // of MACHINE_NAMES
 
 static const Machine machines[MACHINES] = {
-    CARD("a100", "A100 SXM 80 GB", "A100-SXM4-80GB", 79.1, 1800, 0, 0, 8, RATES_A100, 2.0e12, 300e9, 25e9, 32e9),
-    CARD("h100", "H100 SXM", "H100 80GB", 79.1, 1800, 1, 0, 8, RATES_H100, 3.35e12, 450e9, 50e9, 64e9),
-    CARD("h200", "H200 SXM", "H200", 139.8, 1800, 0, 0, 8, RATES_H100, 4.8e12, 450e9, 50e9, 64e9),
-    CARD("a100-40", "A100 SXM 40 GB", "A100-SXM4-40GB", 39.4, 900, 0, 0, 8, RATES_A100, 1.555e12, 300e9, 25e9, 32e9),
-    CARD("b200", "B200", "B200", 178.3, 1800, 0, 0, 8, RATES_B200, 8e12, 900e9, 50e9, 64e9),
-    CARD("l40s", "L40S", "L40S", 44.4, 900, 0, 1, 8, RATES_OF(362e12, 0.52), 864e9, 16e9, 25e9, 32e9),
-    CARD("rtx5090", "RTX 5090", "RTX 5090", 31.3, 116, 0, 1, 4, RATES_OF(209.5e12, 0.73), 1.792e12, 32e9, 12.5e9, 64e9),
-    CARD("rtx4090", "RTX 4090", "RTX 4090", 23.5, 116, 0, 1, 4, RATES_OF(165.2e12, 0.79), 1.008e12, 16e9, 12.5e9, 32e9),
-    CARD("rtx4080", "RTX 4080", "RTX 4080", 15.4, 56, 0, 1, 4, RATES_OF(97.5e12, 0.79), 716.8e9, 16e9, 12.5e9, 32e9),
-    CARD("rtx3060", "RTX 3060", "RTX 3060", 11.5, 56, 0, 1, 4, RATES_OF(25.5e12, 0.79), 360e9, 16e9, 12.5e9, 32e9),
+    CARD("a100", "A100 SXM 80 GB", "A100-SXM4-80GB", 80, 79.1, 1800, 0, 0, 8, RATES_A100, 2.0e12, 300e9, 25e9, 32e9),
+    CARD("h100", "H100 SXM", "H100 80GB", 90, 79.1, 1800, 1, 0, 8, RATES_H100, 3.35e12, 450e9, 50e9, 64e9),
+    CARD("h200", "H200 SXM", "H200", 90, 139.8, 1800, 0, 0, 8, RATES_H100, 4.8e12, 450e9, 50e9, 64e9),
+    CARD("a100-40", "A100 SXM 40 GB", "A100-SXM4-40GB", 80, 39.4, 900, 0, 0, 8, RATES_A100, 1.555e12, 300e9, 25e9,
+         32e9),
+    CARD("b200", "B200", "B200", 100, 178.3, 1800, 0, 0, 8, RATES_B200, 8e12, 900e9, 50e9, 64e9),
+    CARD("l40s", "L40S", "L40S", 89, 44.4, 900, 0, 1, 8, RATES_OF(362e12, 0.52), 864e9, 16e9, 25e9, 32e9),
+    CARD("rtx5090", "RTX 5090", "RTX 5090", 120, 31.3, 116, 0, 1, 4, RATES_OF(209.5e12, 0.73), 1.792e12, 32e9, 12.5e9,
+         64e9),
+    CARD("rtx4090", "RTX 4090", "RTX 4090", 89, 23.5, 116, 0, 1, 4, RATES_OF(165.2e12, 0.79), 1.008e12, 16e9, 12.5e9,
+         32e9),
+    CARD("rtx4080", "RTX 4080", "RTX 4080", 89, 15.4, 56, 0, 1, 4, RATES_OF(97.5e12, 0.79), 716.8e9, 16e9, 12.5e9,
+         32e9),
+    CARD("rtx3060", "RTX 3060", "RTX 3060", 86, 11.5, 56, 0, 1, 4, RATES_OF(25.5e12, 0.79), 360e9, 16e9, 12.5e9, 32e9),
 };
 #undef CARD
 #undef RATES
@@ -195,11 +200,9 @@ static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
-// Returns the library planned for this model's attention; NULL: our own kernels. cuDNN's backward takes heads of more
-// than 128 on Hopper alone.
-static const char *machine_attends(const Machine *m, const Model *model) {
-    const size_t widest = strstr(m->gpu, "H100") || strstr(m->gpu, "H200") ? 256 : 128, HD = model->config.head_dim;
-    return model->dtype == DTYPE_BF16 && HD % 8 == 0 && HD <= widest ? "cuDNN" : NULL;
+// Returns the directions of this model's attention that are planned for cuDNN.
+static int machine_attends(const Machine *m, const Model *model) {
+    return model->dtype == DTYPE_BF16 ? cudnn_directions(m->architecture, model->config.head_dim) : 0;
 }
 
 #define CONSTANTS_COLUMNS 80 // a line that has more ends

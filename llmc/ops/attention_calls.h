@@ -5,9 +5,9 @@ kernels. Op set "cuda" executes these calls; op set "dry" counts them.
 The library compiles a kernel for each length (its kernels for any length gave wrong results on an H100, cuDNN 9.19). So
 queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on.
 
-Forward: one call per piece takes its last keys, a multiple of a step that grows with their number. A second call takes
-keys before those, at the document's start, in steps of grid / 2. Our kernels take the rest. The results are merged. If
-keys have more elements than the library counts, a call is split into ranges, merged too.
+Forward: one call per piece takes its last keys, a multiple of a step: grid / 2, of many keys an eighth to a quarter of
+them. Keys before those go to calls of powers of two, from grid on, the smallest first. Our kernels take the rest. The
+results are merged. If keys have more elements than the library counts, a call is split into ranges.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known. The keys before a piece are cut into
 blocks of powers of two, backwards from its first query:
@@ -57,6 +57,24 @@ typedef struct AttentionCut {
     int any_order;
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
+
+// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans)
+static const struct {
+    int architecture;
+    size_t widest[2];
+} cudnn_heads[] = {{80, {256, 128}}, {86, {256, 128}},  {89, {256, 128}},
+                   {90, {256, 256}}, {100, {256, 128}}, {120, {256, 128}}};
+
+enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4 }; // attention by a library; asked of the device
+
+// Returns the directions of bf16 attention that cuDNN takes on a GPU of this architecture.
+static int cudnn_directions(int architecture, size_t HD) {
+    for (size_t i = 0; i < sizeof(cudnn_heads) / sizeof(*cudnn_heads) && HD % 8 == 0; i++)
+        if (cudnn_heads[i].architecture == architecture)
+            return LIBRARY_FORWARD * (HD <= cudnn_heads[i].widest[0]) +
+                   LIBRARY_BACKWARD * (HD <= cudnn_heads[i].widest[1]);
+    return 0;
+}
 
 // Receives the calls of a cut, in order of execution.
 typedef void AttentionTake(void *to, const AttentionCall *call);
@@ -202,10 +220,11 @@ static int forward_calls_of(const AttentionCut *cut, AttentionCall call, Attenti
     return 1;
 }
 
-// Returns the step of a call's number of keys: 16 lengths between two powers of two.
-static size_t attention_key_step(const AttentionCut *cut, size_t keys) {
+// Returns the step of a call's number of keys; longer ones have 4 lengths between two powers of two. Each length is
+// compiled, each call before the last is merged: 3 % of the last one's time from 2 blocks on.
+static size_t attention_key_step(const AttentionCut *cut, size_t keys, size_t window, int causal) {
     size_t step = cut->grid / 2;
-    while (step < cut->block && 32 * step <= keys) step *= 2;
+    while (!window && (!causal || keys >= 2 * cut->block) && 8 * step <= keys) step *= 2;
     return step;
 }
 
@@ -215,15 +234,23 @@ static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span p
     const size_t window = cut->window < piece.end - piece.document ? cut->window : 0;
     const size_t lowest = max_size(p->keys.begin, piece.document); // first key read
     const size_t seen = max_size(lowest, first_key(piece.document, piece.begin, window));
-    const size_t end = p->causal ? piece.end : p->keys.end, step = attention_key_step(cut, end - seen);
+    const size_t end = p->causal ? piece.end : p->keys.end;
+    const size_t step = attention_key_step(cut, end - seen, window, p->causal);
     const size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
-    const AttentionCall call = {piece, {end - keys, end}, rows, cut->NKV, window, p->causal, p->partial};
-    const size_t key = end - keys, block = window || key <= seen ? 0 : (key - seen) / (cut->grid / 2) * (cut->grid / 2);
-    const AttentionCall before = {piece, {key - block, key}, rows, cut->NKV, 0, 0, 1};
-    const AttentionCall rest = {piece, {seen, key - block}, 0, 0, 0, 0, 1};
-    if (!keys || (p->causal && keys < rows) || !forward_calls_of(cut, call, take, to)) return 0;
-    if (block && !forward_calls_of(cut, before, take, to)) return 0;
-    if (take && rest.keys.begin < rest.keys.end) take(to, &rest);
+    const size_t first = end - keys;
+    AttentionCall call = {piece, {first, first}, rows, cut->NKV, 0, 0, p->partial};
+    if (!keys || (p->causal && keys < rows)) return 0;
+    for (size_t block = cut->grid; block < step; block *= 2, call.keys.end = call.keys.begin) {
+        if ((first - seen) / block % 2 == 0) continue;
+        call.keys.begin -= block;
+        if (!forward_calls_of(cut, call, take, to)) return 0;
+        call.merged = 1;
+    }
+    const KeyRange rest = {seen, call.keys.begin};
+    call.keys.begin = first, call.keys.end = end, call.window = window, call.causal = p->causal;
+    if (!forward_calls_of(cut, call, take, to)) return 0;
+    call.keys = rest, call.rows = call.heads = call.window = 0, call.causal = 0, call.merged = 1;
+    if (take && rest.begin < rest.end) take(to, &call);
     return 1;
 }
 
@@ -324,7 +351,7 @@ typedef struct {
     double staged;       // bytes read and written around the calls
 } AttentionCounts;
 
-// Counts a call (an AttentionTake). Backward reads staged results in bf16, adds in fp32; the library wrote them.
+// Counts a call (an AttentionTake). Backward reads staged results, adds in fp32; the library wrote them. Forward merges.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
     const size_t length = call->keys.end - call->keys.begin;
@@ -341,7 +368,8 @@ static void attention_count(void *to, const AttentionCall *call) {
     if (call->window) c->masked += pairs;
     for (size_t t = call->span.begin; call->causal && !call->window && t < call->span.end; t += c->cut->block)
         c->masked += query_key_pairs(0, min_size(c->cut->block, call->span.end - t), 0);
-    if (c->backward) c->staged += 10 * (double)c->cut->HD * ((double)(c->cut->NH * call->rows) + 2 * keys);
+    const double queries = (double)(c->cut->NH * call->rows);
+    c->staged += (double)c->cut->HD * (c->backward ? 10 * (queries + 2 * keys) : call->merged ? 6 * queries : 0);
 }
 
 #endif

@@ -343,7 +343,8 @@ OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, 
 // sets how later calls and attention_scratch work; call before planning. An op set may ignore it
 OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
 // library that computes attention with these heads where it can, "cuDNN 9.19.0"; NULL: our own kernels
-OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window), (NH, NKV, HD, window))
+OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window, int backward),
+        (NH, NKV, HD, window, backward))
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 // out[n,FF] of in[n,2FF], each row [gate, up]; GELU: of in[n,FF]

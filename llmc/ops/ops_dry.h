@@ -30,7 +30,7 @@ typedef struct {
     const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: not known
-    int library;           // attention is counted as a library's calls (attention_calls.h)
+    int library;           // LIBRARY_FORWARD, LIBRARY_BACKWARD: counted as its calls (attention_calls.h)
     double factor;         // a call counts this many times
     AttentionChoice attention;
     OpCounts counts;
@@ -91,7 +91,7 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
     AttentionCounts c = {&cut, backward, 0, 0, 0, 0, 0};
-    if (!dry.library) {
+    if (!(dry.library & (backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD))) {
         dry.counts.launches += dry.factor * (backward ? 3 : 1);
         c.own = 1;
         return c;

@@ -35,11 +35,11 @@ typedef struct {
     size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
     double ridge;                         // DryCount.ridge of the estimated machine; 0: none
-    int library;                          // DryCount.library of that machine
-    int gpu;                              // the plan of a GPU, whatever op set is linked
-    ReferenceModel reference;             // its forward pass comes before each micro-batch
-    int ring;                             // StreamBP.ring
-    int keep;                             // save attention's outputs
+    int library;              // LIBRARY_ASKED: attention by a library, for estimates; else as the machine has it
+    int gpu;                  // the plan of a GPU, whatever op set is linked
+    ReferenceModel reference; // its forward pass comes before each micro-batch
+    int ring;                 // StreamBP.ring
+    int keep;                 // save attention's outputs
     AttentionChoice attention;
     Sparse sparse;       // method spaco; a plan ignores drawn and seed
     Place place[PLACED]; // AUTO counts as DEVICE
@@ -250,7 +250,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Update update;
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
-    dry.library = settings->library;
+    dry.library = settings->ridge > 0 ? settings->library : 0;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);

@@ -142,7 +142,8 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = machine_from_options(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);
-    timing.blank.library = machine != NULL, timing.blank.attention = run->settings.attention;
+    timing.blank.library = machine ? estimated_library(machine, &run->settings) : 0;
+    timing.blank.attention = run->settings.attention;
     PassResult again = bp_count(run, loader, whole);
     grads_zero(&run->streambp.memory);
     ops_device->finish();

@@ -431,7 +431,7 @@ static void look_at_attention(DoctorRow *row, size_t i) {
     const size_t NH = c->num_attention_heads, NKV = c->num_key_value_heads, HD = c->head_dim,
                  stored = dtype_size(doctor.ops->stored);
     const size_t summed = dtype_size(doctor.ops->summed);
-    const char *library = doctor.ops->attention_library(NH, NKV, HD, 0);
+    const char *library = doctor.ops->attention_library(NH, NKV, HD, 0, i == 1);
     double seconds[RATE_REPEATS] = {0}, flops = 0;
     size_t T;
     char what[96];

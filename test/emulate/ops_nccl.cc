@@ -77,7 +77,7 @@ static size_t cuda_memory_available(void) {
 }
 static void cuda_repeat(double) {}
 static void cuda_attention_choose(AttentionChoice) {}
-static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { return NULL; }
+static const char *cuda_attention_library(size_t, size_t, size_t, size_t, int) { return NULL; }
 
 // Copies after enough launches that the host has had to wait for the device.
 static void copy_out_after_kernels(void *host, const void *from, size_t bytes) {

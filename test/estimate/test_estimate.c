@@ -362,6 +362,33 @@ TEST(figures_of_a_pass) {
     }
 }
 
+// Attention of every preset on every machine is planned by what `make dev-cudnn-plans` printed (cuDNN 9.19): 1: cuDNN has
+// plans forward, 3: and backward
+TEST(attention_as_cudnn_has_plans) {
+    static const size_t widths[] = {64, 80, 96, 128, 256};
+    static const struct {
+        int architecture, found[COUNT_OF(widths)];
+    } rows[] = {{80, {3, 3, 3, 3, 1}}, {86, {3, 3, 3, 3, 1}},  {89, {3, 3, 3, 3, 1}},
+                {90, {3, 3, 3, 3, 3}}, {100, {3, 3, 3, 3, 1}}, {120, {3, 3, 3, 3, 1}}};
+    size_t compared = 0;
+    for (size_t i = 0; i < PRESETS; i++) {
+        Config config = config_from_text(presets[i].name, "test", EXIT_USAGE);
+        Model model = model_build(&config, DTYPE_BF16);
+        for (int m = 0; m < MACHINES; m++)
+            for (size_t k = 0; k < COUNT_OF(rows) * COUNT_OF(widths); k++) {
+                const size_t row = k / COUNT_OF(widths), width = k % COUNT_OF(widths);
+                if (rows[row].architecture != machines[m].architecture || widths[width] != config.head_dim) continue;
+                if (machine_attends(&machines[m], &model) != rows[row].found[width])
+                    test_fail("%s on %s: %d", presets[i].name, machines[m].name, machine_attends(&machines[m], &model));
+                compared++;
+            }
+        model.dtype = DTYPE_FP32;
+        if (machine_attends(&machines[MACHINE_H100], &model)) test_fail("%s in fp32", presets[i].name);
+        model_free(&model);
+    }
+    assert_int_equal(compared, PRESETS * MACHINES); // every head size is in the table
+}
+
 // ---- the workspace of attention's library --------------------------------------------------------------------------
 #define WORKSPACE_MODEL                                                                                                \
     "llama,hidden_size=64,intermediate_size=64,num_hidden_layers=1,num_attention_heads=8,head_dim=64,vocab_size=32"
@@ -379,7 +406,7 @@ static size_t planned_workspace(Run *run, size_t limit, int begun, size_t worksp
 // Chooses the largest useful workspace that fits. A resumed run takes its old one, or less. A build without the library
 // plans one for a machine.
 TEST(workspaces) {
-    const int library = ops_device->attention_library(8, 8, 64, 0) != NULL;
+    const int library = ops_device->attention_library(8, 8, 64, 0, 0) != NULL;
     char *argv[] = {(char *)"train",
                     (char *)"plan",
                     (char *)"--for=bp",

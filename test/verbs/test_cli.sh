@@ -274,6 +274,9 @@ check 'MFU of all pairs is more' awk -v a="$(json mfu_causal)" -v b="$(json mfu_
 succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 32768 --machine h200 --deterministic off --json
 says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": false, "attention_workspace": [1-9]' \
     '"attention_calls": [1-9].*"attention_staged_bytes": [1-9].*"attention_own_share": 0[,}]'
+succeeds plan --init qwen3.5-9b,num_hidden_layers=4 --dtype bf16 --for bp --seq-len 4096 --machine rtx4090 --deterministic off --json
+says err '^note: --deterministic off changes nothing: attention is by our own kernels backward, which add in one order$'
+says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": true, "attention_workspace": 0'
 # A profile: one more pass, and no other change.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
 export STREAMBP_ALLOCATION_GUARD=1

@@ -8,7 +8,8 @@ TFLOP/s without it at 4096 x 4096, 404 with it, at another head size (cudnn-fron
 benchmark/sdpa_benchmark_training/results, column deterministic_bwd).
 
 Each length is compiled separately. cuDNN 9.19 accepts kernels for any length of causal forward (dynamic shapes and a
-kernel cache). They give wrong results for all lengths but the first, seen on an H100 (dev/gpu_speed.md).
+kernel cache). They give wrong results for all lengths but the first, seen on an H100 (dev/gpu_speed.md). Shapes given
+at execution (override shapes) need cuDNN 9.21.
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include <cuda_runtime_api.h>
@@ -32,7 +33,6 @@ namespace graph = cudnn_frontend::graph;
 
 void *cudnn_frontend::cudnn_dlhandle; // where the front end looks up cuDNN's functions
 
-constexpr size_t MOST_PLANS = 512; // of each direction; the least recently used is dropped
 constexpr size_t OLDEST_CUDNN = 90700;
 
 enum Uid : int64_t { Q = 1, K, V, OUT, LSE, DOUT, DQ, DK, DV };
@@ -42,7 +42,7 @@ struct ShapeLess {
 };
 struct CudnnPlan {
     std::shared_ptr<graph::Graph> graph; // NULL if cuDNN has none
-    size_t workspace, used;
+    size_t workspace;
 };
 
 static struct {
@@ -51,7 +51,7 @@ static struct {
     std::shared_ptr<fe::DeviceProperties> imaginary; // a GPU that is not here, to make its plans
     int imaginary_version;
     std::map<CudnnAttention, CudnnPlan, ShapeLess> plans[2];
-    size_t clock, calls[2];
+    size_t calls[2];
     std::string refusal;
 } cudnn;
 
@@ -68,6 +68,7 @@ static bool cudnn_load(void) {
     // The front end opens the runtime and cuDNN opens NVRTC, by name: they find the ones opened here.
     if (!fe::cudnn_dlhandle || !library_open(&LIBRARY_CUDART, error)) return refuse(error);
     (void)library_file("libnvrtc.so." CUDA_MAJOR, error);
+    unsetenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT"); // from cuDNN 9.25 on it makes deterministic backward slower
     return true;
 }
 
@@ -159,7 +160,7 @@ static void describe_backward(graph::Graph &g, const CudnnAttention &s, TensorPo
 }
 
 static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
-    CudnnPlan plan = {std::make_shared<graph::Graph>(), 0, 0};
+    CudnnPlan plan = {std::make_shared<graph::Graph>(), 0};
     graph::Graph &g = *plan.graph;
     int64_t workspace = 0;
     try {
@@ -184,20 +185,11 @@ static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
     return plan;
 }
 
+// Plans are never dropped: kernels may still run, and attention_calls.h asks for few lengths.
 static CudnnPlan &plan_of(const CudnnAttention &shape, int backward) {
     auto &plans = cudnn.plans[backward];
     auto found = plans.find(shape);
-    if (found == plans.end()) {
-        if (plans.size() >= MOST_PLANS) {
-            auto oldest = plans.begin();
-            for (auto i = plans.begin(); i != plans.end(); i++)
-                if (i->second.used < oldest->second.used) oldest = i;
-            if (cudnn.handle) (void)fe::detail::cuda_device_synchronize(); // its kernels may still be running
-            plans.erase(oldest);
-        }
-        found = plans.emplace(shape, make_plan(shape, backward)).first;
-    }
-    found->second.used = ++cudnn.clock;
+    if (found == plans.end()) found = plans.emplace(shape, make_plan(shape, backward)).first;
     return found->second;
 }
 

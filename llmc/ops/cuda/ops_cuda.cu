@@ -53,17 +53,17 @@ static size_t cuda_memory_available(void) {
 
 static void cuda_repeat(double) {}
 static void cuda_attention_choose(AttentionChoice) {}
-static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { return NULL; }
+static const char *cuda_attention_library(size_t, size_t, size_t, size_t, int) { return NULL; }
 #endif
 
 #ifdef HAVE_CUDNN
-static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t window) {
+static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t window, int backward) {
 #ifndef CUDA_ON_CPU
     collectives_require();
 #endif
     const CudnnAttention square = {CUDNN_BLOCK, CUDNN_BLOCK, NH, NKV, NH, NKV, HD, min_size(window, CUDNN_GRID),
                                    1.0,         1,           0};
-    const bool has = cudnn_takes(HD, true) && cudnn_attention_has(&square, 0, GPU_FORWARD_WORKSPACE);
+    const bool has = cudnn_takes(HD, true) && cudnn_attention_has(&square, backward, SIZE_MAX);
     return has ? cudnn_attention_library() : NULL;
 }
 #endif
