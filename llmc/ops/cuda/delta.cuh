@@ -41,8 +41,9 @@ struct DeltaScratch {
     BlockGates *gates;
     BlockLengths *lengths;
     // backward
-    float *borders; // states between segments of a span
-    float *states, *back, *N, *dR, *dq, *dk, *lines;
+    float *borders;                 // states between segments of a span
+    floatX *states, *back, *N, *dR; // TERMS of each number
+    float *dq, *dk, *lines;
     size_t count; // elements of all
 };
 
@@ -55,14 +56,15 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
         s.count += elements;
         return at;
     };
+    const auto saved = [&](size_t elements) { return (floatX *)take(elements); };
     s.state = take(states);
     s.inverse = take(blocks * HV * PAIRS_OF_BLOCK), s.scores = take(blocks * HV * PAIRS_OF_BLOCK);
     s.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
     s.lengths = (BlockLengths *)take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
     if (backward) {
         s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
-        s.states = take(blocks * states), s.back = take(blocks * states);
-        s.N = take(blocks * BLOCK * HV * shape->V), s.dR = take(blocks * BLOCK * HV * shape->V);
+        s.states = saved(blocks * states), s.back = saved(blocks * states);
+        s.N = saved(blocks * BLOCK * HV * shape->V), s.dR = saved(blocks * BLOCK * HV * shape->V);
         s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
     }
     if (s.count != gpu_delta_scratch(shape, backward))

@@ -21,10 +21,10 @@ state before it, and exp(c_L) <S, dS>. No two of these cancel, however strong a 
 
 struct DeltaGradient {
     floatX *dx, *db, *da;
-    float *lines;               // [blocks, 2, HV]: parts of dA_log, ddt_bias
-    float *dq, *dk;             // [blocks, HK, BLOCK, K]: sums over the value heads of a group so far
-    const float *states, *back; // [blocks, HV, K, V]: S, dS
-    const float *N, *dR;        // [blocks, BLOCK, HV, V]
+    float *lines;                // [blocks, 2, HV]: parts of dA_log, ddt_bias
+    float *dq, *dk;              // [blocks, HK, BLOCK, K]: sums over the value heads of a group so far
+    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
+    const floatX *N, *dR;        // [blocks, HV, TERMS, BLOCK, V]
     const BlockGates *gates;
     const BlockLengths *lengths;
     const floatX *dout;
@@ -42,6 +42,13 @@ constexpr unsigned PAIR_TILES = 2 * TERMS * PAIR_TILE;
 template <int KP> constexpr size_t gradient_bytes() {
     constexpr size_t states = (1 + TERMS) * STRIP_TILE + TERMS * KP * padded<STRIP>, slices = SLICE_TILES;
     return (PAIR_TILES + (states > slices ? states : slices)) * sizeof(floatX);
+}
+
+// Returns a number whose terms are `apart` elements from each other.
+__device__ inline float joined(const floatX *x, size_t apart) {
+    float sum = 0.0f;
+    for (unsigned t = 0; t < TERMS; t++) sum += load(x[t * apart]);
+    return sum;
 }
 
 // Splits value(token, column) of a block's tokens into a strip's tiles; zeros beyond `rows` and `columns`.
@@ -111,9 +118,9 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
     };
     for (size_t head = key_head * group; head < (key_head + 1) * group; head++) {
         const size_t place = blockIdx.x * d.HV + head;
-        const float *const S = G.states + place * K * V, *const dS = G.back + place * K * V;
-        const auto token = [&](const float *x, unsigned i, size_t c) {
-            return x[(((size_t)blockIdx.x * BLOCK + i) * d.HV + head) * V + c];
+        const floatX *const S = G.states + place * TERMS * K * V, *const dS = G.back + place * TERMS * K * V;
+        const auto token = [&](const floatX *x, unsigned i, size_t c) {
+            return joined(x + (place * TERMS * BLOCK + i) * V + c, BLOCK * V);
         };
         const floatX *const dout = G.dout + (block.row * d.HV + head) * V;
         __syncthreads();
@@ -182,7 +189,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
             strip_of_tokens<THREADS>(work_2, block.rows, V - v, [&](unsigned i, size_t c) {
                 return -g->beta[i] * length->key[i] * decay_to(*g, i) * token(G.dR, i, v + c);
             });
-            strip_of_state<KP, THREADS>(work_3, K, V - v, [&](unsigned i, size_t c) { return S[i * V + v + c]; });
+            strip_of_state<KP, THREADS>(work_3, K, V - v,
+                                        [&](unsigned i, size_t c) { return joined(S + i * V + v + c, K * V); });
             fetch_wait<0>();
             __syncthreads();
             const floatX *const right = work_3 + key_column * padded<STRIP>;
@@ -202,8 +210,9 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
                 return length->key[i] * decay_between(*g, BLOCK - 1, i) * token(G.N, i, v + c);
             });
             strip_of_state<KP, THREADS>(work_3, K, V - v, [&](unsigned i, size_t c) {
-                overlap += S[i * V + v + c] * dS[i * V + v + c];
-                return dS[i * V + v + c];
+                const float value = joined(dS + i * V + v + c, K * V);
+                overlap += joined(S + i * V + v + c, K * V) * value;
+                return value;
             });
             __syncthreads();
             strip_product<N, false>(dk, work_2, row, work_3 + key_column * padded<STRIP>, KP * padded<STRIP>);

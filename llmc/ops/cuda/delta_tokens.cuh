@@ -19,8 +19,8 @@ constexpr size_t DELTA_MOST_K = DELTA_TOKEN_THREADS; // a thread loads an elemen
 struct DeltaWalk {
     const float *state_in;      // of slots, for spans that continue a document
     float *state_out;           // of slots
-    float *states;              // [blocks, HV, K, width]: before each block; backward: the gradient after it
-    float *added;               // [blocks, BLOCK, HV, V]: N; backward: dR
+    floatX *states;             // [blocks, HV, TERMS, K, width]: before each block; backward: the gradient after it
+    floatX *added;              // [blocks, HV, TERMS, BLOCK, V]: N; backward: dR
     floatX *out;                // [n, HV, V]
     const floatX *dout;         // [n, HV, V]
     unsigned first_in, last_in; // spans that read state_in; forward: if they continue a document
@@ -28,6 +28,12 @@ struct DeltaWalk {
     unsigned width;             // columns of the state: V, or K of a transfer
     bool values;
 };
+
+// Saves an element of x[place][TERMS][rows][columns].
+__device__ inline void saved_store(floatX *x, size_t place, size_t rows, size_t columns, size_t row, size_t column,
+                                   float value) {
+    split_store(x + place * TERMS * rows * columns + row * columns + column, rows * columns, 0, value);
+}
 
 // Returns the index of a head's state.
 __device__ inline size_t state_place(const DeltaCall &d, const DeltaWalk &w, const Span &span, size_t head) {
@@ -98,7 +104,8 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     for (size_t t = 0; t < n; t++) {
         const size_t row = span.row + t, block = blocks.first[number] + t / BLOCK;
         if (w.states && t % BLOCK == 0)
-            for_state([&](size_t k, float s) { w.states[((block * d.HV + head) * d.K + k) * w.width + column] = s; });
+            for_state(
+                [&](size_t k, float s) { saved_store(w.states, block * d.HV + head, d.K, w.width, k, column, s); });
         DeltaToken *const token = tokens + t % 2;
         float *const with_k = sums + t % 2 * 2 * DELTA_TOKEN_THREADS, *const with_q = with_k + DELTA_TOKEN_THREADS;
         const DeltaProducts p = token_load(token, d, row, key_head);
@@ -115,7 +122,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
         const float u = gate.beta * (v - p.key * column_total(with_k));
         for_state([&](size_t k, float &s) { s += p.key * token->k[k] * u; });
         if (threadIdx.y || !inside) continue;
-        if (w.added) w.added[(((size_t)block * BLOCK + t % BLOCK) * d.HV + head) * d.V + column] = u;
+        if (w.added) saved_store(w.added, block * d.HV + head, BLOCK, d.V, t % BLOCK, column, u);
         if (w.out) w.out[(row * d.HV + head) * d.V + column] = store(p.query * column_total(with_q) + p.both * u);
     }
     if (w.state_out && number >= w.first_out)
@@ -145,7 +152,8 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     for (size_t t = n; t-- > 0;) {
         const size_t row = span.row + t, block = blocks.first[number] + t / BLOCK;
         if (w.states && (t + 1 == n || t % BLOCK == BLOCK - 1))
-            for_state([&](size_t k, float s) { w.states[((block * d.HV + head) * d.K + k) * w.width + column] = s; });
+            for_state(
+                [&](size_t k, float s) { saved_store(w.states, block * d.HV + head, d.K, w.width, k, column, s); });
         DeltaToken *const token = tokens + t % 2;
         float *const with_k = sums + t % 2 * DELTA_TOKEN_THREADS;
         const DeltaProducts p = token_load(token, d, row, key_head);
@@ -162,7 +170,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
         const float du = p.key * column_total(with_k), taken = gate.beta * p.key * du;
         for_state([&](size_t k, float &s) { s = decay * (s - token->k[k] * taken); });
         if (w.added && threadIdx.y == 0 && inside)
-            w.added[(((size_t)block * BLOCK + t % BLOCK) * d.HV + head) * d.V + column] = du;
+            saved_store(w.added, block * d.HV + head, BLOCK, d.V, t % BLOCK, column, du);
     }
     if (w.state_out && number == 0)
         for_state([&](size_t k, float s) {

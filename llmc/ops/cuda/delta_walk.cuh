@@ -50,9 +50,9 @@ template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP
     }
 }
 
-// Stores the state as a split operand and, unless NULL, to `states` in fp32.
+// Stores the state as a split operand and, unless NULL, to `states`, split too.
 template <int KP>
-__device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile, float *states, size_t K, size_t columns,
+__device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile, floatX *states, size_t K, size_t columns,
                                         size_t width) {
 #pragma unroll
     for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
@@ -61,8 +61,8 @@ __device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile, float *s
         for_pairs<WALK_COLUMNS>(S[m], [&](unsigned i, unsigned c, float a, float b) {
             const unsigned k = first + i;
             split_store_two(tile, KP * padded<WALK_COLUMNS>, k * padded<WALK_COLUMNS> + c, a, b);
-            if (states && k < K && c < columns) states[k * width + c] = a;
-            if (states && k < K && c + 1 < columns) states[k * width + c + 1] = b;
+            if (states && k < K && c < columns) split_store(states, K * width, k * width + c, a);
+            if (states && k < K && c + 1 < columns) split_store(states, K * width, k * width + c + 1, b);
         });
     }
 }
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(WALK_THREADS)
             if (k < d.K && c < columns) value = w.state_in[place + k * w.width + c];
         });
     const auto states_of = [&](unsigned at) {
-        return w.states ? w.states + (at * d.HV + head) * d.K * w.width + first : NULL;
+        return w.states ? w.states + (at * d.HV + head) * TERMS * d.K * w.width + first : NULL;
     };
     walk_state_store<KP>(S, tiles.S, states_of(blocks.first[number]), d.K, columns, w.width);
     const auto bring = [&](unsigned b, unsigned stage) {
@@ -241,13 +241,13 @@ __global__ void __launch_bounds__(WALK_THREADS)
                 split_product<WALK_COLUMNS>(N, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
                     return load_b_rows(tiles.R + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
                 });
-        float *const added = w.added ? w.added + (((size_t)at * BLOCK + row) * d.HV + head) * d.V + first : NULL;
+        floatX *const added = w.added ? w.added + ((at * d.HV + head) * TERMS * BLOCK + row) * d.V + first : NULL;
         for_pairs<WALK_COLUMNS>(N, [&](unsigned i, unsigned c, float a, float b) {
             const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
             split_store_two(tiles.N, TOKENS_TILE, to, a, b);
             split_store_two(tiles.added, TOKENS_TILE, to, rows.add[i / 8] * a, rows.add[i / 8] * b);
-            if (added && row + i < block.rows && c < columns) added[i * d.HV * d.V + c] = a;
-            if (added && row + i < block.rows && c + 1 < columns) added[i * d.HV * d.V + c + 1] = b;
+            if (added && row + i < block.rows && c < columns) split_store(added, BLOCK * d.V, i * d.V + c, a);
+            if (added && row + i < block.rows && c + 1 < columns) split_store(added, BLOCK * d.V, i * d.V + c + 1, b);
         });
         __syncthreads();
         if (w.out) {
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(WALK_THREADS)
             if (k < d.K && c < columns) value = w.state_in[place + k * w.width + c];
         });
     const auto states_of = [&](unsigned at) {
-        return w.states ? w.states + (at * d.HV + head) * d.K * w.width + first : NULL;
+        return w.states ? w.states + (at * d.HV + head) * TERMS * d.K * w.width + first : NULL;
     };
     walk_state_store<KP>(dS, tiles.S, states_of(last), d.K, columns, w.width);
     const auto bring = [&](unsigned b, unsigned stage) {
@@ -344,12 +344,12 @@ __global__ void __launch_bounds__(WALK_THREADS)
                 split_product<WALK_COLUMNS>(dR, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
                     return load_b_rows(tiles.N + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
                 });
-        float *const added = w.added ? w.added + (((size_t)at * BLOCK + row) * d.HV + head) * d.V + first : NULL;
+        floatX *const added = w.added ? w.added + ((at * d.HV + head) * TERMS * BLOCK + row) * d.V + first : NULL;
         for_pairs<WALK_COLUMNS>(dR, [&](unsigned i, unsigned c, float a, float b) {
             const float scale = -rows.beta[i / 8] * rows.read_k[i / 8];
             split_store_two(tiles.R, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c, scale * a, scale * b);
-            if (added && row + i < block.rows && c < columns) added[i * d.HV * d.V + c] = a;
-            if (added && row + i < block.rows && c + 1 < columns) added[i * d.HV * d.V + c + 1] = b;
+            if (added && row + i < block.rows && c < columns) split_store(added, BLOCK * d.V, i * d.V + c, a);
+            if (added && row + i < block.rows && c + 1 < columns) split_store(added, BLOCK * d.V, i * d.V + c + 1, b);
         });
         __syncthreads();
         for_walk_state<KP>(dS, [&](unsigned, unsigned, float &value) { value *= rows.keep; });
