@@ -111,24 +111,28 @@ template <unsigned COLUMNS> __device__ inline OperandB strip_b(const floatX *til
     return b;
 }
 
-// Fetches tile[ROWS][COLUMNS]; place(row, column): of the tile; zeros beyond `rows` and `columns`.
+// Fetches tile[ROWS][COLUMNS] from rows of whole packs; place(row, column): of the tile; zeros beyond `rows` and
+// `columns`.
 template <unsigned ROWS, unsigned COLUMNS, typename Place>
-__device__ inline void tile_fetch(floatX *tile, Place place, const floatX *from, size_t stride, unsigned rows,
-                                  size_t columns, bool packed) {
+__device__ inline void tile_fetch(floatX *tile, Place place, const floatX *from, unsigned stride, unsigned rows,
+                                  unsigned columns) {
     constexpr unsigned W = full_pack<floatX>, PACKS = COLUMNS / W, STEP = GRADIENT_THREADS / PACKS; // rows at once
     const unsigned first = threadIdx.x / PACKS, c = threadIdx.x % PACKS * W;
     from += first * stride + c;
-    if (packed) {
 #pragma unroll
-        for (unsigned row = 0; row < ROWS; row += STEP, from += STEP * stride)
-            if (ROWS % STEP == 0 || first + row < ROWS)
-                fetch<16>(tile + place(first + row, c), from, first + row < rows && c < columns);
-        return;
-    }
+    for (unsigned row = 0; row < ROWS; row += STEP)
+        if (ROWS % STEP == 0 || first + row < ROWS)
+            fetch<16>(tile + place(first + row, c), from + row * stride, first + row < rows && c < columns);
+}
+// The same of any rows, at once
+template <unsigned COLUMNS, typename Place>
+__device__ inline void tile_copy(floatX *tile, unsigned tile_rows, Place place, const floatX *from, unsigned stride,
+                                 unsigned rows, unsigned columns) {
 #pragma unroll 1
-    for (unsigned row = first; row < ROWS; row += STEP, from += STEP * stride)
-        for (unsigned j = 0; j < W; j++)
-            tile[place(row, c) + j] = row < rows && c + j < columns ? from[j] : store(0.0f);
+    for (unsigned i = threadIdx.x; i < tile_rows * COLUMNS; i += GRADIENT_THREADS) {
+        const unsigned row = i / COLUMNS, c = i % COLUMNS;
+        tile[place(row, c)] = row < rows && c < columns ? from[row * stride + c] : store(0.0f);
+    }
 }
 
 template <typename T> __device__ inline void floats_fetch(T *to, const T *from) {
@@ -139,44 +143,49 @@ template <typename T> __device__ inline void floats_fetch(T *to, const T *from) 
 // ---- a thread's part ------------------------------------------------------------------------------------------------
 struct GradientPart {
     DeltaBlock block;
-    size_t key_head, group_heads;
+    unsigned HV, K, V, channels, key_head, group_heads;
     unsigned lane, row, group, pair_column; // the first of a warp's tokens, its quarter of the columns
     bool pairs, states;                     // whether this warp has pairs on or below the diagonal; key columns
+    bool packed;                            // whether all rows are whole packs
 };
 
-// A lane's elements of 16 rows of q or k, at the places of a result
-template <int N> using KeyTwos = Two[N / 8][2];
+// A lane's elements of 16 rows of q or k, two neighbours at a time, at the places of a result
+struct KeyTwo {
+    unsigned bits[sizeof(Two) / sizeof(unsigned)];
+};
+template <int KP> using KeyTwos = KeyTwo[KEY_COLUMNS<KP> / 8][2];
 
-template <int KP>
-__device__ inline void keys_load(KeyTwos<KEY_COLUMNS<KP>> &two, const floatX *x, const DeltaCall &d,
-                                 const GradientPart &p) {
+__device__ inline float key_of(const KeyTwo &two, unsigned i) {
+    Two elements;
+    memcpy(&elements, &two, sizeof(two));
+    return load(elements.x[i]);
+}
+
+template <int KP> __device__ inline void keys_load(KeyTwos<KP> &two, const floatX *x, const GradientPart &p) {
     const unsigned row = p.row + p.lane / 4, column = p.group * KEY_COLUMNS<KP> + p.lane % 4 * 2;
-    x += row * d.channels + column;
+    x += row * p.channels + column;
 #pragma unroll
     for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++)
 #pragma unroll
         for (unsigned i = 0; i < 2; i++) {
-            const floatX *const from = x + i * 8 * d.channels + n * 8;
-            const bool inside = row + 8 * i < p.block.rows;
-            two[n][i] = two_of(0.0f, 0.0f);
-            if (d.packed) {
-                if (inside && column + n * 8 < d.K) two[n][i] = *(const Two *)from;
-            } else {
-                for (unsigned e = 0; e < 2; e++)
-                    if (inside && column + n * 8 + e < d.K) two[n][i].x[e] = from[e];
-            }
+            const floatX *const from = x + i * 8 * p.channels + n * 8;
+            const bool inside = row + 8 * i < p.block.rows && column + n * 8 < p.K;
+            Two elements = two_of(0.0f, 0.0f);
+            if (inside && p.packed) elements = *(const Two *)from;
+            if (inside && !p.packed) elements.x[0] = from[0];
+            if (inside && !p.packed && column + n * 8 + 1 < p.K) elements.x[1] = from[1];
+            memcpy(&two[n][i], &elements, sizeof(elements));
         }
 }
 
 // dots[row] = x . keys over a warp's key columns
 template <int KP>
-__device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KEY_COLUMNS<KP>> &keys,
-                                const GradientPart &p) {
+__device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KP> &keys, const GradientPart &p) {
     float sum[2] = {};
 #pragma unroll
     for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++)
 #pragma unroll
-        for (unsigned e = 0; e < 4; e++) sum[e / 2] += x[n][e] * load(keys[n][e / 2].x[e % 2]);
+        for (unsigned e = 0; e < 4; e++) sum[e / 2] += x[n][e] * key_of(keys[n][e / 2], e % 2);
 #pragma unroll
     for (unsigned i = 0; i < 2; i++) {
         sum[i] = quad_sum(sum[i]);
@@ -200,34 +209,44 @@ template <int KP> struct GradientResults {
     float overlap;
 };
 
-// Tiles of a strip, of one term
-template <int KP> struct StripTiles {
-    floatX *dout, *N, *dR, *S, *dS;
-    __device__ explicit StripTiles(floatX *strip)
-        : dout(strip), N(dout + TOKEN_STRIP<KP>), dR(N + TERMS * TOKEN_STRIP<KP>), S(dR + TERMS * TOKEN_STRIP<KP>),
-          dS(S + TERMS * STATE_STRIP<KP>) {}
-};
+// Tiles of a strip
+template <int KP> struct StripTiles { floatX *dout, *N, *dR, *S, *dS; };
+template <int KP> __device__ inline StripTiles<KP> strip_tiles(floatX *strip) {
+    constexpr unsigned TOKENS = TERMS * TOKEN_STRIP<KP>, FIRST = TOKEN_STRIP<KP>;
+    return StripTiles<KP>{strip, strip + FIRST, strip + FIRST + TOKENS, strip + FIRST + 2 * TOKENS,
+                          strip + FIRST + 2 * TOKENS + TERMS * STATE_STRIP<KP>};
+}
 
 // Fetches columns v on of a head's strip, and with its first the gates, unless NULL.
 template <int KP>
-__device__ inline void strip_bring(floatX *strip, BlockGates *gates, const DeltaGradient &G, const DeltaCall &d,
-                                   const GradientPart &p, size_t head, size_t v) {
-    const StripTiles<KP> to(strip);
-    const size_t place = blockIdx.x * d.HV + head, left = d.V - v;
-    const floatX *const N = G.N + place * TERMS * BLOCK * d.V + v, *const dR = G.dR + place * TERMS * BLOCK * d.V + v;
-    const floatX *const S = G.states + place * TERMS * d.K * d.V + v, *const dS =
-                                                                          G.back + place * TERMS * d.K * d.V + v;
-    const auto at = [](unsigned row, unsigned column) { return strip_place<STRIP<KP>>(row, column); };
-    const auto bring = [&](auto ROWS, floatX *tile, const floatX *from, size_t stride, unsigned rows) {
-        tile_fetch<ROWS, STRIP<KP>>(tile, at, from, stride, rows, left, G.packed);
-    };
-    bring(Width<BLOCK>(), to.dout, G.dout + (p.block.row * d.HV + head) * d.V + v, d.HV * d.V, p.block.rows);
+__device__ inline void strip_bring(floatX *strip, BlockGates *gates, const DeltaGradient &G, const GradientPart &p,
+                                   unsigned head, unsigned v) {
+    constexpr unsigned C = STRIP<KP>;
+    const StripTiles<KP> to = strip_tiles<KP>(strip);
+    const size_t place = (size_t)blockIdx.x * p.HV + head, tokens = place * TERMS * BLOCK * p.V + v,
+                 states = place * TERMS * p.K * p.V + v;
+    const floatX *const dout = G.dout + (p.block.row * p.HV + head) * p.V + v;
+    const unsigned left = p.V - v, rows = p.block.rows;
+    const auto at = [](unsigned row, unsigned column) { return strip_place<C>(row, column); };
+    if (p.packed) {
+        tile_fetch<BLOCK, C>(to.dout, at, dout, p.HV * p.V, rows, left);
 #pragma unroll
-    for (unsigned t = 0; t < TERMS; t++) {
-        bring(Width<BLOCK>(), to.N + t * TOKEN_STRIP<KP>, N + t * BLOCK * d.V, d.V, p.block.rows);
-        bring(Width<BLOCK>(), to.dR + t * TOKEN_STRIP<KP>, dR + t * BLOCK * d.V, d.V, p.block.rows);
-        bring(Width<KP>(), to.S + t * STATE_STRIP<KP>, S + t * d.K * d.V, d.V, (unsigned)d.K);
-        bring(Width<KP>(), to.dS + t * STATE_STRIP<KP>, dS + t * d.K * d.V, d.V, (unsigned)d.K);
+        for (unsigned t = 0; t < TERMS; t++) {
+            tile_fetch<BLOCK, C>(to.N + t * TOKEN_STRIP<KP>, at, G.N + tokens + t * BLOCK * p.V, p.V, rows, left);
+            tile_fetch<BLOCK, C>(to.dR + t * TOKEN_STRIP<KP>, at, G.dR + tokens + t * BLOCK * p.V, p.V, rows, left);
+            tile_fetch<KP, C>(to.S + t * STATE_STRIP<KP>, at, G.states + states + t * p.K * p.V, p.V, p.K, left);
+            tile_fetch<KP, C>(to.dS + t * STATE_STRIP<KP>, at, G.back + states + t * p.K * p.V, p.V, p.K, left);
+        }
+    } else {
+        tile_copy<C>(to.dout, BLOCK, at, dout, p.HV * p.V, rows, left);
+#pragma unroll 1
+        for (unsigned i = 0; i < 2 * TERMS; i++) { // both kinds
+            const unsigned t = i % TERMS;
+            tile_copy<C>(to.N + i * TOKEN_STRIP<KP>, BLOCK, at, (i < TERMS ? G.N : G.dR) + tokens + t * BLOCK * p.V,
+                         p.V, rows, left);
+            tile_copy<C>(to.S + i * STATE_STRIP<KP>, KP, at, (i < TERMS ? G.states : G.back) + states + t * p.K * p.V,
+                         p.V, p.K, left);
+        }
     }
     if (v == 0 && gates) floats_fetch(gates, G.gates + place);
 }
@@ -278,7 +297,7 @@ __device__ inline void state_products(GradientResults<KP> &r, const StripTiles<K
 template <int KP, bool PAIRS, bool STATES>
 __device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, const GradientPart &p) {
     constexpr unsigned C = STRIP<KP>;
-    const StripTiles<KP> from(strip);
+    const StripTiles<KP> from = strip_tiles<KP>(strip);
 #pragma unroll
     for (unsigned v = 0; v < C; v += 16) {
         const OperandA dout = strip_a<C>(from.dout, p.row, v);
@@ -304,13 +323,13 @@ __device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, con
 
 // dv = beta dR of a strip, to dv[BLOCK, columns]
 template <int KP>
-__device__ inline void strip_values(floatX *dv, size_t stride, const floatX *strip, const float *beta, unsigned rows,
-                                    size_t columns, bool packed) {
+__device__ inline void strip_values(floatX *dv, const floatX *strip, const float *beta, unsigned columns,
+                                    const GradientPart &p) {
     constexpr unsigned W = 4, PACKS = STRIP<KP> / W;
     const floatX *const dR = strip + (1 + TERMS) * TOKEN_STRIP<KP>;
     for (unsigned i = threadIdx.x; i < BLOCK * PACKS; i += GRADIENT_THREADS) {
         const unsigned row = i / PACKS, c = i % PACKS * W, place = strip_place<STRIP<KP>>(row, c);
-        floatX *const to = dv + row * stride + c;
+        floatX *const to = dv + row * p.channels + c;
         Pack<floatX, W> pack;
         float value[W] = {};
 #pragma unroll
@@ -319,8 +338,8 @@ __device__ inline void strip_values(floatX *dv, size_t stride, const floatX *str
             for (unsigned j = 0; j < W; j++) value[j] += load(term.x[j]);
         }
         for (unsigned j = 0; j < W; j++) pack.x[j] = store(beta[row] * value[j]);
-        if (row >= rows || c >= columns) continue;
-        if (packed)
+        if (row >= p.block.rows || c >= columns) continue;
+        if (p.packed)
             pack_write(to, pack);
         else
             for (unsigned j = 0; j < W && c + j < columns; j++) to[j] = pack.x[j];
@@ -330,27 +349,29 @@ __device__ inline void strip_values(floatX *dv, size_t stride, const floatX *str
 // ---- pairs ----------------------------------------------------------------------------------------------------------
 // Fetches columns `from` on of each warp's key columns of q or k.
 template <int KP>
-__device__ inline void keys_bring(floatX *tile, const floatX *x, const DeltaCall &d, const GradientPart &p,
-                                  unsigned from) {
-    constexpr unsigned GROUPS = KP / KEY_COLUMNS<KP>, SLICE_OF = KEY_SLICE<KP> == KEY_COLUMNS<KP> ? KP : KEY_SLICE<KP>;
-    for (unsigned h = 0; h < (SLICE_OF == KP ? 1 : GROUPS); h++) {
-        const size_t first = h * KEY_COLUMNS<KP> + from;
+__device__ inline void keys_bring(floatX *tile, const floatX *x, const GradientPart &p, unsigned from) {
+    constexpr bool WHOLE = KEY_SLICE<KP> == KEY_COLUMNS<KP>;
+    constexpr unsigned COLUMNS = WHOLE ? KP : KEY_SLICE<KP>, GROUPS = WHOLE ? 1 : KP / KEY_COLUMNS<KP>;
+    for (unsigned h = 0; h < GROUPS; h++) {
+        const unsigned first = h * KEY_COLUMNS<KP> + from, left = first < p.K ? p.K - first : 0;
         const auto place = [&](unsigned row, unsigned c) { return row * KEY_STRIDE<KP> + h * KEY_SLICE<KP> + c; };
-        tile_fetch<BLOCK, SLICE_OF>(tile, place, x + first, d.channels, p.block.rows, first < d.K ? d.K - first : 0,
-                                    d.packed);
+        if (p.packed)
+            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left);
+        else
+            tile_copy<COLUMNS>(tile, BLOCK, place, x + first, p.channels, p.block.rows, left);
     }
 }
 
 // kk, qk: a warp's pairs of k k^T and q k^T. Two key tiles at `tiles`, of which the first slice has been asked for
 template <int KP>
 __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, const floatX *q, const floatX *k,
-                                 const DeltaCall &d, const GradientPart &p) {
+                                 const GradientPart &p) {
     floatX *const tq = tiles, *const tk = tiles + KEY_TILE<KP>;
 #pragma unroll 1
     for (unsigned from = 0; from < KEY_COLUMNS<KP>; from += KEY_SLICE<KP>) {
         if (from) {
             __syncthreads();
-            keys_bring<KP>(tq, q, d, p, from), keys_bring<KP>(tk, k, d, p, from);
+            keys_bring<KP>(tq, q, p, from), keys_bring<KP>(tk, k, p, from);
             fetch_commit();
         }
         fetch_wait<0>();
@@ -436,7 +457,7 @@ __device__ inline void pairs_across(float (&sum)[2], const float *across, const 
 // Adds the products of the pairs' sums with q and k. memory: room for pairs and key tiles
 template <int KP>
 __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *memory, float *sums, const floatX *q,
-                                     const floatX *k, const DeltaCall &d, const GradientPart &p) {
+                                     const floatX *k, const GradientPart &p) {
     constexpr unsigned N = KEY_SLICE<KP>, S = KEY_STRIDE<KP>;
     floatX *const of_scores = memory, *const of_system = memory + TERMS * PAIR_TILE;
     floatX *const tq = memory + 2 * TERMS * PAIR_TILE, *const tk = tq + KEY_TILE<KP>;
@@ -454,7 +475,7 @@ __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *mem
 #pragma unroll
     for (unsigned from = 0; from < KEY_COLUMNS<KP>; from += N) {
         if (from) __syncthreads();
-        keys_bring<KP>(tq, q, d, p, from), keys_bring<KP>(tk, k, d, p, from);
+        keys_bring<KP>(tq, q, p, from), keys_bring<KP>(tk, k, p, from);
         fetch_commit();
         fetch_wait<0>();
         __syncthreads();
@@ -489,8 +510,7 @@ __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *mem
 // Applies the decays and lengths to a head's products with states, and leaves their dots with q and k. added becomes dk.
 template <int KP>
 __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &shared, const BlockGates &g,
-                                      const KeyTwos<KEY_COLUMNS<KP>> &of_q, const KeyTwos<KEY_COLUMNS<KP>> &of_k,
-                                      const GradientPart &p) {
+                                      const KeyTwos<KP> &of_q, const KeyTwos<KP> &of_k, const GradientPart &p) {
     constexpr unsigned N = KEY_COLUMNS<KP>;
     float query[2], read[2], added[2];
 #pragma unroll
@@ -512,26 +532,22 @@ __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &sh
 
 // Adds the sums over the heads so far to x, and saves them unless this head is the last.
 template <int KP>
-__device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool last, const DeltaCall &d,
-                                  const GradientPart &p) {
-    const size_t packs = (d.K + 7) / 8;
-    const unsigned column = p.group * KEY_COLUMNS<KP> / 8;
-    float *const at =
-        sums + (((blockIdx.x * d.HK + p.key_head) * packs + column) * ROW_GROUPS + p.row / 16) * LANES * 4 + p.lane * 4;
+__device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool last, const GradientPart &p) {
+    const unsigned packs = (p.K + 7) / 8, column = p.group * KEY_COLUMNS<KP> / 8;
+    sums += ((size_t)blockIdx.x * gridDim.y + p.key_head) * packs * BLOCK * 8;
+    sums += ((column * ROW_GROUPS + p.row / 16) * LANES + p.lane) * 4;
 #pragma unroll
-    for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++) {
-        float *const place = at + n * ROW_GROUPS * LANES * 4;
+    for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++, sums += ROW_GROUPS * LANES * 4) {
         if (column + n >= packs) continue;
-        if (!first) lane_add(place, x[n]);
-        if (!last) lane_write(place, x[n]);
+        if (!first) lane_add(sums, x[n]);
+        if (!last) lane_write(sums, x[n]);
     }
 }
 
 // Stores a gradient through the division by the length: dx = (x - key (key . x) / length^2), dots: parts of key . x
 template <int KP>
-__device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KEY_COLUMNS<KP>> &keys, const float *inverse,
-                                  float factor, const float (*dots)[BLOCK], bool packed, const DeltaCall &d,
-                                  const GradientPart &p) {
+__device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KP> &keys, const float *inverse,
+                                  float factor, const float (*dots)[BLOCK], const GradientPart &p) {
     const unsigned row = p.row + p.lane / 4, column = p.group * KEY_COLUMNS<KP> + p.lane % 4 * 2;
 #pragma unroll
     for (unsigned i = 0; i < 2; i++) {
@@ -539,17 +555,17 @@ __device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KEY_C
         float along = 0.0f;
         for (unsigned h = 0; h < KP / KEY_COLUMNS<KP>; h++) along += dots[h][token];
         along *= inverse[token] * inverse[token] * factor;
-        floatX *const to = dx + token * d.channels + column;
+        floatX *const to = dx + token * p.channels + column;
 #pragma unroll
         for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++) {
             const Two two =
-                two_of(x[n][2 * i] - load(keys[n][i].x[0]) * along, x[n][2 * i + 1] - load(keys[n][i].x[1]) * along);
-            if (token >= p.block.rows || column + n * 8 >= d.K) continue;
-            if (packed) {
+                two_of(x[n][2 * i] - key_of(keys[n][i], 0) * along, x[n][2 * i + 1] - key_of(keys[n][i], 1) * along);
+            if (token >= p.block.rows || column + n * 8 >= p.K) continue;
+            if (p.packed) {
                 *(Two *)(to + n * 8) = two;
             } else {
                 to[n * 8] = two.x[0];
-                if (column + n * 8 + 1 < d.K) to[n * 8 + 1] = two.x[1];
+                if (column + n * 8 + 1 < p.K) to[n * 8 + 1] = two.x[1];
             }
         }
     }
@@ -598,46 +614,52 @@ __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, c
 }
 
 // ---- the kernel -----------------------------------------------------------------------------------------------------
-__device__ inline GradientPart gradient_part(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns) {
+__device__ inline GradientPart gradient_part(const DeltaCall &d, const SpanBlocks &blocks, bool packed,
+                                             unsigned groups) {
     const unsigned warp = threadIdx.x / LANES, line = warp / COLUMN_GROUPS;
     GradientPart p;
     p.block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
-    p.key_head = blockIdx.y, p.group_heads = d.HV / d.HK;
+    p.HV = (unsigned)d.HV, p.K = (unsigned)d.K, p.V = (unsigned)d.V, p.channels = (unsigned)d.channels;
+    p.key_head = blockIdx.y, p.group_heads = (unsigned)(d.HV / d.HK);
     p.lane = threadIdx.x % LANES, p.row = line * 16;
     p.group = (warp + 2 * line) % COLUMN_GROUPS; // deals the pairs to all schedulers
     p.pair_column = p.group * PAIR_COLUMNS, p.pairs = p.pair_column <= p.row;
-    p.states = p.group < columns;
+    p.states = p.group < groups, p.packed = packed;
     return p;
 }
 
 // Strips of all heads in order
-template <int KP> struct Strips {
+struct Strips {
     floatX *memory;
-    size_t head, end, v; // of the next one to fetch
-    unsigned pass, stage, stages;
+    unsigned head, end, v, pass; // of the next one to fetch
+    unsigned stage, stages;
+};
 
-    __device__ void bring(unsigned to, GradientShared *shared, const DeltaGradient &G, const DeltaCall &d,
-                          const GradientPart &p) {
-        if (head < end) {
-            strip_bring<KP>(memory + to * STRIP_TILES<KP>, pass ? NULL : &shared->gates[head % 2], G, d, p, head, v);
-            v += STRIP<KP>;
-            if (v >= d.V) v = 0, pass = APART<KP> ? 1 - pass : 0, head += pass == 0;
-        }
-        fetch_commit();
+template <int KP>
+__device__ inline void strips_bring(Strips &s, unsigned to, GradientShared *shared, const DeltaGradient &G,
+                                    const GradientPart &p) {
+    if (s.head < s.end) {
+        BlockGates *const gates = s.pass ? NULL : &shared->gates[s.head % 2];
+        strip_bring<KP>(s.memory + to * STRIP_TILES<KP>, gates, G, p, s.head, s.v);
+        s.v += STRIP<KP>;
+        if (s.v >= p.V) s.v = 0, s.pass = APART<KP> ? 1 - s.pass : 0, s.head += s.pass == 0;
     }
-    // Returns the next strip; fetches one more.
-    __device__ floatX *take(GradientShared *shared, const DeltaGradient &G, const DeltaCall &d, const GradientPart &p) {
-        stage = stages - 1 - stage;
-        if (stages == 1) {
-            __syncthreads();
-            bring(0, shared, G, d, p);
-        }
+    fetch_commit();
+}
+// Returns the next strip, and fetches one more.
+template <int KP>
+__device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const DeltaGradient &G,
+                                      const GradientPart &p) {
+    s.stage = s.stages - 1 - s.stage;
+    fetch_wait<0>();
+    __syncthreads();
+    strips_bring<KP>(s, s.stages - 1 - s.stage, shared, G, p);
+    if (s.stages == 1) {
         fetch_wait<0>();
         __syncthreads();
-        if (stages == 2) bring(1 - stage, shared, G, d, p);
-        return memory + stage * STRIP_TILES<KP>;
     }
-};
+    return s.memory + s.stage * STRIP_TILES<KP>;
+}
 
 template <int KP>
 __global__ void __launch_bounds__(GRADIENT_THREADS)
@@ -647,35 +669,34 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     float *const sums = (float *)memory;
     floatX *const strips = memory + LANES_BYTES / sizeof(floatX);
     float *const products = (float *)(strips + G.stages * STRIP_TILES<KP>);
-    const GradientPart p = gradient_part(d, blocks, KP / KEY_COLUMNS<KP>);
+    const GradientPart p = gradient_part(d, blocks, G.packed, KP / KEY_COLUMNS<KP>);
     const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
     floatX *const dx = G.dx + p.block.row * d.channels;
-    const size_t first = p.key_head * p.group_heads, end = first + p.group_heads;
-    Strips<KP> next = {strips, first, end, 0, 0, G.stages - 1, G.stages};
+    const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
+    Strips next = {strips, first, end, 0, 0, G.stages - 1, G.stages};
     { // products of q and k
         floatX *const tiles = strips + (G.stages - 1) * STRIP_TILES<KP>;
         float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
         floats_fetch(&shared->length, G.lengths + blockIdx.x * d.HK + p.key_head);
-        keys_bring<KP>(tiles, q, d, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, d, p, 0);
+        keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
         fetch_commit();
-        if (G.stages == 2) next.bring(0, shared, G, d, p);
-        key_pairs<KP>(kk, qk, tiles, q, k, d, p);
+        if (G.stages == 2) strips_bring<KP>(next, 0, shared, G, p);
+        key_pairs<KP>(kk, qk, tiles, q, k, p);
         if (p.pairs) for_lane_pairs(lane_pairs(products, p), kk, qk, lane_write);
     }
     GradientResults<KP> r;
-    KeyTwos<KEY_COLUMNS<KP>> of_q, of_k;
-    for (size_t head = first; head < end; head++) {
+    KeyTwos<KP> of_q, of_k;
+    for (unsigned head = first; head < end; head++) {
         const BlockGates &g = shared->gates[head % 2];
         const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1;
         floatX *strip = NULL;
         r = {};
-        for (size_t v = 0; v < d.V; v += STRIP<KP>) {
-            strip = next.take(shared, G, d, p);
+        for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
+            strip = strips_take<KP>(next, shared, G, p);
             strip_products<KP, true, !APART<KP>>(r, strip, p);
-            strip_values<KP>(dx + 2 * d.HK * d.K + head * d.V + v, d.channels, strip, g.beta, p.block.rows, d.V - v,
-                             G.packed);
+            strip_values<KP>(dx + 2 * d.HK * d.K + head * p.V + v, strip, g.beta, p.V - v, p);
         }
-        keys_load<KP>(of_q, q, d, p), keys_load<KP>(of_k, k, d, p);
+        keys_load<KP>(of_q, q, p), keys_load<KP>(of_k, k, p);
         __syncthreads(); // the strip becomes the pairs' products
         float across[2];
         Gate gate[2] = {};
@@ -686,8 +707,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         __syncthreads();
         pairs_across(across, (const float *)strip, p);
         if constexpr (APART<KP>) {
-            for (size_t v = 0; v < d.V; v += STRIP<KP>) {
-                strip = next.take(shared, G, d, p);
+            for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
+                strip = strips_take<KP>(next, shared, G, p);
                 strip_products<KP, false, true>(r, strip, p);
             }
             __syncthreads();
@@ -695,20 +716,18 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         float *const totals = (float *)strip + BLOCK * PAIR_STRIDE;
         pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
         states_of_head<KP>(r, *shared, g, of_q, of_k, p);
-        group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, d, p);
-        group_sums<KP>(r.added, G.dk, head == first, head + 1 == end, d, p);
+        group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, p);
+        group_sums<KP>(r.added, G.dk, head == first, head + 1 == end, p);
         __syncthreads();
         if (gates_warp) gates_store(G, d, *shared, g, totals, gate, head, p);
     }
     __syncthreads();
-    pair_products<KP>(r.dq, r.added, strips, sums, q, k, d, p);
+    pair_products<KP>(r.dq, r.added, strips, sums, q, k, p);
     row_dots<KP>(shared->dots[0][p.group], r.dq, of_q, p);
     row_dots<KP>(shared->dots[1][p.group], r.added, of_k, p);
     __syncthreads();
-    keys_store<KP>(dx + p.key_head * d.K, r.dq, of_q, shared->length.query, (float)d.K, shared->dots[0], G.packed, d,
-                   p);
-    keys_store<KP>(dx + (d.HK + p.key_head) * d.K, r.added, of_k, shared->length.key, 1.0f, shared->dots[1], G.packed,
-                   d, p);
+    keys_store<KP>(dx + p.key_head * d.K, r.dq, of_q, shared->length.query, (float)d.K, shared->dots[0], p);
+    keys_store<KP>(dx + (d.HK + p.key_head) * d.K, r.added, of_k, shared->length.key, 1.0f, shared->dots[1], p);
 }
 
 template <int KP> static void delta_gradient_of(DeltaGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
