@@ -45,7 +45,7 @@ static size_t cuda_draw_scratch(size_t V) { return (void)V, 0; }
 static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
     const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
     const size_t HK = shape->HK, HV = shape->HV, states = delta_state_elements(shape);
-    const size_t keys = HK < HV ? blocks * HK * B * shape->K : 0;
+    const size_t keys = HK < HV ? blocks * HK * B * ((shape->K + 7) / 8 * 8) : 0;
     const size_t forward = states + blocks * HV * (2 * B * B + 3 * B) + blocks * HK * 2 * B;
     const size_t borders = n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0;
     return backward

@@ -49,7 +49,8 @@ struct DeltaScratch {
 
 static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed *scratch) {
     const size_t n = delta_rows(shape), blocks = min_size(DELTA_SEGMENT, n), HV = shape->HV, K = shape->K;
-    const size_t states = delta_state_elements(shape), keys = shape->HK < HV ? blocks * shape->HK * BLOCK * K : 0;
+    const size_t states = delta_state_elements(shape),
+                 keys = shape->HK < HV ? blocks * shape->HK * BLOCK * ((K + 7) / 8 * 8) : 0;
     DeltaScratch s = {};
     const auto take = [&](size_t elements) {
         float *const at = (float *)scratch + s.count;
@@ -57,6 +58,7 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
         return at;
     };
     const auto saved = [&](size_t elements) { return (floatX *)take(elements); };
+    if (backward) s.dq = take(keys), s.dk = take(keys); // first: aligned for packs
     s.state = take(states);
     s.inverse = take(blocks * HV * PAIRS_OF_BLOCK), s.scores = take(blocks * HV * PAIRS_OF_BLOCK);
     s.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
@@ -65,7 +67,7 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
         s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
         s.states = saved(blocks * states), s.back = saved(blocks * states);
         s.N = saved(blocks * BLOCK * HV * shape->V), s.dR = saved(blocks * BLOCK * HV * shape->V);
-        s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
+        s.lines = take(blocks * 2 * HV);
     }
     if (s.count != gpu_delta_scratch(shape, backward))
         die("internal: gpu_scratch.h has another size of the delta rule");

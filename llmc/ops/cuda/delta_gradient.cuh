@@ -150,9 +150,7 @@ struct GradientPart {
 };
 
 // A lane's elements of 16 rows of q or k, two neighbours at a time, at the places of a result
-struct KeyTwo {
-    unsigned bits[sizeof(Two) / sizeof(unsigned)];
-};
+using KeyTwo = std::conditional_t<sizeof(Two) == 4, unsigned, uint2>;
 template <int KP> using KeyTwos = KeyTwo[KEY_COLUMNS<KP> / 8][2];
 
 __device__ inline float key_of(const KeyTwo &two, unsigned i) {
@@ -169,12 +167,14 @@ template <int KP> __device__ inline void keys_load(KeyTwos<KP> &two, const float
 #pragma unroll
         for (unsigned i = 0; i < 2; i++) {
             const floatX *const from = x + i * 8 * p.channels + n * 8;
-            const bool inside = row + 8 * i < p.block.rows && column + n * 8 < p.K;
-            Two elements = two_of(0.0f, 0.0f);
-            if (inside && p.packed) elements = *(const Two *)from;
-            if (inside && !p.packed) elements.x[0] = from[0];
-            if (inside && !p.packed && column + n * 8 + 1 < p.K) elements.x[1] = from[1];
-            memcpy(&two[n][i], &elements, sizeof(elements));
+            two[n][i] = KeyTwo{};
+            if (row + 8 * i >= p.block.rows || column + n * 8 >= p.K) continue;
+            if (p.packed) {
+                two[n][i] = *(const KeyTwo *)ALIGNED(from, sizeof(KeyTwo));
+            } else {
+                Two elements = {{from[0], column + n * 8 + 1 < p.K ? from[1] : store(0.0f)}};
+                memcpy(&two[n][i], &elements, sizeof(elements));
+            }
         }
 }
 
@@ -582,7 +582,7 @@ __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, c
         float dot[3] = {};
         for (unsigned kind = 0; kind < 3; kind++)
             for (unsigned h = 0; h < COLUMN_GROUPS; h++) dot[kind] += shared.dots[kind][h][2 * lane + e];
-        reads[e] = dot[0] + dot[1], adds[e] = dot[2] - dot[1];
+        reads[e] = dot[0] + dot[1], adds[e] = dot[2];
         for (unsigned w = 0; w < GRADIENT_WARPS; w++) pairs[e] += across[w * BLOCK + 2 * lane + e];
     }
     for (unsigned w = 0; w < GRADIENT_WARPS; w++) overlap += shared.overlaps[w];
@@ -713,6 +713,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
             }
             __syncthreads();
         }
+        r.overlap = warp_sum(r.overlap);
+        if (p.lane == 0) shared->overlaps[threadIdx.x / LANES] = r.overlap;
         float *const totals = (float *)strip + BLOCK * PAIR_STRIDE;
         pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
         states_of_head<KP>(r, *shared, g, of_q, of_k, p);
