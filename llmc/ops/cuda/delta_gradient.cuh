@@ -539,8 +539,13 @@ __device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool l
 #pragma unroll
     for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++, sums += ROW_GROUPS * LANES * 4) {
         if (column + n >= packs) continue;
-        if (!first) lane_add(sums, x[n]);
-        if (!last) lane_write(sums, x[n]);
+        if (p.packed) {
+            if (!first) lane_add(sums, x[n]);
+            if (!last) lane_write(sums, x[n]);
+        } else {
+            for (unsigned e = 0; e < 4 && !first; e++) x[n][e] += sums[e];
+            for (unsigned e = 0; e < 4 && !last; e++) sums[e] = x[n][e];
+        }
     }
 }
 
@@ -740,8 +745,9 @@ template <int KP> static void delta_gradient_of(DeltaGradient gradient, const De
 }
 
 static void delta_gradient(DeltaGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
-    gradient.packed = gradient.packed && d.packed &&
-                      all_aligned(gradient.dx, gradient.states, gradient.back, gradient.N, gradient.dR);
+    gradient.packed =
+        gradient.packed && d.packed &&
+        all_aligned(gradient.dx, gradient.states, gradient.back, gradient.N, gradient.dR, gradient.dq, gradient.dk);
     if (d.K <= 32)
         delta_gradient_of<32>(gradient, d, blocks);
     else if (d.K <= 64)
