@@ -82,17 +82,26 @@ template <int KP> constexpr bool gradient_fits(size_t limit, unsigned stages) {
 static_assert(gradient_fits<32>(99 << 10, 1) && gradient_fits<64>(99 << 10, 1));
 static_assert(gradient_fits<128>(99 << 10, 1) && gradient_fits<256>(99 << 10, 1));
 
+// Returns x as a value that the compiler does not know: it computes what depends on it here, not before a loop, where it
+// would occupy registers.
+__device__ inline unsigned computed_here(unsigned x) {
+#ifndef CUDA_ON_CPU
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // Place in a strip's tile: groups of eight columns are exchanged, so that eight rows of a group are in all banks
 template <unsigned COLUMNS> __device__ inline unsigned strip_place(unsigned row, unsigned column) {
     constexpr unsigned GROUPS = COLUMNS / 8, ROWS = 8 / GROUPS;
     return row * COLUMNS + (column / 8 ^ row / ROWS % GROUPS) * 8 + column % 8;
 }
-// Operands, as load_a and load_b
+// Operands, as load_a and load_b; row: a multiple of 16
 template <unsigned COLUMNS> __device__ inline OperandA strip_a(const floatX *tile, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandA a;
 #ifdef LOAD_MATRIX
-    LOAD_MATRIX(a, "", tile + strip_place<COLUMNS>(row + lane % 16, column + lane / 16 * 8));
+    LOAD_MATRIX(a, "", tile + row * COLUMNS + strip_place<COLUMNS>(lane % 16, column + lane / 16 * 8));
 #else
     for (unsigned i = 0; i < 8; i++)
         a.x[i] = tile[strip_place<COLUMNS>(row + lane / 4 + i / 2 % 2 * 8, column + lane % 4 * 2 + i % 2 + i / 4 * 8)];
@@ -103,7 +112,8 @@ template <unsigned COLUMNS> __device__ inline OperandB strip_b(const floatX *til
     const unsigned lane = threadIdx.x % LANES;
     OperandB b;
 #ifdef LOAD_MATRIX
-    LOAD_MATRIX(b, "", tile + strip_place<COLUMNS>(row + lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8));
+    LOAD_MATRIX(b, "",
+                tile + row * COLUMNS + strip_place<COLUMNS>(lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8));
 #else
     for (unsigned i = 0; i < 8; i++)
         b.x[i] = tile[strip_place<COLUMNS>(row + lane / 4 + i / 4 * 8, column + lane % 4 * 2 + i % 2 + i / 2 % 2 * 8)];
@@ -136,17 +146,18 @@ __device__ inline void tile_copy(floatX *tile, unsigned tile_rows, Place place, 
 }
 
 template <typename T> __device__ inline void floats_fetch(T *to, const T *from) {
-    for (unsigned i = threadIdx.x; i < sizeof(T) / sizeof(float); i += GRADIENT_THREADS)
-        fetch<4>((float *)to + i, (const float *)from + i, true);
+    static_assert(sizeof(T) / sizeof(float) <= GRADIENT_THREADS);
+    const unsigned i = threadIdx.x;
+    if (i < sizeof(T) / sizeof(float)) fetch<4>((float *)to + i, (const float *)from + i, true);
 }
 
 // ---- a thread's part ------------------------------------------------------------------------------------------------
-struct GradientPart {
+template <bool PACKED> struct GradientPart {
     DeltaBlock block;
     unsigned HV, K, V, channels, key_head, group_heads;
     unsigned lane, row, group, pair_column; // the first of a warp's tokens, its quarter of the columns
     bool pairs, states;                     // whether this warp has pairs on or below the diagonal; key columns
-    bool packed;                            // whether all rows are whole packs
+    static constexpr bool packed = PACKED;  // whether all rows are whole packs
 };
 
 // A lane's elements of 16 rows of q or k, two neighbours at a time, at the places of a result
@@ -159,7 +170,7 @@ __device__ inline float key_of(const KeyTwo &two, unsigned i) {
     return load(elements.x[i]);
 }
 
-template <int KP> __device__ inline void keys_load(KeyTwos<KP> &two, const floatX *x, const GradientPart &p) {
+template <int KP, typename Part> __device__ inline void keys_load(KeyTwos<KP> &two, const floatX *x, const Part &p) {
     const unsigned row = p.row + p.lane / 4, column = p.group * KEY_COLUMNS<KP> + p.lane % 4 * 2;
     x += row * p.channels + column;
 #pragma unroll
@@ -179,8 +190,8 @@ template <int KP> __device__ inline void keys_load(KeyTwos<KP> &two, const float
 }
 
 // dots[row] = x . keys over a warp's key columns
-template <int KP>
-__device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KP> &keys, const GradientPart &p) {
+template <int KP, typename Part>
+__device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KP> &keys, const Part &p) {
     float sum[2] = {};
 #pragma unroll
     for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++)
@@ -217,10 +228,10 @@ template <int KP> __device__ inline StripTiles<KP> strip_tiles(floatX *strip) {
                           strip + FIRST + 2 * TOKENS + TERMS * STATE_STRIP<KP>};
 }
 
-// Fetches columns v on of a head's strip, and with its first the gates, unless NULL.
-template <int KP>
-__device__ inline void strip_bring(floatX *strip, BlockGates *gates, const DeltaGradient &G, const GradientPart &p,
-                                   unsigned head, unsigned v) {
+// Fetches columns v on of a head's strip, with_gates: also its gates.
+template <int KP, typename Part>
+__device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_gates, const DeltaGradient &G,
+                                   const Part &p, unsigned head, unsigned v) {
     constexpr unsigned C = STRIP<KP>;
     const StripTiles<KP> to = strip_tiles<KP>(strip);
     const size_t place = (size_t)blockIdx.x * p.HV + head, tokens = place * TERMS * BLOCK * p.V + v,
@@ -248,7 +259,7 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, const Delta
                          p.V, p.K, left);
         }
     }
-    if (v == 0 && gates) floats_fetch(gates, G.gates + place);
+    if (with_gates) floats_fetch(gates, G.gates + place);
 }
 
 __device__ inline float operands_dot(const OperandB (&a)[TERMS], const OperandB (&b)[TERMS]) {
@@ -270,61 +281,71 @@ template <typename F> __device__ inline void for_terms(F f) {
         for (unsigned j = 0; i + j < TERMS; j++) f(i, j);
 }
 
-// Adds the products of operands of tokens, columns v on of a strip, with the states.
-template <int KP>
+// Loads the terms of an operand of a strip's tiles.
+template <unsigned C>
+__device__ inline void strip_terms(OperandA (&a)[TERMS], const floatX *tile, unsigned row, unsigned v) {
+#pragma unroll
+    for (unsigned t = 0; t < TERMS; t++) a[t] = strip_a<C>(tile + t * C * BLOCK, row, v);
+}
+template <unsigned C>
+__device__ inline void strip_terms(OperandB (&b)[TERMS], const floatX *tile, unsigned rows, unsigned row, unsigned v) {
+#pragma unroll
+    for (unsigned t = 0; t < TERMS; t++) b[t] = strip_b<C>(tile + t * C * rows, row, v);
+}
+
+// Adds the products of columns v on of a strip with the states; dout, dR: their operands.
+template <int KP, typename Part>
 __device__ inline void state_products(GradientResults<KP> &r, const StripTiles<KP> &from, unsigned v,
-                                      const OperandA &dout, const OperandA (&dR)[TERMS], const OperandA (&added)[TERMS],
-                                      const GradientPart &p) {
+                                      const OperandA &dout, const OperandA (&dR)[TERMS], const Part &p) {
     constexpr unsigned C = STRIP<KP>, N = KEY_COLUMNS<KP>;
+    OperandA a[TERMS];
+    OperandB b[TERMS], other[TERMS];
 #pragma unroll
     for (unsigned n = 0; n < N; n += 16) {
-        OperandB S[TERMS], dS[TERMS];
-#pragma unroll
-        for (unsigned t = 0; t < TERMS; t++) {
-            S[t] = strip_b<C>(from.S + t * STATE_STRIP<KP>, p.group * N + n, v);
-            dS[t] = strip_b<C>(from.dS + t * STATE_STRIP<KP>, p.group * N + n, v);
-        }
+        strip_terms<C>(b, from.S, KP, p.group * N + n, v);
         for_terms([&](unsigned i, unsigned j) {
-            if (i == 0) mma_columns<16>(r.dq + n / 8, dout, [&](int) { return S[j]; });
-            mma_columns<16>(r.read + n / 8, dR[i], [&](int) { return S[j]; });
-            mma_columns<16>(r.added + n / 8, added[i], [&](int) { return dS[j]; });
+            if (i == 0) mma_columns<16>(r.dq + n / 8, dout, [&](int) { return b[j]; });
+            mma_columns<16>(r.read + n / 8, dR[i], [&](int) { return b[j]; });
         });
-        if (p.row / 16 == (v / 16 * (N / 16) + n / 16) % ROW_GROUPS) r.overlap += operands_dot(S, dS);
+    }
+    strip_terms<C>(a, from.N, p.row, v);
+#pragma unroll
+    for (unsigned n = 0; n < N; n += 16) {
+        strip_terms<C>(b, from.dS, KP, p.group * N + n, v);
+        for_terms([&](unsigned i, unsigned j) { mma_columns<16>(r.added + n / 8, a[i], [&](int) { return b[j]; }); });
+        if (p.row / 16 != (v / 16 * (N / 16) + n / 16) % ROW_GROUPS) continue; // each element once
+        strip_terms<C>(other, from.S, KP, p.group * N + n, v);
+        r.overlap += operands_dot(other, b);
     }
 }
 
 // Adds a strip's products.
-template <int KP, bool PAIRS, bool STATES>
-__device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, const GradientPart &p) {
+template <int KP, bool PAIRS, bool STATES, typename Part>
+__device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, const Part &p) {
     constexpr unsigned C = STRIP<KP>;
     const StripTiles<KP> from = strip_tiles<KP>(strip);
 #pragma unroll
     for (unsigned v = 0; v < C; v += 16) {
         const OperandA dout = strip_a<C>(from.dout, p.row, v);
-        OperandA dR[TERMS], added[TERMS];
-        OperandB N[TERMS];
-#pragma unroll
-        for (unsigned t = 0; t < TERMS; t++) dR[t] = strip_a<C>(from.dR + t * TOKEN_STRIP<KP>, p.row, v);
+        OperandA dR[TERMS];
+        strip_terms<C>(dR, from.dR, p.row, v);
         if (PAIRS && p.pairs) {
-#pragma unroll
-            for (unsigned t = 0; t < TERMS; t++) N[t] = strip_b<C>(from.N + t * TOKEN_STRIP<KP>, p.pair_column, v);
+            OperandB N[TERMS];
+            strip_terms<C>(N, from.N, BLOCK, p.pair_column, v);
             for_terms([&](unsigned i, unsigned j) {
                 if (i == 0) mma_columns<16>(r.dP, dout, [&](int) { return N[j]; });
                 mma_columns<16>(r.dA, dR[i], [&](int) { return N[j]; });
             });
         }
-        if constexpr (STATES) {
-#pragma unroll
-            for (unsigned t = 0; t < TERMS; t++) added[t] = strip_a<C>(from.N + t * TOKEN_STRIP<KP>, p.row, v);
-            if (p.states) state_products<KP>(r, from, v, dout, dR, added, p);
-        }
+        if constexpr (STATES)
+            if (p.states) state_products<KP>(r, from, v, dout, dR, p);
     }
 }
 
 // dv = beta dR of a strip, to dv[BLOCK, columns]
-template <int KP>
+template <int KP, typename Part>
 __device__ inline void strip_values(floatX *dv, const floatX *strip, const float *beta, unsigned columns,
-                                    const GradientPart &p) {
+                                    const Part &p) {
     constexpr unsigned W = 4, PACKS = STRIP<KP> / W;
     const floatX *const dR = strip + (1 + TERMS) * TOKEN_STRIP<KP>;
     for (unsigned i = threadIdx.x; i < BLOCK * PACKS; i += GRADIENT_THREADS) {
@@ -348,8 +369,8 @@ __device__ inline void strip_values(floatX *dv, const floatX *strip, const float
 
 // ---- pairs ----------------------------------------------------------------------------------------------------------
 // Fetches columns `from` on of each warp's key columns of q or k.
-template <int KP>
-__device__ inline void keys_bring(floatX *tile, const floatX *x, const GradientPart &p, unsigned from) {
+template <int KP, typename Part>
+__device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, unsigned from) {
     constexpr bool WHOLE = KEY_SLICE<KP> == KEY_COLUMNS<KP>;
     constexpr unsigned COLUMNS = WHOLE ? KP : KEY_SLICE<KP>, GROUPS = WHOLE ? 1 : KP / KEY_COLUMNS<KP>;
     for (unsigned h = 0; h < GROUPS; h++) {
@@ -363,9 +384,9 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const GradientP
 }
 
 // kk, qk: a warp's pairs of k k^T and q k^T. Two key tiles at `tiles`, of which the first slice has been asked for
-template <int KP>
+template <int KP, typename Part>
 __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, const floatX *q, const floatX *k,
-                                 const GradientPart &p) {
+                                 const Part &p) {
     floatX *const tq = tiles, *const tk = tiles + KEY_TILE<KP>;
 #pragma unroll 1
     for (unsigned from = 0; from < KEY_COLUMNS<KP>; from += KEY_SLICE<KP>) {
@@ -385,7 +406,7 @@ __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, 
 }
 
 // A lane's pairs of two kinds between their uses, in shared memory
-__device__ inline float *lane_pairs(float *memory, const GradientPart &p) {
+template <typename Part> __device__ inline float *lane_pairs(float *memory, const Part &p) {
     const unsigned r = p.row / 16, warp = r * (r + 1) / 2 + p.group;
     return memory + (warp * LANE_PAIRS * LANES + p.lane) * 4;
 }
@@ -405,9 +426,9 @@ __device__ inline void lane_add(const float *memory, float *value) {
 
 // Turns dP, dA into the pairs' factors of k and q, with decays and lengths, and adds them to the sums over heads.
 // across[i][j]: what the pair gives to the log decays between them
-template <typename Results>
+template <typename Results, typename Part>
 __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, float *products, float *sums, bool first,
-                                     const BlockGates &g, const BlockLengths &length, const GradientPart &p) {
+                                     const BlockGates &g, const BlockLengths &length, const Part &p) {
     float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
     for_lane_pairs(lane_pairs(products, p), kk, qk, lane_add);
 #pragma unroll
@@ -427,7 +448,7 @@ __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, fl
 }
 
 // sum[e]: what a warp's four rows give to the log decays of tokens 2 lane + e, by pairs j < token <= i
-__device__ inline void pairs_across(float (&sum)[2], const float *across, const GradientPart &p) {
+template <typename Part> __device__ inline void pairs_across(float (&sum)[2], const float *across, const Part &p) {
     constexpr unsigned ROWS = BLOCK / GRADIENT_WARPS;
     const unsigned first = threadIdx.x / LANES * ROWS, t = 2 * p.lane;
     float left[ROWS], until[ROWS]; // of a row: this lane's first pair, all up to its second
@@ -455,9 +476,9 @@ __device__ inline void pairs_across(float (&sum)[2], const float *across, const 
 }
 
 // Adds the products of the pairs' sums with q and k. memory: room for pairs and key tiles
-template <int KP>
+template <int KP, typename Part>
 __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *memory, float *sums, const floatX *q,
-                                     const floatX *k, const GradientPart &p) {
+                                     const floatX *k, const Part &p) {
     constexpr unsigned N = KEY_SLICE<KP>, S = KEY_STRIDE<KP>;
     floatX *const of_scores = memory, *const of_system = memory + TERMS * PAIR_TILE;
     floatX *const tq = memory + 2 * TERMS * PAIR_TILE, *const tk = tq + KEY_TILE<KP>;
@@ -508,9 +529,9 @@ __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *mem
 
 // ---- ends -----------------------------------------------------------------------------------------------------------
 // Applies the decays and lengths to a head's products with states, and leaves their dots with q and k. added becomes dk.
-template <int KP>
+template <int KP, typename Part>
 __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &shared, const BlockGates &g,
-                                      const KeyTwos<KP> &of_q, const KeyTwos<KP> &of_k, const GradientPart &p) {
+                                      const KeyTwos<KP> &of_q, const KeyTwos<KP> &of_k, const Part &p) {
     constexpr unsigned N = KEY_COLUMNS<KP>;
     float query[2], read[2], added[2];
 #pragma unroll
@@ -531,8 +552,8 @@ __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &sh
 }
 
 // Adds the sums over the heads so far to x, and saves them unless this head is the last.
-template <int KP>
-__device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool last, const GradientPart &p) {
+template <int KP, typename Part>
+__device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool last, const Part &p) {
     const unsigned packs = (p.K + 7) / 8, column = p.group * KEY_COLUMNS<KP> / 8;
     sums += ((size_t)blockIdx.x * gridDim.y + p.key_head) * packs * BLOCK * 8;
     sums += ((column * ROW_GROUPS + p.row / 16) * LANES + p.lane) * 4;
@@ -550,9 +571,9 @@ __device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool l
 }
 
 // Stores a gradient through the division by the length: dx = (x - key (key . x) / length^2), dots: parts of key . x
-template <int KP>
+template <int KP, typename Part>
 __device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KP> &keys, const float *inverse,
-                                  float factor, const float (*dots)[BLOCK], const GradientPart &p) {
+                                  float factor, const float (*dots)[BLOCK], const Part &p) {
     const unsigned row = p.row + p.lane / 4, column = p.group * KEY_COLUMNS<KP> + p.lane % 4 * 2;
 #pragma unroll
     for (unsigned i = 0; i < 2; i++) {
@@ -578,9 +599,10 @@ __device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KP> &
 
 // Gates by one warp, two tokens a lane. The terms of a token's log decay: pairs across it, reads of S from it on,
 // additions to the next state before it, <S, dS>.
+template <typename Part>
 __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, const GradientShared &shared,
                                    const BlockGates &g, const float *across, const Gate (&gate)[2], size_t head,
-                                   const GradientPart &p) {
+                                   const Part &p) {
     const unsigned lane = p.lane;
     float reads[2] = {}, adds[2] = {}, pairs[2] = {}, overlap = 0.0f, sums[2] = {};
     for (unsigned e = 0; e < 2; e++) {
@@ -619,17 +641,17 @@ __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, c
 }
 
 // ---- the kernel -----------------------------------------------------------------------------------------------------
-__device__ inline GradientPart gradient_part(const DeltaCall &d, const SpanBlocks &blocks, bool packed,
-                                             unsigned groups) {
+template <bool PACKED>
+__device__ inline GradientPart<PACKED> gradient_part(const DeltaCall &d, const SpanBlocks &blocks, unsigned groups) {
     const unsigned warp = threadIdx.x / LANES, line = warp / COLUMN_GROUPS;
-    GradientPart p;
+    GradientPart<PACKED> p;
     p.block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
     p.HV = (unsigned)d.HV, p.K = (unsigned)d.K, p.V = (unsigned)d.V, p.channels = (unsigned)d.channels;
     p.key_head = blockIdx.y, p.group_heads = (unsigned)(d.HV / d.HK);
     p.lane = threadIdx.x % LANES, p.row = line * 16;
     p.group = (warp + 2 * line) % COLUMN_GROUPS; // deals the pairs to all schedulers
     p.pair_column = p.group * PAIR_COLUMNS, p.pairs = p.pair_column <= p.row;
-    p.states = p.group < groups, p.packed = packed;
+    p.states = p.group < groups;
     return p;
 }
 
@@ -640,21 +662,20 @@ struct Strips {
     unsigned stage, stages;
 };
 
-template <int KP>
+template <int KP, typename Part>
 __device__ inline void strips_bring(Strips &s, unsigned to, GradientShared *shared, const DeltaGradient &G,
-                                    const GradientPart &p) {
+                                    const Part &p) {
     if (s.head < s.end) {
-        BlockGates *const gates = s.pass ? NULL : &shared->gates[s.head % 2];
-        strip_bring<KP>(s.memory + to * STRIP_TILES<KP>, gates, G, p, s.head, s.v);
+        strip_bring<KP>(s.memory + to * STRIP_TILES<KP>, shared->gates + s.head % 2, s.v == 0 && s.pass == 0, G, p,
+                        s.head, s.v);
         s.v += STRIP<KP>;
         if (s.v >= p.V) s.v = 0, s.pass = APART<KP> ? 1 - s.pass : 0, s.head += s.pass == 0;
     }
     fetch_commit();
 }
 // Returns the next strip, and fetches one more.
-template <int KP>
-__device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const DeltaGradient &G,
-                                      const GradientPart &p) {
+template <int KP, typename Part>
+__device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const DeltaGradient &G, const Part &p) {
     s.stage = s.stages - 1 - s.stage;
     fetch_wait<0>();
     __syncthreads();
@@ -666,7 +687,7 @@ __device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const D
     return s.memory + s.stage * STRIP_TILES<KP>;
 }
 
-template <int KP>
+template <int KP, bool PACKED>
 __global__ void __launch_bounds__(GRADIENT_THREADS)
     delta_gradient_kernel(DeltaGradient G, DeltaCall d, SpanBlocks blocks) {
     DYNAMIC_SHARED(floatX, memory); // sums of pairs, strips, products of q and k
@@ -674,7 +695,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     float *const sums = (float *)memory;
     floatX *const strips = memory + LANES_BYTES / sizeof(floatX);
     float *const products = (float *)(strips + G.stages * STRIP_TILES<KP>);
-    const GradientPart p = gradient_part(d, blocks, G.packed, KP / KEY_COLUMNS<KP>);
+    const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
     const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
     floatX *const dx = G.dx + p.block.row * d.channels;
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
@@ -701,16 +722,18 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
             strip_products<KP, true, !APART<KP>>(r, strip, p);
             strip_values<KP>(dx + 2 * d.HK * d.K + head * p.V + v, strip, g.beta, p.V - v, p);
         }
-        keys_load<KP>(of_q, q, p), keys_load<KP>(of_k, k, p);
+        GradientPart<PACKED> here = p;
+        here.lane = computed_here(p.lane);
+        keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
         __syncthreads(); // the strip becomes the pairs' products
         float across[2];
         Gate gate[2] = {};
         if (p.pairs)
-            pairs_of_head((float *)strip, shared->dbeta, r, products, sums, head == first, g, shared->length, p);
+            pairs_of_head((float *)strip, shared->dbeta, r, products, sums, head == first, g, shared->length, here);
         for (unsigned e = 0; e < 2 && gates_warp; e++)
-            if (2 * p.lane + e < p.block.rows) gate[e] = gate_of(d, p.block.row + 2 * p.lane + e, head);
+            if (2 * here.lane + e < p.block.rows) gate[e] = gate_of(d, p.block.row + 2 * here.lane + e, head);
         __syncthreads();
-        pairs_across(across, (const float *)strip, p);
+        pairs_across(across, (const float *)strip, here);
         if constexpr (APART<KP>) {
             for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
                 strip = strips_take<KP>(next, shared, G, p);
@@ -722,11 +745,11 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         if (p.lane == 0) shared->overlaps[threadIdx.x / LANES] = r.overlap;
         float *const totals = (float *)strip + BLOCK * PAIR_STRIDE;
         pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
-        states_of_head<KP>(r, *shared, g, of_q, of_k, p);
-        group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, p);
-        group_sums<KP>(r.added, G.dk, head == first, head + 1 == end, p);
+        states_of_head<KP>(r, *shared, g, of_q, of_k, here);
+        group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, here);
+        group_sums<KP>(r.added, G.dk, head == first, head + 1 == end, here);
         __syncthreads();
-        if (gates_warp) gates_store(G, d, *shared, g, totals, gate, head, p);
+        if (gates_warp) gates_store(G, d, *shared, g, totals, gate, head, here);
     }
     __syncthreads();
     pair_products<KP>(r.dq, r.added, strips, sums, q, k, p);
@@ -737,25 +760,30 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     keys_store<KP>(dx + (d.HK + p.key_head) * d.K, r.added, of_k, shared->length.key, 1.0f, shared->dots[1], p);
 }
 
-template <int KP> static void delta_gradient_of(DeltaGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
+template <int KP, bool PACKED>
+static void delta_gradient_of(DeltaGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
     gradient.stages = gradient_fits<KP>(walk_limit(), 2) ? 2 : 1;
-    LAUNCH((delta_gradient_kernel<KP>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS,
+    LAUNCH((delta_gradient_kernel<KP, PACKED>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS,
            gradient_bytes<KP>(gradient.stages))
     (gradient, d, blocks);
 }
 
-static void delta_gradient(DeltaGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
-    gradient.packed =
-        gradient.packed && d.packed &&
-        all_aligned(gradient.dx, gradient.states, gradient.back, gradient.N, gradient.dR, gradient.dq, gradient.dk);
-    if (d.K <= 32)
-        delta_gradient_of<32>(gradient, d, blocks);
-    else if (d.K <= 64)
-        delta_gradient_of<64>(gradient, d, blocks);
+static void delta_gradient(const DeltaGradient &gradient, const DeltaCall &d, const SpanBlocks &blocks) {
+    const bool packed = gradient.packed && d.packed &&
+                        all_aligned(gradient.dx, gradient.states, gradient.back, gradient.N, gradient.dR) &&
+                        all_aligned(gradient.dq, gradient.dk);
+    if (packed && d.K <= 64)
+        delta_gradient_of<64, true>(gradient, d, blocks);
+    else if (packed && d.K <= 128)
+        delta_gradient_of<128, true>(gradient, d, blocks);
+    else if (packed)
+        delta_gradient_of<256, true>(gradient, d, blocks);
+    else if (d.K <= 32)
+        delta_gradient_of<32, false>(gradient, d, blocks);
     else if (d.K <= 128)
-        delta_gradient_of<128>(gradient, d, blocks);
+        delta_gradient_of<128, false>(gradient, d, blocks);
     else
-        delta_gradient_of<256>(gradient, d, blocks);
+        delta_gradient_of<256, false>(gradient, d, blocks);
 }
 
 #endif
