@@ -125,9 +125,9 @@ template <unsigned COLUMNS> __device__ inline OperandB strip_b(const floatX *til
 // `columns`.
 template <unsigned ROWS, unsigned COLUMNS, typename Place>
 __device__ inline void tile_fetch(floatX *tile, Place place, const floatX *from, unsigned stride, unsigned rows,
-                                  unsigned columns) {
+                                  unsigned columns, unsigned thread) {
     constexpr unsigned W = full_pack<floatX>, PACKS = COLUMNS / W, STEP = GRADIENT_THREADS / PACKS; // rows at once
-    const unsigned first = threadIdx.x / PACKS, c = threadIdx.x % PACKS * W;
+    const unsigned first = thread / PACKS, c = thread % PACKS * W;
     from += first * stride + c;
 #pragma unroll
     for (unsigned row = 0; row < ROWS; row += STEP)
@@ -240,13 +240,17 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
     const unsigned left = p.V - v, rows = p.block.rows;
     const auto at = [](unsigned row, unsigned column) { return strip_place<C>(row, column); };
     if (p.packed) {
-        tile_fetch<BLOCK, C>(to.dout, at, dout, p.HV * p.V, rows, left);
+        const unsigned thread = computed_here(threadIdx.x);
+        tile_fetch<BLOCK, C>(to.dout, at, dout, p.HV * p.V, rows, left, thread);
 #pragma unroll
         for (unsigned t = 0; t < TERMS; t++) {
-            tile_fetch<BLOCK, C>(to.N + t * TOKEN_STRIP<KP>, at, G.N + tokens + t * BLOCK * p.V, p.V, rows, left);
-            tile_fetch<BLOCK, C>(to.dR + t * TOKEN_STRIP<KP>, at, G.dR + tokens + t * BLOCK * p.V, p.V, rows, left);
-            tile_fetch<KP, C>(to.S + t * STATE_STRIP<KP>, at, G.states + states + t * p.K * p.V, p.V, p.K, left);
-            tile_fetch<KP, C>(to.dS + t * STATE_STRIP<KP>, at, G.back + states + t * p.K * p.V, p.V, p.K, left);
+            tile_fetch<BLOCK, C>(to.N + t * TOKEN_STRIP<KP>, at, G.N + tokens + t * BLOCK * p.V, p.V, rows, left,
+                                 thread);
+            tile_fetch<BLOCK, C>(to.dR + t * TOKEN_STRIP<KP>, at, G.dR + tokens + t * BLOCK * p.V, p.V, rows, left,
+                                 thread);
+            tile_fetch<KP, C>(to.S + t * STATE_STRIP<KP>, at, G.states + states + t * p.K * p.V, p.V, p.K, left,
+                              thread);
+            tile_fetch<KP, C>(to.dS + t * STATE_STRIP<KP>, at, G.back + states + t * p.K * p.V, p.V, p.K, left, thread);
         }
     } else {
         tile_copy<C>(to.dout, BLOCK, at, dout, p.HV * p.V, rows, left);
@@ -377,7 +381,7 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, 
         const unsigned first = h * KEY_COLUMNS<KP> + from, left = first < p.K ? p.K - first : 0;
         const auto place = [&](unsigned row, unsigned c) { return row * KEY_STRIDE<KP> + h * KEY_SLICE<KP> + c; };
         if (p.packed)
-            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left);
+            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left, threadIdx.x);
         else
             tile_copy<COLUMNS>(tile, BLOCK, place, x + first, p.channels, p.block.rows, left);
     }
