@@ -266,17 +266,6 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
     if (with_gates) floats_fetch(gates, G.gates + place);
 }
 
-__device__ inline float operands_dot(const OperandB (&a)[TERMS], const OperandB (&b)[TERMS]) {
-    float sum = 0.0f;
-#pragma unroll
-    for (unsigned i = 0; i < 8; i++) {
-        float left = load(a[0].x[i]), right = load(b[0].x[i]);
-        if constexpr (TERMS == 2) left += load(a[1].x[i]), right += load(b[1].x[i]);
-        sum += left * right;
-    }
-    return sum;
-}
-
 // Calls f(i, j) for the terms of a product of two split numbers; leaves out that of both rests.
 template <typename F> __device__ inline void for_terms(F f) {
 #pragma unroll
@@ -303,7 +292,7 @@ __device__ inline void state_products(GradientResults<KP> &r, const StripTiles<K
                                       const OperandA &dout, const OperandA (&dR)[TERMS], const Part &p) {
     constexpr unsigned C = STRIP<KP>, N = KEY_COLUMNS<KP>;
     OperandA a[TERMS];
-    OperandB b[TERMS], other[TERMS];
+    OperandB b[TERMS];
 #pragma unroll
     for (unsigned n = 0; n < N; n += 16) {
         strip_terms<C>(b, from.S, KP, p.group * N + n, v);
@@ -317,9 +306,23 @@ __device__ inline void state_products(GradientResults<KP> &r, const StripTiles<K
     for (unsigned n = 0; n < N; n += 16) {
         strip_terms<C>(b, from.dS, KP, p.group * N + n, v);
         for_terms([&](unsigned i, unsigned j) { mma_columns<16>(r.added + n / 8, a[i], [&](int) { return b[j]; }); });
-        if (p.row / 16 != (v / 16 * (N / 16) + n / 16) % ROW_GROUPS) continue; // each element once
-        strip_terms<C>(other, from.S, KP, p.group * N + n, v);
-        r.overlap += operands_dot(other, b);
+    }
+}
+
+// Adds a strip's part of <S, dS>: each warp of a quarter of the columns has another tile of it.
+template <int KP, typename Part> __device__ inline void strip_overlap(float &overlap, floatX *strip, const Part &p) {
+    constexpr unsigned C = STRIP<KP>, TILES = KEY_COLUMNS<KP> / 16;
+    static_assert(C / 16 * TILES <= ROW_GROUPS);
+    const StripTiles<KP> from = strip_tiles<KP>(strip);
+    const unsigned tile = p.row / 16, row = p.group * KEY_COLUMNS<KP> + tile % TILES * 16, v = tile / TILES * 16;
+    if (!p.states || v >= C) return;
+    OperandB S[TERMS], dS[TERMS];
+    strip_terms<C>(S, from.S, KP, row, v), strip_terms<C>(dS, from.dS, KP, row, v);
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) {
+        float left = load(S[0].x[i]), right = load(dS[0].x[i]);
+        if constexpr (TERMS == 2) left += load(S[1].x[i]), right += load(dS[1].x[i]);
+        overlap += left * right;
     }
 }
 
@@ -328,6 +331,7 @@ template <int KP, bool PAIRS, bool STATES, typename Part>
 __device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, const Part &p) {
     constexpr unsigned C = STRIP<KP>;
     const StripTiles<KP> from = strip_tiles<KP>(strip);
+    if (STATES) strip_overlap<KP>(r.overlap, strip, p);
 #pragma unroll
     for (unsigned v = 0; v < C; v += 16) {
         const OperandA dout = strip_a<C>(from.dout, p.row, v);
@@ -433,19 +437,27 @@ __device__ inline void lane_add(const float *memory, float *value) {
 template <typename Results, typename Part>
 __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, float *products, float *sums, bool first,
                                      const BlockGates &g, const BlockLengths &length, const Part &p) {
-    float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
+    const unsigned row = p.row + p.lane / 4, column = p.pair_column + p.lane % 4 * 2;
+    float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {}, decay[PAIR_COLUMNS / 8][4], query[2], key[2];
     for_lane_pairs(lane_pairs(products, p), kk, qk, lane_add);
+#pragma unroll
+    for (unsigned e = 0; e < 2; e++)
+        query[e] = length.query[row + 8 * e], key[e] = g.beta[row + 8 * e] * length.key[row + 8 * e];
+#pragma unroll
+    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 4; e++) // infinite above the diagonal
+            decay[n][e] =
+                length.key[column + n * 8 + e % 2] * decay_between(g, row + e / 2 * 8, column + n * 8 + e % 2);
 #pragma unroll
     for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
 #pragma unroll
         for (unsigned e = 0; e < 4; e++) {
-            const unsigned i = p.row + p.lane / 4 + e / 2 * 8, j = p.pair_column + n * 8 + p.lane % 4 * 2 + e % 2;
-            const float decay = j <= i ? length.key[j] * decay_between(g, i, j) : 0.0f;
-            const float score = j <= i ? r.dP[n][e] * length.query[i] * decay : 0.0f;
-            const float system = j < i ? -r.dA[n][e] * g.beta[i] * length.key[i] * decay : 0.0f;
+            const unsigned i = row + e / 2 * 8, j = column + n * 8 + e % 2;
             if (i == j) dbeta[i] = r.dA[n][e];
-            across[i * PAIR_STRIDE + j] = j < i ? score * qk[n][e] + system * kk[n][e] : 0.0f;
-            r.dP[n][e] = score, r.dA[n][e] = system;
+            r.dP[n][e] = j <= i ? r.dP[n][e] * query[e / 2] * decay[n][e] : 0.0f;
+            r.dA[n][e] = j < i ? -r.dA[n][e] * key[e / 2] * decay[n][e] : 0.0f;
+            across[i * PAIR_STRIDE + j] = j < i ? r.dP[n][e] * qk[n][e] + r.dA[n][e] * kk[n][e] : 0.0f;
         }
     if (!first) for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_add);
     for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_write);
@@ -712,6 +724,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         fetch_commit();
         if (G.stages == 2) strips_bring<KP>(next, 0, shared, G, p);
         key_pairs<KP>(kk, qk, tiles, q, k, p);
+        __syncthreads(); // the tiles may reach into the products' place
         if (p.pairs) for_lane_pairs(lane_pairs(products, p), kk, qk, lane_write);
     }
     GradientResults<KP> r;
@@ -728,8 +741,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         }
         GradientPart<PACKED> here = p;
         here.lane = computed_here(p.lane);
-        keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
-        __syncthreads(); // the strip becomes the pairs' products
+        if (!APART<KP>) keys_load<KP>(of_q, q, here); // early
+        __syncthreads();                              // the strip becomes the pairs' products
         float across[2];
         Gate gate[2] = {};
         if (p.pairs)
@@ -737,6 +750,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         for (unsigned e = 0; e < 2 && gates_warp; e++)
             if (2 * here.lane + e < p.block.rows) gate[e] = gate_of(d, p.block.row + 2 * here.lane + e, head);
         __syncthreads();
+        if (!APART<KP>) keys_load<KP>(of_k, k, here);
         pairs_across(across, (const float *)strip, here);
         if constexpr (APART<KP>) {
             for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
@@ -749,6 +763,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         if (p.lane == 0) shared->overlaps[threadIdx.x / LANES] = r.overlap;
         float *const totals = (float *)strip + BLOCK * PAIR_STRIDE;
         pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
+        if (APART<KP>) keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
         states_of_head<KP>(r, *shared, g, of_q, of_k, here);
         group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, here);
         group_sums<KP>(r.added, G.dk, head == first, head + 1 == end, here);
@@ -757,6 +772,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     }
     __syncthreads();
     pair_products<KP>(r.dq, r.added, strips, sums, q, k, p);
+    keys_load<KP>(of_q, q, p), keys_load<KP>(of_k, k, p);
     row_dots<KP>(shared->dots[0][p.group], r.dq, of_q, p);
     row_dots<KP>(shared->dots[1][p.group], r.added, of_k, p);
     __syncthreads();
