@@ -15,44 +15,14 @@ beta_i dbeta_i is dR_i . N_i. The gradient of a token's log decay is the sum of 
 are dot products of known values: pairs i, j with j before it and i not, reads of S from it on, additions to the next
 state before it, and exp(c_L) <S, dS>. No two of these cancel, however strong a decay is.
 
-All five products with V in common are one loop over strips of V. Strips arrive in the background, those of the next
-head during the end of this one. A warp has 16 tokens and a quarter of the key columns, and 16 columns of the pairs.
-Pairs are summed over the heads, and multiplied by q and k once.
+The products that sum over V are one loop over its strips (delta_strips.cuh). Factors of rows are applied to results.
+Pairs are summed over the heads of a group, and multiplied by q and k once. Only the lower triangle is computed.
 */
 #ifndef LLMC_CUDA_DELTA_GRADIENT_CUH
 #define LLMC_CUDA_DELTA_GRADIENT_CUH
-#include "delta_walk.cuh"
-
-struct DeltaGradient {
-    floatX *dx, *db, *da;
-    float *lines;                // [blocks, 2, HV]: parts of dA_log, ddt_bias
-    float *dq, *dk;              // [blocks, HK, BLOCK, K rounded up to 8]: sums over the value heads of a group so far
-    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
-    const floatX *N, *dR;        // [blocks, HV, TERMS, BLOCK, V]
-    const BlockGates *gates;
-    const BlockLengths *lengths;
-    const floatX *dout;
-    bool packed;     // rows of dout, states, back, N, dR and dv are whole packs
-    unsigned stages; // strips in shared memory: the current one, and those that are being fetched
-};
-
-constexpr unsigned GRADIENT_THREADS = 512, GRADIENT_WARPS = GRADIENT_THREADS / LANES, ROW_GROUPS = BLOCK / 16;
-constexpr unsigned COLUMN_GROUPS = GRADIENT_WARPS / ROW_GROUPS, PAIR_COLUMNS = BLOCK / COLUMN_GROUPS;
-constexpr unsigned TRIANGLE_WARPS = ROW_GROUPS * (ROW_GROUPS + 1) / 2; // with pairs on or below the diagonal
-static_assert(PAIR_COLUMNS == 16);
+#include "delta_strips.cuh"
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
-// Key columns of a warp; columns of V in a strip
-template <int KP> constexpr unsigned KEY_COLUMNS = KP < 64 ? 16 : KP / 4;
-template <int KP> constexpr unsigned STRIP = KP * sizeof(floatX) > 256 ? 16 : 32;
-// Whether registers do not suffice for pairs and states at once
-template <int KP> constexpr bool APART = KP > 128;
-
-// A strip: dout, the terms of N and dR, those of S and dS
-template <int KP> constexpr unsigned TOKEN_STRIP = STRIP<KP> *BLOCK;
-template <int KP> constexpr unsigned STATE_STRIP = STRIP<KP> *KP;
-template <int KP> constexpr unsigned STRIP_TILES = TOKEN_STRIP<KP> *(1 + 2 * TERMS) + STATE_STRIP<KP> * 2 * TERMS;
-
 // q or k, or as many columns of each warp as fit
 template <int KP> constexpr unsigned KEY_SLICE = KP * sizeof(floatX) > 256 ? 16 : KEY_COLUMNS<KP>;
 template <int KP> constexpr unsigned KEY_STRIDE = KEY_SLICE<KP> *(KP / KEY_COLUMNS<KP>)+8;
@@ -82,299 +52,6 @@ template <int KP> constexpr bool gradient_fits(size_t limit, unsigned stages) {
 static_assert(gradient_fits<32>(99 << 10, 1) && gradient_fits<64>(99 << 10, 1));
 static_assert(gradient_fits<128>(99 << 10, 1) && gradient_fits<256>(99 << 10, 1));
 
-// Returns x as a value that the compiler does not know: it computes what depends on it here, not before a loop, where it
-// would occupy registers.
-__device__ inline unsigned computed_here(unsigned x) {
-#ifndef CUDA_ON_CPU
-    asm volatile("" : "+r"(x));
-#endif
-    return x;
-}
-
-// Place in a strip's tile: groups of eight columns are exchanged, so that eight rows of a group are in all banks
-template <unsigned COLUMNS> __device__ inline unsigned strip_place(unsigned row, unsigned column) {
-    constexpr unsigned GROUPS = COLUMNS / 8, ROWS = 8 / GROUPS;
-    return row * COLUMNS + (column / 8 ^ row / ROWS % GROUPS) * 8 + column % 8;
-}
-// Operands, as load_a and load_b; row: a multiple of 16
-template <unsigned COLUMNS> __device__ inline OperandA strip_a(const floatX *tile, unsigned row, unsigned column) {
-    const unsigned lane = threadIdx.x % LANES;
-    OperandA a;
-#ifdef LOAD_MATRIX
-    LOAD_MATRIX(a, "", tile + row * COLUMNS + strip_place<COLUMNS>(lane % 16, column + lane / 16 * 8));
-#else
-    for (unsigned i = 0; i < 8; i++)
-        a.x[i] = tile[strip_place<COLUMNS>(row + lane / 4 + i / 2 % 2 * 8, column + lane % 4 * 2 + i % 2 + i / 4 * 8)];
-#endif
-    return a;
-}
-template <unsigned COLUMNS> __device__ inline OperandB strip_b(const floatX *tile, unsigned row, unsigned column) {
-    const unsigned lane = threadIdx.x % LANES;
-    OperandB b;
-#ifdef LOAD_MATRIX
-    LOAD_MATRIX(b, "",
-                tile + row * COLUMNS + strip_place<COLUMNS>(lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8));
-#else
-    for (unsigned i = 0; i < 8; i++)
-        b.x[i] = tile[strip_place<COLUMNS>(row + lane / 4 + i / 4 * 8, column + lane % 4 * 2 + i % 2 + i / 2 % 2 * 8)];
-#endif
-    return b;
-}
-
-// Fetches tile[ROWS][COLUMNS] from rows of whole packs; place(row, column): of the tile; zeros beyond `rows` and
-// `columns`.
-template <unsigned ROWS, unsigned COLUMNS, typename Place>
-__device__ inline void tile_fetch(floatX *tile, Place place, const floatX *from, unsigned stride, unsigned rows,
-                                  unsigned columns, unsigned thread) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = COLUMNS / W, STEP = GRADIENT_THREADS / PACKS; // rows at once
-    const unsigned first = thread / PACKS, c = thread % PACKS * W;
-    from += first * stride + c;
-#pragma unroll
-    for (unsigned row = 0; row < ROWS; row += STEP)
-        if (ROWS % STEP == 0 || first + row < ROWS)
-            fetch<16>(tile + place(first + row, c), from + row * stride, first + row < rows && c < columns);
-}
-// The same of any rows, at once
-template <unsigned COLUMNS, typename Place>
-__device__ inline void tile_copy(floatX *tile, unsigned tile_rows, Place place, const floatX *from, unsigned stride,
-                                 unsigned rows, unsigned columns) {
-#pragma unroll 1
-    for (unsigned i = threadIdx.x; i < tile_rows * COLUMNS; i += GRADIENT_THREADS) {
-        const unsigned row = i / COLUMNS, c = i % COLUMNS;
-        tile[place(row, c)] = row < rows && c < columns ? from[row * stride + c] : store(0.0f);
-    }
-}
-
-template <typename T> __device__ inline void floats_fetch(T *to, const T *from) {
-    static_assert(sizeof(T) / sizeof(float) <= GRADIENT_THREADS);
-    const unsigned i = threadIdx.x;
-    if (i < sizeof(T) / sizeof(float)) fetch<4>((float *)to + i, (const float *)from + i, true);
-}
-
-// ---- a thread's part ------------------------------------------------------------------------------------------------
-template <bool PACKED> struct GradientPart {
-    DeltaBlock block;
-    unsigned HV, K, V, channels, key_head, group_heads;
-    unsigned lane, row, group, pair_column; // the first of a warp's tokens, its quarter of the columns
-    bool pairs, states;                     // whether this warp has pairs on or below the diagonal; key columns
-    static constexpr bool packed = PACKED;  // whether all rows are whole packs
-};
-
-// A lane's elements of 16 rows of q or k, two neighbours at a time, at the places of a result
-using KeyTwo = std::conditional_t<sizeof(Two) == 4, unsigned, uint2>;
-template <int KP> using KeyTwos = KeyTwo[KEY_COLUMNS<KP> / 8][2];
-
-__device__ inline float key_of(const KeyTwo &two, unsigned i) {
-    Two elements;
-    memcpy(&elements, &two, sizeof(two));
-    return load(elements.x[i]);
-}
-
-template <int KP, typename Part> __device__ inline void keys_load(KeyTwos<KP> &two, const floatX *x, const Part &p) {
-    const unsigned row = p.row + p.lane / 4, column = p.group * KEY_COLUMNS<KP> + p.lane % 4 * 2;
-    x += row * p.channels + column;
-#pragma unroll
-    for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++)
-#pragma unroll
-        for (unsigned i = 0; i < 2; i++) {
-            const floatX *const from = x + i * 8 * p.channels + n * 8;
-            two[n][i] = KeyTwo{};
-            if (row + 8 * i >= p.block.rows || column + n * 8 >= p.K) continue;
-            if (p.packed) {
-                two[n][i] = *(const KeyTwo *)ALIGNED(from, sizeof(KeyTwo));
-            } else {
-                Two elements = {{from[0], column + n * 8 + 1 < p.K ? from[1] : store(0.0f)}};
-                memcpy(&two[n][i], &elements, sizeof(elements));
-            }
-        }
-}
-
-// dots[row] = x . keys over a warp's key columns
-template <int KP, typename Part>
-__device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KP> &keys, const Part &p) {
-    float sum[2] = {};
-#pragma unroll
-    for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) sum[e / 2] += x[n][e] * key_of(keys[n][e / 2], e % 2);
-#pragma unroll
-    for (unsigned i = 0; i < 2; i++) {
-        sum[i] = quad_sum(sum[i]);
-        if (p.lane % 4 == 0) dots[p.row + p.lane / 4 + 8 * i] = sum[i];
-    }
-}
-
-// c *= a factor of each row
-template <int N> __device__ inline void rows_scale(float (*c)[4], const float (&factor)[2]) {
-#pragma unroll
-    for (unsigned n = 0; n < N / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) c[n][e] *= factor[e / 2];
-}
-
-// ---- products with V in common --------------------------------------------------------------------------------------
-// Results of a warp: pairs dout N^T, dR N^T; S dout, S dR, dS N
-template <int KP> struct GradientResults {
-    float dP[PAIR_COLUMNS / 8][4], dA[PAIR_COLUMNS / 8][4];
-    float dq[KEY_COLUMNS<KP> / 8][4], read[KEY_COLUMNS<KP> / 8][4], added[KEY_COLUMNS<KP> / 8][4];
-    float overlap;
-};
-
-// Tiles of a strip
-template <int KP> struct StripTiles { floatX *dout, *N, *dR, *S, *dS; };
-template <int KP> __device__ inline StripTiles<KP> strip_tiles(floatX *strip) {
-    constexpr unsigned TOKENS = TERMS * TOKEN_STRIP<KP>, FIRST = TOKEN_STRIP<KP>;
-    return StripTiles<KP>{strip, strip + FIRST, strip + FIRST + TOKENS, strip + FIRST + 2 * TOKENS,
-                          strip + FIRST + 2 * TOKENS + TERMS * STATE_STRIP<KP>};
-}
-
-// Fetches columns v on of a head's strip, with_gates: also its gates.
-template <int KP, typename Part>
-__device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_gates, const DeltaGradient &G,
-                                   const Part &p, unsigned head, unsigned v) {
-    constexpr unsigned C = STRIP<KP>;
-    const StripTiles<KP> to = strip_tiles<KP>(strip);
-    const size_t place = (size_t)blockIdx.x * p.HV + head, tokens = place * TERMS * BLOCK * p.V + v,
-                 states = place * TERMS * p.K * p.V + v;
-    const floatX *const dout = G.dout + (p.block.row * p.HV + head) * p.V + v;
-    const unsigned left = p.V - v, rows = p.block.rows;
-    const auto at = [](unsigned row, unsigned column) { return strip_place<C>(row, column); };
-    if (p.packed) {
-        const unsigned thread = computed_here(threadIdx.x);
-        tile_fetch<BLOCK, C>(to.dout, at, dout, p.HV * p.V, rows, left, thread);
-#pragma unroll
-        for (unsigned t = 0; t < TERMS; t++) {
-            tile_fetch<BLOCK, C>(to.N + t * TOKEN_STRIP<KP>, at, G.N + tokens + t * BLOCK * p.V, p.V, rows, left,
-                                 thread);
-            tile_fetch<BLOCK, C>(to.dR + t * TOKEN_STRIP<KP>, at, G.dR + tokens + t * BLOCK * p.V, p.V, rows, left,
-                                 thread);
-            tile_fetch<KP, C>(to.S + t * STATE_STRIP<KP>, at, G.states + states + t * p.K * p.V, p.V, p.K, left,
-                              thread);
-            tile_fetch<KP, C>(to.dS + t * STATE_STRIP<KP>, at, G.back + states + t * p.K * p.V, p.V, p.K, left, thread);
-        }
-    } else {
-        tile_copy<C>(to.dout, BLOCK, at, dout, p.HV * p.V, rows, left);
-#pragma unroll 1
-        for (unsigned i = 0; i < 2 * TERMS; i++) { // both kinds
-            const unsigned t = i % TERMS;
-            tile_copy<C>(to.N + i * TOKEN_STRIP<KP>, BLOCK, at, (i < TERMS ? G.N : G.dR) + tokens + t * BLOCK * p.V,
-                         p.V, rows, left);
-            tile_copy<C>(to.S + i * STATE_STRIP<KP>, KP, at, (i < TERMS ? G.states : G.back) + states + t * p.K * p.V,
-                         p.V, p.K, left);
-        }
-    }
-    if (with_gates) floats_fetch(gates, G.gates + place);
-}
-
-// Calls f(i, j) for the terms of a product of two split numbers; leaves out that of both rests.
-template <typename F> __device__ inline void for_terms(F f) {
-#pragma unroll
-    for (unsigned i = 0; i < TERMS; i++)
-#pragma unroll
-        for (unsigned j = 0; i + j < TERMS; j++) f(i, j);
-}
-
-// Loads the terms of an operand of a strip's tiles.
-template <unsigned C>
-__device__ inline void strip_terms(OperandA (&a)[TERMS], const floatX *tile, unsigned row, unsigned v) {
-#pragma unroll
-    for (unsigned t = 0; t < TERMS; t++) a[t] = strip_a<C>(tile + t * C * BLOCK, row, v);
-}
-template <unsigned C>
-__device__ inline void strip_terms(OperandB (&b)[TERMS], const floatX *tile, unsigned rows, unsigned row, unsigned v) {
-#pragma unroll
-    for (unsigned t = 0; t < TERMS; t++) b[t] = strip_b<C>(tile + t * C * rows, row, v);
-}
-
-// Adds the products of columns v on of a strip with the states; dout, dR: their operands.
-template <int KP, typename Part>
-__device__ inline void state_products(GradientResults<KP> &r, const StripTiles<KP> &from, unsigned v,
-                                      const OperandA &dout, const OperandA (&dR)[TERMS], const Part &p) {
-    constexpr unsigned C = STRIP<KP>, N = KEY_COLUMNS<KP>;
-    OperandA a[TERMS];
-    OperandB b[TERMS];
-#pragma unroll
-    for (unsigned n = 0; n < N; n += 16) {
-        strip_terms<C>(b, from.S, KP, p.group * N + n, v);
-        for_terms([&](unsigned i, unsigned j) {
-            if (i == 0) mma_columns<16>(r.dq + n / 8, dout, [&](int) { return b[j]; });
-            mma_columns<16>(r.read + n / 8, dR[i], [&](int) { return b[j]; });
-        });
-    }
-    strip_terms<C>(a, from.N, p.row, v);
-#pragma unroll
-    for (unsigned n = 0; n < N; n += 16) {
-        strip_terms<C>(b, from.dS, KP, p.group * N + n, v);
-        for_terms([&](unsigned i, unsigned j) { mma_columns<16>(r.added + n / 8, a[i], [&](int) { return b[j]; }); });
-    }
-}
-
-// Adds a strip's part of <S, dS>: each warp of a quarter of the columns has another tile of it.
-template <int KP, typename Part> __device__ inline void strip_overlap(float &overlap, floatX *strip, const Part &p) {
-    constexpr unsigned C = STRIP<KP>, TILES = KEY_COLUMNS<KP> / 16;
-    static_assert(C / 16 * TILES <= ROW_GROUPS);
-    const StripTiles<KP> from = strip_tiles<KP>(strip);
-    const unsigned tile = p.row / 16, row = p.group * KEY_COLUMNS<KP> + tile % TILES * 16, v = tile / TILES * 16;
-    if (!p.states || v >= C) return;
-    OperandB S[TERMS], dS[TERMS];
-    strip_terms<C>(S, from.S, KP, row, v), strip_terms<C>(dS, from.dS, KP, row, v);
-#pragma unroll
-    for (unsigned i = 0; i < 8; i++) {
-        float left = load(S[0].x[i]), right = load(dS[0].x[i]);
-        if constexpr (TERMS == 2) left += load(S[1].x[i]), right += load(dS[1].x[i]);
-        overlap += left * right;
-    }
-}
-
-// Adds a strip's products.
-template <int KP, bool PAIRS, bool STATES, typename Part>
-__device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, const Part &p) {
-    constexpr unsigned C = STRIP<KP>;
-    const StripTiles<KP> from = strip_tiles<KP>(strip);
-    if (STATES) strip_overlap<KP>(r.overlap, strip, p);
-#pragma unroll
-    for (unsigned v = 0; v < C; v += 16) {
-        const OperandA dout = strip_a<C>(from.dout, p.row, v);
-        OperandA dR[TERMS];
-        strip_terms<C>(dR, from.dR, p.row, v);
-        if (PAIRS && p.pairs) {
-            OperandB N[TERMS];
-            strip_terms<C>(N, from.N, BLOCK, p.pair_column, v);
-            for_terms([&](unsigned i, unsigned j) {
-                if (i == 0) mma_columns<16>(r.dP, dout, [&](int) { return N[j]; });
-                mma_columns<16>(r.dA, dR[i], [&](int) { return N[j]; });
-            });
-        }
-        if constexpr (STATES)
-            if (p.states) state_products<KP>(r, from, v, dout, dR, p);
-    }
-}
-
-// dv = beta dR of a strip, to dv[BLOCK, columns]
-template <int KP, typename Part>
-__device__ inline void strip_values(floatX *dv, const floatX *strip, const float *beta, unsigned columns,
-                                    const Part &p) {
-    constexpr unsigned W = 4, PACKS = STRIP<KP> / W;
-    const floatX *const dR = strip + (1 + TERMS) * TOKEN_STRIP<KP>;
-    for (unsigned i = threadIdx.x; i < BLOCK * PACKS; i += GRADIENT_THREADS) {
-        const unsigned row = i / PACKS, c = i % PACKS * W, place = strip_place<STRIP<KP>>(row, c);
-        floatX *const to = dv + row * p.channels + c;
-        Pack<floatX, W> pack;
-        float value[W] = {};
-#pragma unroll
-        for (unsigned t = 0; t < TERMS; t++) {
-            const Pack<floatX, W> term = pack_read<W>(dR + t * TOKEN_STRIP<KP> + place);
-            for (unsigned j = 0; j < W; j++) value[j] += load(term.x[j]);
-        }
-        for (unsigned j = 0; j < W; j++) pack.x[j] = store(beta[row] * value[j]);
-        if (row >= p.block.rows || c >= columns) continue;
-        if (p.packed)
-            pack_write(to, pack);
-        else
-            for (unsigned j = 0; j < W && c + j < columns; j++) to[j] = pack.x[j];
-    }
-}
-
 // ---- pairs ----------------------------------------------------------------------------------------------------------
 // Fetches columns `from` on of each warp's key columns of q or k.
 template <int KP, typename Part>
@@ -391,7 +68,7 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, 
     }
 }
 
-// kk, qk: a warp's pairs of k k^T and q k^T. Two key tiles at `tiles`, of which the first slice has been asked for
+// kk, qk: a warp's pairs of k k^T and q k^T. tiles: of q and k, whose first slice is being fetched
 template <int KP, typename Part>
 __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, const floatX *q, const floatX *k,
                                  const Part &p) {
@@ -565,6 +242,8 @@ __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &sh
     for (unsigned n = 0; n < N / 8; n++)
 #pragma unroll
         for (unsigned e = 0; e < 4; e++) r.added[n][e] += r.read[n][e];
+    r.overlap = warp_sum(r.overlap);
+    if (p.lane == 0) shared.overlaps[threadIdx.x / LANES] = r.overlap;
 }
 
 // Adds the sums over the heads so far to x, and saves them unless this head is the last.
@@ -675,7 +354,7 @@ __device__ inline GradientPart<PACKED> gradient_part(const DeltaCall &d, const S
 struct Strips {
     floatX *memory;
     unsigned head, end, v, pass; // of the next one to fetch
-    unsigned stage, stages;
+    unsigned stage;              // of the current one
 };
 
 template <int KP, typename Part>
@@ -692,46 +371,71 @@ __device__ inline void strips_bring(Strips &s, unsigned to, GradientShared *shar
 // Returns the next strip, and fetches one more.
 template <int KP, typename Part>
 __device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const DeltaGradient &G, const Part &p) {
-    s.stage = s.stages - 1 - s.stage;
+    s.stage = G.stages - 1 - s.stage;
     fetch_wait<0>();
     __syncthreads();
-    strips_bring<KP>(s, s.stages - 1 - s.stage, shared, G, p);
-    if (s.stages == 1) {
+    strips_bring<KP>(s, G.stages - 1 - s.stage, shared, G, p);
+    if (G.stages == 1) {
         fetch_wait<0>();
         __syncthreads();
     }
     return s.memory + s.stage * STRIP_TILES<KP>;
 }
 
+// Shared memory: sums of the pairs over heads; strips; products of q and k
+struct GradientMemory {
+    float *sums, *products;
+    floatX *strips;
+    GradientShared *shared;
+};
+
+// Computes the products of q and k, and fetches the first strip.
+template <int KP, typename Part>
+__device__ inline void keys_begin(const GradientMemory &m, Strips &next, const floatX *q, const floatX *k,
+                                  const DeltaGradient &G, const Part &p) {
+    floatX *const tiles = m.strips + (G.stages - 1) * STRIP_TILES<KP>;
+    float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
+    floats_fetch(&m.shared->length, G.lengths + blockIdx.x * gridDim.y + p.key_head);
+    keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
+    fetch_commit();
+    if (G.stages == 2) strips_bring<KP>(next, 0, m.shared, G, p);
+    key_pairs<KP>(kk, qk, tiles, q, k, p);
+    __syncthreads(); // the tiles may reach into the products' place
+    if (p.pairs) for_lane_pairs(lane_pairs(m.products, p), kk, qk, lane_write);
+}
+
+// Adds the pairs' part to dq, dk of all heads, and stores them to the key head's columns dx of q, and of k behind them.
+template <int KP, typename Part>
+__device__ inline void keys_end(floatX *dx, float (*dq)[4], float (*dk)[4], const GradientMemory &m, const floatX *q,
+                                const floatX *k, const Part &p) {
+    KeyTwos<KP> of_q, of_k;
+    __syncthreads();
+    pair_products<KP>(dq, dk, m.strips, m.sums, q, k, p);
+    keys_load<KP>(of_q, q, p), keys_load<KP>(of_k, k, p);
+    row_dots<KP>(m.shared->dots[0][p.group], dq, of_q, p);
+    row_dots<KP>(m.shared->dots[1][p.group], dk, of_k, p);
+    __syncthreads();
+    keys_store<KP>(dx, dq, of_q, m.shared->length.query, (float)p.K, m.shared->dots[0], p);
+    keys_store<KP>(dx + gridDim.y * p.K, dk, of_k, m.shared->length.key, 1.0f, m.shared->dots[1], p);
+}
+
 template <int KP, bool PACKED>
 __global__ void __launch_bounds__(GRADIENT_THREADS)
     delta_gradient_kernel(DeltaGradient G, DeltaCall d, SpanBlocks blocks) {
-    DYNAMIC_SHARED(floatX, memory); // sums of pairs, strips, products of q and k
+    DYNAMIC_SHARED(floatX, memory);
     SHARED(GradientShared, shared, 1);
-    float *const sums = (float *)memory;
     floatX *const strips = memory + LANES_BYTES / sizeof(floatX);
-    float *const products = (float *)(strips + G.stages * STRIP_TILES<KP>);
+    const GradientMemory m = {(float *)memory, (float *)(strips + G.stages * STRIP_TILES<KP>), strips, shared};
     const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
     const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
     floatX *const dx = G.dx + p.block.row * d.channels;
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
-    Strips next = {strips, first, end, 0, 0, G.stages - 1, G.stages};
-    { // products of q and k
-        floatX *const tiles = strips + (G.stages - 1) * STRIP_TILES<KP>;
-        float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
-        floats_fetch(&shared->length, G.lengths + blockIdx.x * d.HK + p.key_head);
-        keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
-        fetch_commit();
-        if (G.stages == 2) strips_bring<KP>(next, 0, shared, G, p);
-        key_pairs<KP>(kk, qk, tiles, q, k, p);
-        __syncthreads(); // the tiles may reach into the products' place
-        if (p.pairs) for_lane_pairs(lane_pairs(products, p), kk, qk, lane_write);
-    }
+    const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // which has no pairs
+    Strips next = {strips, first, end, 0, 0, G.stages - 1};
+    keys_begin<KP>(m, next, q, k, G, p);
     GradientResults<KP> r;
-    KeyTwos<KP> of_q, of_k;
     for (unsigned head = first; head < end; head++) {
         const BlockGates &g = shared->gates[head % 2];
-        const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1;
         floatX *strip = NULL;
         r = {};
         for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
@@ -741,12 +445,13 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         }
         GradientPart<PACKED> here = p;
         here.lane = computed_here(p.lane);
+        KeyTwos<KP> of_q, of_k;
         if (!APART<KP>) keys_load<KP>(of_q, q, here); // early
         __syncthreads();                              // the strip becomes the pairs' products
         float across[2];
         Gate gate[2] = {};
         if (p.pairs)
-            pairs_of_head((float *)strip, shared->dbeta, r, products, sums, head == first, g, shared->length, here);
+            pairs_of_head((float *)strip, shared->dbeta, r, m.products, m.sums, head == first, g, shared->length, here);
         for (unsigned e = 0; e < 2 && gates_warp; e++)
             if (2 * here.lane + e < p.block.rows) gate[e] = gate_of(d, p.block.row + 2 * here.lane + e, head);
         __syncthreads();
@@ -757,27 +462,18 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
                 strip = strips_take<KP>(next, shared, G, p);
                 strip_products<KP, false, true>(r, strip, p);
             }
+            keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
             __syncthreads();
         }
-        r.overlap = warp_sum(r.overlap);
-        if (p.lane == 0) shared->overlaps[threadIdx.x / LANES] = r.overlap;
-        float *const totals = (float *)strip + BLOCK * PAIR_STRIDE;
+        float *const totals = (float *)strip + BLOCK * PAIR_STRIDE; // behind the pairs' products
         pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
-        if (APART<KP>) keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
         states_of_head<KP>(r, *shared, g, of_q, of_k, here);
         group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, here);
         group_sums<KP>(r.added, G.dk, head == first, head + 1 == end, here);
         __syncthreads();
         if (gates_warp) gates_store(G, d, *shared, g, totals, gate, head, here);
     }
-    __syncthreads();
-    pair_products<KP>(r.dq, r.added, strips, sums, q, k, p);
-    keys_load<KP>(of_q, q, p), keys_load<KP>(of_k, k, p);
-    row_dots<KP>(shared->dots[0][p.group], r.dq, of_q, p);
-    row_dots<KP>(shared->dots[1][p.group], r.added, of_k, p);
-    __syncthreads();
-    keys_store<KP>(dx + p.key_head * d.K, r.dq, of_q, shared->length.query, (float)d.K, shared->dots[0], p);
-    keys_store<KP>(dx + (d.HK + p.key_head) * d.K, r.added, of_k, shared->length.key, 1.0f, shared->dots[1], p);
+    keys_end<KP>(dx + p.key_head * p.K, r.dq, r.added, m, q, k, p);
 }
 
 template <int KP, bool PACKED>
