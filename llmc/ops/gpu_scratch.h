@@ -48,7 +48,7 @@ static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
     const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
     const size_t HK = shape->HK, HV = shape->HV, states = delta_state_elements(shape);
     const size_t triangle = blocks * HV * 10 * 256, tokens = gpu_four(blocks * B * HV * shape->V);
-    const size_t keys = HK < HV ? gpu_four(blocks * HK * B * shape->K) : 0;
+    const size_t keys = HK < HV ? blocks * HK * B * ((shape->K + 7) / 8 * 8) : 0;
     const size_t both = 4 + gpu_four(states) + blocks * HV * (7 * B + 4) + blocks * HK * 2 * B + 2 * triangle;
     const size_t borders = gpu_four(n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0);
     return backward ? both + triangle + borders + 2 * gpu_four(blocks * states) + 2 * tokens + 2 * keys +

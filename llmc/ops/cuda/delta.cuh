@@ -47,7 +47,8 @@ struct DeltaScratch {
 
 static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed *scratch) {
     const size_t n = delta_rows(shape), blocks = min_size(DELTA_SEGMENT, n), HV = shape->HV, K = shape->K;
-    const size_t states = delta_state_elements(shape), keys = shape->HK < HV ? blocks * shape->HK * BLOCK * K : 0;
+    const size_t states = delta_state_elements(shape),
+                 keys = shape->HK < HV ? blocks * shape->HK * BLOCK * ((K + 7) / 8 * 8) : 0;
     DeltaScratch s = {};
     const size_t triangle = blocks * HV * OPERANDS_OF_TRIANGLE * sizeof(OperandA) / sizeof(float);
     float *const begin = (float *)(((uintptr_t)scratch + 15) / 16 * 16); // so are all parts
@@ -61,6 +62,7 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
     r.inverse = (OperandA *)take(triangle);
     if (!backward) r.scores = (OperandA *)take(triangle);
     r.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
+    r.factors = (BlockFactors *)take(blocks * HV * sizeof(BlockFactors) / sizeof(float));
     r.lengths = (BlockLengths *)take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
     if (backward) {
         r.inverse_back = (OperandA *)take(triangle), r.scores_back = (OperandA *)take(triangle);
@@ -118,7 +120,7 @@ static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, c
     w.first_out = d.slot_tokens ? 0 : leaves ? blocks.count - 1 : blocks.count;
     const bool packed = d.packed && d.V % full_pack<floatX> == 0 && all_aligned(w.out); // values and out
     if (tiled)
-        delta_tiled_walk(w, DeltaPairs{s.results.inverse, s.results.scores, s.results.gates, NULL, packed}, d, blocks,
+        delta_tiled_walk(w, DeltaPairs{s.results.inverse, s.results.scores, s.results.factors, NULL, packed}, d, blocks,
                          false);
     else
         delta_tokens(w, d, blocks);
@@ -223,8 +225,8 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
         back.state_in = s.state;
     }
     if (tiled)
-        delta_tiled_walk(back, DeltaPairs{results.inverse_back, results.scores_back, results.gates, to.dout, packed}, d,
-                         blocks, true);
+        delta_tiled_walk(back, DeltaPairs{results.inverse_back, results.scores_back, results.factors, to.dout, packed},
+                         d, blocks, true);
     else
         delta_tokens_back(back, d, blocks);
     if (!to.dx) return;

@@ -75,10 +75,12 @@ __device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
 struct alignas(16) TokenFactors {
     float beta, read_k, read_q, add;
 };
-// A block's gates and lengths for the kernels; c is high + low, so that a difference of two keeps its digits
-struct BlockGates {
+struct BlockFactors {
     TokenFactors token[BLOCK];
     float keep, unused[3]; // exp(c_L); to a multiple of 16 bytes
+};
+// A block's gates and lengths for the kernels; c is high + low, so that a difference of two keeps its digits
+struct BlockGates {
     float high[BLOCK], low[BLOCK], beta[BLOCK];
 };
 struct BlockLengths {
@@ -401,18 +403,20 @@ struct BlockResults {
     OperandA *inverse, *scores;           // [blocks, HV, OPERANDS_OF_TRIANGLE]
     OperandA *inverse_back, *scores_back; // of the transposes
     BlockGates *gates;                    // [blocks, HV]
+    BlockFactors *factors;                // [blocks, HV]
     BlockLengths *lengths;                // [blocks, HK]
 };
 
 // Sets a block's lengths and, by them, the factors of its tokens: a thread for each token. squares: keys first
-__device__ inline void block_factors(BlockGates *g, BlockLengths *length, const float *squares, size_t K) {
+__device__ inline void block_factors(BlockFactors *factors, BlockLengths *length, const BlockGates &g,
+                                     const float *squares, size_t K) {
     const unsigned i = threadIdx.x;
     if (i >= BLOCK) return;
-    const float decay = decay_to(*g, i), key = 1.0f / sqrtf(squares[i] + DELTA_EPS),
+    const float decay = decay_to(g, i), key = 1.0f / sqrtf(squares[i] + DELTA_EPS),
                 query = 1.0f / sqrtf((squares[BLOCK + i] + DELTA_EPS) * (float)K);
     length->key[i] = key, length->query[i] = query;
-    g->token[i] = TokenFactors{g->beta[i], decay * key, decay * query, decay_between(*g, BLOCK - 1, i) * key};
-    if (i == BLOCK - 1) g->keep = decay;
+    factors->token[i] = TokenFactors{g.beta[i], decay * key, decay * query, decay_between(g, BLOCK - 1, i) * key};
+    if (i == BLOCK - 1) factors->keep = decay;
 }
 
 // Makes A of k k^T and the scores of q k^T: rows `row` on, zeros where a key is not before.
@@ -455,6 +459,7 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     SHARED(float, diagonal, SIDE * 16 * DIAGONAL_STRIDE);
     SHARED(float, squares, 2 * BLOCK);
     SHARED(BlockGates, g, 1);
+    SHARED(BlockFactors, factors, 1);
     SHARED(BlockLengths, length, 1);
     const unsigned row = threadIdx.x / LANES * 16;
     const DeltaBlock block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
@@ -464,9 +469,10 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     if (threadIdx.x < LANES) block_gates(g, d, block, head);
     block_pairs<DELTA_THREADS_OF_BLOCK>(kk, qk, squares, memory, d, block, head / group);
     __syncthreads();
-    block_factors(g, length, squares, d.K);
+    block_factors(factors, length, *g, squares, d.K);
     __syncthreads();
     floats_store(to.gates + place, g, sizeof(*g) / sizeof(float));
+    floats_store(to.factors + place, factors, sizeof(*factors) / sizeof(float));
     if (head % group == 0)
         floats_store(to.lengths + blockIdx.x * d.HK + head / group, length, sizeof(*length) / sizeof(float));
     block_scale(kk, qk, *g, *length, row);

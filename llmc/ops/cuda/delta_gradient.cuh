@@ -1,7 +1,7 @@
 /*
 Gradients of the gated delta rule in op set "cuda". The walks have saved the state S before each block, the gradient dS
-of the state after it, and N and dR of each token (delta_blocks.cuh). Each thread block takes BLOCK tokens of one key
-head and its value heads one after the other. With
+of the state after it, and N and dR of each token (delta_blocks.cuh), all split. Each thread block takes BLOCK tokens of
+one key head and its value heads one after the other. With
 
     dP_ij = dout_i . N_j for j <= i      dA_ij = -dR_i . N_j for j < i      dv = beta dR
 
@@ -14,328 +14,492 @@ and the gradients of q and k divided by their lengths
 beta_i dbeta_i is dR_i . N_i. The gradient of a token's log decay is the sum of all terms with it in their decay. They
 are dot products of known values: pairs i, j with j before it and i not, reads of S from it on, additions to the next
 state before it, and exp(c_L) <S, dS>. No two of these cancel, however strong a decay is.
+
+The products that sum over V are one loop over its strips (delta_strips.cuh). Factors of rows are applied to results.
+Pairs are summed over the heads of a group, and multiplied by q and k once. Only the lower triangle is computed.
 */
 #ifndef LLMC_CUDA_DELTA_GRADIENT_CUH
 #define LLMC_CUDA_DELTA_GRADIENT_CUH
-#include "delta_tokens.cuh"
+#include "delta_strips.cuh"
 
-struct DeltaGradient {
-    floatX *dx, *db, *da;
-    float *lines;                // [blocks, 2, HV]: parts of dA_log, ddt_bias
-    float *dq, *dk;              // [blocks, HK, BLOCK, K]: sums over the value heads of a group so far
-    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
-    const floatX *N, *dR;        // [blocks, HV, TERMS, BLOCK, V]
-    const BlockGates *gates;
-    const BlockLengths *lengths;
-    const floatX *dout;
-    bool packed; // rows of dout are whole packs
+// ---- shared memory --------------------------------------------------------------------------------------------------
+// q or k, or as many columns of each warp as fit
+template <int KP> constexpr unsigned KEY_SLICE = KP * sizeof(floatX) > 256 ? 16 : KEY_COLUMNS<KP>;
+template <int KP> constexpr unsigned KEY_STRIDE = KEY_SLICE<KP> *(KP / KEY_COLUMNS<KP>)+8;
+template <int KP> constexpr unsigned KEY_TILE = KEY_STRIDE<KP> *BLOCK;
+constexpr unsigned PAIR_STRIDE = BLOCK + 4; // of the running sums
+
+constexpr unsigned LANE_PAIRS = 2 * PAIR_COLUMNS / 8; // packs of four floats: two kinds of pairs of a lane
+constexpr size_t LANES_BYTES = TRIANGLE_WARPS * LANE_PAIRS * LANES * 4 * sizeof(float);
+
+struct GradientShared {
+    BlockGates gates[2];
+    BlockLengths length;
+    float dots[3][COLUMN_GROUPS][BLOCK]; // three kinds of dots of rows
+    float dbeta[BLOCK];                  // times beta
+    float overlaps[GRADIENT_WARPS];      // parts of <S, dS>
 };
 
-// Warps of a block: 16 rows each; above 128 columns of K two warps share rows, half of the columns each
-template <int KP> constexpr int KEY_COLUMNS = KP > 128 ? KP / 2 : KP;
-template <int KP> constexpr unsigned GRADIENT_THREADS = DELTA_THREADS_OF_BLOCK *(KP / KEY_COLUMNS<KP>);
-
-constexpr int STRIP = 32; // columns of V in shared memory at once
-constexpr unsigned STRIP_TILE = BLOCK * padded<STRIP>, TRIANGLE_STRIDE = BLOCK + 1;
-constexpr unsigned PAIR_TILES = 2 * TERMS * PAIR_TILE;
-
-template <int KP> constexpr size_t gradient_bytes() {
-    constexpr size_t states = (1 + TERMS) * STRIP_TILE + TERMS * KP * padded<STRIP>, slices = SLICE_TILES;
-    return (PAIR_TILES + (states > slices ? states : slices)) * sizeof(floatX);
+// Sums of pairs; strips and products of q and k; in the end the tiles of pairs, q and k
+template <int KP> constexpr size_t gradient_bytes(unsigned stages) {
+    const size_t strips = stages * STRIP_TILES<KP> * sizeof(floatX) + LANES_BYTES;
+    const size_t last = (2 * TERMS * PAIR_TILE + 2 * KEY_TILE<KP>)*sizeof(floatX);
+    return LANES_BYTES + (strips > last ? strips : last);
 }
-
-// Splits value(token, column) of a block's tokens into a strip's tiles; zeros beyond `rows` and `columns`.
-template <unsigned THREADS, typename Value>
-__device__ inline void strip_of_tokens(floatX *tiles, unsigned rows, size_t columns, Value value) {
-    for (unsigned i = threadIdx.x; i < BLOCK * STRIP; i += THREADS) {
-        const unsigned row = i / STRIP, c = i % STRIP;
-        split_store(tiles, STRIP_TILE, row * padded<STRIP> + c, row < rows && c < columns ? value(row, c) : 0.0f);
-    }
+template <int KP> constexpr bool gradient_fits(size_t limit, unsigned stages) {
+    return gradient_bytes<KP>(stages) + sizeof(GradientShared) <= limit;
 }
-template <int KP, unsigned THREADS, typename Value>
-__device__ inline void strip_of_state(floatX *tiles, size_t K, size_t columns, Value value) {
-    for (unsigned i = threadIdx.x; i < KP * STRIP; i += THREADS) {
-        const unsigned row = i / STRIP, c = i % STRIP;
-        split_store(tiles, KP * padded<STRIP>, row * padded<STRIP> + c, row < K && c < columns ? value(row, c) : 0.0f);
-    }
-}
+static_assert(gradient_fits<32>(99 << 10, 1) && gradient_fits<64>(99 << 10, 1));
+static_assert(gradient_fits<128>(99 << 10, 1) && gradient_fits<256>(99 << 10, 1));
 
-// c[16][N] += a[rows, STRIP] b[N, STRIP]^T, both split; EXACT: a is one tile
-template <int N, bool EXACT>
-__device__ inline void strip_product(float (*c)[4], const floatX *a, unsigned row, const floatX *b, unsigned b_size) {
-#pragma unroll
-    for (int v = 0; v < STRIP; v += 16) {
-        const auto right = [&](int n, unsigned term) { return load_b(b + term * b_size, padded<STRIP>, n, v); };
-        if constexpr (EXACT) {
-            split_product<N>(c, load_a(a, padded<STRIP>, row, v), right);
-        } else {
-            SplitA left;
-            for (unsigned t = 0; t < TERMS; t++) left.term[t] = load_a(a + t * STRIP_TILE, padded<STRIP>, row, v);
-            split_product<N>(c, left, right);
-        }
+// ---- pairs ----------------------------------------------------------------------------------------------------------
+// Fetches columns `from` on of each warp's key columns of q or k.
+template <int KP, typename Part>
+__device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, unsigned from) {
+    constexpr bool WHOLE = KEY_SLICE<KP> == KEY_COLUMNS<KP>;
+    constexpr unsigned COLUMNS = WHOLE ? KP : KEY_SLICE<KP>, GROUPS = WHOLE ? 1 : KP / KEY_COLUMNS<KP>;
+    for (unsigned h = 0; h < GROUPS; h++) {
+        const unsigned first = h * KEY_COLUMNS<KP> + from, left = first < p.K ? p.K - first : 0;
+        const auto place = [&](unsigned row, unsigned c) { return row * KEY_STRIDE<KP> + h * KEY_SLICE<KP> + c; };
+        if (p.packed)
+            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left, threadIdx.x);
+        else
+            tile_copy<COLUMNS>(tile, BLOCK, place, x + first, p.channels, p.block.rows, left);
     }
 }
 
-// dots[row] = sums of a lane's two rows over the lanes that share them
-__device__ inline void row_dots(float *dots, unsigned row, float (&sum)[2]) {
-    const unsigned lane = threadIdx.x % LANES;
-    for (unsigned i = 0; i < 2; i++) {
-        sum[i] = quad_sum(sum[i]);
-        if (lane % 4 == 0) dots[row + lane / 4 + 8 * i] = sum[i];
-    }
-}
-
-template <int KP>
-__global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
-    delta_gradient_kernel(DeltaGradient G, DeltaCall d, SpanBlocks blocks) {
-    constexpr int N = KEY_COLUMNS<KP>;
-    constexpr unsigned THREADS = GRADIENT_THREADS<KP>, HALVES = KP / N;
-    DYNAMIC_SHARED(floatX, memory);
-    SHARED(BlockGates, g, 1);
-    SHARED(float, passed, BLOCK);            // for each token's log decay: terms of pairs across it within the block
-    SHARED(float, dots, 4 * HALVES * BLOCK); // four kinds of dots of rows
-    SHARED(float, dbeta, BLOCK);             // times beta
-    SHARED(float, overlaps, THREADS / LANES);
-    floatX *const of_scores = memory, *const of_system = memory + TERMS * PAIR_TILE, *const work = memory + PAIR_TILES;
-    floatX *const work_2 = work + STRIP_TILE, *const work_3 = work + (1 + TERMS) * STRIP_TILE;
-    const unsigned span = span_of(blocks, blockIdx.x), lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    const unsigned row = warp * 16 % BLOCK, half = warp * 16 / BLOCK, key_column = half * N;
-    const DeltaBlock block = delta_block(blocks, span, blockIdx.x);
-    const size_t key_head = blockIdx.y, group = d.HV / d.HK, K = d.K, V = d.V;
-    const BlockLengths *const length = G.lengths + blockIdx.x * d.HK + key_head;
-    const floatX *const q = queries_of(d, block.row, key_head), *const k = keys_of(d, block.row, key_head);
-    // element of a row of q or k at a result's place
-    const auto at = [&](const floatX *x, unsigned i, unsigned column) {
-        return row + i < block.rows && key_column + column < K ? load(x[(row + i) * d.channels + key_column + column])
-                                                               : 0.0f;
-    };
-    for (size_t head = key_head * group; head < (key_head + 1) * group; head++) {
-        const size_t place = blockIdx.x * d.HV + head;
-        const floatX *const S = G.states + place * TERMS * K * V, *const dS = G.back + place * TERMS * K * V;
-        const auto whole = [&](const floatX *x, size_t i, size_t size) {
-            return TERMS == 2 ? load(x[i]) + load(x[size + i]) : load(x[i]);
-        };
-        const auto token = [&](const floatX *x, unsigned i, size_t c) {
-            return whole(x + place * TERMS * BLOCK * V, i * V + c, BLOCK * V);
-        };
-        const floatX *const dout = G.dout + (block.row * d.HV + head) * V;
-        __syncthreads();
-        for (unsigned i = threadIdx.x; i < BLOCK; i += THREADS) {
-            g->high[i] = G.gates[place].high[i], g->low[i] = G.gates[place].low[i];
-            g->beta[i] = G.gates[place].beta[i];
-        }
-        { // 1. dP, dA with the decays and lengths beside them; dv
-            float kk[BLOCK / 8][4] = {}, qk[BLOCK / 8][4] = {}, dP[BLOCK / 8][4] = {}, dA[BLOCK / 8][4] = {};
-            block_pairs<THREADS>(kk, qk, NULL, work, d, block, key_head);
-            floatX *const tN = memory, *const tdR = memory + TERMS * STRIP_TILE; // later the pairs'
-            for (size_t v = 0; v < V; v += STRIP) {
-                __syncthreads();
-                rows_fetch<STRIP, THREADS>(work, dout + v, d.HV * V, block.rows, V - v, G.packed);
-                fetch_commit();
-                strip_of_tokens<THREADS>(tN, block.rows, V - v,
-                                         [&](unsigned i, size_t c) { return token(G.N, i, v + c); });
-                strip_of_tokens<THREADS>(tdR, block.rows, V - v, [&](unsigned i, size_t c) {
-                    const float dR = token(G.dR, i, v + c);
-                    G.dx[(block.row + i) * d.channels + 2 * d.HK * K + head * V + v + c] = store(g->beta[i] * dR);
-                    return dR;
-                });
-                fetch_wait<0>();
-                __syncthreads();
-                strip_product<BLOCK, true>(dP, work, row, tN, STRIP_TILE);
-                strip_product<BLOCK, false>(dA, tdR, row, tN, STRIP_TILE);
-            }
+// kk, qk: a warp's pairs of k k^T and q k^T. tiles: of q and k, whose first slice is being fetched
+template <int KP, typename Part>
+__device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, const floatX *q, const floatX *k,
+                                 const Part &p) {
+    floatX *const tq = tiles, *const tk = tiles + KEY_TILE<KP>;
+#pragma unroll 1
+    for (unsigned from = 0; from < KEY_COLUMNS<KP>; from += KEY_SLICE<KP>) {
+        if (from) {
             __syncthreads();
-            float *const pairs = (float *)work;
-#pragma unroll
-            for (unsigned n = 0; n < BLOCK / 8; n++)
-#pragma unroll
-                for (unsigned e = 0; e < 4; e++) {
-                    const unsigned i = row + lane / 4 + e / 2 * 8, j = n * 8 + lane % 4 * 2 + e % 2;
-                    const float decay = j <= i ? length->key[j] * decay_between(*g, i, j) : 0.0f;
-                    const float score = j <= i ? dP[n][e] * length->query[i] * decay : 0.0f;
-                    const float system = j < i ? -dA[n][e] * g->beta[i] * length->key[i] * decay : 0.0f;
-                    if (half) continue;
-                    if (i == j) dbeta[i] = dA[n][e];
-                    split_store(of_scores, PAIR_TILE, i * padded<BLOCK> + j, score);
-                    split_store(of_system, PAIR_TILE, i * padded<BLOCK> + j, system);
-                    pairs[i * TRIANGLE_STRIDE + j] = j < i ? score * qk[n][e] + system * kk[n][e] : 0.0f;
-                }
-            __syncthreads();
-            if (threadIdx.x < BLOCK) { // sums of a row's pairs before each token
-                float sum = 0.0f, *const pair = pairs + threadIdx.x * TRIANGLE_STRIDE;
-                for (unsigned t = 0; t < BLOCK; t++) {
-                    const float next = pair[t];
-                    pair[t] = sum;
-                    sum += next;
-                }
-            }
-            __syncthreads();
-            if (threadIdx.x < BLOCK) {
-                float sum = 0.0f;
-                for (unsigned i = threadIdx.x; i < BLOCK; i++) sum += pairs[i * TRIANGLE_STRIDE + threadIdx.x];
-                passed[threadIdx.x] = sum;
-            }
-        }
-        float dq[N / 8][4] = {}, dk[N / 8][4] = {};
-        // 2. exp(c) S dout and -beta exp(c) S dR
-        for (size_t v = 0; v < V; v += STRIP) {
-            __syncthreads();
-            rows_fetch<STRIP, THREADS>(work, dout + v, d.HV * V, block.rows, V - v, G.packed);
+            keys_bring<KP>(tq, q, p, from), keys_bring<KP>(tk, k, p, from);
             fetch_commit();
-            strip_of_tokens<THREADS>(work_2, block.rows, V - v, [&](unsigned i, size_t c) {
-                return -g->beta[i] * length->key[i] * decay_to(*g, i) * token(G.dR, i, v + c);
-            });
-            strip_of_state<KP, THREADS>(work_3, K, V - v,
-                                        [&](unsigned i, size_t c) { return whole(S, i * V + v + c, K * V); });
-            fetch_wait<0>();
-            __syncthreads();
-            const floatX *const right = work_3 + key_column * padded<STRIP>;
-            strip_product<N, true>(dq, work, row, right, KP * padded<STRIP>);
-            strip_product<N, false>(dk, work_2, row, right, KP * padded<STRIP>);
         }
-        float of_q[2] = {}, of_R[2] = {}, of_k[2] = {}, overlap = 0.0f;
-        for_results<N>(dq, [&](unsigned i, unsigned column, float &value) {
-            value *= length->query[row + i] * decay_to(*g, row + i);
-            of_q[i / 8] += value * at(q, i, column);
-        });
-        for_results<N>(dk, [&](unsigned i, unsigned column, float value) { of_R[i / 8] += value * at(k, i, column); });
-        // 3. decay(L, j) dS N_j, and <S, dS>
-        for (size_t v = 0; v < V; v += STRIP) {
-            __syncthreads();
-            strip_of_tokens<THREADS>(work_2, block.rows, V - v, [&](unsigned i, size_t c) {
-                return length->key[i] * decay_between(*g, BLOCK - 1, i) * token(G.N, i, v + c);
-            });
-            strip_of_state<KP, THREADS>(work_3, K, V - v, [&](unsigned i, size_t c) {
-                overlap += whole(S, i * V + v + c, K * V) * whole(dS, i * V + v + c, K * V);
-                return whole(dS, i * V + v + c, K * V);
-            });
-            __syncthreads();
-            strip_product<N, false>(dk, work_2, row, work_3 + key_column * padded<STRIP>, KP * padded<STRIP>);
-        }
-        for_results<N>(dk, [&](unsigned i, unsigned column, float value) { of_k[i / 8] += value * at(k, i, column); });
-        row_dots(dots + half * BLOCK, row, of_q);
-        row_dots(dots + (HALVES + half) * BLOCK, row, of_R);
-        row_dots(dots + (2 * HALVES + half) * BLOCK, row, of_k);
-        overlap = warp_sum(overlap);
-        if (lane == 0) overlaps[warp] = overlap;
-        // 4. products with the pairs, by slices of the columns
-        constexpr int COLUMNS = N < SLICE ? N : SLICE;
-        constexpr unsigned TILE = BLOCK * padded<COLUMNS>;
-#pragma unroll
-        for (int from = 0; from < N; from += COLUMNS) {
-#pragma unroll
-            for (unsigned keys = 0; keys < 2; keys++) {
-                __syncthreads();
-                for (unsigned h = 0; h < HALVES; h++) {
-                    const size_t first = h * N + from;
-                    rows_fetch<COLUMNS, THREADS>(work + h * TILE, (keys ? k : q) + first, d.channels, block.rows,
-                                                 first < K ? K - first : 0, d.packed);
-                }
-                fetch_commit();
-                fetch_wait<0>();
-                __syncthreads();
-                const floatX *const tile = work + half * TILE;
-                for (unsigned j = 0; j < BLOCK; j += 16) {
-                    const auto right = [&](int n) { return load_b_rows(tile, padded<COLUMNS>, j, n); };
-                    for (unsigned t = 0; t < TERMS; t++) {
-                        const floatX *const scores = of_scores + t * PAIR_TILE, *const system =
-                                                                                    of_system + t * PAIR_TILE;
-                        float(*const to_q)[4] = dq + from / 8, (*const to_k)[4] = dk + from / 8;
-                        if (!keys && j >= row)
-                            mma_columns<COLUMNS>(to_k, load_a_columns(scores, padded<BLOCK>, j, row), right);
-                        if (keys && j <= row) {
-                            mma_columns<COLUMNS>(to_q, load_a(scores, padded<BLOCK>, row, j), right);
-                            mma_columns<COLUMNS>(to_k, load_a(system, padded<BLOCK>, row, j), right);
-                        }
-                        if (keys && j >= row)
-                            mma_columns<COLUMNS>(to_k, load_a_columns(system, padded<BLOCK>, j, row), right);
-                    }
-                }
-            }
-        }
-        // 5. dq, dk: sums of the group so far, or, after the last head, through the division by the length
-        const auto finish = [&](float(*c)[4], const floatX *x, float *sums, size_t first_column, bool of_keys) {
-            float dot[2] = {};
-            for_results<N>(c, [&](unsigned i, unsigned column, float &value) {
-                const size_t to = ((blockIdx.x * d.HK + key_head) * BLOCK + row + i) * K + key_column + column;
-                if (row + i >= block.rows || key_column + column >= K) return;
-                if (head > key_head * group) value += sums[to];
-                if (head + 1 < (key_head + 1) * group) sums[to] = value;
-                dot[i / 8] += value * at(x, i, column);
-            });
-            if (head + 1 < (key_head + 1) * group) return;
-            __syncthreads();
-            row_dots(dots + (3 * HALVES + half) * BLOCK, row, dot);
-            __syncthreads();
-            for_results<N>(c, [&](unsigned i, unsigned column, float value) {
-                if (row + i >= block.rows || key_column + column >= K) return;
-                const float inverse = of_keys ? length->key[row + i] : length->query[row + i];
-                float along = 0.0f;
-                for (unsigned h = 0; h < HALVES; h++) along += dots[(3 * HALVES + h) * BLOCK + row + i];
-                along *= inverse * inverse * (of_keys ? 1.0f : (float)K);
-                G.dx[(block.row + row + i) * d.channels + first_column + key_head * K + key_column + column] =
-                    store(value - at(x, i, column) * along);
-            });
-        };
-        finish(dq, q, G.dq, 0, false);
-        finish(dk, k, G.dk, d.HK * K, true);
+        fetch_wait<0>();
         __syncthreads();
-        // 6. gates: two tokens a lane. Terms across a token: pairs, reads of S from it on, additions to S' before it
-        if (warp) continue;
-        float reads[2], adds[2], overlap_sum = 0.0f, sums[2] = {};
-        for (unsigned e = 0; e < 2; e++) {
-            float dot[3] = {};
-            for (unsigned kind = 0; kind < 3; kind++)
-                for (unsigned h = 0; h < HALVES; h++) dot[kind] += dots[(kind * HALVES + h) * BLOCK + 2 * lane + e];
-            reads[e] = dot[0] + dot[1], adds[e] = dot[2] - dot[1];
-        }
-        for (unsigned w = 0; w < THREADS / LANES; w++) overlap_sum += overlaps[w];
-        overlap_sum *= decay_to(*g, BLOCK - 1);
-        float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // sums over lanes from, and up to, this one
-        for (unsigned step = 1; step < LANES; step *= 2) {
-            const float right = __shfl_sync(ALL_LANES, behind, lane + step < LANES ? lane + step : lane),
-                        left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);
-            if (lane + step < LANES) behind += right;
-            if (lane >= step) before += left;
-        }
-        const float lanes_before = __shfl_sync(ALL_LANES, before, lane ? lane - 1 : 0),
-                    lanes_behind = __shfl_sync(ALL_LANES, behind, lane + 1 < LANES ? lane + 1 : lane);
-        for (unsigned e = 0; e < 2; e++) {
-            const unsigned i = 2 * lane + e;
-            const float read = (lane + 1 < LANES ? lanes_behind : 0.0f) + reads[1] + (e ? 0.0f : reads[0]),
-                        added = (lane ? lanes_before : 0.0f) + (e ? adds[0] : 0.0f);
-            const float dlog = passed[i] + read + added + overlap_sum;
-            if (i >= block.rows) continue;
-            const Gate gate = gate_of(d, block.row + i, head);
-            const float dinput = -dlog * gate.A * gate.slope;
-            const size_t to = (block.row + i) * d.stride + head;
-            G.db[to] = store(dbeta[i] * gate.rest);
-            G.da[to] = store(dinput);
-            sums[0] += dlog * gate.log_decay, sums[1] += dinput;
-        }
-        for (unsigned s = 0; s < 2; s++) {
-            sums[s] = warp_sum(sums[s]);
-            if (lane == 0) G.lines[(blockIdx.x * 2 + s) * d.HV + head] = sums[s];
+        for (unsigned c = 0; c < KEY_STRIDE<KP> - 8 && p.pairs; c += 16) {
+            const OperandB right = load_b(tk, KEY_STRIDE<KP>, p.pair_column, c);
+            mma_columns<16>(kk, load_a(tk, KEY_STRIDE<KP>, p.row, c), [&](int) { return right; });
+            mma_columns<16>(qk, load_a(tq, KEY_STRIDE<KP>, p.row, c), [&](int) { return right; });
         }
     }
 }
 
-template <int KP>
-static void delta_gradient_of(const DeltaGradient &gradient, const DeltaCall &d, const SpanBlocks &blocks) {
-    LAUNCH((delta_gradient_kernel<KP>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS<KP>,
-           gradient_bytes<KP>())
+// A lane's pairs of two kinds between their uses, in shared memory
+template <typename Part> __device__ inline float *lane_pairs(float *memory, const Part &p) {
+    const unsigned r = p.row / 16, warp = r * (r + 1) / 2 + p.group;
+    return memory + (warp * LANE_PAIRS * LANES + p.lane) * 4;
+}
+template <typename F> __device__ inline void for_lane_pairs(float *memory, float (*a)[4], float (*b)[4], F f) {
+#pragma unroll
+    for (unsigned n = 0; n < LANE_PAIRS; n++) f(memory + n * LANES * 4, n % 2 ? b[n / 2] : a[n / 2]);
+}
+__device__ inline void lane_write(float *memory, const float *value) {
+    Pack<float, 4> pack;
+    for (unsigned i = 0; i < 4; i++) pack.x[i] = value[i];
+    pack_write(memory, pack);
+}
+__device__ inline void lane_add(const float *memory, float *value) {
+    const Pack<float, 4> pack = pack_read<4>(memory);
+    for (unsigned i = 0; i < 4; i++) value[i] += pack.x[i];
+}
+
+// Turns dP, dA into the pairs' factors of k and q, with decays and lengths, and adds them to the sums over heads.
+// across[i][j]: what the pair gives to the log decays between them
+template <typename Results, typename Part>
+__device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, float *products, float *sums, bool first,
+                                     const BlockGates &g, const BlockLengths &length, const Part &p) {
+    const unsigned row = p.row + p.lane / 4, column = p.pair_column + p.lane % 4 * 2;
+    float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {}, decay[PAIR_COLUMNS / 8][4], query[2], key[2];
+    for_lane_pairs(lane_pairs(products, p), kk, qk, lane_add);
+#pragma unroll
+    for (unsigned e = 0; e < 2; e++)
+        query[e] = length.query[row + 8 * e], key[e] = g.beta[row + 8 * e] * length.key[row + 8 * e];
+#pragma unroll
+    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 4; e++) // infinite above the diagonal
+            decay[n][e] =
+                length.key[column + n * 8 + e % 2] * decay_between(g, row + e / 2 * 8, column + n * 8 + e % 2);
+#pragma unroll
+    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 4; e++) {
+            const unsigned i = row + e / 2 * 8, j = column + n * 8 + e % 2;
+            if (i == j) dbeta[i] = r.dA[n][e];
+            r.dP[n][e] = j <= i ? r.dP[n][e] * query[e / 2] * decay[n][e] : 0.0f;
+            r.dA[n][e] = j < i ? -r.dA[n][e] * key[e / 2] * decay[n][e] : 0.0f;
+            across[i * PAIR_STRIDE + j] = j < i ? r.dP[n][e] * qk[n][e] + r.dA[n][e] * kk[n][e] : 0.0f;
+        }
+    if (!first) for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_add);
+    for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_write);
+}
+
+// sum[e]: what a warp's four rows give to the log decays of tokens 2 lane + e, by pairs j < token <= i
+template <typename Part> __device__ inline void pairs_across(float (&sum)[2], const float *across, const Part &p) {
+    constexpr unsigned ROWS = BLOCK / GRADIENT_WARPS;
+    const unsigned first = threadIdx.x / LANES * ROWS, t = 2 * p.lane;
+    float left[ROWS], until[ROWS]; // of a row: this lane's first pair, all up to its second
+#pragma unroll
+    for (unsigned i = 0; i < ROWS; i++) {
+        const Pack<float, 2> pair = pack_read<2>(across + (first + i) * PAIR_STRIDE + t);
+        left[i] = t < first + i ? pair.x[0] : 0.0f;
+        until[i] = left[i] + (t + 1 < first + i ? pair.x[1] : 0.0f);
+    }
+#pragma unroll
+    for (unsigned step = 1; step < LANES; step *= 2)
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            const float before = __shfl_sync(ALL_LANES, until[i], p.lane >= step ? p.lane - step : p.lane);
+            if (p.lane >= step) until[i] += before;
+        }
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < ROWS; i++) {
+        float before = __shfl_sync(ALL_LANES, until[i], p.lane ? p.lane - 1 : 0);
+        if (p.lane == 0) before = 0.0f;
+        if (t <= first + i) sum[0] += before;
+        if (t + 1 <= first + i) sum[1] += before + left[i];
+    }
+}
+
+// Adds the products of the pairs' sums with q and k. memory: room for pairs and key tiles
+template <int KP, typename Part>
+__device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *memory, float *sums, const floatX *q,
+                                     const floatX *k, const Part &p) {
+    constexpr unsigned N = KEY_SLICE<KP>, S = KEY_STRIDE<KP>;
+    floatX *const of_scores = memory, *const of_system = memory + TERMS * PAIR_TILE;
+    floatX *const tq = memory + 2 * TERMS * PAIR_TILE, *const tk = tq + KEY_TILE<KP>;
+    if (p.pairs) {
+        float score[PAIR_COLUMNS / 8][4] = {}, system[PAIR_COLUMNS / 8][4] = {};
+        for_lane_pairs(lane_pairs(sums, p), score, system, lane_add);
+        const unsigned place = p.row * padded<BLOCK> + p.pair_column;
+        for_pairs<PAIR_COLUMNS>(score, [&](unsigned i, unsigned j, float a, float b) {
+            split_store_two(of_scores, PAIR_TILE, place + i * padded<BLOCK> + j, a, b);
+        });
+        for_pairs<PAIR_COLUMNS>(system, [&](unsigned i, unsigned j, float a, float b) {
+            split_store_two(of_system, PAIR_TILE, place + i * padded<BLOCK> + j, a, b);
+        });
+    }
+#pragma unroll
+    for (unsigned from = 0; from < KEY_COLUMNS<KP>; from += N) {
+        if (from) __syncthreads();
+        keys_bring<KP>(tq, q, p, from), keys_bring<KP>(tk, k, p, from);
+        fetch_commit();
+        fetch_wait<0>();
+        __syncthreads();
+        float(*const to_q)[4] = dq + from / 8, (*const to_k)[4] = dk + from / 8;
+#pragma unroll 1
+        for (unsigned j = 0; j < BLOCK && p.states; j += 16) {
+            OperandB of_q[N / 16], of_k[N / 16];
+#pragma unroll
+            for (unsigned n = 0; n < N; n += 16) {
+                of_q[n / 16] = load_b_rows(tq, S, j, p.group * N + n);
+                of_k[n / 16] = load_b_rows(tk, S, j, p.group * N + n);
+            }
+            const auto right_q = [&](int n) { return of_q[n / 16]; };
+            const auto right_k = [&](int n) { return of_k[n / 16]; };
+#pragma unroll
+            for (unsigned t = 0; t < TERMS; t++) {
+                const floatX *const scores = of_scores + t * PAIR_TILE, *const system = of_system + t * PAIR_TILE;
+                if (j >= p.row) {
+                    mma_columns<N>(to_k, load_a_columns(scores, padded<BLOCK>, j, p.row), right_q);
+                    mma_columns<N>(to_k, load_a_columns(system, padded<BLOCK>, j, p.row), right_k);
+                }
+                if (j <= p.row) {
+                    mma_columns<N>(to_q, load_a(scores, padded<BLOCK>, p.row, j), right_k);
+                    mma_columns<N>(to_k, load_a(system, padded<BLOCK>, p.row, j), right_k);
+                }
+            }
+        }
+    }
+}
+
+// ---- ends -----------------------------------------------------------------------------------------------------------
+// Applies the decays and lengths to a head's products with states, and leaves their dots with q and k. added becomes dk.
+template <int KP, typename Part>
+__device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &shared, const BlockGates &g,
+                                      const KeyTwos<KP> &of_q, const KeyTwos<KP> &of_k, const Part &p) {
+    constexpr unsigned N = KEY_COLUMNS<KP>;
+    float query[2], read[2], added[2];
+#pragma unroll
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned token = p.row + p.lane / 4 + 8 * i;
+        const float decay = decay_to(g, token), key = shared.length.key[token];
+        query[i] = shared.length.query[token] * decay, read[i] = -g.beta[token] * key * decay;
+        added[i] = key * decay_between(g, BLOCK - 1, token);
+    }
+    rows_scale<N>(r.dq, query), rows_scale<N>(r.read, read), rows_scale<N>(r.added, added);
+    row_dots<KP>(shared.dots[0][p.group], r.dq, of_q, p);
+    row_dots<KP>(shared.dots[1][p.group], r.read, of_k, p);
+    row_dots<KP>(shared.dots[2][p.group], r.added, of_k, p);
+#pragma unroll
+    for (unsigned n = 0; n < N / 8; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 4; e++) r.added[n][e] += r.read[n][e];
+    r.overlap = warp_sum(r.overlap);
+    if (p.lane == 0) shared.overlaps[threadIdx.x / LANES] = r.overlap;
+}
+
+// Adds the sums over the heads so far to x, and saves them unless this head is the last.
+template <int KP, typename Part>
+__device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool last, const Part &p) {
+    const unsigned packs = (p.K + 7) / 8, column = p.group * KEY_COLUMNS<KP> / 8;
+    sums += ((size_t)blockIdx.x * gridDim.y + p.key_head) * packs * BLOCK * 8;
+    sums += ((column * ROW_GROUPS + p.row / 16) * LANES + p.lane) * 4;
+#pragma unroll
+    for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++, sums += ROW_GROUPS * LANES * 4) {
+        if (column + n >= packs) continue;
+        if (p.packed) {
+            if (!first) lane_add(sums, x[n]);
+            if (!last) lane_write(sums, x[n]);
+        } else {
+            for (unsigned e = 0; e < 4 && !first; e++) x[n][e] += sums[e];
+            for (unsigned e = 0; e < 4 && !last; e++) sums[e] = x[n][e];
+        }
+    }
+}
+
+// Stores a gradient through the division by the length: dx = (x - key (key . x) / length^2), dots: parts of key . x
+template <int KP, typename Part>
+__device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KP> &keys, const float *inverse,
+                                  float factor, const float (*dots)[BLOCK], const Part &p) {
+    const unsigned row = p.row + p.lane / 4, column = p.group * KEY_COLUMNS<KP> + p.lane % 4 * 2;
+#pragma unroll
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned token = row + 8 * i;
+        float along = 0.0f;
+        for (unsigned h = 0; h < KP / KEY_COLUMNS<KP>; h++) along += dots[h][token];
+        along *= inverse[token] * inverse[token] * factor;
+        floatX *const to = dx + token * p.channels + column;
+#pragma unroll
+        for (unsigned n = 0; n < KEY_COLUMNS<KP> / 8; n++) {
+            const Two two =
+                two_of(x[n][2 * i] - key_of(keys[n][i], 0) * along, x[n][2 * i + 1] - key_of(keys[n][i], 1) * along);
+            if (token >= p.block.rows || column + n * 8 >= p.K) continue;
+            if (p.packed) {
+                *(Two *)(to + n * 8) = two;
+            } else {
+                to[n * 8] = two.x[0];
+                if (column + n * 8 + 1 < p.K) to[n * 8 + 1] = two.x[1];
+            }
+        }
+    }
+}
+
+// Gates by one warp, two tokens a lane. The terms of a token's log decay: pairs across it, reads of S from it on,
+// additions to the next state before it, <S, dS>.
+template <typename Part>
+__device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, const GradientShared &shared,
+                                   const BlockGates &g, const float *across, const Gate (&gate)[2], size_t head,
+                                   const Part &p) {
+    const unsigned lane = p.lane;
+    float reads[2] = {}, adds[2] = {}, pairs[2] = {}, overlap = 0.0f, sums[2] = {};
+    for (unsigned e = 0; e < 2; e++) {
+        float dot[3] = {};
+        for (unsigned kind = 0; kind < 3; kind++)
+            for (unsigned h = 0; h < COLUMN_GROUPS; h++) dot[kind] += shared.dots[kind][h][2 * lane + e];
+        reads[e] = dot[0] + dot[1], adds[e] = dot[2];
+        for (unsigned w = 0; w < GRADIENT_WARPS; w++) pairs[e] += across[w * BLOCK + 2 * lane + e];
+    }
+    for (unsigned w = 0; w < GRADIENT_WARPS; w++) overlap += shared.overlaps[w];
+    overlap *= decay_to(g, BLOCK - 1);
+    float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // sums over lanes from, and up to, this one
+    for (unsigned step = 1; step < LANES; step *= 2) {
+        const float right = __shfl_sync(ALL_LANES, behind, lane + step < LANES ? lane + step : lane),
+                    left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);
+        if (lane + step < LANES) behind += right;
+        if (lane >= step) before += left;
+    }
+    const float lanes_before = __shfl_sync(ALL_LANES, before, lane ? lane - 1 : 0),
+                lanes_behind = __shfl_sync(ALL_LANES, behind, lane + 1 < LANES ? lane + 1 : lane);
+    for (unsigned e = 0; e < 2; e++) {
+        const unsigned i = 2 * lane + e;
+        const float read = (lane + 1 < LANES ? lanes_behind : 0.0f) + reads[1] + (e ? 0.0f : reads[0]),
+                    added = (lane ? lanes_before : 0.0f) + (e ? adds[0] : 0.0f);
+        const float dlog = pairs[e] + read + added + overlap, dinput = -dlog * gate[e].A * gate[e].slope;
+        if (i >= p.block.rows) continue;
+        const size_t to = (p.block.row + i) * d.stride + head;
+        G.db[to] = store(shared.dbeta[i] * gate[e].rest);
+        G.da[to] = store(dinput);
+        sums[0] += dlog * gate[e].log_decay, sums[1] += dinput;
+    }
+    for (unsigned s = 0; s < 2; s++) {
+        sums[s] = warp_sum(sums[s]);
+        if (lane == 0) G.lines[(blockIdx.x * 2 + s) * d.HV + head] = sums[s];
+    }
+}
+
+// ---- the kernel -----------------------------------------------------------------------------------------------------
+template <bool PACKED>
+__device__ inline GradientPart<PACKED> gradient_part(const DeltaCall &d, const SpanBlocks &blocks, unsigned groups) {
+    const unsigned warp = threadIdx.x / LANES, line = warp / COLUMN_GROUPS;
+    GradientPart<PACKED> p;
+    p.block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
+    p.HV = (unsigned)d.HV, p.K = (unsigned)d.K, p.V = (unsigned)d.V, p.channels = (unsigned)d.channels;
+    p.key_head = blockIdx.y, p.group_heads = (unsigned)(d.HV / d.HK);
+    p.lane = threadIdx.x % LANES, p.row = line * 16;
+    p.group = (warp + 2 * line) % COLUMN_GROUPS; // deals the pairs to all schedulers
+    p.pair_column = p.group * PAIR_COLUMNS, p.pairs = p.pair_column <= p.row;
+    p.states = p.group < groups;
+    return p;
+}
+
+// Strips of all heads in order
+struct Strips {
+    floatX *memory;
+    unsigned head, end, v, pass; // of the next one to fetch
+    unsigned stage;              // of the current one
+};
+
+template <int KP, typename Part>
+__device__ inline void strips_bring(Strips &s, unsigned to, GradientShared *shared, const DeltaGradient &G,
+                                    const Part &p) {
+    if (s.head < s.end) {
+        strip_bring<KP>(s.memory + to * STRIP_TILES<KP>, shared->gates + s.head % 2, s.v == 0 && s.pass == 0, G, p,
+                        s.head, s.v);
+        s.v += STRIP<KP>;
+        if (s.v >= p.V) s.v = 0, s.pass = APART<KP> ? 1 - s.pass : 0, s.head += s.pass == 0;
+    }
+    fetch_commit();
+}
+// Returns the next strip, and fetches one more.
+template <int KP, typename Part>
+__device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const DeltaGradient &G, const Part &p) {
+    s.stage = G.stages - 1 - s.stage;
+    fetch_wait<0>();
+    __syncthreads();
+    strips_bring<KP>(s, G.stages - 1 - s.stage, shared, G, p);
+    if (G.stages == 1) {
+        fetch_wait<0>();
+        __syncthreads();
+    }
+    return s.memory + s.stage * STRIP_TILES<KP>;
+}
+
+// Shared memory: sums of the pairs over heads; strips; products of q and k
+struct GradientMemory {
+    float *sums, *products;
+    floatX *strips;
+    GradientShared *shared;
+};
+
+// Computes the products of q and k, and fetches the first strip.
+template <int KP, typename Part>
+__device__ inline void keys_begin(const GradientMemory &m, Strips &next, const floatX *q, const floatX *k,
+                                  const DeltaGradient &G, const Part &p) {
+    floatX *const tiles = m.strips + (G.stages - 1) * STRIP_TILES<KP>;
+    float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
+    floats_fetch(&m.shared->length, G.lengths + blockIdx.x * gridDim.y + p.key_head);
+    keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
+    fetch_commit();
+    if (G.stages == 2) strips_bring<KP>(next, 0, m.shared, G, p);
+    key_pairs<KP>(kk, qk, tiles, q, k, p);
+    __syncthreads(); // the tiles may reach into the products' place
+    if (p.pairs) for_lane_pairs(lane_pairs(m.products, p), kk, qk, lane_write);
+}
+
+// Adds the pairs' part to dq, dk of all heads, and stores them to the key head's columns dx of q, and of k behind them.
+template <int KP, typename Part>
+__device__ inline void keys_end(floatX *dx, float (*dq)[4], float (*dk)[4], const GradientMemory &m, const floatX *q,
+                                const floatX *k, const Part &p) {
+    KeyTwos<KP> of_q, of_k;
+    __syncthreads();
+    pair_products<KP>(dq, dk, m.strips, m.sums, q, k, p);
+    keys_load<KP>(of_q, q, p), keys_load<KP>(of_k, k, p);
+    row_dots<KP>(m.shared->dots[0][p.group], dq, of_q, p);
+    row_dots<KP>(m.shared->dots[1][p.group], dk, of_k, p);
+    __syncthreads();
+    keys_store<KP>(dx, dq, of_q, m.shared->length.query, (float)p.K, m.shared->dots[0], p);
+    keys_store<KP>(dx + gridDim.y * p.K, dk, of_k, m.shared->length.key, 1.0f, m.shared->dots[1], p);
+}
+
+template <int KP, bool PACKED>
+__global__ void __launch_bounds__(GRADIENT_THREADS)
+    delta_gradient_kernel(DeltaGradient G, DeltaCall d, SpanBlocks blocks) {
+    DYNAMIC_SHARED(floatX, memory);
+    SHARED(GradientShared, shared, 1);
+    floatX *const strips = memory + LANES_BYTES / sizeof(floatX);
+    const GradientMemory m = {(float *)memory, (float *)(strips + G.stages * STRIP_TILES<KP>), strips, shared};
+    const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
+    const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
+    floatX *const dx = G.dx + p.block.row * d.channels;
+    const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
+    const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // which has no pairs
+    Strips next = {strips, first, end, 0, 0, G.stages - 1};
+    keys_begin<KP>(m, next, q, k, G, p);
+    GradientResults<KP> r;
+    for (unsigned head = first; head < end; head++) {
+        const BlockGates &g = shared->gates[head % 2];
+        floatX *strip = NULL;
+        r = {};
+        for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
+            strip = strips_take<KP>(next, shared, G, p);
+            strip_products<KP, true, !APART<KP>>(r, strip, p);
+            strip_values<KP>(dx + 2 * d.HK * d.K + head * p.V + v, strip, g.beta, p.V - v, p);
+        }
+        GradientPart<PACKED> here = p;
+        here.lane = computed_here(p.lane);
+        KeyTwos<KP> of_q, of_k;
+        if (!APART<KP>) keys_load<KP>(of_q, q, here); // early
+        __syncthreads();                              // the strip becomes the pairs' products
+        float across[2];
+        Gate gate[2] = {};
+        if (p.pairs)
+            pairs_of_head((float *)strip, shared->dbeta, r, m.products, m.sums, head == first, g, shared->length, here);
+        for (unsigned e = 0; e < 2 && gates_warp; e++)
+            if (2 * here.lane + e < p.block.rows) gate[e] = gate_of(d, p.block.row + 2 * here.lane + e, head);
+        __syncthreads();
+        if (!APART<KP>) keys_load<KP>(of_k, k, here);
+        pairs_across(across, (const float *)strip, here);
+        if constexpr (APART<KP>) {
+            for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
+                strip = strips_take<KP>(next, shared, G, p);
+                strip_products<KP, false, true>(r, strip, p);
+            }
+            keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
+            __syncthreads();
+        }
+        float *const totals = (float *)strip + BLOCK * PAIR_STRIDE; // behind the pairs' products
+        pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
+        states_of_head<KP>(r, *shared, g, of_q, of_k, here);
+        group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, here);
+        group_sums<KP>(r.added, G.dk, head == first, head + 1 == end, here);
+        __syncthreads();
+        if (gates_warp) gates_store(G, d, *shared, g, totals, gate, head, here);
+    }
+    keys_end<KP>(dx + p.key_head * p.K, r.dq, r.added, m, q, k, p);
+}
+
+template <int KP, bool PACKED>
+static void delta_gradient_of(DeltaGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
+    gradient.stages = gradient_fits<KP>(walk_limit(), 2) ? 2 : 1;
+    LAUNCH((delta_gradient_kernel<KP, PACKED>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS,
+           gradient_bytes<KP>(gradient.stages))
     (gradient, d, blocks);
 }
 
 static void delta_gradient(const DeltaGradient &gradient, const DeltaCall &d, const SpanBlocks &blocks) {
-    if (d.K <= 32)
-        delta_gradient_of<32>(gradient, d, blocks);
-    else if (d.K <= 64)
-        delta_gradient_of<64>(gradient, d, blocks);
+    const bool packed = gradient.packed && d.packed &&
+                        all_aligned(gradient.dx, gradient.states, gradient.back, gradient.N, gradient.dR) &&
+                        all_aligned(gradient.dq, gradient.dk);
+    if (packed && d.K <= 64)
+        delta_gradient_of<64, true>(gradient, d, blocks);
+    else if (packed && d.K <= 128)
+        delta_gradient_of<128, true>(gradient, d, blocks);
+    else if (packed)
+        delta_gradient_of<256, true>(gradient, d, blocks);
+    else if (d.K <= 32)
+        delta_gradient_of<32, false>(gradient, d, blocks);
     else if (d.K <= 128)
-        delta_gradient_of<128>(gradient, d, blocks);
+        delta_gradient_of<128, false>(gradient, d, blocks);
     else
-        delta_gradient_of<256>(gradient, d, blocks);
+        delta_gradient_of<256, false>(gradient, d, blocks);
 }
 
 #endif

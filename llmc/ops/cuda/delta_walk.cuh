@@ -28,14 +28,14 @@ template <int COLUMNS> constexpr unsigned TOKENS_TILE = BLOCK *padded<COLUMNS>; 
 // What delta_blocks_kernel has made of each block; back: triangles are transposed
 struct DeltaPairs {
     const OperandA *inverse, *scores;
-    const BlockGates *gates;
+    const BlockFactors *factors;
     const floatX *dout;
     bool packed_rows; // rows of v and out, or dout
 };
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
 // Two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the state, all split;
-// factors of two blocks' tokens, followed by BlockGates.keep
+// factors of two blocks' tokens, followed by BlockFactors.keep
 constexpr unsigned FACTORS = BLOCK + 1;
 template <int KP, int COLUMNS> struct WalkTiles {
     static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
@@ -194,8 +194,8 @@ __device__ inline void for_tokens(WalkRows &c, const TokenFactors (&factors)[2],
     });
 }
 // Fetches factors of a block's tokens, and reads those of a lane's two.
-__device__ inline void factors_fetch(TokenFactors *to, const BlockGates *gates) {
-    if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x, gates->token + threadIdx.x, true);
+__device__ inline void factors_fetch(TokenFactors *to, const BlockFactors *from) {
+    if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x, from->token + threadIdx.x, true);
 }
 __device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFactors *from) {
     for (unsigned i = 0; i < 2; i++) {
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     const auto fetch_keys = [&](unsigned b) {
         rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, x_of(b) + at.key, d.channels, rows_of(b), d.K,
                                 d.packed);
-        factors_fetch(tiles.factors + b % 2 * FACTORS, p.gates + index_of(b));
+        factors_fetch(tiles.factors + b % 2 * FACTORS, p.factors + index_of(b));
         fetch_commit();
     };
     const auto fetch_rows = [&](unsigned b) {
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         if (!OUT && w.added)
             walk_save<BLOCK, COLUMNS>(w.added + index_of(b) * TERMS * BLOCK * d.V + at.first, tiles.N, rows_of(b),
                                       BLOCK, columns, (unsigned)d.V);
-        const float keep = factors_at[BLOCK].beta; // BlockGates.keep
+        const float keep = factors_at[BLOCK].beta; // BlockFactors.keep
         for_walk_state<KP>(S, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
         walk_state_add<KP, COLUMNS>(S, keys, tiles.added);
         walk_state_store<KP, COLUMNS>(S, tiles.S);
@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     const auto fetch_keys = [&](unsigned b, unsigned rows) { // of block b from the end, which begins at `row`
         rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, d.x + row * d.channels + at.key, d.channels, rows, d.K,
                                 d.packed);
-        factors_fetch(tiles.factors + b % 2 * FACTORS, p.gates + index);
+        factors_fetch(tiles.factors + b % 2 * FACTORS, p.factors + index);
         fetch_commit();
     };
     const auto fetch_rows = [&](unsigned rows) {
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         else
             fetch_wait<0>();
         __syncthreads();                           // R is stored
-        const float keep = factors_at[BLOCK].beta; // BlockGates.keep
+        const float keep = factors_at[BLOCK].beta; // BlockFactors.keep
         for_walk_state<KP>(dS, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
         walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
         walk_state_add<KP, COLUMNS>(dS, keys, tiles.R);
