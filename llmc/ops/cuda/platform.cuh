@@ -174,6 +174,21 @@ template <int W, typename T> __device__ inline Pack<T, W> pack_read(const T *fro
     return pack;
 }
 
+// Reads W elements as floats; of a word of two bf16 each takes one instruction.
+template <int W> __device__ inline void read_wide(float (&to)[W], const floatX *from) {
+    const Pack<floatX, W> pack = pack_read<W>(from);
+#if defined(PRECISION_BF16)
+    uint32_t words[W / 2];
+    memcpy(words, &pack, sizeof(words));
+    for (int i = 0; i < W; i++) {
+        const uint32_t bits = i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16;
+        memcpy(to + i, &bits, sizeof(bits));
+    }
+#else
+    memcpy(to, &pack, sizeof(pack));
+#endif
+}
+
 // to: in global memory
 template <int W, typename T> __device__ inline void pack_write(T *to, const Pack<T, W> &pack) {
     if constexpr (sizeof(pack) >= 4) {
