@@ -70,10 +70,9 @@ int main(int argc, char **argv) {
     for (size_t heads : {32, 8}) {
         char title[80];
         snprintf(title, sizeof(title), "rope_forward, n = 4096, %zu heads of 128", heads);
-        compare<Rope>(title, BYTES, {53, 5, 64}, {4096, heads, 128},
-                      {{"llmc/ops/cuda/rope.cuh", real},
-                       {"8 heads a thread", packed<8>},
-                       {"2 heads a thread", packed<2>}});
+        compare<Rope>(
+            title, BYTES, {53, 5, 64}, {4096, heads, 128},
+            {{"llmc/ops/cuda/rope.cuh", real}, {"8 heads a thread", packed<8>}, {"2 heads a thread", packed<2>}});
     }
     return playground_end();
 }

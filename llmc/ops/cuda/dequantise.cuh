@@ -102,7 +102,7 @@ static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *
 }
 
 // ---- products of a few rows -----------------------------------------------------------------------------------------
-constexpr size_t QUANTISED_ROWS = 8;                       // most of a launch
+constexpr size_t QUANTISED_ROWS = 8;                      // most of a launch
 constexpr unsigned PART = QUANT_BLOCK, PARTS_AT_ONCE = 4; // elements of half a warp; parts whose codes it reads at once
 
 // ROWS: at least n, the rows of x and out. WHOLE: rows are whole parts. begin: the first element of weight in the record

@@ -57,8 +57,7 @@ template <typename F> __device__ inline void for_tokens(const floatX *row, uint3
         Pack<floatX, W> packs[BATCH];
 #pragma unroll
         for (unsigned b = 0; b < BATCH; b++)
-            if (const size_t i = first + b * DRAW_THREADS; i < cut.packs)
-                packs[b] = pack_read<W>(x + cut.head + i * W);
+            if (const size_t i = first + b * DRAW_THREADS; i < cut.packs) packs[b] = pack_read<W>(x + cut.head + i * W);
 #pragma unroll
         for (unsigned b = 0; b < BATCH; b++)
             if (const size_t i = first + b * DRAW_THREADS; i < cut.packs)
@@ -126,9 +125,9 @@ __device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, 
 }
 
 // inverse: 1 / temperature
-__global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(int32_t *token, const floatX *logits, const double *uniform,
-                                                            uint32_t V, size_t stride, SamplingSettings s,
-                                                            double inverse) {
+__global__ void __launch_bounds__(DRAW_THREADS)
+    draw_kernel(int32_t *token, const floatX *logits, const double *uniform, uint32_t V, size_t stride,
+                SamplingSettings s, double inverse) {
     DYNAMIC_SHARED(double, bins);
     SHARED(uint64_t, likeliest, DRAW_THREADS);
     const floatX *x = logits + blockIdx.x * stride;

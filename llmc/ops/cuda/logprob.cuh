@@ -80,8 +80,7 @@ __device__ inline void row_gradient(floatX *x, RowCut cut, size_t target, float 
                                     float inverse_temperature) {
     for_row<true>(cut, [&]<int W>(Width<W>, size_t first) {
         Pack<floatX, W> pack = pack_read<W>(x + first);
-        for (int j = 0; j < W; j++)
-            pack.x[j] = store(scale * expf((load(pack.x[j]) - top) * inverse_temperature));
+        for (int j = 0; j < W; j++) pack.x[j] = store(scale * expf((load(pack.x[j]) - top) * inverse_temperature));
         if (target - first < W)
             for (int j = 0; j < W; j++) pack.x[j] = first + j == target ? store(gradient) : pack.x[j];
         pack_write(x + first, pack);
