@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(DRAW_THREADS)
         const auto share = [=](double of_all) { return s.top_p * (of_all + ties * each); };
         DrawPlace place = place_of<OF_LOGITS>(x, V, bins, KEY_BITS, least, false, share, mass);
         const double target = share(place.all);
-        const bool beyond = target > place.all && ties * each > 0;
+        const bool beyond = ties * each > 0 && (place.all == 0 || target > place.all);
         if (!beyond) end = place.key, least = end + 1, each = mass_of_key(end);
         const double count = fmax(1.0, ceil((target - (beyond ? place.all : place.above)) / each));
         ties = beyond ? fmin(ties, count) : count;
