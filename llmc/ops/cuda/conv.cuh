@@ -164,7 +164,7 @@ __device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> *in, cons
 
 // lines NULL: only dx. last: the call's last span is among these. A warp takes pieces of CONV_BACK_ROWS tokens.
 template <int W, int TAPS>
-__global__ void __launch_bounds__(CONV_WARPS *LANES)
+__global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     conv_backward_kernel(floatX *dx, float *lines, const float *dcolumns, const floatX *dout, const floatX *x,
                          const floatX *columns, const floatX *weight, SpanBlocks blocks, ConvShape s, bool last) {
     SHARED(float, parts, CONV_WARPS *TAPS *W *LANES);
@@ -195,9 +195,8 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES)
                 gradient[b] = pack_read<W>(dout + dout_at);
             }
 #pragma unroll
-            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) {
+            for (unsigned b = 0; b < CONV_BATCH; b++) {
                 float d[W];
-                Pack<floatX, W> result;
                 conv_slope<W, TAPS>(d, in + b, weights, gradient[b]);
 #pragma unroll
                 for (int j = 0; j < TAPS; j++)
@@ -205,12 +204,18 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES)
                         sums[b + j][i] += d[i] * weights[j][i];
                         if (t + b < end) dweight[j][i] += d[i] * load(in[b + j].x[i]);
                     }
-                if (t + b < TAPS - 1 || t + b >= end + TAPS - 1) continue;
-                const unsigned behind = span_end - (t + b - (TAPS - 1)); // all that read this token are done
-                if (call_ends && behind < s.taps)
-                    for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - behind) * s.channels + c + i];
+            }
+            if (call_ends && t + CONV_BATCH > span_end) { // once a span
+#pragma unroll
+                for (unsigned b = 0; b < CONV_BATCH; b++)
+                    if (const unsigned behind = span_end - (t + b - (TAPS - 1)); behind - 1 < s.taps - 1)
+                        for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - behind) * s.channels + c + i];
+            }
+#pragma unroll
+            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) { // of these all that read them are done
+                Pack<floatX, W> result;
                 for (int i = 0; i < W; i++) result.x[i] = store(sums[b][i]);
-                pack_write(dx + dx_at, result);
+                if (t + b >= TAPS - 1 && t + b < end + TAPS - 1) pack_write(dx + dx_at, result);
             }
 #pragma unroll
             for (int j = 0; j < TAPS - 1 + (int)CONV_BATCH; j++)
