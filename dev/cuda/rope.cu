@@ -1,6 +1,6 @@
 /*
-Playground of llmc/ops/cuda/rope.cuh. A thread of the real kernel rotates one pair of elements in each of eight heads. A
-thread of the candidate rotates a pack of pairs (16 bytes of either half of a head) with as many sines and cosines.
+Playground of llmc/ops/cuda/rope.cuh. A thread rotates a pack of pairs (16 bytes of either half of a head) with as many
+sines and cosines. The real kernel reads two heads at once; a thread of the candidates reads one after the other.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/rope.cuh"
@@ -70,10 +70,9 @@ int main(int argc, char **argv) {
     for (size_t heads : {32, 8}) {
         char title[80];
         snprintf(title, sizeof(title), "rope_forward, n = 4096, %zu heads of 128", heads);
-        compare<Rope>(title, BYTES, {53, 5, 64}, {4096, heads, 128},
-                      {{"llmc/ops/cuda/rope.cuh", real},
-                       {"packs, 8 heads a thread", packed<8>},
-                       {"packs, 2 heads a thread", packed<2>}});
+        compare<Rope>(
+            title, BYTES, {53, 5, 64}, {4096, heads, 128},
+            {{"llmc/ops/cuda/rope.cuh", real}, {"8 heads a thread", packed<8>}, {"2 heads a thread", packed<2>}});
     }
     return playground_end();
 }

@@ -485,8 +485,11 @@ inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
     cuda_on_cpu::warp_meet(mask, "", 0, line, NULL);
 }
 
-template <typename T> inline T __shfl_sync(unsigned mask, T value, unsigned from, int line = __builtin_LINE()) {
-    return cuda_on_cpu::shuffle(mask, value, from % 32, line);
+// width: a power of two; `from` counts in this lane's segment of so many
+template <typename T>
+inline T __shfl_sync(unsigned mask, T value, unsigned from, unsigned width = 32, int line = __builtin_LINE()) {
+    const unsigned lane = cuda_on_cpu::block.running % 32;
+    return cuda_on_cpu::shuffle(mask, value, lane / width * width + from % width, line);
 }
 template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, unsigned bits, int line = __builtin_LINE()) {
     return cuda_on_cpu::shuffle(mask, value, (cuda_on_cpu::block.running % 32) ^ bits, line);

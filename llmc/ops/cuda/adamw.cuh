@@ -51,7 +51,7 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
     }
 }
 
-// ---- moments in 8 bits: a thread block takes a block of elements, a thread one --------------------------------------
+// ---- moments in 8 bits: a warp takes a block of elements that share scales ------------------------------------------
 // For m and v: values of the codes, and the lowest point of QuantScales' grid with that code or a greater one
 struct MomentMaps {
     float value[2][256];
@@ -72,59 +72,75 @@ static const MomentMaps &moment_maps() {
     return maps;
 }
 
-// Returns the code of a value (llmc/ops/cpu/adamw.h); inverse: 1 / the block's scale.
-__device__ inline uint8_t moment_code(float value, float inverse, const uint16_t *first) {
+// Returns the code of a value (llmc/ops/cpu/adamw.h); inverse: 1 / the block's scale, or 0. The point is the whole part
+// of `at`: to be at or above a whole number, it need not be cut.
+__device__ inline uint8_t moment_code(float value, float inverse, const float *first) {
     const float at = (rounded_product(value, inverse) + 1) * 32767.5f + 0.5f;
-    const int point = at > 0 ? (at < (float)(QUANT_GRID - 1) ? (int)at : QUANT_GRID - 1) : 0;
-    unsigned code = 0;
+    unsigned bytes = 0; // of the codes below
+#pragma unroll
     for (unsigned step = 128; step; step /= 2)
-        if (first[code + step] <= point) code += step;
-    return (uint8_t)code;
+        if (*(const float *)((const char *)(first + step) + bytes) <= at) bytes += step * sizeof(float);
+    return (uint8_t)(bytes / sizeof(float));
 }
 
-// Returns the largest x of the block's threads; partial[MOMENT_BLOCK / LANES] may be reused after the next barrier.
-__device__ inline float moment_block_max(float x, float *partial) {
-    x = warp_max(x);
-    if (threadIdx.x % LANES == 0) partial[threadIdx.x / LANES] = x;
-    __syncthreads();
-    return warp_max(partial[threadIdx.x % (MOMENT_BLOCK / LANES)]);
-}
-
-template <typename T, typename G>
-__global__ void adamw_8_bits_kernel(T *weights, floatX *rounded, const G *gradient, uint8_t *m, uint8_t *v,
-                                    float *m_scales, float *v_scales, size_t before, size_t count, size_t blocks,
-                                    AdamWFactors f, MomentMaps maps) {
+template <typename T, typename G, int W>
+__global__ void __launch_bounds__(LOOP_THREADS, W > 1 ? 4 : 1)
+    adamw_8_bits_kernel(T *weights, floatX *rounded, const G *gradient, uint8_t *m, uint8_t *v, float *m_scales,
+                        float *v_scales, size_t before, size_t count, size_t blocks, AdamWFactors f, MomentMaps maps) {
+    constexpr unsigned PACKS = MOMENT_BLOCK / (LANES * W), WARPS = LOOP_THREADS / LANES;
     SHARED(float, value_m, 256);
     SHARED(float, value_v, 256);
-    SHARED(uint16_t, first_m, 256);
-    SHARED(uint16_t, first_v, 256);
-    SHARED(float, partial, 2 * MOMENT_BLOCK / LANES);
-    const unsigned thread = threadIdx.x;
+    SHARED(float, first_m, 256);
+    SHARED(float, first_v, 256);
+    const unsigned thread = threadIdx.x, lane = thread % LANES;
     value_m[thread] = maps.value[0][thread], value_v[thread] = maps.value[1][thread];
-    first_m[thread] = maps.first[0][thread], first_v[thread] = maps.first[1][thread];
-    for (size_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-        const size_t begin = block ? block * MOMENT_BLOCK - before : 0, i = begin + thread;
-        const size_t next = (block + 1) * MOMENT_BLOCK - before;
-        const bool is_there = i < next && i < count;
+    first_m[thread] = (float)maps.first[0][thread], first_v[thread] = (float)maps.first[1][thread];
+    __syncthreads();
+    for (size_t block = blockIdx.x * WARPS + thread / LANES; block < blocks; block += gridDim.x * WARPS) {
+        const size_t begin = block ? block * MOMENT_BLOCK - before : 0, next = (block + 1) * MOMENT_BLOCK - before;
         const size_t place = f.first + begin; // the block's elements share a key
-        float new_m = 0, new_v = 0;
-        __syncthreads(); // the maps are loaded; partial is free
-        if (is_there) {
-            const float g = f.gradient_scale * load(gradient[i]);
-            new_m = f.beta1 * (value_m[m[i]] * m_scales[block]) + f.one_minus_beta1 * g;
-            new_v = f.beta2 * (value_v[v[i]] * v_scales[block]) + f.one_minus_beta2 * g * g;
-            float x = load(weights[i]);
-            x -= f.decay * x + f.rate * new_m / (sqrtf(new_v) * f.root_correction + f.epsilon);
-            set_rounded(&weights[i], x, adamw_key(&f, ADAMW_W, place), (uint32_t)(place % ADAMW_BLOCK) + thread);
-            if (rounded) rounded[i] = store(x);
-        }
-        const float most_m = moment_block_max(fabsf(new_m), partial);
-        const float most_v = moment_block_max(fabsf(new_v), partial + MOMENT_BLOCK / LANES);
-        if (is_there) {
-            m[i] = most_m > 0 ? moment_code(new_m, 1 / most_m, first_m) : 0;
-            v[i] = most_v > 0 ? moment_code(new_v, 1 / most_v, first_v) : 0;
-        }
-        if (thread == 0) m_scales[block] = most_m, v_scales[block] = most_v;
+        const unsigned length = (unsigned)((next < count ? next : count) - begin);
+        const uint64_t key = adamw_key(&f, ADAMW_W, place);
+        const float m_scale = m_scales[block], v_scale = v_scales[block];
+        Pack<T, W> w[PACKS];
+        Pack<G, W> g[PACKS];
+        Pack<uint8_t, W> m_codes[PACKS], v_codes[PACKS];
+        float new_m[PACKS][W] = {}, new_v[PACKS][W] = {}, most_m = 0, most_v = 0;
+        const auto for_packs = [&](auto f) { // of this lane
+#pragma unroll
+            for (unsigned p = 0; p < PACKS; p++)
+                if (const unsigned first = (p * LANES + lane) * W; first < length) f(p, first);
+        };
+        for_packs([&](unsigned p, unsigned first) {
+            w[p] = pack_read<W>(weights + begin + first), g[p] = pack_read<W>(gradient + begin + first);
+            m_codes[p] = pack_read<W>(m + begin + first), v_codes[p] = pack_read<W>(v + begin + first);
+        });
+        for_packs([&](unsigned p, unsigned first) {
+            Pack<floatX, W> nearest;
+            for (int j = 0; j < W; j++) {
+                const float scaled = f.gradient_scale * load(g[p].x[j]);
+                new_m[p][j] = f.beta1 * (value_m[m_codes[p].x[j]] * m_scale) + f.one_minus_beta1 * scaled;
+                new_v[p][j] = f.beta2 * (value_v[v_codes[p].x[j]] * v_scale) + f.one_minus_beta2 * scaled * scaled;
+                float x = load(w[p].x[j]);
+                x -= f.decay * x + f.rate * new_m[p][j] / (sqrtf(new_v[p][j]) * f.root_correction + f.epsilon);
+                set_rounded(&w[p].x[j], x, key, (uint32_t)(place % ADAMW_BLOCK) + first + (uint32_t)j);
+                nearest.x[j] = store(x);
+                most_m = fmaxf(most_m, fabsf(new_m[p][j])), most_v = fmaxf(most_v, fabsf(new_v[p][j]));
+            }
+            pack_write(weights + begin + first, w[p]);
+            if (rounded) pack_write(rounded + begin + first, nearest);
+        });
+        most_m = warp_max(most_m), most_v = warp_max(most_v);
+        const float inverse_m = most_m > 0 ? 1 / most_m : 0, inverse_v = most_v > 0 ? 1 / most_v : 0;
+        for_packs([&](unsigned p, unsigned first) {
+            for (int j = 0; j < W; j++) {
+                m_codes[p].x[j] = most_m > 0 ? moment_code(new_m[p][j], inverse_m, first_m) : 0;
+                v_codes[p].x[j] = most_v > 0 ? moment_code(new_v[p][j], inverse_v, first_v) : 0;
+            }
+            pack_write(m + begin + first, m_codes[p]);
+            pack_write(v + begin + first, v_codes[p]);
+        });
+        if (lane == 0) m_scales[block] = most_m, v_scales[block] = most_v;
     }
 }
 
@@ -133,20 +149,22 @@ static void cuda_adamw(Stored *w, float *master, const void *gradient, DType gra
     const AdamWFactors f = adamw_factors(step);
     void *const weights = master ? (void *)master : (void *)w; // the weights that are updated
     floatX *const rounded = master ? (floatX *)w : NULL;
+    const bool packed =
+        count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
     if (moment_type == DTYPE_INT8) {
-        static_assert(LOOP_THREADS == MOMENT_BLOCK && LOOP_THREADS == 256, "a thread for each element and each code");
+        static_assert(LOOP_THREADS == 256, "a thread for each code");
         const size_t blocks = moment_blocks(moment_type, step, count);
         with_type(master ? DTYPE_FP32 : FLOATX_DTYPE, "adamw", [&]<typename T>(T *) {
             with_type(gradient_type, "adamw", [&]<typename G>(G *) {
-                LAUNCH((adamw_8_bits_kernel<T, G>), loop_grid(blocks * LOOP_THREADS), LOOP_THREADS, 0)
-                ((T *)weights, rounded, (const G *)gradient, (uint8_t *)m, (uint8_t *)v, step->m_scales, step->v_scales,
-                 step->block_first, count, blocks, f, moment_maps());
+                with_width<float>(packed && step->block_first % ADAMW_PACK == 0, [&](auto W) {
+                    LAUNCH((adamw_8_bits_kernel<T, G, W>), loop_grid(blocks * LANES), LOOP_THREADS, 0)
+                    ((T *)weights, rounded, (const G *)gradient, (uint8_t *)m, (uint8_t *)v, step->m_scales,
+                     step->v_scales, step->block_first, count, blocks, f, moment_maps());
+                });
             });
         });
         return;
     }
-    const bool packed =
-        count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
     with_type(master ? DTYPE_FP32 : FLOATX_DTYPE, "adamw", [&]<typename T>(T *) {
         with_type(gradient_type, "adamw", [&]<typename G>(G *) {
             with_type(moment_type, "adamw", [&]<typename M>(M *) {

@@ -1,8 +1,9 @@
 /*
-The causal convolution of linear attention, then SiLU, in op set "cuda". A thread has a pack of channels and walks a
-block of tokens of one span, the last taps - 1 inputs in registers. Backward recomputes the convolution's sums. A block
-also reads the taps - 1 tokens after its own: their gradients reach its inputs. Its part of dweight is a line of
-scratch. Bytes moved per element: forward 2 s; backward 3 s, taps - 1 more tokens a block, lines of dweight.
+The causal convolution of linear attention, then SiLU, in op set "cuda". A thread has a pack of channels and walks
+tokens of one span, the last taps - 1 inputs in registers. CONV_BATCH tokens are read before the first of them is
+computed. Backward recomputes the convolution's sums. A warp also reads the taps - 1 tokens after its own: their
+gradients reach its inputs. A block's part of dweight is a line of scratch. Bytes moved per element: forward 2 s;
+backward 3 s, taps - 1 more tokens a warp, lines of dweight.
 */
 #ifndef LLMC_CUDA_CONV_CUH
 #define LLMC_CUDA_CONV_CUH
@@ -10,7 +11,8 @@ scratch. Bytes moved per element: forward 2 s; backward 3 s, taps - 1 more token
 #include "attention_tiles.cuh" // blocks of spans
 #include "bias.cuh"
 
-constexpr unsigned CONV_THREADS = 128, CONV_ROWS = 16, CONV_BACK_ROWS = 64;
+constexpr unsigned CONV_THREADS = 128, CONV_ROWS = 16, CONV_BATCH = 4;
+constexpr unsigned CONV_BACK_ROWS = 32, CONV_WARPS = 4; // backward: tokens of a warp, warps of a block
 
 struct ConvShape {
     size_t channels, stride, slot_tokens;
@@ -26,11 +28,7 @@ static ConvShape conv_shape(const DeltaShape *shape) {
 template <int W>
 __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *columns, const Span &span, size_t t,
                                              unsigned back, size_t c, const ConvShape &s) {
-    if (back >= s.taps || t - span.document < back) {
-        Pack<floatX, W> none;
-        for (int j = 0; j < W; j++) none.x[j] = store(0.0f);
-        return none;
-    }
+    if (back >= s.taps || t - span.document < back) return Pack<floatX, W>{};
     if (t - span.begin >= back) return pack_read<W>(x + (span.row + (t - span.begin) - back) * s.stride + c);
     const size_t slot = s.slot_tokens ? span.document / s.slot_tokens : 0,
                  row = (slot + 1) * (s.taps - 1) - (back - (t - span.begin));
@@ -40,10 +38,27 @@ __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *colu
 // Loads weights[j], of the input TAPS - 1 - j tokens back.
 template <int W, int TAPS>
 __device__ inline void conv_weights(float (&weights)[TAPS][W], const floatX *weight, size_t c, unsigned taps) {
+    if (W > 1 && taps == TAPS) {
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) {
+            const Pack<floatX, W> pack = pack_read<W>(weight + c * TAPS + i * W);
+            for (int k = 0; k < W; k++) weights[(i * W + k) % TAPS][(i * W + k) / TAPS] = load(pack.x[k]);
+        }
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < TAPS; j++)
         for (int i = 0; i < W; i++)
             weights[j][i] = (unsigned)(TAPS - j) > taps ? 0.0f : load(weight[(c + i) * taps + taps - (TAPS - j)]);
+}
+
+// Returns the convolution's sum of channel i.
+template <int W, int TAPS>
+__device__ inline float conv_sum(const Pack<floatX, W> *in, const float (&weights)[TAPS][W], int i) {
+    float y = 0.0f;
+#pragma unroll
+    for (int j = 0; j < TAPS; j++) y += weights[j][i] * load(in[j].x[i]);
+    return y;
 }
 
 template <int W, int TAPS>
@@ -54,23 +69,27 @@ __global__ void __launch_bounds__(CONV_THREADS)
     if (c >= s.channels) return;
     const SpanBlock block = span_block(blocks, CONV_ROWS, false);
     float weights[TAPS][W];
-    Pack<floatX, W> in[TAPS]; // oldest first
+    Pack<floatX, W> in[TAPS - 1 + CONV_BATCH]; // oldest first
     conv_weights<W>(weights, weight, c, s.taps);
 #pragma unroll
-    for (int j = 1; j < TAPS; j++) in[j] = conv_input<W>(x, columns, block.span, block.begin, TAPS - j, c, s);
-#pragma unroll 4
-    for (size_t t = block.begin; t < block.end; t++) {
+    for (int j = 0; j + 1 < TAPS; j++) in[j] = conv_input<W>(x, columns, block.span, block.begin, TAPS - 1 - j, c, s);
+    for (size_t t = block.begin; t < block.end; t += CONV_BATCH) {
+        const size_t row = t - block.origin, left = block.end - t;
 #pragma unroll
-        for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + 1];
-        in[TAPS - 1] = pack_read<W>(x + (t - block.origin) * s.stride + c);
-        Pack<floatX, W> result;
-        for (int i = 0; i < W; i++) {
-            float y = 0.0f, one_minus_s;
+        for (unsigned b = 0; b < CONV_BATCH; b++)
+            in[TAPS - 1 + b] = pack_read<W>(x + (row + (b < left ? b : 0)) * s.stride + c);
 #pragma unroll
-            for (int j = 0; j < TAPS; j++) y += weights[j][i] * load(in[j].x[i]);
-            result.x[i] = store(y * sigmoid(y, &one_minus_s));
+        for (unsigned b = 0; b < CONV_BATCH; b++) {
+            Pack<floatX, W> result;
+            if (b >= left) break;
+            for (int i = 0; i < W; i++) {
+                const float y = conv_sum<W, TAPS>(in + b, weights, i);
+                result.x[i] = store(y * fast_reciprocal(1.0f + fast_exp2(-LOG2_E * y)));
+            }
+            pack_write(out + (row + b) * s.channels + c, result);
         }
-        pack_write(out + (t - block.origin) * s.channels + c, result);
+#pragma unroll
+        for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + CONV_BATCH];
     }
 }
 
@@ -87,10 +106,10 @@ __global__ void __launch_bounds__(CONV_THREADS)
                    conv_input<W>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
 }
 
-// Calls launch(W, TAPS) with constants; with fewer taps the first weights are 0.
-template <typename F> static void with_conv(const DeltaShape *shape, bool aligned, F launch) {
+// Calls launch(W, TAPS) with constants; with fewer taps the first weights are 0. T: packs are as wide as full ones of it
+template <typename T, typename F> static void with_conv(const DeltaShape *shape, bool aligned, F launch) {
     const bool packed = delta_channels(shape) % full_pack<floatX> == 0 && shape->stride % full_pack<floatX> == 0;
-    with_width<floatX>(aligned && packed, [&](auto W) {
+    with_width<T>(aligned && packed, [&](auto W) {
         if (shape->taps <= 4)
             launch(W, Width<4>());
         else
@@ -98,8 +117,8 @@ template <typename F> static void with_conv(const DeltaShape *shape, bool aligne
     });
 }
 
-static dim3 conv_grid(unsigned blocks, size_t channels, int W) {
-    return dim3(blocks, (unsigned)blocks_for(channels, CONV_THREADS * (size_t)W));
+static dim3 conv_grid(unsigned blocks, size_t channels, int W, unsigned threads = CONV_THREADS) {
+    return dim3(blocks, (unsigned)blocks_for(channels, threads * (size_t)W));
 }
 
 static Spans without_window(Spans spans) {
@@ -111,7 +130,7 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
                               const DeltaShape *shape) {
     const ConvShape s = conv_shape(shape);
     const Spans spans = without_window(shape->spans);
-    with_conv(shape, all_aligned(out, columns, x), [&](auto W, auto TAPS) {
+    with_conv<floatX>(shape, all_aligned(out, columns, x, weight), [&](auto W, auto TAPS) {
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_ROWS, false);
@@ -134,71 +153,90 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
 // x. dcolumns: in, gradients of the last inputs from later calls; out, of the inputs before this call.
 // Computes d of a token from its inputs `in`.
 template <int W, int TAPS>
-__device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> (&in)[TAPS], const float (&weights)[TAPS][W],
-                                  const floatX *dout) {
-    const Pack<floatX, W> gradient = pack_read<W>(dout);
-    for (int i = 0; i < W; i++) {
-        float y = 0.0f, one_minus_s;
-#pragma unroll
-        for (int j = 0; j < TAPS; j++) y += weights[j][i] * load(in[j].x[i]);
-        const float s = sigmoid(y, &one_minus_s);
-        d[i] = load(gradient.x[i]) * (s + y * s * one_minus_s);
+__device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> *in, const float (&weights)[TAPS][W],
+                                  const Pack<floatX, W> &dout) {
+    for (int i = 0; i < W; i++) { // s: the logistic function of y; e / (1 + e) = 1 - s
+        const float y = conv_sum<W, TAPS>(in, weights, i), e = fast_exp2(fminf(-LOG2_E * y, 125.0f));
+        const float s = fast_reciprocal(1.0f + e);
+        d[i] = load(dout.x[i]) * s * (1.0f + y * (e * s));
     }
 }
 
-// lines NULL: only dx. last: the call's last span is among these
+// lines NULL: only dx. last: the call's last span is among these. A warp takes pieces of CONV_BACK_ROWS tokens.
 template <int W, int TAPS>
-__global__ void __launch_bounds__(CONV_THREADS)
+__global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     conv_backward_kernel(floatX *dx, float *lines, const float *dcolumns, const floatX *dout, const floatX *x,
                          const floatX *columns, const floatX *weight, SpanBlocks blocks, ConvShape s, bool last) {
-    const size_t c = ((size_t)blockIdx.y * CONV_THREADS + threadIdx.x) * W;
-    if (c >= s.channels) return;
+    SHARED(float, parts, CONV_WARPS *TAPS *W *LANES);
+    const size_t c = ((size_t)blockIdx.y * LANES + threadIdx.x) * W;
+    const unsigned pieces = c < s.channels ? blocks.first[blocks.count] : 0;
     float weights[TAPS][W], dweight[TAPS][W] = {};
-    conv_weights<W>(weights, weight, c, s.taps);
-    for (unsigned number = blockIdx.x; number < blocks.first[blocks.count]; number += gridDim.x) {
-        const unsigned i_span = span_of(blocks, number);
+    if (pieces) conv_weights<W>(weights, weight, c, s.taps);
+    for (unsigned piece = blockIdx.x * CONV_WARPS + threadIdx.y; piece < pieces; piece += gridDim.x * CONV_WARPS) {
+        const unsigned i_span = span_of(blocks, piece);
         const Span span = blocks.span[i_span];
-        const size_t begin = span.begin + (size_t)(number - blocks.first[i_span]) * CONV_BACK_ROWS;
-        const size_t end = span.end - begin > CONV_BACK_ROWS ? begin + CONV_BACK_ROWS : span.end;
+        const size_t begin = span.begin + (size_t)(piece - blocks.first[i_span]) * CONV_BACK_ROWS;
+        const size_t row = span.row + (begin - span.begin), left = span.end - begin;
+        const unsigned end = left < CONV_BACK_ROWS ? (unsigned)left : CONV_BACK_ROWS; // from here on tokens from begin
+        const unsigned span_end = left < CONV_BACK_ROWS + TAPS ? (unsigned)left : CONV_BACK_ROWS + TAPS;
         const bool call_ends = last && i_span + 1 == blocks.count;
-        Pack<floatX, W> in[TAPS];
-        float sums[TAPS][W] = {}; // dx of tokens t - (TAPS - 1) to t
+        Pack<floatX, W> in[TAPS - 1 + CONV_BATCH];
+        float sums[TAPS - 1 + CONV_BATCH][W] = {}; // dx of tokens from t - (TAPS - 1) on
+        size_t x_at = row * s.stride + c, dout_at = row * s.channels + c, dx_at = x_at - (TAPS - 1) * s.stride;
 #pragma unroll
-        for (int j = 1; j < TAPS; j++) in[j] = conv_input<W>(x, columns, span, begin, TAPS - j, c, s);
-#pragma unroll 2
-        for (size_t t = begin; t < end + TAPS - 1; t++) {
+        for (int j = 0; j + 1 < TAPS; j++) in[j] = conv_input<W>(x, columns, span, begin, TAPS - 1 - j, c, s);
+        for (unsigned t = 0; t < end + TAPS - 1; t += CONV_BATCH) {
+            Pack<floatX, W> gradient[CONV_BATCH]; // 0 after the span: so is d
 #pragma unroll
-            for (int j = 0; j + 1 < TAPS; j++) {
-                in[j] = in[j + 1];
-                for (int i = 0; i < W; i++) sums[j][i] = sums[j + 1][i];
+            for (unsigned b = 0; b < CONV_BATCH; b++, x_at += s.stride, dout_at += s.channels) {
+                in[TAPS - 1 + b] = gradient[b] = Pack<floatX, W>{};
+                if (t + b >= span_end) continue;
+                in[TAPS - 1 + b] = pack_read<W>(x + x_at);
+                gradient[b] = pack_read<W>(dout + dout_at);
             }
-            for (int i = 0; i < W; i++) sums[TAPS - 1][i] = 0.0f;
-            if (t < span.end) {
+#pragma unroll
+            for (unsigned b = 0; b < CONV_BATCH; b++) {
                 float d[W];
-                in[TAPS - 1] = pack_read<W>(x + (span.row + t - span.begin) * s.stride + c);
-                conv_slope<W, TAPS>(d, in, weights, dout + (span.row + t - span.begin) * s.channels + c);
+                conv_slope<W, TAPS>(d, in + b, weights, gradient[b]);
 #pragma unroll
                 for (int j = 0; j < TAPS; j++)
                     for (int i = 0; i < W; i++) {
-                        sums[j][i] += d[i] * weights[j][i];
-                        if (t < end) dweight[j][i] += d[i] * load(in[j].x[i]);
+                        sums[b + j][i] += d[i] * weights[j][i];
+                        if (t + b < end) dweight[j][i] += d[i] * load(in[b + j].x[i]);
                     }
             }
-            if (t < begin + TAPS - 1) continue;
-            const size_t found = t - (TAPS - 1), behind = span.end - found; // every token that reads `found` is done
-            Pack<floatX, W> result;
-            for (int i = 0; i < W; i++) {
-                const float carried =
-                    call_ends && behind < s.taps ? dcolumns[(s.taps - 1 - behind) * s.channels + c + i] : 0.0f;
-                result.x[i] = store(sums[0][i] + carried);
+            if (call_ends && t + CONV_BATCH > span_end) { // once a span
+#pragma unroll
+                for (unsigned b = 0; b < CONV_BATCH; b++)
+                    if (const unsigned behind = span_end - (t + b - (TAPS - 1)); behind - 1 < s.taps - 1)
+                        for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - behind) * s.channels + c + i];
             }
-            pack_write(dx + (span.row + found - span.begin) * s.stride + c, result);
+#pragma unroll
+            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) { // of these all that read them are done
+                Pack<floatX, W> result;
+                for (int i = 0; i < W; i++) result.x[i] = store(sums[b][i]);
+                if (t + b >= TAPS - 1 && t + b < end + TAPS - 1) pack_write(dx + dx_at, result);
+            }
+#pragma unroll
+            for (int j = 0; j < TAPS - 1 + (int)CONV_BATCH; j++)
+                for (int i = 0; i < W; i++) sums[j][i] = j + 1 < TAPS ? sums[j + CONV_BATCH][i] : 0.0f;
+#pragma unroll
+            for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + CONV_BATCH];
         }
     }
+    float *const own = parts + (threadIdx.y * LANES + threadIdx.x);
 #pragma unroll
     for (int j = 0; j < TAPS; j++)
-        for (int i = 0; i < W && lines && (unsigned)(TAPS - j) <= s.taps; i++)
-            lines[((size_t)blockIdx.x * s.channels + c + i) * s.taps + s.taps - (TAPS - j)] = dweight[j][i];
+        for (int i = 0; i < W; i++) own[(j * W + i) * CONV_WARPS * LANES] = dweight[j][i];
+    __syncthreads();
+    for (int k = threadIdx.y; k < TAPS * W && lines && pieces; k += CONV_WARPS) {
+        const int back = TAPS - 1 - k / W; // of the weight
+        const float *const part = parts + k * CONV_WARPS * LANES + threadIdx.x;
+        float sum = 0.0f;
+        for (unsigned warp = 0; warp < CONV_WARPS; warp++) sum += part[warp * LANES];
+        if ((unsigned)back < s.taps)
+            lines[((size_t)blockIdx.x * s.channels + c + k % W) * s.taps + s.taps - 1 - back] = sum;
+    }
 }
 
 // Computes dcolumns, of the call's first span; only: it is the last, too.
@@ -226,7 +264,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
 #pragma unroll
         for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + 1];
         in[TAPS - 1] = pack_read<W>(x + (span.row + t) * s.stride + c);
-        conv_slope<W, TAPS>(d, in, weights, dout + (span.row + t) * s.channels + c);
+        conv_slope<W, TAPS>(d, in, weights, pack_read<W>(dout + (span.row + t) * s.channels + c));
 #pragma unroll
         for (int back = 1; back + t < TAPS; back++)
             for (int i = 0; i < W; i++) sums[back][i] += d[i] * weights[TAPS - 1 - back - t][i];
@@ -244,12 +282,13 @@ static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, co
     const Spans spans = without_window(shape->spans);
     const size_t sums = s.channels * s.taps;
     float *const lines = dweight ? (float *)scratch : NULL;
-    with_conv(shape, all_aligned(dx, dout, x, columns), [&](auto W, auto TAPS) {
+    with_conv<float>(shape, all_aligned(dx, dout, x, columns, weight), [&](auto W, auto TAPS) {
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_BACK_ROWS, false);
-            const unsigned count = (unsigned)min_size(blocks.first[blocks.count], GPU_CONV_LINES);
-            LAUNCH((conv_backward_kernel<W, TAPS>), conv_grid(count, s.channels, W), CONV_THREADS, 0)
+            const unsigned count =
+                (unsigned)min_size(blocks_for(blocks.first[blocks.count], CONV_WARPS), GPU_CONV_LINES);
+            LAUNCH((conv_backward_kernel<W, TAPS>), conv_grid(count, s.channels, W, LANES), dim3(LANES, CONV_WARPS), 0)
             ((floatX *)dx, lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
              (const floatX *)columns, (const floatX *)weight, blocks, s, from == spans.count);
             if (dweight) column_sums(dweight, (const float *)lines, count, sums, sums);

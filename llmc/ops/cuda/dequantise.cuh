@@ -4,7 +4,8 @@ a warp reads and writes without gaps; they share a scale, looked up and rounded 
 element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64.
 
 linear_forward_quantised: a warp for each element of a few rows of out reads a row of codes once; rows of x are in the
-caches. If rows do not start at a word of codes, a thread takes single elements.
+caches. Half a warp takes PART elements, which share a scale: lane k rounds the value of code k, and the others fetch it
+by their codes. If rows are not whole parts, a lane takes single elements.
 */
 #ifndef LLMC_CUDA_DEQUANTISE_CUH
 #define LLMC_CUDA_DEQUANTISE_CUH
@@ -34,11 +35,14 @@ __device__ inline float block_scale(const uint8_t *record, const QuantParts &p, 
     return product + *(const float *)(record + p.offset);
 }
 
-__device__ inline float decoded(const float *code, unsigned index, float scale, DType rounding) {
-    const float value = code[index & 15] * scale;
-    if (rounding == DTYPE_BF16) return bf16_value(bf16_nearest(value));
-    return rounding == DTYPE_FP16 ? fp16_rounded(value) : value;
+template <DType ROUNDING> __device__ inline floatX decoded(float code, float scale) {
+    const float value = code * scale;
+    if (ROUNDING == FLOATX_DTYPE || ROUNDING == DTYPE_FP32) return store(value);
+    return store(ROUNDING == DTYPE_BF16 ? bf16_value(bf16_nearest(value)) : fp16_rounded(value));
 }
+
+// Returns by how much to shift a word of codes for element j.
+__device__ inline unsigned code_shift(unsigned j) { return j / 2 * 8 + (j % 2 ? 0 : 4); }
 
 __device__ inline void load_tables(float *code, float *map, const DequantiseTables &tables) {
     static_assert(LOOP_THREADS == 256);
@@ -47,7 +51,7 @@ __device__ inline void load_tables(float *code, float *map, const DequantiseTabl
     __syncthreads();
 }
 
-template <bool PACKED>
+template <DType ROUNDING, bool PACKED>
 __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantFormat format, QuantParts p, unsigned shift,
                                   DequantiseTables tables, size_t n) {
     constexpr int W = full_pack<floatX>;
@@ -60,8 +64,7 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
         const float scale = block_scale(record, p, map, format.nested, begin >> shift);
         Pack<floatX, W> values[CODES_OF_WORD / W];
         for (unsigned j = 0; j < CODES_OF_WORD; j++)
-            values[j / W].x[j % W] =
-                store(decoded(code, word >> (j / 2 * 8 + (j % 2 ? 0 : 4)), scale, format.rounding));
+            values[j / W].x[j % W] = decoded<ROUNDING>(code[word >> code_shift(j) & 15], scale);
         if (PACKED && begin + CODES_OF_WORD <= n)
             for (unsigned j = 0; j < CODES_OF_WORD / W; j++) pack_write(out + begin + j * W, values[j]);
         else
@@ -78,46 +81,77 @@ static DequantiseTables dequantise_tables(const QuantFormat *format, unsigned *s
     return tables;
 }
 
+// Calls launch(ROUNDING) with the format's rounding as a constant.
+template <typename F> static void with_rounding(const QuantFormat *format, F launch) {
+    switch (format->rounding) {
+    case DTYPE_BF16: launch(std::integral_constant<DType, DTYPE_BF16>()); break;
+    case DTYPE_FP16: launch(std::integral_constant<DType, DTYPE_FP16>()); break;
+    default: launch(std::integral_constant<DType, DTYPE_FP32>());
+    }
+}
+
 static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
     unsigned shift;
     const DequantiseTables tables = dequantise_tables(format, &shift);
     with_flag(all_aligned(out), [&](auto PACKED) {
-        LAUNCH((dequantise_kernel<PACKED>), loop_grid(blocks_for(n, CODES_OF_WORD)), LOOP_THREADS, 0)
-        ((floatX *)out, (const uint8_t *)record, *format, quant_parts(*format, n), shift, tables, n);
+        with_rounding(format, [&](auto ROUNDING) {
+            LAUNCH((dequantise_kernel<ROUNDING, PACKED>), loop_grid(blocks_for(n, CODES_OF_WORD)), LOOP_THREADS, 0)
+            ((floatX *)out, (const uint8_t *)record, *format, quant_parts(*format, n), shift, tables, n);
+        });
     });
 }
 
 // ---- products of a few rows -----------------------------------------------------------------------------------------
-constexpr size_t QUANTISED_ROWS = 8; // most of a launch
+constexpr size_t QUANTISED_ROWS = 8;                      // most of a launch
+constexpr unsigned PART = QUANT_BLOCK, PARTS_AT_ONCE = 4; // elements of half a warp; parts whose codes it reads at once
 
-// ROWS: at least n, the rows of x and out. begin: the first element of weight in the record
-template <bool PACKED, int ROWS>
+// ROWS: at least n, the rows of x and out. WHOLE: rows are whole parts. begin: the first element of weight in the record
+template <DType ROUNDING, bool WHOLE, int ROWS>
 __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record, QuantFormat format,
                                                 QuantParts p, unsigned shift, DequantiseTables tables, size_t begin,
                                                 const floatX *bias, const floatX *residual, size_t n, size_t C,
                                                 size_t OC, size_t stride) {
-    constexpr int W = PACKED ? (int)CODES_OF_WORD : 1, PACK = PACKED ? full_pack<floatX> : 1;
+    constexpr int W = PART * 2 / LANES; // elements of a lane
     SHARED(float, code, 16);
     SHARED(float, map, 256);
     load_tables(code, map, tables);
-    const size_t o = (size_t)blockIdx.x * (LOOP_THREADS / LANES) + threadIdx.x / LANES;
+    const size_t o = (size_t)blockIdx.x * (LOOP_THREADS / LANES) + threadIdx.x / LANES, row = begin + o * C;
     const unsigned lane = threadIdx.x % LANES;
     if (o >= OC) return;
     float sum[ROWS] = {};
-    for (size_t i = lane * W; i < C; i += LANES * W) {
-        const size_t element = begin + o * C + i;
-        const float scale = block_scale(record, p, map, format.nested, element >> shift);
-        const uint32_t word = PACKED ? ((const uint32_t *)record)[element / CODES_OF_WORD]
-                                     : (uint32_t)record[element / 2] << (element % 2 ? 4 : 0);
-        float weight[W];
-        for (unsigned j = 0; j < W; j++)
-            weight[j] = load(store(decoded(code, word >> (j / 2 * 8 + (j % 2 ? 0 : 4)), scale, format.rounding)));
-        for (int r = 0; r < ROWS; r++)
-            for (int j = 0; j < W; j += PACK) {
-                const size_t row = (size_t)r < n ? (size_t)r : n - 1;
-                const Pack<floatX, PACK> values = pack_read<PACK>(x + row * C + i + j);
-                for (int k = 0; k < PACK; k++) sum[r] += load(values.x[k]) * weight[j + k];
+    const auto x_row = [=](int r) { return x + ((size_t)r < n ? (size_t)r : n - 1) * C; };
+    if constexpr (WHOLE) {
+        const unsigned half = lane / 16, own = lane % 16, parts = (unsigned)(C / PART);
+        const uint16_t *const codes = (const uint16_t *)(record + row / 2) + lane;
+        const float own_code = code[own];
+        for (size_t first = 0; first < parts; first += 2 * PARTS_AT_ONCE) {
+            const size_t scaled = first + lane % (2 * PARTS_AT_ONCE); // the part whose scale this lane looks up
+            const size_t element = row + (scaled < parts ? scaled : first) * PART;
+            const float scale = block_scale(record, p, map, format.nested, element >> shift);
+#pragma unroll
+            for (unsigned i = 0; i < PARTS_AT_ONCE; i++) {
+                const bool there = first + 2 * i + half < parts;
+                const unsigned word = there ? codes[first * (PART / W) + i * LANES] : 0;
+                const float value =
+                    load(decoded<ROUNDING>(own_code, __shfl_sync(ALL_LANES, scale, (int)(2 * i + half))));
+                float weight[W];
+                for (unsigned j = 0; j < W; j++)
+                    weight[j] = __shfl_sync(ALL_LANES, value, (int)(word >> code_shift(j)), 16);
+                for (int r = 0; r < ROWS && there; r++) {
+                    float values[W];
+                    read_wide<W>(values, x_row(r) + (first * PART + lane * W) + i * (LANES * W));
+                    for (int j = 0; j < W; j++) sum[r] += values[j] * weight[j];
+                }
             }
+        }
+    } else {
+        for (size_t i = lane; i < C; i += LANES) {
+            const size_t element = row + i;
+            const unsigned index = record[element / 2] >> code_shift(element % 2) & 15;
+            const float scale = block_scale(record, p, map, format.nested, element >> shift);
+            const float weight = load(decoded<ROUNDING>(code[index], scale));
+            for (int r = 0; r < ROWS; r++) sum[r] += load(x_row(r)[i]) * weight;
+        }
     }
     for (int r = 0; r < ROWS; r++) {
         const float all = warp_sum(sum[r]);
@@ -137,19 +171,22 @@ static void cuda_linear_forward_quantised(Stored *out, const Stored *x, const vo
         const size_t count = min_size(QUANTISED_ROWS, n - token);
         const floatX *in = (const floatX *)x + token * C;
         const floatX *added = residual ? (const floatX *)residual + token * stride : NULL;
-        with_flag(C % CODES_OF_WORD == 0 && all_aligned(in), [&](auto PACKED) {
-            const auto launch = [&](auto kernel_rows) {
-                constexpr int ROWS = kernel_rows;
-                LAUNCH((linear_forward_quantised_kernel<PACKED, ROWS>), grid, LOOP_THREADS, 0)
-                ((floatX *)out + token * stride, in, (const uint8_t *)record, *format, quant_parts(*format, rows * C),
-                 shift, tables, first * C, (const floatX *)bias, added, count, C, OC, stride);
-            };
-            if (count == 1)
-                launch(Width<1>());
-            else if (count <= 4)
-                launch(Width<4>());
-            else
-                launch(Width<(int)QUANTISED_ROWS>());
+        with_flag(C % PART == 0 && format->block >= PART && all_aligned(in), [&](auto WHOLE) {
+            with_rounding(format, [&](auto ROUNDING) {
+                const auto launch = [&](auto kernel_rows) {
+                    constexpr int ROWS = kernel_rows;
+                    LAUNCH((linear_forward_quantised_kernel<ROUNDING, WHOLE, ROWS>), grid, LOOP_THREADS, 0)
+                    ((floatX *)out + token * stride, in, (const uint8_t *)record, *format,
+                     quant_parts(*format, rows * C), shift, tables, first * C, (const floatX *)bias, added, count, C,
+                     OC, stride);
+                };
+                if (count == 1)
+                    launch(Width<1>());
+                else if (count <= 4)
+                    launch(Width<4>());
+                else
+                    launch(Width<(int)QUANTISED_ROWS>());
+            });
         });
     }
 }

@@ -6,9 +6,9 @@ target. Weights are 1, or exp((x - largest) / temperature). The key is found DRA
 adds up its weights by digit in its own shared memory, and warps add those of all threads in a fixed order. Tokens of
 equal keys have equal weights: how many are needed follows by division, and the last one's id by a search of ids.
 
-A row is read twice and once per 4 bits of V; except with temperature alone, also once per 4 bits of a logit for the
-draw, for top-k and for top-p: at most 19 times (bf16, V = 152k). Only the first reading is from memory: such a row is
-0.3 MB, and the L2 cache of a large GPU holds 64 of them.
+A row is read for its largest logit, then once per 4 bits of a logit for top-k, for top-p and for the draw. A search of
+ids reads it once, then the part with the digits found so far. bf16: twice with temperature alone, else at most 14
+times. Only the first reading is from memory: a row of 152k logits is 0.3 MB, and the L2 cache of a large GPU holds 64.
 */
 #ifndef LLMC_CUDA_DRAW_CUH
 #define LLMC_CUDA_DRAW_CUH
@@ -32,80 +32,110 @@ __device__ inline float value_of(uint32_t key) {
     return x;
 }
 
-// Calls f(logit, id) for this thread's tokens of a row.
-template <typename F> __device__ inline void for_tokens(const floatX *x, RowCut cut, F f) {
-    for_row<false>(cut, [&]<int W>(Width<W>, size_t first) {
-        const Pack<floatX, W> pack = pack_read<W>(x + first);
-        for (int j = 0; j < W; j++) f(load(pack.x[j]), (uint32_t)(first + j));
-    });
+// Returns exp(x), x <= 0, as simd_exp of llmc/ops/cpu/draw.h.
+__device__ inline double weight_exp(double x) {
+    const double magic = 6755399441055744.0, y = x > -708.0 ? x : -708.0; // 1.5 * 2^52
+    const double shifted = fma(y, 1.4426950408889634, magic), n = shifted - magic;
+    const double r = fma(n, -2.3190468138462996e-17, fma(n, -0.69314718055994529, y));
+    const double terms[] = {1, 1, 2, 6, 24, 120, 720, 5040, 40320, 362880, 3628800, 39916800, 479001600};
+    double p = 1.0 / 6227020800.0, power;
+    uint64_t bits;
+#pragma unroll
+    for (int k = 12; k >= 0; k--) p = fma(p, r, 1.0 / terms[k]);
+    memcpy(&bits, &shifted, sizeof(bits));
+    bits = (bits + 1023) << 52; // 2^n
+    memcpy(&power, &bits, sizeof(power));
+    return x > -708.0 ? p * power : 0.0;
 }
 
-// Returns the sum of f(logit, id) over a row, to all threads. bins: shared memory for at least DRAW_THREADS numbers
-template <typename F> __device__ inline double row_total(const floatX *x, RowCut cut, double *bins, F f) {
-    double sum = 0.0;
-    for_tokens(x, cut, [&](float logit, uint32_t id) { sum += f(logit, id); });
-    bins[threadIdx.x] = sum;
-    for (unsigned step = DRAW_THREADS / 2; step; step /= 2) {
-        __syncthreads();
-        if (threadIdx.x < step) bins[threadIdx.x] += bins[threadIdx.x + step];
+// Calls f(logit, id) for this thread's tokens among ids [begin, end) of a row.
+template <typename F> __device__ inline void for_tokens(const floatX *row, uint32_t begin, uint32_t end, F f) {
+    constexpr unsigned W = full_pack<floatX>, BATCH = 2; // packs that are read at once
+    const floatX *const x = row + begin;
+    const RowCut cut = row_cut(x, end - begin);
+    for (size_t first = threadIdx.x; first < cut.packs; first += BATCH * DRAW_THREADS) {
+        Pack<floatX, W> packs[BATCH];
+#pragma unroll
+        for (unsigned b = 0; b < BATCH; b++)
+            if (const size_t i = first + b * DRAW_THREADS; i < cut.packs) packs[b] = pack_read<W>(x + cut.head + i * W);
+#pragma unroll
+        for (unsigned b = 0; b < BATCH; b++)
+            if (const size_t i = first + b * DRAW_THREADS; i < cut.packs)
+                for (unsigned j = 0; j < W; j++) f(load(packs[b].x[j]), begin + (uint32_t)(cut.head + i * W) + j);
     }
-    __syncthreads();
-    sum = bins[0];
-    __syncthreads();
-    return sum;
+    for (size_t i = threadIdx.x; i < cut.singles; i += DRAW_THREADS)
+        f(load(x[single_of(cut, i)]), begin + (uint32_t)single_of(cut, i));
 }
 
 struct DrawPlace {
-    int64_t key;
-    double above; // weight of all larger keys
+    uint32_t key;
+    double above, all; // weight of all larger keys, of all keys
 };
 
-// Returns the largest key, of `bits` bits, at which the weights of this key and all larger ones reach `target`, or with
-// `pass` exceed it; if rounding prevents that, the lowest key with a weight. bins[DRAW_BINS][DRAW_THREADS]
-template <typename Key, typename Weight>
-__device__ inline DrawPlace place_of(const floatX *x, RowCut cut, double *bins, unsigned bits, double target, bool pass,
-                                     Key key, Weight weight) {
+enum DrawKeys { OF_LOGITS, FALLING_IDS, RISING_IDS }; // keys: key_of(logit), id, V - 1 - id
+
+// Returns the largest key, of `bits` bits, at which the weights of this key and all larger ones reach target(their
+// sum), or with `pass` exceed it; if rounding prevents that, the lowest key with a weight. Keys below `least` have none.
+template <DrawKeys KEYS, typename Target, typename Weight>
+__device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, unsigned bits, uint32_t least,
+                                     bool pass, Target target, Weight weight) { // bins[DRAW_BINS][DRAW_THREADS]
     SHARED(double, total, DRAW_BINS);
     const unsigned bin = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    DrawPlace place = {0, 0.0};
-    for (unsigned left = (bits + DRAW_DIGIT - 1) / DRAW_DIGIT; left-- > 0;) {
+    DrawPlace place = {0, 0.0, 0.0};
+    double wanted = 0.0;
+    for (unsigned shift = bits, width; shift;) {
+        // 1. Weights by the next digit of keys that begin as place.key; those of ids are a range
+        const uint64_t from = (uint64_t)place.key << shift, to = from + ((uint64_t)1 << shift);
+        const uint32_t low = from < V ? (uint32_t)from : V, high = to < V ? (uint32_t)to : V;
+        const uint32_t begin = KEYS == FALLING_IDS ? low : KEYS == RISING_IDS ? V - high : 0;
+        const uint32_t end = KEYS == FALLING_IDS ? high : KEYS == RISING_IDS ? V - low : V;
+        const uint32_t prefix = place.key;
+        width = shift < DRAW_DIGIT ? shift : DRAW_DIGIT;
+        shift -= width;
         for (unsigned d = 0; d < DRAW_BINS; d++) bins[d * DRAW_THREADS + threadIdx.x] = 0.0;
-        for_tokens(x, cut, [&](float logit, uint32_t id) {
-            const int64_t digits = (int64_t)key(logit, id) >> (left * DRAW_DIGIT);
-            if (digits / DRAW_BINS == place.key)
-                bins[digits % DRAW_BINS * DRAW_THREADS + threadIdx.x] += weight(logit, id);
+        for_tokens(x, begin, end, [&](float logit, uint32_t id) {
+            const uint32_t key = KEYS == OF_LOGITS ? key_of(logit) : KEYS == FALLING_IDS ? id : V - 1 - id;
+            const uint32_t digits = key >> shift;
+            if (KEYS != OF_LOGITS || (key >= least && digits >> width == prefix))
+                bins[digits % (1u << width) * DRAW_THREADS + threadIdx.x] += weight(logit);
         });
+        // 2. Sums of all threads
         __syncthreads();
         double sum = 0.0;
         for (unsigned i = lane; i < DRAW_THREADS; i += LANES) sum += bins[bin * DRAW_THREADS + i];
         sum = warp_sum(sum);
         if (lane == 0) total[bin] = sum;
         __syncthreads();
+        if (shift + width == bits) {
+            for (unsigned d = DRAW_BINS; d-- > 0;) place.all += total[d];
+            wanted = target(place.all);
+        }
+        // 3. The digit
         double above = place.above;
-        int64_t digit = 0;
+        uint32_t digit = 0;
         for (unsigned d = DRAW_BINS; d-- > 0;) {
             if (total[d] == 0.0) continue;
             digit = d, place.above = above;
             above += total[d];
-            if (pass ? above > target : above >= target) break;
+            if (pass ? above > wanted : above >= wanted) break;
         }
-        place.key = place.key * DRAW_BINS + digit;
+        place.key = place.key << width | digit;
     }
     return place;
 }
 
-__global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(int32_t *token, const floatX *logits, const double *uniform,
-                                                            size_t V, size_t stride, SamplingSettings s) {
+// inverse: 1 / temperature
+__global__ void __launch_bounds__(DRAW_THREADS)
+    draw_kernel(int32_t *token, const floatX *logits, const double *uniform, uint32_t V, size_t stride,
+                SamplingSettings s, double inverse) {
     DYNAMIC_SHARED(double, bins);
     SHARED(uint64_t, likeliest, DRAW_THREADS);
     const floatX *x = logits + blockIdx.x * stride;
-    const RowCut cut = row_cut(x, V);
     const double u = uniform[blockIdx.x];
-    const auto by_value = [](float logit, uint32_t) { return key_of(logit); };
 
     // 1. The likeliest token; a logit that is not finite ranks above all
     uint64_t top = 0;
-    for_tokens(x, cut, [&](float logit, uint32_t id) {
+    for_tokens(x, 0, V, [&](float logit, uint32_t id) {
         const uint32_t key = fabsf(logit) <= FLT_MAX ? key_of(logit) : NOT_FINITE;
         const uint64_t place = (uint64_t)key << 32 | (uint32_t)~id;
         top = place > top ? place : top;
@@ -124,53 +154,56 @@ __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(int32_t *token, cons
         return;
     }
     const double largest = (double)value_of((uint32_t)(top >> 32));
-    const auto mass = [=](float logit, uint32_t) { return exp(((double)logit - largest) / s.temperature); };
-    const auto mass_of_key = [=](int64_t key) { return mass(value_of((uint32_t)key), 0); };
+    const auto mass = [=](float logit) { return weight_exp(((double)logit - largest) * inverse); };
+    const auto mass_of_key = [=](uint32_t key) { return mass(value_of(key)); };
     unsigned id_bits = 1;
     while ((V - 1) >> id_bits) id_bits++;
 
     // 2. All tokens
     const bool all = s.top_k == 0 || s.top_k >= V;
     if (all && s.top_p >= 1) {
-        const double whole = row_total(x, cut, bins, mass);
-        id = (int32_t)place_of(
-                 x, cut, bins, id_bits, u * whole, true, [](float, uint32_t id) { return id; }, mass)
-                 .key;
+        const auto share = [=](double of_all) { return u * of_all; };
+        id = (int32_t)place_of<FALLING_IDS>(x, V, bins, id_bits, 0, true, share, mass).key;
         if (threadIdx.x == 0) token[blockIdx.x] = id;
         return;
     }
 
-    // 3. The end of the likeliest: all larger keys, then `ties` tokens of key `end`. For all tokens, end.key is -1.
-    DrawPlace end = {-1, 0.0};
-    double ties = 0.0;
+    // 3. The end of the likeliest: all keys from `least` on, then `ties` tokens of key `end`, each of a weight
+    uint32_t least = 0, end = 0;
+    double ties = 0.0, each = 0.0;
     if (!all) {
-        end = place_of(x, cut, bins, KEY_BITS, (double)s.top_k, false, by_value, [](float, uint32_t) { return 1.0; });
-        ties = (double)s.top_k - end.above;
+        const double k = (double)s.top_k;
+        const DrawPlace place = place_of<OF_LOGITS>(
+            x, V, bins, KEY_BITS, 0, false, [=](double) { return k; }, [](float) { return 1.0; });
+        end = place.key, least = end + 1, ties = k - place.above, each = mass_of_key(end);
     }
-    const auto mass_above = [=](float logit, uint32_t id) { return key_of(logit) > end.key ? mass(logit, id) : 0.0; };
-    double whole = row_total(x, cut, bins, mass_above) + (all ? 0.0 : ties * mass_of_key(end.key));
     if (s.top_p < 1) {
-        const double target = s.top_p * whole;
-        const DrawPlace place = place_of(x, cut, bins, KEY_BITS, target, false, by_value, mass);
-        const double each = mass_of_key(place.key), count = fmax(1.0, ceil((target - place.above) / each));
-        if (place.key > end.key || (place.key == end.key && count < ties))
-            end = place, ties = count, whole = place.above + count * each;
+        const auto share = [=](double of_all) { return s.top_p * (of_all + ties * each); };
+        DrawPlace place = place_of<OF_LOGITS>(x, V, bins, KEY_BITS, least, false, share, mass);
+        const double target = share(place.all);
+        const bool beyond = ties * each > 0 && (place.all == 0 || target > place.all);
+        if (!beyond) end = place.key, least = end + 1, each = mass_of_key(end);
+        const double count = fmax(1.0, ceil((target - (beyond ? place.all : place.above)) / each));
+        ties = beyond ? fmin(ties, count) : count;
     }
 
     // 4. The token, maybe one of several with its key
-    DrawPlace place = place_of(x, cut, bins, KEY_BITS, u * whole, true, by_value, mass);
-    double number = floor((u * whole - place.above) / mass_of_key(place.key)) + 1.0;
-    if (place.key < end.key || (place.key == end.key && number > ties)) place.key = end.key, number = ties;
-    const DrawPlace found = place_of(
-        x, cut, bins, id_bits, number, false, [=](float, uint32_t id) { return (uint32_t)V - 1 - id; },
-        [=](float logit, uint32_t) { return key_of(logit) == place.key ? 1.0 : 0.0; });
-    if (threadIdx.x == 0) token[blockIdx.x] = (int32_t)((int64_t)V - 1 - found.key);
+    const auto share = [=](double of_all) { return u * (of_all + ties * each); };
+    const DrawPlace place = place_of<OF_LOGITS>(x, V, bins, KEY_BITS, least, true, share, mass);
+    const bool beyond = share(place.all) >= place.all && ties * each > 0;
+    const uint32_t key = beyond ? end : place.key;
+    double number = floor((share(place.all) - (beyond ? place.all : place.above)) / mass_of_key(key)) + 1.0;
+    if (beyond) number = fmin(number, ties);
+    const DrawPlace found = place_of<RISING_IDS>(
+        x, V, bins, id_bits, 0, false, [=](double) { return number; },
+        [=](float logit) { return key_of(logit) == key ? 1.0 : 0.0; });
+    if (threadIdx.x == 0) token[blockIdx.x] = (int32_t)(V - 1 - found.key);
 }
 
 static void cuda_draw(int32_t *token, const Stored *logits, const double *uniform, size_t n, size_t V, size_t stride,
                       const SamplingSettings *settings, Summed *) {
     LAUNCH((draw_kernel), dim3((unsigned)n), DRAW_THREADS, DRAW_BINS * DRAW_THREADS * sizeof(double))
-    (token, (const floatX *)logits, uniform, V, stride, *settings);
+    (token, (const floatX *)logits, uniform, (uint32_t)V, stride, *settings, 1 / fmax(settings->temperature, 1e-300));
 }
 
 #endif

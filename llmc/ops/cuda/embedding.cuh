@@ -67,17 +67,15 @@ __global__ void scan_kernel(int32_t *counts, size_t length) {
     int32_t sum = 0;
     for (size_t i = begin; i < end; i++) sum += counts[i];
     sums[threadIdx.x] = sum;
+    sum = -sum;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        int32_t before = 0;
-        for (unsigned i = 0; i < blockDim.x; i++) {
-            const int32_t own = sums[i];
-            sums[i] = before;
-            before += own;
-        }
+    for (unsigned step = 1; step < blockDim.x; step *= 2) { // sums[t]: of 2 step threads up to t
+        const int32_t before = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+        __syncthreads();
+        sums[threadIdx.x] += before;
+        __syncthreads();
     }
-    __syncthreads();
-    sum = sums[threadIdx.x];
+    sum += sums[threadIdx.x];
     for (size_t i = begin; i < end; i++) {
         const int32_t own = counts[i];
         counts[i] = sum;

@@ -67,7 +67,9 @@ __device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, siz
     for_row<false>(cut, [&]<int W>(Width<W>, size_t first) {
         const Pack<floatX, W> pack = pack_read<W>(x + first);
         float value[W];
-        for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : load(pack.x[j]);
+        for (int j = 0; j < W; j++) value[j] = load(pack.x[j]);
+        if (target - first < W) // asked once a pack
+            for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : value[j];
         see<WEIGHTED>(&e, value, W, inverse_temperature);
     });
     return e;
@@ -78,9 +80,9 @@ __device__ inline void row_gradient(floatX *x, RowCut cut, size_t target, float 
                                     float inverse_temperature) {
     for_row<true>(cut, [&]<int W>(Width<W>, size_t first) {
         Pack<floatX, W> pack = pack_read<W>(x + first);
-        for (int j = 0; j < W; j++)
-            pack.x[j] =
-                store(first + j == target ? gradient : scale * expf((load(pack.x[j]) - top) * inverse_temperature));
+        for (int j = 0; j < W; j++) pack.x[j] = store(scale * expf((load(pack.x[j]) - top) * inverse_temperature));
+        if (target - first < W)
+            for (int j = 0; j < W; j++) pack.x[j] = first + j == target ? store(gradient) : pack.x[j];
         pack_write(x + first, pack);
     });
 }

@@ -38,21 +38,30 @@ static size_t shared_memory_limit(void) {
     return limit;
 }
 
+// Returns what a kernel's own arrays leave of that: the most shared bytes of its launches.
+static size_t shared_memory_left(const void *kernel) {
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel), "asking how much shared memory a kernel takes");
+    return shared_memory_limit() - attributes.sharedSizeBytes;
+}
+
 // A launch is checked at once; errors while it runs show at the next copy.
 template <typename Kernel> struct Launch {
     Kernel kernel;
     dim3 grid, threads;
-    size_t shared;
+    size_t shared, *granted; // granted: the most bytes that launches of this kernel have asked for
     const char *name, *file;
     int line;
     template <typename... Arguments> void operator()(Arguments... arguments) const {
-        if (shared > 48 << 10) { // more must be requested, and not every GPU has it
-            if (shared > shared_memory_limit())
+        if (shared > *granted) { // more than 48 KiB must be requested, and not every GPU has it
+            const size_t left = shared_memory_left((const void *)kernel);
+            if (shared > left)
                 die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: head_dim is too large for this "
                     "GPU in this precision",
-                    file, line, name, human_bytes((double)shared), human_bytes((double)shared_memory_limit()));
+                    file, line, name, human_bytes((double)shared), human_bytes((double)left));
             cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), file,
                        line, name);
+            *granted = shared;
         }
         kernel<<<grid, threads, shared>>>(arguments...);
         cuda_check(cudaGetLastError(), file, line, name);
@@ -62,10 +71,12 @@ template <typename Kernel> struct Launch {
 namespace {
 template <auto kernel> struct Listed {
     static inline const bool done = (kernels.list[kernels.count++] = (const void *)kernel, true);
+    static inline size_t granted;
 };
 } // namespace
 #define LAUNCH(kernel, grid, threads, shared)                                                                          \
-    ((void)Listed<kernel>::done, Launch{kernel, grid, threads, shared, #kernel, __FILE__, __LINE__})
+    ((void)Listed<kernel>::done,                                                                                       \
+     Launch{kernel, grid, threads, shared, &Listed<kernel>::granted, #kernel, __FILE__, __LINE__})
 #define SHARED(type, name, count) __shared__ type name[count]
 #define ALIGNED(pointer, bytes)   (pointer)
 #define DYNAMIC_SHARED(type, name)                                                                                     \
@@ -107,10 +118,22 @@ __device__ inline float rounded_product(float a, float b) { // never fused with 
     const volatile float product = a * b;
     return product;
 }
+template <typename Bits> __device__ inline void write_whole(Bits *to, Bits bits) { *to = bits; }
 #else
 __device__ inline float bf16_value(uint16_t bits) { return __uint_as_float((unsigned)bits << 16); }
 __device__ inline uint16_t bf16_nearest(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+// Store to global memory by one instruction: in some loops the compiler cuts an ordinary store into words.
+__device__ inline void write_whole(uint32_t *to, uint32_t bits) { *to = bits; }
+__device__ inline void write_whole(uint2 *to, uint2 bits) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x), "r"(bits.y)
+                 : "memory");
+}
+__device__ inline void write_whole(uint4 *to, uint4 bits) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x),
+                 "r"(bits.y), "r"(bits.z), "r"(bits.w)
+                 : "memory");
+}
 #endif
 
 struct Bf16 {
@@ -137,11 +160,13 @@ template <typename T> constexpr int full_pack = (int)(16 / sizeof(T));
 
 template <typename T, int W> struct alignas(W * sizeof(T)) Pack { T x[W]; };
 
-template <size_t BYTES> using PackBits = std::conditional_t<BYTES == 16, uint4, uint2>; // one access
+// One access
+template <size_t BYTES>
+using PackBits = std::conditional_t<BYTES == 16, uint4, std::conditional_t<BYTES == 8, uint2, uint32_t>>;
 
 template <int W, typename T> __device__ inline Pack<T, W> pack_read(const T *from) {
     Pack<T, W> pack;
-    if constexpr (sizeof(pack) == 16 || sizeof(pack) == 8) {
+    if constexpr (sizeof(pack) >= 4) {
         const PackBits<sizeof(pack)> bits = *(const PackBits<sizeof(pack)> *)ALIGNED(from, sizeof(pack));
         memcpy(&pack, &bits, sizeof(pack));
     } else {
@@ -150,11 +175,27 @@ template <int W, typename T> __device__ inline Pack<T, W> pack_read(const T *fro
     return pack;
 }
 
+// Reads W elements as floats; of a word of two bf16 each takes one instruction.
+template <int W> __device__ inline void read_wide(float (&to)[W], const floatX *from) {
+    const Pack<floatX, W> pack = pack_read<W>(from);
+#if defined(PRECISION_BF16)
+    uint32_t words[W / 2];
+    memcpy(words, &pack, sizeof(words));
+    for (int i = 0; i < W; i++) {
+        const uint32_t bits = i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16;
+        memcpy(to + i, &bits, sizeof(bits));
+    }
+#else
+    memcpy(to, &pack, sizeof(pack));
+#endif
+}
+
+// to: in global memory
 template <int W, typename T> __device__ inline void pack_write(T *to, const Pack<T, W> &pack) {
-    if constexpr (sizeof(pack) == 16 || sizeof(pack) == 8) {
+    if constexpr (sizeof(pack) >= 4) {
         PackBits<sizeof(pack)> bits;
         memcpy(&bits, &pack, sizeof(bits));
-        *(PackBits<sizeof(pack)> *)ALIGNED(to, sizeof(pack)) = bits;
+        write_whole((PackBits<sizeof(pack)> *)ALIGNED(to, sizeof(pack)), bits);
     } else {
         for (int i = 0; i < W; i++) to[i] = pack.x[i];
     }
