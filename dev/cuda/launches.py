@@ -1,0 +1,158 @@
+"""Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
+Qwen3.5-9B's for linear attention. Loops are numbered as cycles.py prints them; where a kernel has another number of loops
+than `loops`, its trips are out of date, and the table says so. After a change of a kernel: cycles.py KERNEL --branches.
+"""
+import fnmatch, itertools, json, pathlib, re
+from cycles import CLOCK, PROCESSORS, ROOT, Timing, compiled, die
+from machine_code import Path, read_kernels
+
+n, C, HEADS, HD, FF, V, LOGITS = 4096, 4096, 32, 128, 12288, 151936, 2048
+HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 64 tokens
+LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
+DRAM = 3.35e12  # bytes/s of an H100
+NORM_BLOCKS = 528
+WALK = {"grid": 4 * HV, "threads": 128, "shared": 131072, "loops": 7, "later": "18 LDGSTS"}
+BLOCKS = {"grid": SEGMENT * HK, "threads": 128, "shared": 33280, "loops": 18,
+          "trips": {2: 2, 3: 0, 4: 0, 6: 0, 7: HV // HK, 8: 15, 9: 0, 10: 4, 11: 2, 12: 4, 13: 2, 14: 8, 15: 4, 16: 8, 17: 4, 18: 8}}
+GRADIENT = {"grid": SEGMENT * HK, "threads": 128, "shared": 72704, "loops": 22,
+            "trips": {2: HV // HK, 3: 4, 4: 2, 5: 0, 6: 0, 7: 4, 11: 16, 12: 4, 16: 4, 19: 0, 20: 0, 21: 0, 22: 0}}
+
+
+class Launch:
+    """times: in a call of the op. trips: {loop: trips}. later, take: what a forward branch of the main loop goes around, as
+    --branches prints it: taken in all trips but the first, or always. off: operations whose predicate is false."""
+
+    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, later=None, take=(), off=()):
+        self.kernel, self.grid, self.threads, self.shared, self.times = kernel, grid, threads, shared, times
+        self.trips, self.loops, self.later, self.take, self.off = trips or {}, loops, later, take, off
+
+
+def walk(kernel, **more):
+    return Launch(kernel, **{**WALK, "trips": {1: SEGMENT}, **more})
+
+
+def column_sums(rows, columns):
+    return Launch("column_sums_kernel<float>", -(-columns // 32), 512, trips={2: -(-rows // 128)}, loops=2)
+
+
+def elements(kernel, count, width, **more):
+    """A loop over packs with the grid's stride"""
+    return Launch(kernel, min(2048, count // width // 256), 256, **more)
+
+
+def packs(count, width):
+    """Trips of such a loop"""
+    return -(-count // width // (2048 * 256))
+
+
+ALONE = {"take": ("32 LDG", "48 LDSM, 128 HMMA", "19 LDSM, 48 HMMA, 26 STG"), "off": ("STG",)}
+TO_BACK = {"take": ALONE["take"]}
+LAYER_LOOP = packs(LAYER, 4)
+# Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of the
+# memory's bandwidth; launches
+PASS = {
+    "Qwen3-8B": (
+        ("embedding_forward", "", 4 * n * C, None, [Launch("embedding_forward_kernel<8>", 2 * n, 256, trips={1: 0}, loops=2)]),
+        ("rmsnorm_forward", "hidden", 4 * n * C, None,
+         [Launch("norm_forward_kernel<8, 4, false>", n, 128, trips={1: 5, 2: 0, 4: 0}, loops=4)]),
+        ("rmsnorm_forward", "query heads", 4 * n * C, None,
+         [Launch("norm_forward_kernel<8, 1, false>", n * HEADS // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
+        ("rmsnorm_backward", "hidden", 6 * n * C, 50,
+         [Launch("norm_backward_kernel<8, 4, false>", NORM_BLOCKS, 128,
+                 trips={1: 8, 2: 5, 3: 0, 5: 0, 7: 0, 8: 0, 9: 0, 10: 0}, loops=10), column_sums(NORM_BLOCKS, C)]),
+        ("rmsnorm_backward", "query heads", 6 * n * C, 35,
+         [Launch("norm_backward_kernel<8, 1, false>", NORM_BLOCKS, 256,
+                 trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, HD)]),
+        ("rope_forward", "queries", 4 * n * C, 23, [Launch("rope_kernel", 2048, 256, trips={1: 2, 2: 0, 3: 8}, loops=3)]),
+        ("swiglu_forward", "", 6 * n * FF, None, [Launch("activation_forward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
+        ("swiglu_backward", "", 10 * n * FF, None, [Launch("activation_backward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
+        ("logprob", "with its gradient", 6 * LOGITS * V, 650,
+         [Launch("logprob_kernel<false>", LOGITS, 512, trips={1: 37, 2: 0, 3: 9, 4: 37, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0}, loops=9)]),
+        ("round_sums", "a layer", 6 * LAYER, None, [elements("round_sums_kernel<8>", LAYER, 8, trips={1: packs(LAYER, 8)})]),
+        ("gradient_add", "a layer", 8 * LAYER, None,
+         [elements("gradient_add_kernel<Bf16, 4>", LAYER, 4, trips={1: LAYER_LOOP})]),
+        ("sum_of_squares", "a layer; the host waits", 2 * LAYER, None,
+         [Launch("squares_kernel<Bf16, 8>", 512, 256, trips={1: LAYER // 8 // (512 * 256)})]),
+        ("adamw", "a layer, fp32 master", 28 * LAYER, None,
+         [elements("adamw_kernel<float, Bf16, float, 4>", LAYER, 4, trips={1: LAYER_LOOP, 2: 0}, loops=2)]),
+        ("adamw", "a layer, fp32 master, int8 moments", 16 * LAYER, None,
+         [Launch("adamw_8_bits_kernel<float, Bf16>", 2048, 256, trips={1: LAYER // 256 // 2048})]),
+    ),
+    "Qwen3.5-9B": (
+        ("conv_forward", "query, key, value", 134e6, 40,
+         [Launch("conv_forward_kernel<8, 4>", n // 16 * CHANNELS // 1024, 128, trips={2: 0, 3: 4}, loops=3)]),
+        ("conv_backward", "query, key, value", 218e6, 65,
+         [Launch("conv_backward_kernel<8, 4>", n // 64 * CHANNELS // 1024, 128, trips={3: 34}, loops=3),
+          column_sums(n // 64, 4 * CHANNELS)]),
+        ("delta_forward", "the last chunk", 235e6, 430,
+         [Launch("delta_blocks_kernel", times=2, **BLOCKS), walk("delta_walk_kernel<128>", times=2, off=("STG",))]),
+        ("delta_forward", "the state alone", 168e6, 400,
+         [Launch("delta_blocks_kernel", times=2, **BLOCKS), walk("delta_walk_kernel<128>", times=2, **ALONE)]),
+        ("delta_backward", "the last chunk", 1.5e9, 1600,
+         [Launch("delta_blocks_kernel", times=3, **BLOCKS), walk("delta_walk_kernel<128>", **ALONE),
+          walk("delta_walk_kernel<128>", times=2, **TO_BACK), walk("delta_walk_back_kernel<128>", times=2),
+          Launch("delta_gradient_kernel<128>", times=2, **GRADIENT)]),
+        ("gated_norm_forward", "value heads", 6 * n * C, 30,
+         [Launch("gated_norm_forward_kernel<8, 1>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
+        ("gated_norm_backward", "value heads", 10 * n * C, 60,
+         [Launch("gated_norm_backward_kernel<8, 1>", NORM_BLOCKS, 256, trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15},
+                 loops=7), column_sums(NORM_BLOCKS, 128)]),
+        ("split_heads", "queries and gates", 8 * n * C, None, [Launch("split_heads_kernel<8, false>", n * 16 // 8, 256)]),
+        ("gate_forward", "", 6 * n * C, None, [elements("gate_forward_kernel<8>", n * C, 8, trips={1: 4})]),
+        ("gate_backward", "", 10 * n * C, None, [elements("gate_backward_kernel<8>", n * C, 8, trips={1: 4})]),
+    ),
+}
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+def signature(kernel, path, i):
+    skipped = [x.name for x in kernel.code[i + 1:kernel.code[i].target] if x.pipe in ("hmma", "lsu", "xu") and not x.never]
+    return ", ".join(f"{skipped.count(name)} {name}" for name in dict.fromkeys(skipped))
+
+
+def timing(kernel, launch, memory=600):
+    """The launch's Timing; stale: its trips or branches are not this kernel's"""
+    main, path = kernel.main(), Path(kernel, launch.trips)
+    found = {i: signature(kernel, path, i) for i in sorted(path.branches) if main and i in main.body}
+    take = {next((i for i, text in found.items() if text == wanted), None) for wanted in launch.take}
+    later = {next((i for i, text in found.items() if launch.later and text.startswith(launch.later)), None)} - {None}
+    t = Timing(kernel, launch.trips, launch.grid, launch.threads, launch.shared, 0, memory, take, later, launch.off)
+    t.stale = None in take or bool(launch.later) and not later or len(kernel.loops) != launch.loops
+    return t
+
+
+def measured():
+    """{(op, of): microseconds} of the newest record of ops on an H100"""
+    found = sorted((ROOT / "dev/results").glob("ops-nvidia-h100*.json"))
+    rows = json.loads(found[-1].read_text())["ops"] if found else []
+    return {(row["op"], row["of"]): row["ms"] * 1e3 for row in rows}
+
+
+def print_table(data):
+    wanted = {launch.kernel for rows in PASS.values() for row in rows for launch in row[4]}
+    kernels = {kernel.name: kernel for kernel in read_kernels(data, lambda name: name in wanted)}
+    times = measured()
+    print("| op | launches: simulated us (blocks a multiprocessor, waves) | simulated | bytes | floor | predicted | measured | "
+          "measured / floor |\n|---|---|---|---|---|---|---|---|")
+    for model, rows in PASS.items():
+        for op, of, size, predicted, launches in rows:
+            parts, simulated, stale = [], 0, False
+            for launch in launches:
+                if launch.kernel not in kernels:
+                    stale = True
+                    continue
+                t = timing(kernels[launch.kernel], launch)
+                stale, simulated = stale or t.stale, simulated + launch.times * t.us
+                name = re.sub("_kernel.*", "", launch.kernel)
+                parts.append(f"{f'{launch.times} x ' if launch.times > 1 else ''}{name} {t.us:.0f} ({t.blocks}, {t.waves:.1f})")
+            memory = size / DRAM * 1e6
+            floor, guess = max(simulated, memory), predicted or memory / 0.85
+            time = times.get((op, of))
+            print(f"| {op}{', ' + of if of else ''} | {', '.join(parts)}{' **stale**' if stale else ''} | {simulated:.0f} | "
+                  f"{memory:.0f} | {'**' * (floor > guess)}{floor:.0f}{'**' * (floor > guess)} | {guess:.0f} | "
+                  f"{f'{time:.0f} | {time / floor:.2f}' if time else ' | '} |")
+
+
+# ---- the tests' record of loops --------------------------------------------------------------------------------------
+def check_loops(path, write):
+    die("not yet")
