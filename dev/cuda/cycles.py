@@ -217,18 +217,24 @@ def cubin_of(path):
     return max(found, key=len) if found else die(f"{path} has no code for sm_90")
 
 
+def compiler_version():
+    """Release and build of nvcc; None: there is none"""
+    nvcc = find_tool("nvcc")
+    out = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout if nvcc else ""
+    return next(("nvcc " + line.split("V")[-1] for line in out.splitlines() if "release" in line), None)
+
+
 def compiled(symbols=()):
     """The bytes of op set "cuda" in bf16 for sm_90; symbols: parts of mangled names, of these kernels alone"""
     nvcc, ptxas = find_tool("nvcc"), find_tool("ptxas")
     if not nvcc or not ptxas:
-        die("nvcc or ptxas is missing; set CUDA to a toolkit")
+        die("nvcc or ptxas is missing; set CUDA to a toolkit, or give a cubin")
     sources = sorted([*ROOT.glob("llmc/**/*.h"), *ROOT.glob("llmc/ops/cuda/*.cu*"), *ROOT.glob("test/emulate/*.h")])
-    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(b"\0".join([version, repr(symbols).encode()] + [f.read_bytes() for f in sources])).hexdigest()
+    key = hashlib.sha256(b"\0".join([repr((compiler_version(), symbols)).encode()] + [f.read_bytes() for f in sources])).hexdigest()
     cubin = ROOT / "build/cycles" / f"{key[:16]}.cubin"
     if not cubin.exists():
         cubin.parent.mkdir(parents=True, exist_ok=True)
-        for old in cubin.parent.glob("*.cubin"):
+        for old in sorted(cubin.parent.glob("*.cubin"), key=os.path.getmtime)[:-8]:
             old.unlink()
         compile_to(cubin, nvcc, ptxas, symbols)
     return cubin.read_bytes()
@@ -237,8 +243,8 @@ def compiled(symbols=()):
 def compile_to(cubin, nvcc, ptxas, symbols):
     with tempfile.TemporaryDirectory() as folder:
         ptx = pathlib.Path(folder) / "ops.ptx"
-        subprocess.run([nvcc, "-std=c++20", "-x", "cu", "-O3", "-arch=sm_90", "-ptx", "-D_GNU_SOURCE", "-DPRECISION_BF16", "-DHAVE_CUDNN", "-w",
-                        "-I.", "-o", ptx, "llmc/ops/cuda/ops_cuda.cu"], cwd=ROOT, check=True)
+        subprocess.run([nvcc, "-std=c++20", "-x", "cu", "-O3", "-arch=sm_90", "-ptx", "-D_GNU_SOURCE", "-DPRECISION_BF16", "-w",
+                        "-I.", *([] if symbols else ["-DHAVE_CUDNN"]), "-o", ptx, "llmc/ops/cuda/ops_cuda.cu"], cwd=ROOT, check=True)
         entries = [line.split("(")[0].split()[-1] for line in ptx.read_text().splitlines() if ".entry" in line]
         chosen = [argument for e in entries if any(s in e for s in symbols) for argument in ("-e", e)]
         subprocess.run([ptxas, "-arch=sm_90", "-O3", *chosen, ptx, "-o", folder + "/cubin"], check=True)
@@ -260,7 +266,7 @@ def main():
     a = p.parse_args()
     if a.check:
         from launches import check_loops
-        return check_loops(a.check, a.write)
+        sys.exit(check_loops(a.check, a.write))
     files = [x for x in a.arguments if os.path.isfile(x)]
     patterns = [x for x in a.arguments if x not in files] or ["*"]
     data = cubin_of(files[0]) if files else compiled()

@@ -3,7 +3,7 @@ Qwen3.5-9B's for linear attention. Loops are numbered as cycles.py prints them; 
 than `loops`, its trips are out of date, and the table says so. After a change of a kernel: cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re
-from cycles import CLOCK, PROCESSORS, ROOT, Timing, compiled, die
+from cycles import ROOT, Timing, compiled, compiler_version
 from machine_code import Path, read_kernels
 
 n, C, HEADS, HD, FF, V, LOGITS = 4096, 4096, 32, 128, 12288, 151936, 2048
@@ -154,5 +154,48 @@ def print_table(data):
 
 
 # ---- the tests' record of loops --------------------------------------------------------------------------------------
+# Parts of mangled names
+HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E", "delta_blocks_kernel",
+            "conv_backward_kernelILi8ELi4E", "norm_backward_kernelILi8ELi4ELb0E", "logprob_kernelILb0E",
+            "adamw_8_bits_kernelIf4Bf16E", "attention_dkv_kernelILi128E", "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E")
+MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions of loops that are recorded, and of new ones that are too many
+
+
+def loops_of(kernel):
+    return sorted((len(loop.body) for loop in kernel.loops if len(loop.body) >= LEAST), reverse=True)
+
+
+def complaint(kernel, spills, before):
+    """What is worse than recorded, or None"""
+    if kernel.spills > 0 and not spills:
+        return f"{kernel.spills} local loads and stores, none before"
+    for old, new in itertools.zip_longest(before, loops_of(kernel), fillvalue=0):
+        if old and new > old * (1 + MOST_GROWTH):
+            return f"a loop of {old} instructions has {new}"
+        if not old and new >= LEAST_NEW:
+            return f"a new loop of {new} instructions"
+    return None
+
+
 def check_loops(path, write):
-    die("not yet")
+    """Compares loops of the heaviest kernels with a file of lines `kernel: spills: instructions of loops`"""
+    path, compiler = pathlib.Path(path), compiler_version()
+    lines = path.read_text().splitlines() if path.exists() else [""]
+    if not compiler or not write and lines[0] != "# " + compiler:
+        reason = f"no {lines[0][2:]}" if compiler else "no nvcc"
+        print(f"[  SKIPPED ] NOT TESTED, because there is {reason}\n0 passed, 0 failed, 1 skipped")
+        return 0
+    kernels = read_kernels(compiled(HEAVIEST), lambda name: any(part in name for part in HEAVIEST))
+    if write:
+        rows = sorted(f"{k.name}: {k.spills}: {' '.join(map(str, loops_of(k)))}".rstrip() for k in kernels)
+        path.write_text("\n".join(["# " + compiler] + rows) + "\n")
+        return 0
+    recorded = {name: (int(spills), [int(x) for x in loops.split()])
+                for name, spills, loops in (line.rsplit(":", 2) for line in lines[1:])}
+    worse = [(k.name, complaint(k, *recorded[k.name]) if k.name in recorded else "not recorded") for k in kernels]
+    worse += [(name, "gone") for name in recorded if name not in [k.name for k in kernels]]
+    worse = [(name, text) for name, text in worse if text]
+    for name, text in worse:
+        print(f"FAILED: {name}: {text}; mend it, or record it: dev/cuda/cycles.py --check {path} --write")
+    print(f"{len(kernels) - len(worse)} passed, {len(worse)} failed, 0 skipped")
+    return len(worse) > 0
