@@ -2,7 +2,7 @@
 """Floors of kernels in cycles, from their machine code for sm_90: no GPU, no disassembler.
 
     cycles.py [CUBIN] [KERNEL...]       loops: instructions, by pipe too, and what ptxas wrote for the scheduler
-    cycles.py --table [CUBIN]           the launches of a pass: floors beside predictions and measurements
+    cycles.py --table [CUBIN]           a pass: floors beside predictions and measurements; --write: into dev/gpu_speed.md
     cycles.py --check FILE [--write]    loops of the heaviest kernels, compared with a file; --write writes it
 
 Without CUBIN op set "cuda" is compiled in bf16, or taken from build/cycles if nothing changed; CUDA names the toolkit.
@@ -272,7 +272,7 @@ def main():
     data = cubin_of(files[0]) if files else compiled()
     if a.table:
         from launches import print_table
-        return print_table(data)
+        return print_table(data, a.write)
     kernels = read_kernels(data, lambda name: any(name == x or fnmatch.fnmatch(name, x) for x in patterns))
     if not kernels:
         die(f"no kernel is called {' or '.join(patterns)}")

@@ -11,9 +11,9 @@ HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 6
 LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
 DRAM = 3.35e12  # bytes/s of an H100
 NORM_BLOCKS = 528
-WALK = {"grid": 4 * HV, "threads": 128, "shared": 131072, "loops": 7, "later": "18 LDGSTS"}
-BLOCKS = {"grid": SEGMENT * HK, "threads": 128, "shared": 33280, "loops": 18,
-          "trips": {2: 2, 3: 0, 4: 0, 6: 0, 7: HV // HK, 8: 15, 9: 0, 10: 4, 11: 2, 12: 4, 13: 2, 14: 8, 15: 4, 16: 8, 17: 4, 18: 8}}
+WALK = {"grid": 4 * HV, "threads": 256, "shared": 110624}
+BLOCKS = {"grid": SEGMENT * HV, "threads": 128, "shared": 36864, "loops": 16}
+BLOCKS_TRIPS = {2: 2, 3: 0, 4: 0, 6: 0, 7: 3, 10: 0, 12: 0, 14: 0, 16: 0}
 GRADIENT = {"grid": SEGMENT * HK, "threads": 128, "shared": 72704, "loops": 22,
             "trips": {2: HV // HK, 3: 4, 4: 2, 5: 0, 6: 0, 7: 4, 11: 16, 12: 4, 16: 4, 19: 0, 20: 0, 21: 0, 22: 0}}
 
@@ -27,8 +27,13 @@ class Launch:
         self.trips, self.loops, self.later, self.take, self.off = trips or {}, loops, later, take, off
 
 
-def walk(kernel, **more):
-    return Launch(kernel, **{**WALK, "trips": {1: SEGMENT}, **more})
+def blocks(without, **more):
+    """delta_blocks_kernel without the results of these loops"""
+    return Launch("delta_blocks_kernel", trips={**BLOCKS_TRIPS, **dict.fromkeys(without, 0)}, **BLOCKS, **more)
+
+
+def walk(take, **more):
+    return Launch("delta_walk_kernel<128, 32>", trips={3: SEGMENT}, loops=9, take=take, **WALK, **more)
 
 
 def column_sums(rows, columns):
@@ -45,8 +50,9 @@ def packs(count, width):
     return -(-count // width // (2048 * 256))
 
 
-ALONE = {"take": ("32 LDG", "48 LDSM, 128 HMMA", "19 LDSM, 48 HMMA, 26 STG"), "off": ("STG",)}
-TO_BACK = {"take": ALONE["take"]}
+OUT = ("20 LDS, 20 STG", "18 LDS, 18 STG")  # states and additions are not saved
+ALONE = OUT + ("8 LDG, 32 LDSM, 64 HMMA", "8 STS", "11 LDSM, 24 HMMA, 12 STG")
+SAVED = ("16 LDS, 16 STG", "8 LDG, 32 LDSM, 64 HMMA", "11 LDSM, 24 HMMA, 12 STG")
 LAYER_LOOP = packs(LAYER, 4)
 # Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of the
 # memory's bandwidth; launches
@@ -84,13 +90,11 @@ PASS = {
         ("conv_backward", "query, key, value", 218e6, 65,
          [Launch("conv_backward_kernel<8, 4>", n // 64 * CHANNELS // 1024, 128, trips={3: 34}, loops=3),
           column_sums(n // 64, 4 * CHANNELS)]),
-        ("delta_forward", "the last chunk", 235e6, 430,
-         [Launch("delta_blocks_kernel", times=2, **BLOCKS), walk("delta_walk_kernel<128>", times=2, off=("STG",))]),
-        ("delta_forward", "the state alone", 168e6, 400,
-         [Launch("delta_blocks_kernel", times=2, **BLOCKS), walk("delta_walk_kernel<128>", times=2, **ALONE)]),
+        ("delta_forward", "the last chunk", 235e6, 430, [blocks((11, 15), times=2), walk(OUT, times=2)]),
+        ("delta_forward", "the state alone", 168e6, 400, [blocks((11, 13, 15), times=2), walk(ALONE, times=2)]),
         ("delta_backward", "the last chunk", 1.5e9, 1600,
-         [Launch("delta_blocks_kernel", times=3, **BLOCKS), walk("delta_walk_kernel<128>", **ALONE),
-          walk("delta_walk_kernel<128>", times=2, **TO_BACK), walk("delta_walk_back_kernel<128>", times=2),
+         [blocks((11, 13, 15)), walk(ALONE), blocks((), times=2), walk(SAVED, times=2),
+          Launch("delta_walk_back_kernel<128, 32>", trips={2: SEGMENT}, loops=6, take=("16 LDS, 16 STG",), times=2, **WALK),
           Launch("delta_gradient_kernel<128>", times=2, **GRADIENT)]),
         ("gated_norm_forward", "value heads", 6 * n * C, 30,
          [Launch("gated_norm_forward_kernel<8, 1>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
@@ -114,10 +118,11 @@ def timing(kernel, launch, memory=600):
     """The launch's Timing; stale: its trips or branches are not this kernel's"""
     main, path = kernel.main(), Path(kernel, launch.trips)
     found = {i: signature(kernel, path, i) for i in sorted(path.branches) if main and i in main.body}
-    take = {next((i for i, text in found.items() if text == wanted), None) for wanted in launch.take}
+    take = {i for i, text in found.items() if text in launch.take}
     later = {next((i for i, text in found.items() if launch.later and text.startswith(launch.later)), None)} - {None}
     t = Timing(kernel, launch.trips, launch.grid, launch.threads, launch.shared, 0, memory, take, later, launch.off)
-    t.stale = None in take or bool(launch.later) and not later or len(kernel.loops) != launch.loops
+    missing = set(launch.take) - set(found.values())
+    t.stale = bool(missing) or bool(launch.later) and not later or len(kernel.loops) != launch.loops
     return t
 
 
@@ -128,29 +133,41 @@ def measured():
     return {(row["op"], row["of"]): row["ms"] * 1e3 for row in rows}
 
 
-def print_table(data):
+HEADER = ["| op | launches: us (blocks a multiprocessor, waves) | simulated | bytes | floor | predicted | measured | measured / floor |",
+          "|---|---|---|---|---|---|---|---|"]
+
+
+def table_row(kernels, op, of, size, predicted, launches, measured_us):
+    parts, simulated, stale = [], 0, False
+    for launch in launches:
+        if launch.kernel not in kernels:
+            stale = True
+            continue
+        t = timing(kernels[launch.kernel], launch)
+        stale, simulated = stale or t.stale, simulated + launch.times * t.us
+        name = re.sub("_kernel.*", "", launch.kernel)
+        parts.append(f"{f'{launch.times} x ' if launch.times > 1 else ''}{name} {t.us:.0f} ({t.blocks}, {t.waves:.1f})")
+    memory = size / DRAM * 1e6
+    floor, guess = max(simulated, memory), predicted or memory / 0.85
+    mark = "**" if floor > guess else ""
+    return (f"| {op}{', ' + of if of else ''} | {', '.join(parts)}{' **stale**' if stale else ''} | {simulated:.0f} | "
+            f"{memory:.0f} | {mark}{floor:.0f}{mark} | {guess:.0f} | " +
+            (f"{measured_us:.0f} | {measured_us / floor:.2f} |" if measured_us else "| |"))
+
+
+def print_table(data, write):
+    """Prints the table, or replaces that of dev/gpu_speed.md"""
     wanted = {launch.kernel for rows in PASS.values() for row in rows for launch in row[4]}
     kernels = {kernel.name: kernel for kernel in read_kernels(data, lambda name: name in wanted)}
     times = measured()
-    print("| op | launches: simulated us (blocks a multiprocessor, waves) | simulated | bytes | floor | predicted | measured | "
-          "measured / floor |\n|---|---|---|---|---|---|---|---|")
-    for model, rows in PASS.items():
-        for op, of, size, predicted, launches in rows:
-            parts, simulated, stale = [], 0, False
-            for launch in launches:
-                if launch.kernel not in kernels:
-                    stale = True
-                    continue
-                t = timing(kernels[launch.kernel], launch)
-                stale, simulated = stale or t.stale, simulated + launch.times * t.us
-                name = re.sub("_kernel.*", "", launch.kernel)
-                parts.append(f"{f'{launch.times} x ' if launch.times > 1 else ''}{name} {t.us:.0f} ({t.blocks}, {t.waves:.1f})")
-            memory = size / DRAM * 1e6
-            floor, guess = max(simulated, memory), predicted or memory / 0.85
-            time = times.get((op, of))
-            print(f"| {op}{', ' + of if of else ''} | {', '.join(parts)}{' **stale**' if stale else ''} | {simulated:.0f} | "
-                  f"{memory:.0f} | {'**' * (floor > guess)}{floor:.0f}{'**' * (floor > guess)} | {guess:.0f} | "
-                  f"{f'{time:.0f} | {time / floor:.2f}' if time else ' | '} |")
+    table = HEADER + [table_row(kernels, *row, times.get(row[:2])) for rows in PASS.values() for row in rows]
+    if not write:
+        return print("\n".join(table))
+    file = ROOT / "dev/gpu_speed.md"
+    lines = file.read_text().splitlines()
+    begin = lines.index(HEADER[0])
+    end = next((i for i in range(begin, len(lines)) if not lines[i].startswith("|")), len(lines))
+    file.write_text("\n".join(lines[:begin] + table + lines[end:]) + "\n")
 
 
 # ---- the tests' record of loops --------------------------------------------------------------------------------------
