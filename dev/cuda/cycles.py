@@ -17,8 +17,8 @@ An object file needs cuobjdump. KERNEL: a name with patterns, 'delta_walk_kernel
     --branches                              lists forward branches on the path
 
 A simulation issues the instructions of one scheduler's warps, one a cycle, warps in turn: stall counts, scoreboards, pipes,
-barriers. Forward branches fall through; those around calls are taken. It knows no bank conflicts, no misses of the
-instruction cache, no other traffic: a floor, not a prediction.
+barriers. Forward branches fall through; those around calls, or rows that are copied element by element, are taken. It knows no
+bank conflicts, no misses of the instruction cache, no other traffic: a floor, not a prediction.
 """
 import argparse, copy, fnmatch, hashlib, os, pathlib, shutil, subprocess, sys, tempfile
 from machine_code import NONE, PIPES, Path, read_kernels
@@ -206,6 +206,8 @@ def find_tool(name):
 
 
 def cubin_of(path):
+    if not os.path.isfile(path):
+        die(f"there is no file {path}")
     data = pathlib.Path(path).read_bytes()
     if data[:4] == b"\x7fELF" and data[18] == 190:
         return data
@@ -267,7 +269,7 @@ def main():
     if a.check:
         from launches import check_loops
         sys.exit(check_loops(a.check, a.write))
-    files = [x for x in a.arguments if os.path.isfile(x)]
+    files = [x for x in a.arguments if x.endswith((".cubin", ".o")) or os.path.isfile(x)]
     patterns = [x for x in a.arguments if x not in files] or ["*"]
     data = cubin_of(files[0]) if files else compiled()
     if a.table:

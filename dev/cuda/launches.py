@@ -118,10 +118,10 @@ def timing(kernel, launch, memory=600):
     """The launch's Timing; stale: its trips or branches are not this kernel's"""
     main, path = kernel.main(), Path(kernel, launch.trips)
     found = {i: signature(kernel, path, i) for i in sorted(path.branches) if main and i in main.body}
-    take = {i for i, text in found.items() if text in launch.take}
+    take = {i for i, text in found.items() if any(re.fullmatch(wanted, text) for wanted in launch.take)}
     later = {next((i for i, text in found.items() if launch.later and text.startswith(launch.later)), None)} - {None}
     t = Timing(kernel, launch.trips, launch.grid, launch.threads, launch.shared, 0, memory, take, later, launch.off)
-    missing = set(launch.take) - set(found.values())
+    missing = [wanted for wanted in launch.take if not any(re.fullmatch(wanted, text) for text in found.values())]
     t.stale = bool(missing) or bool(launch.later) and not later or len(kernel.loops) != launch.loops
     return t
 

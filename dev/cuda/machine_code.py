@@ -18,10 +18,10 @@ for pipe, cycles, latency, names in (
         ("fp64", 2, 40, "28:DMUL 29:DADD 2a:DSETP 2b:DFMA"),
         ("hmma", 6, 33, "3c:HMMA"),
         ("xu", 8, 23, "100:FLO 102:FCHK 104:F2F 105:F2I 106:I2F 108:MUFU 109:POPC 110:F2F 111:F2I 112:I2F 113:FRND"),
-        ("lsu", 4, 33, "3b:LDSM 184:LDS 188:STS"),
+        ("lsu", 4, 33, "3b:LDSM 183:LDL 184:LDS 188:STS"),  # what was spilled is in L1
         ("lsu", 4, 25, "189:SHFL"),
         ("lsu", 4, 20, "185:ST 186:STG 187:STL"),
-        ("lsu", 4, None, "180:LD 181:LDG 183:LDL 18e:RED 1a8:ATOMG 1ae:LDGSTS"),  # None: the memory's
+        ("lsu", 4, None, "180:LD 181:LDG 18e:RED 1a8:ATOMG 1ae:LDGSTS"),  # None: the memory's
         ("constant", 4, 35, "119:S2R 182:LDC 1af:LDGDEPBAR 1c3:S2UR"),
         ("uniform", 1, 12, "82:UMOV 83:UP2UR 86:VOTEU 87:USEL 8c:UISETP 90:UIADD3 91:ULEA 92:ULOP3 96:UPRMT 99:USHF "
                            "9c:UPLOP3 a4:UIMAD a5:UIMAD b9:ULDC bb:ULDC ca:R2UR 1c2:REDUX"),
@@ -54,6 +54,7 @@ class Instruction:
             self.cycles <<= high >> 8 & 3
         elif self.pipe == "lsu" and self.name != "SHFL":
             self.cycles *= {5: 2, 6: 4}.get(high >> 9 & 7, 1)  # 64 and 128 bits
+        self.narrow = self.name in ("LDG", "STG") and high >> 9 & 7 < 4  # at most 16 bits
         if self.never:
             self.cycles, self.latency = 0, 0
 
@@ -198,17 +199,17 @@ def find_loops(code):
 
 # ---- the path of a warp ----------------------------------------------------------------------------------------------
 class Path:
-    """Indices of the instructions of one warp. Forward branches fall through, but those around a call or around a loop
-    of no trips are taken. trips: {loop: trips}, else 1. take, take_later: branches that are taken, or in all trips of
-    their loop but the first."""
-    MOST = 2000000
+    """Indices of the instructions of one warp. Forward branches fall through. Taken are those around a call, around a
+    loop of no trips, and around rows that are copied element by element. trips: {loop: trips}, else 1. take,
+    take_later: branches that are taken, or in all trips of their loop but the first."""
+    MOST = 2000000  # instructions
 
     def __init__(self, kernel, trips, take=(), take_later=()):
         self.code, self.loops, self.trips, self.take, self.take_later = kernel.code, kernel.loops, trips, take, take_later
         self.heads = {loop.head: loop for loop in kernel.loops}
         self.done = dict.fromkeys(range(1, len(kernel.loops) + 1), 0)
         self.branches = {}  # forward ones on the way: taken how often, of how many times
-        self.inner, self.around_call, self.indices = {}, {}, []
+        self.inner, self.around, self.indices = {}, {}, []
         i = 0
         while i is not None and i < len(self.code) and len(self.indices) < self.MOST:
             self.indices.append(i)
@@ -265,12 +266,15 @@ class Path:
         return bool(loop) and loop.endless and self.done[loop.number] >= self.trips.get(loop.number, 1)
 
     def goes_around(self, i, to):
-        if i not in self.around_call:
+        if i not in self.around:
+            code = self.code[i + 1:to]
             skipped = [loop for loop in self.loops if i < loop.head and loop.latch < to]
             outer = [loop for loop in skipped if not any(other in skipped for other in loop.around)]
-            self.around_call[i] = (any(x.name == "CALL" for x in self.code[i + 1:min(to, i + 24)]) or
-                                   bool(outer) and all(self.trips.get(loop.number, 1) == 0 for loop in outer))
-        return self.around_call[i]
+            narrow, accesses = sum(x.narrow for x in code), sum(x.name in ("LDG", "STG", "LDGSTS") for x in code)
+            self.around[i] = (any(x.name == "CALL" for x in code[:24]) or
+                              narrow >= 8 and narrow >= 0.9 * accesses and all(x.pipe != "xu" for x in code) or
+                              bool(outer) and all(self.trips.get(loop.number, 1) == 0 for loop in outer))
+        return self.around[i]
 
     def trip(self, loop):
         """The last whole trip of a loop on the path"""
