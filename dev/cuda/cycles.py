@@ -2,7 +2,7 @@
 """Floors of kernels in cycles, from their machine code for sm_90: no GPU, no disassembler.
 
     cycles.py [CUBIN] [KERNEL...]       loops: instructions, by pipe too, and what ptxas wrote for the scheduler
-    cycles.py --table [CUBIN]           a pass: floors beside predictions and measurements; --write: into dev/gpu_speed.md
+    cycles.py --table [CUBIN]           a pass: floors, predictions, measurements; --write puts it into dev/gpu_speed.md
     cycles.py --check FILE [--write]    loops of the heaviest kernels, compared with a file; --write writes it
 
 Without CUBIN op set "cuda" is compiled in bf16, or taken from build/cycles if nothing changed; CUDA names the toolkit.
@@ -11,14 +11,14 @@ An object file needs cuobjdump. KERNEL: a name with patterns, 'delta_walk_kernel
     --grid N --threads N --shared BYTES     blocks, their threads, their dynamic shared memory
     --blocks N                              blocks of a multiprocessor; otherwise as many as fit
     --trips 32,4:8                          trips: of the main loop (the largest), of loop 4; otherwise 1
-    --take A,B  --take-later C              forward branches (addresses in hex) that are taken; in all trips but the first
+    --take A,B  --take-later C              forward branches (hex addresses) that are taken; in all trips but the first
     --off STG                               operations under a predicate that do nothing: of an output that is NULL
     --memory CYCLES                         latency of global memory: 600, 300 where the L2 cache has all
     --branches                              lists forward branches on the path
 
-A simulation issues the instructions of one scheduler's warps, one a cycle, warps in turn: stall counts, scoreboards, pipes,
-barriers. Forward branches fall through; those around calls, or rows that are copied element by element, are taken. It knows no
-bank conflicts, no misses of the instruction cache, no other traffic: a floor, not a prediction.
+A simulation issues the instructions of one scheduler's warps, one a cycle, warps in turn: stall counts, scoreboards,
+pipes, barriers. Forward branches fall through; those around calls, or rows that are copied element by element, are
+taken. It knows no bank conflicts, no misses of the instruction cache, no other traffic: a floor, not a prediction.
 """
 import argparse, copy, fnmatch, hashlib, os, pathlib, shutil, subprocess, sys, tempfile
 from machine_code import NONE, PIPES, Path, read_kernels
@@ -156,12 +156,13 @@ COUNTED = {"LDS": ("LDS", "LDSM"), "STS": ("STS",), "LDG": ("LDG", "LD"), "STG":
 
 
 def print_loops(kernel, path):
-    print(f"{kernel.name}: {kernel.registers} registers, {kernel.spills} local loads and stores ({kernel.stack} bytes), "
-          f"{kernel.shared} bytes of static shared memory, {len(kernel.code)} instructions")
+    print(f"{kernel.name}: {kernel.registers} registers, {kernel.spills} local loads and stores ({kernel.stack} bytes)"
+          f", {kernel.shared} bytes of static shared memory, {len(kernel.code)} instructions")
     if not kernel.loops:
         return print("  no loop")
     print(f"  {'loop':10}{'from':>6} {'to':>6} {'code':>6} {'a trip':>7} {'stalls':>7} {'waits':>6} | " +
-          "".join(f"{name:>9}" for name in PIPES) + " |" + "".join(f"{name:>7}" for name in COUNTED) + " | busiest pipe")
+          "".join(f"{name:>9}" for name in PIPES) + " |" + "".join(f"{name:>7}" for name in COUNTED) +
+          " | busiest pipe")
     for loop in kernel.loops:
         trip = [kernel.code[i] for i in path.trip(loop)]
         pipes = pipe_cycles(kernel.code, path.trip(loop))
@@ -174,12 +175,18 @@ def print_loops(kernel, path):
               (f" | {busiest} {pipes[busiest]}" if trip else " | not on the path"))
 
 
+def goes_around(kernel, i):
+    """What a branch jumps over: '8 LDG, 64 HMMA'"""
+    code = kernel.code[i + 1:kernel.code[i].target]
+    names = [x.name for x in code if x.pipe in ("hmma", "lsu", "xu") and not x.never]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or f"{len(code)} others"
+
+
 def print_branches(kernel, path):
     for i, (taken, of) in sorted(path.branches.items()):
-        loop, to = path.innermost(i), kernel.code[i].target
-        skipped = [x.name for x in kernel.code[i + 1:to] if x.pipe in ("hmma", "lsu", "xu") and not x.never]
-        print(f"  branch {i * 16:x} to {to * 16:x} in loop {loop.number if loop else '-'}, taken {taken} of {of}, around " +
-              (", ".join(f"{skipped.count(name)} {name}" for name in dict.fromkeys(skipped)) or f"{to - i - 1} others"))
+        loop = path.innermost(i)
+        print(f"  branch {i * 16:x} to {kernel.code[i].target * 16:x} in loop {loop.number if loop else '-'}, "
+              f"taken {taken} of {of}, around {goes_around(kernel, i)}")
 
 
 def print_kernel(kernel, a):
@@ -194,7 +201,8 @@ def print_kernel(kernel, a):
         print_branches(kernel, path)
     if not a.threads:
         return
-    t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, later, a.off.split(","))
+    t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, later,
+               a.off.split(","))
     print(f"  {t.blocks} blocks a multiprocessor ({t.limit}), {t.warps} warps a scheduler: a trip of loop "
           f"{main.number if main else '-'} takes {t.trip} cycles, {t.trip / CLOCK * 1e6:.2f} us; all of a block "
           f"{t.cycles}, {t.cycles / CLOCK * 1e6:.1f} us" + (f"; {t.waves:.2f} waves: {t.us:.1f} us" if a.grid else ""))
@@ -214,7 +222,8 @@ def cubin_of(path):
     if not find_tool("cuobjdump"):
         die(f"{path} is no cubin, and cuobjdump is missing; set CUDA, or compile with nvcc -arch=sm_90 -cubin")
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([find_tool("cuobjdump"), "-xelf", "all", os.path.abspath(path)], cwd=folder, stdout=subprocess.DEVNULL)
+        subprocess.run([find_tool("cuobjdump"), "-xelf", "all", os.path.abspath(path)], cwd=folder,
+                       stdout=subprocess.DEVNULL)
         found = [file.read_bytes() for file in pathlib.Path(folder).iterdir() if "sm_90" in file.name]
     return max(found, key=len) if found else die(f"{path} has no code for sm_90")
 
@@ -232,8 +241,8 @@ def compiled(symbols=()):
     if not nvcc or not ptxas:
         die("nvcc or ptxas is missing; set CUDA to a toolkit, or give a cubin")
     sources = sorted([*ROOT.glob("llmc/**/*.h"), *ROOT.glob("llmc/ops/cuda/*.cu*"), *ROOT.glob("test/emulate/*.h")])
-    key = hashlib.sha256(b"\0".join([repr((compiler_version(), symbols)).encode()] + [f.read_bytes() for f in sources])).hexdigest()
-    cubin = ROOT / "build/cycles" / f"{key[:16]}.cubin"
+    made_of = [repr((compiler_version(), symbols)).encode()] + [f.read_bytes() for f in sources]
+    cubin = ROOT / "build/cycles" / f"{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}.cubin"
     if not cubin.exists():
         cubin.parent.mkdir(parents=True, exist_ok=True)
         for old in sorted(cubin.parent.glob("*.cubin"), key=os.path.getmtime)[:-8]:
@@ -245,8 +254,9 @@ def compiled(symbols=()):
 def compile_to(cubin, nvcc, ptxas, symbols):
     with tempfile.TemporaryDirectory() as folder:
         ptx = pathlib.Path(folder) / "ops.ptx"
-        subprocess.run([nvcc, "-std=c++20", "-x", "cu", "-O3", "-arch=sm_90", "-ptx", "-D_GNU_SOURCE", "-DPRECISION_BF16", "-w",
-                        "-I.", *([] if symbols else ["-DHAVE_CUDNN"]), "-o", ptx, "llmc/ops/cuda/ops_cuda.cu"], cwd=ROOT, check=True)
+        flags = ["-D_GNU_SOURCE", "-DPRECISION_BF16", "-w", "-I."] + ([] if symbols else ["-DHAVE_CUDNN"])
+        subprocess.run([nvcc, "-std=c++20", "-x", "cu", "-O3", "-arch=sm_90", "-ptx", *flags, "-o", ptx,
+                        "llmc/ops/cuda/ops_cuda.cu"], cwd=ROOT, check=True)
         entries = [line.split("(")[0].split()[-1] for line in ptx.read_text().splitlines() if ".entry" in line]
         chosen = [argument for e in entries if any(s in e for s in symbols) for argument in ("-e", e)]
         subprocess.run([ptxas, "-arch=sm_90", "-O3", *chosen, ptx, "-o", folder + "/cubin"], check=True)
@@ -283,4 +293,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, subprocess.CalledProcessError) as error:
+        die(str(error))

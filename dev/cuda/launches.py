@@ -1,9 +1,9 @@
 """Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
-Qwen3.5-9B's for linear attention. Loops are numbered as cycles.py prints them; where a kernel has another number of loops
-than `loops`, its trips are out of date, and the table says so. After a change of a kernel: cycles.py KERNEL --branches.
+Qwen3.5-9B's for linear attention. Loops are numbered as cycles.py prints them; where a kernel has another number of
+loops than `loops`, its trips are out of date, and the table says "stale". Then: cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re
-from cycles import ROOT, Timing, compiled, compiler_version
+from cycles import ROOT, Timing, compiled, compiler_version, goes_around
 from machine_code import Path, read_kernels
 
 n, C, HEADS, HD, FF, V, LOGITS = 4096, 4096, 32, 128, 12288, 151936, 2048
@@ -19,12 +19,12 @@ GRADIENT = {"grid": SEGMENT * HK, "threads": 128, "shared": 72704, "loops": 22,
 
 
 class Launch:
-    """times: in a call of the op. trips: {loop: trips}. later, take: what a forward branch of the main loop goes around, as
-    --branches prints it: taken in all trips but the first, or always. off: operations whose predicate is false."""
+    """times: in a call of the op. trips: {loop: trips}. take: forward branches of the main loop that are taken,
+    patterns of what they go around, as --branches prints it"""
 
-    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, later=None, take=(), off=()):
+    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=()):
         self.kernel, self.grid, self.threads, self.shared, self.times = kernel, grid, threads, shared, times
-        self.trips, self.loops, self.later, self.take, self.off = trips or {}, loops, later, take, off
+        self.trips, self.loops, self.take = trips or {}, loops, take
 
 
 def blocks(without, **more):
@@ -54,11 +54,12 @@ OUT = ("20 LDS, 20 STG", "18 LDS, 18 STG")  # states and additions are not saved
 ALONE = OUT + ("8 LDG, 32 LDSM, 64 HMMA", "8 STS", "11 LDSM, 24 HMMA, 12 STG")
 SAVED = ("16 LDS, 16 STG", "8 LDG, 32 LDSM, 64 HMMA", "11 LDSM, 24 HMMA, 12 STG")
 LAYER_LOOP = packs(LAYER, 4)
-# Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of the
-# memory's bandwidth; launches
+# Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of
+# the memory's bandwidth; launches
 PASS = {
     "Qwen3-8B": (
-        ("embedding_forward", "", 4 * n * C, None, [Launch("embedding_forward_kernel<8>", 2 * n, 256, take=("2 LDG",))]),
+        ("embedding_forward", "", 4 * n * C, None,
+         [Launch("embedding_forward_kernel<8>", 2 * n, 256, take=("2 LDG",))]),
         ("rmsnorm_forward", "hidden", 4 * n * C, None,
          [Launch("norm_forward_kernel<8, 4, false>", n, 128, trips={1: 5, 2: 0, 4: 0}, loops=4)]),
         ("rmsnorm_forward", "query heads", 4 * n * C, None,
@@ -71,11 +72,15 @@ PASS = {
                  trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, HD)]),
         ("rope_forward", "queries", 4 * n * C, 23, 
          [Launch("rope_kernel<8, false>", 512, 256, trips={**dict.fromkeys(range(2, 10), 0), 10: 4}, loops=10)]),
-        ("swiglu_forward", "", 6 * n * FF, None, [Launch("activation_forward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
-        ("swiglu_backward", "", 10 * n * FF, None, [Launch("activation_backward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
+        ("swiglu_forward", "", 6 * n * FF, None,
+         [Launch("activation_forward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
+        ("swiglu_backward", "", 10 * n * FF, None,
+         [Launch("activation_backward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
         ("logprob", "with its gradient", 6 * LOGITS * V, 650,
-         [Launch("logprob_kernel<false>", LOGITS, 512, trips={1: 37, 2: 0, 3: 9, 4: 37, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0}, loops=9)]),
-        ("round_sums", "a layer", 6 * LAYER, None, [elements("round_sums_kernel<8>", LAYER, 8, trips={1: packs(LAYER, 8)})]),
+         [Launch("logprob_kernel<false>", LOGITS, 512,
+                 trips={1: 37, 2: 0, 3: 9, 4: 37, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0}, loops=9)]),
+        ("round_sums", "a layer", 6 * LAYER, None,
+         [elements("round_sums_kernel<8>", LAYER, 8, trips={1: packs(LAYER, 8)})]),
         ("gradient_add", "a layer", 8 * LAYER, None,
          [elements("gradient_add_kernel<Bf16, 4>", LAYER, 4, trips={1: LAYER_LOOP})]),
         ("sum_of_squares", "a layer; the host waits", 2 * LAYER, None,
@@ -100,9 +105,10 @@ PASS = {
         ("gated_norm_forward", "value heads", 6 * n * C, 30,
          [Launch("gated_norm_forward_kernel<8, 1>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
         ("gated_norm_backward", "value heads", 10 * n * C, 60,
-         [Launch("gated_norm_backward_kernel<8, 1>", NORM_BLOCKS, 256, trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15},
-                 loops=7), column_sums(NORM_BLOCKS, 128)]),
-        ("split_heads", "queries and gates", 8 * n * C, None, [Launch("split_heads_kernel<8, false>", n * 16 // 8, 256)]),
+         [Launch("gated_norm_backward_kernel<8, 1>", NORM_BLOCKS, 256,
+                 trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, 128)]),
+        ("split_heads", "queries and gates", 8 * n * C, None,
+         [Launch("split_heads_kernel<8, false>", n * 16 // 8, 256)]),
         ("gate_forward", "", 6 * n * C, None, [elements("gate_forward_kernel<8>", n * C, 8, trips={1: 4})]),
         ("gate_backward", "", 10 * n * C, None, [elements("gate_backward_kernel<8>", n * C, 8, trips={1: 4})]),
     ),
@@ -110,20 +116,14 @@ PASS = {
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
-def signature(kernel, path, i):
-    skipped = [x.name for x in kernel.code[i + 1:kernel.code[i].target] if x.pipe in ("hmma", "lsu", "xu") and not x.never]
-    return ", ".join(f"{skipped.count(name)} {name}" for name in dict.fromkeys(skipped))
-
-
-def timing(kernel, launch, memory=600):
+def timing(kernel, launch):
     """The launch's Timing; stale: its trips or branches are not this kernel's"""
     main, path = kernel.main(), Path(kernel, launch.trips)
-    found = {i: signature(kernel, path, i) for i in sorted(path.branches) if main and i in main.body}
+    found = {i: goes_around(kernel, i) for i in path.branches if main and i in main.body}
     take = {i for i, text in found.items() if any(re.fullmatch(wanted, text) for wanted in launch.take)}
-    later = {next((i for i, text in found.items() if launch.later and text.startswith(launch.later)), None)} - {None}
-    t = Timing(kernel, launch.trips, launch.grid, launch.threads, launch.shared, 0, memory, take, later, launch.off)
+    t = Timing(kernel, launch.trips, launch.grid, launch.threads, launch.shared, take=take)
     missing = [wanted for wanted in launch.take if not any(re.fullmatch(wanted, text) for text in found.values())]
-    t.stale = bool(missing) or bool(launch.later) and not later or len(kernel.loops) != launch.loops
+    t.stale = bool(missing) or len(kernel.loops) != launch.loops
     return t
 
 
@@ -134,7 +134,8 @@ def measured():
     return {(row["op"], row["of"]): row["ms"] * 1e3 for row in rows}
 
 
-HEADER = ["| op | launches: us (blocks a multiprocessor, waves) | simulated | bytes | floor | predicted | measured | measured / floor |",
+HEADER = ["| op | launches: us (blocks a multiprocessor, waves) | simulated | bytes | floor | predicted | measured | "
+          "measured / floor |",
           "|---|---|---|---|---|---|---|---|"]
 
 
@@ -173,10 +174,11 @@ def print_table(data, write):
 
 # ---- the tests' record of loops --------------------------------------------------------------------------------------
 # Parts of mangled names
-HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E", "delta_blocks_kernel",
-            "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E", "logprob_kernelILb0E",
-            "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E", "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E")
-MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions of loops that are recorded, and of new ones that are too many
+HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
+            "delta_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
+            "logprob_kernelILb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
+            "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E")
+MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many
 
 
 def loops_of(kernel):

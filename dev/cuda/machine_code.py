@@ -1,13 +1,13 @@
 """Machine code of a cubin for sm_90: kernels, instructions with their control words, loops, and the path of a warp.
 
-Needs no disassembler. An instruction has 128 bits. Its lowest 9 name the operation; bits 105 to 121 are what ptxas tells
-the scheduler: cycles until the next issue (4 bits), yield, the scoreboards that are released when the result is written
-and when the operands are read (3 bits each, 7: none), and a mask of scoreboards to wait for (6 bits).
+Needs no disassembler. An instruction has 128 bits. Its lowest 9 name the operation; bits 105 to 121 are what ptxas
+tells the scheduler: cycles until the next issue (4 bits), yield, the scoreboards that are released when the result is
+written and when the operands are read (3 bits each, 7: none), and a mask of scoreboards to wait for (6 bits).
 """
 import re, shutil, struct, subprocess
 
-# Operation: name, pipe, cycles of that pipe for 32 lanes, cycles from there to a result under a scoreboard. `lsu` serves
-# four schedulers: cycles are a scheduler's share for 4 bytes a lane.
+# Operation: name, pipe, cycles of that pipe for 32 lanes, cycles from there to a result under a scoreboard. `lsu`
+# serves four schedulers: cycles are a scheduler's share for 4 bytes a lane.
 OPERATIONS = {}
 for pipe, cycles, latency, names in (
         ("alu", 2, 6, "03:P2R 04:R2P 05:CS2R 06:VOTE 07:SEL 08:FSEL 09:FMNMX 0b:FSETP 0c:ISETP 10:IADD3 11:LEA 12:LOP3 "
@@ -141,7 +141,8 @@ def read_kernels(data, wanted=lambda name: True):
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
 class Loop:
-    """number (from 1, by address), head, latch (the last jump back), jumps (all of them), body (indices), around (loops)"""
+    """number (from 1, by address), head, latch (the last jump back), jumps (all of them), body (indices), around
+    (loops), endless (it is left from within)"""
 
     def __init__(self, head):
         self.head, self.body, self.jumps = head, {head}, set()
@@ -191,7 +192,7 @@ def find_loops(code):
     loops = sorted(loops.values(), key=lambda loop: (loop.head, -len(loop.body)))
     for number, loop in enumerate(loops, 1):
         loop.number, loop.latch = number, max(loop.jumps)
-        loop.endless = any(not code[i].conditional for i in loop.jumps)  # left from within
+        loop.endless = any(not code[i].conditional for i in loop.jumps)
         loop.around = [other for other in loops if other is not loop and loop.head in other.body and
                        len(other.body) > len(loop.body)]
     return loops
@@ -205,7 +206,8 @@ class Path:
     MOST = 2000000  # instructions
 
     def __init__(self, kernel, trips, take=(), take_later=()):
-        self.code, self.loops, self.trips, self.take, self.take_later = kernel.code, kernel.loops, trips, take, take_later
+        self.code, self.loops, self.trips = kernel.code, kernel.loops, trips
+        self.take, self.take_later = take, take_later
         self.heads = {loop.head: loop for loop in kernel.loops}
         self.done = dict.fromkeys(range(1, len(kernel.loops) + 1), 0)
         self.branches = {}  # forward ones on the way: taken how often, of how many times
@@ -220,7 +222,8 @@ class Path:
     def next(self, i):
         x = self.code[i]
         if x.target is None:
-            return None if x.name in ("EXIT", "RET") and (not x.conditional or self.leaves(self.innermost(i))) else i + 1
+            ends = x.name in ("EXIT", "RET") and (not x.conditional or self.leaves(self.innermost(i)))
+            return None if ends else i + 1
         head = self.heads.get(x.target)
         if head and i in head.jumps:
             return self.jump_back(i, head)
@@ -246,7 +249,8 @@ class Path:
 
     def innermost(self, i):
         if i not in self.inner:
-            self.inner[i] = min((loop for loop in self.loops if i in loop.body), key=lambda loop: len(loop.body), default=None)
+            inside = [loop for loop in self.loops if i in loop.body]
+            self.inner[i] = min(inside, key=lambda loop: len(loop.body), default=None)
         return self.inner[i]
 
     def takes(self, i, x):
