@@ -12,6 +12,7 @@ An object file needs cuobjdump. KERNEL: a name with patterns, 'delta_walk_kernel
     --blocks N                              blocks of a multiprocessor; otherwise as many as fit
     --trips 32,4:8                          trips: of the main loop (the largest), of loop 4; otherwise 1
     --take A,B  --take-later C              forward branches (hex addresses) that are taken; in all trips but the first
+    --some A:1                              a branch that only one warp of a scheduler does not take
     --off STG                               operations under a predicate that do nothing: of an output that is NULL
     --memory CYCLES                         latency of global memory: 600, 300 where the L2 cache has all
     --branches                              lists forward branches on the path
@@ -36,8 +37,8 @@ def die(message):
 
 # ---- simulation ------------------------------------------------------------------------------------------------------
 class Warp:
-    def __init__(self, block):
-        self.block, self.at, self.ready, self.copied = block, 0, 0, 0
+    def __init__(self, block, path):
+        self.block, self.path, self.at, self.ready, self.copied = block, path, 0, 0, 0
         self.boards = [[] for _ in range(6)]  # when what they wait for is done
 
     def earliest(self, x, free):
@@ -66,10 +67,10 @@ class Warp:
         self.at, self.ready = self.at + 1, now + x.stall
 
 
-def simulate(path, warps, blocks, memory):
-    """Cycles until all warps of a scheduler, of so many blocks, are through a path of instructions"""
+def simulate(paths, blocks, memory):
+    """Cycles until all warps of a scheduler, of so many blocks, are through their paths of instructions"""
     free, now, turn = dict.fromkeys(PIPES, 0), 0, 0
-    alive = [Warp(w * blocks // warps) for w in range(warps)]
+    alive = [Warp(w * blocks // len(paths), path) for w, path in enumerate(paths)]
     waiting = {w.block: [] for w in alive}
     size = {b: sum(w.block == b for w in alive) for b in waiting}
     while alive:
@@ -77,13 +78,13 @@ def simulate(path, warps, blocks, memory):
         for step in range(len(alive)):
             warp = alive[(turn + step) % len(alive)]
             if warp.ready is not None:
-                t = max(now, warp.earliest(path[warp.at], free))
+                t = max(now, warp.earliest(warp.path[warp.at], free))
                 if best is None or t < best[0]:
                     best = t, warp
                 if t == now:
                     break
         now, warp = best
-        x = path[warp.at]
+        x = warp.path[warp.at]
         warp.issue(x, now, free, memory)
         now, turn = now + 1, (alive.index(warp) + 1) % len(alive)
         if x.name == "BAR":
@@ -94,7 +95,7 @@ def simulate(path, warps, blocks, memory):
                 for other in at_barrier:
                     other.ready = now + BARRIER
                 at_barrier.clear()
-        if warp.at == len(path):
+        if warp.at == len(warp.path):
             alive.remove(warp)
             turn %= max(1, len(alive))
     return now
@@ -121,10 +122,11 @@ def idle(x):
 
 
 class Timing:
-    """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us,
-    busiest (the pipe with most cycles, and us at which it would be full)"""
+    """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us.
+    some: {branch: warps of a scheduler that do not take it}"""
 
-    def __init__(self, kernel, trips, grid, threads, shared=0, blocks=0, memory=600, take=(), take_later=(), off=()):
+    def __init__(self, kernel, trips, grid, threads, shared=0, blocks=0, memory=600, take=(), take_later=(), off=(),
+                 some=None):
         self.blocks, self.limit = occupancy(kernel, threads, shared)
         self.blocks = blocks or min(self.blocks, -(-grid // PROCESSORS))
         self.warps = max(1, self.blocks * -(-threads // 32) // SCHEDULERS)
@@ -133,9 +135,13 @@ class Timing:
         simulated = {}
         for t in {min(n, SAMPLED), max(0, min(n, SAMPLED) - 1)}:
             sampled = {**trips, main.number: t} if main else trips
-            path = [kernel.code[i] for i in Path(kernel, sampled, take, take_later).indices]
-            path = [idle(x) if x.name in off and x.conditional else x for x in path]
-            simulated[t] = simulate(path, self.warps, min(self.blocks, self.warps), memory)
+            paths = []
+            for warp in range(self.warps // max(1, self.blocks) or 1):
+                taken = set(take) | {i for i, falls in (some or {}).items() if warp >= falls}
+                path = [kernel.code[i] for i in Path(kernel, sampled, taken, take_later).indices]
+                paths.append([idle(x) if x.name in off and x.conditional else x for x in path])
+            paths = (paths * self.blocks)[:self.warps]
+            simulated[t] = simulate(paths, min(self.blocks, self.warps), memory)
         top = max(simulated)
         self.trip = simulated[top] - simulated[min(simulated)] if n > 1 else simulated[top]
         self.cycles = simulated[top] + max(0, n - top) * self.trip
@@ -202,7 +208,7 @@ def print_kernel(kernel, a):
     if not a.threads:
         return
     t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, later,
-               a.off.split(","))
+               a.off.split(","), {int(at, 16) // 16: int(n) for at, n in (x.split(":") for x in a.some.split(",") if x)})
     print(f"  {t.blocks} blocks a multiprocessor ({t.limit}), {t.warps} warps a scheduler: a trip of loop "
           f"{main.number if main else '-'} takes {t.trip} cycles, {t.trip / CLOCK * 1e6:.2f} us; all of a block "
           f"{t.cycles}, {t.cycles / CLOCK * 1e6:.1f} us" + (f"; {t.waves:.2f} waves: {t.us:.1f} us" if a.grid else ""))
@@ -273,7 +279,7 @@ def main():
     for name in ("grid", "threads", "shared", "blocks"):
         p.add_argument("--" + name, type=int, default=0)
     p.add_argument("--memory", type=int, default=600)
-    for name in ("trips", "take", "take-later", "off"):
+    for name in ("trips", "take", "take-later", "some", "off"):
         p.add_argument("--" + name, default="")
     a = p.parse_args()
     if a.check:

@@ -11,29 +11,26 @@ HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 6
 LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
 DRAM = 3.35e12  # bytes/s of an H100
 NORM_BLOCKS = 528
-WALK = {"grid": 4 * HV, "threads": 256, "shared": 110624}
-BLOCKS = {"grid": SEGMENT * HV, "threads": 128, "shared": 36864, "loops": 16}
-BLOCKS_TRIPS = {2: 2, 3: 0, 4: 0, 6: 0, 7: 3, 10: 0, 12: 0, 14: 0, 16: 0}
-GRADIENT = {"grid": SEGMENT * HK, "threads": 128, "shared": 72704, "loops": 22,
-            "trips": {2: HV // HK, 3: 4, 4: 2, 5: 0, 6: 0, 7: 4, 11: 16, 12: 4, 16: 4, 19: 0, 20: 0, 21: 0, 22: 0}}
+MAIN = 0  # in trips: the main loop, whatever its number
+
 
 
 class Launch:
-    """times: in a call of the op. trips: {loop: trips}. take: forward branches of the main loop that are taken,
-    patterns of what they go around, as --branches prints it"""
+    """times: in a call of the op. trips: {loop: trips}. take: forward branches that are taken,
+    patterns of what they go around, as --branches prints it, "pattern#2": the second. some: {pattern: warps of a
+    scheduler that do not}. loops: None if only MAIN has trips"""
 
-    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=()):
+    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=(), some=None):
         self.kernel, self.grid, self.threads, self.shared, self.times = kernel, grid, threads, shared, times
-        self.trips, self.loops, self.take = trips or {}, loops, take
+        self.trips, self.loops, self.take, self.some = trips or {}, loops, take, some or {}
 
 
-def blocks(without, **more):
-    """delta_blocks_kernel without the results of these loops"""
-    return Launch("delta_blocks_kernel", trips={**BLOCKS_TRIPS, **dict.fromkeys(without, 0)}, **BLOCKS, **more)
+def blocks(times, take=()):
+    return Launch("delta_blocks_kernel", SEGMENT * HV, 128, 36864, {2: 2, 3: 0, 4: 0, 6: 0, 7: 3}, 8, times, take)
 
 
-def walk(take, **more):
-    return Launch("delta_walk_kernel<128, 32>", trips={3: SEGMENT}, loops=9, take=take, **WALK, **more)
+def walk(kind, times=1, take=()):
+    return Launch(f"delta_walk_{kind}", 4 * HV, 256, 110624, {MAIN: SEGMENT}, None, times, take)
 
 
 def column_sums(rows, columns):
@@ -50,9 +47,8 @@ def packs(count, width):
     return -(-count // width // (2048 * 256))
 
 
-OUT = ("20 LDS, 20 STG", "18 LDS, 18 STG")  # states and additions are not saved
-ALONE = OUT + ("8 LDG, 32 LDSM, 64 HMMA", "8 STS", "11 LDSM, 24 HMMA, 12 STG")
-SAVED = ("16 LDS, 16 STG", "8 LDG, 32 LDSM, 64 HMMA", "11 LDSM, 24 HMMA, 12 STG")
+FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
+NOT_SAVED = (r"(18|20) LDS, \1 STG.*", "8 STS")  # states and additions
 LAYER_LOOP = packs(LAYER, 4)
 # Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of
 # the memory's bandwidth; launches
@@ -96,12 +92,14 @@ PASS = {
         ("conv_backward", "query, key, value", 218e6, 65,
          [Launch("conv_backward_kernel<4, 4>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4),
           column_sums(n // 128, 4 * CHANNELS)]),
-        ("delta_forward", "the last chunk", 235e6, 430, [blocks((11, 15), times=2), walk(OUT, times=2)]),
-        ("delta_forward", "the state alone", 168e6, 400, [blocks((11, 13, 15), times=2), walk(ALONE, times=2)]),
+        ("delta_forward", "the last chunk", 235e6, 430, [blocks(2, FORWARD), walk("kernel<128, 32, true>", 2)]),
+        ("delta_forward", "the state alone", 168e6, 400,
+         [blocks(2, FORWARD), walk("kernel<128, 32, false>", 2, NOT_SAVED)]),
         ("delta_backward", "the last chunk", 1.5e9, 1600,
-         [blocks((11, 13, 15)), walk(ALONE), blocks((), times=2), walk(SAVED, times=2),
-          Launch("delta_walk_back_kernel<128, 32>", trips={2: SEGMENT}, loops=6, take=("16 LDS, 16 STG",), times=2, **WALK),
-          Launch("delta_gradient_kernel<128>", times=2, **GRADIENT)]),
+         [blocks(1, FORWARD), walk("kernel<128, 32, false>", 1, NOT_SAVED), blocks(2),
+          walk("kernel<128, 32, false>", 2), walk("back_kernel<128, 32>", 2),
+          Launch("delta_gradient_kernel<128, true>", SEGMENT * HK, 512, 147456, {2: 8, MAIN: HV // HK, 4: 4, 6: 4}, 6, 2,
+                 some={"8 LDG, 12 MUFU": 1, "36 LDS, 1 MUFU, .* SHFL.*": 1, "72 LDS, 8 MUFU, .*": 3, "2 LDSM, 10 HMMA": 3})]),
         ("gated_norm_forward", "value heads", 6 * n * C, 30,
          [Launch("gated_norm_forward_kernel<8, 1>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
         ("gated_norm_backward", "value heads", 10 * n * C, 60,
@@ -118,12 +116,18 @@ PASS = {
 # ---- the table -------------------------------------------------------------------------------------------------------
 def timing(kernel, launch):
     """The launch's Timing; stale: its trips or branches are not this kernel's"""
-    main, path = kernel.main(), Path(kernel, launch.trips)
-    found = {i: goes_around(kernel, i) for i in path.branches if main and i in main.body}
-    take = {i for i, text in found.items() if any(re.fullmatch(wanted, text) for wanted in launch.take)}
-    t = Timing(kernel, launch.trips, launch.grid, launch.threads, launch.shared, take=take)
-    missing = [wanted for wanted in launch.take if not any(re.fullmatch(wanted, text) for text in found.values())]
-    t.stale = bool(missing) or len(kernel.loops) != launch.loops
+    trips = {kernel.main().number if loop == MAIN else loop: n for loop, n in launch.trips.items()}
+    branches = sorted(Path(kernel, trips).branches)
+
+    def matching(wanted):
+        pattern, _, which = wanted.partition("#")
+        found = [i for i in branches if re.fullmatch(pattern, goes_around(kernel, i))]
+        return found[int(which) - 1:int(which)] if which else found
+
+    take, some = [matching(x) for x in launch.take], {x: matching(x) for x in launch.some}
+    t = Timing(kernel, trips, launch.grid, launch.threads, launch.shared, take=set(sum(take, [])),
+               some={i: launch.some[x] for x in some for i in some[x]})
+    t.stale = not all(take) or not all(some.values()) or launch.loops not in (None, len(kernel.loops))
     return t
 
 
