@@ -15,13 +15,13 @@ An object file needs cuobjdump. KERNEL: a name with patterns, 'delta_walk_kernel
     --some A:1                              a branch that only one warp of a scheduler does not take
     --off STG                               operations under a predicate that do nothing: of an output that is NULL
     --memory CYCLES                         latency of global memory: 600, 300 where the L2 cache has all
-    --branches                              lists forward branches on the path
+    --branches  --waits                     lists forward branches on the path; where warps wait longest
 
 A simulation issues the instructions of one scheduler's warps, one a cycle, warps in turn: stall counts, scoreboards,
 pipes, barriers. Forward branches fall through; those around calls, or rows that are copied element by element, are
 taken. It knows no bank conflicts, no misses of the instruction cache, no other traffic: a floor, not a prediction.
 """
-import argparse, copy, fnmatch, hashlib, os, pathlib, shutil, subprocess, sys, tempfile
+import argparse, collections, copy, fnmatch, hashlib, os, pathlib, shutil, subprocess, sys, tempfile
 from machine_code import NONE, PIPES, Path, read_kernels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -39,6 +39,7 @@ def die(message):
 class Warp:
     def __init__(self, block, path):
         self.block, self.path, self.at, self.ready, self.copied = block, path, 0, 0, 0
+        self.issued, self.waits = 0, collections.Counter()  # when the last was; cycles before each instruction
         self.boards = [[] for _ in range(6)]  # when what they wait for is done
 
     def earliest(self, x, free):
@@ -52,6 +53,8 @@ class Warp:
         return max(t, free[x.pipe] - (QUEUE if queued else 0))
 
     def issue(self, x, now, free, memory):
+        self.waits[x.index] += now - self.issued - 1
+        self.issued = now
         start = max(now, free[x.pipe])
         free[x.pipe] = start + x.cycles
         done = start + x.cycles + (memory if x.latency is None else x.latency)
@@ -68,7 +71,7 @@ class Warp:
 
 
 def simulate(paths, blocks, memory):
-    """Cycles until all warps of a scheduler, of so many blocks, are through their paths of instructions"""
+    """Cycles until all warps of a scheduler, of so many blocks, are through their paths; waits of the last warp"""
     free, now, turn = dict.fromkeys(PIPES, 0), 0, 0
     alive = [Warp(w * blocks // len(paths), path) for w, path in enumerate(paths)]
     waiting = {w.block: [] for w in alive}
@@ -98,7 +101,7 @@ def simulate(paths, blocks, memory):
         if warp.at == len(warp.path):
             alive.remove(warp)
             turn %= max(1, len(alive))
-    return now
+    return now, warp.waits
 
 
 # ---- a launch --------------------------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ def idle(x):
 
 
 class Timing:
-    """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us.
+    """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us, waits.
     some: {branch: warps of a scheduler that do not take it}"""
 
     def __init__(self, kernel, trips, grid, threads, shared=0, blocks=0, memory=600, take=(), take_later=(), off=(),
@@ -133,7 +136,7 @@ class Timing:
         main = kernel.main()
         n = trips.get(main.number, 1) if main else 1
         simulated = {}
-        for t in {min(n, SAMPLED), max(0, min(n, SAMPLED) - 1)}:
+        for t in sorted({min(n, SAMPLED), max(0, min(n, SAMPLED) - 1)}):
             sampled = {**trips, main.number: t} if main else trips
             paths = []
             for warp in range(self.warps // max(1, self.blocks) or 1):
@@ -141,7 +144,7 @@ class Timing:
                 path = [kernel.code[i] for i in Path(kernel, sampled, taken, take_later).indices]
                 paths.append([idle(x) if x.name in off and x.conditional else x for x in path])
             paths = (paths * self.blocks)[:self.warps]
-            simulated[t] = simulate(paths, min(self.blocks, self.warps), memory)
+            simulated[t], self.waits = simulate(paths, min(self.blocks, self.warps), memory)
         top = max(simulated)
         self.trip = simulated[top] - simulated[min(simulated)] if n > 1 else simulated[top]
         self.cycles = simulated[top] + max(0, n - top) * self.trip
@@ -212,6 +215,11 @@ def print_kernel(kernel, a):
     print(f"  {t.blocks} blocks a multiprocessor ({t.limit}), {t.warps} warps a scheduler: a trip of loop "
           f"{main.number if main else '-'} takes {t.trip} cycles, {t.trip / CLOCK * 1e6:.2f} us; all of a block "
           f"{t.cycles}, {t.cycles / CLOCK * 1e6:.1f} us" + (f"; {t.waves:.2f} waves: {t.us:.1f} us" if a.grid else ""))
+    total = sum(t.waits.values())
+    for i, cycles in t.waits.most_common(16 if a.waits else 0):
+        x = kernel.code[i]
+        print(f"  {cycles / total:6.1%} of a warp's waiting is before {x.name} at {i * 16:x}" +
+              (f", for scoreboards {x.wait}" if x.wait else "") + (f" behind {kernel.code[i - 1].name}" if i else ""))
 
 
 # ---- cubins ----------------------------------------------------------------------------------------------------------
@@ -276,6 +284,7 @@ def main():
     p.add_argument("--check")
     p.add_argument("--write", action="store_true")
     p.add_argument("--branches", action="store_true")
+    p.add_argument("--waits", action="store_true")
     for name in ("grid", "threads", "shared", "blocks"):
         p.add_argument("--" + name, type=int, default=0)
     p.add_argument("--memory", type=int, default=600)

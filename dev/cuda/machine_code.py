@@ -35,7 +35,7 @@ NO_PREDICATE, BRANCH, NONE = 7, 0x147, 7
 
 class Instruction:
     def __init__(self, index, low, high):
-        operation = low & 0x1FF
+        operation, self.index = low & 0x1FF, index
         self.name, self.pipe, self.cycles, self.latency = OPERATIONS.get(operation, (f"0x{operation:x}", "alu", 2, 6))
         control = high >> 41
         self.stall, self.write, self.read = control & 15 or 1, control >> 5 & 7, control >> 8 & 7
