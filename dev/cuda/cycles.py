@@ -254,7 +254,7 @@ def compiled(symbols=()):
     nvcc, ptxas = find_tool("nvcc"), find_tool("ptxas")
     if not nvcc or not ptxas:
         die("nvcc or ptxas is missing; set CUDA to a toolkit, or give a cubin")
-    sources = sorted([*ROOT.glob("llmc/**/*.h"), *ROOT.glob("llmc/ops/cuda/*.cu*"), *ROOT.glob("test/emulate/*.h")])
+    sources = sorted([*ROOT.glob("llmc/**/*.h"), *ROOT.glob("llmc/ops/cuda/*.cu*")])
     made_of = [repr((compiler_version(), symbols)).encode()] + [f.read_bytes() for f in sources]
     cubin = ROOT / "build/cycles" / f"{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}.cubin"
     if not cubin.exists():
