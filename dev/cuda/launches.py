@@ -1,0 +1,225 @@
+"""Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
+Qwen3.5-9B's for linear attention. Loops are numbered as cycles.py prints them; where a kernel has another number of
+loops than `loops`, its trips are out of date, and the table says "stale". Then: cycles.py KERNEL --branches.
+"""
+import fnmatch, itertools, json, pathlib, re
+from cycles import ROOT, Timing, compiled, compiler_version, goes_around
+from machine_code import Path, read_kernels
+
+n, C, HEADS, HD, FF, V, LOGITS = 4096, 4096, 32, 128, 12288, 151936, 2048
+HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 64 tokens
+LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
+DRAM = 3.35e12  # bytes/s of an H100
+NORM_BLOCKS = 528
+MAIN = 0  # in trips: the main loop, whatever its number
+
+
+
+class Launch:
+    """times: in a call of the op. trips: {loop: trips}. take: forward branches that are taken,
+    patterns of what they go around, as --branches prints it, "pattern#2": the second. some: {pattern: warps of a
+    scheduler that do not}. loops: None if only MAIN has trips"""
+
+    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=(), some=None):
+        self.kernel, self.grid, self.threads, self.shared, self.times = kernel, grid, threads, shared, times
+        self.trips, self.loops, self.take, self.some = trips or {}, loops, take, some or {}
+
+
+def blocks(times, take=()):
+    return Launch("delta_blocks_kernel", SEGMENT * HV, 128, 36864, {2: 2, 3: 0, 4: 0, 6: 0, 7: 3}, 8, times, take)
+
+
+def walk(kind, times=1, take=()):
+    return Launch(f"delta_walk_{kind}", 4 * HV, 256, 110624, {MAIN: SEGMENT}, None, times, take)
+
+
+def column_sums(rows, columns):
+    return Launch("column_sums_kernel<float>", -(-columns // 32), 512, trips={2: -(-rows // 128)}, loops=2)
+
+
+def elements(kernel, count, width, **more):
+    """A loop over packs with the grid's stride"""
+    return Launch(kernel, min(2048, count // width // 256), 256, **more)
+
+
+def packs(count, width):
+    """Trips of such a loop"""
+    return -(-count // width // (2048 * 256))
+
+
+FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
+NOT_SAVED = (r"(18|20) LDS, \1 STG.*", "8 STS")  # states and additions
+LAYER_LOOP = packs(LAYER, 4)
+# Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of
+# the memory's bandwidth; launches
+PASS = {
+    "Qwen3-8B": (
+        ("embedding_forward", "", 4 * n * C, None,
+         [Launch("embedding_forward_kernel<8>", 2 * n, 256, take=("2 LDG",))]),
+        ("rmsnorm_forward", "hidden", 4 * n * C, None,
+         [Launch("norm_forward_kernel<8, 4, false>", n, 128, trips={1: 5, 2: 0, 4: 0}, loops=4)]),
+        ("rmsnorm_forward", "query heads", 4 * n * C, None,
+         [Launch("norm_forward_kernel<8, 1, false>", n * HEADS // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
+        ("rmsnorm_backward", "hidden", 6 * n * C, 50,
+         [Launch("norm_backward_kernel<8, 4, false>", NORM_BLOCKS, 128,
+                 trips={1: 8, 2: 5, 3: 0, 5: 0, 7: 0, 8: 0, 9: 0, 10: 0}, loops=10), column_sums(NORM_BLOCKS, C)]),
+        ("rmsnorm_backward", "query heads", 6 * n * C, 35,
+         [Launch("norm_backward_kernel<8, 1, false>", NORM_BLOCKS, 256,
+                 trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, HD)]),
+        ("rope_forward", "queries", 4 * n * C, 23, 
+         [Launch("rope_kernel<8, false>", 512, 256, trips={**dict.fromkeys(range(2, 10), 0), 10: 4}, loops=10)]),
+        ("swiglu_forward", "", 6 * n * FF, None,
+         [Launch("activation_forward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
+        ("swiglu_backward", "", 10 * n * FF, None,
+         [Launch("activation_backward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
+        ("logprob", "with its gradient", 6 * LOGITS * V, 650,
+         [Launch("logprob_kernel<false>", LOGITS, 512,
+                 trips={1: 37, 2: 0, 3: 9, 4: 37, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0}, loops=9)]),
+        ("round_sums", "a layer", 6 * LAYER, None,
+         [elements("round_sums_kernel<8>", LAYER, 8, trips={1: packs(LAYER, 8)})]),
+        ("gradient_add", "a layer", 8 * LAYER, None,
+         [elements("gradient_add_kernel<Bf16, 4>", LAYER, 4, trips={1: LAYER_LOOP})]),
+        ("sum_of_squares", "a layer; the host waits", 2 * LAYER, None,
+         [Launch("squares_kernel<Bf16, 8>", 512, 256, trips={1: LAYER // 8 // (512 * 256)})]),
+        ("adamw", "a layer, fp32 master", 28 * LAYER, None,
+         [elements("adamw_kernel<float, Bf16, float, 4>", LAYER, 4, trips={1: LAYER_LOOP})]),
+        ("adamw", "a layer, fp32 master, int8 moments", 16 * LAYER, None,
+         [Launch("adamw_8_bits_kernel<float, Bf16, 4>", 2048, 256, trips={1: LAYER // 256 // (2048 * 8)})]),
+    ),
+    "Qwen3.5-9B": (
+        ("conv_forward", "query, key, value", 134e6, 40,
+         [Launch("conv_forward_kernel<8, 4>", n // 16 * CHANNELS // 1024, 128, trips={2: 4}, loops=2)]),
+        ("conv_backward", "query, key, value", 218e6, 65,
+         [Launch("conv_backward_kernel<4, 4>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4),
+          column_sums(n // 128, 4 * CHANNELS)]),
+        ("delta_forward", "the last chunk", 235e6, 430, [blocks(2, FORWARD), walk("kernel<128, 32, true>", 2)]),
+        ("delta_forward", "the state alone", 168e6, 400,
+         [blocks(2, FORWARD), walk("kernel<128, 32, false>", 2, NOT_SAVED)]),
+        ("delta_backward", "the last chunk", 1.5e9, 1600,
+         [blocks(1, FORWARD), walk("kernel<128, 32, false>", 1, NOT_SAVED), blocks(2),
+          walk("kernel<128, 32, false>", 2), walk("back_kernel<128, 32>", 2),
+          Launch("delta_gradient_kernel<128, true>", SEGMENT * HK, 512, 147456, {2: 8, MAIN: HV // HK, 4: 4, 6: 4}, 6, 2,
+                 some={"8 LDG, 12 MUFU": 1, "36 LDS, 1 MUFU, .* SHFL.*": 1, "72 LDS, 8 MUFU, .*": 3, "2 LDSM, 10 HMMA": 3})]),
+        ("gated_norm_forward", "value heads", 6 * n * C, 30,
+         [Launch("gated_norm_forward_kernel<8, 1>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
+        ("gated_norm_backward", "value heads", 10 * n * C, 60,
+         [Launch("gated_norm_backward_kernel<8, 1>", NORM_BLOCKS, 256,
+                 trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, 128)]),
+        ("split_heads", "queries and gates", 8 * n * C, None,
+         [Launch("split_heads_kernel<8, false>", n * 16 // 8, 256)]),
+        ("gate_forward", "", 6 * n * C, None, [elements("gate_forward_kernel<8>", n * C, 8, trips={1: 4})]),
+        ("gate_backward", "", 10 * n * C, None, [elements("gate_backward_kernel<8>", n * C, 8, trips={1: 4})]),
+    ),
+}
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+def timing(kernel, launch):
+    """The launch's Timing; stale: its trips or branches are not this kernel's"""
+    trips = {kernel.main().number if loop == MAIN else loop: n for loop, n in launch.trips.items()}
+    branches = sorted(Path(kernel, trips).branches)
+
+    def matching(wanted):
+        pattern, _, which = wanted.partition("#")
+        found = [i for i in branches if re.fullmatch(pattern, goes_around(kernel, i))]
+        return found[int(which) - 1:int(which)] if which else found
+
+    take, some = [matching(x) for x in launch.take], {x: matching(x) for x in launch.some}
+    t = Timing(kernel, trips, launch.grid, launch.threads, launch.shared, take=set(sum(take, [])),
+               some={i: launch.some[x] for x in some for i in some[x]})
+    t.stale = not all(take) or not all(some.values()) or launch.loops not in (None, len(kernel.loops))
+    return t
+
+
+def measured():
+    """{(op, of): microseconds} of the newest record of ops on an H100"""
+    found = sorted((ROOT / "dev/results").glob("ops-nvidia-h100*.json"))
+    rows = json.loads(found[-1].read_text())["ops"] if found else []
+    return {(row["op"], row["of"]): row["ms"] * 1e3 for row in rows}
+
+
+HEADER = ["| op | launches: us (blocks a multiprocessor, waves) | simulated | bytes | floor | predicted | measured | "
+          "measured / floor |",
+          "|---|---|---|---|---|---|---|---|"]
+
+
+def table_row(kernels, op, of, size, predicted, launches, measured_us):
+    parts, simulated, stale = [], 0, False
+    for launch in launches:
+        if launch.kernel not in kernels:
+            stale = True
+            continue
+        t = timing(kernels[launch.kernel], launch)
+        stale, simulated = stale or t.stale, simulated + launch.times * t.us
+        name = re.sub("_kernel.*", "", launch.kernel)
+        parts.append(f"{f'{launch.times} x ' if launch.times > 1 else ''}{name} {t.us:.0f} ({t.blocks}, {t.waves:.1f})")
+    memory = size / DRAM * 1e6
+    floor, guess = max(simulated, memory), predicted or memory / 0.85
+    mark = "**" if floor > guess else ""
+    return (f"| {op}{', ' + of if of else ''} | {', '.join(parts)}{' **stale**' if stale else ''} | {simulated:.0f} | "
+            f"{memory:.0f} | {mark}{floor:.0f}{mark} | {guess:.0f} | " +
+            (f"{measured_us:.0f} | {measured_us / floor:.2f} |" if measured_us else "| |"))
+
+
+def print_table(data, write):
+    """Prints the table, or replaces that of dev/gpu_speed.md"""
+    wanted = {launch.kernel for rows in PASS.values() for row in rows for launch in row[4]}
+    kernels = {kernel.name: kernel for kernel in read_kernels(data, lambda name: name in wanted)}
+    times = measured()
+    table = HEADER + [table_row(kernels, *row, times.get(row[:2])) for rows in PASS.values() for row in rows]
+    if not write:
+        return print("\n".join(table))
+    file = ROOT / "dev/gpu_speed.md"
+    lines = file.read_text().splitlines()
+    begin = lines.index(HEADER[0])
+    end = next((i for i in range(begin, len(lines)) if not lines[i].startswith("|")), len(lines))
+    file.write_text("\n".join(lines[:begin] + table + lines[end:]) + "\n")
+
+
+# ---- the tests' record of loops --------------------------------------------------------------------------------------
+# Parts of mangled names
+HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
+            "delta_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
+            "logprob_kernelILb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
+            "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E")
+MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many
+
+
+def loops_of(kernel):
+    return sorted((len(loop.body) for loop in kernel.loops if len(loop.body) >= LEAST), reverse=True)
+
+
+def complaint(kernel, spills, before):
+    """What is worse than recorded, or None"""
+    if kernel.spills > 0 and not spills:
+        return f"{kernel.spills} local loads and stores, none before"
+    for old, new in itertools.zip_longest(before, loops_of(kernel), fillvalue=0):
+        if old and new > old * (1 + MOST_GROWTH):
+            return f"a loop of {old} instructions has {new}"
+        if not old and new >= LEAST_NEW:
+            return f"a new loop of {new} instructions"
+    return None
+
+
+def check_loops(path, write):
+    """Compares loops of the heaviest kernels with a file of lines `kernel: spills: instructions of loops`"""
+    path, compiler = pathlib.Path(path), compiler_version()
+    lines = path.read_text().splitlines() if path.exists() else [""]
+    if not compiler or not write and lines[0] != "# " + compiler:
+        reason = f"no {lines[0][2:]}" if compiler else "no nvcc"
+        print(f"[  SKIPPED ] NOT TESTED, because there is {reason}\n0 passed, 0 failed, 1 skipped")
+        return 0
+    kernels = read_kernels(compiled(HEAVIEST), lambda name: any(part in name for part in HEAVIEST))
+    if write:
+        rows = sorted(f"{k.name}: {k.spills}: {' '.join(map(str, loops_of(k)))}".rstrip() for k in kernels)
+        path.write_text("\n".join(["# " + compiler] + rows) + "\n")
+        return 0
+    recorded = {name: (int(spills), [int(x) for x in loops.split()])
+                for name, spills, loops in (line.rsplit(":", 2) for line in lines[1:])}
+    worse = [(k.name, complaint(k, *recorded[k.name]) if k.name in recorded else "not recorded") for k in kernels]
+    worse += [(name, "gone") for name in recorded if name not in [k.name for k in kernels]]
+    worse = [(name, text) for name, text in worse if text]
+    for name, text in worse:
+        print(f"FAILED: {name}: {text}; mend it, or record it: dev/cuda/cycles.py --check {path} --write")
+    print(f"{len(kernels) - len(worse)} passed, {len(worse)} failed, 0 skipped")
+    return len(worse) > 0
