@@ -14,17 +14,15 @@ The gradient's norm, clipping, and the learning rate of each step. AdamW's step 
 static double gradient_norm(const Residency *r, const Parameter **bad) {
     const Model *table = trained_table(r);
     const size_t ranks = world_ranks(r->world), mark = arena_mark(r->arena);
-    const size_t bytes = table->parameter_count * SQUARES_PARTS * sizeof(double);
     size_t first_bad = table->parameter_count, whose;
-    double sum = 0, *parts = (double *)checked_malloc(bytes, "squares of the gradient");
-    r->ops->copy_out(parts, gradient_squares(r), bytes);
+    double sum = 0;
+    r->ops->copy_out(r->host_squares, gradient_squares(r), table->parameter_count * SQUARES_PARTS * sizeof(double));
     arena_pop(r->arena, mark);
     for (size_t i = 0; i < table->parameter_count; i++) {
-        const double squares = squares_total(parts + i * SQUARES_PARTS);
+        const double squares = squares_total(r->host_squares + i * SQUARES_PARTS);
         if (!isfinite(squares) && first_bad > i) first_bad = i;
         sum += squares;
     }
-    free(parts);
     if (ranks > 1) dist_sum(RANKS_ALL, &sum, 1);
     if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // all ranks have the same sum
     *bad = first_bad < table->parameter_count ? &table->parameters[first_bad] : NULL;
