@@ -115,27 +115,28 @@ template <typename Results, typename Part>
 __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, float *products, float *sums, bool first,
                                      const BlockGates &g, const BlockLengths &length, const Part &p) {
     const unsigned row = p.row + p.lane / 4, column = p.pair_column + p.lane % 4 * 2;
-    float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {}, decay[PAIR_COLUMNS / 8][4], query[2], key[2];
-    for_lane_pairs(lane_pairs(products, p), kk, qk, lane_add);
+    float query[2], key[2], kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
+    const auto for_all = [&](auto f) { // of a lane
+#pragma unroll
+        for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
+#pragma unroll
+            for (unsigned e = 0; e < 4; e++)
+                f(row + e / 2 * 8, column + n * 8 + e % 2, e / 2, r.dP[n][e], r.dA[n][e], qk[n][e], kk[n][e]);
+    };
 #pragma unroll
     for (unsigned e = 0; e < 2; e++)
         query[e] = length.query[row + 8 * e], key[e] = g.beta[row + 8 * e] * length.key[row + 8 * e];
-#pragma unroll
-    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) // infinite above the diagonal
-            decay[n][e] =
-                length.key[column + n * 8 + e % 2] * decay_between(g, row + e / 2 * 8, column + n * 8 + e % 2);
-#pragma unroll
-    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) {
-            const unsigned i = row + e / 2 * 8, j = column + n * 8 + e % 2;
-            if (i == j) dbeta[i] = r.dA[n][e];
-            r.dP[n][e] = j <= i ? r.dP[n][e] * query[e / 2] * decay[n][e] : 0.0f;
-            r.dA[n][e] = j < i ? -r.dA[n][e] * key[e / 2] * decay[n][e] : 0.0f;
-            across[i * PAIR_STRIDE + j] = j < i ? r.dP[n][e] * qk[n][e] + r.dA[n][e] * kk[n][e] : 0.0f;
-        }
+    for_all([&](unsigned i, unsigned j, unsigned, float, float dA, float, float) {
+        if (i == j) dbeta[i] = dA;
+    });
+    for_all([&](unsigned i, unsigned j, unsigned e, float &dP, float &dA, float, float) {
+        const float decay = length.key[j] * decay_between(g, i, j); // infinite above the diagonal
+        dP = j <= i ? dP * query[e] * decay : 0.0f, dA = j < i ? -dA * key[e] * decay : 0.0f;
+    });
+    for_lane_pairs(lane_pairs(products, p), kk, qk, lane_add);
+    for_all([&](unsigned i, unsigned j, unsigned, float score, float system, float of_q, float of_k) {
+        across[i * PAIR_STRIDE + j] = j < i ? score * of_q + system * of_k : 0.0f;
+    });
     if (!first) for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_add);
     for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_write);
 }
