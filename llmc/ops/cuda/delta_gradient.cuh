@@ -62,7 +62,8 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, 
         const unsigned first = h * KEY_COLUMNS<KP> + from, left = first < p.K ? p.K - first : 0;
         const auto place = [&](unsigned row, unsigned c) { return row * KEY_STRIDE<KP> + h * KEY_SLICE<KP> + c; };
         if (p.packed)
-            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left, threadIdx.x);
+            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left,
+                                       computed_here(threadIdx.x));
         else
             tile_copy<COLUMNS>(tile, BLOCK, place, x + first, p.channels, p.block.rows, left);
     }
@@ -429,7 +430,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     const GradientMemory m = {(float *)memory, (float *)(strips + G.stages * STRIP_TILES<KP>), strips, shared};
     const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
     const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
-    floatX *const dx = G.dx + p.block.row * d.channels;
+    const auto dx = [&] { return G.dx + (size_t)computed_here((unsigned)p.block.row) * d.channels; };
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
     const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // which has no pairs
     Strips next = {strips, first, end, 0, 0, G.stages - 1};
@@ -442,7 +443,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
             strip = strips_take<KP>(next, shared, G, p);
             strip_products<KP, true, !APART<KP>>(r, strip, p);
-            strip_values<KP>(dx + 2 * d.HK * d.K + head * p.V + v, strip, g.beta, p.V - v, p);
+            strip_values<KP>(dx() + 2 * d.HK * d.K + head * p.V + v, strip, g.beta, p.V - v, p);
         }
         GradientPart<PACKED> here = p;
         here.lane = computed_here(p.lane);
@@ -474,7 +475,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         __syncthreads();
         if (gates_warp) gates_store(G, d, *shared, g, totals, gate, head, here);
     }
-    keys_end<KP>(dx + p.key_head * p.K, r.dq, r.added, m, q, k, p);
+    keys_end<KP>(dx() + p.key_head * p.K, r.dq, r.added, m, q, k, p);
 }
 
 template <int KP, bool PACKED>
