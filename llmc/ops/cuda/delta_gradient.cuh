@@ -62,7 +62,8 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, 
         const unsigned first = h * KEY_COLUMNS<KP> + from, left = first < p.K ? p.K - first : 0;
         const auto place = [&](unsigned row, unsigned c) { return row * KEY_STRIDE<KP> + h * KEY_SLICE<KP> + c; };
         if (p.packed)
-            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left, threadIdx.x);
+            tile_fetch<BLOCK, COLUMNS>(tile, place, x + first, p.channels, p.block.rows, left,
+                                       computed_here(threadIdx.x));
         else
             tile_copy<COLUMNS>(tile, BLOCK, place, x + first, p.channels, p.block.rows, left);
     }
@@ -115,27 +116,28 @@ template <typename Results, typename Part>
 __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, float *products, float *sums, bool first,
                                      const BlockGates &g, const BlockLengths &length, const Part &p) {
     const unsigned row = p.row + p.lane / 4, column = p.pair_column + p.lane % 4 * 2;
-    float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {}, decay[PAIR_COLUMNS / 8][4], query[2], key[2];
-    for_lane_pairs(lane_pairs(products, p), kk, qk, lane_add);
+    float query[2], key[2], kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
+    const auto for_all = [&](auto f) { // of a lane
+#pragma unroll
+        for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
+#pragma unroll
+            for (unsigned e = 0; e < 4; e++)
+                f(row + e / 2 * 8, column + n * 8 + e % 2, e / 2, r.dP[n][e], r.dA[n][e], qk[n][e], kk[n][e]);
+    };
 #pragma unroll
     for (unsigned e = 0; e < 2; e++)
         query[e] = length.query[row + 8 * e], key[e] = g.beta[row + 8 * e] * length.key[row + 8 * e];
-#pragma unroll
-    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) // infinite above the diagonal
-            decay[n][e] =
-                length.key[column + n * 8 + e % 2] * decay_between(g, row + e / 2 * 8, column + n * 8 + e % 2);
-#pragma unroll
-    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) {
-            const unsigned i = row + e / 2 * 8, j = column + n * 8 + e % 2;
-            if (i == j) dbeta[i] = r.dA[n][e];
-            r.dP[n][e] = j <= i ? r.dP[n][e] * query[e / 2] * decay[n][e] : 0.0f;
-            r.dA[n][e] = j < i ? -r.dA[n][e] * key[e / 2] * decay[n][e] : 0.0f;
-            across[i * PAIR_STRIDE + j] = j < i ? r.dP[n][e] * qk[n][e] + r.dA[n][e] * kk[n][e] : 0.0f;
-        }
+    for_all([&](unsigned i, unsigned j, unsigned, float, float dA, float, float) {
+        if (i == j) dbeta[i] = dA;
+    });
+    for_all([&](unsigned i, unsigned j, unsigned e, float &dP, float &dA, float, float) {
+        const float decay = length.key[j] * decay_between(g, i, j); // infinite above the diagonal
+        dP = j <= i ? dP * query[e] * decay : 0.0f, dA = j < i ? -dA * key[e] * decay : 0.0f;
+    });
+    for_lane_pairs(lane_pairs(products, p), kk, qk, lane_add);
+    for_all([&](unsigned i, unsigned j, unsigned, float score, float system, float of_q, float of_k) {
+        across[i * PAIR_STRIDE + j] = j < i ? score * of_q + system * of_k : 0.0f;
+    });
     if (!first) for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_add);
     for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_write);
 }
@@ -428,7 +430,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     const GradientMemory m = {(float *)memory, (float *)(strips + G.stages * STRIP_TILES<KP>), strips, shared};
     const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
     const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
-    floatX *const dx = G.dx + p.block.row * d.channels;
+    const auto dx = [&] { return G.dx + (size_t)computed_here((unsigned)p.block.row) * d.channels; };
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
     const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // which has no pairs
     Strips next = {strips, first, end, 0, 0, G.stages - 1};
@@ -441,7 +443,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
             strip = strips_take<KP>(next, shared, G, p);
             strip_products<KP, true, !APART<KP>>(r, strip, p);
-            strip_values<KP>(dx + 2 * d.HK * d.K + head * p.V + v, strip, g.beta, p.V - v, p);
+            strip_values<KP>(dx() + 2 * d.HK * d.K + head * p.V + v, strip, g.beta, p.V - v, p);
         }
         GradientPart<PACKED> here = p;
         here.lane = computed_here(p.lane);
@@ -473,7 +475,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         __syncthreads();
         if (gates_warp) gates_store(G, d, *shared, g, totals, gate, head, here);
     }
-    keys_end<KP>(dx + p.key_head * p.K, r.dq, r.added, m, q, k, p);
+    keys_end<KP>(dx() + p.key_head * p.K, r.dq, r.added, m, q, k, p);
 }
 
 template <int KP, bool PACKED>
