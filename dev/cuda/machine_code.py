@@ -115,7 +115,7 @@ def short_names(symbols):
     for name in out.splitlines():
         name = re.sub(r"\((anonymous namespace|unsigned int|int|bool|unsigned long)\)(::)?", "", name)
         depth = 0
-        for i, letter in enumerate(name):  # as far as the arguments
+        for i, letter in enumerate(name):  # up to the arguments
             depth += (letter == "<") - (letter == ">")
             if letter == "(" and depth == 0:
                 name = name[:i]

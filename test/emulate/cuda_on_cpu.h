@@ -485,7 +485,7 @@ inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
     cuda_on_cpu::warp_meet(mask, "", 0, line, NULL);
 }
 
-// width: a power of two; `from` counts in this lane's segment of so many
+// width: a power of two; `from` counts lanes of this lane's segment, which has as many
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, unsigned from, unsigned width = 32, int line = __builtin_LINE()) {
     const unsigned lane = cuda_on_cpu::block.running % 32;

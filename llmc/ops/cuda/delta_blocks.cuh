@@ -318,7 +318,7 @@ template <bool TRANSPOSED> __device__ inline unsigned triangle_tile(unsigned row
     return row * (row + 1) / 2 + column;
 }
 
-// Returns whether a triangle has operand j of row i, and that operand's place behind the row's first.
+// Returns whether a triangle has operand j of row i; and that operand's place after the row's first.
 template <bool TRANSPOSED> __device__ inline bool triangle_has(unsigned i, unsigned j) {
     return TRANSPOSED ? j >= i : j <= i;
 }

@@ -406,7 +406,7 @@ __device__ inline void keys_begin(const GradientMemory &m, Strips &next, const f
     if (p.pairs) for_lane_pairs(lane_pairs(m.products, p), kk, qk, lane_write);
 }
 
-// Adds the pairs' part to dq, dk of all heads, and stores them to the key head's columns dx of q, and of k behind them.
+// Adds the pairs' part to dq and dk of all heads. Stores them to the key head's columns of q in dx, and to those of k.
 template <int KP, typename Part>
 __device__ inline void keys_end(floatX *dx, float (*dq)[4], float (*dk)[4], const GradientMemory &m, const floatX *q,
                                 const floatX *k, const Part &p) {
@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
             keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
             __syncthreads();
         }
-        float *const totals = (float *)strip + BLOCK * PAIR_STRIDE; // behind the pairs' products
+        float *const totals = (float *)strip + BLOCK * PAIR_STRIDE; // after the pairs' products
         pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
         states_of_head<KP>(r, *shared, g, of_q, of_k, here);
         group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, here);

@@ -204,7 +204,7 @@ __device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFacto
     }
 }
 
-// Stores neighbours, of which `columns` are inside.
+// Stores two neighbours: both, or one if `columns` is 1.
 __device__ inline void two_store(floatX *to, Two two, unsigned columns, bool packed) {
     if (packed) {
         *(Two *)to = two;
