@@ -125,8 +125,8 @@ def idle(x):
 
 
 class Timing:
-    """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us, waits.
-    some: {branch: warps of a scheduler that do not take it}"""
+    """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us,
+    waits. some: {branch: warps of a scheduler that do not take it}"""
 
     def __init__(self, kernel, trips, grid, threads, shared=0, blocks=0, memory=600, take=(), take_later=(), off=(),
                  some=None):
@@ -210,8 +210,9 @@ def print_kernel(kernel, a):
         print_branches(kernel, path)
     if not a.threads:
         return
+    some = {int(at, 16) // 16: int(n) for at, n in (x.split(":") for x in a.some.split(",") if x)}
     t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, later,
-               a.off.split(","), {int(at, 16) // 16: int(n) for at, n in (x.split(":") for x in a.some.split(",") if x)})
+               a.off.split(","), some)
     print(f"  {t.blocks} blocks a multiprocessor ({t.limit}), {t.warps} warps a scheduler: a trip of loop "
           f"{main.number if main else '-'} takes {t.trip} cycles, {t.trip / CLOCK * 1e6:.2f} us; all of a block "
           f"{t.cycles}, {t.cycles / CLOCK * 1e6:.1f} us" + (f"; {t.waves:.2f} waves: {t.us:.1f} us" if a.grid else ""))

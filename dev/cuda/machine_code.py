@@ -276,7 +276,7 @@ class Path:
             outer = [loop for loop in skipped if not any(other in skipped for other in loop.around)]
             narrow, accesses = sum(x.narrow for x in code), sum(x.name in ("LDG", "STG", "LDGSTS") for x in code)
             self.around[i] = (any(x.name == "CALL" for x in code[:24]) or
-                              narrow >= 8 and narrow >= 0.9 * accesses and all(x.pipe != "xu" for x in code) or
+                              narrow >= 4 and narrow >= 0.8 * accesses and all(x.pipe != "xu" for x in code) or
                               bool(outer) and all(self.trips.get(loop.number, 1) == 0 for loop in outer))
         return self.around[i]
 
