@@ -23,6 +23,21 @@ static ConvShape conv_shape(const DeltaShape *shape) {
     return ConvShape{delta_channels(shape), shape->stride, shape->slot_tokens, (unsigned)shape->taps};
 }
 
+// Stores a pack in global memory by one instruction: the compiler cuts ordinary stores of these loops into words.
+template <int W> __device__ inline void pack_write_whole(floatX *to, const Pack<floatX, W> &pack) {
+#ifndef CUDA_ON_CPU
+    if constexpr (sizeof(pack) == 16) {
+        uint4 bits;
+        memcpy(&bits, &pack, sizeof(bits));
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x),
+                     "r"(bits.y), "r"(bits.z), "r"(bits.w)
+                     : "memory");
+        return;
+    }
+#endif
+    pack_write(to, pack);
+}
+
 // Returns the pack of channels at c, `back` tokens before token t of a span; zeros before its document, beyond the
 // taps.
 template <int W>
@@ -86,7 +101,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
                 const float y = conv_sum<W, TAPS>(in + b, weights, i);
                 result.x[i] = store(y * fast_reciprocal(1.0f + fast_exp2(-LOG2_E * y)));
             }
-            pack_write(out + (row + b) * s.channels + c, result);
+            pack_write_whole(out + (row + b) * s.channels + c, result);
         }
 #pragma unroll
         for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + CONV_BATCH];
@@ -102,8 +117,8 @@ __global__ void __launch_bounds__(CONV_THREADS)
     const Span span = blocks.span[blockIdx.x];
     const size_t slot = s.slot_tokens ? span.document / s.slot_tokens : 0;
     for (unsigned j = 0; j + 1 < s.taps; j++)
-        pack_write(columns + (slot * (s.taps - 1) + j) * s.channels + c,
-                   conv_input<W>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
+        pack_write_whole(columns + (slot * (s.taps - 1) + j) * s.channels + c,
+                         conv_input<W>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
 }
 
 // Calls launch(W, TAPS) with constants; with fewer taps the first weights are 0. T: packs are as wide as full ones of it
@@ -215,7 +230,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
             for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) { // of these all that read them are done
                 Pack<floatX, W> result;
                 for (int i = 0; i < W; i++) result.x[i] = store(sums[b][i]);
-                if (t + b >= TAPS - 1 && t + b < end + TAPS - 1) pack_write(dx + dx_at, result);
+                if (t + b >= TAPS - 1 && t + b < end + TAPS - 1) pack_write_whole(dx + dx_at, result);
             }
 #pragma unroll
             for (int j = 0; j < TAPS - 1 + (int)CONV_BATCH; j++)

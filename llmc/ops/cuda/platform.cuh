@@ -25,13 +25,13 @@ floatS is float: there is no double build for GPUs.
 #include "device.cuh"
 #include <cuda_bf16.h>
 
-// Returns the bytes that a block may request: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
 static int device_attribute(cudaDeviceAttr attribute) {
     int number, value;
     CUDA_CHECK(cudaGetDevice(&number), "asking which device this is");
     CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, number), "asking for an attribute of the device");
     return value;
 }
+// Returns the bytes that a block may request: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
 static size_t shared_memory_limit(void) {
     static size_t limit;
     if (!limit) limit = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
@@ -118,22 +118,10 @@ __device__ inline float rounded_product(float a, float b) { // never fused with 
     const volatile float product = a * b;
     return product;
 }
-template <typename Bits> __device__ inline void write_whole(Bits *to, Bits bits) { *to = bits; }
 #else
 __device__ inline float bf16_value(uint16_t bits) { return __uint_as_float((unsigned)bits << 16); }
 __device__ inline uint16_t bf16_nearest(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
-// Store to global memory by one instruction: in some loops the compiler cuts an ordinary store into words.
-__device__ inline void write_whole(uint32_t *to, uint32_t bits) { *to = bits; }
-__device__ inline void write_whole(uint2 *to, uint2 bits) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x), "r"(bits.y)
-                 : "memory");
-}
-__device__ inline void write_whole(uint4 *to, uint4 bits) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x),
-                 "r"(bits.y), "r"(bits.z), "r"(bits.w)
-                 : "memory");
-}
 #endif
 
 struct Bf16 {
@@ -190,12 +178,11 @@ template <int W> __device__ inline void read_wide(float (&to)[W], const floatX *
 #endif
 }
 
-// to: in global memory
 template <int W, typename T> __device__ inline void pack_write(T *to, const Pack<T, W> &pack) {
     if constexpr (sizeof(pack) >= 4) {
         PackBits<sizeof(pack)> bits;
         memcpy(&bits, &pack, sizeof(bits));
-        write_whole((PackBits<sizeof(pack)> *)ALIGNED(to, sizeof(pack)), bits);
+        *(PackBits<sizeof(pack)> *)ALIGNED(to, sizeof(pack)) = bits;
     } else {
         for (int i = 0; i < W; i++) to[i] = pack.x[i];
     }
