@@ -1,6 +1,7 @@
 /*
 The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2: code shared by
-the kernels of op set "cuda", and the first of them. It computes everything of a block and key head that needs no state.
+the kernels of op set "cuda", and the first of them. It computes everything of a block and value head that needs no
+state.
 
 With q and k divided by their lengths, c the sum of the log decays from the block's first token on, decay(i, j) =
 exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
