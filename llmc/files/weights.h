@@ -144,9 +144,10 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     for (; !off_device && bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
         if (!held.count) continue;
-        ops->sum_of_squares(sums, element_address_const(weights, model->dtype, held.offset), model->dtype, held.count);
+        ops->sum_of_squares(sums, SQUARES_PARTS, element_address_const(weights, model->dtype, held.offset),
+                            model->dtype, held.count);
         ops->copy_out(parts, sums, sizeof(parts));
-        if (!isfinite(squares_total(parts))) break;
+        if (!isfinite(squares_total(parts, SQUARES_PARTS))) break;
     }
     ops->release(sums, sizeof(parts));
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);

@@ -329,9 +329,9 @@ static void case_sum_of_squares(const OpShape *s) {
     Tensor *x = tensor_in("x", all_of(1), all_of(s->n * s->C));
     Tensor *sums = tensor_make(TENSOR_WRITTEN, "sums", DTYPE_FP64, all_of(SQUARES_PARTS), all_of(1));
     double part[SQUARES_PARTS], sum = 0;
-    ON_DEVICE((check.ops->sum_of_squares(of(sums), of(x), check.ops->stored, s->n * s->C),
+    ON_DEVICE((check.ops->sum_of_squares(of(sums), SQUARES_PARTS, of(x), check.ops->stored, s->n * s->C),
                check.ops->copy_out(part, of(sums), sizeof(part))));
-    const double found = squares_total(part);
+    const double found = squares_total(part, SQUARES_PARTS);
     for (size_t i = 0; i < s->n * s->C; i++) sum += ((double *)x->twin)[i] * ((double *)x->twin)[i];
     if (!(fabs(found - sum) <= 2e-6 * sum)) check_fail("is %.9g, expected %.9g", found, sum);
 }

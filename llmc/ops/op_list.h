@@ -394,9 +394,9 @@ OP_STEP(void, widen, (float *out, const Stored *in, size_t count), (out, in, cou
 // gradient += in
 OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t count), (gradient, type, in, count),
    TENSOR(gradient, count, dtype_size(type)) TENSOR(in, count, SUMMED))
-// sums[SQUARES_PARTS]: added up in order (squares_total) they are the sum of x's squares
-OP_STEP(void, sum_of_squares, (double *sums, const void *x, DType type, size_t count), (sums, x, type, count),
-        TENSOR(sums, SQUARES_PARTS, sizeof(double)) TENSOR(x, count, dtype_size(type)))
+// sums[parts], parts from squares_parts(count) on: added up in order (squares_total) they are the sum of x's squares
+OP_STEP(void, sum_of_squares, (double *sums, size_t parts, const void *x, DType type, size_t count),
+        (sums, parts, x, type, count), TENSOR(sums, parts, sizeof(double)) TENSOR(x, count, dtype_size(type)))
 // Updates w[count] by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding. int8 m
 // and v are codes of the dynamic maps (quantise.h), with and without sign; a block shares a scale
 OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,

@@ -186,12 +186,17 @@ static size_t moment_blocks(DType moments, const AdamW *step, size_t count) {
     return moments == DTYPE_INT8 ? (step->block_first + count + MOMENT_BLOCK - 1) / MOMENT_BLOCK : 0;
 }
 
-enum { SQUARES_PARTS = 512 }; // of a sum of squares, in double
+enum { SQUARES_PARTS = 512, SQUARES_OF_PART = 256 }; // most parts of a sum of squares, in double; least numbers of one
+
+// Returns the parts that `count` numbers fill: the same sums as with more of them.
+static size_t squares_parts(size_t count) {
+    return min_size((count + SQUARES_OF_PART - 1) / SQUARES_OF_PART, SQUARES_PARTS);
+}
 
 // Adds up the parts of a sum of squares, in host memory.
-static double squares_total(const double *part) {
+static double squares_total(const double *part, size_t parts) {
     double sum = 0;
-    for (size_t i = 0; i < SQUARES_PARTS; i++) sum += part[i];
+    for (size_t i = 0; i < parts; i++) sum += part[i];
     return sum;
 }
 

@@ -115,11 +115,12 @@ static void push_trained(Residency *memory, OptimizerState *state, const RunSett
 static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
-    const size_t rotary = rotary_width(config) / 2, parameters = trained_table(&s->memory)->parameter_count;
+    const size_t rotary = rotary_width(config) / 2;
+    const Model *trained = trained_table(&s->memory);
     Sequence *now = &s->now;
     if (settings->backward)
-        s->memory.host_squares =
-            (double *)checked_calloc(parameters, SQUARES_PARTS * sizeof(double), "squares of the gradient");
+        s->memory.host_squares = (double *)checked_calloc(
+            trained->parameter_count, parameter_parts(trained) * sizeof(double), "squares of the gradient");
     now->host_sums = checked_calloc(N, sum, "values per token");
     if (settings->method == METHOD_SPACO)
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");

@@ -315,22 +315,32 @@ static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
         page_load(pager_of(r, PLACED_GRADIENTS, r->layers_repeat), &g->page, g->memory, home, g->count * size);
 }
 
-// squares[SQUARES_PARTS] of this rank's shard of a parameter's gradient, which `memory` holds from element `begin` on
+// Returns the parts of a parameter's squares: of the largest one.
+static size_t parameter_parts(const Model *table) {
+    size_t most = 1;
+    for (size_t i = 0; i < table->parameter_count; i++)
+        most = max_size(most, squares_parts(parameter_elements(&table->parameters[i])));
+    return most;
+}
+
+// Squares of this rank's shard of a parameter's gradient, which `memory` holds from element `begin` on
 static void parameter_squares(const Residency *r, size_t parameter, const char *memory, size_t begin, double *squares) {
     const Model *table = trained_table(r);
     const Parameter *p = &table->parameters[parameter];
     const ParameterShard own = parameter_shard(table, own_sharding(r), p);
     const size_t element = element_offset(table, gradients_sharding(r), p->offset + own.first) - begin;
-    squares += parameter * SQUARES_PARTS;
+    const size_t parts = parameter_parts(table);
+    squares += parameter * parts;
     if (own.count)
-        r->ops->sum_of_squares(squares, memory + element * dtype_size(r->gradient_type), r->gradient_type, own.count);
+        r->ops->sum_of_squares(squares, parts, memory + element * dtype_size(r->gradient_type), r->gradient_type,
+                               own.count);
     else
-        r->ops->zero(squares, SQUARES_PARTS * sizeof(*squares));
+        r->ops->zero(squares, parts * sizeof(*squares));
 }
 
 static double *push_squares(const Residency *r) {
-    return (double *)arena_push(r->arena, SHARE_GRADIENTS, "squares of the gradient",
-                                trained_table(r)->parameter_count * SQUARES_PARTS, sizeof(double));
+    return (double *)arena_push(r->arena, SHARE_WORKSPACE, "squares of the gradient",
+                                trained_table(r)->parameter_count * parameter_parts(trained_table(r)), sizeof(double));
 }
 
 // Returns the squares of the whole gradient, on the arena; of an off-device gradient backward has made them.

@@ -57,8 +57,8 @@ struct Residency {
     char *gradients;        // of what is trained, in gradient_type; all or shards; NULL in a run without backward
     DType gradient_type;    // model->dtype, or the type of sums
     int accumulates;        // gradients of several micro-batches of a step are added up
-    double *host_squares;   // host [parameters,SQUARES_PARTS] of the gradient
-    double *squares; // [parameters,SQUARES_PARTS] of this rank's shards of off-device gradients, before the store
+    double *host_squares;   // host [parameters,parameter_parts] of the gradient
+    double *squares; // [parameters,parameter_parts] of this rank's shards of off-device gradients, before the store
     size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
 
     World world;

@@ -16,10 +16,11 @@ static double gradient_norm(const Residency *r, const Parameter **bad) {
     const size_t ranks = world_ranks(r->world), mark = arena_mark(r->arena);
     size_t first_bad = table->parameter_count, whose;
     double sum = 0;
-    r->ops->copy_out(r->host_squares, gradient_squares(r), table->parameter_count * SQUARES_PARTS * sizeof(double));
+    const size_t parts = parameter_parts(table);
+    r->ops->copy_out(r->host_squares, gradient_squares(r), table->parameter_count * parts * sizeof(double));
     arena_pop(r->arena, mark);
     for (size_t i = 0; i < table->parameter_count; i++) {
-        const double squares = squares_total(r->host_squares + i * SQUARES_PARTS);
+        const double squares = squares_total(r->host_squares + i * parts, parts);
         if (!isfinite(squares) && first_bad > i) first_bad = i;
         sum += squares;
     }

@@ -80,11 +80,11 @@ TEST(optimizer) {
         Guarded *m = normal(CHANGED, "m", DTYPE_FP32, count, 0.0, 1.0);
         Guarded *v = normal(CHANGED, "v", DTYPE_FP32, count, 10.0, 1.0); // positive
         Guarded *sums = guarded_poison(CHANGED, "sums", DTYPE_FP64, SQUARES_PARTS);
-        CALL((gpu->sum_of_squares(sums->data, g->data, gpu->stored, count),
-              gpu->copy_out(part, sums->data, sizeof(part)), found = squares_total(part)));
+        CALL((gpu->sum_of_squares(sums->data, SQUARES_PARTS, g->data, gpu->stored, count),
+              gpu->copy_out(part, sums->data, sizeof(part)), found = squares_total(part, SQUARES_PARTS)));
         CHECK(adamw, of(w), NULL, of(g), gpu->stored, of(m), of(v), DTYPE_FP32, count, &step);
-        cpu->sum_of_squares(part, g->twin, cpu->stored, count);
-        const double wanted = squares_total(part);
+        cpu->sum_of_squares(part, SQUARES_PARTS, g->twin, cpu->stored, count);
+        const double wanted = squares_total(part, SQUARES_PARTS);
         if (!(fabs(found - wanted) <= 2e-6 * wanted))
             test_fail("sum of squares %.17g, op set cpu %.17g", found, wanted);
         expect(w, 1.0, 0.0);

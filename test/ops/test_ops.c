@@ -276,9 +276,9 @@ TEST(gradient_add) {
 
 static double squares_of(const Guarded *x, Guarded *sums, DType type, size_t count) {
     double part[SQUARES_PARTS];
-    ops->sum_of_squares(sums->data, x->data, type, count);
+    ops->sum_of_squares(sums->data, SQUARES_PARTS, x->data, type, count);
     ops->copy_out(part, sums->data, sizeof(part));
-    return squares_total(part);
+    return squares_total(part, SQUARES_PARTS);
 }
 
 TEST(sum_of_squares) {

@@ -71,6 +71,9 @@ static Result run(const Case *c, World w, RunSettings settings) {
     case_begin(&t, c, settings);
     r.step = case_result(&t, c, case_gradient(&t, c));
     r.settings = settings, r.sent = t.s.memory.sent;
+    const size_t mark = arena_mark(t.arena);
+    gradient_squares(&t.s.memory);
+    arena_pop(t.arena, mark);
     for (size_t i = own.begin; i < own.begin + own.count; i++) {
         r.logp[i] = (float *)case_memory(c->batch[i].N * sizeof(float));
         forward_policy(&t.s, &c->batch[i], 0, r.logp[i]);

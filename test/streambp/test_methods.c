@@ -360,6 +360,7 @@ TEST(states_over_intervals) {
             loss, device_read(ops_device, r.s.memory.gradients, settings.gradient_type, c.model.elements),
             c.model.elements};
         tiny_expect_same(&c.model, found, full, bound(), 0, 0);
+        gradient_squares(&r.s.memory);
         if (r.arena->peak != r.plan.total_bytes) test_fail("%zu bytes, planned %zu", r.arena->peak, r.plan.total_bytes);
         if (states_kept(chunks[i], (c.batch.N + chunks[i] - 1) / chunks[i]) != states[i])
             test_fail("%zu states are kept", states_kept(chunks[i], (c.batch.N + chunks[i] - 1) / chunks[i]));

@@ -34,13 +34,12 @@ static void cpu_gradient_add(void *gradient, DType type, const Summed *in_, size
 }
 
 // Adds up squares in double, in a fixed number of parts added in order: the same bits for any number of threads.
-static void cpu_sum_of_squares(double *sums, const void *x, DType type, size_t count) {
-    enum { PARTS = 64 };
-    size_t blocks = block_count(count);
+static void cpu_sum_of_squares(double *sums, size_t parts, const void *x, DType type, size_t count) {
+    const size_t blocks = block_count(count), used = min_size(parts, 64);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t p = 0; p < SQUARES_PARTS; p++) {
+    for (size_t p = 0; p < parts; p++) {
         sums[p] = 0;
-        for (size_t b = blocks * p / PARTS; p < PARTS && b < blocks * (p + 1) / PARTS; b++) {
+        for (size_t b = blocks * p / used; p < used && b < blocks * (p + 1) / used; b++) {
             size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
             floatS buffer[BLOCK_ELEMENTS];
             const floatS *block = block_read(x, type, begin, length, buffer);

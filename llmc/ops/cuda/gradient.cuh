@@ -75,10 +75,10 @@ template <typename T, int W> __global__ void squares_kernel(double *sums, const 
     if (threadIdx.x == 0) sums[blockIdx.x] = parts[0];
 }
 
-static void cuda_sum_of_squares(double *sums, const void *x, DType type, size_t count) {
+static void cuda_sum_of_squares(double *sums, size_t parts, const void *x, DType type, size_t count) {
     with_type(type, "sum_of_squares", [&]<typename T>(T *) {
         with_width<T>(count % full_pack<T> == 0 && all_aligned(x), [&](auto W) {
-            LAUNCH((squares_kernel<T, W>), SQUARES_PARTS, LOOP_THREADS, 0)(sums, (const T *)x, count / W);
+            LAUNCH((squares_kernel<T, W>), (unsigned)parts, LOOP_THREADS, 0)(sums, (const T *)x, count / W);
         });
     });
 }
