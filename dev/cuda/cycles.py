@@ -11,7 +11,7 @@ An object file needs cuobjdump. KERNEL: a name with patterns, 'delta_walk_kernel
     --grid N --threads N --shared BYTES     blocks, their threads, their dynamic shared memory
     --blocks N                              blocks of a multiprocessor; otherwise as many as fit
     --trips 32,4:8                          trips: of the main loop (the largest), of loop 4; otherwise 1
-    --take A,B  --take-later C              forward branches (hex addresses) that are taken; in all trips but the first
+    --take A,B  --take-first C              forward branches (hex addresses) that are taken; in the first trip alone
     --some A:1                              a branch that only one warp of a scheduler does not take
     --off STG                               operations under a predicate that do nothing: of an output that is NULL
     --memory CYCLES                         latency of global memory: 600, 300 where the L2 cache has all
@@ -128,7 +128,7 @@ class Timing:
     """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us,
     waits. some: {branch: warps of a scheduler that do not take it}"""
 
-    def __init__(self, kernel, trips, grid, threads, shared=0, blocks=0, memory=600, take=(), take_later=(), off=(),
+    def __init__(self, kernel, trips, grid, threads, shared=0, blocks=0, memory=600, take=(), take_first=(), off=(),
                  some=None):
         self.blocks, self.limit = occupancy(kernel, threads, shared)
         self.blocks = blocks or min(self.blocks, -(-grid // PROCESSORS))
@@ -141,7 +141,7 @@ class Timing:
             paths = []
             for warp in range(self.warps // max(1, self.blocks) or 1):
                 taken = set(take) | {i for i, falls in (some or {}).items() if warp >= falls}
-                path = [kernel.code[i] for i in Path(kernel, sampled, taken, take_later).indices]
+                path = [kernel.code[i] for i in Path(kernel, sampled, taken, take_first).indices]
                 paths.append([idle(x) if x.name in off and x.conditional else x for x in path])
             paths = (paths * self.blocks)[:self.warps]
             simulated[t], self.waits = simulate(paths, min(self.blocks, self.warps), memory)
@@ -203,15 +203,15 @@ def print_kernel(kernel, a):
     for part in filter(None, a.trips.split(",")):
         loop, _, n = part.rpartition(":")
         trips[int(loop) if loop else main.number if main else 1] = int(n)
-    take, later = ({int(at, 16) // 16 for at in filter(None, text.split(","))} for text in (a.take, a.take_later))
-    path = Path(kernel, trips, take, later)
+    take, first = ({int(at, 16) // 16 for at in filter(None, text.split(","))} for text in (a.take, a.take_first))
+    path = Path(kernel, trips, take, first)
     print_loops(kernel, path)
     if a.branches:
         print_branches(kernel, path)
     if not a.threads:
         return
     some = {int(at, 16) // 16: int(n) for at, n in (x.split(":") for x in a.some.split(",") if x)}
-    t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, later,
+    t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, first,
                a.off.split(","), some)
     print(f"  {t.blocks} blocks a multiprocessor ({t.limit}), {t.warps} warps a scheduler: a trip of loop "
           f"{main.number if main else '-'} takes {t.trip} cycles, {t.trip / CLOCK * 1e6:.2f} us; all of a block "
@@ -289,7 +289,7 @@ def main():
     for name in ("grid", "threads", "shared", "blocks"):
         p.add_argument("--" + name, type=int, default=0)
     p.add_argument("--memory", type=int, default=600)
-    for name in ("trips", "take", "take-later", "some", "off"):
+    for name in ("trips", "take", "take-first", "some", "off"):
         p.add_argument("--" + name, default="")
     a = p.parse_args()
     if a.check:

@@ -14,15 +14,14 @@ NORM_BLOCKS = 528
 MAIN = 0  # in trips: the main loop, whatever its number
 
 
-
 class Launch:
-    """times: in a call of the op. trips: {loop: trips}. take: forward branches that are taken,
-    patterns of what they go around, as --branches prints it, "pattern#2": the second. some: {pattern: warps of a
-    scheduler that do not}. loops: None if only MAIN has trips"""
+    """times: in a call of the op. trips: {loop: trips}. take, first: forward branches that are taken, in all trips or
+    the first; patterns of what they go around, as --branches prints it, "pattern#2": the second. some: {pattern: warps
+    of a scheduler that do not}. loops: None if only MAIN has trips"""
 
-    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=(), some=None):
+    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=(), some=None, first=()):
         self.kernel, self.grid, self.threads, self.shared, self.times = kernel, grid, threads, shared, times
-        self.trips, self.loops, self.take, self.some = trips or {}, loops, take, some or {}
+        self.trips, self.loops, self.take, self.some, self.first = trips or {}, loops, take, some or {}, first
 
 
 def blocks(times, take=()):
@@ -49,14 +48,14 @@ def packs(count, width):
 
 
 FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
-NOT_SAVED = ("12 LDS, 18 STG", "10 LDS, 16 STG", "8 STS")  # states and additions
+NOT_SAVED = ("12 LDS, 18 STG", "10 LDS, 19 STG", "8 STS")  # states and additions
 LAYER_LOOP = packs(LAYER, 4)
 # Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of
 # the memory's bandwidth; launches
 PASS = {
     "Qwen3-8B": (
         ("embedding_forward", "", 4 * n * C, None,
-         [Launch("embedding_forward_kernel<8>", 2 * n, 256, take=("2 LDG",))]),
+         [Launch("embedding_forward_kernel<8>", 2 * n, 256, trips={1: 0, 2: 1}, loops=2, take=(r"\d+ others",))]),
         ("rmsnorm_forward", "hidden", 4 * n * C, None,
          [Launch("norm_forward_kernel<8, 4, false>", n, 128, trips={1: 5, 2: 0, 4: 0}, loops=4)]),
         ("rmsnorm_forward", "query heads", 4 * n * C, None,
@@ -67,7 +66,7 @@ PASS = {
         ("rmsnorm_backward", "query heads", 6 * n * C, 35,
          [Launch("norm_backward_kernel<8, 1, false>", NORM_BLOCKS, 256,
                  trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, HD)]),
-        ("rope_forward", "queries", 4 * n * C, 23, 
+        ("rope_forward", "queries", 4 * n * C, 23,
          [Launch("rope_kernel<8, false>", 512, 256, trips={**dict.fromkeys(range(2, 10), 0), 10: 4}, loops=10)]),
         ("swiglu_forward", "", 6 * n * FF, None,
          [Launch("activation_forward_kernel<8, 0>", n * FF // 8 // 256, 256)]),
@@ -83,7 +82,7 @@ PASS = {
         ("sum_of_squares", "a layer; the host waits", 2 * LAYER, None,
          [Launch("squares_kernel<Bf16, 8>", 512, 256, trips={1: LAYER // 8 // (512 * 256)})]),
         ("adamw", "a layer, fp32 master", 28 * LAYER, None,
-         [elements("adamw_kernel<float, Bf16, float, 4>", LAYER, 4, trips={1: LAYER_LOOP})]),
+         [elements("adamw_kernel<float, Bf16, float, 4>", LAYER, 4, trips={1: LAYER_LOOP, 2: 0}, loops=2)]),
         ("adamw", "a layer, fp32 master, int8 moments", 16 * LAYER, None,
          [Launch("adamw_8_bits_kernel<float, Bf16, 4>", 2048, 256, trips={1: LAYER // 256 // (2048 * 8)})]),
     ),
@@ -91,17 +90,20 @@ PASS = {
         ("conv_forward", "query, key, value", 134e6, 40,
          [Launch("conv_forward_kernel<8, 4>", n // 16 * CHANNELS // 1024, 128, trips={2: 4}, loops=2)]),
         ("conv_backward", "query, key, value", 218e6, 65,
-         [Launch("conv_backward_kernel<4, 4>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4),
+         [Launch("conv_backward_kernel<4, 4>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4,
+                 take=("16 LDG",)),  # gradients of a later call
           column_sums(n // 128, 4 * CHANNELS)]),
-        ("delta_forward", "the last chunk", 235e6, 430, [blocks(2, FORWARD), walk("kernel<128, 32, true>", 2)]),
-        ("delta_forward", "the state alone", 168e6, 400,
+        ("delta_forward", "the last chunk", 185e6, 430, [blocks(2, FORWARD), walk("kernel<128, 32, true>", 2)]),
+        ("delta_forward", "the state alone", 130e6, 400,
          [blocks(2, FORWARD), walk("kernel<128, 32, false>", 2, NOT_SAVED)]),
         ("delta_backward", "the last chunk", 1.5e9, 1600,
          [blocks(1, FORWARD), walk("kernel<128, 32, false>", 1, NOT_SAVED), blocks(2),
           walk("kernel<128, 32, false>", 2), walk("back_kernel<128, 32>", 2),
           Launch("delta_gradient_kernel<128, true>", SEGMENT * HK, 512, 147456, {2: 8, MAIN: HV // HK, 4: 4, 6: 4}, 6,
                  times=2, some={"8 LDG, 12 MUFU": 1, "36 LDS, 1 MUFU, .* SHFL.*": 1,  # gates
-                                "30 LDS, 8 MUFU, .*": 3, "2 LDSM, 10 HMMA": 3})]),  # pairs
+                                "3 LDSM, 4 HMMA": 3, "2 LDSM, 10 HMMA": 3, "30 LDS, 20 STS, 8 MUFU": 3,  # pairs
+                                "4 LDS, 16 STS": 3, "2 LDSM, 8 HMMA": 3},
+                  first=("4 LDS", "4 LDG, 4 STG"))]),  # no sums of earlier heads
         ("gated_norm_forward", "value heads", 6 * n * C, 30,
          [Launch("gated_norm_forward_kernel<8, 1>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
         ("gated_norm_backward", "value heads", 10 * n * C, 60,
@@ -126,10 +128,11 @@ def timing(kernel, launch):
         found = [i for i in branches if re.fullmatch(pattern, goes_around(kernel, i))]
         return found[int(which) - 1:int(which)] if which else found
 
-    take, some = [matching(x) for x in launch.take], {x: matching(x) for x in launch.some}
+    take, first = ([matching(x) for x in patterns] for patterns in (launch.take, launch.first))
+    some = {x: matching(x) for x in launch.some}
     t = Timing(kernel, trips, launch.grid, launch.threads, launch.shared, take=set(sum(take, [])),
-               some={i: launch.some[x] for x in some for i in some[x]})
-    t.stale = not all(take) or not all(some.values()) or launch.loops not in (None, len(kernel.loops))
+               take_first=set(sum(first, [])), some={i: launch.some[x] for x in some for i in some[x]})
+    t.stale = not all(take + first) or not all(some.values()) or launch.loops not in (None, len(kernel.loops))
     return t
 
 

@@ -202,12 +202,12 @@ def find_loops(code):
 class Path:
     """Indices of the instructions of one warp. Forward branches fall through. Taken are those around a call, around a
     loop of no trips, and around rows that are copied element by element. trips: {loop: trips}, else 1. take,
-    take_later: branches that are taken, or in all trips of their loop but the first."""
+    take_first: branches that are taken, or in the first trip of their loop alone."""
     MOST = 2000000  # instructions
 
-    def __init__(self, kernel, trips, take=(), take_later=()):
+    def __init__(self, kernel, trips, take=(), take_first=()):
         self.code, self.loops, self.trips = kernel.code, kernel.loops, trips
-        self.take, self.take_later = take, take_later
+        self.take, self.take_first = take, take_first
         self.heads = {loop.head: loop for loop in kernel.loops}
         self.done = dict.fromkeys(range(1, len(kernel.loops) + 1), 0)
         self.branches = {}  # forward ones on the way: taken how often, of how many times
@@ -257,8 +257,8 @@ class Path:
         loop = self.innermost(i)
         if x.diverging:
             return False
-        if loop and i in self.take_later:
-            return self.done[loop.number] > 0
+        if loop and i in self.take_first:
+            return self.done[loop.number] == 0
         if loop and (x.target in loop.body) != (i + 1 in loop.body):  # stays in the loop until its trips are done
             leaves = self.leaves(loop)
             if leaves:
@@ -274,9 +274,10 @@ class Path:
             code = self.code[i + 1:to]
             skipped = [loop for loop in self.loops if i < loop.head and loop.latch < to]
             outer = [loop for loop in skipped if not any(other in skipped for other in loop.around)]
-            narrow, accesses = sum(x.narrow for x in code), sum(x.name in ("LDG", "STG", "LDGSTS") for x in code)
+            narrow = [x.narrow for x in code if x.name in ("LDG", "STG", "LDGSTS")]
+            elements = sum(narrow) >= 4 and narrow[0]  # where packs come first, this is around both ways
             self.around[i] = (any(x.name == "CALL" for x in code[:24]) or
-                              narrow >= 4 and narrow >= 0.8 * accesses and all(x.pipe != "xu" for x in code) or
+                              elements and sum(narrow) >= 0.8 * len(narrow) and all(x.pipe != "xu" for x in code) or
                               bool(outer) and all(self.trips.get(loop.number, 1) == 0 for loop in outer))
         return self.around[i]
 
