@@ -34,6 +34,13 @@ template <int W> __device__ inline void pack_write_whole(floatX *to, const Pack<
                      : "memory");
         return;
     }
+    if constexpr (sizeof(pack) == 8) {
+        uint2 bits;
+        memcpy(&bits, &pack, sizeof(bits));
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x), "r"(bits.y)
+                     : "memory");
+        return;
+    }
 #endif
     pack_write(to, pack);
 }
