@@ -107,7 +107,7 @@ train=$(grep 'train --model' "$WORK/section" | sed 's/--seq-len [0-9]*/--seq-len
 way='--lora-rank 4 --base nf4' out=stopped
 here "$(echo "$train" | sed 's/train /train plan /') $way"
 (cd "$HERE" && eval "exec env --default-signal=INT $train $way --steps 300 --out $out" >"$WORK/out" 2>"$WORK/err") &
-for _ in $(seq 200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
+for _ in $(seq 1200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
 kill -INT $!
 wait $!
 check "Ctrl-C: exit 130 $way" [ $? = 130 ]
