@@ -115,7 +115,7 @@ says err "stopped by SIGINT after step .* of 300: it is saved in $out/checkpoint
 sed -n '/^go on with:$/,$ { s/\\$//; p }' "$WORK/err" | tail -n +2 | tr -d '\n' >"$WORK/go_on"
 check 'it prints a command' grep -q -- '--resume' "$WORK/go_on"
 (cd "$HERE" && eval "exec env --default-signal=TERM $(cat "$WORK/go_on")" >"$WORK/out" 2>"$WORK/err") &
-for _ in $(seq 200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
+for _ in $(seq 1200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
 kill -TERM $!
 wait $!
 check "which goes on $way" [ $? = 143 ]
