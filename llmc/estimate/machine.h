@@ -104,8 +104,8 @@ typedef struct {
 // Memory that CUDA reports: the least "total capacity of" such a card in public reports of PyTorch, 2023 to 2026. The
 // driver keeps the rest, and ECC a sixteenth where it takes memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
-// Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator; 1685:
-// 3.3 GB more after exchanges with 7 peers)
+// Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator;
+// 1685: 3.3 GB more after exchanges with 7 peers)
 #define NCCL_BYTES      (1.5 * GIBIBYTE)
 #define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
 #define RATES(peak, products, forward, own)                                                                            \

@@ -351,7 +351,7 @@ typedef struct {
     double staged;       // bytes read and written around the calls
 } AttentionCounts;
 
-// Counts a call (an AttentionTake). Backward reads staged results, adds in fp32; the library wrote them. Forward merges.
+// Counts a call (an AttentionTake). Backward reads staged results that the library wrote; forward merges.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
     const size_t length = call->keys.end - call->keys.begin;

@@ -40,8 +40,8 @@ static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
 
 static size_t cuda_draw_scratch(size_t V) { return (void)V, 0; }
 
-// As delta_lay_out in cuda/delta.cuh, each part from a multiple of 16 bytes on: for each block triangles (16 tiles of 16
-// rows, 10 of them), gates and lengths; backward also states, their gradients, what tokens add, and the gradients of
+// As delta_lay_out in cuda/delta.cuh, each part from a multiple of 16 bytes on: for each block triangles (16 tiles of
+// 16 rows, 10 of them), gates and lengths; backward also states, their gradients, what tokens add, and the gradients of
 // keys that value heads share.
 static size_t gpu_four(size_t n) { return (n + 3) / 4 * 4; }
 static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {

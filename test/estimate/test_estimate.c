@@ -362,8 +362,8 @@ TEST(figures_of_a_pass) {
     }
 }
 
-// Attention of every preset on every machine is planned by what `make dev-cudnn-plans` printed (cuDNN 9.19): 1: cuDNN has
-// plans forward, 3: and backward
+// Attention of every preset on every machine is planned by what `make dev-cudnn-plans` printed (cuDNN 9.19): 1: cuDNN
+// has plans forward, 3: and backward
 TEST(attention_as_cudnn_has_plans) {
     static const size_t widths[] = {64, 80, 96, 128, 256};
     static const struct {

@@ -308,7 +308,7 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
 
 // ---- work that needs no state ---------------------------------------------------------------------------------------
 // Lower triangles of BLOCK rows: in shared memory split tiles; in global memory operands of matrix instructions, as a
-// lane holds them, [TRIANGLE_TILES, TERMS, LANES], of a triangle or of its transpose. A row's operands follow each other
+// lane holds them, [TRIANGLE_TILES, TERMS, LANES], of a triangle or its transpose. A row's operands follow each other
 constexpr unsigned PAIR_TILE = BLOCK * padded<BLOCK>, SIDE = BLOCK / 16, TRIANGLE_TILES = SIDE * (SIDE + 1) / 2;
 constexpr unsigned OPERANDS_OF_TRIANGLE = TRIANGLE_TILES * TERMS * LANES;
 constexpr unsigned DIAGONAL_STRIDE = 20; // of fp32 blocks of 16 rows

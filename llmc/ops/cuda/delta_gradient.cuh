@@ -223,7 +223,7 @@ __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *mem
 }
 
 // ---- ends -----------------------------------------------------------------------------------------------------------
-// Applies the decays and lengths to a head's products with states, and leaves their dots with q and k. added becomes dk.
+// Applies the decays and lengths to a head's products with states, and leaves their dots with q, k; added becomes dk.
 template <int KP, typename Part>
 __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &shared, const BlockGates &g,
                                       const KeyTwos<KP> &of_q, const KeyTwos<KP> &of_k, const Part &p) {

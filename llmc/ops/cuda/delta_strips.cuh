@@ -79,7 +79,7 @@ template <unsigned COLUMNS> __device__ inline OperandB strip_b(const floatX *til
     return b;
 }
 
-// Fetches tile[ROWS][COLUMNS] from rows of whole packs, zeros beyond `rows` and `columns`. place(row, column): in the tile
+// Fetches tile[ROWS][COLUMNS] from rows of whole packs, zeros beyond `rows` and `columns`. place(row, column): in it
 template <unsigned ROWS, unsigned COLUMNS, typename Place>
 __device__ inline void tile_fetch(floatX *tile, Place place, const floatX *from, unsigned stride, unsigned rows,
                                   unsigned columns, unsigned thread) {

@@ -34,8 +34,8 @@ struct DeltaPairs {
 };
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
-// Two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the state, all split;
-// factors of two blocks' tokens, followed by BlockFactors.keep
+// Two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the state, all
+// split; factors of two blocks' tokens, followed by BlockFactors.keep
 constexpr unsigned FACTORS = BLOCK + 1;
 template <int KP, int COLUMNS> struct WalkTiles {
     static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
@@ -58,7 +58,7 @@ template <int KP, int COLUMNS> __device__ inline WalkTiles<KP, COLUMNS> walk_til
     return tiles;
 }
 
-// ---- a warp's part of a state: tiles of 16 rows, every ROW_WARPS-th, and WARP_COLUMNS columns ------------------------
+// ---- a warp's part of a state: tiles of 16 rows, every ROW_WARPS-th, and WARP_COLUMNS columns -----------------------
 template <int KP> constexpr unsigned WALK_TILES = (KP / 16 + ROW_WARPS - 1) / ROW_WARPS;
 template <int KP> using WalkState = float[WALK_TILES<KP>][WARP_COLUMNS / 8][4];
 
@@ -127,7 +127,7 @@ __device__ inline void walk_state_add(WalkState<KP> &S, const floatX *tile, cons
     }
 }
 
-// ---- a warp's products over tokens: 16 rows, WARP_COLUMNS columns ----------------------------------------------------
+// ---- a warp's products over tokens: 16 rows, WARP_COLUMNS columns ---------------------------------------------------
 typedef float WalkRows[WARP_COLUMNS / 8][4];
 
 // c += tile[tokens, KP] S[KP, COLUMNS]; d likewise of another tile, or NULL

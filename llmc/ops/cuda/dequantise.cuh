@@ -105,7 +105,7 @@ static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *
 constexpr size_t QUANTISED_ROWS = 8;                      // most of a launch
 constexpr unsigned PART = QUANT_BLOCK, PARTS_AT_ONCE = 4; // elements of half a warp; parts whose codes it reads at once
 
-// ROWS: at least n, the rows of x and out. WHOLE: rows are whole parts. begin: the first element of weight in the record
+// ROWS: at least n, the rows of x and out. WHOLE: rows are whole parts. begin: weight's first element in the record
 template <DType ROUNDING, bool WHOLE, int ROWS>
 __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record, QuantFormat format,
                                                 QuantParts p, unsigned shift, DequantiseTables tables, size_t begin,

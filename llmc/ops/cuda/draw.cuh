@@ -75,7 +75,8 @@ struct DrawPlace {
 enum DrawKeys { OF_LOGITS, FALLING_IDS, RISING_IDS }; // keys: key_of(logit), id, V - 1 - id
 
 // Returns the largest key, of `bits` bits, at which the weights of this key and all larger ones reach target(their
-// sum), or with `pass` exceed it; if rounding prevents that, the lowest key with a weight. Keys below `least` have none.
+// sum), or with `pass` exceed it; if rounding prevents that, the lowest key with a weight. Keys below `least` have
+// none.
 template <DrawKeys KEYS, typename Target, typename Weight>
 __device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, unsigned bits, uint32_t least,
                                      bool pass, Target target, Weight weight) { // bins[DRAW_BINS][DRAW_THREADS]

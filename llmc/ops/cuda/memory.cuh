@@ -28,8 +28,8 @@ static void cuda_release(void *memory, size_t bytes) {
     CUDA_CHECK(cudaFree(memory), "freeing device memory");
 }
 
-// Returns the peak of our allocation and the libraries' memory, without the context: half a GiB more is in use. 0: there
-// is no device yet.
+// Returns the peak of our allocation and the libraries' memory, without the context: half a GiB more is in use. 0:
+// there is no device yet.
 static size_t cuda_memory_peak(void) {
     if (!device.ready) return 0;
     size_t now = device_in_use();
