@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
                          conv_input<W>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
 }
 
-// Calls launch(W, TAPS) with constants; with fewer taps the first weights are 0. T: packs have the width of its full ones
+// Calls launch(W, TAPS) with constants; with fewer taps the first weights are 0. T: packs as wide as its full ones
 template <typename T, typename F> static void with_conv(const DeltaShape *shape, bool aligned, F launch) {
     const bool packed = delta_channels(shape) % full_pack<floatX> == 0 && shape->stride % full_pack<floatX> == 0;
     with_width<T>(aligned && packed, [&](auto W) {
