@@ -4,7 +4,7 @@
 #   2. gradients: streamed, by our own attention, with host memory, as those of gradient checkpointing; the tests of ops
 #   3. passes of a few layers: one document, one after another, 600 lengths, layer inputs in host memory; the rate of each op
 #   4. passes of all layers; a disk
-# What 1 and 2 find wrong ends it before anything is measured. A table says what was expected (`train plan` for this card, dev/gpu_speed.md)
+# Anything wrong in 1 or 2 ends it before anything is measured. A table says what was expected (`train plan` for this card, dev/gpu_speed.md)
 # and what was found. OUT gets it, log.txt, passes.jsonl, bench.json and a record for dev/results. An H100 should take 9 minutes.
 # LIMIT [530] seconds: what would not end in time is left out. The same command then goes on: what is in the table is not done again.
 # CUDA's libraries: those of STREAMBP_LIBRARIES, of Pythons' wheels (PYTHON), of toolkits. DISK [OUT]: a folder on a disk.

@@ -339,8 +339,9 @@ static void bench_layer(const Bench &b) {
     const QuantFormat format = {QUANT_NF4, 1, QUANT_BLOCK, FLOATX_DTYPE};
     b.bytes("dequantise", "a layer in nf4, nested", 1, LAYER, LAYER * STORED + (double)quant_parts(format, LAYER).bytes,
             [&] { ops->dequantise(t.weight.stored(), t.sums.data, &format, LAYER); });
-    b.bytes("sum_of_squares", "a layer", 1, LAYER, LAYER * STORED,
-            [&] { ops->sum_of_squares((double *)(void *)t.sums.data, SQUARES_PARTS, t.weight.data, FLOATX_DTYPE, LAYER); });
+    b.bytes("sum_of_squares", "a layer", 1, LAYER, LAYER * STORED, [&] {
+        ops->sum_of_squares((double *)(void *)t.sums.data, SQUARES_PARTS, t.weight.data, FLOATX_DTYPE, LAYER);
+    });
     b.bytes("adamw", "a layer, fp32 master", 1, LAYER, LAYER * (6 * SUMMED + 2 * STORED), [&] {
         const AdamW step = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 10, 1, 0};
         ops->adamw(t.weight.stored(), t.sums.data, t.weight.data + LAYER, FLOATX_DTYPE, t.sums.data + LAYER,

@@ -13,6 +13,7 @@ What a wrong kernel does here:
     a race between blocks              the other order runs the last block first: their common sum has other bits
     a barrier not all threads reach    a message names the kernel, the block, both threads and both source lines
     a misaligned packed load           packed loads check their address
+    a global store to shared memory    those that are written as one check their address
     a missing wait for a fetch         fetched data arrives when its thread waits for it; NaNs until then
 
 It cannot show: lane layouts of the matrix instructions other than those written here (from the PTX manual's tables),
@@ -106,6 +107,7 @@ struct Warp {
 struct SharedArray {
     const void *site; // address of the declaration in the source
     void *memory;
+    size_t bytes;
 };
 
 struct Block {
@@ -363,7 +365,7 @@ inline void *shared_array(const void *site, size_t bytes) {
         if (block.shared[i].site == site) return block.shared[i].memory;
     if (block.shared_count == MOST_SHARED) abort();
     SharedArray *array = &block.shared[block.shared_count++];
-    array->site = site;
+    array->site = site, array->bytes = bytes;
     if (posix_memalign(&array->memory, 128, bytes ? bytes : 1)) abort();
     memset(array->memory, 0xff, bytes);
     return array->memory;
@@ -437,6 +439,14 @@ template <typename T> inline T *aligned(T *pointer, uintptr_t bytes, int line) {
     if ((uintptr_t)pointer % bytes)
         fail("a packed access at an address that is not aligned", block.running, line, NULL, 0, 0);
     return pointer;
+}
+
+// Returns the target of a store to global memory.
+template <typename T> inline T *in_global(T *to, int line = __builtin_LINE()) {
+    for (unsigned i = 0; i < block.shared_count; i++)
+        if ((size_t)((char *)to - (char *)block.shared[i].memory) < block.shared[i].bytes)
+            fail("a store to global memory at an address in shared memory", block.running, line, NULL, 0, 0);
+    return to;
 }
 
 // ---- asynchronous copies: done by the wait, the latest moment allowed -----------------------------------------------

@@ -25,7 +25,9 @@ static ConvShape conv_shape(const DeltaShape *shape) {
 
 // Stores a pack in global memory by one instruction: the compiler cuts ordinary stores of these loops into words.
 template <int W> __device__ inline void pack_write_whole(floatX *to, const Pack<floatX, W> &pack) {
-#ifndef CUDA_ON_CPU
+#ifdef CUDA_ON_CPU
+    pack_write(cuda_on_cpu::in_global(to), pack);
+#else
     if constexpr (sizeof(pack) == 16) {
         uint4 bits;
         memcpy(&bits, &pack, sizeof(bits));
@@ -41,8 +43,8 @@ template <int W> __device__ inline void pack_write_whole(floatX *to, const Pack<
                      : "memory");
         return;
     }
-#endif
     pack_write(to, pack);
+#endif
 }
 
 // Returns the pack of channels at c, `back` tokens before token t of a span; zeros before its document, beyond the

@@ -33,7 +33,7 @@ static_assert(PAIR_COLUMNS == 16);
 // Key columns of a warp; columns of V in a strip
 template <int KP> constexpr unsigned KEY_COLUMNS = KP < 64 ? 16 : KP / 4;
 template <int KP> constexpr unsigned STRIP = KP * sizeof(floatX) > 256 ? 16 : 32;
-// Whether registers do not suffice for pairs and states at once
+// True where registers do not suffice for pairs and states at once
 template <int KP> constexpr bool APART = KP > 128;
 
 // A strip: dout, the terms of N and dR, those of S and dS

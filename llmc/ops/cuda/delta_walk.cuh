@@ -25,7 +25,7 @@ template <int COLUMNS> constexpr unsigned WALK_THREADS = COLUMNS / WARP_COLUMNS 
 template <int COLUMNS> constexpr unsigned WALK_BLOCKS = COLUMNS == WALK_MOST_COLUMNS ? 2 : 1;
 template <int COLUMNS> constexpr unsigned TOKENS_TILE = BLOCK *padded<COLUMNS>; // rows of tokens
 
-// What delta_blocks_kernel has made of each block; back: triangles are transposed
+// Results of delta_blocks_kernel for a walk; back: triangles are transposed
 struct DeltaPairs {
     const OperandA *inverse, *scores;
     const BlockFactors *factors;
