@@ -15,6 +15,7 @@ kit=$(cd "$(dirname "$0")" && pwd)
 . "$kit/common.sh"
 mkdir -p "$1" || exit 1
 out=$(cd "$1" && pwd) LIMIT=${LIMIT:-530} PYTHON=${PYTHON:-python3} begin=$(date +%s) path=${LD_LIBRARY_PATH:-} # may have the driver
+case $LIMIT in '' | *[!0-9]*) echo "first.sh: LIMIT is '$LIMIT'; give seconds" >&2 && exit 2 ;; esac
 log=$out/log.txt table=$out/table.txt left_out=
 
 # ---- the table: `state|what|expected|found` -----------------------------------------------------------------------------------------

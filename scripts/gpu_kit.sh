@@ -7,10 +7,10 @@
 # CUDNN, CUDNN_FRONTEND: where a toolkit has none. ARCHS [90]: architectures.
 set -eu
 cd "$(dirname "$0")/.."
-[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
+[ $# = 1 ] && [ -n "$1" ] && [ "${1#-}" = "$1" ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 kit=$1 ARCHS=${ARCHS:-90} CUDA=${CUDA:-toolkit} CUDA12=${CUDA12:-} parts='train bench test_ops test_gpu_large'
-[ -x "$CUDA/bin/nvcc" ] || scripts/cuda_wheels.sh "$CUDA"
 mkdir -p "$kit"
+[ -x "$CUDA/bin/nvcc" ] || scripts/cuda_wheels.sh "$CUDA"
 kit=$(cd "$kit" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

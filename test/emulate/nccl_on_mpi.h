@@ -26,8 +26,8 @@ What a wrong caller does here:
 
 NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
 an error; =old: it is older than 2.18; =far: exchanges of ranks that are no neighbours are refused. CUDA_FAULT: a call
-of CUDA's fails. CUDA_TAKEN: other processes use the device. CUDA_PINNED="bytes error": bytes that can be pinned, and what
-more returns.
+of CUDA's fails. CUDA_TAKEN: other processes use the device. CUDA_PINNED="bytes error": bytes that can be pinned, and
+what more returns.
 
 It cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
 */
