@@ -24,13 +24,20 @@ struct Activations {
     Stored *norm2;            // [n,C]      norm of y; y where the family has none
     Stored *gate_up;          // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
     Stored *activated;        // [n,FF]     after the activation
+    Summed *router_logits;    // [n,E]      experts, in place of the two above
+    Stored *expert_gate_up;   // [n,k,2I]   sorted by expert
+    Stored *expert_activated; // [n,k,I]
+    Stored *shared_gate_up;   // [n,2S]     the shared expert's
+    Stored *shared_activated; // [n,S]
+    Summed *shared_logit;     // [n]        its scale is the logistic function of it; NULL where the family has none
     Stored *mlp_branch;       // [n,C]      the MLP's output before its post norm; NULL where the family has none
     Stored *dnorm1;           // [n,C]      backward: gradient of norm1
     size_t mark;              // the arena's, before all of them
 };
 
-// The part of a layer that a tensor belongs to: all layers have MIXER and MLP, and either ATTENTION or LINEAR.
-typedef enum { PART_MIXER, PART_MLP, PART_ATTENTION, PART_LINEAR } LayerPart;
+// The part of a layer that a tensor belongs to: all layers have MIXER and MLP, either ATTENTION or LINEAR, and either
+// DENSE or EXPERTS.
+typedef enum { PART_MIXER, PART_MLP, PART_ATTENTION, PART_LINEAR, PART_DENSE, PART_EXPERTS } LayerPart;
 
 typedef struct {
     LayerPart part;
@@ -39,11 +46,12 @@ typedef struct {
     const char *name;
 } ActivationRow;
 
-enum { ACTIVATION_ROWS = 17 };
+enum { ACTIVATION_ROWS = 23 };
 
 // Fills `rows` in the order of the arena.
 static void activation_rows(Shapes d, ActivationRow rows[ACTIVATION_ROWS]) {
     const size_t pre = d.pre_norms ? d.C : 0, post = d.post_norms ? d.C : 0, gate = d.gated_attention ? d.Q : 0;
+    const size_t k = d.router.k, scale = d.shared && d.shared_scale;
     const ActivationRow all[ACTIVATION_ROWS] = {
         {PART_MIXER, offsetof(Activations, norm1), pre, 0, "first norm"},
         {PART_ATTENTION, offsetof(Activations, q_linear), d.qk_norm ? d.Q : 0, 0, "queries before QK-norm"},
@@ -59,8 +67,14 @@ static void activation_rows(Shapes d, ActivationRow rows[ACTIVATION_ROWS]) {
         {PART_MIXER, offsetof(Activations, attention_branch), post, 0, "attention before its norm"},
         {PART_MIXER, offsetof(Activations, y), d.C, 0, "after attention"},
         {PART_MLP, offsetof(Activations, norm2), pre, 0, "second norm"},
-        {PART_MLP, offsetof(Activations, gate_up), d.H, 0, d.gated ? "gate and up" : "before GELU"},
-        {PART_MLP, offsetof(Activations, activated), d.FF, 0, "after activation"},
+        {PART_DENSE, offsetof(Activations, gate_up), d.H, 0, d.gated ? "gate and up" : "before GELU"},
+        {PART_DENSE, offsetof(Activations, activated), d.FF, 0, "after activation"},
+        {PART_EXPERTS, offsetof(Activations, router_logits), d.router.E, 1, "logits of the router"},
+        {PART_EXPERTS, offsetof(Activations, expert_gate_up), k * 2 * d.I, 0, "experts' gate and up"},
+        {PART_EXPERTS, offsetof(Activations, expert_activated), k * d.I, 0, "experts after activation"},
+        {PART_EXPERTS, offsetof(Activations, shared_gate_up), 2 * d.shared, 0, "the shared expert's gate and up"},
+        {PART_EXPERTS, offsetof(Activations, shared_activated), d.shared, 0, "the shared expert after activation"},
+        {PART_EXPERTS, offsetof(Activations, shared_logit), scale, 1, "the shared expert's logit"},
         {PART_MLP, offsetof(Activations, mlp_branch), post, 0, "MLP before its norm"},
     };
     memcpy(rows, all, sizeof(all));
@@ -83,6 +97,11 @@ static unsigned mixer_parts(const StreamBP *s, size_t l) {
     return 1u << PART_MIXER | 1u << (is_linear(s, l) ? PART_LINEAR : PART_ATTENTION);
 }
 
+// Returns the parts of layer l's MLP, as bits.
+static unsigned mlp_parts(const StreamBP *s, size_t l) {
+    return 1u << PART_MLP | 1u << (layer_has_experts(&s->model->config, l) ? PART_EXPERTS : PART_DENSE);
+}
+
 // Pushes n tokens of the tensors of `parts`. A pointer that is already set is left alone.
 static void push_activations(const StreamBP *s, Activations *a, unsigned parts, size_t n) {
     ActivationRow rows[ACTIVATION_ROWS];
@@ -95,8 +114,8 @@ static void push_activations(const StreamBP *s, Activations *a, unsigned parts, 
     }
 }
 
-static void push_mlp_activations(const StreamBP *s, Activations *a, size_t n) {
-    push_activations(s, a, 1u << PART_MLP, n);
+static void push_mlp_activations(const StreamBP *s, size_t l, Activations *a, size_t n) {
+    push_activations(s, a, mlp_parts(s, l), n);
     if (!shapes_of(s->model).pre_norms) a->norm2 = a->y;
 }
 
@@ -106,9 +125,12 @@ static void drop(const StreamBP *s, const Activations *a) { arena_pop(s->arena, 
 // Pushes the sets of all layers, s->now.rows tokens each.
 static void push_kept_activations(const StreamBP *s, Activations *kept) {
     const size_t L = s->model->config.num_hidden_layers, attention = attention_layers_before(s, L);
+    const size_t experts = expert_layers_before(&s->model->config, L);
     push_activations(s, kept, 1u << PART_MIXER | 1u << PART_MLP, L * s->now.rows);
     push_activations(s, kept, 1u << PART_ATTENTION, attention * s->now.rows);
     push_activations(s, kept, 1u << PART_LINEAR, (L - attention) * s->now.rows);
+    push_activations(s, kept, 1u << PART_DENSE, (L - experts) * s->now.rows);
+    push_activations(s, kept, 1u << PART_EXPERTS, experts * s->now.rows);
 }
 
 // Returns layer l's set from row `row` on. Tensors of the other kind of mixer are NULL.
@@ -116,12 +138,13 @@ static Activations kept_activations(const StreamBP *s, size_t l, size_t row) {
     ActivationRow rows[ACTIVATION_ROWS];
     const Shapes d = shapes_of(s->model);
     const size_t attention = attention_layers_before(s, l), of_kind = is_linear(s, l) ? l - attention : attention;
-    const unsigned parts = mixer_parts(s, l) | 1u << PART_MLP;
+    const size_t of_mlp = layers_alike_before(&s->model->config, l);
+    const unsigned parts = mixer_parts(s, l) | mlp_parts(s, l);
     Activations a = {0};
     activation_rows(d, rows);
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
         const ActivationRow *r = &rows[i];
-        const size_t set = r->part == PART_MIXER || r->part == PART_MLP ? l : of_kind;
+        const size_t set = r->part == PART_MIXER || r->part == PART_MLP ? l : r->part >= PART_DENSE ? of_mlp : of_kind;
         const size_t first = set * s->now.rows + row - s->inputs.begin;
         if (r->width && parts >> r->part & 1)
             activation_set(&a, r, at(activation_get(s->kept, r), first * r->width, r->summed ? d.summed : d.stored));

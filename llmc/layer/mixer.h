@@ -29,8 +29,9 @@ static size_t push_layer_memory(StreamBP *s, size_t l) {
     return mark;
 }
 
-// Pushes what all layers save from forward to backward: attention's outputs, states of a rank's ranges.
+// Pushes what all layers save from forward to backward: attention's outputs, states of a rank's ranges, routes.
 static void push_saved_mixers(StreamBP *s) {
+    routes_push(s, s->now.rows);
     saved_attention_push(s);
     push_range_states(s, layers_of_kind(&s->model->config, LAYER_LINEAR));
 }
@@ -54,7 +55,7 @@ static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
 // Pushes all of chunk c's activations for forward, and runs norm 1.
 static Activations forward_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Activations a = chunk_activations(s, l, c);
-    if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
+    if (!keeps_activations(s)) push_mlp_activations(s, l, &a, c.n);
     norm1_forward(s, l, c, w, &a);
     return a;
 }

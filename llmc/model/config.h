@@ -40,13 +40,23 @@ typedef struct {
     // Linear attention (Gated DeltaNet)
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
+    // Experts
+    size_t num_experts, num_experts_per_tok, moe_intermediate_size;
+    size_t shared_expert_intermediate_size;       // width of the expert of every token; 0: none
+    size_t decoder_sparse_step;                   // every so-manieth layer has experts
+    size_t first_k_dense_replace;                 // the first layers have none,
+    uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8]; // nor have these; a bit each
+    size_t n_group, topk_group;                   // RouterShape.groups, .kept
+    int norm_topk_prob;                           // RouterShape.normalised
+    double routed_scaling_factor;                 // RouterShape.scale
+    double router_aux_loss_coef;                  // of the loss that balances the experts
     double query_pre_attn_scalar; // attention scores are divided by its root; 0: head_dim
     int activation_function;      // index of GPT-2's name for it: two names, one function
     size_t pad_token_id;          // input token that gives the embedding no gradient; NO_ROW: none
     uint64_t given;               // bit i: key i of config_keys was set explicitly, so it follows no other key
 } Config;
 
-typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU } KeyKind;
+typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
 
 typedef struct {
     const char *name, *alias; // common and original Hugging Face name
@@ -99,6 +109,18 @@ static const ConfigKey config_keys[] = {
     {"linear_key_head_dim", NULL, KEY_SIZE, FIELD(linear_key_head_dim), 1, 1024, 0},
     {"linear_value_head_dim", NULL, KEY_SIZE, FIELD(linear_value_head_dim), 1, 1024, 0},
     {"linear_conv_kernel_dim", NULL, KEY_SIZE, FIELD(linear_conv_kernel_dim), 1, CONV_TAPS_MAX, 0},
+    {"num_experts", "num_local_experts", KEY_SIZE, FIELD(num_experts), 0, EXPERTS_MOST, 0},
+    {"num_experts_per_tok", NULL, KEY_SIZE, FIELD(num_experts_per_tok), 1, CHOSEN_MOST, 0},
+    {"moe_intermediate_size", NULL, KEY_SIZE, FIELD(moe_intermediate_size), 1, 1 << 22, 0},
+    {"shared_expert_intermediate_size", NULL, KEY_SIZE, FIELD(shared_expert_intermediate_size), 0, 1 << 22, 0},
+    {"decoder_sparse_step", NULL, KEY_SIZE, FIELD(decoder_sparse_step), 1, 4096, 0},
+    {"first_k_dense_replace", NULL, KEY_SIZE, FIELD(first_k_dense_replace), 0, 4096, 0},
+    {"mlp_only_layers", NULL, KEY_LAYERS, FIELD(mlp_only_layers), 0, 0, 0},
+    {"n_group", NULL, KEY_SIZE, FIELD(n_group), 1, EXPERTS_MOST, 0},
+    {"topk_group", NULL, KEY_SIZE, FIELD(topk_group), 1, EXPERTS_MOST, 0},
+    {"norm_topk_prob", NULL, KEY_BOOL, FIELD(norm_topk_prob), 0, 1, 0},
+    {"routed_scaling_factor", NULL, KEY_DOUBLE, FIELD(routed_scaling_factor), 0, 1e6, 0},
+    {"router_aux_loss_coef", NULL, KEY_DOUBLE, FIELD(router_aux_loss_coef), 0, 1e6, 0},
     {"pad_token_id", NULL, KEY_SIZE, FIELD(pad_token_id), 0, (1 << 24) - 1, 0},
 };
 #undef FIELD
@@ -128,7 +150,10 @@ static int family_names_key(const Family *family, const char *name) {
 // Tells whether the family's config class has the key. `name` is the common one.
 static int family_has_key(const Family *family, const char *name) {
     static const char some[] = "mlp_bias|partial_rotary_factor|rope_local_base_freq|query_pre_attn_scalar|"
-                               "llama_4_scaling_beta"; // only in families whose defaults name them
+                               "llama_4_scaling_beta|num_experts|num_experts_per_tok|moe_intermediate_size|"
+                               "shared_expert_intermediate_size|decoder_sparse_step|first_k_dense_replace|"
+                               "mlp_only_layers|n_group|topk_group|norm_topk_prob|routed_scaling_factor|"
+                               "router_aux_loss_coef"; // only in families whose defaults name them
     if (text_is_one_of(name, some) || !strncmp(name, "linear_", 7)) return family_names_key(family, name);
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
@@ -153,6 +178,28 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
         return config->layer_types[0] || family_names_key(config->family, "sliding_window");
     return !key->scaling || (key->scaling >> config->rope_type & 1);
+}
+
+// Reads layers as "0+3+7", or "none", into a bit each. Returns 0 if the text is of another form.
+static int layers_from_text(const char *text, uint8_t layers[LAYER_TYPES_MAX / 8]) {
+    memset(layers, 0, LAYER_TYPES_MAX / 8);
+    for (const char *at = text; strcmp(text, "none") != 0;) {
+        char *end;
+        const unsigned long l = strtoul(at, &end, 10);
+        if (*at < '0' || *at > '9' || l >= LAYER_TYPES_MAX || (*end && *end != '+')) return 0;
+        layers[l / 8] |= (uint8_t)(1u << l % 8);
+        if (!*end) break;
+        at = end + 1;
+    }
+    return 1;
+}
+
+static void layers_to_text(const uint8_t layers[LAYER_TYPES_MAX / 8], char *text, size_t size) {
+    size_t used = 0;
+    for (size_t l = 0; l < LAYER_TYPES_MAX && used < size; l++)
+        if (layers[l / 8] >> l % 8 & 1)
+            used += (size_t)snprintf(text + used, size - used, "%s%zu", used ? "+" : "", l);
+    if (!used) snprintf(text, size, "none");
 }
 
 // Sets one key from text. Errors begin with `where` ("--init", a file name) and exit with `code`.
@@ -185,6 +232,9 @@ static void config_set(Config *config, const char *name, const char *value, cons
     case KEY_GELU:
         config->activation_function = !strcmp(value, gelu_names[1]);
         if (strcmp(value, gelu_names[config->activation_function]) != 0) wanted = "gelu_new or gelu_pytorch_tanh";
+        break;
+    case KEY_LAYERS:
+        if (!layers_from_text(value, (uint8_t *)field)) wanted = "none or numbers of layers, such as 0+3+7";
         break;
     case KEY_ROPE_TYPE:
         for (config->rope_type = 0; strcmp(value, rope_type_names[config->rope_type]) != 0;)
@@ -243,6 +293,8 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 static Config config_defaults(const Family *family) {
     Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1, .partial_rotary_factor = 1};
     config.pad_token_id = NO_ROW;
+    config.decoder_sparse_step = config.n_group = config.topk_group = 1;
+    config.norm_topk_prob = 1, config.routed_scaling_factor = 1; // in families without such keys
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;
@@ -279,6 +331,33 @@ static int layer_rotates(const Config *config, size_t l) {
 }
 
 static int layer_is_linear(const Config *config, size_t l) { return layer_kind(config, l) == LAYER_LINEAR; }
+
+// Tells whether layer l's MLP is one of experts.
+static int layer_has_experts(const Config *config, size_t l) {
+    return config->family->router && config->num_experts && l >= config->first_k_dense_replace &&
+           (l + 1) % config->decoder_sparse_step == 0 &&
+           (l >= LAYER_TYPES_MAX || !(config->mlp_only_layers[l / 8] >> l % 8 & 1));
+}
+
+// Counts the layers with experts before layer l; l = num_hidden_layers: all
+static size_t expert_layers_before(const Config *config, size_t l) {
+    size_t count = 0;
+    for (size_t i = 0; i < l; i++) count += (size_t)layer_has_experts(config, i);
+    return count;
+}
+
+// The tensors that a layer has: of attention or linear attention, of a dense MLP or of experts. A bit each
+typedef enum { FORM_LINEAR = 1, FORM_EXPERTS = 2, LAYER_FORMS = 4 } LayerForm;
+
+static unsigned layer_form(const Config *config, size_t l) {
+    return (layer_is_linear(config, l) ? FORM_LINEAR : 0u) | (layer_has_experts(config, l) ? FORM_EXPERTS : 0u);
+}
+
+// Counts the layers with and without experts that layer l is alike before it; l: one of them
+static size_t layers_alike_before(const Config *config, size_t l) {
+    const size_t experts = expert_layers_before(config, l);
+    return layer_has_experts(config, l) ? experts : l - experts;
+}
 
 // Counts the layers of a kind before layer l; l = num_hidden_layers: all
 static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
@@ -347,6 +426,18 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
         config->original_max_position_embeddings = config->max_position_embeddings;
 }
 
+// Refuses impossible experts.
+static void config_check_experts(const Config *c, const char *where, int code) {
+    if (!c->family->router || !c->num_experts) return;
+    if (c->num_experts_per_tok > c->num_experts)
+        die_with(code, "%s: num_experts_per_tok %zu is more than num_experts %zu", where, c->num_experts_per_tok,
+                 c->num_experts);
+    if (c->num_experts % c->n_group || c->topk_group > c->n_group ||
+        c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok)
+        die_with(code, "%s: %zu of %zu groups (topk_group, n_group) of %zu experts do not hold %zu for a token", where,
+                 c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
+}
+
 // Fills in keys that follow from others and refuses impossible models.
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
@@ -355,6 +446,7 @@ static void config_finish(Config *config, const char *where, int code) {
         die_with(code, "%s: layer_types=%.64s, but the sliding_window of %s is in every layer or in none", where,
                  config->layer_types, family->name);
     config_resolve_rope(config, where, code);
+    config_check_experts(config, where, code);
     if (config->pad_token_id != NO_ROW && config->pad_token_id >= config->vocab_size)
         die_with(code, "%s: pad_token_id %zu is not below vocab_size %zu", where, config->pad_token_id,
                  config->vocab_size);
@@ -437,6 +529,7 @@ static void config_key_text(const Config *config, const ConfigKey *key, char tex
     case KEY_SIZE: snprintf(text, size, "%zu", *(const size_t *)field); break;
     case KEY_DOUBLE: snprintf(text, size, "%.17g", *(const double *)field); break;
     case KEY_BOOL: snprintf(text, size, "%s", *(const int *)field ? "true" : "false"); break;
+    case KEY_LAYERS: layers_to_text((const uint8_t *)field, text, size); break;
     case KEY_ROPE_TYPE: snprintf(text, size, "%s", rope_type_names[config->rope_type]); break;
     case KEY_GELU: snprintf(text, size, "%s", gelu_names[config->activation_function]); break;
     case KEY_LAYER_TYPES: snprintf(text, size, "%s", config->layer_types);

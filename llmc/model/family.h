@@ -8,7 +8,7 @@ add a family, add a row here, the config.json keys to refuse to hf_config.h, and
 #include "llmc/ops/ops.h"
 
 // The tensors of one layer, in their order in memory and in a flat .bin. A layer has those of attention or those of
-// linear attention, and the common ones. Adjacent without padding are: q, k and v weights; their biases; gate and up;
+// linear attention, those of a dense MLP or those of experts, and the common ones. Adjacent without padding are: q, k and v weights; their biases; gate and up;
 // the first four of linear attention. A file may hold such neighbours as one tensor (GPT-2's c_attn), and the driver
 // may use them as one (gate and up).
 // clang-format off
@@ -18,7 +18,10 @@ typedef enum {
     IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
     POST_NORM1,
     NORM2_WEIGHT, NORM2_BIAS,
-    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_NORM2,
+    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, // of a dense MLP
+    ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // of experts
+    EXPERTS_GATE_UP, EXPERTS_DOWN,
+    POST_NORM2,
     LAYER_TENSORS
 } LayerTensor;
 // clang-format on
@@ -49,6 +52,8 @@ typedef struct {
     int post_norms;           // norms after attention and MLP, before the residual addition
     int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
     int gated_attention;      // attention gates its output, by half of q_proj
+    RouterKind router;        // layers may have experts
+    int shared_scale;         // the shared expert is scaled by a logistic function of the token
     int same_windows;         // sliding_window applies to all layers
     int interleaved;          // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;           // rotary positions cannot be scaled
@@ -68,10 +73,12 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
     "mlp.down_proj.weight", "mlp.down_proj.bias"
 #define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
+#define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 #define LLAMA_LAYER_NAMES {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL,                     \
-    "post_attention_layernorm.weight", NULL, MLP_NAMES, NULL}
+    "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, NULL}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
-    MLP_NAMES, "post_feedforward_layernorm.weight"}
+    MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
 // Names of all families but GPT-2, which differ in those of a layer's tensors.
 #define TENSOR_NAMES(...) .layer_prefix = "model.layers.%zu.", .layer_names = __VA_ARGS__, .model_names =              \
     {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
@@ -86,7 +93,7 @@ static const Family families[] = {
      .layer_prefix = "transformer.h.%zu.", .layer_names =
      {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
       "attn.c_proj.weight", "attn.c_proj.bias", NO_LINEAR_NAMES, NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
-      NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NULL},
+      NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NO_EXPERT_NAMES, NULL},
      .model_names =
      {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
       "lm_head.weight"}},
@@ -135,7 +142,7 @@ static const Family families[] = {
      .post_norms = 1, .scaled_embeddings = 1,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
-      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "post_feedforward_layernorm.weight"})},
+      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"})},
     {.name = "qwen3_5", .model_type = "qwen3_5_text", .architecture = "Qwen3_5ForCausalLM",
      .defaults =
      "vocab_size=248320,hidden_size=4096,intermediate_size=12288,num_hidden_layers=32,num_attention_heads=16,"
@@ -148,7 +155,7 @@ static const Family families[] = {
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",
       "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",
       "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight", NULL,
-      "post_attention_layernorm.weight", NULL, MLP_NAMES, NULL})},
+      "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, NULL})},
     {.name = "smollm3", .model_type = "smollm3", .architecture = "SmolLM3ForCausalLM",
      .defaults =
      "vocab_size=128256,hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
@@ -181,7 +188,7 @@ static const Family families[] = {
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, "self_attn.qkv_proj.weight", NULL, NULL, NULL, NULL, NULL, NULL, NULL,
       "self_attn.o_proj.weight", NULL, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES,
-      NULL})},
+      NO_EXPERT_NAMES, NULL})},
     {.name = "glm4", .model_type = "glm4", .architecture = "Glm4ForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=13696,num_hidden_layers=40,num_attention_heads=32,"
@@ -191,7 +198,18 @@ static const Family families[] = {
      .interleaved = 1,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_self_attn_layernorm.weight",
-      "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, "post_mlp_layernorm.weight"})},
+      "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, NO_EXPERT_NAMES, "post_mlp_layernorm.weight"})},
+    {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
+     .defaults =
+     "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"
+     "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
+     "initializer_range=0.02,num_experts=128,num_experts_per_tok=8,moe_intermediate_size=768,norm_topk_prob=false,"
+     "decoder_sparse_step=1,mlp_only_layers=none,router_aux_loss_coef=0.001",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .head_dim_follows = 1, .router = ROUTER_SOFTMAX,
+     TENSOR_NAMES(
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
+      MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL})},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))

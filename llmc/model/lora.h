@@ -74,7 +74,7 @@ static void lora_outer_name(const Family *family, ModelTensor tensor, char name[
 
 // Tells whether the layer has the i-th module; layers of another kind may lack it.
 static int lora_layer_has(const Config *c, size_t layer, size_t i) {
-    return layer_tensor_shape(c, layer_is_linear(c, layer), lora_tensors[lora_module_at(c->family, i)]).rows != 0;
+    return layer_tensor_shape(c, layer_form(c, layer), lora_tensors[lora_module_at(c->family, i)]).rows != 0;
 }
 
 // Tells whether target[length] names the module: its whole name, or the end of it after a dot.
@@ -142,8 +142,8 @@ static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, 
 // Adds A and B of a layer's module whose first tensor is lora_tensors[t]. begin: the layer's offset in the table
 static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraModule m, size_t t, size_t begin) {
     const Config *c = &lora->table.config;
-    const int linear = layer_is_linear(c, layer);
-    const size_t in = layer_tensor_shape(c, linear, lora_tensors[t]).cols;
+    const unsigned form = layer_form(c, layer);
+    const size_t in = layer_tensor_shape(c, form, lora_tensors[t]).cols;
     const size_t a = lora->table.elements - begin, b = a + m.rank * in;
     size_t rows = 0;
     char prefix[64];
@@ -151,11 +151,11 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
     do {
         LoraPart *part = lora_part(lora, layer, lora_tensors[t]);
         part->a = a, part->b = b + rows * m.rank;
-        part->columns = layer_tensor_shape(c, linear, lora_tensors[t]).rows;
+        part->columns = layer_tensor_shape(c, form, lora_tensors[t]).rows;
         part->rank = m.rank, part->scale = lora_scale(lora, m);
         rows += part->columns;
     } while (++t < LORA_TENSORS && !c->family->layer_names[lora_tensors[t]] &&
-             layer_tensor_shape(c, linear, lora_tensors[t]).rows);
+             layer_tensor_shape(c, form, lora_tensors[t]).rows);
     lora_add_matrix(lora, prefix, module, 'A', m.rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
 }
@@ -199,7 +199,7 @@ static size_t lora_first_like(const Lora *lora, size_t l) {
     const Config *c = &lora->table.config;
     size_t first = 0;
     while (
-        layer_kind(c, first) != layer_kind(c, l) ||
+        layer_kind(c, first) != layer_kind(c, l) || layer_form(c, first) != layer_form(c, l) ||
         (lora->each && memcmp(lora_part(lora, first, 0), lora_part(lora, l, 0), LAYER_TENSORS * sizeof(LoraPart)) != 0))
         first++;
     return first;
@@ -215,7 +215,8 @@ static void lora_build(Lora *lora, const Model *model) {
     memset(table, 0, sizeof(*table));
     table->config = *c, table->dtype = model->dtype;
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
-    for (size_t t = 0; t < 2 * LAYER_TENSORS; t++) table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
+    for (size_t t = 0; t < LAYER_FORMS * LAYER_TENSORS; t++)
+        table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
     table->parameters =
         (Parameter *)checked_calloc(2 * LORA_TENSORS * L + 4, sizeof(Parameter), "the table of adapters");
     lora->part = (LoraPart *)checked_calloc(L * LAYER_TENSORS, sizeof(LoraPart), "the table of adapters");

@@ -14,7 +14,10 @@ transposed).
 #include "llmc/ranks/dist.h"
 #include "llmc/ranks/world.h"
 
-typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_BIAS, ROLE_NORM, ROLE_CONV, ROLE_DECAY } TensorRole;
+// ROUTER: a linear layer that is never in 4 bits
+typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_ROUTER, ROLE_BIAS, ROLE_NORM, ROLE_CONV, ROLE_DECAY } TensorRole;
+
+static int is_product(TensorRole role) { return role == ROLE_LINEAR || role == ROLE_ROUTER; }
 
 #define ABSENT SIZE_MAX
 
@@ -22,6 +25,7 @@ typedef struct {
     char name[160]; // as in transformers' named_parameters()
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
+    size_t experts;    // not 0: the matrices of so many experts, [experts, rows / experts, cols]
     int transposed;    // [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
     int ones;          // initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;   // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
@@ -36,13 +40,14 @@ typedef struct {
     size_t elements; // elements of the whole model
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
-    size_t layer_offset[2][LAYER_TENSORS]; // within a layer of attention [0], of linear attention [1]
+    size_t layer_offset[LAYER_FORMS][LAYER_TENSORS]; // within a layer of each form
+    float *router_bias; // host [layers with experts, E], fp32 in files: the choice of experts adds it; NULL: none
     size_t *layer_starts; // [num_hidden_layers + 1] first element of each layer, and the end of the last
 } Model;
 
 // Returns the offsets of a layer's tensors within it.
 static const size_t *layer_offsets(const Model *table, size_t l) {
-    return table->layer_offset[layer_is_linear(&table->config, l)];
+    return table->layer_offset[layer_form(&table->config, l)];
 }
 
 static size_t elements_of_layer(const Model *table, size_t l) {
@@ -67,7 +72,7 @@ static int parameter_decays(const Parameter *parameter) { return parameter->cols
 // ---- shapes of one layer's tensors ---------------------------------------------------------------------------------
 typedef struct {
     TensorRole role;
-    size_t rows, cols;
+    size_t rows, cols, experts; // Parameter.experts
 } TensorShape;
 
 // Returns the channels of linear attention's convolution: queries, keys, values
@@ -75,8 +80,8 @@ static size_t linear_channels(const Config *c) {
     return 2 * c->linear_num_key_heads * c->linear_key_head_dim + c->linear_num_value_heads * c->linear_value_head_dim;
 }
 
-// Returns the shape of a tensor in a layer of attention or linear attention; rows 0: it has none.
-static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor tensor) {
+// Returns the shape of a tensor in a layer of this form (layer_form); rows 0: it has none.
+static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTensor tensor) {
     const Family *family = c->family;
     const size_t C = c->hidden_size, q = c->num_attention_heads * c->head_dim;
     const size_t FF = c->intermediate_size, kv = c->num_key_value_heads * c->head_dim;
@@ -87,26 +92,34 @@ static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor t
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
-    if (linear ? tensor >= Q_WEIGHT && tensor <= O_BIAS : tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT) {
-        const TensorShape none = {ROLE_LINEAR, 0, 0};
+    const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
+    const int attention = tensor >= Q_WEIGHT && tensor <= O_BIAS, linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
+    const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS;
+    const int experts = tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN;
+    if ((form & FORM_LINEAR ? attention : linear) || (form & FORM_EXPERTS ? dense : experts)) {
+        const TensorShape none = {ROLE_LINEAR, 0, 0, 0};
         return none;
     }
     // clang-format off
     const TensorShape shapes[LAYER_TENSORS] = {
-        {ROLE_NORM, pre_norm, 0}, {ROLE_BIAS, layer_norm, 0},
-        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
-        {ROLE_BIAS, (family->gated_attention ? 2 * q : q) * qkv_bias, 0},
-        {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
-        {ROLE_NORM, whole ? q : head_norm, 0}, {ROLE_NORM, whole ? kv : head_norm, 0},
-        {ROLE_LINEAR, C, q}, {ROLE_BIAS, C * o_bias, 0},
-        {ROLE_LINEAR, W, C}, {ROLE_LINEAR, values, C}, {ROLE_LINEAR, HV, C}, {ROLE_LINEAR, HV, C},
-        {ROLE_CONV, W, c->linear_conv_kernel_dim}, {ROLE_BIAS, HV, 0}, {ROLE_DECAY, HV, 0},
-        {ROLE_NORM, c->linear_value_head_dim, 0}, {ROLE_LINEAR, C, values},
-        {ROLE_NORM, post_norm, 0},
-        {ROLE_NORM, pre_norm, 0}, {ROLE_BIAS, layer_norm, 0},
-        {ROLE_LINEAR, FF, C}, {ROLE_LINEAR, gated, C},
-        {ROLE_BIAS, FF * mlp_bias, 0}, {ROLE_BIAS, gated * mlp_bias, 0},
-        {ROLE_LINEAR, C, FF}, {ROLE_BIAS, C * mlp_bias, 0}, {ROLE_NORM, post_norm, 0},
+        {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
+        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C, 0}, {ROLE_LINEAR, kv, C, 0}, {ROLE_LINEAR, kv, C, 0},
+        {ROLE_BIAS, (family->gated_attention ? 2 * q : q) * qkv_bias, 0, 0},
+        {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, kv * qkv_bias, 0, 0},
+        {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole ? kv : head_norm, 0, 0},
+        {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
+        {ROLE_LINEAR, W, C, 0}, {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
+        {ROLE_CONV, W, c->linear_conv_kernel_dim, 0}, {ROLE_BIAS, HV, 0, 0}, {ROLE_DECAY, HV, 0, 0},
+        {ROLE_NORM, c->linear_value_head_dim, 0, 0}, {ROLE_LINEAR, C, values, 0},
+        {ROLE_NORM, post_norm, 0, 0},
+        {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
+        {ROLE_LINEAR, FF, C, 0}, {ROLE_LINEAR, gated, C, 0},
+        {ROLE_BIAS, FF * mlp_bias, 0, 0}, {ROLE_BIAS, gated * mlp_bias, 0, 0},
+        {ROLE_LINEAR, C, FF, 0}, {ROLE_BIAS, C * mlp_bias, 0, 0},
+        {ROLE_ROUTER, E, C, 0}, {ROLE_ROUTER, family->shared_scale && shared ? 1 : 0, C, 0},
+        {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared ? C : 0, shared, 0},
+        {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
+        {ROLE_NORM, post_norm, 0, 0},
     };
     // clang-format on
     return shapes[tensor];
@@ -115,11 +128,11 @@ static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor t
 static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
     const size_t C = c->hidden_size, V = c->vocab_size;
     const TensorShape shapes[MODEL_TENSORS] = {
-        {ROLE_EMBEDDING, V, C},
-        {ROLE_EMBEDDING, c->family->learned_positions ? c->max_position_embeddings : 0, C},
-        {ROLE_NORM, C, 0},
-        {ROLE_BIAS, c->family->norm == NORM_LAYER ? C : 0, 0},
-        {ROLE_LINEAR, c->tie_word_embeddings ? 0 : V, C},
+        {ROLE_EMBEDDING, V, C, 0},
+        {ROLE_EMBEDDING, c->family->learned_positions ? c->max_position_embeddings : 0, C, 0},
+        {ROLE_NORM, C, 0, 0},
+        {ROLE_BIAS, c->family->norm == NORM_LAYER ? C : 0, 0, 0},
+        {ROLE_LINEAR, c->tie_word_embeddings ? 0 : V, C, 0},
     };
     return shapes[tensor];
 }
@@ -136,7 +149,7 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
         memset(parameter, 0, sizeof(*parameter));
         snprintf(parameter->name, sizeof(parameter->name), "%s%s", prefix, name);
         parameter->role = shape.role;
-        parameter->rows = shape.rows, parameter->cols = shape.cols;
+        parameter->rows = shape.rows, parameter->cols = shape.cols, parameter->experts = shape.experts;
         parameter->transposed = c->family->conv1d && shape.role == ROLE_LINEAR && *prefix;
         parameter->ones =
             tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
@@ -158,13 +171,18 @@ static void model_add_outer(Model *model, ModelTensor tensor) {
 static void model_add_layer(Model *model, size_t layer) {
     char prefix[64];
     const size_t begin = model->layer_starts[layer] = model->elements;
-    const int linear = layer_is_linear(&model->config, layer);
+    const unsigned form = layer_form(&model->config, layer);
     snprintf(prefix, sizeof(prefix), model->config.family->layer_prefix, layer);
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
-        TensorShape shape = layer_tensor_shape(&model->config, linear, (LayerTensor)tensor);
-        model->layer_offset[linear][tensor] = shape.rows ? model->elements - begin : ABSENT;
+        TensorShape shape = layer_tensor_shape(&model->config, form, (LayerTensor)tensor);
+        model->layer_offset[form][tensor] = shape.rows ? model->elements - begin : ABSENT;
         if (shape.rows) model_add(model, prefix, model->config.family->layer_names[tensor], shape, tensor);
     }
+}
+
+// Counts the elements of router_bias.
+static size_t model_router_biases(const Model *model) {
+    return expert_layers_before(&model->config, model->config.num_hidden_layers) * model->config.num_experts;
 }
 
 // Builds the table; the caller frees it with model_free. No weights are touched.
@@ -183,12 +201,15 @@ static Model model_build(const Config *config, DType dtype) {
     model_add_outer(&model, FINAL_NORM_WEIGHT);
     model_add_outer(&model, FINAL_NORM_BIAS);
     model_add_outer(&model, LM_HEAD);
+    if (config->family->router == ROUTER_SIGMOID)
+        model.router_bias = (float *)checked_calloc(max_size(model_router_biases(&model), 1), sizeof(float),
+                                                    "biases of routers");
     return model;
 }
 
 static void model_free(Model *model) {
-    free(model->parameters), free(model->layer_starts);
-    model->parameters = NULL, model->layer_starts = NULL;
+    free(model->parameters), free(model->layer_starts), free(model->router_bias);
+    model->parameters = NULL, model->layer_starts = NULL, model->router_bias = NULL;
 }
 
 // Copies the table; the caller frees it.
@@ -200,6 +221,11 @@ static Model model_copy(const Model *model) {
     if (model->parameter_count) memcpy(copy.parameters, model->parameters, model->parameter_count * sizeof(Parameter));
     copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
     memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
+    if (model->router_bias) {
+        const size_t count = model_router_biases(model);
+        copy.router_bias = (float *)checked_calloc(max_size(count, 1), sizeof(float), "biases of routers");
+        if (count) memcpy(copy.router_bias, model->router_bias, count * sizeof(float));
+    }
     return copy;
 }
 

@@ -83,4 +83,8 @@ static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t 
     return (max_size(forward, own + (cut.workspace ? backward : 0)) + 3) / floats;
 }
 
+// Experts: parts of the sums of router_count; rows of each expert in each block of tokens
+static size_t cuda_router_count_scratch(size_t n, size_t E) { return (n / 256 + 1) * 2 * (E + 1) * 2; }
+static size_t cuda_route_sort_scratch(size_t n, size_t k, size_t E) { return (n * k / 1024 + 1) * (E + 1); }
+
 #endif

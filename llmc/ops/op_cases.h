@@ -485,6 +485,7 @@ static void case_adamw(const OpShape *s) {
 }
 
 #include "op_cases_linear.h"
+#include "op_cases_experts.h"
 
 static const struct {
     const char *name;

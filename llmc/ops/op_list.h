@@ -360,6 +360,104 @@ OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in
    TENSOR(in, n * activation_width(kind, FF), STORED)
    COUNT(dry_move(n * (FF + 2 * activation_width(kind, FF)), STORED)))
 
+// ---- experts: struct RouterShape, R = n k rows of (token, slot) -----------------------------------------------------
+// logits[n,E] = (or += with accumulate) x[n,C] weight[E,C]^T, in Summed
+OP(void, router_logits, (Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
+                         int accumulate),
+   (logits, x, weight, n, C, E, accumulate),
+   TENSOR(logits, n * E, SUMMED) TENSOR(x, n * C, STORED) TENSOR(weight, E * C, STORED)
+   COUNT(dry_product(n, C, E, STORED)))
+// route[n,k]: each token's experts, by falling score; of equal scores the lower index; NaN counts as the lowest. bias[E]
+// (may be NULL) is added to the scores for the choice. keep: routes whose first entry is not NO_EXPERT stay
+OP(void, router_choose, (uint16_t *route, const Summed *logits, const float *bias, size_t n, const RouterShape *shape,
+                         int keep),
+   (route, logits, bias, n, shape, keep),
+   TENSOR(route, n * shape->k, sizeof(uint16_t)) TENSOR(logits, n * shape->E, SUMMED)
+   TENSOR(bias, shape->E, sizeof(float)) COUNT(dry_move(n * shape->E, SUMMED)))
+// weight[n,k] of each token's experts, by its logits. route NULL: all experts in their order, k = E
+OP(void, router_weights, (Summed *weight, const Summed *logits, const uint16_t *route, size_t n,
+                          const RouterShape *shape),
+   (weight, logits, route, n, shape),
+   TENSOR(weight, n * shape->k, SUMMED) TENSOR(logits, n * shape->E, SUMMED)
+   TENSOR(route, n * shape->k, sizeof(uint16_t)) COUNT(dry_move(n * (shape->E + shape->k), SUMMED)))
+// dlogits[n,E] = the gradient through the weights, dweight[n,k], and of two losses, with p = softmax(z) of a token:
+// p_e (balance_e - sum_j p_j balance_j) for balance[E] (may be NULL), and z 2 log(sum_j exp z_j) p_e
+OP(void, router_backward, (Stored *dlogits, const Summed *dweight, const Summed *logits, const uint16_t *route,
+                           const Summed *balance, double z, size_t n, const RouterShape *shape),
+   (dlogits, dweight, logits, route, balance, z, n, shape),
+   TENSOR(dlogits, n * shape->E, STORED) TENSOR(dweight, n * shape->k, SUMMED) TENSOR(logits, n * shape->E, SUMMED)
+   TENSOR(route, n * shape->k, sizeof(uint16_t)) TENSOR(balance, shape->E, SUMMED)
+   COUNT(dry_move(2 * n * shape->E, SUMMED)))
+// count[E] += rows of each expert. sums[E + 1] += the tokens' softmax(z), and at E their squares of log(sum_j exp z_j);
+// sums may be NULL
+OP(void, router_count, (int64_t *count, double *sums, const Summed *logits, const uint16_t *route, size_t n,
+                        const RouterShape *shape, Summed *scratch),
+   (count, sums, logits, route, n, shape, scratch),
+   TENSOR(count, shape->E, sizeof(int64_t)) TENSOR(sums, shape->E + 1, sizeof(double))
+   TENSOR(logits, n * shape->E, SUMMED) TENSOR(route, n * shape->k, sizeof(uint16_t))
+   TENSOR(scratch, OPS->router_count_scratch(n, shape->E), SUMMED) COUNT(dry_move(n * shape->E, SUMMED)))
+OP_SCRATCH(router_count_scratch, (size_t n, size_t E), (n, E))
+// Sorts rows by expert, then by token: rows first[e] .. first[e + 1] are expert e's, first[E + 1]. source[R]: token * k +
+// slot of a sorted row; place[n,k]: the sorted row of a token's slot
+OP(void, route_sort, (int32_t *first, int32_t *source, int32_t *place, const uint16_t *route, size_t n, size_t k,
+                      size_t E, Summed *scratch),
+   (first, source, place, route, n, k, E, scratch),
+   TENSOR(first, E + 1, sizeof(int32_t)) TENSOR(source, n * k, sizeof(int32_t)) TENSOR(place, n * k, sizeof(int32_t))
+   TENSOR(route, n * k, sizeof(uint16_t)) TENSOR(scratch, OPS->route_sort_scratch(n, k, E), SUMMED)
+   COUNT(dry_move(3 * n * k, sizeof(int32_t))))
+OP_SCRATCH(route_sort_scratch, (size_t n, size_t k, size_t E), (n, k, E))
+// out[R,width] = x[n,width] of the sorted rows' tokens
+OP(void, route_gather, (Stored *out, const Stored *x, const int32_t *source, size_t n, size_t k, size_t width),
+   (out, x, source, n, k, width),
+   TENSOR(out, n * k * width, STORED) TENSOR(x, n * width, STORED) TENSOR(source, n * k, sizeof(int32_t))
+   COUNT(dry_move(2 * n * k * width, STORED)))
+// out[n,width] = (residual[n,width] +) the sum over a token's slots, in their order, of rows[R,width]; residual may be
+// NULL or out
+OP(void, route_combine, (Stored *out, const Stored *rows, const int32_t *place, const Stored *residual, size_t n,
+                         size_t k, size_t width),
+   (out, rows, place, residual, n, k, width),
+   TENSOR(out, n * width, STORED) TENSOR(rows, n * k * width, STORED) TENSOR(place, n * k, sizeof(int32_t))
+   TENSOR(residual, n * width, STORED) COUNT(dry_move(n * (k + 2) * width, STORED)))
+// out[i,width] = weight[source[i]] x[i,width] for rows i; source NULL: weight[i]. out may be x
+OP(void, route_weigh, (Stored *out, const Stored *x, const Summed *weight, const int32_t *source, size_t rows,
+                       size_t width),
+   (out, x, weight, source, rows, width),
+   TENSOR(out, rows * width, STORED) TENSOR(x, rows * width, STORED) TENSOR(weight, rows, SUMMED)
+   TENSOR(source, rows, sizeof(int32_t)) COUNT(dry_move(2 * rows * width, STORED)))
+// dweight[source[i]] = dout[i] x[i]; dx[i] = weight[source[i]] dout[i], may be dout; x[i] becomes weight[source[i]] x[i]
+OP(void, route_weigh_backward, (Summed *dweight, Stored *dx, Stored *x, const Stored *dout, const Summed *weight,
+                                const int32_t *source, size_t rows, size_t width),
+   (dweight, dx, x, dout, weight, source, rows, width),
+   TENSOR(dweight, rows, SUMMED) TENSOR(dx, rows * width, STORED) TENSOR(x, rows * width, STORED)
+   TENSOR(dout, rows * width, STORED) TENSOR(weight, rows, SUMMED) TENSOR(source, rows, sizeof(int32_t))
+   COUNT(dry_move(4 * rows * width, STORED)))
+// Products of sorted rows with their expert's matrix, weight[E,OC,C]; first[E + 1], first[E] = rows.
+// out[rows,OC] = (or += with accumulate) x[rows,C] weight[e]^T
+OP(void, experts_forward, (Stored *out, const Stored *x, const Stored *weight, const int32_t *first, size_t rows,
+                           size_t E, size_t C, size_t OC, int accumulate),
+   (out, x, weight, first, rows, E, C, OC, accumulate),
+   TENSOR(out, rows * OC, STORED) TENSOR(x, rows * C, STORED) TENSOR(weight, E * OC * C, STORED)
+   TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, (double)dry.stored)))
+// The same with weight = the dequantised record of [E * OC,C], whose experts without rows are not read. Meant for few
+// tokens
+OP(void, experts_forward_quantised, (Stored *out, const Stored *x, const void *record, const QuantFormat *format,
+                                     const int32_t *first, size_t rows, size_t E, size_t C, size_t OC),
+   (out, x, record, format, first, rows, E, C, OC),
+   TENSOR(out, rows * OC, STORED) TENSOR(x, rows * C, STORED) TENSOR(record, quant_parts(*format, E * OC * C).bytes, 1)
+   TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, 0.5)))
+// dx[rows,C] = (or += with accumulate) dout[rows,OC] weight[e]
+OP(void, experts_backward_input, (Stored *dx, const Stored *dout, const Stored *weight, const int32_t *first,
+                                  size_t rows, size_t E, size_t C, size_t OC, int accumulate),
+   (dx, dout, weight, first, rows, E, C, OC, accumulate),
+   TENSOR(dx, rows * C, STORED) TENSOR(dout, rows * OC, STORED) TENSOR(weight, E * OC * C, STORED)
+   TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, (double)dry.stored)))
+// dweight[E,OC,C] += dout^T x of each expert's rows
+OP(void, experts_backward_weight, (Summed *dweight, const Stored *dout, const Stored *x, const int32_t *first,
+                                   size_t rows, size_t E, size_t C, size_t OC),
+   (dweight, dout, x, first, rows, E, C, OC),
+   TENSOR(dweight, E * OC * C, SUMMED) TENSOR(dout, rows * OC, STORED) TENSOR(x, rows * C, STORED)
+   TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, 2 * (double)dry.summed)))
+
 // ---- loss head -----------------------------------------------------------------------------------------------------
 // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
 // are overwritten by their gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are

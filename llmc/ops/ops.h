@@ -168,6 +168,21 @@ typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU } Activation
 // Returns the elements of an input row: gate and up, or one of FF.
 static size_t activation_width(ActivationKind kind, size_t FF) { return kind == ACTIVATION_GELU ? FF : 2 * FF; }
 
+// Experts (a mixture): E of them, k for each token. A router gives a token logits z[E], from which follow its k experts
+// and their weights (facts: the models' own code). A route is a token's k experts, in falling order of their scores.
+typedef enum { ROUTER_NONE, ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterKind;
+
+typedef struct {
+    RouterKind kind;    // scores p = softmax(z), or s = 1 / (1 + exp(-z)), whose choice adds a bias to s
+    size_t E, k;        // experts, and those of a token
+    int normalised;     // a token's weights are divided by their sum (sigmoid: + 1e-20)
+    double scale;       // factor of the weights
+    size_t groups, kept; // experts are chosen within the `kept` best of `groups`, by the sum of a group's two best
+} RouterShape;
+
+#define NO_EXPERT 0xffff // in place of a token's first expert: its route is not known
+enum { EXPERTS_MOST = 4096, CHOSEN_MOST = 64 };
+
 typedef struct {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     double gradient_scale; // factor of the gradient, applied first (clipping)

@@ -82,6 +82,11 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry_product_of(n, C, OC, (double)(C * OC * matrix));
 }
 
+// Counts a product of rows with their experts' matrices; matrix: bytes per element. Rows may use all experts.
+static void dry_experts(size_t rows, size_t E, size_t C, size_t OC, double matrix) {
+    dry_product_of(rows, C, OC, (double)min_size(rows, E) * (double)(C * OC) * matrix);
+}
+
 // Kernels of a library call. Forward: its one, and log-sum-exp transposed; backward: its five, and three additions
 static const double library_kernels[2] = {2, 8}; // forward, backward
 

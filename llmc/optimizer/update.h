@@ -115,7 +115,7 @@ static void update_move(Update *u, UpdateSlice s, int in) {
 
 // Layers a and b have the same elements in the table.
 static int update_alike(const Model *table, size_t a, size_t b) {
-    return layer_is_linear(&table->config, a) == layer_is_linear(&table->config, b) &&
+    return layer_form(&table->config, a) == layer_form(&table->config, b) &&
            elements_of_layer(table, a) == elements_of_layer(table, b);
 }
 

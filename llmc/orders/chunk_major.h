@@ -177,12 +177,14 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     sequence_begin(s, batch, Z / factor, PASS_FORWARD);
     grads_hold(&s->memory, last);
     m.chunks = chunks_of_range(s, 0);
+    routes_push(s, s->now.N);
     push_keys_of_all(s, &m);
     push_states_of_all(s, &m);
     s->now.rows = layer_chunk(s);
     push_inputs(s);
     const size_t chunk_mark = arena_mark(s->arena);
     chunk_major_forward(s, &m);
+    routes_balance(s);
 
     s->now.pass = PASS_FORWARD;
     push_kept_activations(s, &kept);

@@ -35,7 +35,7 @@ static void mst_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     for (size_t i = 0; i < mlp_chunk_count(s); i++) {
         const Chunk c = visit(s, mlp_chunk_at(s, i));
         Activations part = mlp_part(s, c, &a);
-        push_mlp_activations(s, &part, c.n);
+        push_mlp_activations(s, l, &part, c.n);
         mlp_forward(s, l, c, w, &part);
         drop(s, &part);
     }

@@ -221,7 +221,7 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     for (size_t i = 0; i < chunk_count(s); i++) {
         const Chunk c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(s, l, c, &r);
-        if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
+        if (!keeps_activations(s)) push_mlp_activations(s, l, &a, c.n);
         attention_output(s, l, c, w, &a);
         mlp_forward(s, l, c, w, &a);
         drop(s, &a);

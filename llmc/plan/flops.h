@@ -45,7 +45,7 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, int line
     for (int t = first; t <= (int)last; t++) {
         const TensorShape shape = layer_tensor_shape(&model->config, linear, (LayerTensor)t);
         const double product = 2 * (double)shape.rows * (double)shape.cols;
-        if (shape.role != ROLE_LINEAR) continue;
+        if (!is_product(shape.role)) continue;
         sum.forward += product;
         sum.backward += lora ? product : 2 * product; // dx, and dW of trained weights
         if (!lora) continue;

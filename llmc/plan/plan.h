@@ -34,6 +34,7 @@ typedef struct {
     size_t cache_tokens;                  // of the longest generated text with its prompt; 0: none
     size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
+    double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: none
     double ridge;                         // DryCount.ridge of the estimated machine; 0: none
     int library;              // LIBRARY_ASKED: attention by a library, for estimates; else as the machine has it
     int gpu;                  // the plan of a GPU, whatever op set is linked
@@ -55,8 +56,10 @@ static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t 
     return (N + count - 1) / count;
 }
 
-// Decides what is fixed for the run; the caller frees it. frequency: device memory, [2] of the kinds of layers
-static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2], size_t longest) {
+// Decides what is fixed for the run; the caller frees it. Device memory: frequency, [2] of the kinds of layers;
+// router_bias
+static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2],
+                               float *router_bias, size_t longest) {
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
     setup->method = settings->method, setup->keep = settings->keep, setup->ring = settings->ring;
     setup->objective = settings->objective;
@@ -65,6 +68,7 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
     setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
+    setup->router_bias = router_bias;
     return setup;
 }
 
@@ -126,7 +130,16 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->setup->objective)) now->host_entropy = checked_calloc(N, sum, "entropies");
     if (S > 1) now->host_gathered = checked_calloc((S + 1) * sequence_share_max(N, S), sum, "gathered values");
-    if (!shapes_of(settings->model).rotary) return;
+    const Shapes d = shapes_of(settings->model);
+    const size_t layers = expert_layers(s);
+    if (layers) {
+        s->routes.host_sums = (double *)checked_calloc(d.router.E + 1, sizeof(double), "sums of the routers");
+        s->routes.host_count = (double *)checked_calloc(layers * d.router.E, sizeof(double), "rows of each expert");
+    }
+    if (s->setup->router_bias)
+        s->ops->copy_in(s->setup->router_bias, settings->model->router_bias,
+                        model_router_biases(settings->model) * sizeof(float));
+    if (!d.rotary) return;
     float *frequency = (float *)checked_calloc(rotary, sizeof(float), "rotary frequencies");
     for (int kind = 0; kind < 2 && s->setup->inverse_frequency[kind]; kind++) {
         rope_frequencies(config, kind, frequency);
@@ -141,7 +154,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
                       Arena arena[PLACES], const Batch *largest) {
     const Config *config = &settings->model->config;
     const int kinds = layers_of_kind(config, LAYER_WINDOW) ? 2 : 1;
-    float *frequency[2] = {NULL, NULL};
+    float *frequency[2] = {NULL, NULL}, *router_bias = NULL;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
     s->model = settings->model, s->ops = ops, s->arena = arena, s->loops = loops_of(settings->method, settings->world);
@@ -152,7 +165,11 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
         frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
             rotary_width(config) / 2, sizeof(float));
-    s->setup = setup_make(settings, ops, frequency, largest->N);
+    if (settings->model->router_bias)
+        router_bias = (float *)arena_push(arena, SHARE_WEIGHTS, "biases of routers",
+                                          model_router_biases(settings->model), sizeof(float));
+    s->setup = setup_make(settings, ops, frequency, router_bias, largest->N);
+    s->routes.coefficient = settings->router_aux_loss, s->routes.z_coefficient = settings->router_z_loss;
     s->memory.visits = config->num_hidden_layers;
     if (settings->method == METHOD_STREAM || method_is_chunk_major(settings->method))
         s->memory.visits *= largest->N / world_sp(settings->world) / s->setup->chunk + 1;
@@ -165,6 +182,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
 
 static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
+    free(s->routes.host_sums), free(s->routes.host_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
     free((void *)s->setup);
 }
@@ -201,7 +219,9 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     double parameters = (double)(d.V * d.C), adapters = lora ? (double)(lora->table.elements - lora_copied(lora)) : 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
+        const double share = p->experts ? (double)d.router.k / (double)p->experts : 1; // of the rows that a token uses
+        if (is_product(p->role) && p->offset != model_head_offset(model))
+            parameters += share * (double)(p->rows * p->cols);
     }
     if (lora) adapters -= (double)(d.V * lora->outer[EMBEDDING].rank); // a token reads one row of A
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;

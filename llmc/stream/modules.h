@@ -29,6 +29,12 @@ static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     case O_WEIGHT: linear.bias = O_BIAS, linear.in = d.Q, linear.out = d.C; break;
     case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d.H, linear.last = UP_WEIGHT; break; // one product of both
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d.FF, linear.out = d.C; break;
+    case ROUTER_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = d.router.E; break;
+    case SHARED_SCALE_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = 1; break;
+    case SHARED_GATE_WEIGHT:
+        linear.bias = LAYER_TENSORS, linear.out = 2 * d.shared, linear.last = SHARED_UP_WEIGHT;
+        break;
+    case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d.shared, linear.out = d.C; break;
     case IN_QKV_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = d.E, linear.last = IN_A_WEIGHT; break;
     case OUT_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d.DVs, linear.out = d.C; break;
     default: break;
@@ -38,11 +44,11 @@ static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
 }
 
 // Returns the product with tensors first .. last alone, whose output is their columns.
-static Linear linear_part(const StreamBP *s, LayerTensor product, int is_linear, LayerTensor first, LayerTensor last) {
+static Linear linear_part(const StreamBP *s, LayerTensor product, unsigned form, LayerTensor first, LayerTensor last) {
     Linear linear = linear_of(s, product);
     linear.weight = first, linear.last = last, linear.out = 0;
     for (int t = first; t <= (int)last; t++)
-        linear.out += layer_tensor_shape(&s->model->config, is_linear, (LayerTensor)t).rows;
+        linear.out += layer_tensor_shape(&s->model->config, form, (LayerTensor)t).rows;
     return linear;
 }
 
@@ -57,7 +63,7 @@ enum { ADAPTERS_MOST = 4 };
 
 // Finds the adapters of a product; returns their number.
 static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
-    const int is_linear = layer_is_linear(&s->model->config, l);
+    const unsigned form = layer_form(&s->model->config, l);
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
     if (!w.adapters) return 0;
@@ -71,7 +77,7 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
             adapter[count++].seed = random_bits(s->now.dropout_seed, RANDOM_STREAM_DROPOUT,
                                                 group_begin(&s->memory.lora->table, l) + part->a);
         }
-        column += layer_tensor_shape(&s->model->config, is_linear, (LayerTensor)tensor).rows;
+        column += layer_tensor_shape(&s->model->config, form, (LayerTensor)tensor).rows;
     }
     return count;
 }
@@ -170,11 +176,11 @@ static void matrix_forward(const StreamBP *s, GroupWeights w, size_t offset, con
 // Runs a linear layer without its adapters: one product, or with matrices in 4 bits one for each tensor.
 static void product_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
                             const Stored *x, const Stored *residual) {
-    const int is_linear = layer_is_linear(&s->model->config, l);
+    const unsigned form = layer_form(&s->model->config, l);
     const Stored *bias = weight_of(s, w, linear.bias);
     size_t rows = linear.out;
     for (size_t t = linear.weight, column = 0; column < linear.out; t++, column += rows) {
-        if (w.stored) rows = layer_tensor_shape(&s->model->config, is_linear, (LayerTensor)t).rows;
+        if (w.stored) rows = layer_tensor_shape(&s->model->config, form, (LayerTensor)t).rows;
         matrix_forward(s, w, w.offset[t], weight_of(s, w, (LayerTensor)t), stored_row(s, out, column, 1), x,
                        bias ? stored_row(s, (Stored *)bias, column, 1) : NULL,
                        residual ? stored_row(s, (Stored *)residual, column, 1) : NULL, c.n, linear.in, rows,

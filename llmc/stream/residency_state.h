@@ -127,7 +127,7 @@ static size_t layer_like(const Residency *r, size_t l) {
     const Config *c = &r->model->config;
     size_t first = 0;
     if (r->lora) return r->lora->like[l];
-    while (layer_kind(c, first) != layer_kind(c, l)) first++;
+    while (layer_kind(c, first) != layer_kind(c, l) || layer_form(c, first) != layer_form(c, l)) first++;
     return first;
 }
 

@@ -11,8 +11,7 @@ those of the whole sequence: ranks that share it copy their own tokens' values a
 */
 #ifndef LLMC_SEQUENCE_H
 #define LLMC_SEQUENCE_H
-#include "llmc/ranks/dist.h"
-#include "state.h"
+#include "routes.h"
 
 typedef struct {
     size_t row, n;     // rows [row, row + n) of inputs and activations
@@ -274,10 +273,11 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     if (objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
-// Collects log-probabilities and entropies of the whole sequence on the host.
-static void sequence_end(const StreamBP *s) {
+// Collects log-probabilities and entropies of the whole sequence on the host, and what backward needs of its routes.
+static void sequence_end(StreamBP *s) {
     host_collect(s, s->now.host_sums, s->now.logp);
     if (s->now.entropy) host_collect(s, s->now.host_entropy, s->now.entropy);
+    if (s->now.pass == PASS_FORWARD) routes_balance(s);
 }
 
 // Computes dL/dlogp of chunk c's targets from their log-probabilities alone.
@@ -293,6 +293,7 @@ static void sequence_chunk_weights(const StreamBP *s, Chunk c) {
 
 static double sequence_loss(const StreamBP *s, Metrics *metrics) {
     if (s->setup->dry) return 0;
+    routes_metrics(s, metrics);
     return objective_loss(&s->setup->objective, s->now.batch, s->now.Z, s->now.host_sums,
                           s->now.entropy ? s->now.host_entropy : NULL, dtype_of_sums(s->model->dtype), metrics);
 }

@@ -100,6 +100,19 @@ typedef struct {
     PageSlot slot[2];
 } SavedAttention;
 
+// Experts: the routes of tokens and what the losses of the routers need of them (routes.h)
+typedef struct {
+    uint16_t *route;     // [layers with experts,rows,k] of the sequence; NULL: no layer has experts
+    size_t rows;         // tokens of a layer in it
+    int64_t *count;      // [layers with experts,E] rows of each expert
+    double *sums;        // [E + 1] of router_count, over all layers
+    Summed *balance;     // [E] of router_backward; NULL: no loss balances the experts
+    double z;            // of router_backward
+    double coefficient, z_coefficient; // of the losses; 0: not computed
+    double micro_batches;              // of a step, which the losses are divided by
+    double *host_sums, *host_count;    // host [E + 1], [layers with experts,E]: of the last sequence
+} Routes;
+
 // Layer inputs (inputs.h)
 typedef struct {
     Stored *kept;               // [kept layers + restored ones,rows,C] at home; NULL in FORWARD_ONLY
@@ -119,6 +132,7 @@ typedef struct {
     int every_chunk;            // but every chunk if an estimate needs each one's attention calls
     Objective objective;
     float *inverse_frequency[2]; // [HD/2] of full-attention layers, of those with a window; device
+    float *router_bias;          // [layers with experts,E] device; NULL: none
 } Setup;
 
 // The current sequence
@@ -158,6 +172,7 @@ struct StreamBP {
     RangeStates ranges;
     Inputs inputs;
     SavedAttention saved;
+    Routes routes;
     Activations *kept; // method full, chunk-major: of all layers
 };
 
@@ -168,13 +183,21 @@ typedef struct {
     // linear attention: heads, elements of a head, convolution channels, DVs = HV*DV, E = width of q|k|v|z|b|a
     size_t HK, HV, DK, DV, W, DVs, E, taps;
     size_t S, columns;     // elements of a state: the delta rule's, the convolution's
+    RouterShape router;
+    size_t I, shared;      // width of an expert, of the shared one
     size_t logits_stride;  // elements from row to row of logits
     size_t stored, summed; // bytes of an element
     ActivationKind activation;
     QkNorm qk_norm;
-    int gated, rotary, pre_norms, post_norms, gated_attention;
+    int gated, rotary, pre_norms, post_norms, gated_attention, shared_scale;
     double embedding_scale;
 } Shapes;
+
+static RouterShape router_of(const Config *c) {
+    const RouterShape shape = {c->family->router, c->num_experts, c->num_experts_per_tok, c->norm_topk_prob,
+                               c->routed_scaling_factor, c->n_group, c->topk_group};
+    return shape;
+}
 
 static Shapes shapes_of(const Model *model) {
     const Config *c = &model->config;
@@ -182,11 +205,12 @@ static Shapes shapes_of(const Model *model) {
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
     s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width(c);
-    s.gated_attention = c->family->gated_attention;
+    s.gated_attention = c->family->gated_attention, s.shared_scale = c->family->shared_scale;
     s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
     s.W = linear_channels(c), s.DVs = s.HV * s.DV, s.E = s.W + s.DVs + 2 * s.HV;
     s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
+    s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;
     s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
     s.activation = c->family->activation, s.gated = s.activation != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;

@@ -24,6 +24,7 @@ per precision (precision.h) and linked to the driver.
 #include "gated_norm.h" // linear attention: the gated norm
 #include "scan.h"       // linear attention: states between ranks
 #include "activation.h" // SwiGLU, GeGLU, GELU
+#include "experts.h"    // mixtures of experts
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "draw.h"       // tokens drawn from logits
 #include "dequantise.h" // matrices in 4 bits

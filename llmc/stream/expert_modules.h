@@ -1,0 +1,125 @@
+/*
+The products of experts as layer/experts.h uses them, with their adapters and matrices in 4 bits; and a router's logits.
+The adapter of a stack of matrices has A [E,r,in] and B [E,out,r] in memory; its products are those of experts, too. It
+has no dropout, as in PEFT.
+*/
+#ifndef LLMC_EXPERT_MODULES_H
+#define LLMC_EXPERT_MODULES_H
+#include "modules.h"
+
+// Rows in the order of experts
+typedef struct {
+    int32_t *first;  // [E + 1] rows first[e] .. first[e + 1] are expert e's
+    int32_t *source; // [count] token * k + slot
+    size_t count;
+} ExpertRows;
+
+// A stack of matrices [E,out,in], and its adapter or NULL
+typedef struct {
+    size_t in, out;
+    const LoraPart *part;
+    const Stored *a, *b;
+} Stack;
+
+static Stack stack_of(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor) {
+    const Shapes d = shapes_of(s->model);
+    const int down = tensor == EXPERTS_DOWN;
+    Stack stack = {down ? d.I : d.C, down ? d.C : 2 * d.I, NULL, NULL, NULL};
+    const LoraPart *part = w.adapters ? lora_part(s->memory.lora, l, tensor) : NULL;
+    if (!part || part->a == ABSENT) return stack;
+    stack.part = part;
+    stack.a = (const Stored *)at(w.adapters, part->a, d.stored);
+    stack.b = (const Stored *)at(w.adapters, part->b, d.stored);
+    return stack;
+}
+
+// out[R,r] = scale * x[R,in] A^T, pushed
+static Stored *stack_narrow(const StreamBP *s, const Stack *stack, ExpertRows rows, const Stored *x) {
+    const size_t E = shapes_of(s->model).router.E, rank = stack->part->rank;
+    Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", rows.count * rank);
+    s->ops->experts_forward(h, x, stack->a, rows.first, rows.count, E, stack->in, rank, 0);
+    if (stack->part->scale != 1) s->ops->scale(h, s->model->dtype, stack->part->scale, rows.count * rank);
+    return h;
+}
+
+// out[R,out] = x[R,in] W[e]^T, with the adapter
+static void expert_forward(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
+                           Stored *out, const Stored *x) {
+    const size_t E = shapes_of(s->model).router.E, mark = arena_mark(s->arena);
+    const Stack stack = stack_of(s, l, w, tensor);
+    const CodedMatrix m = coded_matrix(&s->memory, w, w.offset[tensor]);
+    if (m.record)
+        s->ops->experts_forward_quantised(out, x, m.record, m.format, rows.first, rows.count, E, stack.in, stack.out);
+    else
+        s->ops->experts_forward(out, x, weight_of(s, w, tensor), rows.first, rows.count, E, stack.in, stack.out, 0);
+    if (stack.part)
+        s->ops->experts_forward(out, stack_narrow(s, &stack, rows, x), stack.b, rows.first, rows.count, E,
+                                stack.part->rank, stack.out, 1);
+    arena_pop(s->arena, mark);
+}
+
+// Returns dh[R,r] = scale * dout[R,out] B, pushed; NULL without an adapter
+static Stored *expert_backward_narrow(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
+                                      const Stored *dout) {
+    const Stack stack = stack_of(s, l, w, tensor);
+    if (!stack.part) return NULL;
+    const size_t E = shapes_of(s->model).router.E, rank = stack.part->rank;
+    Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", rows.count * rank);
+    s->ops->experts_backward_input(dh, dout, stack.b, rows.first, rows.count, E, rank, stack.out, 0);
+    if (stack.part->scale != 1) s->ops->scale(dh, s->model->dtype, stack.part->scale, rows.count * rank);
+    return dh;
+}
+
+// dx[R,in] = dout[R,out] W[e], with the adapter's part from dh
+static void expert_backward_wide(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
+                                 Stored *dx, const Stored *dout, const Stored *dh) {
+    const size_t E = shapes_of(s->model).router.E;
+    const Stack stack = stack_of(s, l, w, tensor);
+    s->ops->experts_backward_input(dx, dout, weight_of(s, w, tensor), rows.first, rows.count, E, stack.in, stack.out,
+                                   0);
+    if (dh)
+        s->ops->experts_backward_input(dx, dh, stack.a, rows.first, rows.count, E, stack.in, stack.part->rank, 1);
+}
+
+// Both of the above. Returns dh
+static Stored *expert_backward_input(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
+                                     Stored *dx, const Stored *dout) {
+    Stored *dh = expert_backward_narrow(s, l, w, tensor, rows, dout);
+    expert_backward_wide(s, l, w, tensor, rows, dx, dout, dh);
+    return dh;
+}
+
+// dW, or dA and dB, += from dout[R,out] and x[R,in]; dh: of expert_backward_narrow
+static void expert_backward_weight(const StreamBP *s, size_t l, GroupWeights w, GroupSums dw, LayerTensor tensor,
+                                   ExpertRows rows, const Stored *dout, const Stored *x, const Stored *dh) {
+    const Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena), E = d.router.E;
+    const Stack stack = stack_of(s, l, w, tensor);
+    if (!s->memory.lora)
+        s->ops->experts_backward_weight(sum_of(s, dw, tensor), dout, x, rows.first, rows.count, E, stack.in,
+                                        stack.out);
+    if (dh) {
+        const Stored *h = stack_narrow(s, &stack, rows, x);
+        s->ops->experts_backward_weight((Summed *)at(dw.layer, stack.part->b, d.summed), dout, h, rows.first,
+                                        rows.count, E, stack.part->rank, stack.out);
+        s->ops->experts_backward_weight((Summed *)at(dw.layer, stack.part->a, d.summed), dh, x, rows.first, rows.count,
+                                        E, stack.in, stack.part->rank);
+    }
+    arena_pop(s->arena, mark);
+}
+
+// logits[n,E] = x[n,C] W^T in sums, with the adapters of the router
+static void logits_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Summed *logits,
+                           const Stored *x, size_t E) {
+    const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
+    Adapter adapter[ADAPTERS_MOST];
+    const size_t count = adapters_of(s, l, w, linear_of(s, tensor), adapter);
+    s->ops->router_logits(logits, x, weight_of(s, w, tensor), c.n, C, E, 0);
+    for (size_t i = 0; i < count; i++) {
+        const Stored *h = adapter_narrow(s, c, &adapter[i], adapter_input(s, c, &adapter[i], x, C), C);
+        s->ops->router_logits(logits, h, adapter[i].b, c.n, adapter[i].part->rank, E, 1);
+    }
+    arena_pop(s->arena, mark);
+}
+
+#endif

@@ -1,0 +1,118 @@
+/*
+Routes: the experts of each token, data of the forward pass. They are chosen once, in the pass that goes forward first,
+and stored for all layers: backward, with other chunks or other kernels, recomputes the same function, though its logits
+may differ in their last bits. 2 k bytes a token and layer.
+
+Two losses of the routers may be added to the objective's. With p = softmax(z) of a token's logits, f_e the share of
+rows of expert e times k, P_e the mean of p_e, both over all tokens and layers of the micro-batch (and of the ranks that
+share its sequence),
+
+    balance   coefficient E sum_e f_e P_e     its gradient: dz_e = coefficient E / N p_e (f_e - sum_j p_j f_j)
+    z         coefficient mean of log(sum_e exp z_e)^2
+
+each divided by the micro-batches of the step, as TRL does. Forward counts rows; backward needs nothing but f (as
+transformers' load_balancing_loss_func; N = tokens times layers with experts).
+*/
+#ifndef LLMC_ROUTES_H
+#define LLMC_ROUTES_H
+#include "llmc/ranks/dist.h"
+#include "state.h"
+
+static size_t expert_layers(const StreamBP *s) {
+    return expert_layers_before(&s->model->config, s->model->config.num_hidden_layers);
+}
+
+// Tells whether routes are chosen in this pass, and whether they are stored.
+static int routes_are_chosen(const StreamBP *s) {
+    const Pass pass = s->now.pass;
+    return pass <= PASS_FORWARD_FIRST || (pass == PASS_FORWARD && !method_is_chunk_major(s->setup->method));
+}
+static int routes_are_stored(const StreamBP *s) { return s->now.pass != PASS_FORWARD_ONLY; }
+
+// Pushes the routes of `rows` tokens, and sums for the losses; sums = 0.
+static void routes_push(StreamBP *s, size_t rows) {
+    const Shapes d = shapes_of(s->model);
+    const size_t layers = expert_layers(s), E = d.router.E;
+    Routes *r = &s->routes;
+    if (!layers) return;
+    r->rows = rows;
+    r->route = (uint16_t *)arena_push(s->arena, SHARE_KEPT, "routes of all layers", layers * rows * d.router.k,
+                                      sizeof(uint16_t));
+    r->count = (int64_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of each expert", layers * E, sizeof(int64_t));
+    r->sums = (double *)arena_push(s->arena, SHARE_WORKSPACE, "sums of the routers", E + 1, sizeof(double));
+    r->balance = push_summed(s, SHARE_WORKSPACE, "balance of the experts", E);
+    s->ops->zero(r->count, layers * E * sizeof(int64_t));
+    s->ops->zero(r->sums, (E + 1) * sizeof(double));
+}
+
+// The stored routes of layer l from row `row` on
+static uint16_t *stored_routes(const StreamBP *s, size_t l, size_t row) {
+    const size_t layer = expert_layers_before(&s->model->config, l);
+    return (uint16_t *)at(s->routes.route, (layer * s->routes.rows + row) * shapes_of(s->model).router.k,
+                          sizeof(uint16_t));
+}
+
+// Chooses the routes of n tokens from their logits, and counts them.
+static void routes_choose(const StreamBP *s, size_t l, size_t n, uint16_t *route, const Summed *logits) {
+    const RouterShape router = shapes_of(s->model).router;
+    const size_t layer = expert_layers_before(&s->model->config, l), mark = arena_mark(s->arena);
+    const float *bias = s->setup->router_bias ? s->setup->router_bias + layer * router.E : NULL;
+    if (!routes_are_chosen(s)) return;
+    s->ops->router_choose(route, logits, bias, n, &router, 0);
+    if (!routes_are_stored(s)) return;
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "router's scratch", s->ops->router_count_scratch(n, router.E));
+    s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), s->routes.sums, logits,
+                         route, n, &router, scratch);
+    arena_pop(s->arena, mark);
+}
+
+// Makes what backward needs for the losses, once the rows of all layers are counted. Collective among ranks that share
+// the sequence.
+static void routes_balance(StreamBP *s) {
+    const Shapes d = shapes_of(s->model);
+    const size_t layers = expert_layers(s), E = d.router.E;
+    const DType type = dtype_of_sums(s->model->dtype);
+    Routes *r = &s->routes;
+    if (!layers || s->setup->dry) return;
+    const double N = (double)s->now.N * (double)layers, share = 1 / fmax(r->micro_batches, 1);
+    int64_t *count = (int64_t *)checked_calloc(layers * E, sizeof(int64_t), "rows of each expert");
+    double *f = (double *)checked_calloc(E, sizeof(double), "shares of experts");
+    s->ops->copy_out(count, r->count, layers * E * sizeof(int64_t));
+    s->ops->copy_out(r->host_sums, r->sums, (E + 1) * sizeof(double));
+    for (size_t i = 0; i < layers * E; i++) r->host_count[i] = (double)count[i];
+    dist_sum(RANKS_SEQUENCE, r->host_count, layers * E);
+    dist_sum(RANKS_SEQUENCE, r->host_sums, E + 1);
+    for (size_t i = 0; i < layers * E; i++) f[i % E] += r->host_count[i] / N;
+    double *values = (double *)checked_calloc(E, sizeof(double), "balance of the experts");
+    for (size_t e = 0; e < E; e++) f[e] *= r->coefficient * share * (double)E / N;
+    elements_convert(values, type, f, DTYPE_FP64, E);
+    s->ops->copy_in(r->balance, values, E * dtype_size(type));
+    r->z = r->z_coefficient * share / N;
+    free(count), free(f), free(values);
+}
+
+// Adds what the last sequence's routes tell.
+static void routes_metrics(const StreamBP *s, Metrics *metrics) {
+    const size_t layers = expert_layers(s), E = shapes_of(s->model).router.E;
+    const Routes *r = &s->routes;
+    double busiest = 0, unused = 0, rows = 0;
+    if (!layers || !metrics || s->now.pass == PASS_FORWARD_ONLY) return;
+    for (size_t l = 0; l < layers; l++) {
+        double most = 0, all = 0;
+        for (size_t e = 0; e < E; e++) {
+            const double count = r->host_count[l * E + e];
+            most = fmax(most, count), all += count, unused += count == 0;
+        }
+        busiest += all > 0 ? most * (double)E / all : 0, rows += all;
+    }
+    metric_add(metrics, "expert_imbalance", busiest / (double)layers, 1);
+    metric_add(metrics, "experts_unused", unused, 1);
+    if (rows == 0 || s->model->config.family->router != ROUTER_SOFTMAX) return;
+    double aux = 0;
+    const double N = (double)s->now.N * (double)layers;
+    for (size_t i = 0; i < layers * E; i++) aux += r->host_count[i] / N * r->host_sums[i % E] / N;
+    metric_add(metrics, "aux_loss", aux * (double)E, 1);
+    if (r->z_coefficient > 0) metric_add(metrics, "z_loss", r->host_sums[E] / N, 1);
+}
+
+#endif
