@@ -179,7 +179,7 @@ static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const d
     const Model *trained = settings.lora ? &settings.lora->table : settings.model;
     Batch largest = batches[0];
     TinyResult result = {0, NULL, trained->elements};
-    TargetCounts counts = {0, 0, 0};
+    TargetCounts counts = {0};
     TinyRun r;
     for (size_t i = 0; i < count; i++) {
         counts = target_counts_add(counts, batch_count(&batches[i]));
