@@ -26,16 +26,16 @@ typedef struct {
     int accumulates;            // a step sums several micro-batches; a plan is of one after the first
     int optimizer;              // keep moments (and master weights)
     DType moment_type;
-    int defers;                            // the optimizer's step waits for the next forward pass
-    int master;                            // keep an fp32 copy of bf16 weights
-    Objective objective;                   // as zeros: sft
-    const Lora *lora;                      // NULL: the model itself is trained
-    const Storage *storage;                // Residency.storage
-    size_t cache_tokens;                   // of the longest generated text with its prompt; 0: none
-    size_t rollout_slots, rollout_tokens;  // texts generated side by side, tokens of the longest; 0: none
-    World world;                           // zeros: a process alone
+    int defers;                           // the optimizer's step waits for the next forward pass
+    int master;                           // keep an fp32 copy of bf16 weights
+    Objective objective;                  // as zeros: sft
+    const Lora *lora;                     // NULL: the model itself is trained
+    const Storage *storage;               // Residency.storage
+    size_t cache_tokens;                  // of the longest generated text with its prompt; 0: none
+    size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
+    World world;                          // zeros: a process alone
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: none
-    double ridge;                          // DryCount.ridge of the estimated machine; 0: none
+    double ridge;                         // DryCount.ridge of the estimated machine; 0: none
     int library;              // LIBRARY_ASKED: attention by a library, for estimates; else as the machine has it
     int gpu;                  // the plan of a GPU, whatever op set is linked
     ReferenceModel reference; // its forward pass comes before each micro-batch

@@ -308,8 +308,8 @@ CASES = [
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=0, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
-    Case("mixtral", MIXTRAL, seed=0),
-    Case("glm4_moe", GLM4_MOE, seed=0),
+    Case("mixtral", MIXTRAL, seed=1223),
+    Case("glm4_moe", GLM4_MOE, seed=763),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -225,8 +225,8 @@ static void cpu_experts_forward_quantised(Stored *out, const Stored *x, const vo
     (void)rows;
     for (size_t e = 0; e < E; e++)
         cpu_linear_forward_quantised((Stored *)((floatX *)out + (size_t)first[e] * OC),
-                                     (const Stored *)((const floatX *)x + (size_t)first[e] * C), record, format, E * OC,
-                                     e * OC, NULL, NULL, (size_t)(first[e + 1] - first[e]), C, OC, OC);
+                                     (const Stored *)((const floatX *)x + (size_t)first[e] * C), record, format,
+                                     E * OC, e * OC, NULL, NULL, (size_t)(first[e + 1] - first[e]), C, OC, OC);
 }
 
 static void cpu_experts_backward_input(Stored *dx, const Stored *dout, const Stored *weight, const int32_t *first,
