@@ -275,21 +275,25 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
     for (size_t i = 0; formats && i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has it
-        if (parameter_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
+        if (hf_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
     }
     cJSON_Delete(root);
     return formats;
 }
 
 static void hf_remark_quantised(WeightSource *source) {
-    size_t count = 0;
+    size_t count = 0, experts = 0;
     QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32};
     for (size_t i = 0; source->quant && i < source->model.parameter_count; i++)
-        if (source_is_quantised(source, i)) format = source->quant[i], count++;
+        if (source_is_quantised(source, i))
+            format = source->quant[i], count++;
+        else
+            experts += source->model.parameters[i].experts;
     if (count && !*source->remark)
-        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s", count,
-                 quant_type_names[format.type], format.nested ? ", double quantisation" : "",
-                 dtype_name(format.rounding));
+        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s%s%s",
+                 count, quant_type_names[format.type], format.nested ? ", double quantisation" : "",
+                 dtype_name(format.rounding), experts ? "; experts are not: to quantise them, too, give --base " : "",
+                 experts ? quant_type_names[format.type] : "");
 }
 
 // Returns the quantiser, not named in config.json, whose codes replace a weight in the files; or NULL.
