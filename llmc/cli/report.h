@@ -109,7 +109,8 @@ static void report_base(const Run *run) {
             8 * bytes / elements, human_count(elements), human_count(all - elements), dtype_name(model->dtype));
     for (size_t k = 0; k < errors->kinds; k++) {
         const StorageError *e = &errors->kind[k];
-        const char *dot = model->config.family->conv1d ? NULL : strrchr(e->name, '.'); // GPT-2 has c_proj twice
+        const Family *family = model->config.family; // GPT-2 has c_proj twice, experts have down_proj
+        const char *dot = family->conv1d || family->router ? NULL : strrchr(e->name, '.');
         fprintf(run->text, "%s %s %.3g", k ? " " : "         relative error ", dot ? dot + 1 : e->name,
                 e->squares > 0 ? sqrt(e->error / e->squares) : 0);
     }
