@@ -242,7 +242,8 @@ static double pass_model_flops(double (*count)(const Model *, const Lora *, cons
 // Whether no product of sizes in a plan exceeds size_t. --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
-    const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL;
+    const size_t experts = d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared;
+    const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL + experts;
     return (double)N * (double)(d.L + 1) * (double)width * 8 < 4e18;
 }
 
