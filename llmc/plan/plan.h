@@ -36,6 +36,7 @@ typedef struct {
     World world;                          // zeros: a process alone
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: none
     double ridge;                         // DryCount.ridge of the estimated machine; 0: none
+    double experts;                       // DryCount.experts
     int library;              // LIBRARY_ASKED: attention by a library, for estimates; else as the machine has it
     int gpu;                  // the plan of a GPU, whatever op set is linked
     ReferenceModel reference; // its forward pass comes before each micro-batch
@@ -275,7 +276,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Update update;
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
-    dry.library = settings->ridge > 0 ? settings->library : 0;
+    dry.library = settings->ridge > 0 ? settings->library : 0, dry.experts = settings->experts;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);
