@@ -66,6 +66,17 @@ static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
 }
 
+// Counts the elements that a token uses: of k experts in E, and all others.
+static double model_active(const Model *model) {
+    double sum = 0;
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const double of = p->experts ? (double)model->config.num_experts_per_tok / (double)p->experts : 1;
+        sum += of * (double)parameter_elements(p);
+    }
+    return sum;
+}
+
 // Tells whether weight decay applies: to matrices, not to vectors (norms and biases).
 static int parameter_decays(const Parameter *parameter) { return parameter->cols != 0; }
 
