@@ -200,6 +200,9 @@ IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside
 FLAG(overlap, "overlap", STEPS,
      "write the next completions while rewards are computed: one step off-policy, corrected by old log-probabilities")
 SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the completions of one rollout")
+FLAG(router_replay, "router-replay", STEPS,
+     "experts: train with the routes that wrote a completion, with weights from current logits; without it log.jsonl "
+     "has the share of experts that differ, router_differs")
 
 SECTION("LoRA")
 SIZE(lora_rank, "lora-rank", "off", 0, 65536, SHORT(PASSES), "R", "train adapters of rank R and freeze the model")
