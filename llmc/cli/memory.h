@@ -392,7 +392,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         const int adapters = run->settings.lora != NULL;
         Lora lora = {0};
         Storage nf4;
-        lora.rank = 32, lora.modules = lora_modules(run->model.config.family, "all", "--lora-targets", EXIT_RUNTIME);
+        lora.rank = 32, lora.modules = lora_usual_modules(&run->model.config);
         lora_build(&lora, &run->model);
         if (!adapters) trial.settings.lora = &lora;
         trial.settings.reference = computed_reference(o, &trial.settings.objective, trial.settings.lora);

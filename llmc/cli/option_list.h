@@ -207,9 +207,10 @@ FLAG(router_replay, "router-replay", STEPS,
 SECTION("LoRA")
 SIZE(lora_rank, "lora-rank", "off", 0, 65536, SHORT(PASSES), "R", "train adapters of rank R and freeze the model")
 REAL(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
-TEXT(lora_targets, "lora-targets", "all", PASSES, "all|REGEX|NAME,...",
+TEXT(lora_targets, "lora-targets", "auto", PASSES, "all|REGEX|NAME,...",
      "linear layers that get adapters: ends of their names (q_proj, layers.3.mlp.up_proj), or a regular expression for "
-     "whole names; embed_tokens and lm_head too; all: all but these two")
+     "whole names; embed_tokens and lm_head too; of a model with experts also experts, gate (the router) and "
+     "shared_expert.up_proj; all: as PEFT's all-linear; auto: all, but with experts those of attention alone")
 REAL(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of an adapter's inputs")
 FLAG(rslora, "rslora", PASSES, "scale adapters by X / sqrt(R)")
 TEXT(lora_layers, "lora-layers", NULL, PASSES, "FIRST-LAST,...", "layers that get adapters (0-7,12); all by default")
