@@ -21,11 +21,12 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig, Ministral3Config,
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, GPT2Config, GraniteConfig, LlamaConfig, Ministral3Config,
                           MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig,
                           Qwen3Config, SmolLM3Config)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
+from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.ministral.modeling_ministral import MinistralRMSNorm  # of a Mistral with layer_types
 from transformers.models.ministral3.modeling_ministral3 import Ministral3RMSNorm
@@ -213,6 +214,13 @@ GLM4 = Glm4Config(vocab_size=109, hidden_size=40, intermediate_size=52, num_hidd
                   rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
                   **NO_SPECIAL_TOKENS)
 
+# Multipliers as odd as can be; an epsilon that matters.
+GRANITE = GraniteConfig(vocab_size=103, hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6,
+                        num_key_value_heads=2, head_dim=8, max_position_embeddings=128, rms_norm_eps=1e-3,
+                        tie_word_embeddings=False, attention_bias=True, embedding_multiplier=2.5,
+                        attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=0.6,
+                        rope_parameters=dict(rope_type="default", rope_theta=20000.0), **NO_SPECIAL_TOKENS)
+
 
 @dataclass
 class Case:
@@ -262,6 +270,7 @@ CASES = [
     Case("olmo3", OLMO3, seed=26, pad=82),
     Case("phi3", PHI3, seed=23),
     Case("glm4", GLM4, seed=28, pad=30),
+    Case("granite", GRANITE, seed=1, pad=21),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -418,7 +427,8 @@ def rmsnorm_in_the_models_dtype():
 
     delta_forward = Qwen3_5GatedDeltaNet.forward
     plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
-             SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm)
+             SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm,
+             GraniteRMSNorm)
     forwards = {c: forward for c in plain} | {
                 Gemma3RMSNorm: forward_gemma, Qwen3_5RMSNorm: forward_gemma, Qwen3_5GatedDeltaNet: forward_linear}
     originals = {c: c.forward for c in forwards}

@@ -206,6 +206,7 @@ TEST(qwen3_5_yarn) { FOLDER("qwen3_5-yarn"); }
 TEST(ministral3) { FOLDER("ministral3"); }
 TEST(olmo3) { FOLDER("olmo3"); }
 TEST(glm4) { FOLDER("glm4"); }
+TEST(granite) { FOLDER("granite"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
