@@ -115,6 +115,7 @@ static StepReport train_step(Trainer *t, size_t step) {
             optimizer_step(&s->memory, &t->run.optimizer, &adamw);
             weights_updated(&s->memory);
         }
+        trainer_update_biases(t);
     }
 
     // 5. Time and traffic of the step.

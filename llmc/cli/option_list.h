@@ -221,6 +221,16 @@ FLAG(merge, "merge", SHORT(ON(CONVERT)),
      "add the adapters to the weights that are written; the default for --model RUN of adapters")
 FLAG(adapter_only, "adapter-only", SHORT(ON(CONVERT)), "write only the adapters, as a folder in PEFT's format")
 
+SECTION("Experts")
+REAL(router_aux_loss, "router-aux-loss", "auto", 0, 1000, PASSES, "X",
+     "coefficient of the loss that balances experts, which is divided by the step's micro-batches and so depends on "
+     "how a step is cut into them; auto: router_aux_loss_coef of the model, as TRL has it")
+REAL(router_z_loss, "router-z-loss", "0", 0, 1000, PASSES, "X",
+     "coefficient of the mean square of the routers' log-sum-exp, likewise")
+REAL(router_bias_update, "router-bias-update", "0", 0, 1, ON(TRAIN), "X",
+     "after a step, add X to the bias of experts with fewer rows than the mean, subtract it where they have more; for "
+     "routers with a bias (glm4_moe)")
+
 SECTION("Optimization")
 SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, SHORT(ON(TRAIN)), "N",
      "optimizer steps; epoch: as many as --epochs needs")

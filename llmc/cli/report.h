@@ -72,6 +72,23 @@ static void report_model(FILE *out, const Run *run) {
     fputc('\n', out);
 }
 
+// Prints the experts, and the losses of their routers.
+static void report_experts(FILE *out, const Run *run) {
+    const Config *c = &run->model.config;
+    const RunSettings *s = &run->settings;
+    const size_t layers = expert_layers_before(c, c->num_hidden_layers);
+    if (!layers) return;
+    fprintf(out, "experts  %zu of %zu a token in %zu layers", c->num_experts_per_tok, c->num_experts, layers);
+    if (s->backward && s->router_aux_loss > 0)
+        fprintf(out, "; aux loss %g%s, a micro-batch at a time", s->router_aux_loss,
+                isnan(run->options->router_aux_loss) ? " (config.json's)" : "");
+    else if (s->backward)
+        fputs("; no aux loss", out);
+    if (s->backward && s->router_z_loss > 0) fprintf(out, "; z-loss %g", s->router_z_loss);
+    if (s->backward && s->router_bias_update > 0) fprintf(out, "; biases move by %g a step", s->router_bias_update);
+    fputc('\n', out);
+}
+
 // Prints bits per element and the relative error of matrices that were quantised here, by kind.
 static void report_base(const Run *run) {
     const Storage *storage = run->settings.storage;
@@ -311,7 +328,7 @@ static void report_planned(const Run *run) {
     fputc('\n', out);
 }
 
-// Prints the header: three lines, with --verbose more. data, schedule: see report_data. bound: the sequence that was
+// Prints the header: three lines, with experts one more, with --verbose others. data, schedule: see report_data. bound: the sequence that was
 // planned for
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
     const Options *o = run->options;
@@ -319,6 +336,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (o->quiet) return;
     if (o->verbose) fputs("command  ", out), options_echo(out, o);
     report_model(out, run);
+    report_experts(out, run);
     report_data(run, data, schedule);
     report_planned(run);
     fflush(out);

@@ -123,6 +123,29 @@ static void settings_name_places(RunSettings *settings, const Options *o) {
     settings->defers = settings->optimizer && o->update == UPDATE_FORWARD;
 }
 
+// Sets the losses of routers. Refuses options that this model has no use for.
+static void settings_add_routers(RunSettings *settings, const Options *o) {
+    const Config *c = &settings->model->config;
+    const int experts = expert_layers_before(c, c->num_hidden_layers) > 0,
+              softmax = c->family->router == ROUTER_SOFTMAX;
+    if (!experts && (o->router_aux_loss > 0 || o->router_z_loss > 0 || o->router_bias_update > 0))
+        die_usage("--router-%s: no layer of this model has experts; leave it out", o->router_aux_loss > 0 ? "aux-loss"
+                                                                                   : o->router_z_loss > 0
+                                                                                       ? "z-loss"
+                                                                                       : "bias-update");
+    if (experts && !softmax && (o->router_aux_loss > 0 || o->router_z_loss > 0))
+        die_usage("--router-%s: routers of %s have no distribution over the experts to balance; --router-bias-update "
+                  "0.001 moves their biases",
+                  o->router_aux_loss > 0 ? "aux-loss" : "z-loss", c->family->name);
+    if (o->router_bias_update > 0 && softmax)
+        die_usage("--router-bias-update: routers of %s have no bias; --router-aux-loss balances them", c->family->name);
+    if (o->router_bias_update > 0 && settings->lora)
+        die_usage("--router-bias-update: a folder of adapters has no place for biases; leave it out, or train without "
+                  "--lora-rank");
+    settings->router_aux_loss = isnan(o->router_aux_loss) ? softmax ? c->router_aux_loss_coef : 0 : o->router_aux_loss;
+    settings->router_z_loss = o->router_z_loss, settings->router_bias_update = o->router_bias_update;
+}
+
 // lora: NULL: none
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
@@ -135,6 +158,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.objective = objective_from_options(o);
     settings.reference = computed_reference(o, &settings.objective, lora);
     options_check_method(o, settings.world);
+    settings_add_routers(&settings, o);
     settings.method = o->method == METHOD_AUTO ? METHOD_STREAM : o->method;
     settings.sparse.keep = o->keep_chunks, settings.sparse.seed = o->seed;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;

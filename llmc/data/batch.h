@@ -38,7 +38,8 @@ typedef struct {
 typedef struct {
     double tokens; // sum of the weights of the targets
     double documents;
-    double groups; // pairs, or groups of completions
+    double groups;  // pairs, or groups of completions
+    double batches; // micro-batches
 } TargetCounts;
 
 static Batch batch_allocate(size_t N, size_t documents) {
@@ -101,8 +102,9 @@ static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t 
 
 // Returns the batch's share of its step's counts. Fills batch->document_weight unless NULL.
 static TargetCounts batch_count(const Batch *batch) {
-    TargetCounts counts = {0, 0, 0};
+    TargetCounts counts = {0};
     if (batch->empty) return counts;
+    counts.batches = 1;
     for (size_t d = 0; d < batch->documents; d++) {
         double sum = 0;
         for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
@@ -115,7 +117,7 @@ static TargetCounts batch_count(const Batch *batch) {
 }
 
 static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
-    a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups;
+    a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups, a.batches += b.batches;
     return a;
 }
 

@@ -155,10 +155,11 @@ static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *p
 
 // Counts targets, documents and groups of `count` micro-batches from a position on, by the index alone.
 static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t count) {
-    TargetCounts counts = {0, 0, 0};
+    TargetCounts counts = {0};
     for (size_t k = 0; k < count; k++) {
         const EpochSequences *e;
         if (k) position = dataloader_after(d, position, 1);
+        counts.batches++;
         size_t begin, end = dataloader_samples(d, position, &e, &begin), first;
         for (; begin < end; begin++) {
             size_t last = documents_sample(d, e->order[begin], &first);

@@ -80,7 +80,7 @@ static TargetCounts prefetch_begin_step(Prefetch *p) {
 }
 
 static void prefetch_fill(Prefetch *p) {
-    TargetCounts counts = {0, 0, 0};
+    TargetCounts counts = {0};
     size_t own = 1;
     pthread_mutex_lock(&p->lock);
     for (size_t i = 0;; i = (i + 1) % own) {

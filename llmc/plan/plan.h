@@ -26,16 +26,17 @@ typedef struct {
     int accumulates;            // a step sums several micro-batches; a plan is of one after the first
     int optimizer;              // keep moments (and master weights)
     DType moment_type;
-    int defers;                           // the optimizer's step waits for the next forward pass
-    int master;                           // keep an fp32 copy of bf16 weights
-    Objective objective;                  // as zeros: sft
-    const Lora *lora;                     // NULL: the model itself is trained
-    const Storage *storage;               // Residency.storage
-    size_t cache_tokens;                  // of the longest generated text with its prompt; 0: none
-    size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
-    World world;                          // zeros: a process alone
+    int defers;                            // the optimizer's step waits for the next forward pass
+    int master;                            // keep an fp32 copy of bf16 weights
+    Objective objective;                   // as zeros: sft
+    const Lora *lora;                      // NULL: the model itself is trained
+    const Storage *storage;                // Residency.storage
+    size_t cache_tokens;                   // of the longest generated text with its prompt; 0: none
+    size_t rollout_slots, rollout_tokens;  // texts generated side by side, tokens of the longest; 0: none
+    World world;                           // zeros: a process alone
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: none
-    double ridge;                         // DryCount.ridge of the estimated machine; 0: none
+    double router_bias_update;             // routes_bias_update's rate; 0: never
+    double ridge;                          // DryCount.ridge of the estimated machine; 0: none
     int library;              // LIBRARY_ASKED: attention by a library, for estimates; else as the machine has it
     int gpu;                  // the plan of a GPU, whatever op set is linked
     ReferenceModel reference; // its forward pass comes before each micro-batch
@@ -134,8 +135,10 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     const Shapes d = shapes_of(settings->model);
     const size_t layers = expert_layers(s);
     if (layers) {
-        s->routes.host_sums = (double *)checked_calloc(d.router.E + 1, sizeof(double), "sums of the routers");
+        s->routes.host_sums = (double *)checked_calloc(3 * d.router.E + 1, sizeof(double), "sums of the routers");
         s->routes.host_count = (double *)checked_calloc(layers * d.router.E, sizeof(double), "rows of each expert");
+        if (settings->router_bias_update > 0)
+            s->routes.step_count = (double *)checked_calloc(layers * d.router.E, sizeof(double), "rows of a step");
     }
     if (s->setup->router_bias)
         s->ops->copy_in(s->setup->router_bias, settings->model->router_bias,
@@ -183,7 +186,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
 
 static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
-    free(s->routes.host_sums), free(s->routes.host_count);
+    free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
     free((void *)s->setup);
 }

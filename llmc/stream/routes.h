@@ -61,8 +61,9 @@ static void routes_choose(const StreamBP *s, size_t l, size_t n, uint16_t *route
     s->ops->router_choose(route, logits, bias, n, &router, 0);
     if (!routes_are_stored(s)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "router's scratch", s->ops->router_count_scratch(n, router.E));
-    s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), s->routes.sums, logits,
-                         route, n, &router, scratch);
+    double *sums = router.kind == ROUTER_SOFTMAX ? s->routes.sums : NULL; // which the losses are of
+    s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), sums, logits, route, n,
+                         &router, scratch);
     arena_pop(s->arena, mark);
 }
 
@@ -74,21 +75,25 @@ static void routes_balance(StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     Routes *r = &s->routes;
     if (!layers || s->setup->dry) return;
-    const double N = (double)s->now.N * (double)layers, share = 1 / fmax(r->micro_batches, 1);
-    int64_t *count = (int64_t *)checked_calloc(layers * E, sizeof(int64_t), "rows of each expert");
-    double *f = (double *)checked_calloc(E, sizeof(double), "shares of experts");
-    s->ops->copy_out(count, r->count, layers * E * sizeof(int64_t));
+    const double N = (double)s->now.N * (double)layers;
+    const double share = s->now.batch->empty ? 0 : 1 / fmax(r->micro_batches, 1); // an empty batch has no loss
+    double *f = r->host_sums + E + 1, *values = f + E;
+    s->ops->copy_out(r->host_count, r->count, layers * E * sizeof(int64_t));
     s->ops->copy_out(r->host_sums, r->sums, (E + 1) * sizeof(double));
-    for (size_t i = 0; i < layers * E; i++) r->host_count[i] = (double)count[i];
+    for (size_t i = 0; i < layers * E; i++) { // from integers, in place
+        int64_t rows;
+        memcpy(&rows, &r->host_count[i], sizeof(rows));
+        r->host_count[i] = (double)rows;
+    }
     dist_sum(RANKS_SEQUENCE, r->host_count, layers * E);
     dist_sum(RANKS_SEQUENCE, r->host_sums, E + 1);
+    for (size_t i = 0; r->step_count && share > 0 && i < layers * E; i++) r->step_count[i] += r->host_count[i];
+    memset(f, 0, E * sizeof(*f));
     for (size_t i = 0; i < layers * E; i++) f[i % E] += r->host_count[i] / N;
-    double *values = (double *)checked_calloc(E, sizeof(double), "balance of the experts");
     for (size_t e = 0; e < E; e++) f[e] *= r->coefficient * share * (double)E / N;
     elements_convert(values, type, f, DTYPE_FP64, E);
     s->ops->copy_in(r->balance, values, E * dtype_size(type));
     r->z = r->z_coefficient * share / N;
-    free(count), free(f), free(values);
 }
 
 // Adds what the last sequence's routes tell.
@@ -96,7 +101,7 @@ static void routes_metrics(const StreamBP *s, Metrics *metrics) {
     const size_t layers = expert_layers(s), E = shapes_of(s->model).router.E;
     const Routes *r = &s->routes;
     double busiest = 0, unused = 0, rows = 0;
-    if (!layers || !metrics || s->now.pass == PASS_FORWARD_ONLY) return;
+    if (!layers || !metrics || s->now.batch->empty || s->now.pass == PASS_FORWARD_ONLY) return;
     for (size_t l = 0; l < layers; l++) {
         double most = 0, all = 0;
         for (size_t e = 0; e < E; e++) {
@@ -113,6 +118,19 @@ static void routes_metrics(const StreamBP *s, Metrics *metrics) {
     for (size_t i = 0; i < layers * E; i++) aux += r->host_count[i] / N * r->host_sums[i % E] / N;
     metric_add(metrics, "aux_loss", aux * (double)E, 1);
     if (r->z_coefficient > 0) metric_add(metrics, "z_loss", r->host_sums[E] / N, 1);
+}
+
+// Moves the biases of routers by `rate`, up where an expert had fewer rows than the mean in the step, down where more
+// (arXiv 2408.15664). `bias`: host [layers with experts,E]. Every rank has the step's rows.
+static void routes_bias_update(StreamBP *s, float *bias, double rate) {
+    const size_t layers = expert_layers(s), E = shapes_of(s->model).router.E;
+    for (size_t l = 0; l < layers; l++) {
+        double *count = s->routes.step_count + l * E, mean = 0;
+        for (size_t e = 0; e < E; e++) mean += count[e] / (double)E;
+        for (size_t e = 0; e < E; e++) bias[l * E + e] += (float)(rate * ((count[e] < mean) - (count[e] > mean)));
+        memset(count, 0, E * sizeof(*count));
+    }
+    s->ops->copy_in(s->setup->router_bias, bias, layers * E * sizeof(float));
 }
 
 #endif

@@ -102,15 +102,17 @@ typedef struct {
 
 // Experts: the routes of tokens and what the losses of the routers need of them (routes.h)
 typedef struct {
-    uint16_t *route;     // [layers with experts,rows,k] of the sequence; NULL: no layer has experts
-    size_t rows;         // tokens of a layer in it
-    int64_t *count;      // [layers with experts,E] rows of each expert
-    double *sums;        // [E + 1] of router_count, over all layers
-    Summed *balance;     // [E] of router_backward; NULL: no loss balances the experts
-    double z;            // of router_backward
+    uint16_t *route;                   // [layers with experts,rows,k] of the sequence; NULL: no layer has experts
+    size_t rows;                       // tokens of a layer in it
+    int64_t *count;                    // [layers with experts,E] rows of each expert
+    double *sums;                      // [E + 1] of router_count, over all layers
+    Summed *balance;                   // [E] of router_backward; NULL: no loss balances the experts
+    double z;                          // of router_backward
     double coefficient, z_coefficient; // of the losses; 0: not computed
     double micro_batches;              // of a step, which the losses are divided by
-    double *host_sums, *host_count;    // host [E + 1], [layers with experts,E]: of the last sequence
+    double *host_sums;                 // host [E + 1] of the last sequence, then room for two more [E]
+    double *host_count;                // host [layers with experts,E], likewise
+    double *step_count;                // host, likewise: of the step so far; NULL: no bias is updated
 } Routes;
 
 // Layer inputs (inputs.h)
@@ -182,7 +184,7 @@ typedef struct {
     size_t R;                                  // elements of a head that are rotated
     // linear attention: heads, elements of a head, convolution channels, DVs = HV*DV, E = width of q|k|v|z|b|a
     size_t HK, HV, DK, DV, W, DVs, E, taps;
-    size_t S, columns;     // elements of a state: the delta rule's, the convolution's
+    size_t S, columns; // elements of a state: the delta rule's, the convolution's
     RouterShape router;
     size_t I, shared;      // width of an expert, of the shared one
     size_t logits_stride;  // elements from row to row of logits
@@ -194,8 +196,8 @@ typedef struct {
 } Shapes;
 
 static RouterShape router_of(const Config *c) {
-    const RouterShape shape = {c->family->router, c->num_experts, c->num_experts_per_tok, c->norm_topk_prob,
-                               c->routed_scaling_factor, c->n_group, c->topk_group};
+    const RouterShape shape = {c->family->router,        c->num_experts, c->num_experts_per_tok, c->norm_topk_prob,
+                               c->routed_scaling_factor, c->n_group,     c->topk_group};
     return shape;
 }
 

@@ -17,9 +17,9 @@ static void sum_over_sequences(World w, double *values, size_t count) {
 }
 
 static TargetCounts target_counts_over_sequences(World w, TargetCounts counts) {
-    double sums[3] = {counts.tokens, counts.documents, counts.groups};
-    sum_over_sequences(w, sums, 3);
-    counts.tokens = sums[0], counts.documents = sums[1], counts.groups = sums[2];
+    double sums[4] = {counts.tokens, counts.documents, counts.groups, counts.batches};
+    sum_over_sequences(w, sums, 4);
+    counts.tokens = sums[0], counts.documents = sums[1], counts.groups = sums[2], counts.batches = sums[3];
     return counts;
 }
 

@@ -178,10 +178,21 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         trainer_reference(t, batch, report);
     }
     *Z = objective_normaliser(&t->run.streambp.setup->objective, counts);
+    t->run.streambp.routes.micro_batches =
+        counts.batches * (double)(t->run.options->rollout ? 1 : t->run.assignment.parts);
     t->run.streambp.now.dropout_seed =
         random_bits(t->run.options->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + number);
     t->run.streambp.now.sparse.seed = t->run.streambp.now.dropout_seed;
     return batch;
+}
+
+// Moves the biases of routers, with --router-bias-update.
+static void trainer_update_biases(Trainer *t) {
+    StreamBP *s = &t->run.streambp;
+    const double rate = t->run.settings.router_bias_update;
+    if (rate <= 0) return;
+    sum_over_sequences(t->run.settings.world, s->routes.step_count, model_router_biases(&t->run.model));
+    routes_bias_update(s, t->run.model.router_bias, rate);
 }
 
 // ---- after a step ---------------------------------------------------------------------------------------------------

@@ -219,6 +219,11 @@ static void trainer_objective_settings(Trainer *t) {
                     (unsigned long long)checksum_of(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     option_chosen(o, "reward-failure"));
     }
+    if (t->run.settings.router_aux_loss > 0 || t->run.settings.router_z_loss > 0) // parts: of a micro-batch
+        add_setting(t, "--router-aux-loss", SETTING_KEPT, "%.17g,z-loss=%.17g,parts=%zu",
+                    t->run.settings.router_aux_loss, t->run.settings.router_z_loss, t->run.assignment.parts);
+    if (expert_layers_before(&t->run.model.config, t->run.model.config.num_hidden_layers)) // not in older runs
+        add_setting(t, "--router-bias-update", SETTING_KEPT, "%.17g", o->router_bias_update)->absent = "0";
     if (t->reference_key) add_setting(t, "reference", SETTING_KEPT, "%016llx", (unsigned long long)t->reference_key);
     if (o->old_logprobs)
         add_setting(t, "--old-logprobs", SETTING_KEPT, "%016llx", (unsigned long long)t->run.old.header.model_key);

@@ -53,7 +53,7 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
 // Counts loss denominator, tokens and FLOPs of a pass.
 static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
-    TargetCounts counts = {0, 0, 0};
+    TargetCounts counts = {0};
     PassResult result = {0};
     double once[3] = {0, 0, 0};
     for (size_t i = 0; i < assigned_batches(run->assignment); i++) {
@@ -69,7 +69,9 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     sum_over_sequences(world, once, 3);
     dist_sum(RANKS_ALL, &result.flops, 1);
     result.tokens = once[0], result.model_flops = once[1], result.full_flops = once[2];
-    result.Z = objective_normaliser(&run->settings.objective, target_counts_over_sequences(world, counts));
+    counts = target_counts_over_sequences(world, counts);
+    run->streambp.routes.micro_batches = counts.batches;
+    result.Z = objective_normaliser(&run->settings.objective, counts);
     return result;
 }
 

@@ -109,7 +109,7 @@ static double metric_of(const Metrics *m, const char *name) {
 }
 
 static double normaliser(const Objective *o, const Stream *stream, size_t streams) {
-    TargetCounts counts = {0, 0, 0};
+    TargetCounts counts = {0};
     for (size_t i = 0; i < streams; i++) counts = target_counts_add(counts, batch_count(&stream[i].batch));
     return objective_normaliser(o, counts);
 }

@@ -240,7 +240,7 @@ TEST(values_are_advantages_of_their_targets) {
         DataSettings settings = answer_settings(2, k ? 10 : 40, &ppo);
         MadeDocument document[16];
         size_t seen = 0;
-        TargetCounts counts = {0, 0, 0};
+        TargetCounts counts = {0};
         SCOPED_LOADER loader = open_data(write_image("values.bin", image_of_values(document, 16, 41)), &settings);
         SCOPED_BATCH batch = batch_for(&loader);
         size_t streams = dataloader_batches(&loader);

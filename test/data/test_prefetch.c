@@ -16,7 +16,7 @@ static void wait_microseconds(size_t most) {
 // Takes `steps` steps from the current place: the same batches as the loader alone, and right counts.
 static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_t steps, size_t pause) {
     for (size_t step = 0; step < steps; step++) {
-        TargetCounts sum = {0, 0, 0}, told = {0, 0, 0};
+        TargetCounts sum = {0}, told = {0};
         for (size_t i = 0; i < ahead->assignment.batches; i++) {
             if (pause) wait_microseconds(pause);
             dataloader_next(alone, batch);

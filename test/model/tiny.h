@@ -45,9 +45,14 @@ and one or more passes of a method. These leave the loss and every gradient on t
     "num_key_value_heads=1,head_dim=8,vocab_size=23,tie_word_embeddings=true,linear_num_key_heads=3,"                  \
     "linear_num_value_heads=3,linear_key_head_dim=4,linear_value_head_dim=8,linear_conv_kernel_dim=8,"                 \
     "rms_norm_eps=1e-3"
+// Experts; append mlp_only_layers and num_experts_per_tok.
+#define TINY_EXPERTS                                                                                                   \
+    "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \
+    "head_dim=8,vocab_size=31,num_experts=6,moe_intermediate_size=12"
+#define TINY_MIXED TINY_EXPERTS ",num_experts_per_tok=2,mlp_only_layers=1"
 
 typedef struct {
-    double loss;
+    double loss;      // with those of routers
     double *gradient; // [elements]
     size_t elements;
 } TinyResult;
@@ -179,16 +184,20 @@ static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const d
     const Model *trained = settings.lora ? &settings.lora->table : settings.model;
     Batch largest = batches[0];
     TinyResult result = {0, NULL, trained->elements};
-    TargetCounts counts = {0, 0, 0};
+    TargetCounts counts = {0};
     TinyRun r;
     for (size_t i = 0; i < count; i++) {
         counts = target_counts_add(counts, batch_count(&batches[i]));
         if (batches[i].N > largest.N) largest = batches[i];
     }
     const double Z = objective_normaliser(&settings.objective, counts);
+    Metrics metrics = {0};
     settings.backward = 1;
     tiny_begin(&r, ops, settings, weights, adapters, &largest);
-    for (size_t i = 0; i < count; i++) result.loss += forward_backward(&r.s, &batches[i], Z, i + 1 == count, NULL);
+    r.s.routes.micro_batches = counts.batches;
+    for (size_t i = 0; i < count; i++) result.loss += forward_backward(&r.s, &batches[i], Z, i + 1 == count, &metrics);
+    if (settings.router_aux_loss > 0) result.loss += settings.router_aux_loss * metric_named(&metrics, "aux_loss");
+    if (settings.router_z_loss > 0) result.loss += settings.router_z_loss * metric_named(&metrics, "z_loss");
     result.gradient = device_read(ops, r.s.memory.gradients, settings.gradient_type, trained->elements);
     tiny_end(&r);
     return result;

@@ -201,7 +201,7 @@ static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *wh
     const SequenceBound bound = dataloader_part_bound(alone, samples ? 1 : ranks->ahead[0].assignment.parts);
     if (samples) A = dataloader_step(alone, alone->next);
     size_t covered[MOST_BATCHES] = {0};
-    TargetCounts counts = {0, 0, 0}, own = {0, 0, 0};
+    TargetCounts counts = {0}, own = {0};
     uint64_t after = 0;
     for (size_t i = 0; i < A; i++)
         dataloader_next(alone, &whole[i]), counts = target_counts_add(counts, batch_count(&whole[i]));

@@ -45,9 +45,10 @@ static void cpu_router_choose(uint16_t *route, const Summed *logits, const float
             best[g] = size > 1 ? most + second : most;
         }
         for (size_t i = 0; i < shape->kept; i++) {
-            size_t g = SIZE_MAX;
-            for (size_t j = 0; j < shape->groups; j++)
-                if (!open[j] && (g == SIZE_MAX || best[j] > best[g])) g = j;
+            size_t g = 0;
+            while (open[g]) g++;
+            for (size_t j = g + 1; j < shape->groups; j++)
+                if (!open[j] && best[j] > best[g]) g = j;
             open[g] = 1;
         }
         for (size_t i = 0; i < k; i++) {
