@@ -87,7 +87,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t FF = c->intermediate_size, kv = c->num_key_value_heads * c->head_dim;
     const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
-    const size_t head_norm = family->qk_norm ? c->head_dim : 0, whole = family->qk_norm == QK_NORM_WHOLE;
+    const size_t head_norm = config_qk_norm(c) ? c->head_dim : 0, whole = config_qk_norm(c) == QK_NORM_WHOLE;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
@@ -207,6 +207,11 @@ static Model model_build(const Config *config, DType dtype) {
     return model;
 }
 
+// Copies the routers' biases of a model of the same configuration.
+static void model_copy_biases(Model *model, const Model *from) {
+    if (model->router_bias) memcpy(model->router_bias, from->router_bias, model_router_biases(from) * sizeof(float));
+}
+
 static void model_free(Model *model) {
     free(model->parameters), free(model->layer_starts), free(model->router_bias);
     model->parameters = NULL, model->layer_starts = NULL, model->router_bias = NULL;
@@ -221,11 +226,10 @@ static Model model_copy(const Model *model) {
     if (model->parameter_count) memcpy(copy.parameters, model->parameters, model->parameter_count * sizeof(Parameter));
     copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
     memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
-    if (model->router_bias) {
-        const size_t count = model_router_biases(model);
-        copy.router_bias = (float *)checked_calloc(max_size(count, 1), sizeof(float), "biases of routers");
-        if (count) memcpy(copy.router_bias, model->router_bias, count * sizeof(float));
-    }
+    if (model->router_bias)
+        copy.router_bias = (float *)checked_calloc(max_size(model_router_biases(model), 1), sizeof(float),
+                                                   "biases of routers");
+    model_copy_biases(&copy, model);
     return copy;
 }
 
