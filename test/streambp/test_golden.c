@@ -208,6 +208,7 @@ TEST(ministral3) { FOLDER("ministral3"); }
 TEST(olmo3) { FOLDER("olmo3"); }
 TEST(glm4) { FOLDER("glm4"); }
 TEST(granite) { FOLDER("granite"); }
+TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
