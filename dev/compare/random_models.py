@@ -31,8 +31,8 @@ import shards  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import (Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig, Ministral3Config, MistralConfig,  # noqa: E402
-                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
+from transformers import (Gemma3TextConfig, Glm4Config, GPT2Config, GraniteConfig, LlamaConfig, Ministral3Config,  # noqa: E402
+                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
@@ -177,8 +177,14 @@ def glm4(r):
     return Glm4Config(**s, rope_parameters=rope, attention_bias=r.random() < 0.6)
 
 
+def granite(r):
+    return GraniteConfig(**sizes(r), rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3,
+                         embedding_multiplier=r.choice([1, 0.5, 12.0]), attention_multiplier=r.choice([0.125, 0.5, 1.0]),
+                         residual_multiplier=r.choice([0.22, 1.0, 1.7]), logits_scaling=r.choice([0.7, 1, 8.0]))
+
+
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3,
-                qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4)
+                qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -206,6 +212,7 @@ VALUES = dict(
     resid_pdrop=[0.0, 0.1], embd_pdrop=[0.0, 0.1], pretraining_tp=[1, 2], torch_dtype=["bfloat16", "float32", None],
     dtype=["float16", None, "auto"], transformers_version=["4.1.0", None], linear_conv_kernel_dim=[2, 4],
     linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8], vocab_size=[60, 77],
+    embedding_multiplier=[2, 0.5], residual_multiplier=[0.3, 2], attention_multiplier=[0.1], logits_scaling=[3, 0],
     type_vocab_size=[2], use_qk_norm=[True], quantization_config=[None], return_dict=[True, None],
     architectures=[None], _name_or_path=["x"], auto_map=[{}], rope_scaling=[None, {}], rope_parameters=[None, {}])
 ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None],

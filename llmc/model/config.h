@@ -52,6 +52,9 @@ typedef struct {
     double router_aux_loss_coef;                  // of the loss that balances the experts
     int use_qk_norm;                              // 0: without the family's QK-norm
     double query_pre_attn_scalar;                 // attention scores are divided by its root; 0: head_dim
+    double attention_multiplier;                  // or they are multiplied by this; 0: not given
+    double embedding_multiplier, residual_multiplier; // of the embeddings; of each branch before it is added
+    double logits_scaling;                        // divisor of the logits
     int activation_function;                      // index of GPT-2's name for it: two names, one function
     size_t pad_token_id;                          // input token that gives the embedding no gradient; NO_ROW: none
     uint64_t given; // bit i: key i of config_keys was set explicitly, so it follows no other key
@@ -103,6 +106,10 @@ static const ConfigKey config_keys[] = {
     {"sliding_window", NULL, KEY_SIZE, FIELD(sliding_window), 0, 1e9, 0},
     {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
     {"query_pre_attn_scalar", NULL, KEY_DOUBLE, FIELD(query_pre_attn_scalar), 1e-3, 1e6, 0},
+    {"attention_multiplier", NULL, KEY_DOUBLE, FIELD(attention_multiplier), 1e-6, 1e6, 0},
+    {"embedding_multiplier", NULL, KEY_DOUBLE, FIELD(embedding_multiplier), 1e-6, 1e6, 0},
+    {"residual_multiplier", NULL, KEY_DOUBLE, FIELD(residual_multiplier), 1e-6, 1e6, 0},
+    {"logits_scaling", NULL, KEY_DOUBLE, FIELD(logits_scaling), 1e-6, 1e6, 0},
     {"activation_function", NULL, KEY_GELU, FIELD(activation_function), 0, 1, 0},
     {"partial_rotary_factor", NULL, KEY_DOUBLE, FIELD(partial_rotary_factor), 1e-3, 1, 0},
     {"linear_num_key_heads", NULL, KEY_SIZE, FIELD(linear_num_key_heads), 1, 1 << 14, 0},
@@ -153,7 +160,8 @@ static int family_names_key(const Family *family, const char *name) {
 
 // Tells whether the family's config class has the key. `name` is the common one.
 static int family_has_key(const Family *family, const char *name) {
-    static const char some[] = "mlp_bias|partial_rotary_factor|rope_local_base_freq|query_pre_attn_scalar|"
+    static const char some[] = "attention_multiplier|embedding_multiplier|residual_multiplier|logits_scaling|"
+                               "mlp_bias|partial_rotary_factor|rope_local_base_freq|query_pre_attn_scalar|"
                                "llama_4_scaling_beta|num_experts|num_experts_per_tok|moe_intermediate_size|"
                                "shared_expert_intermediate_size|decoder_sparse_step|first_k_dense_replace|"
                                "mlp_only_layers|n_group|topk_group|norm_topk_prob|routed_scaling_factor|"
@@ -299,6 +307,7 @@ static Config config_defaults(const Family *family) {
     config.pad_token_id = NO_ROW;
     config.decoder_sparse_step = config.n_group = config.topk_group = 1;
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
+    config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;

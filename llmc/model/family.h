@@ -205,6 +205,13 @@ static const Family families[] = {
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_self_attn_layernorm.weight",
       "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, NO_EXPERT_NAMES, "post_mlp_layernorm.weight"})},
+    {.name = "granite", .model_type = "granite", .architecture = "GraniteForCausalLM",
+     .defaults =
+     "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,mlp_bias=false,"
+     "embedding_multiplier=1,attention_multiplier=1,residual_multiplier=1,logits_scaling=1",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow = 1,
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"

@@ -270,6 +270,8 @@ static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, 
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
+    SamplingSettings scaled = *settings;
+    scaled.temperature *= s->model->config.logits_scaling;
     cache_turn(cache, s, TURN_DRAW);
     GroupWeights w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n);
     Chunk c = cache->last;
@@ -279,7 +281,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
         c.row = c.token = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
         Stored *logits = head_forward(s, c, w).logits;
         Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
-        s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, settings, scratch);
+        s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, &scaled, scratch);
         s->ops->copy_out(token ? token + done : NULL, cache->token, c.n * sizeof(int32_t));
         for (size_t i = 0; token && i < c.n; i++)
             if (token[done + i] < 0)

@@ -272,9 +272,12 @@ static void linear_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
+// The residual stream x = x + m f(norm(x)), with m = residual_multiplier, is kept as x / m. An RMSNorm divides by its
+// input's size, so with eps / m^2 it gives the same: no branch is multiplied, and embeddings are divided by m.
 static Norm norm_of(const StreamBP *s) {
     const Config *config = &s->model->config;
-    const Norm norm = {config->norm_eps, (double)config->family->norm_offset, config->family->norm};
+    const double m = config->residual_multiplier;
+    const Norm norm = {config->norm_eps / (m * m), (double)config->family->norm_offset, config->family->norm};
     return norm;
 }
 

@@ -221,12 +221,14 @@ static Shapes shapes_of(const Model *model) {
     s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
     s.pre_norms = !c->family->no_pre_norms, s.post_norms = c->family->post_norms;
     s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;
+    s.embedding_scale *= c->embedding_multiplier / c->residual_multiplier; // norm_of (modules.h) says why
     return s;
 }
 
 // Returns the factor on attention scores.
 static double attention_scale(const Model *model) {
     const Config *c = &model->config;
+    if (c->attention_multiplier > 0) return c->attention_multiplier;
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
     return 1 / sqrt(width);
 }

@@ -235,7 +235,8 @@ TEST(configurations_that_are_written) {
         "olmo3,num_hidden_layers=3,layer_types=f",
         "olmo3,rope_type=yarn,factor=8,rope_local_base_freq=1000",
         "phi3,sliding_window=2047,partial_rotary_factor=0.75",
-        "glm4,attention_bias=false,partial_rotary_factor=1"};
+        "glm4,attention_bias=false,partial_rotary_factor=1",
+        "granite,embedding_multiplier=12,attention_multiplier=0.015625,residual_multiplier=0.22,logits_scaling=8"};
     for (size_t i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
     for (size_t i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
     for (size_t i = 0; i < COUNT_OF(texts); i++) expect_read_back(texts[i]);

@@ -133,6 +133,7 @@ ours_to_theirs("qwen3", "--lora-layers", "1", "--lora-rank-pattern", r"q_proj=2,
 ours_to_theirs("qwen3", "--lora-targets", "q_proj", "--lora-modules-to-save", "embed_tokens,lm_head")
 ours_to_theirs("llama", "--lora-targets", "embed_tokens,lm_head,o_proj", "--lora-dropout", "0.1", "--lora-rank-pattern", "lm_head=3")
 ours_to_theirs("qwen3_5", "--lora-targets", r".*\.[02]\.(mlp|linear_attn)\..*|.*q_proj", "--lora-alpha-pattern", "layers.0.mlp.up_proj=1")
+ours_to_theirs("granite", "--lora-targets", "embed_tokens,lm_head,down_proj")
 ours_to_theirs("qwen3_5")
 ours_to_theirs("qwen3_5", "--lora-targets", "q_proj,in_proj_b,in_proj_qkv")
 ours_to_theirs("qwen3_5", "--lora-targets", "o_proj", "--rslora")

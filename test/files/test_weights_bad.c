@@ -109,6 +109,7 @@ static const Damage changed_texts[] = {
     KEY("phi3", "rope_type", "\"default\"", "\"longrope\"",
         "of type longrope is not supported for this family; default"),
     KEY("phi3", "rope_type", "\"default\"", "\"yarn\",\"factor\":2", "of type yarn is not supported for this family"),
+    KEY("granite", "residual_multiplier", "0.4", "0", "residual_multiplier=0 is out of range"),
     KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
     KEY("smollm3", "use_sliding_window", "false", "true", "use_sliding_window is true, which is not supported"),
     KEY("ministral3", "sliding_window", "null", "0", "sliding_window 0 would mask every token"),
@@ -254,7 +255,7 @@ static const Damage changed_texts[] = {
 TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
-                      "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 mistral-full");
+                      "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 

@@ -21,12 +21,14 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, LlamaConfig,
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GraniteConfig,
+                          LlamaConfig,
                           Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config,
                           Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
                           SmolLM3Config)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
+from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.ministral.modeling_ministral import MinistralRMSNorm  # of a Mistral with layer_types
@@ -220,6 +222,13 @@ GLM4 = Glm4Config(vocab_size=109, hidden_size=40, intermediate_size=52, num_hidd
                   rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
                   **NO_SPECIAL_TOKENS)
 
+# Multipliers as odd as can be; an epsilon that matters.
+GRANITE = GraniteConfig(vocab_size=103, hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6,
+                        num_key_value_heads=2, head_dim=8, max_position_embeddings=128, rms_norm_eps=1e-3,
+                        tie_word_embeddings=False, attention_bias=True, embedding_multiplier=2.5,
+                        attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=0.6,
+                        rope_parameters=dict(rope_type="default", rope_theta=20000.0), **NO_SPECIAL_TOKENS)
+
 # The middle one of three layers is dense; a normalised choice of 2 of 5 experts, narrower than the hidden size.
 QWEN3_MOE = Qwen3MoeConfig(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidden_layers=3,
                            num_attention_heads=4, num_key_value_heads=2, head_dim=12, max_position_embeddings=128,
@@ -305,6 +314,7 @@ CASES = [
     Case("olmo3", OLMO3, seed=26, pad=82),
     Case("phi3", PHI3, seed=23),
     Case("glm4", GLM4, seed=28, pad=30),
+    Case("granite", GRANITE, seed=1, pad=21),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=0, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
@@ -484,7 +494,7 @@ def rmsnorm_in_the_models_dtype():
                Glm4MoeTopkRouter)
     plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
              SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm, Qwen3MoeRMSNorm, MixtralRMSNorm,
-             Glm4MoeRMSNorm)
+             Glm4MoeRMSNorm, GraniteRMSNorm)
     forwards = {c: forward for c in plain} | {c: without_casts(c) for c in casting} | {
                 c: forward_gemma for c in (Gemma3RMSNorm, Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm)}
     originals = {c: c.forward for c in forwards}

@@ -207,6 +207,7 @@ TEST(qwen3_5_yarn) { FOLDER("qwen3_5-yarn"); }
 TEST(ministral3) { FOLDER("ministral3"); }
 TEST(olmo3) { FOLDER("olmo3"); }
 TEST(glm4) { FOLDER("glm4"); }
+TEST(granite) { FOLDER("granite"); }
 TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(mixtral) { FOLDER("mixtral"); }

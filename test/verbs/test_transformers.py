@@ -238,7 +238,8 @@ for number, (family, keys) in enumerate((
         ("olmo2", "attention_bias=true,rope_theta=500000"), ("olmo3", "layer_types=fs,sliding_window=4,rope_local_base_freq=3000"),
         ("olmo3", "layer_types=sf,sliding_window=4,rope_type=yarn,factor=8,original_max_position_embeddings=32"),
         ("phi3", "partial_rotary_factor=0.75,sliding_window=6"), ("phi3", "tie_word_embeddings=true"),
-        ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"))):
+        ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"),
+        ("granite", "embedding_multiplier=12,attention_multiplier=0.3,residual_multiplier=0.22,logits_scaling=0.4,mlp_bias=true"))):
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
 trials()
