@@ -45,9 +45,9 @@ static void cpu_router_choose(uint16_t *route, const Summed *logits, const float
             best[g] = size > 1 ? most + second : most;
         }
         for (size_t i = 0; i < shape->kept; i++) {
-            size_t g = SIZE_MAX;
-            for (size_t j = 0; j < shape->groups; j++)
-                if (!open[j] && (g == SIZE_MAX || best[j] > best[g])) g = j;
+            size_t g = 0;
+            for (size_t j = 1; j < shape->groups; j++)
+                if (!open[j] && (open[g] || best[j] > best[g])) g = j;
             open[g] = 1;
         }
         for (size_t i = 0; i < k; i++) {

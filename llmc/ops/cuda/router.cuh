@@ -134,7 +134,8 @@ __device__ inline Softmax router_softmax(const float *z, unsigned E) {
     return s;
 }
 
-// A token's weights before they are scaled: weight_of / divisor
+// A token's weights before they are scaled: weight_of / divisor. Normalised ones need no softmax of all experts: they
+// count from the largest of the chosen, so that their sum is never 0
 struct TokenWeights {
     const float *z;
     const uint16_t *route; // NULL: all experts
@@ -142,19 +143,25 @@ struct TokenWeights {
     float divisor;
     bool sigmoids;
 };
+__device__ inline float chosen_logit(const TokenWeights &w, unsigned j) { return w.z[w.route ? w.route[j] : j]; }
 __device__ inline float weight_of(const TokenWeights &w, unsigned j) {
-    const float value = w.z[w.route ? w.route[j] : j];
+    const float value = chosen_logit(w, j);
     return w.sigmoids ? sigmoid(value) : expf(value - w.softmax.largest) / w.softmax.sum;
 }
 
-// all: softmax is wanted in any case
 __device__ inline TokenWeights token_weights(const float *logits, const uint16_t *route, size_t t,
-                                             const RouterShape &shape, bool all) {
-    TokenWeights w = {
-        logits + t * shape.E, route ? route + t * shape.k : NULL, {0.0f, 1.0f}, 1.0f, shape.kind == ROUTER_SIGMOID};
-    if (all || !w.sigmoids) w.softmax = router_softmax(w.z, (unsigned)shape.E);
-    if (!shape.normalised) return w;
+                                             const RouterShape &shape) {
+    TokenWeights w = {logits + t * shape.E,
+                      route ? route + t * shape.k : NULL,
+                      {-INFINITY, 1.0f},
+                      1.0f,
+                      shape.kind == ROUTER_SIGMOID};
     float sum = 0.0f;
+    if (!w.sigmoids && !shape.normalised) w.softmax = router_softmax(w.z, (unsigned)shape.E);
+    if (!shape.normalised) return w;
+    for (unsigned j = threadIdx.x % LANES; j < shape.k; j += LANES)
+        w.softmax.largest = fmaxf(w.softmax.largest, chosen_logit(w, j));
+    w.softmax.largest = warp_max(w.softmax.largest);
     for (unsigned j = threadIdx.x % LANES; j < shape.k; j += LANES) sum += weight_of(w, j);
     w.divisor = warp_sum(sum) + (w.sigmoids ? 1e-20f : 0.0f);
     return w;
@@ -164,7 +171,7 @@ __global__ void router_weights_kernel(float *weight, const float *logits, const 
                                       RouterShape shape) {
     const size_t t = router_token();
     if (t >= n) return;
-    const TokenWeights w = token_weights(logits, route, t, shape, false);
+    const TokenWeights w = token_weights(logits, route, t, shape);
     for (unsigned j = threadIdx.x % LANES; j < shape.k; j += LANES)
         weight[t * shape.k + j] = weight_of(w, j) / w.divisor * (float)shape.scale;
 }
@@ -186,7 +193,9 @@ __global__ void router_backward_kernel(floatX *dlogits, const float *dweight, co
     const float scale = (float)shape.scale;
     if (t >= n) return;
     const bool spread = shape.kind == ROUTER_SOFTMAX && !shape.normalised;
-    const TokenWeights w = token_weights(logits, route, t, shape, spread || balance || z_factor != 0.0f);
+    const TokenWeights w = token_weights(logits, route, t, shape);
+    Softmax all = w.softmax;
+    if (!spread && (balance || z_factor != 0.0f)) all = router_softmax(w.z, E);
     const float *const g = dweight + t * k;
     float inner = 0.0f, mean = 0.0f;
     for (unsigned j = lane; j < k; j += LANES) inner += weight_of(w, j) / w.divisor * g[j];
@@ -198,10 +207,10 @@ __global__ void router_backward_kernel(floatX *dlogits, const float *dweight, co
     };
     for (unsigned j = lane; route && j < k; j += LANES) pull[j] = pull_of(j);
     __syncwarp();
-    const auto probability = [&](unsigned e) { return expf(w.z[e] - w.softmax.largest) / w.softmax.sum; };
+    const auto probability = [&](unsigned e) { return expf(w.z[e] - all.largest) / all.sum; };
     for (unsigned e = lane; balance && e < E; e += LANES) mean += probability(e) * balance[e];
     mean = warp_sum(mean);
-    const float of_p = z_factor * 2.0f * (logf(w.softmax.sum) + w.softmax.largest) - (spread ? scale * inner : 0.0f);
+    const float of_p = z_factor * 2.0f * (logf(all.sum) + all.largest) - (spread ? scale * inner : 0.0f);
     for (unsigned e = lane; e < E; e += LANES) {
         float dz = route ? 0.0f : pull_of(e);
         for (unsigned j = 0; route && j < k; j++)
@@ -222,7 +231,7 @@ static void cuda_router_backward(Stored *dlogits, const Summed *dweight, const S
 // ---- counts: parts[blocks, E], and of softmax sums[blocks, E + 1] ---------------------------------------------------
 __global__ void router_count_kernel(int32_t *parts, float *sums, const float *logits, const uint16_t *route, size_t n,
                                     unsigned E, unsigned k) {
-    SHARED(uint16_t, chosen, GPU_COUNT_TOKENS * CHOSEN_MOST);
+    SHARED(uint16_t, chosen, (size_t)GPU_COUNT_TOKENS * CHOSEN_MOST);
     SHARED(Softmax, softmax, GPU_COUNT_TOKENS);
     const size_t begin = (size_t)blockIdx.x * GPU_COUNT_TOKENS;
     const unsigned tokens = n - begin < GPU_COUNT_TOKENS ? (unsigned)(n - begin) : (unsigned)GPU_COUNT_TOKENS;
