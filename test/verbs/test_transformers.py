@@ -257,13 +257,13 @@ for pattern in ("s", "f", "fs", "sf"):
     random_model(f"gemma3-{pattern}", f"gemma3,{SMALL},num_key_value_heads=2,head_dim=6,sliding_window=5,layer_types={pattern},"
                  "rope_type=llama3,factor=8,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64")
 for number, (family, keys) in enumerate((
+        ("qwen3_moe", "num_experts=6,num_experts_per_tok=3,moe_intermediate_size=8,mlp_only_layers=1,head_dim=8"),
+        ("mixtral", "num_experts=4"), ("glm4_moe", "num_experts=4,moe_intermediate_size=8,num_experts_per_tok=2,use_qk_norm=true"),
         ("ministral3", "original_max_position_embeddings=16,head_dim=10"), ("ministral3", "rope_type=default,sliding_window=4,head_dim=8"),
         ("ministral3", "rope_type=linear,factor=2,head_dim=8"), ("smollm3", "layer_types=nf,mlp_bias=true,rope_type=linear,factor=3"),
         ("olmo2", "attention_bias=true,rope_theta=500000"), ("olmo3", "layer_types=fs,sliding_window=4,rope_local_base_freq=3000"),
         ("olmo3", "layer_types=sf,sliding_window=4,rope_type=yarn,factor=8,original_max_position_embeddings=32"),
         ("phi3", "partial_rotary_factor=0.75,sliding_window=6"), ("phi3", "tie_word_embeddings=true"),
-        ("qwen3_moe", "num_experts=6,num_experts_per_tok=3,moe_intermediate_size=8,mlp_only_layers=1,head_dim=8"),
-        ("mixtral", "num_experts=4"), ("glm4_moe", "num_experts=4,moe_intermediate_size=8,num_experts_per_tok=2,use_qk_norm=true"),
         ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"))):
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
