@@ -51,6 +51,7 @@ static Case case_make(const char *text, int lora) {
     Case c = {0};
     c.tiny = tiny_case(text, lora ? 3 : 0);
     c.tiny.lora.dropout = 0.3;
+    c.tiny.settings.router_aux_loss = 0.7, c.tiny.settings.router_z_loss = 0.2;
     c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype), c.tiny.settings.backward = 1;
     return c;
 }
