@@ -97,8 +97,8 @@ static void routes_balance(StreamBP *s) {
         memcpy(&rows, &r->host_count[i], sizeof(rows));
         r->host_count[i] = (double)rows;
     }
-    dist_sum(RANKS_SEQUENCE, r->host_count, layers * E);
-    dist_sum(RANKS_SEQUENCE, r->host_sums, E + 1);
+    if (s->now.ranks > 1) dist_sum(RANKS_SEQUENCE, r->host_count, layers * E);
+    if (s->now.ranks > 1) dist_sum(RANKS_SEQUENCE, r->host_sums, E + 1);
     for (size_t i = 0; r->step_count && share > 0 && i < layers * E; i++) r->step_count[i] += r->host_count[i];
     memset(f, 0, E * sizeof(*f));
     for (size_t i = 0; i < layers * E; i++) f[i % E] += r->host_count[i] / N;

@@ -26,7 +26,7 @@ static const char *const models[] = {
     TINY_MISTRAL ",sliding_window=5",
     TINY_MISTRAL ",sliding_window=1",
     TINY_OLMO ",sliding_window=7",
-    TINY_EXPERTS,
+    TINY_MIXED,
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
@@ -51,6 +51,7 @@ static Case case_make(const char *text, int lora) {
     Case c = {0};
     c.tiny = tiny_case(text, lora ? 3 : 0);
     c.tiny.lora.dropout = 0.3;
+    c.tiny.settings.router_aux_loss = 0.7, c.tiny.settings.router_z_loss = 0.2;
     c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype), c.tiny.settings.backward = 1;
     return c;
 }

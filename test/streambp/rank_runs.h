@@ -105,6 +105,7 @@ static void case_begin(TinyRun *r, const Case *c, RunSettings settings) {
     largest.document_start = (size_t *)c->start;
     tiny_begin(r, run_ops, settings, NULL, NULL, &largest);
     r->s.now.dropout_seed = 5;
+    r->s.routes.micro_batches = c->counts.batches;
     write_shard(&c->tiny.model, weights_sharding(&r->s.memory), r->s.memory.weights, c->tiny.weights);
     if (c->tiny.adapters)
         write_shard(&c->tiny.lora.table, weights_sharding(&r->s.memory), r->s.memory.adapters, c->tiny.adapters);

@@ -7,7 +7,7 @@ ranks() { count=$1; shift; test/ranks/mpirun.sh $count "$TRAIN" "$@" >"$WORK/out
 ids() { sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out"; }
 lora='--lora-rank 3 --seq-len 30 --batch 6 --quiet --overwrite'
 # ---- the same gradients --------------------------------------------------------------------------------------------------------
-for model in qwen3 gpt2 qwen3_5; do
+for model in qwen3 gpt2 qwen3_5 qwen3_5_moe; do
     type=nf4
     [ $model = gpt2 ] && type=fp4
     decoded=$WORK/decoded-$model
@@ -58,6 +58,22 @@ check 'a folder with its head in 4 bits' cmp -s "$WORK/a.safetensors" "$WORK/b.s
 succeeds convert --model "$WORK/head" --out "$WORK/head.bin" --dtype fp32 --quiet
 succeeds convert --model "$WORK/head" --out "$WORK/plain" --quiet
 check 'decoded folders are of no quantiser' [ "$(grep -c quantization_config "$WORK/plain/config.json")" = 0 ]
+
+# bitsandbytes leaves experts alone: a folder in 4 bits has them as they were, until --base names the type
+succeeds convert --model $GOLDEN/qwen3_5_moe --to nf4 --out "$WORK/experts" --quiet
+succeeds bp --model "$WORK/experts" $lora --json
+planned=$(json plan_bytes)
+succeeds plan --for bp --model "$WORK/experts" $(echo $lora | sed s/--overwrite//) --json
+check 'and so does its plan' [ "$planned" = "$(json total_bytes)" ]
+succeeds bp --model "$WORK/experts" --base nf4 $lora --grads-out "$WORK/a.safetensors"
+succeeds bp --model "$WORK/decoded-qwen3_5_moe" $lora --grads-out "$WORK/b.safetensors"
+check 'experts of a folder in 4 bits, quantised' cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
+succeeds sample --model "$WORK/experts" $sample
+says err 'experts are not: to quantise them, too, give --base nf4'
+ids=$(ids)
+succeeds convert --model "$WORK/experts" --base none --out "$WORK/experts-decoded" --quiet
+succeeds sample --model "$WORK/experts-decoded" $sample
+check 'experts that stay in place write the same' [ -n "$ids" -a "$(ids)" = "$ids" ]
 
 # ---- adapters ------------------------------------------------------------------------------------------------------------------
 train="--model $GOLDEN/qwen3-bf16 --lora-rank 4 --data $SHARD --any-tokenizer --seq-len 48 --batch 2 --lr 1e-2 --quiet --schedule constant"
