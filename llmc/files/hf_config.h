@@ -162,8 +162,9 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
 }
 
 // Names of the number of experts in config.json, the one that is written first
-static const char *const hf_expert_names[][2] = {
-    {"num_experts", "num_local_experts"}, {"num_local_experts", "num_experts"}, {"n_routed_experts", "num_local_experts"}};
+static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_experts"},
+                                                 {"num_local_experts", "num_experts"},
+                                                 {"n_routed_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
     return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name ? 1 : 0];

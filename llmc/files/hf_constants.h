@@ -15,10 +15,11 @@ typedef struct {
 } HfConstant;
 
 #define HF_SILU                                                                                                        \
-    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4|qwen3_moe|qwen3_5_moe|mixtral|glm4_moe"
+    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4|qwen3_moe|qwen3_5_moe|mixtral|glm4_"   \
+    "moe"
 #define HF_ROTATED                                                                                                     \
     "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|qwen3_moe|mixtral" // whole heads are rotated
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"       // names of one function
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"          // names of one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -66,11 +67,12 @@ static int hf_applies(const HfConstant *c, const Family *family) {
 // Refuses null where transformers does: taken as absent, it would give the default. For a few keys null has a meaning:
 // the value follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
-    static const char *const means[][2] = {{"head_dim", "llama|mistral|mixtral"},
-                                           {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|mixtral"},
-                                           {"mlp_only_layers", "qwen3_moe"},
-                                           {"intermediate_size", "gpt2"},
-                                           {"attention_dropout", "llama|gemma3"}};
+    static const char *const means[][2] = {
+        {"head_dim", "llama|mistral|mixtral"},
+        {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|mixtral"},
+        {"mlp_only_layers", "qwen3_moe"},
+        {"intermediate_size", "gpt2"},
+        {"attention_dropout", "llama|gemma3"}};
     static const char *const refuses[][2] = {{"use_cache", HF_SILU "|gpt2|gemma3"},
                                              {"use_sliding_window", "qwen2|qwen3"},
                                              {"max_window_layers", "qwen2|qwen3"},

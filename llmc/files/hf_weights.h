@@ -227,7 +227,8 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
         SafeTensor *tensor = safetensors_find(list, hf_piece_name(family, prefix, p, i, name));
         if (!tensor) die("%s: tensor %s is missing", source->path, name);
         if (hf_quantised_type(list, name) != QUANT_NONE)
-            die("%s: tensor %s is in 4 bits, which is not supported for experts; take the original model and --base nf4",
+            die("%s: tensor %s is in 4 bits, which is not supported for experts; take the original model and --base "
+                "nf4",
                 source->path, name);
         const TensorLocation place = source_take_shape(source, tensor, wanted, 2, "config.json asks", "");
         if (!i) source->places[parameter] = place;
@@ -243,7 +244,8 @@ static int hf_is_split(const Model *model, const SafeTensors *list, const char *
     char name[HF_NAME];
     for (size_t i = 0; i < model->parameter_count; i++)
         if (model->parameters[i].experts)
-            return !safetensors_find(list, hf_tensor_name(model->config.family, prefix, model->parameters[i].name, name));
+            return !safetensors_find(list,
+                                     hf_tensor_name(model->config.family, prefix, model->parameters[i].name, name));
     return 0;
 }
 
@@ -423,8 +425,8 @@ static void hf_open(WeightSource *source, const char *directory) {
             hf_take_pieces(source, i, &list, prefix);
             continue;
         }
-        const char *name = split ? hf_piece_name(family, prefix, p, 0, file_name)
-                                 : hf_tensor_name(family, prefix, p->name, file_name);
+        const char *name =
+            split ? hf_piece_name(family, prefix, p, 0, file_name) : hf_tensor_name(family, prefix, p->name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
         const char *quantiser = tensor ? NULL : hf_other_quantiser(&list, name);

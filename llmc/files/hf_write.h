@@ -33,9 +33,9 @@ typedef struct {
 
 typedef struct {
     const WeightSource *source;
-    const char *kept;             // folder to copy config.json and the small files from, or NULL
-    WeightSource *like;           // its weights if it is composite or types or forms differ in its family; may be the source
-    int split;                    // a tensor for each matrix of an expert
+    const char *kept;   // folder to copy config.json and the small files from, or NULL
+    WeightSource *like; // its weights if it is composite or types or forms differ in its family; may be the source
+    int split;          // a tensor for each matrix of an expert
     const HfComposite *composite; // composite model of that folder, or NULL
     int text_only;                // write a new config.json, leave out other parts of a composite model
     char tokenizer[PATH_MAX];     // tokenizer file of the run, if that folder has none; else ""

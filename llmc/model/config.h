@@ -51,10 +51,10 @@ typedef struct {
     double routed_scaling_factor;                 // RouterShape.scale
     double router_aux_loss_coef;                  // of the loss that balances the experts
     int use_qk_norm;                              // 0: without the family's QK-norm
-    double query_pre_attn_scalar; // attention scores are divided by its root; 0: head_dim
-    int activation_function;      // index of GPT-2's name for it: two names, one function
-    size_t pad_token_id;          // input token that gives the embedding no gradient; NO_ROW: none
-    uint64_t given;               // bit i: key i of config_keys was set explicitly, so it follows no other key
+    double query_pre_attn_scalar;                 // attention scores are divided by its root; 0: head_dim
+    int activation_function;                      // index of GPT-2's name for it: two names, one function
+    size_t pad_token_id;                          // input token that gives the embedding no gradient; NO_ROW: none
+    uint64_t given; // bit i: key i of config_keys was set explicitly, so it follows no other key
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
@@ -202,8 +202,7 @@ static int layers_from_text(const char *text, uint8_t layers[LAYER_TYPES_MAX / 8
 static void layers_to_text(const uint8_t layers[LAYER_TYPES_MAX / 8], char *text, size_t size) {
     size_t used = 0;
     for (size_t l = 0; l < LAYER_TYPES_MAX && used < size; l++)
-        if (layers[l / 8] >> l % 8 & 1)
-            used += (size_t)snprintf(text + used, size - used, "%s%zu", used ? "+" : "", l);
+        if (layers[l / 8] >> l % 8 & 1) used += (size_t)snprintf(text + used, size - used, "%s%zu", used ? "+" : "", l);
     if (!used) snprintf(text, size, "none");
 }
 
@@ -335,7 +334,9 @@ static int layer_rotates(const Config *config, size_t l) {
     return !config->family->learned_positions && layer_letter(config, l) != 'n';
 }
 
-static QkNorm config_qk_norm(const Config *config) { return config->use_qk_norm ? config->family->qk_norm : QK_NORM_NONE; }
+static QkNorm config_qk_norm(const Config *config) {
+    return config->use_qk_norm ? config->family->qk_norm : QK_NORM_NONE;
+}
 
 static int layer_is_linear(const Config *config, size_t l) { return layer_kind(config, l) == LAYER_LINEAR; }
 

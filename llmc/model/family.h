@@ -40,26 +40,26 @@ typedef struct {
     NormKind norm;
     ActivationKind activation;
     QkNorm qk_norm;
-    int learned_positions;    // position table instead of RoPE
-    int qkv_bias;             // biases on q, k, v but not on the output projection, whatever attention_bias says
-    int biases;               // biases on every linear layer
-    int no_output_bias;       // attention_bias covers only q, k, v
-    int conv1d;               // files hold linear weights transposed
-    int head_dim_follows;     // head_dim = hidden_size / num_attention_heads unless given
-    int kv_heads_follow;      // num_key_value_heads = num_attention_heads unless given
-    int norm_offset;          // norms multiply by 1 + w
-    int no_pre_norms;         // no norm before attention and MLP, which read the residual stream directly
-    int post_norms;           // norms after attention and MLP, before the residual addition
-    int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
-    int gated_attention;      // attention gates its output, by half of q_proj
-    RouterKind router;        // layers may have experts
+    int learned_positions;       // position table instead of RoPE
+    int qkv_bias;                // biases on q, k, v but not on the output projection, whatever attention_bias says
+    int biases;                  // biases on every linear layer
+    int no_output_bias;          // attention_bias covers only q, k, v
+    int conv1d;                  // files hold linear weights transposed
+    int head_dim_follows;        // head_dim = hidden_size / num_attention_heads unless given
+    int kv_heads_follow;         // num_key_value_heads = num_attention_heads unless given
+    int norm_offset;             // norms multiply by 1 + w
+    int no_pre_norms;            // no norm before attention and MLP, which read the residual stream directly
+    int post_norms;              // norms after attention and MLP, before the residual addition
+    int scaled_embeddings;       // embeddings are multiplied by sqrt(hidden_size)
+    int gated_attention;         // attention gates its output, by half of q_proj
+    RouterKind router;           // layers may have experts
     const char *expert_names[3]; // gate, up and down of an expert in files with a tensor for each, with one %zu
-    const char *router_name;  // the router in such files; NULL: as in layer_names
-    int shared_scale;         // the shared expert is scaled by a logistic function of the token
-    int same_windows;         // sliding_window applies to all layers
-    int interleaved;          // rotary pairs are neighbours, not elements half a head apart
-    int plain_rope;           // rotary positions cannot be scaled
-    const char *layer_prefix; // with one %zu
+    const char *router_name;     // the router in such files; NULL: as in layer_names
+    int shared_scale;            // the shared expert is scaled by a logistic function of the token
+    int same_windows;            // sliding_window applies to all layers
+    int interleaved;             // rotary pairs are neighbours, not elements half a head apart
+    int plain_rope;              // rotary positions cannot be scaled
+    const char *layer_prefix;    // with one %zu
     const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
     const char *model_names[MODEL_TENSORS];
 } Family;

@@ -42,7 +42,7 @@ typedef struct {
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
     size_t layer_offset[LAYER_FORMS][LAYER_TENSORS]; // within a layer of each form
-    float *router_bias; // host [layers with experts, E], fp32 in files: the choice of experts adds it; NULL: none
+    float *router_bias;   // host [layers with experts, E], fp32 in files: the choice of experts adds it; NULL: none
     size_t *layer_starts; // [num_hidden_layers + 1] first element of each layer, and the end of the last
 } Model;
 
@@ -94,7 +94,8 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
-    const int attention = tensor >= Q_WEIGHT && tensor <= O_BIAS, linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
+    const int attention = tensor >= Q_WEIGHT && tensor <= O_BIAS,
+              linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS;
     const int experts = tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN;
     if ((form & FORM_LINEAR ? attention : linear) || (form & FORM_EXPERTS ? dense : experts)) {
@@ -203,13 +204,13 @@ static Model model_build(const Config *config, DType dtype) {
     model_add_outer(&model, FINAL_NORM_BIAS);
     model_add_outer(&model, LM_HEAD);
     if (config->family->router == ROUTER_SIGMOID)
-        model.router_bias = (float *)checked_calloc(max_size(model_router_biases(&model), 1), sizeof(float),
-                                                    "biases of routers");
+        model.router_bias =
+            (float *)checked_calloc(max_size(model_router_biases(&model), 1), sizeof(float), "biases of routers");
     return model;
 }
 
 // Copies the routers' biases of a model of the same configuration.
-static void model_copy_biases(Model *model, const Model *from) {
+static void model_copy_biases(const Model *model, const Model *from) {
     if (model->router_bias) memcpy(model->router_bias, from->router_bias, model_router_biases(from) * sizeof(float));
 }
 
@@ -228,8 +229,8 @@ static Model model_copy(const Model *model) {
     copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
     memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
     if (model->router_bias)
-        copy.router_bias = (float *)checked_calloc(max_size(model_router_biases(model), 1), sizeof(float),
-                                                   "biases of routers");
+        copy.router_bias =
+            (float *)checked_calloc(max_size(model_router_biases(model), 1), sizeof(float), "biases of routers");
     model_copy_biases(&copy, model);
     return copy;
 }
