@@ -351,7 +351,8 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
         write.split &= !fused, most += hf_pieces(family, &source->model.parameters[i]);
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
-    snprintf(prefix, sizeof(prefix), "%.*s", (int)(strcspn(family->layer_prefix, ".") + 1), family->layer_prefix);
+    snprintf(prefix, sizeof(prefix), "%s", family->layer_prefix);
+    prefix[strcspn(prefix, ".") + 1] = 0;
     hf_codes_choose(&write.codes, source, quant, dtype, head);
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;
