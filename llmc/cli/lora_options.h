@@ -77,7 +77,8 @@ static void lora_add_pattern(cJSON *patterns, char *entry) {
 // Returns the modules that a word stands for; 0: it is none. all: as in PEFT 0.21: either the experts and routers, or all
 // other linear layers, depending on the family.
 static unsigned lora_word(const char *targets, const Config *c) {
-    const int experts = expert_layers_before(c, c->num_hidden_layers) != 0, renamed = adapter_old_names(c->family) != NULL;
+    const int experts = expert_layers_before(c, c->num_hidden_layers) != 0,
+              renamed = adapter_old_names(c->family) != NULL;
     unsigned chosen = 0;
     if (!strcmp(targets, "auto")) return lora_usual_modules(c);
     if (!text_is_one_of(targets, "all|all-linear")) return 0;

@@ -224,6 +224,10 @@ TEXT(adapter, "adapter", NULL, SHORT((RUNS | ON(CONVERT)) & ~PASSES) | ON(TRAIN)
 FLAG(merge, "merge", SHORT(ON(CONVERT)),
      "add the adapters to the weights that are written; the default for --model RUN of adapters")
 FLAG(adapter_only, "adapter-only", SHORT(ON(CONVERT)), "write only the adapters, as a folder in PEFT's format")
+CHOICE(AdapterLayout, adapter_layout, "adapter-layout", "peft", ADAPTER_AS_PEFT, ADAPTER_PER_EXPERT, ON(CONVERT),
+       "peft|per-expert",
+       "with --adapter-only, adapters of experts; peft: as they are; per-expert: a tensor for each matrix, for engines "
+       "that load experts so")
 
 SECTION("Experts")
 REAL(router_aux_loss, "router-aux-loss", "auto", 0, 1000, PASSES, "X",

@@ -79,6 +79,7 @@ typedef enum { RESUME_OFF, RESUME_ON, RESUME_AUTO } Resume;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
 typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLMC, CONVERT_NF4, CONVERT_FP4 } ConvertTo;
+typedef enum { ADAPTER_AS_PEFT, ADAPTER_PER_EXPERT } AdapterLayout;
 
 // Unset text is NULL.
 typedef struct {

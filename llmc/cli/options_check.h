@@ -88,6 +88,10 @@ static void options_check_files(const Options *o) {
          "--merge and --adapter-only: give --adapter with the adapters, or their run with --model"},
         {o->adapter_only && (o->merge || o->like || o->to || option_given(o, "dtype")),
          "--adapter-only writes adapters as they are: leave --merge, --like, --to and --dtype out"},
+        {o->adapter_layout == ADAPTER_PER_EXPERT && !o->adapter_only,
+         "--adapter-layout has no meaning without --adapter-only: merged weights hold no adapters"},
+        {o->adapter_layout == ADAPTER_PER_EXPERT && !o->model,
+         "--adapter-layout per-expert: give --model with the base, whose shapes it needs"},
         {o->quantise_head && o->base < BASE_NF4 && o->to < CONVERT_NF4,
          "--quantise-head has no meaning without --base (or convert's --to) nf4 or fp4: the other weights are not in 4 "
          "bits"},

@@ -62,7 +62,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     adapter_write_key(&json, "rank_pattern", lora, ADAPTER_RANK);
     json_null(&json, "revision");
     adapter_write_key(&json, "target_modules", lora, ADAPTER_PRESENT);
-    if (lora->table.config.family->router)
+    if (lora->table.config.family->router && !lora->split)
         adapter_write_key(&json, "target_parameters", lora, ADAPTER_PARAMETERS);
     json_text(&json, "task_type", "CAUSAL_LM");
     json_bool(&json, "use_rslora", lora->rslora);
@@ -95,7 +95,8 @@ static const struct {
 // Keys that do not affect the model, or are read by other code here.
 static const char adapter_known[] =
     "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|target_parameters|exclude_modules|"
-    "layers_to_transform|modules_to_save|layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|inference_mode|"
+    "layers_to_transform|modules_to_save|layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|"
+    "inference_mode|"
     "base_model_name_or_path|revision|auto_mapping|peft_version|megatron_core|ensure_weight_tying|loftq_config|eva_"
     "config|corda_config|lora_ga_config|qalora_group_size";
 
@@ -233,6 +234,82 @@ static size_t adapter_header(const Model *table, DType type, const BaseKey *base
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
+// Tells of which tensor of a layer a parameter of adapters is.
+static LayerTensor adapter_tensor_of(const Lora *lora, const Parameter *p) {
+    const size_t l = group_of(&lora->table, p->offset);
+    if (l >= GROUP_EMBEDDING) return LAYER_TENSORS;
+    return (LayerTensor)(lora_part_of(lora, p) - lora_part(lora, l, 0));
+}
+
+// Refuses a gate and an up projection with different A: here they are one matrix with one A.
+static void adapter_compare(const WeightSource *source, const SafeTensor *gate, const SafeTensor *up) {
+    const uint64_t bytes = gate->end - gate->begin;
+    int same = up && up->end - up->begin == bytes;
+    for (uint64_t at = 0, n; same && at < bytes; at += n) {
+        n = bytes - at < sizeof(staged.bytes) ? bytes - at : sizeof(staged.bytes);
+        input_read(&source->files[0], gate->begin + at, staged.bytes, (size_t)n);
+        input_read(&source->files[0], up->begin + at, staged_raw.bytes, (size_t)n);
+        same = !memcmp(staged.bytes, staged_raw.bytes, (size_t)n);
+    }
+    if (!same)
+        die("%s: tensor %s is not that of the up projection; experts here have one A for both, as PEFT 0.21 saves them",
+            source->path, gate->name);
+}
+
+// Takes A or B of experts' matrices from tensors of each expert, which are A [E,r,in] or B [E,out,r] in their order.
+static void adapter_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const Lora *lora,
+                                const char *asks) {
+    Parameter *p = &source->model.parameters[parameter];
+    const size_t layer = group_of(&lora->table, p->offset), E = lora->table.config.num_experts;
+    const size_t rank = lora_part_of(lora, p)->rank;
+    const int down = adapter_tensor_of(lora, p) == EXPERTS_DOWN, of_b = p->file_rows != 0, two = of_b && !down;
+    const size_t count = two ? 2 * E : E, each = parameter_elements(p) / count;
+    const uint64_t wanted[2] = {of_b ? each / rank : rank, of_b ? rank : each / rank};
+    char name[160], whole[256];
+    if (!source->pieces)
+        source->pieces = (TensorPieces *)checked_calloc(source->model.parameter_count, sizeof(TensorPieces),
+                                                        "the places of experts");
+    TensorPieces *pieces = &source->pieces[parameter];
+    pieces->count = count;
+    pieces->file = (size_t *)checked_calloc(count, sizeof(size_t), "the places of experts");
+    pieces->offset = (uint64_t *)checked_calloc(count, sizeof(uint64_t), "the places of experts");
+    for (size_t i = 0; i < count; i++) {
+        const size_t part = down ? 2 : two ? i % 2 : 0;
+        lora_expert_name(lora->table.config.family, layer, two ? i / 2 : i, part, name);
+        snprintf(whole, sizeof(whole), "base_model.model.%s.lora_%c.weight", name, of_b ? 'B' : 'A');
+        SafeTensor *tensor = safetensors_find(list, whole);
+        if (!tensor) die("%s: tensor %s is missing; an adapter has A and B of every expert", source->path, whole);
+        const TensorLocation place = source_take_shape(source, tensor, wanted, 2, asks, "; is it of another base?");
+        if (!i) source->places[parameter] = place;
+        if (place.type != source->places[parameter].type)
+            die("%s: tensor %s is in %s, those of other experts in %s; save all in one type", source->path, whole,
+                dtype_name(place.type), dtype_name(source->places[parameter].type));
+        pieces->offset[i] = place.offset;
+        if (of_b || down) continue;
+        lora_expert_name(lora->table.config.family, layer, i, 1, name);
+        snprintf(whole, sizeof(whole), "base_model.model.%s.lora_A.weight", name);
+        SafeTensor *up = safetensors_find(list, whole);
+        adapter_compare(source, tensor, up);
+        up->used = 1;
+    }
+    p->transposed = 0;
+}
+
+// Gives a router the name that it has beside fused experts, where it has another beside tensors for each.
+static void adapter_rename_router(const SafeTensors *list, const Family *family) {
+    char from[64], to[64];
+    if (!family->router_name) return;
+    snprintf(from, sizeof(from), ".%.*s.lora_", (int)lora_name_length(family->router_name), family->router_name);
+    snprintf(to, sizeof(to), ".%.*s.lora_", (int)lora_name_length(family->layer_names[ROUTER_WEIGHT]),
+             family->layer_names[ROUTER_WEIGHT]);
+    for (SafeTensor *t = list->tensors; t < list->tensors + list->count; t++) {
+        char *at = strstr(t->name, from);
+        if (!at) continue;
+        memmove(at + strlen(to), at + strlen(from), strlen(at + strlen(from)) + 1);
+        memcpy(at, to, strlen(to));
+    }
+}
+
 // Renames tensors of a composite model to those of its text model alone. Returns how many.
 static size_t adapter_rename_text(const SafeTensors *list, const Family *family) {
     const HfComposite *composite = hf_composite_of(family);
@@ -273,7 +350,9 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     if (adapter_rename_text(&list, family))
         snprintf(prefix, sizeof(prefix), "%s%s", hf_composite_of(family)->modules,
                  family->layer_prefix + strcspn(family->layer_prefix, ".") + 1);
+    adapter_rename_router(&list, family);
     safetensors_sort(&list);
+    const int split = adapter_is_split(&list);
     const AdapterTargets targets = {root, config, EXIT_RUNTIME, prefix};
     if (root) {
         adapter_choose_copies(&targets, lora, &model->config);
@@ -289,6 +368,11 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
         SafeTensor *tensor = safetensors_find(&list, p->name);
         char asks[64];
         const LoraPart *part = lora_part_of(lora, p);
+        if (split && adapter_tensor_of(lora, p) < LAYER_TENSORS && adapter_tensor_of(lora, p) >= EXPERTS_GATE_UP) {
+            snprintf(asks, sizeof(asks), "rank %zu and this base ask", part->rank);
+            adapter_take_pieces(source, i, &list, lora, asks);
+            continue;
+        }
         if (!tensor)
             die("%s: tensor %s is missing; %s", path, p->name,
                 part ? "an adapter has A and B" : "modules_to_save names its module");

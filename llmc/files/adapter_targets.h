@@ -187,10 +187,21 @@ static const SafeTensor *adapter_find_tensor(const SafeTensors *list, const char
     return safetensors_find(list, name);
 }
 
+// Tells whether a file has a tensor for each matrix of an expert.
+static int adapter_is_split(const SafeTensors *list) {
+    for (size_t i = 0; i < list->count; i++) {
+        const char *at = strstr(list->tensors[i].name, ".experts.");
+        if (at && strspn(at + strlen(".experts."), "0123456789")) return 1;
+    }
+    return 0;
+}
+
 // Tells whether a file has an adapter of experts' matrices [E,out,in]: experts: the names before ".lora_A". If the file
 // has those of one stack alone, its A or B tells of which.
-static int adapter_has_stack(const SafeTensors *list, const char *experts, const Config *c, int down) {
+static int adapter_has_stack(const SafeTensors *list, const char *experts, const Config *c, size_t layer, int down) {
     char inner[200];
+    lora_expert_name(c->family, layer, 0, down ? 2 : 0, inner);
+    if (adapter_find_tensor(list, inner, "lora_A.weight")) return 1;
     snprintf(inner, sizeof(inner), "%s.base_layer", experts);
     const SafeTensor *a = adapter_find_tensor(list, experts, "lora_A.weight"),
                      *b = adapter_find_tensor(list, experts, "lora_B.weight");
@@ -200,10 +211,11 @@ static int adapter_has_stack(const SafeTensors *list, const char *experts, const
     return down == ((a && a->shape[1] != c->hidden_size) || (b && b->shape[0] != 2 * c->moe_intermediate_size));
 }
 
-// Tells whether a module has an adapter: by the keys or, with the tensors of a file, as found there; the keys must
-// agree.
-static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const int *found) {
-    const int wanted = !found || adapter_targets_known(t) ? adapter_targets(t, name, layer, parameter) : *found;
+// Tells whether a module has an adapter: by the keys or, with the tensors of a file, as found there; the keys must agree
+// if they name modules.
+static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const int *found,
+                       int named) {
+    const int wanted = !found || named ? adapter_targets(t, name, layer, parameter) : *found;
     if (found && wanted != *found)
         die_with(t->code,
                  *found ? "%s: has tensors of %s, which target_%ss does not name"
@@ -240,6 +252,7 @@ static void adapter_check_parameters(const AdapterTargets *t, const Lora *lora, 
 // number of modules with adapters.
 static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c, const SafeTensors *list) {
     char name[160], own[160], prefix[64];
+    const int named = list && adapter_targets_known(t) && !adapter_is_split(list);
     size_t count = 0;
     lora->each = (LoraModule *)checked_calloc(c->num_hidden_layers * LORA_TENSORS, sizeof(LoraModule),
                                               "the adapters of each layer");
@@ -250,11 +263,11 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
             const int used = snprintf(own, sizeof(own), c->family->layer_prefix, layer);
             lora_tensor_prefix(c->family, i, 0, prefix);
             snprintf(own + used, sizeof(own) - (size_t)used, "%s", prefix);
-            const int found = list && (tensor >= EXPERTS_GATE_UP
-                                           ? adapter_has_stack(list, own, c, tensor == EXPERTS_DOWN)
-                                           : adapter_find_tensor(list, own, "lora_A.weight") ||
-                                                 adapter_find_tensor(list, own, "lora_B.weight"));
-            if (adapter_has(t, name, layer, lora_is_parameter(tensor), list ? &found : NULL))
+            const int found =
+                list && (tensor >= EXPERTS_GATE_UP ? adapter_has_stack(list, own, c, layer, tensor == EXPERTS_DOWN)
+                                                   : adapter_find_tensor(list, own, "lora_A.weight") ||
+                                                         adapter_find_tensor(list, own, "lora_B.weight"));
+            if (adapter_has(t, name, layer, lora_is_parameter(tensor), list ? &found : NULL, named))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
         }
     for (size_t i = 0; i < 2; i++) {
@@ -265,7 +278,7 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
         if (lora->saves[outer] && found)
             die_with(t->code, "%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two",
                      t->where, name);
-        if (!lora->saves[outer] && adapter_has(t, name, ADAPTER_OUTER, 0, list ? &found : NULL))
+        if (!lora->saves[outer] && adapter_has(t, name, ADAPTER_OUTER, 0, list ? &found : NULL, named))
             lora->outer[outer] = adapter_module(t, name, lora), count++;
     }
     adapter_check_parameters(t, lora, c);
@@ -321,6 +334,21 @@ static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double 
     return 1;
 }
 
+// Prints the i-th of the names that stand for experts and routers in target_modules of files with a tensor for each
+// matrix of an expert, without its module's; empty: it has no adapter. Returns 0 after the last.
+static int adapter_split_name(const Lora *lora, size_t i, char name[64]) {
+    static const LayerTensor tensors[] = {EXPERTS_GATE_UP, EXPERTS_GATE_UP, EXPERTS_DOWN, ROUTER_WEIGHT};
+    const Family *family = lora->table.config.family;
+    if (!lora->split || i == 4) return 0;
+    const char *whole = i < 3 ? family->expert_names[i] : family->layer_names[ROUTER_WEIGHT];
+    size_t end = lora_name_length(whole), begin = end, any = 0;
+    while (begin && whole[begin - 1] != '.') begin--;
+    for (size_t l = 0; l < lora->table.config.num_hidden_layers; l++)
+        any |= lora->part[l * LAYER_TENSORS + tensors[i]].a != ABSENT;
+    snprintf(name, 64, "%.*s", any ? (int)(end - begin) : 0, whole + begin);
+    return 1;
+}
+
 // Writes an entry of a key's list or object.
 static void adapter_write_entry(JsonOut *json, const char *name, double value, AdapterKey key) {
     if (key <= ADAPTER_PARAMETERS)
@@ -336,7 +364,7 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     struct {
         char name[64];
         double value;
-    } alike[LORA_TENSORS + 2];
+    } alike[LORA_TENSORS + 6];
     size_t count = 0;
     char name[160];
     double value;
@@ -355,8 +383,12 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
         if (end) memmove(alike[count].name, end + 1, strlen(end));
         alike[count++].value = value;
     }
+    for (size_t i = 0; key == ADAPTER_PRESENT && adapter_split_name(lora, i, alike[count].name); i++)
+        alike[count].value = 1, count += *alike[count].name != 0;
     qsort(alike, count, sizeof(alike[0]), compare_texts);
-    for (size_t k = 0; k < count; k++) adapter_write_entry(json, alike[k].name, alike[k].value, key);
+    for (size_t k = 0; k < count; k++)
+        if (!k || strcmp(alike[k].name, alike[k - 1].name) != 0)
+            adapter_write_entry(json, alike[k].name, alike[k].value, key);
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
         for (size_t i = 0; adapter_module_name(&names, c->family, layer, i, name); i++) {
             if (adapter_key_alike(lora, key, i, &value)) continue;

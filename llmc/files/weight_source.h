@@ -130,16 +130,19 @@ static void spread_columns(char *out, const char *in, size_t cols, size_t begin,
 }
 
 // Reads elements of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there.
-// Takes a few columns at a time, so that whole cache lines are written.
+// Takes a few columns at a time, so that whole cache lines are written, and whole columns if many of their rows are
+// wanted.
 static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t rows, size_t cols, size_t begin,
                                    size_t count, DType as, char *out) {
-    const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
+    const size_t size = dtype_size(as), row = begin / cols, wanted = (begin + count + cols - 1) / cols - row;
+    const int whole = rows / 4 <= wanted && rows <= SLAB_ELEMENTS;
+    const size_t first = whole ? 0 : row, stretch = whole ? rows : wanted;
     const char *in = (const char *)staged_reformed.bytes;
     size_t n;
     for (size_t c = 0; c < cols; c += n) {
         n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
-        for (size_t k = 0; k < n; k++)
-            tensor_read_range(source, parameter, (c + k) * rows + first, stretch, as,
+        for (size_t k = 0; k < (whole ? 1 : n); k++)
+            tensor_read_range(source, parameter, (c + k) * rows + first, whole ? n * rows : stretch, as,
                               staged_reformed.bytes + k * stretch * size);
         switch (size) { // a constant size makes the copy one instruction
         case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;

@@ -35,6 +35,7 @@ typedef struct {
     size_t rank;
     double alpha, dropout;
     int rslora;
+    int split;                       // written with a tensor for each matrix of an expert (files/adapter_split.h)
     unsigned modules;                // bit i: lora_module(.., i) has adapters, in all layers
     int saves[MODEL_TENSORS];        // EMBEDDING, LM_HEAD: a full copy is trained (modules_to_save)
     LoraModule outer[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: their adapters
@@ -92,7 +93,8 @@ static const char *lora_module(const Family *family, size_t i) {
 static void lora_tensor_prefix(const Family *family, size_t i, int inner, char name[64]) {
     const LayerTensor tensor = lora_tensor(family, i);
     const char *module = lora_module(family, i);
-    const size_t length = tensor >= EXPERTS_GATE_UP ? (size_t)(strrchr(module, '.') - module) : lora_name_length(module);
+    const size_t length =
+        tensor >= EXPERTS_GATE_UP ? (size_t)(strrchr(module, '.') - module) : lora_name_length(module);
     snprintf(name, 64, "%.*s%s", (int)length, module, inner ? ".base_layer" : "");
 }
 
@@ -100,6 +102,14 @@ static void lora_tensor_prefix(const Family *family, size_t i, int inner, char n
 static void lora_outer_name(const Family *family, ModelTensor tensor, char name[64]) {
     const char *whole = family->model_names[tensor];
     snprintf(name, 64, "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
+}
+
+// Prints the name of an expert's gate, up or down projection (part 0, 1, 2) in files with tensors of its own, without
+// ".weight".
+static void lora_expert_name(const Family *family, size_t layer, size_t expert, size_t part, char name[160]) {
+    const int used = snprintf(name, 160, family->layer_prefix, layer);
+    snprintf(name + used, 160 - (size_t)used, family->expert_names[part], expert);
+    name[lora_name_length(name)] = 0;
 }
 
 // Tells whether the layer has the i-th module; layers of another kind may lack it.
@@ -309,7 +319,8 @@ static size_t lora_of_experts(const Lora *lora) {
     size_t elements = 0;
     for (size_t i = 1; i < lora->table.parameter_count; i++)
         if (lora->table.parameters[i].file_rows)
-            elements += parameter_elements(&lora->table.parameters[i - 1]) + parameter_elements(&lora->table.parameters[i]);
+            elements +=
+                parameter_elements(&lora->table.parameters[i - 1]) + parameter_elements(&lora->table.parameters[i]);
     return elements;
 }
 
@@ -338,8 +349,7 @@ static uint64_t lora_key(const Lora *lora) {
     const double scale = lora_scale(lora, usual);
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
-    const size_t row =
-        (lora->table.config.family->router ? LORA_TENSORS : LORA_DENSE_TENSORS) * sizeof(LoraModule);
+    const size_t row = (lora->table.config.family->router ? LORA_TENSORS : LORA_DENSE_TENSORS) * sizeof(LoraModule);
     Checksum sum = {{0, 0}};
     for (size_t l = 0; lora->each && l < L; l++) checksum_add(&sum, l * row, &lora->each[l * LORA_TENSORS], row);
     const uint64_t layers = lora->each ? checksum_value(key, &sum, L * row) : key;

@@ -192,34 +192,47 @@ static void section_move(const OutputFile *out, const InputFile *in, Checksum *s
     if (out) output_write(out, offset, values, bytes);
 }
 
-// The same for values[count] of a matrix [rows,cols] from element `first` on, which the file holds transposed from byte
-// `at` on.
-static void section_move_transposed(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t at,
-                                    size_t first, size_t count, size_t size, size_t rows, size_t cols,
-                                    unsigned char *values) {
+// Writes values[count] of a matrix [rows,cols] from element `first` on, which the file holds transposed from byte `at` on.
+static void section_write_transposed(const OutputFile *out, Checksum *sum, uint64_t at, size_t first, size_t count,
+                                     size_t size, size_t rows, size_t cols, const unsigned char *values) {
     unsigned char *column = staged_reformed.bytes;
     for (size_t c = 0; c < cols; c++) {
         const size_t from = (c + cols - first % cols) % cols, n = from < count ? (count - from + cols - 1) / cols : 0;
         if (!n) continue;
-        for (size_t i = 0; out && i < n; i++) memcpy(column + i * size, values + (from + i * cols) * size, size);
-        section_move(out, in, sum, at + (uint64_t)(c * rows + (first + from) / cols) * size, column, n * size);
-        for (size_t i = 0; in && i < n; i++) memcpy(values + (from + i * cols) * size, column + i * size, size);
+        for (size_t i = 0; i < n; i++) memcpy(column + i * size, values + (from + i * cols) * size, size);
+        section_move(out, NULL, sum, at + (uint64_t)(c * rows + (first + from) / cols) * size, column, n * size);
     }
 }
 
-// Moves staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table
-static void section_move_parameters(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t at,
-                                    const Model *table, size_t first, size_t count, size_t size) {
+// Writes staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table; stacks: with
+// B of experts
+static void section_write_parameters(const OutputFile *out, Checksum *sum, uint64_t at, const Model *table,
+                                     size_t first, size_t count, size_t size, int stacks) {
     unsigned char *values = staged.bytes;
     for (const Parameter *p = table->parameters; count; p++) {
         const size_t end = p->offset + parameter_elements(p), n = first < end ? min_size(count, end - first) : 0;
-        if (!n) continue;
-        if (p->transposed)
-            section_move_transposed(out, in, sum, at + (uint64_t)p->offset * size, first - p->offset, n, size, p->rows,
-                                    p->cols, values);
-        else
-            section_move(out, in, sum, at + (uint64_t)first * size, values, n * size);
+        if (n && p->transposed && (stacks || !p->file_rows))
+            section_write_transposed(out, sum, at + (uint64_t)p->offset * size, first - p->offset, n, size, p->rows,
+                                     p->cols, values);
+        else if (n && !p->transposed)
+            section_move(out, NULL, sum, at + (uint64_t)first * size, values, n * size);
         first += n, count -= n, values += n * size;
+    }
+}
+
+// Writes B of experts, which this rank has whole: some columns of all rows at a time, which adjoin in the file.
+static void section_write_stack(const Ops *ops, const OutputFile *out, Checksum *sum, uint64_t at, const Parameter *p,
+                                const char *memory, size_t size) {
+    size_t n;
+    for (size_t c = 0; c < p->cols; c += n) {
+        n = min_size(p->cols - c, SLAB_ELEMENTS / p->rows);
+        for (size_t r = 0; r < p->rows; r++)
+            ops->copy_out(staged.bytes + r * n * size, memory + (p->offset + r * p->cols + c) * size, n * size);
+        for (size_t k = 0; k < n; k++)
+            for (size_t r = 0; r < p->rows; r++)
+                memcpy(staged_reformed.bytes + (k * p->rows + r) * size, staged.bytes + (r * n + k) * size, size);
+        section_move(out, NULL, sum, at + (uint64_t)(p->offset + c * p->rows) * size, staged_reformed.bytes,
+                     n * p->rows * size);
     }
 }
 
@@ -230,6 +243,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
     for (size_t i = 0; i < sections->count; i++) {
         const Section *s = &sections->section[i];
         const size_t size = dtype_size(s->type);
+        const int whole = sections->transpose && holds_whole(s->sharding) && dist_ranks() == 1;
         for (Slabs b = slabs_of(model, SLABS_OF_GROUPS, out ? parts_of_ranks() : s->sharding, s->sharding, NULL);
              slabs_next(&b);) {
             const SectionSlab slab = section_slab(model, s, &b);
@@ -238,12 +252,14 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
             char *memory = s->memory + slab.offset * size;
             if (out) p->t->ops->copy_out(staged.bytes, memory, bytes);
             if (sections->transpose)
-                section_move_parameters(out, in, sum, at, model, slab.first, slab.count, size);
+                section_write_parameters(out, sum, at, model, slab.first, slab.count, size, !whole);
             else
                 section_move(out, in, sum, offset, staged.bytes, bytes);
             if (in) p->t->ops->copy_in(memory, staged.bytes, bytes);
             pass_advance(p, bytes);
         }
+        for (const Parameter *m = model->parameters; whole && m < model->parameters + model->parameter_count; m++)
+            if (m->file_rows) section_write_stack(p->t->ops, out, sum, at, m, s->memory, size);
         at += section_count(model, s) * size;
     }
 }

@@ -4,6 +4,7 @@ The verbs `convert`, from one format of weights to another, and `info`, which de
 #ifndef LLMC_CONVERT_VERB_H
 #define LLMC_CONVERT_VERB_H
 #include "llmc/cli/report.h"
+#include "llmc/files/adapter_split.h"
 #include "llmc/files/hf_write.h"
 #include "llmc/files/merge.h"
 #include "llmc/files/run_source.h"
@@ -87,6 +88,7 @@ static int convert_adapter(const Options *options) {
     const char *names[] = {ADAPTER_CONFIG_NAME, ADAPTER_FILE_NAME, TOKENIZER_NAME};
     const char *folder = hub_path_find("--adapter", options->adapter, hub, options->quiet);
     Lora lora = {0};
+    Run run;
     SafeTensors list = {NULL, 0};
     OutputFolder out;
     folder = adapter_path_find(folder, found, options->quiet);
@@ -103,10 +105,18 @@ static int convert_adapter(const Options *options) {
             source_refuse_bad(path, t->name, (size_t)t->shape[1], (size_t)(at - t->begin) / size, (size_t)n / size,
                               t->type, staged_raw.bytes);
         }
-    const uint64_t bytes = file.bytes;
+    uint64_t bytes = file.bytes;
+    const int split = options->adapter_layout == ADAPTER_PER_EXPERT;
+    if (split) {
+        lora_free(&lora);
+        run_open_model(&run, options, NULL);
+        adapter_split_header(run.adapter, &run.lora, &run.adapter_base, NULL, &bytes);
+        lora = run.lora;
+    }
     folder_open(&out, options->out, bytes + ADAPTER_CONFIG_MAX, 3, convert_is_adapter_name, options->overwrite);
     const int has_tokenizer = tokenizer_beside(path, tokenizer);
-    for (size_t i = 0; i < 2 + (size_t)has_tokenizer; i++) {
+    if (split) adapter_split_write(run.adapter, &run.lora, &run.adapter_base, options->model, &out, bytes);
+    for (size_t i = split ? 2 : 0; i < 2 + (size_t)has_tokenizer; i++) {
         path_join(path, folder, names[i]);
         hf_copy_file(&out, i < 2 ? path : tokenizer, names[i]);
     }
@@ -116,6 +126,7 @@ static int convert_adapter(const Options *options) {
         fprintf(options->json ? stderr : stdout, "%s: adapters of rank %zu, %s, from %s; %s%s\n", options->out,
                 lora.rank, human_bytes((double)bytes), folder, has_tokenizer ? "tokenizer from " : "no tokenizer",
                 has_tokenizer ? tokenizer : "");
+    if (split) run_close(&run);
     return 0;
 }
 

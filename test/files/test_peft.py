@@ -18,6 +18,7 @@ logging.disable_progress_bar()
 T, DOCUMENTS = 48, 6
 SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
 DATA = ["--data", SHARD, "--seq-len", str(T)]
+EXPERTS = ("qwen3_moe", "qwen3_5_moe", "mixtral", "glm4_moe")
 
 
 def our_loss(*arguments):
@@ -31,6 +32,11 @@ def document_loss(model, d):
     return torch.nn.functional.cross_entropy(model(ids[None, :-1]).logits[0].double(), ids[1:])
 
 
+def open_base(name):
+    experts = {"experts_implementation": "eager"} if name in EXPERTS else {}  # the only one in double
+    return AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32, **experts)
+
+
 def their_loss(model):
     """Of the same documents; in double."""
     with torch.no_grad():
@@ -39,8 +45,7 @@ def their_loss(model):
 
 def same_gradients(what, name, adapter):
     """Of the first document: an embedding's A has none from inputs of the pad token, its B has."""
-    base = AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, adapter, is_trainable=True).double().eval()
+    model = PeftModel.from_pretrained(open_base(name), adapter, is_trainable=True).double().eval()
     document_loss(model, 0).backward()
     train("bp", *DATA, "--batch", "1", "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--quiet", "--grads-out", f"{adapter}.grads")
     ours, theirs = load_file(f"{adapter}.grads"), dict(model.named_parameters())
@@ -49,7 +54,7 @@ def same_gradients(what, name, adapter):
 
 
 def load(name, adapter=None):
-    model = AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32)
+    model = open_base(name)
     return (PeftModel.from_pretrained(model, adapter) if adapter else model).double().eval()
 
 
@@ -106,8 +111,7 @@ def theirs_to_ours(name, what, dtype=torch.float32, mergeable=True, **config):
     """Made by PEFT, with B that is not zero."""
     torch.manual_seed(3)
     what, adapter = f"theirs {name}, {what}", f"{WORK}/theirs-{name}-{what.replace(' ', '')}"
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32),
-                           LoraConfig(task_type="CAUSAL_LM", **config), autocast_adapter_dtype=False)
+    model = get_peft_model(open_base(name), LoraConfig(task_type="CAUSAL_LM", **config), autocast_adapter_dtype=False)
     for key, value in model.named_parameters():
         if "lora_" in key or "modules_to_save" in key:
             value.data = (0.2 * torch.randn_like(value)).to(dtype)
@@ -121,8 +125,20 @@ def theirs_to_ours(name, what, dtype=torch.float32, mergeable=True, **config):
     train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--steps", "1", "--lr", "0", "--weight-decay", "0",
           "--quiet", "--out", f"{adapter}-on")
     ours, start = (load_file(f"{f}/adapter_model.safetensors") for f in (f"{adapter}-on/checkpoint-00000001", adapter))
-    start = {k: v for k, v in start.items() if "base_layer" not in k}  # PEFT saves the head's base, too
+    start = {k: v for k, v in start.items() if not k.endswith("base_layer.weight")}  # PEFT saves the head's base, too
     check(f"{what}: training goes on from it", all(torch.equal(ours[k], start[k].float()) for k in start) and len(ours) == len(start))
+
+
+def per_expert(name, *options):
+    """With a tensor for each expert, read back here; PEFT reads such a folder of families whose names it converts."""
+    run, split = f"{WORK}/split-{name}", f"{WORK}/split-{name}-each"
+    train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--steps", "6", "--lr", "0.05", "--quiet", "--out", run, *options)
+    train("convert", "--model", run, "--adapter-only", "--adapter-layout", "per-expert", "--out", split, "--quiet")
+    whole = our_loss("--model", f"{GOLDEN}/{name}", "--adapter", run)
+    check(f"per expert {name}: read back", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", split) == whole)
+    check(f"per expert {name}: shapes", all(v.dim() == 2 for v in load_file(f"{split}/adapter_model.safetensors").values()))
+    if name == "mixtral":
+        agree(f"per expert {name}: PEFT's loss", whole, their_loss(load(name, split)))
 
 
 for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministral3", "smollm3", "olmo3", "phi3", "glm4"):
@@ -160,6 +176,18 @@ theirs_to_ours("gpt2", "patterns", r=4, lora_alpha=2, target_modules=["c_attn", 
 theirs_to_ours("mistral", "bf16", dtype=torch.bfloat16, r=4, lora_alpha=16, target_modules=["k_proj", "o_proj"])
 theirs_to_ours("gpt2", "default", r=4, lora_alpha=2)
 theirs_to_ours("gpt2", "all", r=4, lora_alpha=2, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"])
+# Experts: of another rank than theirs, so that the order of A and B shows.
+ours_to_theirs("qwen3_moe", "--lora-targets", "all-linear", "--lora-rank-pattern", "experts.down_proj=3")
+ours_to_theirs("qwen3_moe", "--lora-targets", "experts,q_proj,gate", "--lora-layers", "0", "--lora-rank-pattern", "gate.weight=2", "--rslora")
+ours_to_theirs("qwen3_5_moe", "--lora-targets", "experts.gate_up_proj,gate,shared_expert.up_proj,shared_expert_gate,o_proj")
+ours_to_theirs("mixtral", "--lora-targets", "experts.down_proj,k_proj")
+theirs_to_ours("qwen3_moe", "parameters", r=3, lora_alpha=5, target_modules=["v_proj"],
+               target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj"])
+theirs_to_ours("mixtral", "gates", r=3, lora_alpha=5, target_modules=[], target_parameters=["experts.gate_up_proj", "gate.weight"])
+for golden in EXPERTS:
+    theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
+for golden in ("mixtral", "qwen3_5_moe"):
+    per_expert(golden, "--lora-targets", "experts,gate,q_proj", "--lora-rank", "3")
 with safe_open(f"{WORK}/ours-llama-0/checkpoint-00000006/adapter_model.safetensors", "pt") as file:
     check("the base is recorded", len(file.metadata().get("streambp_base", "")) == 35)
 close()

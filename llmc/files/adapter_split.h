@@ -1,0 +1,94 @@
+/*
+Writes adapters with a tensor for each matrix of an expert, as engines want them that load experts one by one:
+
+    ...mlp.experts.N.gate_proj.lora_A  [r,in]    the same A for up_proj
+    ...mlp.experts.N.gate_proj.lora_B  [I,r]     the upper rows of B, of up_proj the lower ones
+
+adapter_file.h reads such a folder, too. Other tensors are as in PEFT's form.
+*/
+#ifndef LLMC_ADAPTER_SPLIT_H
+#define LLMC_ADAPTER_SPLIT_H
+#include "adapter_file.h"
+
+// A tensor of the file: elements [first, first + count) of a parameter of the adapters, in memory order if split
+typedef struct {
+    char name[256];
+    size_t first, count;
+    uint64_t shape[3];
+    size_t rank;
+    int split;
+} AdapterPiece;
+
+// Describes the i-th tensor of a parameter. Returns 0 if there are fewer.
+static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, AdapterPiece *piece) {
+    const Config *c = &lora->table.config;
+    const size_t layer = group_of(&lora->table, p->offset), count = parameter_elements(p);
+    const LayerTensor tensor = adapter_tensor_of(lora, p);
+    const int down = tensor == EXPERTS_DOWN, of_b = p->file_rows != 0;
+    char name[160];
+    piece->split = tensor == EXPERTS_GATE_UP || down, piece->first = 0, piece->count = count;
+    if (!piece->split) {
+        const int used = snprintf(piece->name, sizeof(piece->name), "base_model.model.");
+        const int layers = snprintf(name, sizeof(name), c->family->layer_prefix, layer < GROUP_EMBEDDING ? layer : 0);
+        piece->rank = parameter_shape(p, piece->shape);
+        if (tensor == ROUTER_WEIGHT && c->family->router_name)
+            snprintf(piece->name + used, sizeof(piece->name) - (size_t)used, "%.*s%.*s%s", layers, name,
+                     (int)lora_name_length(c->family->router_name), c->family->router_name, strstr(p->name, ".lora_"));
+        else
+            snprintf(piece->name, sizeof(piece->name), "%s", p->name);
+        return i == 0;
+    }
+    const size_t parts = down ? 1 : 2, expert = i / parts, rank = lora_part_of(lora, p)->rank;
+    if (expert == c->num_experts) return 0;
+    lora_expert_name(c->family, layer, expert, down ? 2 : i % 2, name);
+    snprintf(piece->name, sizeof(piece->name), "base_model.model.%s.lora_%c.weight", name, of_b ? 'B' : 'A');
+    piece->count = count / c->num_experts / (of_b ? parts : 1);
+    piece->first = (of_b ? i : expert) * piece->count, piece->rank = 2;
+    piece->shape[0] = of_b ? piece->count / rank : rank, piece->shape[1] = of_b ? rank : piece->count / rank;
+    return 1;
+}
+
+// Writes the header. file NULL: only counts. Returns its length; *bytes: of the whole file
+static uint64_t adapter_split_header(const WeightSource *adapter, const Lora *lora, const BaseKey *base,
+                                     const OutputFile *file, uint64_t *bytes) {
+    char keys[64];
+    SafetensorsWriter writer;
+    AdapterPiece piece;
+    snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
+             (unsigned long long)base->weights);
+    safetensors_write_begin(&writer, file, NULL, 0, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
+    for (size_t k = 0; k < lora->table.parameter_count; k++) {
+        const DType type = adapter->places[k].type;
+        for (size_t i = 0; adapter_piece(lora, &lora->table.parameters[k], i, &piece); i++)
+            safetensors_write_tensor(&writer, piece.name, safetensors_dtypes[type].name, piece.shape, piece.rank,
+                                     (uint64_t)piece.count * dtype_size(type));
+    }
+    const uint64_t length = safetensors_write_end(&writer);
+    *bytes = length + writer.data;
+    return length;
+}
+
+// Writes adapter_model.safetensors of `bytes` and adapter_config.json in this form. base: --model
+static void adapter_split_write(const WeightSource *adapter, Lora *lora, const BaseKey *key, const char *base,
+                                OutputFolder *folder, uint64_t bytes) {
+    static char text[ADAPTER_CONFIG_TEXT];
+    AdapterPiece piece;
+    OutputFile file;
+    size_t n;
+    folder_open_file(folder, &file, ADAPTER_FILE_NAME, bytes);
+    uint64_t at = adapter_split_header(adapter, lora, key, &file, &bytes);
+    for (size_t k = 0; k < lora->table.parameter_count; k++) {
+        const DType type = adapter->places[k].type;
+        for (size_t i = 0; adapter_piece(lora, &lora->table.parameters[k], i, &piece); i++)
+            for (size_t done = 0; done < piece.count; done += n, at += n * dtype_size(type)) {
+                n = min_size(piece.count - done, SLAB_ELEMENTS);
+                source_read_finite(adapter, k, piece.first + done, n, type, !piece.split, staged.bytes);
+                output_write(&file, at, staged.bytes, n * dtype_size(type));
+            }
+    }
+    output_commit(&file);
+    lora->split = 1;
+    folder_write_file(folder, ADAPTER_CONFIG_NAME, text, adapter_config_text(lora, base, text, folder->path));
+}
+
+#endif
