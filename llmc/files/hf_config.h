@@ -68,6 +68,8 @@ typedef struct {
 static const HfComposite hf_composites[] = {
     {"qwen3_5", "qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model.", "model.language_model.",
      "mtp.|model.visual.", NULL},
+    {"qwen3_5_moe", "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "model.language_model.",
+     "model.language_model.", "mtp.|model.visual.", NULL},
     {"ministral3", HF_MISTRAL3},
     {"mistral", HF_MISTRAL3},
     {"gemma3", "gemma3", "Gemma3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES,
@@ -159,6 +161,44 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
+// Names of the number of experts in config.json, the one that is written first
+static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_experts"},
+                                                 {"num_local_experts", "num_experts"},
+                                                 {"n_routed_experts", "num_local_experts"}};
+
+static const char *const *hf_names_of_experts(const Family *family) {
+    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name ? 1 : 0];
+}
+
+// Reads mlp_only_layers, a list of layers without experts.
+static void hf_read_layers(Config *config, const cJSON *list, const char *path) {
+    const cJSON *item;
+    uint64_t l;
+    if (!cJSON_IsArray(list)) die("%s: mlp_only_layers is not a list", path);
+    cJSON_ArrayForEach(item, list) {
+        if (!json_whole_number(item, &l) || l >= LAYER_TYPES_MAX)
+            die("%s: mlp_only_layers has an entry that is not a layer's number below %d", path, LAYER_TYPES_MAX);
+        config->mlp_only_layers[l / 8] |= (uint8_t)(1u << l % 8);
+    }
+}
+
+// Reads how many experts there are, and n_shared_experts, whose widths make one.
+static void hf_read_experts(Config *config, const cJSON *root, const char *path) {
+    const char *const *names = hf_names_of_experts(config->family);
+    const cJSON *one = json_get(root, names[0]), *other = json_get(root, names[1]);
+    const cJSON *shared = json_get(root, "n_shared_experts"), *only = json_get(root, "mlp_only_layers");
+    uint64_t count = 1;
+    if (one && other && !cJSON_Compare(one, other, 1))
+        die("%s: %s and %s are the same key, but have different values", path, names[0], names[1]);
+    if (one || other) hf_set(config, "num_experts", one ? one : other, path);
+    if (only && family_has_key(config->family, "mlp_only_layers")) hf_read_layers(config, only, path);
+    if (config->family->router != ROUTER_SIGMOID) return;
+    if (shared && (!json_whole_number(shared, &count) || count > 1024))
+        die("%s: n_shared_experts is not a whole number of at most 1024", path);
+    config->shared_expert_intermediate_size = (size_t)count * config->moe_intermediate_size;
+    config->given |= (uint64_t)1 << config_key_find("shared_expert_intermediate_size");
+}
+
 // Tells whether the outermost object may have the key. Only Gemma's first class has rope_local_base_freq there; others
 // have it in rope_parameters.
 static int hf_has_key(const Family *family, const char *name) {
@@ -170,8 +210,11 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
         const int gpt2 = key->alias && config->family->learned_positions; // only its class has other names
         const cJSON *common = json_get(root, key->name), *original = gpt2 ? json_get(root, key->alias) : NULL;
         if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps")) common = NULL; // GPT-2 ignores these
-        if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id") || key->scaling)
-            continue;                                         // read below
+        if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id|num_experts|"
+                                      "mlp_only_layers") ||
+            key->scaling)
+            continue; // read below
+        if (config->family->router == ROUTER_SIGMOID && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
         if (!hf_has_key(config->family, key->name)) continue; // its class does not look at it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
             continue; // another name of the same function
@@ -206,7 +249,7 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
 static void hf_check_required(const Config *config, const char *path) {
     const char *also = config->family->learned_positions ? "max_position_embeddings" : "intermediate_size";
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        if (strcmp(key->name, also) != 0 &&
+        if ((strcmp(key->name, also) != 0 || !family_has_key(config->family, also)) &&
             !text_is_one_of(key->name, "vocab_size|hidden_size|num_hidden_layers|num_attention_heads"))
             continue;
         const char *alias = config->family->learned_positions ? key->alias : NULL;
@@ -494,6 +537,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     hf_config_quantised(whole, path), hf_config_quantised(root, path);
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
+    if (family->router) hf_read_experts(&config, root, path);
     if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);
     if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_check_required(&config, path);
@@ -522,6 +566,13 @@ static void hf_put_real(JsonOut *json, const char *name, double value) {
 
 typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 
+static void hf_put_layers(JsonOut *json, const char *name, const Config *config) {
+    json_array(json, name);
+    for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
+        if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);
+    json_array_end(json);
+}
+
 // Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
 // and partial_rotary_factor go to the top and to rope_parameters. Windows and layer types have their own functions.
 // GPT-2 uses its original names.
@@ -536,8 +587,13 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
         if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
+        if (!strcmp(key->name, "num_experts")) name = hf_names_of_experts(config->family)[0];
         if (key->kind == KEY_BOOL)
             json_bool(json, name, *(const int *)field);
+        else if (key->kind == KEY_LAYERS)
+            hf_put_layers(json, name, config);
+        else if (config->family->router == ROUTER_SIGMOID && !strcmp(name, "shared_expert_intermediate_size"))
+            json_size(json, "n_shared_experts", *(const size_t *)field / config->moe_intermediate_size);
         else if (key->kind == KEY_SIZE)
             json_size(json, name, *(const size_t *)field);
         else if (!strcmp(key->name, "query_pre_attn_scalar"))

@@ -14,9 +14,12 @@ typedef struct {
     const char *written; // JSON; NULL: not written
 } HfConstant;
 
-#define HF_SILU    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4"
-#define HF_ROTATED "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // whole heads are rotated
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"       // names of one function
+#define HF_SILU                                                                                                        \
+    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4|qwen3_moe|qwen3_5_moe|mixtral|glm4_"   \
+    "moe"
+#define HF_ROTATED                                                                                                     \
+    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|qwen3_moe|mixtral" // whole heads are rotated
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"          // names of one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -27,7 +30,7 @@ static const HfConstant hf_constants[] = {
     {"gpt2", "attn_pdrop", NULL, NO_DROPOUT},
     {"gpt2|phi3", "embd_pdrop", NULL, NO_DROPOUT},
     {"gpt2|phi3", "resid_pdrop", NULL, NO_DROPOUT},
-    {"smollm3", "use_sliding_window", "false", "false"},
+    {"smollm3|qwen3_moe", "use_sliding_window", "false", "false"},
     {"gpt2", "scale_attn_weights", "true", NULL},
     {"gpt2", "scale_attn_by_inverse_layer_idx", "false", NULL},
     {"gpt2", "reorder_and_upcast_attn", "false", NULL},
@@ -41,8 +44,10 @@ static const HfConstant hf_constants[] = {
     {"gpt2", "add_cross_attention", "false", NULL},
     {HF_SILU "|gpt2|gemma3", "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
-    {"qwen3_5", "attn_output_gate", "true|null", NULL},
-    {"qwen3_5", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
+    {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
+    {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
+    {"mixtral", "router_jitter_noise", "0", NULL},
+    {"glm4_moe", "num_nextn_predict_layers", NULL, "0"}, // layers that a folder may have after the last one
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
@@ -62,13 +67,18 @@ static int hf_applies(const HfConstant *c, const Family *family) {
 // Refuses null where transformers does: taken as absent, it would give the default. For a few keys null has a meaning:
 // the value follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
-    static const char *const means[][2] = {{"head_dim", "llama|mistral"},
-                                           {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3"},
-                                           {"intermediate_size", "gpt2"},
-                                           {"attention_dropout", "llama|gemma3"}};
+    static const char *const means[][2] = {
+        {"head_dim", "llama|mistral|mixtral"},
+        {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|mixtral"},
+        {"mlp_only_layers", "qwen3_moe"},
+        {"intermediate_size", "gpt2"},
+        {"attention_dropout", "llama|gemma3"}};
     static const char *const refuses[][2] = {{"use_cache", HF_SILU "|gpt2|gemma3"},
                                              {"use_sliding_window", "qwen2|qwen3"},
                                              {"max_window_layers", "qwen2|qwen3"},
+                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe"},
+                                             {"n_routed_experts", "glm4_moe"},
+                                             {"n_shared_experts", "glm4_moe"},
                                              {"original_max_position_embeddings", "phi3"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {

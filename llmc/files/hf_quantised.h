@@ -147,7 +147,7 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const HfQuantised h = {source, list, codes->name, source->files[codes->file].path};
     const size_t n = parameter_elements(p);
     float offset;
-    if (!p->cols || p->role != ROLE_LINEAR)
+    if (!p->cols || p->role != ROLE_LINEAR || p->experts)
         die("%s: tensor %s is in 4 bits, but not a matrix of a linear layer; this is not supported", h.path,
             codes->name);
     const QuantFormat format = hf_state_read(&h, p, type, &offset);

@@ -164,12 +164,9 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     return embedding;
 }
 
-// Takes a tensor as the parameter; checks shape and dtype. asks, advice: the message's words around the expected shape
-static void source_take_tensor(WeightSource *source, size_t parameter, SafeTensor *tensor, const char *asks,
-                               const char *advice) {
-    const Parameter *p = &source->model.parameters[parameter];
-    uint64_t wanted[3];
-    const size_t rank = parameter_shape(p, wanted);
+// Takes a tensor of this shape and a supported dtype. asks, advice: the message's words around the expected shape
+static TensorLocation source_take_shape(const WeightSource *source, SafeTensor *tensor, const uint64_t *wanted,
+                                        size_t rank, const char *asks, const char *advice) {
     const TensorLocation place = {tensor->file, tensor->begin, tensor->type, 0};
     const char *path = source->files[tensor->file].path;
     if (tensor->rank != rank || memcmp(tensor->shape, wanted, rank * sizeof(wanted[0])) != 0)
@@ -179,8 +176,103 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
         die("%s: tensor %s has dtype %s; F32, F16, BF16 and F64 are supported; if it is quantised, take the original "
             "model and --base nf4",
             path, tensor->name, tensor->dtype);
-    source->places[parameter] = place;
     tensor->used = 1;
+    return place;
+}
+
+// Takes a tensor as the parameter.
+static void source_take_tensor(WeightSource *source, size_t parameter, SafeTensor *tensor, const char *asks,
+                               const char *advice) {
+    uint64_t wanted[3];
+    const size_t rank = parameter_shape(&source->model.parameters[parameter], wanted);
+    source->places[parameter] = source_take_shape(source, tensor, wanted, rank, asks, advice);
+}
+
+// ---- experts --------------------------------------------------------------------------------------------------------
+// Files hold a stack of experts as one tensor, or each expert's gate, up and down as tensors of their own ("split").
+// Returns the number of these tensors, which in their order make the parameter; 1: it is not split
+static size_t hf_pieces(const Family *family, const Parameter *p) {
+    if (!p->experts) return 1;
+    return text_ends_with(p->name, family->layer_names[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
+}
+
+// Prints the name of a parameter's piece in files, or of the router beside split experts.
+static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
+                                 char out[HF_NAME]) {
+    const int down = hf_pieces(family, p) == p->experts;
+    const char *own = family->layer_names[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
+    const char *split = !p->experts ? family->router_name : family->expert_names[down ? 2 : piece % 2];
+    char name[HF_NAME];
+    if (!split || !text_ends_with(p->name, own)) return hf_tensor_name(family, prefix, p->name, out);
+    const size_t begin = strlen(p->name) - strlen(own);
+    memcpy(name, p->name, begin);
+    snprintf(name + begin, sizeof(name) - begin, split, down ? piece : piece / 2);
+    return hf_tensor_name(family, prefix, name, out);
+}
+
+// Takes the tensors of a split parameter: all of one shape and dtype, none in 4 bits.
+static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const char *prefix) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const Family *family = source->config.family;
+    const size_t count = hf_pieces(family, p), entries = source->model.parameter_count;
+    const uint64_t wanted[2] = {p->rows / count, p->cols};
+    char name[HF_NAME];
+    if (!source->pieces)
+        source->pieces = (TensorPieces *)checked_calloc(entries, sizeof(TensorPieces), "the places of experts");
+    TensorPieces *pieces = &source->pieces[parameter];
+    pieces->count = count;
+    pieces->file = (size_t *)checked_calloc(count, sizeof(size_t), "the places of experts");
+    pieces->offset = (uint64_t *)checked_calloc(count, sizeof(uint64_t), "the places of experts");
+    for (size_t i = 0; i < count; i++) {
+        SafeTensor *tensor = safetensors_find(list, hf_piece_name(family, prefix, p, i, name));
+        if (!tensor) die("%s: tensor %s is missing", source->path, name);
+        if (hf_quantised_type(list, name) != QUANT_NONE)
+            die("%s: tensor %s is in 4 bits, which is not supported for experts; take the original model and --base "
+                "nf4",
+                source->path, name);
+        const TensorLocation place = source_take_shape(source, tensor, wanted, 2, "config.json asks", "");
+        if (!i) source->places[parameter] = place;
+        if (place.type != source->places[parameter].type)
+            die("%s: tensor %s is in %s, but the experts before it are in %s; save all in one type", source->path, name,
+                dtype_name(place.type), dtype_name(source->places[parameter].type));
+        pieces->file[i] = place.file, pieces->offset[i] = place.offset;
+    }
+}
+
+// Tells whether the files hold experts as tensors of their own.
+static int hf_is_split(const Model *model, const SafeTensors *list, const char *prefix) {
+    char name[HF_NAME];
+    for (size_t i = 0; i < model->parameter_count; i++)
+        if (model->parameters[i].experts)
+            return !safetensors_find(list,
+                                     hf_tensor_name(model->config.family, prefix, model->parameters[i].name, name));
+    return 0;
+}
+
+// Prints the name of the biases of layer l's router in files.
+static const char *hf_bias_name(const Family *family, const char *prefix, size_t l, char out[HF_NAME]) {
+    char name[HF_NAME];
+    const size_t begin = (size_t)snprintf(name, sizeof(name), family->layer_prefix, l);
+    snprintf(name + begin, sizeof(name) - begin, "mlp.gate.e_score_correction_bias");
+    return hf_tensor_name(family, prefix, name, out);
+}
+
+// Reads the routers' biases.
+static void hf_take_biases(WeightSource *source, const SafeTensors *list, const char *prefix) {
+    const Config *config = &source->config;
+    const uint64_t E = config->num_experts;
+    float *biases = source->model.router_bias;
+    char name[HF_NAME];
+    for (size_t l = 0; biases && l < config->num_hidden_layers; l++) {
+        if (!layer_has_experts(config, l)) continue;
+        SafeTensor *tensor = safetensors_find(list, hf_bias_name(config->family, prefix, l, name));
+        if (!tensor) die("%s: tensor %s is missing", source->path, name);
+        const TensorLocation place = source_take_shape(source, tensor, &E, 1, "config.json asks", "");
+        input_read(&source->files[place.file], place.offset, staged_raw.bytes, E * dtype_size(place.type));
+        elements_convert(biases, DTYPE_FP32, staged_raw.bytes, place.type, E);
+        source_refuse_bad(source->path, name, 0, 0, E, DTYPE_FP32, biases);
+        biases += E;
+    }
 }
 
 // Tells whether a tensor holds no weights: masks and frequencies of older versions, the second copy of a tied matrix.
@@ -192,9 +284,14 @@ static int hf_is_no_weight(const Config *config, const char *name, const char *h
     return config->tie_word_embeddings && !strcmp(name, head);
 }
 
-// Tells whether a tensor belongs to another part of the family's composite model.
-static int hf_is_other(const Family *family, const char *name) {
+// Tells whether a tensor belongs to another part of the family's composite model, or to the layer after the last one
+// that predicts further tokens beside routers with biases.
+static int hf_is_other(const Config *config, const char *name) {
+    const Family *family = config->family;
     const HfComposite *composite = hf_composite_of(family);
+    char after[64];
+    snprintf(after, sizeof(after), family->layer_prefix, config->num_hidden_layers);
+    if (family->router == ROUTER_SIGMOID && !strncmp(name, after, strlen(after))) return 1;
     for (const char *one = composite ? composite->others : ""; *one;) {
         const size_t length = strcspn(one, "|");
         if (strncmp(name, one, length) == 0) return 1;
@@ -212,7 +309,7 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
     for (size_t i = 0; i < list->count; i++) {
         const SafeTensor *tensor = &list->tensors[i];
         if (tensor->used || hf_is_no_weight(&source->config, tensor->name, head)) continue;
-        if (hf_is_other(source->config.family, tensor->name)) {
+        if (hf_is_other(&source->config, tensor->name)) {
             if (strlen(tensor->name) >= HF_NAME)
                 die("%s: tensor %.200s... has a name of more than %d bytes", source->files[tensor->file].path,
                     tensor->name, HF_NAME - 1);
@@ -261,6 +358,11 @@ static int hf_skips(const cJSON *list, const char *name) {
     return 0;
 }
 
+// Tells whether a matrix is in 4 bits in such a folder: bitsandbytes leaves experts as they are.
+static int hf_quantises(const Model *model, const Parameter *p, int head) {
+    return !p->experts && parameter_quantises(model, p, head);
+}
+
 // Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: none is in 4
 // bits. The caller frees it.
 static QuantFormat *hf_directory_formats(const char *directory, const Model *model) {
@@ -275,7 +377,7 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
     for (size_t i = 0; formats && i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has it
-        if (parameter_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
+        if (hf_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
     }
     cJSON_Delete(root);
     return formats;
@@ -316,8 +418,15 @@ static void hf_open(WeightSource *source, const char *directory) {
     const Family *family = source->config.family;
     hf_find_prefix(&list, family, hf_directory_composite(directory) != NULL, prefix);
     hf_tensor_name(family, prefix, family->model_names[LM_HEAD], head);
+    const int split = hf_is_split(&source->model, &list, prefix);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
-        const char *name = hf_tensor_name(family, prefix, source->model.parameters[i].name, file_name);
+        const Parameter *p = &source->model.parameters[i];
+        if (split && p->experts) {
+            hf_take_pieces(source, i, &list, prefix);
+            continue;
+        }
+        const char *name =
+            split ? hf_piece_name(family, prefix, p, 0, file_name) : hf_tensor_name(family, prefix, p->name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
         const char *quantiser = tensor ? NULL : hf_other_quantiser(&list, name);
@@ -332,6 +441,7 @@ static void hf_open(WeightSource *source, const char *directory) {
         else
             source_take_tensor(source, i, tensor, "config.json asks", "");
     }
+    hf_take_biases(source, &list, prefix);
     hf_take_others(source, &list, head);
     safetensors_free(&list);
     hf_remark_quantised(source);

@@ -25,14 +25,17 @@ typedef struct {
     HfPart part;             // part of a 4-bit matrix
     const char *dtype;       // dtype of such a part
     DType type;              // type written
+    size_t first, elements;  // elements of the parameter, or the router's biases
+    const float *biases;     // [elements], or NULL
     const SafeTensor *other; // a tensor of write->like to copy, not a parameter; or NULL
     uint64_t bytes;
 } HfTensor;
 
 typedef struct {
     const WeightSource *source;
-    const char *kept;             // folder to copy config.json and the small files from, or NULL
-    WeightSource *like;           // its weights if it is composite or has linear attention, or NULL; may be the source
+    const char *kept;   // folder to copy config.json and the small files from, or NULL
+    WeightSource *like; // its weights if it is composite or types or forms differ in its family; may be the source
+    int split;          // a tensor for each matrix of an expert
     const HfComposite *composite; // composite model of that folder, or NULL
     int text_only;                // write a new config.json, leave out other parts of a composite model
     char tokenizer[PATH_MAX];     // tokenizer file of the run, if that folder has none; else ""
@@ -225,12 +228,15 @@ static void hf_check_kept(HfWrite *write) {
              write->kept, rows, config->vocab_size);
 }
 
+// Tells whether folders of a family may have tensors of several types, or in several forms.
+static int hf_has_forms(const Family *family) { return family_has_linear(family) || family->router; }
+
 // Opens the weights of the kept folder. A folder of a text model alone may have none.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     char file[PATH_MAX], index[PATH_MAX];
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
     if (quant && composite) write->text_only = 1; // its other parts cannot be quantised here
-    if (!composite && !(write->kept && family_has_linear(source->config.family))) return;
+    if (!composite && !(write->kept && hf_has_forms(source->config.family))) return;
     path_join(file, write->kept, HF_SINGLE_FILE), path_join(index, write->kept, HF_INDEX_FILE);
     if (write->kept == source->path)
         write->like = source;
@@ -244,28 +250,52 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
 }
 
 // Returns the type to write a parameter in: the chosen one, or its own. Vectors that the folder has in a wider type
-// than its embedding keep it. Decay rates (A_log) stay fp32, since their exponentials affect everything.
+// than its embedding keep it, and routers that have biases. Decay rates (A_log) stay fp32, since their exponentials
+// affect everything.
 static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
     const WeightSource *source = write->source, *like = write->like;
     const Parameter *p = &source->model.parameters[i];
     const DType own = source->places[i].type, type = chosen ? *chosen : own;
     const DType other = like ? like->places[i].type : type;
+    const int wide = p->role == ROLE_ROUTER && source->config.family->router == ROUTER_SIGMOID;
     if (type == DTYPE_FP16 && own != DTYPE_FP16)
         die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
-    if (like && !p->cols && dtype_size(other) > dtype_size(like->places[0].type) &&
+    if (like && (!p->cols || wide) && dtype_size(other) > dtype_size(like->places[0].type) &&
         dtype_size(other) > dtype_size(type))
         return other;
-    if (p->role == ROLE_DECAY && dtype_size(type) < dtype_size(DTYPE_FP32) && dtype_size(own) > dtype_size(type))
+    if ((p->role == ROLE_DECAY || wide) && dtype_size(type) < dtype_size(DTYPE_FP32) &&
+        dtype_size(own) > dtype_size(type))
         return DTYPE_FP32;
     return type;
 }
 
 static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const DType *chosen) {
-    HfTensor *t = &write->tensors[write->count++];
-    t->p = &write->source->model.parameters[i], t->parameter = i, t->type = hf_type_of(write, i, chosen);
-    t->bytes = (uint64_t)parameter_elements(t->p) * dtype_size(t->type);
-    hf_tensor_name(write->source->config.family, prefix, t->p->name, t->name);
-    write->elements += parameter_elements(t->p);
+    const Family *family = write->source->config.family;
+    const Parameter *p = &write->source->model.parameters[i];
+    const size_t count = write->split ? hf_pieces(family, p) : 1, each = parameter_elements(p) / count;
+    for (size_t piece = 0; piece < count; piece++) {
+        HfTensor *t = &write->tensors[write->count++];
+        t->p = p, t->parameter = i, t->type = hf_type_of(write, i, chosen);
+        t->first = piece * each, t->elements = each, t->bytes = (uint64_t)each * dtype_size(t->type);
+        if (write->split)
+            hf_piece_name(family, prefix, p, piece, t->name);
+        else
+            hf_tensor_name(family, prefix, p->name, t->name);
+    }
+    write->elements += parameter_elements(p);
+}
+
+static void hf_add_biases(HfWrite *write, const char *prefix) {
+    const Config *config = &write->source->config;
+    const float *biases = write->source->model.router_bias;
+    for (size_t l = 0; biases && l < config->num_hidden_layers; l++) {
+        if (!layer_has_experts(config, l)) continue;
+        HfTensor *t = &write->tensors[write->count++];
+        t->biases = biases, t->elements = config->num_experts, t->type = DTYPE_FP32;
+        t->bytes = t->elements * sizeof(float);
+        hf_bias_name(config->family, prefix, l, t->name);
+        biases += config->num_experts;
+    }
 }
 
 static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
@@ -311,10 +341,16 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     hf_find_tokenizer(&write);
     hf_open_like(&write, source, quant);
     write.retype = dtype || kept;
-    write.type = dtype ? *dtype : family_has_linear(family) ? source->places[0].type : source->dtype;
+    write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
-    write.tensors = (HfTensor *)checked_calloc((quant ? HF_PARTS : 1) * count + others->count, sizeof(HfTensor),
-                                               "the tensors to be written");
+    size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
+    write.split = 1;
+    for (size_t i = 0; i < count; i++) {
+        const int fused = write.like && !source_is_in_pieces(write.like, i);
+        if (!source->model.parameters[i].experts) continue;
+        write.split &= !fused, most += hf_pieces(family, &source->model.parameters[i]);
+    }
+    write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
     snprintf(prefix, sizeof(prefix), "%.*s", (int)(strcspn(family->layer_prefix, ".") + 1), family->layer_prefix);
     hf_codes_choose(&write.codes, source, quant, dtype, head);
     for (size_t i = 0; i < count; i++) {
@@ -324,6 +360,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
         else
             hf_add_parameter(&write, i, begin, dtype);
     }
+    hf_add_biases(&write, write.composite ? write.composite->prefix : prefix);
     for (size_t i = 0; i < others->count; i++) hf_add_other(&write, &others->tensors[i]);
     hf_cut_shards(&write);
     return write;
@@ -359,8 +396,13 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
         else if (t->part)
             safetensors_write_tensor(&writer, t->name, dtype, shape,
                                      hf_part_shape(&write->codes, t->parameter, t->part, shape, &dtype), t->bytes);
-        else
+        else if (t->biases || t->elements != parameter_elements(t->p)) {
+            shape[0] = t->biases ? t->elements : t->elements / t->p->cols, shape[1] = t->biases ? 1 : t->p->cols;
+            safetensors_write_tensor(&writer, t->name, safetensors_dtypes[t->type].name, shape, t->biases ? 1 : 2,
+                                     t->bytes);
+        } else {
             safetensors_write_named(&writer, t->name, t->p, t->type);
+        }
     }
     const uint64_t at = safetensors_write_end(&writer);
     *bytes = at + writer.data;
@@ -392,9 +434,10 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
     for (const HfTensor *t = first; t < last; t++) {
         if (t->other) hf_copy_other(write, t->other, &file, at);
         if (t->part) output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part), (size_t)t->bytes);
-        for (size_t i = 0; !t->other && !t->part && i < parameter_elements(t->p); i += n) {
-            n = min_size(parameter_elements(t->p) - i, SLAB_ELEMENTS);
-            source_read_finite(write->source, t->parameter, i, n, t->type, 1, staged.bytes);
+        if (t->biases) output_write(&file, at, t->biases, (size_t)t->bytes);
+        for (size_t i = 0; t->p && !t->part && i < t->elements; i += n) {
+            n = min_size(t->elements - i, SLAB_ELEMENTS);
+            source_read_finite(write->source, t->parameter, t->first + i, n, t->type, 1, staged.bytes);
             output_write(&file, at + i * dtype_size(t->type), staged.bytes, n * dtype_size(t->type));
             progress_update(progress, *done + (double)(i * dtype_size(t->type)));
         }

@@ -81,7 +81,7 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
         const DType own = source->places[i].type, as = chosen ? *chosen : own;
         const QuantFormat format = {type, 1, QUANT_BLOCK, as == DTYPE_FP64 ? DTYPE_FP32 : as};
         const QuantFormat was = source->places[i].is_codes ? source->quant[i] : format;
-        if (!parameter_quantises(model, &model->parameters[i], head || source->places[i].is_codes)) continue;
+        if (!hf_quantises(model, &model->parameters[i], head || source->places[i].is_codes)) continue;
         if (source->records && !source->places[i].is_codes) continue;
         c->copied[i] =
             source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
@@ -133,7 +133,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
         const Parameter *p = &model->parameters[i];
         const int head = p->offset == model->model_offset[LM_HEAD];
         if (hf_is_coded(c, i)) f = c->format[i];
-        if (parameter_quantises(model, p, 1)) listed |= hf_is_coded(c, i) == head;
+        if (hf_quantises(model, p, 1)) listed |= hf_is_coded(c, i) == head;
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
     json_object(&json, NULL);
@@ -150,7 +150,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
     for (size_t i = 0; i < model->parameter_count && listed; i++) {
         const Parameter *p = &model->parameters[i];
         char name[HF_NAME];
-        if (!parameter_quantises(model, p, 1) || hf_is_coded(c, i)) continue;
+        if (!hf_quantises(model, p, 1) || hf_is_coded(c, i)) continue;
         snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
         json_text(&json, NULL, name);
     }

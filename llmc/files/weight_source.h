@@ -18,6 +18,13 @@ typedef struct {
     int is_codes;    // in 4 bits there
 } TensorLocation;
 
+// Tensors of one size that make a parameter, in its order: the matrices of experts
+typedef struct {
+    size_t *file;
+    uint64_t *offset;
+    size_t count; // 0: the parameter is one tensor
+} TensorPieces;
+
 // Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
 typedef struct {
     size_t file[3];
@@ -35,6 +42,7 @@ typedef struct WeightSource {
     DType dtype;            // type in the files; fp32 (or double) if tensors differ
     Model model;            // the parameter table, with that dtype
     TensorLocation *places; // [model.parameter_count]
+    TensorPieces *pieces;   // [model.parameter_count], or NULL: none
     InputFile *files;       // [file_count]
     size_t file_count;
     SafeTensors others; // tensors outside the text model: of a vision tower, of further heads
@@ -62,6 +70,28 @@ static const float *source_added_row(const WeightSource *source, size_t paramete
     return source->mean[offset == at[LM_HEAD]];
 }
 
+static int source_is_in_pieces(const WeightSource *source, size_t parameter) {
+    return source->pieces && source->pieces[parameter].count;
+}
+
+// Reads elements as the files have them, of the type there.
+static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t begin, size_t count, char *out) {
+    const TensorLocation *place = &source->places[parameter];
+    const size_t size = dtype_size(place->type);
+    if (!source_is_in_pieces(source, parameter)) {
+        input_read(&source->files[place->file], place->offset + (uint64_t)begin * size, out, count * size);
+        return;
+    }
+    const TensorPieces *pieces = &source->pieces[parameter];
+    const size_t each = parameter_elements(&source->model.parameters[parameter]) / pieces->count;
+    for (size_t done = 0, n; done < count; done += n) {
+        const size_t piece = (begin + done) / each, at = (begin + done) % each;
+        n = min_size(count - done, each - at);
+        input_read(&source->files[pieces->file[piece]], pieces->offset[piece] + (uint64_t)at * size, out + done * size,
+                   n * size);
+    }
+}
+
 // Reads at most SLAB_ELEMENTS elements in the file's order, continued by added rows.
 static void tensor_read_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               void *out) {
@@ -70,7 +100,7 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
         return;
     }
     const TensorLocation *place = &source->places[parameter];
-    const size_t size = dtype_size(place->type), cols = source->config.hidden_size;
+    const size_t cols = source->config.hidden_size;
     const float *added = source_added_row(source, parameter);
     if (added && begin + count > source->grown_from * cols) {
         const size_t end = source->grown_from * cols, held = begin < end ? end - begin : 0;
@@ -83,7 +113,7 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
         return;
     }
     void *raw = as == place->type ? out : staged_raw.bytes;
-    input_read(&source->files[place->file], place->offset + (uint64_t)begin * size, raw, count * size);
+    tensor_read_raw(source, parameter, begin, count, (char *)raw);
     if (as != place->type) elements_convert(out, as, raw, place->type, count);
 }
 

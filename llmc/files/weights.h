@@ -57,7 +57,9 @@ static void weights_close(WeightSource *source) {
     for (size_t i = 0; i < source->file_count; i++) input_close(&source->files[i]);
     free(source->files);
     free(source->mean[0]), free(source->mean[1]);
-    free(source->places), free(source->quant), free(source->records), free(source->record);
+    for (size_t i = 0; source->pieces && i < source->model.parameter_count; i++)
+        free(source->pieces[i].file), free(source->pieces[i].offset);
+    free(source->places), free(source->pieces), free(source->quant), free(source->records), free(source->record);
     safetensors_free(&source->others);
     free(source->path);
     model_free(&source->model);

@@ -50,10 +50,11 @@ typedef struct {
     int norm_topk_prob;                           // RouterShape.normalised
     double routed_scaling_factor;                 // RouterShape.scale
     double router_aux_loss_coef;                  // of the loss that balances the experts
-    double query_pre_attn_scalar; // attention scores are divided by its root; 0: head_dim
-    int activation_function;      // index of GPT-2's name for it: two names, one function
-    size_t pad_token_id;          // input token that gives the embedding no gradient; NO_ROW: none
-    uint64_t given;               // bit i: key i of config_keys was set explicitly, so it follows no other key
+    int use_qk_norm;                              // 0: without the family's QK-norm
+    double query_pre_attn_scalar;                 // attention scores are divided by its root; 0: head_dim
+    int activation_function;                      // index of GPT-2's name for it: two names, one function
+    size_t pad_token_id;                          // input token that gives the embedding no gradient; NO_ROW: none
+    uint64_t given; // bit i: key i of config_keys was set explicitly, so it follows no other key
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
@@ -121,6 +122,7 @@ static const ConfigKey config_keys[] = {
     {"norm_topk_prob", NULL, KEY_BOOL, FIELD(norm_topk_prob), 0, 1, 0},
     {"routed_scaling_factor", NULL, KEY_DOUBLE, FIELD(routed_scaling_factor), 0, 1e6, 0},
     {"router_aux_loss_coef", NULL, KEY_DOUBLE, FIELD(router_aux_loss_coef), 0, 1e6, 0},
+    {"use_qk_norm", NULL, KEY_BOOL, FIELD(use_qk_norm), 0, 1, 0},
     {"pad_token_id", NULL, KEY_SIZE, FIELD(pad_token_id), 0, (1 << 24) - 1, 0},
 };
 #undef FIELD
@@ -143,8 +145,10 @@ static int config_key_find(const char *name) {
 
 // Tells whether the family's defaults give the key a value.
 static int family_names_key(const Family *family, const char *name) {
-    const char *at = strstr(family->defaults, name);
-    return at && at[strlen(name)] == '=';
+    const size_t length = strlen(name);
+    for (const char *at = family->defaults; at; at = strchr(at, ','), at += at != NULL)
+        if (!strncmp(at, name, length) && at[length] == '=') return 1;
+    return 0;
 }
 
 // Tells whether the family's config class has the key. `name` is the common one.
@@ -153,9 +157,10 @@ static int family_has_key(const Family *family, const char *name) {
                                "llama_4_scaling_beta|num_experts|num_experts_per_tok|moe_intermediate_size|"
                                "shared_expert_intermediate_size|decoder_sparse_step|first_k_dense_replace|"
                                "mlp_only_layers|n_group|topk_group|norm_topk_prob|routed_scaling_factor|"
-                               "router_aux_loss_coef"; // only in families whose defaults name them
+                               "router_aux_loss_coef|use_qk_norm"; // only in families whose defaults name them
     if (text_is_one_of(name, some) || !strncmp(name, "linear_", 7)) return family_names_key(family, name);
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
+    if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "activation_function")) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
@@ -197,8 +202,7 @@ static int layers_from_text(const char *text, uint8_t layers[LAYER_TYPES_MAX / 8
 static void layers_to_text(const uint8_t layers[LAYER_TYPES_MAX / 8], char *text, size_t size) {
     size_t used = 0;
     for (size_t l = 0; l < LAYER_TYPES_MAX && used < size; l++)
-        if (layers[l / 8] >> l % 8 & 1)
-            used += (size_t)snprintf(text + used, size - used, "%s%zu", used ? "+" : "", l);
+        if (layers[l / 8] >> l % 8 & 1) used += (size_t)snprintf(text + used, size - used, "%s%zu", used ? "+" : "", l);
     if (!used) snprintf(text, size, "none");
 }
 
@@ -294,7 +298,7 @@ static Config config_defaults(const Family *family) {
     Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1, .partial_rotary_factor = 1};
     config.pad_token_id = NO_ROW;
     config.decoder_sparse_step = config.n_group = config.topk_group = 1;
-    config.norm_topk_prob = 1, config.routed_scaling_factor = 1; // in families without such keys
+    config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;
@@ -328,6 +332,10 @@ static LayerKind layer_kind(const Config *config, size_t l) {
 // Tells whether layer l rotates its queries and keys by position.
 static int layer_rotates(const Config *config, size_t l) {
     return !config->family->learned_positions && layer_letter(config, l) != 'n';
+}
+
+static QkNorm config_qk_norm(const Config *config) {
+    return config->use_qk_norm ? config->family->qk_norm : QK_NORM_NONE;
 }
 
 static int layer_is_linear(const Config *config, size_t l) { return layer_kind(config, l) == LAYER_LINEAR; }
@@ -426,14 +434,24 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
         config->original_max_position_embeddings = config->max_position_embeddings;
 }
 
-// Refuses impossible experts.
-static void config_check_experts(const Config *c, const char *where, int code) {
-    if (!c->family->router || !c->num_experts) return;
+// Fills in widths of experts that follow from other keys, and refuses impossible experts.
+static void config_finish_experts(Config *c, const char *where, int code) {
+    if (!c->family->router) return;
+    if (!family_has_key(c->family, "moe_intermediate_size")) c->moe_intermediate_size = c->intermediate_size;
+    if (c->family->router == ROUTER_SIGMOID && !config_given(c, "shared_expert_intermediate_size"))
+        c->shared_expert_intermediate_size = c->moe_intermediate_size;
+    if (c->family->router == ROUTER_SIGMOID && c->shared_expert_intermediate_size % c->moe_intermediate_size)
+        die_with(code, "%s: shared_expert_intermediate_size %zu is not a multiple of moe_intermediate_size %zu", where,
+                 c->shared_expert_intermediate_size, c->moe_intermediate_size);
+    if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step"))
+        die_with(code, "%s: num_experts is 0, but %s has experts in its layers", where, c->family->name);
+    if (!c->num_experts) return;
     if (c->num_experts_per_tok > c->num_experts)
         die_with(code, "%s: num_experts_per_tok %zu is more than num_experts %zu", where, c->num_experts_per_tok,
                  c->num_experts);
     if (c->num_experts % c->n_group || c->topk_group > c->n_group ||
-        c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok)
+        c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok ||
+        (c->family->router == ROUTER_SIGMOID && c->num_experts / c->n_group < 2)) // a group's score is of its best two
         die_with(code, "%s: %zu of %zu groups (topk_group, n_group) of %zu experts do not hold %zu for a token", where,
                  c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
 }
@@ -446,7 +464,7 @@ static void config_finish(Config *config, const char *where, int code) {
         die_with(code, "%s: layer_types=%.64s, but the sliding_window of %s is in every layer or in none", where,
                  config->layer_types, family->name);
     config_resolve_rope(config, where, code);
-    config_check_experts(config, where, code);
+    config_finish_experts(config, where, code);
     if (config->pad_token_id != NO_ROW && config->pad_token_id >= config->vocab_size)
         die_with(code, "%s: pad_token_id %zu is not below vocab_size %zu", where, config->pad_token_id,
                  config->vocab_size);

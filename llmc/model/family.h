@@ -40,24 +40,26 @@ typedef struct {
     NormKind norm;
     ActivationKind activation;
     QkNorm qk_norm;
-    int learned_positions;    // position table instead of RoPE
-    int qkv_bias;             // biases on q, k, v but not on the output projection, whatever attention_bias says
-    int biases;               // biases on every linear layer
-    int no_output_bias;       // attention_bias covers only q, k, v
-    int conv1d;               // files hold linear weights transposed
-    int head_dim_follows;     // head_dim = hidden_size / num_attention_heads unless given
-    int kv_heads_follow;      // num_key_value_heads = num_attention_heads unless given
-    int norm_offset;          // norms multiply by 1 + w
-    int no_pre_norms;         // no norm before attention and MLP, which read the residual stream directly
-    int post_norms;           // norms after attention and MLP, before the residual addition
-    int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
-    int gated_attention;      // attention gates its output, by half of q_proj
-    RouterKind router;        // layers may have experts
-    int shared_scale;         // the shared expert is scaled by a logistic function of the token
-    int same_windows;         // sliding_window applies to all layers
-    int interleaved;          // rotary pairs are neighbours, not elements half a head apart
-    int plain_rope;           // rotary positions cannot be scaled
-    const char *layer_prefix; // with one %zu
+    int learned_positions;       // position table instead of RoPE
+    int qkv_bias;                // biases on q, k, v but not on the output projection, whatever attention_bias says
+    int biases;                  // biases on every linear layer
+    int no_output_bias;          // attention_bias covers only q, k, v
+    int conv1d;                  // files hold linear weights transposed
+    int head_dim_follows;        // head_dim = hidden_size / num_attention_heads unless given
+    int kv_heads_follow;         // num_key_value_heads = num_attention_heads unless given
+    int norm_offset;             // norms multiply by 1 + w
+    int no_pre_norms;            // no norm before attention and MLP, which read the residual stream directly
+    int post_norms;              // norms after attention and MLP, before the residual addition
+    int scaled_embeddings;       // embeddings are multiplied by sqrt(hidden_size)
+    int gated_attention;         // attention gates its output, by half of q_proj
+    RouterKind router;           // layers may have experts
+    const char *expert_names[3]; // gate, up and down of an expert in files with a tensor for each, with one %zu
+    const char *router_name;     // the router in such files; NULL: as in layer_names
+    int shared_scale;            // the shared expert is scaled by a logistic function of the token
+    int same_windows;            // sliding_window applies to all layers
+    int interleaved;             // rotary pairs are neighbours, not elements half a head apart
+    int plain_rope;              // rotary positions cannot be scaled
+    const char *layer_prefix;    // with one %zu
     const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
     const char *model_names[MODEL_TENSORS];
 } Family;
@@ -67,14 +69,20 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
+    "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
+    "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
 #define ATTENTION_NAMES "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",               \
     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",              \
     "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias"
 #define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
     "mlp.down_proj.weight", "mlp.down_proj.bias"
+#define NO_MLP_NAMES NULL, NULL, NULL, NULL, NULL, NULL
 #define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
 #define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+#define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
+    "mlp.experts.%zu.down_proj.weight"}
 #define LLAMA_LAYER_NAMES {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL,                     \
     "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, NULL}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
@@ -152,10 +160,8 @@ static const Family families[] = {
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1,
      TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",
-      "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",
-      "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight", NULL,
-      "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, NULL})},
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
+      MLP_NAMES, NO_EXPERT_NAMES, NULL})},
     {.name = "smollm3", .model_type = "smollm3", .architecture = "SmolLM3ForCausalLM",
      .defaults =
      "vocab_size=128256,hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
@@ -205,11 +211,50 @@ static const Family families[] = {
      "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02,num_experts=128,num_experts_per_tok=8,moe_intermediate_size=768,norm_topk_prob=false,"
      "decoder_sparse_step=1,mlp_only_layers=none,router_aux_loss_coef=0.001",
-     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
-     .head_dim_follows = 1, .router = ROUTER_SOFTMAX,
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .head_dim_follows = 1, .router = ROUTER_SOFTMAX, .expert_names = SPLIT_NAMES,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
       MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL})},
+    {.name = "qwen3_5_moe", .model_type = "qwen3_5_moe_text", .architecture = "Qwen3_5MoeForCausalLM",
+     .defaults =
+     "vocab_size=248320,hidden_size=2048,num_hidden_layers=40,num_attention_heads=16,num_key_value_heads=2,"
+     "head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,"
+     "layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,linear_key_head_dim=128,"
+     "linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32,num_experts=256,"
+     "num_experts_per_tok=8,moe_intermediate_size=512,shared_expert_intermediate_size=512,"
+     "router_aux_loss_coef=0.001",
+     .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
+     1, .gated_attention = 1, .router = ROUTER_SOFTMAX, .expert_names = SPLIT_NAMES, .shared_scale = 1,
+     TENSOR_NAMES(
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
+      NO_MLP_NAMES, "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",
+      "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES, NULL})},
+    {.name = "mixtral", .model_type = "mixtral", .architecture = "MixtralForCausalLM",
+     .defaults =
+     "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "initializer_range=0.02,layer_types=s,num_experts=8,num_experts_per_tok=2,router_aux_loss_coef=0.001",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .router =
+     ROUTER_SOFTMAX, .expert_names = {"block_sparse_moe.experts.%zu.w1.weight",
+     "block_sparse_moe.experts.%zu.w3.weight", "block_sparse_moe.experts.%zu.w2.weight"},
+     .router_name = "block_sparse_moe.gate.weight", .same_windows = 1,
+     TENSOR_NAMES(
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
+      NO_MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL})},
+    {.name = "glm4_moe", .model_type = "glm4_moe", .architecture = "Glm4MoeForCausalLM",
+     .defaults =
+     "vocab_size=151552,hidden_size=4096,intermediate_size=10944,num_hidden_layers=46,num_attention_heads=96,"
+     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=10000,"
+     "initializer_range=0.02,partial_rotary_factor=0.5,use_qk_norm=false,num_experts=128,num_experts_per_tok=8,"
+     "moe_intermediate_size=1408,shared_expert_intermediate_size=1408,first_k_dense_replace=1,n_group=1,"
+     "topk_group=1,norm_topk_prob=true,routed_scaling_factor=1",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .no_output_bias = 1, .head_dim_follows = 1, .router = ROUTER_SIGMOID, .expert_names = SPLIT_NAMES,
+     TENSOR_NAMES(
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
+      MLP_NAMES, "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",
+      "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES, NULL})},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
@@ -240,6 +285,8 @@ typedef struct {
                "original_max_position_embeddings=8192,attention_factor=1.2079441541679836"
 #define PHI4   "vocab_size=100352,max_position_embeddings=16384,rope_theta=250000"
 #define GLM4   "max_position_embeddings=32768,rms_norm_eps=1e-5"
+#define GLM45  "head_dim=128,attention_bias=true,rope_theta=1000000"
+#define QWEN3_EXPERTS "head_dim=128,norm_topk_prob=true,"
 static const Preset presets[] = {
     {"gpt2", "openai-community/gpt2", "gpt2", {0}, ""},
     {"gpt2-medium", "openai-community/gpt2-medium", "gpt2", {1024, 0, 24, 16, 0}, ""},
@@ -304,6 +351,21 @@ static const Preset presets[] = {
     {"phi4", "microsoft/phi-4", "phi3", {5120, 17920, 40, 40, 10}, PHI4},
     {"glm4-9b", "zai-org/GLM-4-9B-0414", "glm4", {0}, GLM4},
     {"glm4-32b", "zai-org/GLM-4-32B-0414", "glm4", {6144, 23040, 61, 48, 0}, GLM4 ",attention_bias=false"},
+    {"qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {2048, 0, 48, 32, 4}, QWEN3_EXPERTS QWEN3},
+    {"qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", {2048, 0, 48, 32, 4},
+     QWEN3_EXPERTS "rope_theta=10000000,max_position_embeddings=262144,router_aux_loss_coef=0"},
+    {"qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B", "qwen3_moe", {4096, 12288, 94, 64, 4},
+     QWEN3_EXPERTS QWEN3 "moe_intermediate_size=1536"},
+    {"qwen3.5-35b-a3b", "Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
+    {"qwen3.6-35b-a3b", "Qwen/Qwen3.6-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
+    {"mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", "mixtral", {0},
+     "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
+    {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},
+     "max_position_embeddings=65536"},
+    {"glm4.5-air", "zai-org/GLM-4.5-Air", "glm4_moe", {0}, GLM45},
+    {"glm4.5", "zai-org/GLM-4.5", "glm4_moe", {5120, 12288, 92, 0, 0},
+     GLM45 ",use_qk_norm=true,num_experts=160,moe_intermediate_size=1536,first_k_dense_replace=3,"
+           "routed_scaling_factor=2.5"},
 };
 // clang-format on
 #define PRESETS (sizeof(presets) / sizeof(presets[0]))

@@ -41,7 +41,7 @@ typedef struct {
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
     size_t layer_offset[LAYER_FORMS][LAYER_TENSORS]; // within a layer of each form
-    float *router_bias; // host [layers with experts, E], fp32 in files: the choice of experts adds it; NULL: none
+    float *router_bias;   // host [layers with experts, E], fp32 in files: the choice of experts adds it; NULL: none
     size_t *layer_starts; // [num_hidden_layers + 1] first element of each layer, and the end of the last
 } Model;
 
@@ -98,13 +98,14 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t FF = c->intermediate_size, kv = c->num_key_value_heads * c->head_dim;
     const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
-    const size_t head_norm = family->qk_norm ? c->head_dim : 0, whole = family->qk_norm == QK_NORM_WHOLE;
+    const size_t head_norm = config_qk_norm(c) ? c->head_dim : 0, whole = config_qk_norm(c) == QK_NORM_WHOLE;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
-    const int attention = tensor >= Q_WEIGHT && tensor <= O_BIAS, linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
+    const int attention = tensor >= Q_WEIGHT && tensor <= O_BIAS,
+              linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS;
     const int experts = tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN;
     if ((form & FORM_LINEAR ? attention : linear) || (form & FORM_EXPERTS ? dense : experts)) {
@@ -213,9 +214,14 @@ static Model model_build(const Config *config, DType dtype) {
     model_add_outer(&model, FINAL_NORM_BIAS);
     model_add_outer(&model, LM_HEAD);
     if (config->family->router == ROUTER_SIGMOID)
-        model.router_bias = (float *)checked_calloc(max_size(model_router_biases(&model), 1), sizeof(float),
-                                                    "biases of routers");
+        model.router_bias =
+            (float *)checked_calloc(max_size(model_router_biases(&model), 1), sizeof(float), "biases of routers");
     return model;
+}
+
+// Copies the routers' biases of a model of the same configuration.
+static void model_copy_biases(Model *model, const Model *from) {
+    if (model->router_bias) memcpy(model->router_bias, from->router_bias, model_router_biases(from) * sizeof(float));
 }
 
 static void model_free(Model *model) {
@@ -232,11 +238,10 @@ static Model model_copy(const Model *model) {
     if (model->parameter_count) memcpy(copy.parameters, model->parameters, model->parameter_count * sizeof(Parameter));
     copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
     memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
-    if (model->router_bias) {
-        const size_t count = model_router_biases(model);
-        copy.router_bias = (float *)checked_calloc(max_size(count, 1), sizeof(float), "biases of routers");
-        if (count) memcpy(copy.router_bias, model->router_bias, count * sizeof(float));
-    }
+    if (model->router_bias)
+        copy.router_bias =
+            (float *)checked_calloc(max_size(model_router_biases(model), 1), sizeof(float), "biases of routers");
+    model_copy_biases(&copy, model);
     return copy;
 }
 

@@ -52,7 +52,9 @@ typedef struct {
 // the head: what is live of either has the size of a layer's input.
 static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t N, int head) {
     const Config *c = &settings->model->config;
-    const size_t width = head ? c->vocab_size : c->intermediate_size, C = c->hidden_size, count = (width + C - 1) / C;
+    const size_t experts = c->num_experts_per_tok * c->moe_intermediate_size + c->shared_expert_intermediate_size;
+    const size_t width = head ? c->vocab_size : max_size(c->intermediate_size, experts);
+    const size_t C = c->hidden_size, count = (width + C - 1) / C;
     if (settings->method != METHOD_MST || !N) return head ? ops->logits_chunk : ops->chunk;
     return (N + count - 1) / count;
 }

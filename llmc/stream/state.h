@@ -214,7 +214,7 @@ static Shapes shapes_of(const Model *model) {
     s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
     s.activation = c->family->activation, s.gated = s.activation != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;
-    s.qk_norm = c->family->qk_norm, s.rotary = !c->family->learned_positions;
+    s.qk_norm = config_qk_norm(c), s.rotary = !c->family->learned_positions;
     s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
     s.pre_norms = !c->family->no_pre_norms, s.post_norms = c->family->post_norms;
     s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;

@@ -79,7 +79,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strcmp(kind, "draw")) s->seed = i;
     if (!strcmp(op, "scatter_rows")) s->V = 2 * n;
     if (!strcmp(kind, "norm")) { // the second: of heads
-        shapes = c->family->qk_norm ? 2 : 1;
+        shapes = config_qk_norm(c) ? 2 : 1;
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);

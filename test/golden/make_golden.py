@@ -21,21 +21,27 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig, Ministral3Config,
-                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig,
-                          Qwen3Config, SmolLM3Config)
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, LlamaConfig,
+                          Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config,
+                          Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
+                          SmolLM3Config)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.ministral.modeling_ministral import MinistralRMSNorm  # of a Mistral with layer_types
 from transformers.models.ministral3.modeling_ministral3 import Ministral3RMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.mixtral.modeling_mixtral import MixtralRMSNorm, MixtralTopKRouter
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5RMSNorm
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (Qwen3_5MoeGatedDeltaNet, Qwen3_5MoeRMSNorm,
+                                                                  Qwen3_5MoeTopKRouter)
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
 
 transformers.utils.logging.disable_progress_bar()
@@ -49,6 +55,7 @@ PROMPT_LENGTH = 6
 GREEDY_TOKENS = 12
 GREEDY_MARGIN = 0.1   # smallest lead of the best logit over the second; far above the rounding of fp32
 GREEDY_DISTINCT = 6   # a model that repeats one token would test little
+ROUTE_MARGIN = 0.02   # smallest lead of the last expert chosen over the next one, in logits or scores: bf16 chooses the same
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The cases
@@ -213,6 +220,42 @@ GLM4 = Glm4Config(vocab_size=109, hidden_size=40, intermediate_size=52, num_hidd
                   rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
                   **NO_SPECIAL_TOKENS)
 
+# The middle one of three layers is dense; a normalised choice of 2 of 5 experts, narrower than the hidden size.
+QWEN3_MOE = Qwen3MoeConfig(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidden_layers=3,
+                           num_attention_heads=4, num_key_value_heads=2, head_dim=12, max_position_embeddings=128,
+                           num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[1],
+                           norm_topk_prob=True, tie_word_embeddings=False, **NO_SPECIAL_TOKENS)
+
+# Weights that do not sum to 1, experts in every second layer, biases in attention.
+QWEN3_MOE_FUSED = Qwen3MoeConfig(vocab_size=97, hidden_size=24, intermediate_size=36, num_hidden_layers=2,
+                                 num_attention_heads=2, num_key_value_heads=1, head_dim=16, attention_bias=True,
+                                 max_position_embeddings=128, num_experts=6, num_experts_per_tok=3,
+                                 moe_intermediate_size=24, decoder_sparse_step=2, norm_topk_prob=False,
+                                 tie_word_embeddings=True, **NO_SPECIAL_TOKENS)
+
+# A linear and a full layer, each with experts and a shared one, wider than they are.
+QWEN3_5_MOE = Qwen3_5MoeTextConfig(vocab_size=103, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                                   num_key_value_heads=1, head_dim=16, rms_norm_eps=5e-3, linear_num_key_heads=2,
+                                   linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+                                   layer_types=["linear_attention", "full_attention"], max_position_embeddings=256,
+                                   num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+                                   shared_expert_intermediate_size=28, tie_word_embeddings=False,
+                                   rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
+                                   **NO_SPECIAL_TOKENS)
+
+MIXTRAL = MixtralConfig(vocab_size=98, hidden_size=32, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4,
+                        num_key_value_heads=2, max_position_embeddings=128, num_local_experts=4, num_experts_per_tok=2,
+                        sliding_window=9, tie_word_embeddings=False, **NO_SPECIAL_TOKENS)
+
+# The choice is by score and bias within the better one of two groups, the weights by score alone; two shared experts.
+GLM4_MOE = Glm4MoeConfig(vocab_size=104, hidden_size=32, intermediate_size=44, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=16, attention_bias=True,
+                         use_qk_norm=True, max_position_embeddings=128, n_routed_experts=6, num_experts_per_tok=2,
+                         n_group=2, topk_group=1, moe_intermediate_size=20, n_shared_experts=2, first_k_dense_replace=1,
+                         routed_scaling_factor=2.5, norm_topk_prob=True, tie_word_embeddings=False, num_mtp_layers=0,
+                         rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
+                         **NO_SPECIAL_TOKENS)
+
 
 @dataclass
 class Case:
@@ -220,7 +263,7 @@ class Case:
     config: transformers.PretrainedConfig
     seed: int                           # found with --seeds
     dtype: torch.dtype = torch.float32  # of the stored weights
-    layout: str = "plain"               # "plain" | "sharded" | "hub", see save_model
+    layout: str = "plain"               # "plain" | "sharded" | "hub" | "fused", see save_model
     config_style: int = 5               # the major version of transformers whose config.json it has
     lengths: tuple = tuple(DOCUMENT_LENGTHS)
     pad: int | None = None              # a token of the stream whose inputs give the embedding no gradient
@@ -262,6 +305,11 @@ CASES = [
     Case("olmo3", OLMO3, seed=26, pad=82),
     Case("phi3", PHI3, seed=23),
     Case("glm4", GLM4, seed=28, pad=30),
+    Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
+    Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=0, layout="fused"),
+    Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
+    Case("mixtral", MIXTRAL, seed=1223),
+    Case("glm4_moe", GLM4_MOE, seed=763),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -270,7 +318,8 @@ CASES = [
 
 def adds_one(config, name):
     """Whether a norm multiplies by 1 + its weight: all of Gemma's, of Qwen3.5's all but the gated one"""
-    return config.model_type == "gemma3_text" or config.model_type == "qwen3_5_text" and "linear_attn" not in name
+    hybrid = config.model_type in ("qwen3_5_text", "qwen3_5_moe_text")
+    return config.model_type == "gemma3_text" or hybrid and "linear_attn" not in name
 
 
 def random_model(case):
@@ -294,9 +343,14 @@ def random_model(case):
                 value = 0.1 * noise
             elif is_embedding:
                 value = 0.2 * noise
+            elif name.endswith("mlp.gate.weight"):
+                value = 0.3 * noise
             else:
                 value = 0.15 * noise
             parameter.copy_(value)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=rng))
     return model.to(case.dtype)
 
 
@@ -305,12 +359,17 @@ def save_model(case, model, folder):
     plain    what save_pretrained writes
     sharded  the same in several files with an index
     hub      as in the published gpt2: names without "transformer.", and each layer's causal mask stored as a tensor
+    fused    the experts of a layer as two tensors, as they are in memory
     """
     model.save_pretrained(folder, max_shard_size="50KB" if case.layout == "sharded" else "1GB")
     if case.config_style == 4:
         rewrite_config_as_transformers_4(folder / "config.json")
     if case.layout == "hub":
         rename_as_published_gpt2(folder / "model.safetensors", case.config)
+    if case.layout == "fused":
+        tensors = dict(model.named_parameters())
+        save_file({name: tensor.detach() for name, tensor in tensors.items()}, folder / "model.safetensors",
+                  metadata={"format": "pt"})
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
@@ -379,8 +438,8 @@ def packed_stream(case):
 
 @contextlib.contextmanager
 def doubles_stay_doubles():
-    """float() and to(torch.float32) leave a tensor in float64 as it is."""
-    to_float, to = torch.Tensor.float, torch.Tensor.to
+    """float(), to(torch.float32), type(torch.float32) and a softmax in fp32 leave a tensor in float64 as it is."""
+    to_float, to, type_, softmax = torch.Tensor.float, torch.Tensor.to, torch.Tensor.type, torch.nn.functional.softmax
 
     def doubled(dtype):
         return torch.float64 if dtype is torch.float32 else dtype
@@ -392,18 +451,21 @@ def doubles_stay_doubles():
 
     torch.Tensor.float = lambda self: self if self.dtype == torch.float64 else to_float(self)
     torch.Tensor.to = to_double
+    torch.Tensor.type = lambda self, dtype: self if self.dtype == torch.float64 else type_(self, dtype)
+    torch.nn.functional.softmax = lambda x, dim=None, dtype=None: softmax(x, dim=dim,
+                                                                          dtype=doubled(dtype) if x.dtype == torch.float64 else dtype)
     try:
         yield
     finally:
-        torch.Tensor.float, torch.Tensor.to = to_float, to
+        torch.Tensor.float, torch.Tensor.to, torch.Tensor.type, torch.nn.functional.softmax = to_float, to, type_, softmax
 
 
 @contextlib.contextmanager
 def rmsnorm_in_the_models_dtype():
     """
     transformers' RMSNorm casts to fp32 also when the model is float64. Here the same formula without the cast. Its layers
-    of linear attention cast in many places: decay, gated delta rule, gated norm. Theirs is the code that runs here, and
-    in it doubles stay doubles.
+    of linear attention cast in many places: decay, gated delta rule, gated norm; its routers cast to fp32. Theirs is the
+    code that runs here, and in it doubles stay doubles.
     (Its eager attention does the same in the softmax; "sdpa" does not. Rotary angles stay fp32, as everywhere in it.)
     """
     def forward(self, x):
@@ -412,15 +474,19 @@ def rmsnorm_in_the_models_dtype():
     def forward_gemma(self, x):
         return (1 + self.weight) * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
 
-    def forward_linear(self, *arguments, **named):
-        with doubles_stay_doubles():
-            return delta_forward(self, *arguments, **named)
+    def without_casts(c):
+        def forward(self, *arguments, **named):
+            with doubles_stay_doubles():
+                return originals[c](self, *arguments, **named)
+        return forward
 
-    delta_forward = Qwen3_5GatedDeltaNet.forward
+    casting = (Qwen3_5GatedDeltaNet, Qwen3_5MoeGatedDeltaNet, Qwen3MoeTopKRouter, Qwen3_5MoeTopKRouter, MixtralTopKRouter,
+               Glm4MoeTopkRouter)
     plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
-             SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm)
-    forwards = {c: forward for c in plain} | {
-                Gemma3RMSNorm: forward_gemma, Qwen3_5RMSNorm: forward_gemma, Qwen3_5GatedDeltaNet: forward_linear}
+             SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm, Qwen3MoeRMSNorm, MixtralRMSNorm,
+             Glm4MoeRMSNorm)
+    forwards = {c: forward for c in plain} | {c: without_casts(c) for c in casting} | {
+                c: forward_gemma for c in (Gemma3RMSNorm, Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm)}
     originals = {c: c.forward for c in forwards}
     for c in forwards:
         c.forward = forwards[c]
@@ -432,7 +498,11 @@ def rmsnorm_in_the_models_dtype():
 
 
 def load_model(folder, dtype, attention):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention,
+                                                 experts_implementation="eager")
+    for name, module in model.named_modules():
+        if name.endswith("mlp.gate"):
+            module.to(dtype)  # glm4_moe keeps its routers in fp32
     return model.eval()  # GPT-2's configuration has dropout
 
 
@@ -464,6 +534,32 @@ def greedy(model, prompt):
                          do_sample=False, max_new_tokens=GREEDY_TOKENS, return_dict_in_generate=True, output_logits=True)
     best_two = torch.stack(out.logits)[:, 0].topk(2).values
     return out.sequences[0, len(prompt):].to(torch.int32), float((best_two[:, 0] - best_two[:, 1]).min())
+
+
+def route_margin(model, stream):
+    """The smallest lead, over all tokens and layers, of the last expert that a router chooses over the next one."""
+    leads = [1.0]
+
+    def lead(router, inputs, outputs):
+        scores, k = outputs[0], router.top_k
+        if isinstance(router, Glm4MoeTopkRouter):
+            scores = scores.sigmoid() + router.e_score_correction_bias
+            groups = scores.view(len(scores), router.num_group, -1)
+            best = groups.topk(2).values.sum(-1).topk(min(router.topk_group + 1, router.num_group))
+            if router.num_group > router.topk_group:
+                leads.append(float((best.values[:, -2] - best.values[:, -1]).min()))
+            kept = best.indices[:, :router.topk_group, None].expand(-1, -1, groups.shape[-1])
+            scores = groups.gather(1, kept).flatten(1)
+        best = scores.topk(k + 1).values
+        leads.append(float((best[:, -2] - best[:, -1]).min()))
+
+    hooks = [m.register_forward_hook(lead) for m in model.modules() if hasattr(m, "top_k") and hasattr(m, "weight")]
+    with torch.no_grad():
+        for start, length in zip(stream["doc_start"].tolist(), stream["doc_length"].tolist()):
+            model(input_ids=stream["tokens"][None, start:start + length].long(), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return min(leads)
 
 
 def reference(case, folder):
@@ -660,11 +756,14 @@ def make_all():
     write_llmc_shards(HERE)
 
 
-def search_seeds(limit=2000):
+def search_seeds(limit=20000):
     for case in CASES:
         for case.seed in range(limit):
             with torch.no_grad():
-                tokens, margin = greedy(random_model(case).float().eval(), packed_stream(case)["prompt"])
+                model, stream = random_model(case).float().eval(), packed_stream(case)
+                if route_margin(model, stream) < ROUTE_MARGIN:
+                    continue
+                tokens, margin = greedy(model, stream["prompt"])
             if is_clear_cut(tokens, margin):
                 print(f"{case.name:14s} seed {case.seed:3d}  margin {margin:.3f}  {tokens.tolist()}")
                 break

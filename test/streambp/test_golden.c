@@ -82,6 +82,7 @@ static void golden_open(Golden *g, const char *model_path, const char *reference
     g->source = weights_open(model_path);
     g->config = g->source->config;
     g->model = model_build(&g->config, ops_device->stored);
+    model_copy_biases(&g->model, &g->source->model);
     g->reference = reference_open(reference_path);
     g->batch = reference_batch(&g->reference);
     g->weights = (double *)checked_malloc(g->model.elements * sizeof(double), "weights");
@@ -206,6 +207,10 @@ TEST(qwen3_5_yarn) { FOLDER("qwen3_5-yarn"); }
 TEST(ministral3) { FOLDER("ministral3"); }
 TEST(olmo3) { FOLDER("olmo3"); }
 TEST(glm4) { FOLDER("glm4"); }
+TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
+TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
+TEST(mixtral) { FOLDER("mixtral"); }
+TEST(glm4_moe) { FOLDER("glm4_moe"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
