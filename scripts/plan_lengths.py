@@ -72,6 +72,26 @@ ROWS += [
     qlora("llama3.1-70b", "Llama-3.3-70B, QLoRA of rank 32", 12106, 4, "l40s", 48),
     qlora("llama3.1-70b", "", 89389, 4, "h100", 80),
 ]
+
+
+def experts():
+    """Rows of mixtures of experts over a base in 4 bits, with adapters of attention, then of experts too; and of all weights."""
+    cards = [("24 GiB, host 96 GiB", "--machine rtx4090 --memory-limit 24GiB --host-limit 96GiB", []),
+             ("12 GiB, host 64 GiB", "--machine rtx3060 --memory-limit 12GiB --host-limit 64GiB", []),
+             ("80 GiB", "--machine h100,host=0 --memory-limit 80GiB --inputs-every 4", [("Unsloth", "gpt-oss-20b", 1, "h100")])]
+    ways = [("qwen3-30b-a3b", "Qwen3-30B-A3B, QLoRA of rank 16", "--lora-rank 16", (600000, 250000, 400000)),
+            ("qwen3-30b-a3b", "Qwen3-30B-A3B, QLoRA of rank 8, experts too",
+             "--lora-rank 8 --lora-targets q_proj,k_proj,v_proj,o_proj,experts", (600000, 250000, 400000)),
+            ("qwen3.5-35b-a3b", "Qwen3.5-35B-A3B, QLoRA of rank 16", "--lora-rank 16", (900000, 375000, 600000))]
+    full = "--init qwen3-30b-a3b --seq-len 1M --memory-limit 80GiB"
+    return [(what * (not card), limits, f"--init {model} --base nf4 {way} --seq-len {lengths[card]} {options}", None, others)
+            for model, what, way, lengths in ways for card, (limits, options, others) in enumerate(cards)] + [
+        ("Qwen3-30B-A3B, all weights", "80 GiB, host 640 GiB", f"{full} --machine h100 --host-limit 640GiB", None, []),
+        ("", "80 GiB, host 256 GiB, disk", f"{full} --machine h100,disk=2TB --host-limit 256GiB", None, []),
+        ("the same, moments in 8 bits, no master weights", "80 GiB, host 256 GiB",
+         f"{full} --moments int8 --master none --machine h100 --host-limit 256GiB", None, [])]
+
+
 POINTS = [  # of the picture: name, options
     ("all weights, host 128 GiB and a disk", "--machine h100,host=128GiB,disk=4TB"),
     ("all weights, host 460 GiB", "--machine h100,host=460GiB"),
@@ -135,10 +155,10 @@ def others(keys, known):
     return found
 
 
-def rows():
-    """What the tables show of each of ROWS."""
+def rows(table):
+    """What the tables show of each of ROWS, or of experts()."""
     known, found = published(), []
-    for what, limits, options, most, keys in ROWS:
+    for what, limits, options, most, keys in table:
         made = plan(options)
         beyond = 100 * (made["estimated_seconds"] / made["estimated_seconds_on_device"] - 1)
         found.append({

@@ -63,22 +63,30 @@ SHORT = (1, 2, 6, 8, 9, 13, 19, 31)  # rows of README's
 
 @functools.cache
 def lengths_rows():
-    return plan_lengths.rows()
+    return plan_lengths.rows(plan_lengths.ROWS)
 
 
-def lengths():
+def lengths_of(name, table):
     heads = ["", "limits", "tokens", "reached", "longest", "not on the device", "GiB of device, host, disk", "s a step", "transfers add",
              "others, published"]
     rows, commands = [], []
-    for number, row in enumerate(lengths_rows(), 1):
+    for number, row in enumerate(table, 1):
         rows.append([f"{number}{'. ' + row['what'] if row['what'] else ''}", row["limits"], row["tokens"], "yes" if row["reached"] else "NO",
                      row["longest"], row["places"], row["memory"], row["seconds"], row["waits"], "; ".join(row["others"])])
         commands.append(f"    ./train plan {row['options']}  # {number}")
-    missed = sum(not row["reached"] for row in lengths_rows())
+    missed = sum(not row["reached"] for row in table)
     if missed:
-        faults.append(f"lengths: {missed} are not reached")
+        faults.append(f"{name}: {missed} are not reached")
     verdict = f"{missed} of {len(rows)} are NOT reached." if missed else "All are reached."
     return "\n".join([markdown(heads, rows), "", verdict + " The commands, row by row:", "", *commands])
+
+
+def lengths():
+    return lengths_of("lengths", lengths_rows())
+
+
+def experts():
+    return lengths_of("experts", plan_lengths.rows(plan_lengths.experts()))
 
 
 def lengths_short():
@@ -230,8 +238,9 @@ def compare_short():
                             for contender, name in CONTENDERS.items()])
 
 
-TABLES = {"fit": fit, "lengths-short": lengths_short, "compare-short": compare_short, "lengths": lengths, "recipes": recipes, "trained": trained,
-          "passes": passes, "methods": methods, "further": plan_methods.table, "scale": scale, "compare": compare, "tests": tests}
+TABLES = {"fit": fit, "lengths-short": lengths_short, "compare-short": compare_short, "lengths": lengths, "experts": experts,
+          "recipes": recipes, "trained": trained, "passes": passes, "methods": methods, "further": plan_methods.table, "scale": scale,
+          "compare": compare, "tests": tests}
 
 
 def main():
