@@ -196,24 +196,51 @@ static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *sca
     }
 }
 
-// Encodes in[n], all finite, into a record.
-static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t n) {
-    const QuantParts p = quant_parts(f, n);
-    const uint8_t *order = quant_order[f.type];
-    float bounds[15], *scale = (float *)(void *)(record + p.scales);
-    if (f.nested) scale = (float *)checked_calloc(p.blocks, sizeof(float), "scales of a matrix");
-    memset(record + p.scale_codes - 16, 0, p.bytes - p.scale_codes + 16);
-    for (size_t i = 0; i < 15; i++) bounds[i] = (quant_codes[f.type][order[i]] + quant_codes[f.type][order[i + 1]]) / 2;
+// A record in the making: begin, then all its blocks in parts of any order, then end
+typedef struct {
+    uint8_t *record;
+    QuantFormat format;
+    QuantParts parts;
+    float *scale; // [blocks]
+    size_t n;
+} QuantEncoder;
+
+static QuantEncoder quant_encode_begin(uint8_t *record, QuantFormat f, size_t n) {
+    QuantEncoder e = {record, f, quant_parts(f, n), NULL, n};
+    e.scale = f.nested ? (float *)checked_calloc(e.parts.blocks, sizeof(float), "scales of a matrix")
+                       : (float *)(void *)(record + e.parts.scales);
+    memset(record + e.parts.scale_codes - 16, 0, e.parts.bytes - e.parts.scale_codes + 16);
+    return e;
+}
+
+// Encodes in[count], all finite: elements from `begin` on, which starts a block, to the end of a block or of the matrix.
+static void quant_encode_part(const QuantEncoder *e, const float *in, size_t begin, size_t count) {
+    const uint8_t *order = quant_order[e->format.type];
+    const float *codes = quant_codes[e->format.type];
+    const size_t block = e->format.block;
+    float bounds[15];
+    for (size_t i = 0; i < 15; i++) bounds[i] = (codes[order[i]] + codes[order[i + 1]]) / 2;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
 #endif
-    for (size_t b = 0; b < p.blocks; b++) {
-        const size_t begin = b * f.block, count = min_size(f.block, n - begin);
-        scale[b] = quant_encode_block(record + begin / 2, bounds, order, in + begin, count, count == f.block);
+    for (size_t b = begin / block; b < (begin + count + block - 1) / block; b++) {
+        const size_t at = b * block, length = min_size(block, e->n - at);
+        e->scale[b] =
+            quant_encode_block(e->record + at / 2, bounds, order, in + (at - begin), length, length == block);
     }
-    if (!f.nested) return;
-    quant_encode_scales(record, &p, scale);
-    free(scale);
+}
+
+static void quant_encode_end(QuantEncoder *e) {
+    if (!e->format.nested) return;
+    quant_encode_scales(e->record, &e->parts, e->scale);
+    free(e->scale);
+}
+
+// Encodes in[n], all finite, into a record.
+static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t n) {
+    QuantEncoder e = quant_encode_begin(record, f, n);
+    quant_encode_part(&e, in, 0, n);
+    quant_encode_end(&e);
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------

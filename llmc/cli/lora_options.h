@@ -6,6 +6,8 @@ Turns the options of new adapters into the keys of adapter_config.json that mean
     --lora-rank-pattern q_proj=16                 rank_pattern
     --lora-alpha-pattern q_proj=32                alpha_pattern
     --lora-modules-to-save embed_tokens,lm_head   modules_to_save
+
+Experts' matrices and routers are named like modules. They become target_parameters when adapters are written.
 */
 #ifndef LLMC_LORA_OPTIONS_H
 #define LLMC_LORA_OPTIONS_H
@@ -23,7 +25,36 @@ static void lora_each_entry(const char *list, void (*add)(cJSON *to, char *entry
     free(copy);
 }
 
-static void lora_add_name(cJSON *names, char *entry) { cJSON_AddItemToArray(names, cJSON_CreateString(entry)); }
+// Adds a name; "experts" stands for both of their matrices.
+static void lora_add_name(cJSON *names, char *entry) {
+    static const char *const ends[] = {".gate_up_proj", ".down_proj"};
+    char name[256];
+    const int experts = lora_names_module(entry, "experts", strlen("experts"));
+    for (int i = 0; i <= experts; i++) {
+        snprintf(name, sizeof(name), "%.200s%s", entry, experts ? ends[i] : "");
+        cJSON_AddItemToArray(names, cJSON_CreateString(name));
+    }
+}
+
+// Replaces names of experts' projections in transformers 4 as PEFT 0.21 does. Returns 1 if the rank of their gates and
+// up projections, which share A now, doubles.
+static int lora_rename(const cJSON *names, const Family *family) {
+    const char *const *old = adapter_old_names(family);
+    int found[3] = {0, 0, 0};
+    cJSON *item;
+    cJSON_ArrayForEach(item, names) {
+        for (int i = 0; old && i < 3; i++) {
+            if (strcmp(item->valuestring, old[i]) != 0) continue;
+            cJSON_SetValuestring(item, i < 2 ? "experts.gate_up_proj" : "experts.down_proj");
+            found[i] = 1;
+            break;
+        }
+    }
+    if (found[0] != found[1])
+        die_usage("--lora-targets: %s alone is half of experts.gate_up_proj, which has one adapter in %s; name that",
+                  old[found[1]], family->name);
+    return found[0];
+}
 
 static void lora_add_layers(cJSON *layers, char *entry) {
     char *end;
@@ -43,16 +74,35 @@ static void lora_add_pattern(cJSON *patterns, char *entry) {
     cJSON_AddNumberToObject(patterns, entry, number);
 }
 
-// Makes the keys. 'all' becomes the names of all modules, so that --lora-layers applies.
-static cJSON *lora_keys(const Options *o, const Family *family) {
+// Returns the modules that a word stands for; 0: it is none. all: as in PEFT 0.21: either the experts and routers, or all
+// other linear layers, depending on the family.
+static unsigned lora_word(const char *targets, const Config *c) {
+    const int experts = expert_layers_before(c, c->num_hidden_layers) != 0, renamed = adapter_old_names(c->family) != NULL;
+    unsigned chosen = 0;
+    if (!strcmp(targets, "auto")) return lora_usual_modules(c);
+    if (!text_is_one_of(targets, "all|all-linear")) return 0;
+    for (size_t i = 0; lora_module_at(c->family, i) < LORA_TENSORS; i++) {
+        const LayerTensor tensor = lora_tensor(c->family, i);
+        if (!experts || tensor < GATE_WEIGHT || renamed == lora_is_parameter(tensor)) chosen |= 1u << i;
+    }
+    return chosen;
+}
+
+// Makes the keys. Words become the names of their modules, so that --lora-layers applies.
+static cJSON *lora_keys(const Lora *lora, const Options *o, const Config *c) {
     const char *targets = o->lora_targets, *module;
     cJSON *root = cJSON_CreateObject();
-    if (!strcmp(targets, "all") || !strcmp(targets, "all-linear")) {
+    const unsigned word = lora_word(targets, c);
+    const int experts = expert_layers_before(c, c->num_hidden_layers) != 0;
+    int doubled = experts && !strncmp(targets, "all", 3) && word && adapter_old_names(c->family);
+    if (word) {
         cJSON *names = cJSON_AddArrayToObject(root, "target_modules");
-        for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++)
-            cJSON_AddItemToArray(names, cJSON_CreateString(module));
+        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++)
+            if (word >> i & 1) cJSON_AddItemToArray(names, cJSON_CreateString(module));
     } else if (pattern_is_plain(targets)) {
-        lora_each_entry(targets, lora_add_name, cJSON_AddArrayToObject(root, "target_modules"));
+        cJSON *names = cJSON_AddArrayToObject(root, "target_modules");
+        lora_each_entry(targets, lora_add_name, names);
+        if (experts) doubled = lora_rename(names, c->family);
     } else {
         cJSON_AddStringToObject(root, "target_modules", targets);
         if (o->lora_layers)
@@ -64,6 +114,14 @@ static cJSON *lora_keys(const Options *o, const Family *family) {
         lora_each_entry(o->lora_rank_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "rank_pattern"));
     if (o->lora_alpha_pattern)
         lora_each_entry(o->lora_alpha_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "alpha_pattern"));
+    if (doubled) { // behind those of the user, of which the first counts
+        static const char *const keys[] = {"rank_pattern", "alpha_pattern"};
+        for (int i = 0; i < 2; i++) {
+            if (!cJSON_HasObjectItem(root, keys[i])) cJSON_AddObjectToObject(root, keys[i]);
+            cJSON_AddNumberToObject(cJSON_GetObjectItem(root, keys[i]), "experts.gate_up_proj",
+                                    2 * (i ? lora->alpha : (double)lora->rank));
+        }
+    }
     if (o->lora_modules_to_save)
         lora_each_entry(o->lora_modules_to_save, lora_add_name, cJSON_AddArrayToObject(root, "modules_to_save"));
     return root;
@@ -103,7 +161,7 @@ static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const 
 
 // Chooses the modules that have adapters, with their rank and alpha; those of *lora are set.
 static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
-    cJSON *root = lora_keys(o, c->family);
+    cJSON *root = lora_keys(lora, o, c);
     const AdapterTargets targets = {root, "--lora-targets", EXIT_USAGE, c->family->layer_prefix};
     const cJSON *layers = json_get(root, "layers_to_transform"), *layer;
     cJSON_ArrayForEach(layer, layers) {
@@ -113,10 +171,18 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     }
     adapter_choose_copies(&targets, lora, c);
     const size_t chosen = adapter_choose(&targets, lora, c, NULL);
-    if (strncmp(o->lora_targets, "all", 3) != 0) lora_check_entries(&targets, lora, c, "target_modules");
+    if (!lora_word(o->lora_targets, c)) lora_check_entries(&targets, lora, c, "target_modules");
     if (!chosen) die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
     cJSON_Delete(root);
+    for (size_t i = 0; !o->quiet && adapter_old_names(c->family) && lora_module_at(c->family, i) < LORA_TENSORS; i++)
+        for (size_t l = 0; l < c->num_hidden_layers; l++) {
+            const LayerTensor tensor = lora_tensor(c->family, i);
+            if (tensor < GATE_WEIGHT || lora_is_parameter(tensor) || !lora_wanted(lora, c, l, i).rank) continue;
+            note("--lora-targets: PEFT 0.21 takes %s for experts in %s, so it will not load these adapters; merge them",
+                 lora_module(c->family, i), c->family->name);
+            return;
+        }
 }
 
 #endif

@@ -53,6 +53,14 @@ static size_t memory_limit(const Options *o, size_t available) {
 }
 
 // ---- choosing what fits --------------------------------------------------------------------------------------------
+// Returns the largest chunk to try on a GPU: doubled, up to four times, while an expert gets few of its rows.
+static size_t largest_chunk(const Config *c) {
+    const size_t k = c->num_experts_per_tok, E = c->family->router ? c->num_experts : 0;
+    size_t chunk = LARGEST_CHUNK;
+    while (chunk < 4 * LARGEST_CHUNK && chunk * k < ROWS_OF_EXPERT * E) chunk *= 2;
+    return chunk;
+}
+
 // Returns what the options leave open, and the limits of a rank. limit: of device memory, 0: not known. Host memory
 // is one if a machine or --host-limit says how much there is, or the device has its own memory; for attention's outputs
 // also if they are to be kept.
@@ -96,7 +104,7 @@ static Search run_search(const Run *run, size_t limit) {
               method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
     c.chunk = !o->chunk && c.open.backward, c.logits_chunk = c.chunk && !o->logits_chunk;
-    c.open.chunk = o->chunk ? o->chunk : c.chunk && gpu ? (size_t)LARGEST_CHUNK : ops_device->chunk;
+    c.open.chunk = o->chunk ? o->chunk : c.chunk && gpu ? largest_chunk(&run->model.config) : ops_device->chunk;
     c.open.logits_chunk = o->logits_chunk ? o->logits_chunk
                           : gpu           ? (size_t)CUDA_LOGITS_CHUNK
                                           : ops_device->logits_chunk;
@@ -384,7 +392,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         const int adapters = run->settings.lora != NULL;
         Lora lora = {0};
         Storage nf4;
-        lora.rank = 32, lora.modules = lora_modules(run->model.config.family, "all", "--lora-targets", EXIT_RUNTIME);
+        lora.rank = 32, lora.modules = lora_usual_modules(&run->model.config);
         lora_build(&lora, &run->model);
         if (!adapters) trial.settings.lora = &lora;
         trial.settings.reference = computed_reference(o, &trial.settings.objective, trial.settings.lora);

@@ -44,7 +44,7 @@ CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, SHORT(ON(PLAN) | ON
        "build|fp32|bf16|double", "element type; only plan and convert take another than the build's")
 CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_FP4, SHORT(STEPS) | RUNS | ON(CONVERT), "auto|none|nf4|fp4",
        "with LoRA: storage of the frozen weights; nf4, fp4: the layers' matrices in 4 bits, quantised twice as in "
-       "bitsandbytes; none: the build's type; auto: as in the model's files")
+       "bitsandbytes, experts also, routers never; none: the build's type; auto: as in the model's files")
 FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4 or fp4: also the head's matrix")
 
 SECTION("Data")
@@ -200,13 +200,17 @@ IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside
 FLAG(overlap, "overlap", STEPS,
      "write the next completions while rewards are computed: one step off-policy, corrected by old log-probabilities")
 SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the completions of one rollout")
+FLAG(router_replay, "router-replay", STEPS,
+     "experts: train with the routes that wrote a completion, with weights from current logits; without it log.jsonl "
+     "has the share of experts that differ, router_differs")
 
 SECTION("LoRA")
 SIZE(lora_rank, "lora-rank", "off", 0, 65536, SHORT(PASSES), "R", "train adapters of rank R and freeze the model")
 REAL(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
-TEXT(lora_targets, "lora-targets", "all", PASSES, "all|REGEX|NAME,...",
+TEXT(lora_targets, "lora-targets", "auto", PASSES, "all|REGEX|NAME,...",
      "linear layers that get adapters: ends of their names (q_proj, layers.3.mlp.up_proj), or a regular expression for "
-     "whole names; embed_tokens and lm_head too; all: all but these two")
+     "whole names; embed_tokens and lm_head too; of a model with experts also experts, gate (the router) and "
+     "shared_expert.up_proj; all: as PEFT's all-linear; auto: all, but with experts those of attention alone")
 REAL(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of an adapter's inputs")
 FLAG(rslora, "rslora", PASSES, "scale adapters by X / sqrt(R)")
 TEXT(lora_layers, "lora-layers", NULL, PASSES, "FIRST-LAST,...", "layers that get adapters (0-7,12); all by default")
@@ -262,7 +266,7 @@ TEXT(out, "out", NULL, SHORT(ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT)), "PATH",
      "new Hugging Face folder")
 CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP4, SHORT(ON(CONVERT)), "auto|flat|hf|text|llmc|nf4|fp4",
        "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: one without the parts for images; llmc: "
-       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits; auto: flat if --out ends in .bin, else hf")
+       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; auto: flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
      "replace --out or --grads-out if it exists; train: as the first step begins; inputs are never replaced")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",

@@ -329,6 +329,7 @@ static const struct {
     {"keep-rollouts", "rollout"},
     {"show", "rollout"},
     {"overlap", "rollout"},
+    {"router-replay", "rollout"},
     {"extend", "resume"},
     {"lora-layers", "lora-rank"},
     {"lora-modules-to-save", "lora-rank"},

@@ -56,8 +56,10 @@ static void report_model(FILE *out, const Run *run) {
     const Lora *lora = &run->lora;
     const char *of = run->options->adapter;
     size_t least, most;
-    fprintf(out, "model    %s, %s parameters, %zu layers of %zu", c->family->name,
-            human_count((double)run->model.elements), c->num_hidden_layers, c->hidden_size);
+    fprintf(out, "model    %s, %s parameters", c->family->name, human_count((double)run->model.elements));
+    if (model_active(&run->model) < (double)run->model.elements)
+        fprintf(out, ", %s active", human_count(model_active(&run->model)));
+    fprintf(out, ", %zu layers of %zu", c->num_hidden_layers, c->hidden_size);
     if (!run->settings.backward) fprintf(out, ", vocabulary %zu", c->vocab_size);
     fprintf(out, ", %s%s", dtype_name(run->model.dtype), run->settings.storage ? " with matrices in 4 bits" : "");
     if (run->settings.backward) fputs(lora->rank ? "; trained:" : "; trained: all", out);
@@ -109,7 +111,8 @@ static void report_base(const Run *run) {
             8 * bytes / elements, human_count(elements), human_count(all - elements), dtype_name(model->dtype));
     for (size_t k = 0; k < errors->kinds; k++) {
         const StorageError *e = &errors->kind[k];
-        const char *dot = model->config.family->conv1d ? NULL : strrchr(e->name, '.'); // GPT-2 has c_proj twice
+        const Family *family = model->config.family; // GPT-2 has c_proj twice, experts have down_proj
+        const char *dot = family->conv1d || family->router ? NULL : strrchr(e->name, '.');
         fprintf(run->text, "%s %s %.3g", k ? " " : "         relative error ", dot ? dot + 1 : e->name,
                 e->squares > 0 ? sqrt(e->error / e->squares) : 0);
     }
@@ -159,6 +162,7 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     json_text(json, "model_type", config->family->model_type);
     json_text(json, "architecture", config->family->architecture);
     json_size(json, "parameters", model->elements);
+    json_number(json, "active_parameters", model_active(model));
     json_text(json, "dtype", dtype_name(dtype));
     json_object(json, "config");
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
@@ -294,6 +298,15 @@ static void report_data(const Run *run, const DataLoader *data, const char *sche
     fputs(")\n", out);
 }
 
+// Prints the chunk, and how many of its rows an expert gets if all get as many.
+static void report_chunk(FILE *out, const Run *run) {
+    const Config *c = &run->model.config;
+    if (!method_has_chunks(run->settings.method)) return;
+    fprintf(out, ", chunk %zu", run->plan.chunk);
+    if (expert_layers_before(c, c->num_hidden_layers))
+        fprintf(out, " (%zu rows an expert)", run->plan.chunk * c->num_experts_per_tok / c->num_experts);
+}
+
 // Prints the plan in a line: memory, the planner's choices, attention.
 static void report_planned(const Run *run) {
     const Options *o = run->options;
@@ -311,7 +324,7 @@ static void report_planned(const Run *run) {
         fprintf(out, ", on each of %zu ranks (%zu replicas x sp %zu, ZeRO %zu%s)", world_ranks(w), world_replicas(w),
                 world_sp(w), w.zero, s->ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
     fprintf(out, "; %s", method_text(run));
-    if (method_has_chunks(s->method)) fprintf(out, ", chunk %zu", run->plan.chunk);
+    report_chunk(out, run);
     if (s->keep) fputs(", attention kept", out);
     if (s->defers) fputs(", update in forward", out);
     for (int place = PLACE_HOST; place < PLACES && !o->verbose; place++) // else in report_places

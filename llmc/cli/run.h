@@ -83,6 +83,11 @@ static void run_open_lora(Run *run) {
     if (lora->saves[LM_HEAD] && o->quantise_head)
         die_usage("--quantise-head: --lora-modules-to-save trains the head, which stays as it is; give one of the two");
     lora_build(lora, &run->model);
+    const double many = (double)lora_of_experts(lora);
+    if (many > 0.25e9 && !o->quiet)
+        note("adapters of experts hold %s parameters: with AdamW in fp32 %s, and %s on disk a checkpoint; a lower "
+             "--lora-rank takes less",
+             human_count(many), human_bytes(16 * many), human_bytes(12 * many));
 }
 
 // Applies --rope-scaling in place of the model's own.

@@ -10,6 +10,13 @@ everyone who fills a batch (the data loader, a test, `bp` without data) keeps th
 
 #define RANDOM_STREAM_TOKENS 0x746f6b656e73ull // of random.h, for batch_random ("tokens")
 
+// The experts of each token in the pass that wrote it (llmc/stream/routes.h)
+typedef struct {
+    uint16_t *expert;         // [layers with experts,stride,k], from the batch's first token on; NULL: unknown
+    size_t layers, stride, k; // stride: tokens of the memory that batches share
+    int replays;              // the batch takes them; else it chooses its own
+} BatchRoutes;
+
 typedef struct {
     size_t N;
     size_t first;       // tokens of the micro-batch before this part (batch_part); else 0
@@ -32,6 +39,7 @@ typedef struct {
     const double *document_reference; // [documents] replaces `reference` by its sums over a document's targets; NULL:
                                       // unknown; not owned
     double kl;                        // kl of kto
+    BatchRoutes routes;
 } Batch;
 
 // Normalisers of losses, over the whole accumulated batch
@@ -64,6 +72,17 @@ static void batch_allocate_answers(Batch *batch, int reference, int old) {
     if (old) batch->old = (float *)checked_calloc(batch->N, sizeof(float), "the old log-probabilities of a batch");
 }
 
+static void batch_allocate_routes(Batch *batch, size_t layers, size_t k, int replays) {
+    const BatchRoutes routes = {NULL, layers, batch->N, k, replays};
+    batch->routes = routes;
+    batch->routes.expert = (uint16_t *)checked_calloc(layers * batch->N * k, sizeof(uint16_t), "the routes of a batch");
+}
+
+// Returns the k experts of a token in a layer, counted among those with experts.
+static uint16_t *batch_route(const Batch *batch, size_t layer, size_t token) {
+    return batch->routes.expert + (layer * batch->routes.stride + token) * batch->routes.k;
+}
+
 static void batch_free(Batch *batch) {
     free(batch->tokens);
     free(batch->targets);
@@ -71,7 +90,7 @@ static void batch_free(Batch *batch) {
     free(batch->position);
     free(batch->document_start), free(batch->origin);
     free(batch->group), free(batch->document_weight), free(batch->reward), free(batch->advantage);
-    free(batch->reference), free(batch->old);
+    free(batch->reference), free(batch->old), free(batch->routes.expert);
     memset(batch, 0, sizeof(*batch));
 }
 
@@ -164,6 +183,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     if (b.advantage) b.advantage += positions;
     if (b.reference) b.reference += positions;
     if (b.old) b.old += positions;
+    if (b.routes.expert) b.routes.expert += positions * b.routes.k;
     return b;
 }
 

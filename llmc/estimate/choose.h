@@ -47,12 +47,12 @@ typedef struct {
 // assignment in candidate_settings.
 static const struct {
     size_t field, open; // of Candidate; of Search: not 0 if these values are open beside what is named
-    int value[6];
+    int value[7];
 } dimensions[] = {
     {offsetof(Candidate, ring), offsetof(Search, ring), {1}},
     {offsetof(Candidate, method), offsetof(Search, method), {METHOD_SECO}},
     {offsetof(Candidate, keep), offsetof(Search, keep), {1}},
-    {offsetof(Candidate, chunk), offsetof(Search, chunk), {4096, 2048, 1024, 512, 256}},
+    {offsetof(Candidate, chunk), offsetof(Search, chunk), {16384, 8192, 4096, 2048, 1024, 512, 256}},
     {offsetof(Candidate, inputs_every), offsetof(Search, every), {2, 3, 4, 6, 8, 12}},
 #define OF_PLACE(kind) offsetof(Candidate, place[kind]), offsetof(Search, places[kind])
     {OF_PLACE(PLACED_REFERENCE), {PLACE_HOST, PLACE_DISK}},
@@ -125,7 +125,7 @@ static Candidates candidates_make(const Search *search) {
             Candidate c = next.candidate[next.count++] = all.candidate[i];
             for (size_t v = 0; is_open && v < values && dimensions[d].value[v]; v++) {
                 memcpy((char *)&c + dimensions[d].field, &dimensions[d].value[v], sizeof(int));
-                if (candidate_is_open(search, &c)) next.candidate[next.count++] = c;
+                if (candidate_is_open(search, &c) && memcmp(&c, &all.candidate[i], sizeof(c)) != 0) next.candidate[next.count++] = c;
             }
         }
         free(all.candidate);

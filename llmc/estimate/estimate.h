@@ -2,7 +2,8 @@
 How long a step would take: the work and traffic of its plan over a machine's rates (machine.h). Nothing is measured
 here; whatever prints it calls it estimated.
 
-    work        sum of products' max(FLOPs / rate, bytes of operands / bandwidth) + attention forward / rate
+    work        sum of products' max(FLOPs / rate, bytes of operands / bandwidth), those of experts in whole tiles at
+                a rate of their own, + attention forward / rate
                 + attention backward / rate + (bytes that other ops move + bytes that attention stages) / bandwidth
                 + kernels * gap
     traffic     bytes that a rank sends / bandwidth of the group's slowest link + hops * time of a hop
@@ -127,6 +128,7 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     work.last = plan_traffic(settings, part, 1);
     work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
     here.ridge = machine_ridge(m), here.library = estimated_library(m, settings);
+    here.experts = m->value[EXPERTS_FLOPS] / m->value[PRODUCT_FLOPS];
     work.counts = plan_make(&here, part).counts;
     here.backward = here.optimizer = 0; // the forward pass alone
     work.forward = work_seconds(m, plan_make(&here, part).counts);

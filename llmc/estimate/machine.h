@@ -29,6 +29,7 @@ typedef enum {
     MASKED_ANY_ORDER_FLOPS,
     OWN_FORWARD_FLOPS, // attention by our own kernels
     OWN_BACKWARD_FLOPS,
+    EXPERTS_FLOPS,    // products of experts, by our own kernel
     DELTA_FLOPS,      // the delta rule of linear attention
     MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next three
     LINK_WITHIN,      // to GPUs of its own node
@@ -60,6 +61,7 @@ static const struct {
     {"causal", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention forward by our own kernels", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
+    {"products of experts", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"delta rule", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"memory bandwidth", " GB/s", 1e9, BASIS_DATA_SHEET},
     {"link within a node", " GB/s", 1e9, BASIS_DATA_SHEET},
@@ -91,7 +93,8 @@ typedef struct {
 // TFLOP/s, attention forward 677. Deterministic backward writes dS to memory and reads it again. The gap holds what a
 // small kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other: its rate is what
 // dev/cuda/cycles.py finds in the machine code, times as long by a fifth, as kernels were that have run.
-// Our own attention is taken to reach two fifths of mma.sync's peak; backward computes 7 products for 5.
+// Our own attention is taken to reach two fifths of mma.sync's peak; backward computes 7 products for 5. Products of
+// experts are taken to reach half of it, full tiles provided.
 // H200: as an H100. A100: the same shares of its own peak; mma.sync has all of it. B200: FlashAttention-4 is published
 // at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop cards
 // and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090 72 %,
@@ -110,7 +113,7 @@ typedef struct {
 #define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*523 / 593, (forward)*422 / 593, (forward)*493 / 593, (forward)*417 / 593, own,  \
-        (own)*0.58, (own)*0.19
+        (own)*0.58, (own)*1.25, (own)*0.19
 #define RATES_H100     RATES(989e12, 680e12, 593e12, 250e12)
 #define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 593 / 989, 125e12)
 #define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)

@@ -62,6 +62,8 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     adapter_write_key(&json, "rank_pattern", lora, ADAPTER_RANK);
     json_null(&json, "revision");
     adapter_write_key(&json, "target_modules", lora, ADAPTER_PRESENT);
+    if (lora->table.config.family->router)
+        adapter_write_key(&json, "target_parameters", lora, ADAPTER_PARAMETERS);
     json_text(&json, "task_type", "CAUSAL_LM");
     json_bool(&json, "use_rslora", lora->rslora);
     json_object_end(&json);
@@ -86,15 +88,14 @@ static const struct {
     {"bias", "trained biases"},
     {"lora_bias", "biases of B"},
     {"layer_replication", "repeated layers"},
-    {"target_parameters", "adapters of single parameters"},
     {"trainable_token_indices", "trained embeddings of single tokens"},
     {"alora_invocation_tokens", "adapters switched on by tokens"},
 };
 
 // Keys that do not affect the model, or are read by other code here.
 static const char adapter_known[] =
-    "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|exclude_modules|layers_to_transform|"
-    "modules_to_save|layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|inference_mode|"
+    "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|target_parameters|exclude_modules|"
+    "layers_to_transform|modules_to_save|layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|inference_mode|"
     "base_model_name_or_path|revision|auto_mapping|peft_version|megatron_core|ensure_weight_tying|loftq_config|eva_"
     "config|corda_config|lora_ga_config|qalora_group_size";
 
@@ -281,7 +282,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
                 family->name);
         lora_build(lora, model);
     }
-    source->config = model->config, source->transposed = 1; // only A of the embedding
+    source->config = model->config, source->transposed = 1; // A of the embedding, B of experts
     source_set_table(source, model_copy(&lora->table));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];

@@ -3,6 +3,7 @@ Which modules of which layers have adapters, with which rank and alpha: PEFT's r
 
     target_modules       a regular expression for whole names, "all-linear", or a list of names and ends of names
     exclude_modules      the same, for modules without an adapter
+    target_parameters    names and ends of names of experts' matrices and routers, in any layer
     layers_to_transform  layer numbers, for names matched by their end; layers_pattern: the name part before the number
     rank_pattern         {pattern: r}, the first that matches a name or its end; alpha_pattern: the same for lora_alpha
     modules_to_save      the embedding and the head, trained as a whole
@@ -18,6 +19,14 @@ The command line uses the same keys (cli/lora_options.h).
 
 static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have adapters or copies only if named
 #define ADAPTER_OUTER SIZE_MAX                                   // their layer number
+
+// Names of experts' projections, gate, up and down, in transformers 4. PEFT 0.21 takes them for the matrices of all
+// experts in the models that had them; returns NULL for others.
+static const char *const *adapter_old_names(const Family *family) {
+    static const char *const usual[] = {"gate_proj", "up_proj", "down_proj"}, *const mixtral[] = {"w1", "w3", "w2"};
+    if (!strcmp(family->name, "mixtral")) return mixtral;
+    return text_is_one_of(family->name, "qwen3_moe|glm4_moe") ? usual : NULL;
+}
 
 typedef struct {
     const cJSON *root; // the keys
@@ -84,10 +93,13 @@ static int adapter_excludes(const AdapterTargets *t, const char *name) {
     return *exclude->valuestring && pattern_matches(exclude->valuestring, name, 0, t->where, t->code);
 }
 
-// Tells whether the keys ask for an adapter of this module in this layer.
-static int adapter_targets(const AdapterTargets *t, const char *name, size_t layer) {
+// Tells whether the keys ask for an adapter of this module in this layer. parameter: lora_is_parameter. The command
+// line names modules and parameters alike.
+static int adapter_targets(const AdapterTargets *t, const char *name, size_t layer, int parameter) {
     const cJSON *targets = json_get(t->root, "target_modules"), *layers = json_get(t->root, "layers_to_transform");
     int whole;
+    if (parameter && t->code != EXIT_USAGE)
+        return adapter_lists(t, "target_parameters", json_get(t->root, "target_parameters"), name, &whole);
     if (adapter_excludes(t, name)) return 0;
     if (cJSON_IsString(targets))
         return (!strcasecmp(targets->valuestring, "all-linear") && layer != ADAPTER_OUTER) ||
@@ -166,53 +178,97 @@ static int adapter_targets_known(const AdapterTargets *t) {
     const cJSON *targets = json_get(t->root, "target_modules");
     if (targets && !cJSON_IsString(targets) && !cJSON_IsArray(targets))
         die_with(t->code, "%s: target_modules is neither a list of names nor text", t->where);
-    return targets != NULL;
+    return targets != NULL || cJSON_IsArray(json_get(t->root, "target_parameters"));
 }
 
-static int adapter_has_tensor(const SafeTensors *list, const char *module, const char *tensor) {
+static const SafeTensor *adapter_find_tensor(const SafeTensors *list, const char *module, const char *tensor) {
     char name[256];
     snprintf(name, sizeof(name), "base_model.model.%s.%s", module, tensor);
-    return safetensors_find(list, name) != NULL;
+    return safetensors_find(list, name);
 }
 
-// Tells whether a module has an adapter: by the keys or, with the tensors of a file, by a or b; the keys must agree.
-// own: the module's name in the file
-static int adapter_has(const AdapterTargets *t, const SafeTensors *list, const char *name, size_t layer,
-                       const char *own, const char *a, const char *b) {
-    if (!list) return adapter_targets(t, name, layer);
-    const int found = adapter_has_tensor(list, own, a) || adapter_has_tensor(list, own, b);
-    if (adapter_targets_known(t) && adapter_targets(t, name, layer) != found)
+// Tells whether a file has an adapter of experts' matrices [E,out,in]: experts: the names before ".lora_A". If the file
+// has those of one stack alone, its A or B tells of which.
+static int adapter_has_stack(const SafeTensors *list, const char *experts, const Config *c, int down) {
+    char inner[200];
+    snprintf(inner, sizeof(inner), "%s.base_layer", experts);
+    const SafeTensor *a = adapter_find_tensor(list, experts, "lora_A.weight"),
+                     *b = adapter_find_tensor(list, experts, "lora_B.weight");
+    if (adapter_find_tensor(list, inner, "lora_A.weight") || adapter_find_tensor(list, inner, "lora_B.weight"))
+        return !down || a || b;
+    if (!a && !b) return 0;
+    return down == ((a && a->shape[1] != c->hidden_size) || (b && b->shape[0] != 2 * c->moe_intermediate_size));
+}
+
+// Tells whether a module has an adapter: by the keys or, with the tensors of a file, as found there; the keys must
+// agree.
+static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const int *found) {
+    const int wanted = !found || adapter_targets_known(t) ? adapter_targets(t, name, layer, parameter) : *found;
+    if (found && wanted != *found)
         die_with(t->code,
-                 found ? "%s: has tensors of %s, which target_modules does not name"
-                       : "%s: has no tensors of %s, which target_modules names",
-                 t->where, name);
-    return found;
+                 *found ? "%s: has tensors of %s, which target_%ss does not name"
+                        : "%s: has no tensors of %s, which target_%ss names",
+                 t->where, name, parameter ? "parameter" : "module");
+    return wanted;
+}
+
+// Refuses parameters that are neither a router's nor experts', and dropout of those that are.
+static void adapter_check_parameters(const AdapterTargets *t, const Lora *lora, const Config *c) {
+    const cJSON *item;
+    const char *module;
+    int any = 0;
+    cJSON_ArrayForEach(item, json_get(t->root, "target_parameters")) {
+        int found = 0;
+        char name[160];
+        for (size_t l = 0; l < c->num_hidden_layers && cJSON_IsString(item); l++)
+            for (size_t i = 0; adapter_module_name(t, c->family, l, i, name); i++)
+                found |= lora_is_parameter(lora_tensor(c->family, i)) && lora_layer_has(c, l, i) &&
+                         lora_names_module(name, item->valuestring, strlen(item->valuestring));
+        if (!found)
+            die_with(t->code, "%s: target_parameters has %.64s, which is no matrix of a router or of experts here",
+                     t->where, cJSON_IsString(item) ? item->valuestring : "an entry that is not text");
+    }
+    for (size_t l = 0; l < c->num_hidden_layers; l++)
+        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++)
+            any |= lora_is_parameter(lora_tensor(c->family, i)) && lora_wanted(lora, c, l, i).rank;
+    if (any && lora->dropout > 0)
+        die_with(t->code, "%s: adapters of experts and routers have no dropout, as in PEFT; leave out the rate of %g",
+                 t->where, lora->dropout);
 }
 
 // Fills lora->modules or lora->each from the keys, and from the tensors of a file if `list` is not NULL. Returns the
 // number of modules with adapters.
 static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c, const SafeTensors *list) {
-    const AdapterTargets text = {NULL, NULL, 0, c->family->layer_prefix};
-    char name[160], own[160];
+    char name[160], own[160], prefix[64];
     size_t count = 0;
     lora->each = (LoraModule *)checked_calloc(c->num_hidden_layers * LORA_TENSORS, sizeof(LoraModule),
                                               "the adapters of each layer");
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
-        for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++)
-            if (lora_layer_has(c, layer, i) &&
-                adapter_has(t, list, name, layer, adapter_module_name(&text, c->family, layer, i, own), "lora_A.weight",
-                            "lora_B.weight"))
+        for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++) {
+            const LayerTensor tensor = lora_tensor(c->family, i);
+            if (!lora_layer_has(c, layer, i)) continue;
+            const int used = snprintf(own, sizeof(own), c->family->layer_prefix, layer);
+            lora_tensor_prefix(c->family, i, 0, prefix);
+            snprintf(own + used, sizeof(own) - (size_t)used, "%s", prefix);
+            const int found = list && (tensor >= EXPERTS_GATE_UP
+                                           ? adapter_has_stack(list, own, c, tensor == EXPERTS_DOWN)
+                                           : adapter_find_tensor(list, own, "lora_A.weight") ||
+                                                 adapter_find_tensor(list, own, "lora_B.weight"));
+            if (adapter_has(t, name, layer, lora_is_parameter(tensor), list ? &found : NULL))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
+        }
     for (size_t i = 0; i < 2; i++) {
         const ModelTensor outer = adapter_outer[i];
         const char *a = outer == EMBEDDING ? "lora_embedding_A" : "lora_A.weight";
         lora_outer_name(c->family, outer, name);
-        if (lora->saves[outer] && list && adapter_has_tensor(list, name, a))
+        const int found = list && adapter_find_tensor(list, name, a);
+        if (lora->saves[outer] && found)
             die_with(t->code, "%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two",
                      t->where, name);
-        if (!lora->saves[outer] && adapter_has(t, list, name, ADAPTER_OUTER, name, a, a))
+        if (!lora->saves[outer] && adapter_has(t, name, ADAPTER_OUTER, 0, list ? &found : NULL))
             lora->outer[outer] = adapter_module(t, name, lora), count++;
     }
+    adapter_check_parameters(t, lora, c);
     adapter_simplify(lora, c);
     return count;
 }
@@ -223,7 +279,7 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
     char whole[64];
     int named = 2; // modules with this end
     snprintf(whole, sizeof(whole), "%s", lora_module(family, module));
-    for (size_t begin = strlen(whole); named > 1 && begin > 0;) {
+    for (size_t begin = lora_name_length(whole); named > 1 && begin > 0;) {
         const char *other;
         while (begin && whole[--begin] != '.') continue;
         snprintf(name, 64, "%s", whole + begin + (whole[begin] == '.'));
@@ -233,17 +289,20 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
     }
 }
 
-typedef enum { ADAPTER_PRESENT, ADAPTER_RANK, ADAPTER_ALPHA } AdapterKey;
+// PRESENT: target_modules; PARAMETERS: target_parameters
+typedef enum { ADAPTER_PRESENT, ADAPTER_PARAMETERS, ADAPTER_RANK, ADAPTER_ALPHA } AdapterKey;
 
 // Returns a key's value for a module; NAN: no entry needed
 static double adapter_module_value(const Lora *lora, AdapterKey key, LoraModule m) {
     if (!m.rank) return NAN;
-    if (key == ADAPTER_PRESENT) return 1;
+    if (key <= ADAPTER_PARAMETERS) return 1;
     if (key == ADAPTER_RANK) return m.rank == lora->rank ? NAN : (double)m.rank;
     return m.alpha == lora->alpha ? NAN : m.alpha;
 }
 
 static double adapter_key_value(const Lora *lora, AdapterKey key, size_t layer, size_t i) {
+    const int parameter = lora_is_parameter(lora_tensor(lora->table.config.family, i));
+    if (key <= ADAPTER_PARAMETERS && parameter != (key == ADAPTER_PARAMETERS)) return NAN;
     return adapter_module_value(lora, key, lora_wanted(lora, &lora->table.config, layer, i));
 }
 
@@ -254,7 +313,7 @@ static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double 
     *value = NAN;
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         if (!lora_layer_has(c, layer, i)) continue;
-        if (key != ADAPTER_PRESENT && !lora_wanted(lora, c, layer, i).rank) continue;
+        if (key > ADAPTER_PARAMETERS && !lora_wanted(lora, c, layer, i).rank) continue;
         const double other = adapter_key_value(lora, key, layer, i);
         if (!first && other != *value && !(isnan(other) && isnan(*value))) return 0;
         *value = other, first = 0;
@@ -264,7 +323,7 @@ static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double 
 
 // Writes an entry of a key's list or object.
 static void adapter_write_entry(JsonOut *json, const char *name, double value, AdapterKey key) {
-    if (key == ADAPTER_PRESENT)
+    if (key <= ADAPTER_PARAMETERS)
         json_text(json, NULL, name);
     else
         json_number(json, name, value);
@@ -281,14 +340,14 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     size_t count = 0;
     char name[160];
     double value;
-    if (key == ADAPTER_PRESENT)
+    if (key <= ADAPTER_PARAMETERS)
         json_array(json, title);
     else
         json_object(json, title);
     for (size_t i = 0; lora_module(c->family, i); i++)
         if (adapter_key_alike(lora, key, i, &value) && !isnan(value))
             adapter_short_name(c->family, i, alike[count].name), alike[count++].value = value;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2 && key != ADAPTER_PARAMETERS; i++) {
         value = adapter_module_value(lora, key, lora->outer[adapter_outer[i]]);
         if (isnan(value)) continue;
         lora_outer_name(c->family, adapter_outer[i], alike[count].name);
@@ -304,7 +363,7 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
             value = adapter_key_value(lora, key, layer, i);
             if (!isnan(value)) adapter_write_entry(json, name, value, key);
         }
-    if (key == ADAPTER_PRESENT)
+    if (key <= ADAPTER_PARAMETERS)
         json_array_end(json);
     else
         json_object_end(json);

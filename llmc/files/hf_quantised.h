@@ -130,6 +130,11 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 }
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
+// Tells whether a folder has a matrix in 4 bits: transformers quantises modules, and a stack of experts is none.
+static int hf_quantises(const Model *model, const Parameter *p, int head) {
+    return parameter_quantises(model, p, head) && !p->experts;
+}
+
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
 static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
     char state[HF_PART_NAME];
@@ -147,7 +152,7 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const HfQuantised h = {source, list, codes->name, source->files[codes->file].path};
     const size_t n = parameter_elements(p);
     float offset;
-    if (!p->cols || p->role != ROLE_LINEAR || p->experts)
+    if (!is_product(p->role) || p->experts)
         die("%s: tensor %s is in 4 bits, but not a matrix of a linear layer; this is not supported", h.path,
             codes->name);
     const QuantFormat format = hf_state_read(&h, p, type, &offset);

@@ -358,11 +358,6 @@ static int hf_skips(const cJSON *list, const char *name) {
     return 0;
 }
 
-// Tells whether a matrix is in 4 bits in such a folder: bitsandbytes leaves experts as they are.
-static int hf_quantises(const Model *model, const Parameter *p, int head) {
-    return !p->experts && parameter_quantises(model, p, head);
-}
-
 // Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: none is in 4
 // bits. The caller frees it.
 static QuantFormat *hf_directory_formats(const char *directory, const Model *model) {
@@ -384,14 +379,18 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
 }
 
 static void hf_remark_quantised(WeightSource *source) {
-    size_t count = 0;
+    size_t count = 0, experts = 0;
     QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32};
     for (size_t i = 0; source->quant && i < source->model.parameter_count; i++)
-        if (source_is_quantised(source, i)) format = source->quant[i], count++;
+        if (source_is_quantised(source, i))
+            format = source->quant[i], count++;
+        else
+            experts += source->model.parameters[i].experts;
     if (count && !*source->remark)
-        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s", count,
-                 quant_type_names[format.type], format.nested ? ", double quantisation" : "",
-                 dtype_name(format.rounding));
+        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s%s%s",
+                 count, quant_type_names[format.type], format.nested ? ", double quantisation" : "",
+                 dtype_name(format.rounding), experts ? "; experts are not: to quantise them, too, give --base " : "",
+                 experts ? quant_type_names[format.type] : "");
 }
 
 // Returns the quantiser, not named in config.json, whose codes replace a weight in the files; or NULL.

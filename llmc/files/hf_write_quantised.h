@@ -67,8 +67,8 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
 }
 
-// Chooses the 4-bit matrices: those of the source, or all of linear layers, with `head` also lm_head. chosen: type of
-// the rest; NULL: unchanged. type QUANT_NONE: none
+// Chooses the 4-bit matrices: those of the source, or all of linear layers but experts, with `head` also lm_head.
+// chosen: type of the rest; NULL: unchanged. type QUANT_NONE: none
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
     memset(c, 0, sizeof(*c));
@@ -133,7 +133,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
         const Parameter *p = &model->parameters[i];
         const int head = p->offset == model->model_offset[LM_HEAD];
         if (hf_is_coded(c, i)) f = c->format[i];
-        if (hf_quantises(model, p, 1)) listed |= hf_is_coded(c, i) == head;
+        if (is_product(p->role) && !p->experts) listed |= hf_is_coded(c, i) == head;
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
     json_object(&json, NULL);
@@ -150,7 +150,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
     for (size_t i = 0; i < model->parameter_count && listed; i++) {
         const Parameter *p = &model->parameters[i];
         char name[HF_NAME];
-        if (!hf_quantises(model, p, 1) || hf_is_coded(c, i)) continue;
+        if (!is_product(p->role) || p->experts || hf_is_coded(c, i)) continue;
         snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
         json_text(&json, NULL, name);
     }

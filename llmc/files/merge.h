@@ -13,7 +13,7 @@ struct Merge {
     const Lora *lora;
     size_t *first;    // [parameters of the model] index of A (then B) or of a copy in the adapter's table; ABSENT: none
     size_t parameter; // parameter whose A and B are loaded
-    float *a, *b;     // [rank, cols], [rank, rows]: B transposed
+    float *a, *b;     // [rank, cols], [rank, rows]: B transposed; of experts such a pair for each
 };
 
 static Slab staged_merge; // W in double, then the sum
@@ -39,18 +39,20 @@ static void merge_load_pair(Merge *merge, const WeightSource *source, size_t par
     const Parameter *p = &source->model.parameters[parameter];
     const size_t first = merge->first[parameter];
     const LoraPart *part = lora_part_of(merge->lora, &merge->lora->table.parameters[first]);
-    const size_t rank = part->rank;
+    const size_t rank = part->rank, E = max_size(p->experts, 1), rows = p->rows / E;
     if (merge->parameter == parameter) return;
     merge->parameter = parameter;
     free(merge->a), free(merge->b);
-    merge->a = (float *)checked_calloc(rank * p->cols, sizeof(float), "A of an adapter");
+    merge->a = (float *)checked_calloc(E * rank * p->cols, sizeof(float), "A of an adapter");
     merge->b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
     float *b = (float *)checked_calloc(rank * max_size(p->rows, p->cols), sizeof(float), "B of an adapter");
     const int embedding = part == &merge->lora->outer_part[EMBEDDING]; // A [rows,rank], B [cols,rank]: swapped
     merge_read(merge->adapter, first, embedding ? b : merge->a);
     if (embedding) merge_transpose(merge->b, b, p->rows, rank);
     merge_read(merge->adapter, first + 1, b);
-    merge_transpose(embedding ? merge->a : merge->b, b, embedding ? p->cols : p->rows, rank);
+    for (size_t e = 0; e < E && !embedding; e++)
+        merge_transpose(merge->b + e * rows * rank, b + e * rows * rank, rows, rank);
+    if (embedding) merge_transpose(merge->a, b, p->cols, rank);
     free(b);
 }
 
@@ -113,23 +115,21 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
     }
     merge_load_pair(merge, source, parameter);
     source_read_slab(source, parameter, begin, count, DTYPE_FP64, transposed, values);
-    if (p->transposed && transposed)
-        merge_add(values, begin, count, merge->a, p->cols, merge->b, p->rows, part->rank, part->scale);
-    else
-        merge_add(values, begin, count, merge->b, p->rows, merge->a, p->cols, part->rank, part->scale);
+    const size_t rows = p->rows / max_size(p->experts, 1), size = rows * p->cols; // of one matrix
+    for (size_t done = 0, n; done < count; done += n) {
+        const size_t e = (begin + done) / size, from = begin + done - e * size;
+        const float *a = merge->a + e * part->rank * p->cols, *b = merge->b + e * part->rank * rows;
+        n = min_size(count - done, size - from);
+        if (p->transposed && transposed)
+            merge_add(values + done, from, n, a, p->cols, b, rows, part->rank, part->scale);
+        else
+            merge_add(values + done, from, n, b, rows, a, p->cols, part->rank, part->scale);
+    }
     merge_round(out, as, values, count);
     return 1;
 }
 
 // ---- beginning and end ----------------------------------------------------------------------------------------------
-// Tells whether a tensor of the adapters is A or the full copy of the model's tensor.
-static int merge_is_of(const char *tensor, const char *name) {
-    const size_t before = strlen("base_model.model."), length = text_ends_with(name, ".weight") ? strlen(name) - 7 : 0;
-    const char *end = tensor + before + length;
-    if (!length || strlen(tensor) < before + length || strncmp(tensor + before, name, length) != 0) return 0;
-    return !strcmp(end, ".weight") || !strcmp(end, ".lora_A.weight") || !strcmp(end, ".lora_embedding_A");
-}
-
 // Makes the source return merged weights from now on. The adapters are of its model.
 static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;
@@ -142,10 +142,10 @@ static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *
     merge->first =
         (size_t *)checked_calloc(source->model.parameter_count, sizeof(size_t), "which weights have adapters");
     for (size_t i = 0; i < source->model.parameter_count; i++) {
-        const char *name = source->model.parameters[i].name;
         merge->first[i] = ABSENT;
         for (size_t k = 0; k < table->parameter_count && merge->first[i] == ABSENT; k++)
-            if (merge_is_of(table->parameters[k].name, name)) merge->first[i] = k;
+            if (lora_offset_in_model(lora, &source->model, &table->parameters[k]) == source->model.parameters[i].offset)
+                merge->first[i] = k;
     }
     source->merge = merge, source->merge_range = merge_range;
 }

@@ -61,6 +61,10 @@ static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
         shape[0] = p->experts, shape[1] = p->rows / p->experts, shape[2] = p->cols;
         return 3;
     }
+    if (p->file_rows) {
+        shape[0] = p->file_rows, shape[1] = parameter_elements(p) / p->file_rows;
+        return 2;
+    }
     shape[0] = p->transposed ? p->cols : p->rows;
     shape[1] = p->role == ROLE_CONV ? 1 : p->transposed ? p->rows : p->cols;
     shape[2] = p->cols;

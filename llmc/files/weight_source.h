@@ -181,21 +181,23 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
 typedef void (*SourceReader)(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out);
 
-// Encodes a whole matrix, read as `as` by `read`, to a record. Refuses values that are not finite.
+// Encodes a whole matrix, read as `as` by `read`, to a record, a slab at a time. Refuses values that are not finite.
 static void source_encode(const WeightSource *source, size_t parameter, SourceReader read, DType as, QuantFormat format,
                           uint8_t *record) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t count = parameter_elements(p);
-    float *values = (float *)checked_calloc(count, sizeof(float), "a matrix to be quantised");
+    QuantEncoder encoder = quant_encode_begin(record, format, count);
+    float *values = (float *)checked_calloc(min_size(count, SLAB_ELEMENTS), sizeof(float), "a part of a matrix");
     char at[PLACE_TEXT];
-    for (size_t done = 0, n; done < count; done += n) {
+    for (size_t done = 0, n; done < count; done += n) { // whole blocks
         n = min_size(count - done, SLAB_ELEMENTS);
         read(source, parameter, done, n, as, 0, staged.bytes);
-        elements_to_float(values + done, staged.bytes, as, n);
+        elements_to_float(values, staged.bytes, as, n);
+        const char *bad = elements_bad_text(values, DTYPE_FP32, p->cols, done, n, at);
+        if (bad) die("%s: the weights hold %s: tensor %s at %s; take another copy", source->path, bad, p->name, at);
+        quant_encode_part(&encoder, values, done, n);
     }
-    const char *bad = elements_bad_text(values, DTYPE_FP32, p->cols, 0, count, at);
-    if (bad) die("%s: the weights hold %s: tensor %s at %s; take another copy", source->path, bad, p->name, at);
-    quant_encode(record, format, values, count);
+    quant_encode_end(&encoder);
     free(values);
 }
 

@@ -112,6 +112,7 @@ typedef struct {
     int32_t *ids;        // [room] tokens drawn; an end token is the last
     size_t room, tokens; // most tokens (at least 1), and how many there are
     int ended;           // an end token was drawn
+    uint16_t *route;     // [all but the last token,layers with experts,k] their experts; NULL: not recorded
 } Completion;
 
 typedef struct {
@@ -130,6 +131,7 @@ static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, si
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
     cache_allocate(&sampler->cache, slots, capacity);
+    if (model->config.num_experts) cache_record(&sampler->cache, &model->config);
     sampler->prompt = (const int32_t **)checked_calloc(slots, sizeof(*sampler->prompt), "prompts of texts");
     sampler->text = (size_t *)checked_calloc(slots, sizeof(size_t), "texts by slot");
     sampler->active = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
@@ -165,8 +167,12 @@ static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Com
     const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0, keeps = cache_keeps_all(cache, s);
     size_t count = text->prompt_tokens - 1, from = sampler->prompt[slot] == text->prompt ? slot : 0;
     while (from < cache->slots && sampler->prompt[from] != text->prompt) from++;
+    const uint16_t *route = cache->route && from < cache->slots ? cache->route[from] : NULL; // of another text
+    if (cache->route) cache->route[slot] = text->route;
     if (from < cache->slots) {
         cache_copy(cache, s, from, slot, count);
+        if (route)
+            memcpy(text->route, route, count * expert_layers(s) * s->model->config.num_experts_per_tok * sizeof(*route));
     } else {
         cache_clear(cache, s, slot);
         cache_feed(cache, s, slot, text->prompt, count);

@@ -30,11 +30,7 @@ static const RouterShape scale_shape = {ROUTER_SIGMOID, 1, 1, 0, 1, 1, 1}; // of
 static Routed push_routed(const StreamBP *s, size_t l, Chunk c) {
     const Shapes d = shapes_of(s->model);
     const size_t R = c.n * d.router.k;
-    Routed r = {{NULL, NULL, R}, NULL, NULL, NULL, NULL};
-    if (routes_are_stored(s))
-        r.route = stored_routes(s, l, c.row);
-    else
-        r.route = (uint16_t *)arena_push(s->arena, SHARE_WORKSPACE, "routes", R, sizeof(uint16_t));
+    Routed r = {{NULL, NULL, R}, routes_memory(s, l, c.row, c.n), NULL, NULL, NULL};
     r.weight = push_summed(s, SHARE_WORKSPACE, "weights of experts", R);
     r.rows.first =
         (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "first rows of experts", d.router.E + 1, sizeof(int32_t));
@@ -54,7 +50,7 @@ static void router_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w,
                            uint16_t *route) {
     const Shapes d = shapes_of(s->model);
     logits_forward(s, l, c, w, ROUTER_WEIGHT, a->router_logits, a->norm2, d.router.E);
-    routes_choose(s, l, c.n, route, a->router_logits);
+    routes_choose(s, l, c.token, c.n, route, a->router_logits);
 }
 
 // logits, routes -> weights, sorted rows

@@ -10,7 +10,8 @@ B begins at zero, so a new adapter changes nothing. A begins normally distribute
 norm, AdamW and checkpoints walk it like a model's.
 
 A module is a tensor as files hold it. GPT-2's c_attn is one: its A serves queries, keys and values, each with its rows
-of B. The gate and up projections are two modules in one product, each with its columns of the result.
+of B. The gate and up projections are two modules in one product, each with its columns of the result. The matrices of
+all experts are one module, with A [E,r,in] and B [E,out,r]. Files hold such a B as [out,r,E], PEFT's order.
 */
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
@@ -45,10 +46,19 @@ typedef struct {
 } Lora;
 
 // ---- modules --------------------------------------------------------------------------------------------------------
-static const LayerTensor lora_tensors[] = {Q_WEIGHT,      K_WEIGHT,    V_WEIGHT,    O_WEIGHT,
-                                           IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT,
-                                           OUT_WEIGHT,    GATE_WEIGHT, UP_WEIGHT,   DOWN_WEIGHT};
+// clang-format off
+static const LayerTensor lora_tensors[] = {
+    Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
+    GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
+    ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, EXPERTS_GATE_UP,
+    EXPERTS_DOWN,
+};
+// clang-format on
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
+enum { LORA_DENSE_TENSORS = 12 }; // the first of them are all that a family without experts has
+
+// Tells whether PEFT adapts the tensor as a parameter (target_parameters), not as a linear layer (target_modules).
+static int lora_is_parameter(LayerTensor tensor) { return tensor == ROUTER_WEIGHT || tensor >= EXPERTS_GATE_UP; }
 
 // Returns the first of lora_tensors of the i-th module, or LORA_TENSORS.
 static size_t lora_module_at(const Family *family, size_t i) {
@@ -57,13 +67,33 @@ static size_t lora_module_at(const Family *family, size_t i) {
     return t;
 }
 
-// Returns the name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL after the last.
+static LayerTensor lora_tensor(const Family *family, size_t i) { return lora_tensors[lora_module_at(family, i)]; }
+
+// Counts the characters of a name before ".weight".
+static size_t lora_name_length(const char *name) {
+    const size_t length = strlen(name), end = strlen(".weight");
+    return length > end && !strcmp(name + length - end, ".weight") ? length - end : length;
+}
+
+// Returns PEFT's name of the i-th module within a layer, or NULL after the last: of a linear layer without ".weight"
+// ("self_attn.q_proj"), of a parameter with it ("mlp.gate.weight", "mlp.experts.down_proj").
 static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
     const size_t t = lora_module_at(family, i);
-    const char *whole = t < LORA_TENSORS ? family->layer_names[lora_tensors[t]] : "";
-    snprintf(name, sizeof(name), "%.*s", (int)(*whole ? strlen(whole) - strlen(".weight") : 0), whole);
-    return *whole ? name : NULL;
+    if (t == LORA_TENSORS) return NULL;
+    const char *whole = family->layer_names[lora_tensors[t]];
+    snprintf(name, sizeof(name), "%.*s",
+             (int)(lora_is_parameter(lora_tensors[t]) ? strlen(whole) : lora_name_length(whole)), whole);
+    return name;
+}
+
+// Prints the name in a layer below which files hold A and B of the i-th module. PEFT wraps the experts' module once for
+// each of its parameters: inner: the first of two.
+static void lora_tensor_prefix(const Family *family, size_t i, int inner, char name[64]) {
+    const LayerTensor tensor = lora_tensor(family, i);
+    const char *module = lora_module(family, i);
+    const size_t length = tensor >= EXPERTS_GATE_UP ? (size_t)(strrchr(module, '.') - module) : lora_name_length(module);
+    snprintf(name, 64, "%.*s%s", (int)length, module, inner ? ".base_layer" : "");
 }
 
 // Prints the name of the embedding or the head without ".weight": "model.embed_tokens".
@@ -74,14 +104,26 @@ static void lora_outer_name(const Family *family, ModelTensor tensor, char name[
 
 // Tells whether the layer has the i-th module; layers of another kind may lack it.
 static int lora_layer_has(const Config *c, size_t layer, size_t i) {
-    return layer_tensor_shape(c, layer_form(c, layer), lora_tensors[lora_module_at(c->family, i)]).rows != 0;
+    return layer_tensor_shape(c, layer_form(c, layer), lora_tensor(c->family, i)).rows != 0;
 }
 
-// Tells whether target[length] names the module: its whole name, or the end of it after a dot.
+// Tells whether target[length] names the module: its whole name, or the end of it after a dot. A router's ".weight" may
+// be left out.
 static int lora_names_module(const char *module, const char *target, size_t length) {
-    const size_t all = strlen(module);
+    size_t all = strlen(module);
+    const size_t shorter = lora_name_length(module);
+    if (length <= shorter && !strncmp(module + shorter - length, target, length)) all = shorter;
     if (length > all || strncmp(module + all - length, target, length) != 0) return 0;
     return length == all || (length > 0 && module[all - length - 1] == '.');
+}
+
+// Returns the modules that get adapters by default: all, but with experts only those before the MLP.
+static unsigned lora_usual_modules(const Config *c) {
+    const int experts = expert_layers_before(c, c->num_hidden_layers) != 0;
+    unsigned usual = 0;
+    for (size_t i = 0; lora_module_at(c->family, i) < LORA_TENSORS; i++)
+        if (!experts || lora_tensor(c->family, i) < GATE_WEIGHT) usual |= 1u << i;
+    return usual;
 }
 
 // Returns the modules (a bit each) in a list "q_proj,v_proj" or "all". Errors begin with `what` ("--lora-targets") and
@@ -91,8 +133,9 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
     const char *module;
     char known[256] = "";
     for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
-        const char *end = family->conv1d ? NULL : strrchr(module, '.'); // GPT-2 has c_proj twice
-        all |= 1u << i;
+        const int parameter = lora_is_parameter(lora_tensor(family, i));
+        const char *end = family->conv1d ? NULL : parameter ? strchr(module, '.') : strrchr(module, '.');
+        all |= 1u << i; // whole names: GPT-2 has c_proj twice
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
     }
     if (!strcmp(targets, "all") || !strcmp(targets, "all-linear")) return all;
@@ -143,8 +186,9 @@ static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, 
 static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraModule m, size_t t, size_t begin) {
     const Config *c = &lora->table.config;
     const unsigned form = layer_form(c, layer);
-    const size_t in = layer_tensor_shape(c, form, lora_tensors[t]).cols;
-    const size_t a = lora->table.elements - begin, b = a + m.rank * in;
+    const TensorShape shape = layer_tensor_shape(c, form, lora_tensors[t]);
+    const size_t in = shape.cols, E = max_size(shape.experts, 1);
+    const size_t a = lora->table.elements - begin, b = a + E * m.rank * in;
     size_t rows = 0;
     char prefix[64];
     snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
@@ -156,8 +200,11 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
         rows += part->columns;
     } while (++t < LORA_TENSORS && !c->family->layer_names[lora_tensors[t]] &&
              layer_tensor_shape(c, form, lora_tensors[t]).rows);
-    lora_add_matrix(lora, prefix, module, 'A', m.rank, in);
+    lora_add_matrix(lora, prefix, module, 'A', E * m.rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
+    if (!shape.experts) return;
+    Parameter *p = &lora->table.parameters[lora->table.parameter_count - 1];
+    p->rows = E, p->cols = rows / E * m.rank, p->transposed = 1, p->file_rows = rows / E;
 }
 
 // Adds a full copy of the embedding or head, which replaces it.
@@ -211,7 +258,7 @@ static void lora_build(Lora *lora, const Model *model) {
     const Config *c = &model->config;
     const size_t L = c->num_hidden_layers;
     Model *table = &lora->table;
-    const char *module;
+    char module[64];
     memset(table, 0, sizeof(*table));
     table->config = *c, table->dtype = model->dtype;
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
@@ -226,9 +273,13 @@ static void lora_build(Lora *lora, const Model *model) {
     lora_add_copy(lora, EMBEDDING), lora_add_outer(lora, EMBEDDING);
     for (size_t layer = 0; layer < L; layer++) {
         const size_t begin = table->layer_starts[layer] = table->elements;
-        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
+        for (size_t i = 0; lora_module_at(c->family, i) < LORA_TENSORS; i++) {
             const LoraModule m = lora_wanted(lora, c, layer, i);
-            if (m.rank) lora_add_module(lora, layer, module, m, lora_module_at(c->family, i), begin);
+            if (!m.rank) continue;
+            lora_tensor_prefix(c->family, i,
+                               lora_tensor(c->family, i) == EXPERTS_GATE_UP && lora_wanted(lora, c, layer, i + 1).rank,
+                               module);
+            lora_add_module(lora, layer, module, m, lora_module_at(c->family, i), begin);
         }
         lora->like[layer] = lora_first_like(lora, layer);
     }
@@ -244,6 +295,22 @@ static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     const LoraPart *part = lora_part(lora, layer, 0);
     while (part->a == ABSENT || (part->a != offset && part->b != offset)) part++;
     return part;
+}
+
+// Returns the offset in the model of the tensor that a parameter belongs to.
+static size_t lora_offset_in_model(const Lora *lora, const Model *model, const Parameter *p) {
+    const size_t l = group_of(&lora->table, p->offset);
+    if (l >= GROUP_EMBEDDING) return model->model_offset[l == GROUP_EMBEDDING ? EMBEDDING : LM_HEAD];
+    return model->layer_starts[l] + layer_offsets(model, l)[lora_part_of(lora, p) - lora_part(lora, l, 0)];
+}
+
+// Counts the elements of the adapters of experts' matrices.
+static size_t lora_of_experts(const Lora *lora) {
+    size_t elements = 0;
+    for (size_t i = 1; i < lora->table.parameter_count; i++)
+        if (lora->table.parameters[i].file_rows)
+            elements += parameter_elements(&lora->table.parameters[i - 1]) + parameter_elements(&lora->table.parameters[i]);
+    return elements;
 }
 
 // Finds the smallest and largest rank.
@@ -270,8 +337,12 @@ static uint64_t lora_key(const Lora *lora) {
     const LoraModule usual = {lora->rank, lora->alpha};
     const double scale = lora_scale(lora, usual);
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
-    const size_t modules = lora->table.config.num_hidden_layers * LORA_TENSORS;
-    const uint64_t layers = lora->each ? checksum_of(key, lora->each, modules * sizeof(LoraModule)) : key;
+    const size_t L = lora->table.config.num_hidden_layers;
+    const size_t row =
+        (lora->table.config.family->router ? LORA_TENSORS : LORA_DENSE_TENSORS) * sizeof(LoraModule);
+    Checksum sum = {{0, 0}};
+    for (size_t l = 0; lora->each && l < L; l++) checksum_add(&sum, l * row, &lora->each[l * LORA_TENSORS], row);
+    const uint64_t layers = lora->each ? checksum_value(key, &sum, L * row) : key;
     const uint64_t head =
         lora->outer[LM_HEAD].rank ? checksum_of(layers, &lora->outer[LM_HEAD], sizeof(LoraModule)) : layers;
     return lora->outer[EMBEDDING].rank ? checksum_of(~head, &lora->outer[EMBEDDING], sizeof(LoraModule)) : head;

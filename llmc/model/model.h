@@ -27,6 +27,7 @@ typedef struct {
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
     size_t experts;    // not 0: the matrices of so many experts, [experts, rows / experts, cols]
     int transposed;    // [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
+    size_t file_rows;  // not 0: files show their elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
     int ones;          // initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;   // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
     size_t offset;     // first element, from the start of the model
@@ -64,6 +65,17 @@ static size_t largest_layer(const Model *table) {
 
 static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
+}
+
+// Counts the elements that a token uses: of k experts in E, and all others.
+static double model_active(const Model *model) {
+    double sum = 0;
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const double of = p->experts ? (double)model->config.num_experts_per_tok / (double)p->experts : 1;
+        sum += of * (double)parameter_elements(p);
+    }
+    return sum;
 }
 
 // Tells whether weight decay applies: to matrices, not to vectors (norms and biases).

@@ -11,6 +11,7 @@ enum {
     GPU_CONV_LINES = 128,
     GPU_SORT_DIGITS = 256,
     GPU_SORT_TILE = 1024,
+    GPU_COUNT_TOKENS = 64,
     GPU_MOST_HEAD = 256,
     GPU_FORWARD_WORKSPACE = 64 << 10, // bytes; cuDNN 9.19 asks for 256
     GPU_ROW_MULTIPLE = 8,
@@ -83,8 +84,14 @@ static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t 
     return (max_size(forward, own + (cut.workspace ? backward : 0)) + 3) / floats;
 }
 
-// Experts: parts of the sums of router_count; rows of each expert in each block of tokens
-static size_t cuda_router_count_scratch(size_t n, size_t E) { return (n / 256 + 1) * 2 * (E + 1) * 2; }
-static size_t cuda_route_sort_scratch(size_t n, size_t k, size_t E) { return (n * k / 1024 + 1) * (E + 1); }
+// Counts and sums of each block of tokens
+static size_t cuda_router_count_scratch(size_t n, size_t E) {
+    return (n + GPU_COUNT_TOKENS - 1) / GPU_COUNT_TOKENS * (2 * E + 1);
+}
+
+// Rows of each expert in each block of rows
+static size_t cuda_route_sort_scratch(size_t n, size_t k, size_t E) {
+    return (n * k + GPU_SORT_TILE - 1) / GPU_SORT_TILE * E;
+}
 
 #endif

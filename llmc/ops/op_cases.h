@@ -3,7 +3,8 @@ The case of every op, written once: its tensors, its call, its reference (ops_re
 drivers run them: the verb `doctor` at the shapes of a model, on samples (verbs/doctor_check.h); the tests at odd
 shapes, every element, with aliases and without optional tensors (test/ops/cases.h). A driver defines what is used here
 and not declared: Tensor and what makes it (NULL: left out), of() and columns(), what the op or the reference is given,
-ON_DEVICE, ON_REFERENCE, expect(tensor, slack, scale of terms that cancel), sums_of(their length, what joins them).
+ON_DEVICE, ON_REFERENCE, expect(tensor, slack, scale of terms that cancel), sums_of(their length, what joins them),
+expect_integers(tensor).
 */
 #ifndef LLMC_OP_CASES_H
 #define LLMC_OP_CASES_H
@@ -29,6 +30,7 @@ typedef struct {
     SamplingSettings sampling;
     Spans spans; // attention's queries; if none: three spans, the first with as many keys before it
     DeltaShape delta;
+    RouterShape router;
 } OpShape;
 
 static size_t len(Dim d) { return check.on_reference ? d.count : d.size; }
@@ -123,7 +125,7 @@ static void case_scatter_rows(const OpShape *s) {
     const Dim N = all_of(s->n), V = all_of(s->V), C = some_of(s->C, 32);
     int32_t *row = (int32_t *)check_allocate(s->n * sizeof(int32_t));
     for (size_t i = 0; i < s->n; i++) row[i] = (int32_t)(2 * (s->n - 1 - i) + i % 2);
-    Tensor *rows = tensor_raw("row", DTYPE_FP32, N, row), *in = tensor_in("in", N, C);
+    Tensor *rows = tensor_raw(TENSOR_READ, "row", DTYPE_FP32, N, row), *in = tensor_in("in", N, C);
     Tensor *out = tensor_inout("out", V, C);
     CHECK(scatter_rows, of(out), of(in), of(rows), len(N), len(C));
     expect(out, 1, 0);
@@ -138,7 +140,7 @@ static Tensor *tensor_record(QuantFormat format, size_t count) {
     for (size_t i = 0; i < count; i++) values[i] = (float)normal_of(random_mix(seed + i));
     quant_encode(record, format, values, count);
     free(values);
-    return tensor_raw("record", DTYPE_FP32, all_of(words), record);
+    return tensor_raw(TENSOR_READ, "record", DTYPE_FP32, all_of(words), record);
 }
 
 static void case_dequantise(const OpShape *s) {
@@ -251,7 +253,8 @@ static void case_rope(const OpShape *s) {
     float *inverse = (float *)check_allocate(half.size * sizeof(float));
     for (size_t i = 0; i < half.size; i++) inverse[i] = (float)pow(s->factor, -2.0 * (double)i / (double)s->R);
     Tensor *position = tensor_indices("position", N, s->positions, 0);
-    Tensor *frequency = tensor_raw("inverse_frequency", DTYPE_FP32, half, inverse), *x = tensor_inout("x", N, width);
+    Tensor *frequency = tensor_raw(TENSOR_READ, "inverse_frequency", DTYPE_FP32, half, inverse);
+    Tensor *x = tensor_inout("x", N, width);
     CHECK(rope, of(x), of(position), of(frequency), len(N), s->NH, s->HD, s->R, s->rotation, s->back);
     expect(x, 1, 0);
 }
@@ -292,10 +295,10 @@ static void case_draw(const OpShape *s) {
     double *uniform = (double *)check_allocate(s->n * sizeof(double));
     for (size_t t = 0; t < s->n; t++) uniform[t] = random_uniform(7, s->seed, t);
     Tensor *logits = tensor_in("logits", N, row), *scratch = tensor_scratch(SCRATCH_FOR(draw, s->V));
-    Tensor *number = tensor_raw("uniform", DTYPE_FP64, N, uniform);
-    Tensor *token = tensor_make(TENSOR_WRITTEN, "token", DTYPE_FP32, N, all_of(1));
+    Tensor *number = tensor_raw(TENSOR_READ, "uniform", DTYPE_FP64, N, uniform);
+    Tensor *token = tensor_raw(TENSOR_WRITTEN, "token", DTYPE_FP32, N, NULL);
     CHECK(draw, of(token), of(logits), of(number), len(N), len(V), len(row), &s->sampling, of(scratch));
-    expect_tokens(token);
+    expect_integers(token);
 }
 
 // ---- gradients and the optimizer ------------------------------------------------------------------------------------

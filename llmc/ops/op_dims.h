@@ -5,6 +5,7 @@ that computes every element samples nothing.
 #ifndef LLMC_OP_DIMS_H
 #define LLMC_OP_DIMS_H
 #include <stddef.h>
+#include "llmc/base/dtype.h"
 
 typedef struct {
     size_t size, count;
@@ -22,5 +23,13 @@ static Dim dim_of(size_t size, size_t count, const size_t *at) {
 static Dim all_of(size_t size) { return dim_of(size, size, NULL); }
 
 static size_t dim_at(Dim d, size_t i) { return d.at ? d.at[i] : i; }
+
+// Returns element i of integers as wide as a type: uint16_t, int32_t, int64_t.
+static int64_t integer_at(const void *elements, DType type, size_t i) {
+    const size_t size = dtype_size(type);
+    return size == 2   ? (int64_t)((const uint16_t *)elements)[i]
+           : size == 4 ? (int64_t)((const int32_t *)elements)[i]
+                       : ((const int64_t *)elements)[i];
+}
 
 #endif

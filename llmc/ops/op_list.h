@@ -155,7 +155,7 @@ OP(void, linear_forward_quantised, (Stored *out, const Stored *x, const void *re
    TENSOR(out, strided(n, OC, stride), STORED) TENSOR(x, n * C, STORED)
    TENSOR(record, quant_parts(*format, rows * C).bytes, 1) TENSOR(bias, OC, STORED)
    TENSOR(residual, strided(n, OC, stride), STORED)
-   COUNT(dry_product_of(n, C, OC, (double)quant_parts(*format, OC * C).bytes)))
+   COUNT(dry_product_of(n, C, OC, (double)quant_parts(*format, OC * C).bytes, 1)))
 // dx[n,C] = (or += with accumulate) dout[n,OC] weight
 OP(void, linear_backward_input, (Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
                                  size_t stride, int accumulate),

@@ -30,6 +30,7 @@ typedef struct {
     const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: not known
+    double experts;        // then: rate of experts' products over that of others; 0: the same
     int library;           // LIBRARY_FORWARD, LIBRARY_BACKWARD: counted as its calls (attention_calls.h)
     double factor;         // a call counts this many times
     AttentionChoice attention;
@@ -40,6 +41,8 @@ typedef struct {
 } DryCount;
 
 static DryCount dry; // one plan at a time
+
+enum { EXPERTS_TILE = 128 }; // rows of a tile in op set "cuda"
 
 static void dry_range(const char *tensor, const void *pointer, size_t count, size_t size) {
     if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
@@ -67,24 +70,27 @@ static void dry_activation(ActivationKind kind, const char *swiglu, const char *
     dry.op = kind == ACTIVATION_SWIGLU ? swiglu : kind == ACTIVATION_GELU ? gelu : geglu;
 }
 
-// Counts a product; weight: bytes of the weight, or of its gradient read and written.
-static void dry_product_of(size_t n, size_t C, size_t OC, double weight) {
+// Counts a product; weight: bytes of the weight, or of its gradient read and written; slower: factor of its time
+static void dry_product_of(size_t n, size_t C, size_t OC, double weight, double slower) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + weight;
     dry.rows = OC, dry.cols = C;
     dry.counts.flops += dry.factor * flops, dry.counts.operands += dry.factor * bytes;
     dry.counts.launches += dry.factor;
-    if (bytes * dry.ridge > flops) dry.counts.stalled += dry.factor * (bytes * dry.ridge - flops);
+    if (dry.ridge > 0) dry.counts.stalled += dry.factor * (fmax(bytes * dry.ridge, flops * slower) - flops);
 }
 
 // Counts a product; matrix: those bytes per element.
 static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
-    dry_product_of(n, C, OC, (double)(C * OC * matrix));
+    dry_product_of(n, C, OC, (double)(C * OC * matrix), 1);
 }
 
-// Counts a product of rows with their experts' matrices; matrix: bytes per element. Rows may use all experts.
+// Counts a product of rows with their experts' matrices; matrix: bytes per element. Rows may use all experts, and leave
+// half of a tile of EXPERTS_TILE rows of each empty.
 static void dry_experts(size_t rows, size_t E, size_t C, size_t OC, double matrix) {
-    dry_product_of(rows, C, OC, (double)min_size(rows, E) * (double)(C * OC) * matrix);
+    const double used = (double)min_size(rows, E), tiles = (double)rows + used * EXPERTS_TILE / 2;
+    dry_product_of(rows, C, OC, used * (double)(C * OC) * matrix,
+                   tiles / (double)max_size(rows, 1) / (dry.experts > 0 ? dry.experts : 1));
 }
 
 // Kernels of a library call. Forward: its one, and log-sum-exp transposed; backward: its five, and three additions

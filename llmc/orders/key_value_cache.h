@@ -11,6 +11,7 @@ A layer of linear attention has one state for each slot, that after its last tok
 same tokens, one more state after the slots' saves that of the common prefix.
 
     cache_allocate   once, before training: host memory
+    cache_record     the same: has the routes of tokens recorded, in a model with experts
     cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
     cache_feed       appends tokens to one slot
     cache_step       appends one token to each of many slots
@@ -37,6 +38,9 @@ typedef struct {
     int32_t *row;                      // [slots] step_row; device
     int32_t *token;                    // [slots] drawn tokens; device
     double *uniform;                   // [slots] uniform numbers of the draws; device
+    // Experts, host; NULL: routes are not recorded
+    uint16_t **route; // [slots] of a slot's tokens, [capacity,layers with experts,k]; NULL: none
+    uint16_t *fed;    // [layers with experts,n,k] of a pass
 } Cache;
 
 // Allocates host memory, which outlives the cache on the arena.
@@ -58,7 +62,15 @@ static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     for (size_t t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
 }
 
+static void cache_record(Cache *cache, const Config *config) {
+    const size_t layers = expert_layers_before(config, config->num_hidden_layers), k = config->num_experts_per_tok;
+    const size_t tokens = max_size(cache->capacity, cache->slots);
+    cache->route = (uint16_t **)checked_calloc(cache->slots, sizeof(uint16_t *), "routes of texts");
+    cache->fed = (uint16_t *)checked_calloc(layers * tokens * k, sizeof(uint16_t), "routes of texts");
+}
+
 static void cache_free(Cache *cache) {
+    free(cache->route), free(cache->fed);
     free(cache->documents.document_start), free(cache->used);
     free(cache->position), free(cache->step_position), free(cache->step_row), free(cache->step_span);
     memset(cache, 0, sizeof(*cache));
@@ -77,6 +89,10 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     if (linear) push_states(s, linear, several ? cache->slots + 1 : 1, several ? cache->capacity : 0);
     s->now.rows = max_size(cache->chunk, cache->slots);
     push_inputs(s);
+    if (expert_layers(s))
+        s->routes.fed =
+            (uint16_t *)arena_push(s->arena, SHARE_WORKSPACE, "routes of a pass",
+                                   expert_layers(s) * s->now.rows * shapes_of(s->model).router.k, sizeof(uint16_t));
     s->now.rows = s->now.N;
     s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
     s->now.position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
@@ -147,6 +163,19 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
     layers_end(&s->memory);
 }
 
+// Copies the routes of the last pass to those of slots: of n tokens at the end of slot[0], or (step) of one at the end
+// of each slot[n].
+static void cache_take_routes(const Cache *cache, const StreamBP *s, const size_t *slot, size_t n, int step) {
+    const size_t layers = expert_layers(s), k = shapes_of(s->model).router.k;
+    if (!cache->route || !cache->route[slot[0]]) return;
+    s->ops->copy_out(cache->fed, s->routes.fed, layers * n * k * sizeof(uint16_t));
+    for (size_t i = 0; i < n; i++) {
+        const size_t b = slot[step ? i : 0], token = cache->used[b] - (step ? 1 : n - i);
+        for (size_t l = 0; l < layers; l++)
+            memcpy(cache->route[b] + (token * layers + l) * k, cache->fed + (l * n + i) * k, k * sizeof(uint16_t));
+    }
+}
+
 // Appends tokens (host; NULL in the dry run) to one slot, a chunk at a time.
 static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t count) {
     for (size_t done = 0; done < count;) {
@@ -154,6 +183,7 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
         cache_turn(cache, s, TURN_FORWARD);
         cache_forward(s, tokens ? tokens + done : NULL, c, NULL);
         cache->used[slot] += c.n, done += c.n;
+        cache_take_routes(cache, s, &slot, c.n, 0);
         cache->last = c;
         cache->last.row = cache->last.token = c.row + c.n - 1, cache->last.n = 1;
     }
@@ -178,6 +208,7 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
     cache_turn(cache, s, TURN_FORWARD);
     cache_forward(s, tokens, c, cache->row);
+    cache_take_routes(cache, s, slot, n, 1);
     cache->last = c;
 }
 
@@ -260,7 +291,10 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     weights_release(&s->memory, GROUP_HEAD);
 }
 
-static void cache_end(Cache *cache, const StreamBP *s) { arena_pop(s->arena, cache->mark); }
+static void cache_end(Cache *cache, StreamBP *s) {
+    s->routes.fed = NULL;
+    arena_pop(s->arena, cache->mark);
+}
 
 // Dry run of generation: the longest chunk, a single token, a step of all slots, and draws.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {

@@ -23,38 +23,47 @@ static double model_flops_full_attention(const Model *model, const Lora *lora, c
            (backward ? 12 : 4) * (double)d.Q * (layers * squares - layers_pairs(&model->config, batch, all));
 }
 
-// Per token of one linear layer: forward, and backward without recomputation.
+// Per token: forward, and backward without recomputation.
 typedef struct {
     double forward, backward;
 } ProductFlops;
 
-// Returns the mean rank of a tensor's adapters over the layers of a kind. Inexact only if layers of different ranks
-// restore inputs.
-static double mean_rank(const Lora *lora, int linear, int tensor) {
-    const Config *c = &lora->table.config;
-    double sum = 0, layers = 0;
-    for (size_t l = 0; l < c->num_hidden_layers; l++)
-        if (layer_is_linear(c, l) == linear) sum += (double)lora_part(lora, l, tensor)->rank, layers++;
-    return layers > 0 ? sum / layers : 0;
+// Tells whether layer l restores its input (inputs.h).
+static int layer_restores(const RunSettings *settings, size_t l) {
+    return l + 1 < settings->model->config.num_hidden_layers && (l + 1) % max_size(settings->inputs_every, 1) > 0;
 }
 
-// Counts the products of parts first .. last of a layer, with their adapters. lora: NULL: none
-static ProductFlops product_flops(const Model *model, const Lora *lora, int linear, LayerTensor first,
+// Counts the products of tensors first .. last of all layers, with their adapters; with `restored`, of the layers that
+// restore their inputs. A token uses k of its layer's experts. lora: NULL: none
+static ProductFlops product_flops(const RunSettings *settings, const Lora *lora, int restored, LayerTensor first,
                                   LayerTensor last) {
+    const Config *c = &settings->model->config;
     ProductFlops sum = {0, 0};
     for (int t = first; t <= (int)last; t++) {
-        const TensorShape shape = layer_tensor_shape(&model->config, linear, (LayerTensor)t);
-        const double product = 2 * (double)shape.rows * (double)shape.cols;
-        if (!is_product(shape.role)) continue;
-        sum.forward += product;
-        sum.backward += lora ? product : 2 * product; // dx, and dW of trained weights
-        if (!lora) continue;
-        const double rank = mean_rank(lora, linear, t);
-        const double a = 2 * rank * (double)shape.cols, b = 2 * rank * (double)shape.rows;
-        sum.forward += a + b;
-        sum.backward += 3 * a + 2 * b; // h again, dA, dx; dh, dB
+        TensorShape shape[LAYER_FORMS];
+        for (unsigned form = 0; form < LAYER_FORMS; form++) shape[form] = layer_tensor_shape(c, form, (LayerTensor)t);
+        for (size_t l = 0; l < c->num_hidden_layers; l++) {
+            const TensorShape *of = &shape[layer_form(c, l)];
+            if (!is_product(of->role) || !of->rows || (restored && !layer_restores(settings, l))) continue;
+            const double times = of->experts ? (double)c->num_experts_per_tok : 1;
+            const double in = (double)of->cols, out = (double)(of->rows / max_size(of->experts, 1));
+            sum.forward += times * 2 * in * out;
+            sum.backward += times * (lora ? 2 : 4) * in * out; // dx, and dW of trained weights
+            const double rank = times * (lora ? (double)lora_part(lora, l, t)->rank : 0);
+            sum.forward += 2 * rank * (in + out);
+            sum.backward += 2 * rank * (3 * in + 2 * out); // h again, dA, dx; dh, dB
+        }
     }
     return sum;
+}
+
+// Counts the last products of MLPs, whose outputs are the next layers' inputs, per token: backward does not need them.
+static double last_products_flops(const RunSettings *settings, const Lora *lora) {
+    return product_flops(settings, lora, 0, EXPERTS_DOWN, EXPERTS_DOWN).forward +
+           product_flops(settings, lora, 0, SHARED_DOWN_WEIGHT, SHARED_DOWN_WEIGHT).forward +
+           (settings->model->config.family->post_norms
+                ? 0
+                : product_flops(settings, lora, 0, DOWN_WEIGHT, DOWN_WEIGHT).forward);
 }
 
 // Counts the head, and the embedding's adapter, per token.
@@ -71,7 +80,7 @@ static ProductFlops outer_flops(const Model *model, const Lora *lora) {
 // One rank's share of a batch
 typedef struct {
     double tokens, pairs, pairs_again; // query-key pairs of all layers, and of those that restore inputs
-    double layers_again[2];            // that restore inputs (inputs.h): with attention, with linear attention
+    double linear_again;               // layers of linear attention that restore inputs
     double states_again;               // tokens of a linear layer whose states are recomputed (linear_memory.h)
     double states_below, tails; // shared sequences (scan.h): recomputed once more below level 0; last tokens of ranges
 } PassSize;
@@ -81,9 +90,9 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
     double again[LAYER_KINDS] = {0}; // layers that restore inputs
     PassSize size = {0};
-    for (size_t l = 0; l + 1 < config->num_hidden_layers; l++)
-        again[layer_kind(config, l)] += (l + 1) % max_size(settings->inputs_every, 1) > 0;
-    size.layers_again[0] = again[LAYER_FULL] + again[LAYER_WINDOW], size.layers_again[1] = again[LAYER_LINEAR];
+    for (size_t l = 0; l < config->num_hidden_layers; l++)
+        again[layer_kind(config, l)] += layer_restores(settings, l);
+    size.linear_again = again[LAYER_LINEAR];
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
         const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first is no shorter
@@ -104,12 +113,14 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
 
 // Counts the products of the layers whose inputs are restored, once more forward.
 static double flops_restored(const RunSettings *settings, const Batch *batch) {
-    const PassSize size = pass_size(settings, batch);
-    double flops = 0;
-    for (int linear = 0; linear < 2; linear++)
-        flops += size.layers_again[linear] *
-                 product_flops(settings->model, settings->lora, linear, Q_WEIGHT, DOWN_WEIGHT).forward;
-    return size.tokens * flops;
+    return pass_size(settings, batch).tokens *
+           product_flops(settings, settings->lora, 1, Q_WEIGHT, EXPERTS_DOWN).forward;
+}
+
+// Counts the products that linear attention's states follow from, of all layers per token.
+static double state_inputs_flops(const RunSettings *settings, const Lora *lora) {
+    return product_flops(settings, lora, 0, IN_QKV_WEIGHT, IN_A_WEIGHT).forward -
+           product_flops(settings, lora, 0, IN_Z_WEIGHT, IN_Z_WEIGHT).forward;
 }
 
 // Counts linear attention's extra FLOPs of a shared sequence (scan.h), forward or backward.
@@ -118,18 +129,15 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     const Shapes d = shapes_of(model);
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     if (layers == 0 || world_sp(settings->world) == 1) return 0;
-    const ProductFlops z = product_flops(model, lora, 1, IN_Z_WEIGHT, IN_Z_WEIGHT);
-    const ProductFlops in = product_flops(model, lora, 1, IN_QKV_WEIGHT, IN_A_WEIGHT);
-    const ProductFlops qkv = product_flops(model, lora, 1, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
-    const double inputs = in.forward - z.forward, state = delta_token_flops(model, DELTA_STATE);
-    double flops = 2 * 2 * (double)(d.DK * d.S); // the state, or its gradient, through both ranges
-    if (!backward) {
-        flops += size->tokens * (inputs + state + delta_token_flops(model, DELTA_TRANSFER));
-        return layers * (flops + size->tails * qkv.forward);
-    }
-    flops += size->tokens * delta_token_flops(model, DELTA_STATE_BACKWARD) + size->tails * qkv.backward;
+    const ProductFlops qkv = product_flops(settings, lora, 0, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
+    const double inputs = state_inputs_flops(settings, lora), state = layers * delta_token_flops(model, DELTA_STATE);
+    double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, through both ranges
+    if (!backward)
+        return flops + size->tokens * (inputs + state + layers * delta_token_flops(model, DELTA_TRANSFER)) +
+               size->tails * qkv.forward;
+    flops += size->tokens * layers * delta_token_flops(model, DELTA_STATE_BACKWARD) + size->tails * qkv.backward;
     if (method_recomputes(settings->method)) flops += size->tokens * inputs + size->states_below * (inputs + state);
-    return layers * flops;
+    return flops;
 }
 
 // Counts a forward pass for log-probabilities, of the model with or without its adapters.
@@ -139,30 +147,23 @@ static double flops_forward(const RunSettings *settings, const Batch *batch, int
     const Lora *lora = adapters ? settings->lora : NULL;
     const PassSize size = pass_size(settings, batch);
     const double linear = (double)layers_of_kind(&model->config, LAYER_LINEAR);
-    double layers = ((double)d.L - linear) * product_flops(model, lora, 0, Q_WEIGHT, DOWN_WEIGHT).forward;
-    if (linear > 0)
-        layers += linear * (product_flops(model, lora, 1, Q_WEIGHT, DOWN_WEIGHT).forward +
-                            delta_token_flops(model, DELTA_FORWARD));
+    double layers = product_flops(settings, lora, 0, Q_WEIGHT, EXPERTS_DOWN).forward;
+    if (linear > 0) layers += linear * delta_token_flops(model, DELTA_FORWARD);
     return size.tokens * (layers + outer_flops(model, lora).forward) + 4 * (double)d.Q * size.pairs +
            flops_scan(settings, lora, &size, 0);
 }
 
-// Counts backward of the linear layers, recomputation included.
-static double flops_linear_layers(const RunSettings *settings, const PassSize *size) {
+// Counts backward of the delta rule, recomputation included, with the products that restore its states.
+static double flops_rule(const RunSettings *settings, const PassSize *size) {
     const Model *model = settings->model;
-    const Lora *lora = settings->lora;
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     if (layers == 0) return 0;
-    const ProductFlops all = product_flops(model, lora, 1, Q_WEIGHT, DOWN_WEIGHT);
-    const ProductFlops down = product_flops(model, lora, 1, DOWN_WEIGHT, DOWN_WEIGHT);
-    const ProductFlops z = product_flops(model, lora, 1, IN_Z_WEIGHT, IN_Z_WEIGHT);
-    const ProductFlops in = product_flops(model, lora, 1, IN_QKV_WEIGHT, IN_A_WEIGHT);
     const double rule = delta_token_flops(model, DELTA_FORWARD);
-    double flops = layers * size->tokens * (all.backward + delta_token_flops(model, DELTA_BACKWARD));
+    double flops = layers * size->tokens * delta_token_flops(model, DELTA_BACKWARD);
     if (!method_recomputes(settings->method)) return flops;
-    flops += layers * size->tokens * (all.forward - down.forward + rule);
-    flops += size->layers_again[1] * size->tokens * (all.forward + rule);
-    return flops + layers * size->states_again * (in.forward - z.forward + delta_token_flops(model, DELTA_STATE));
+    flops += (layers + size->linear_again) * size->tokens * rule;
+    return flops + size->states_again * (state_inputs_flops(settings, settings->lora) +
+                                         layers * delta_token_flops(model, DELTA_STATE));
 }
 
 // Counts forward and backward. Recomputation follows each method's steps in streambp.h.
@@ -171,22 +172,22 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     const Lora *lora = settings->lora;
     const Shapes d = shapes_of(model);
     const PassSize size = pass_size(settings, batch);
-    const ProductFlops q = product_flops(model, lora, 0, Q_WEIGHT, Q_WEIGHT),
-                       k = product_flops(model, lora, 0, K_WEIGHT, K_WEIGHT);
-    const ProductFlops all = product_flops(model, lora, 0, Q_WEIGHT, DOWN_WEIGHT);
-    const ProductFlops down = product_flops(model, lora, 0, DOWN_WEIGHT, DOWN_WEIGHT);
-    const int ring = settings->ring && world_sp(settings->world) > 1;
-    const double L = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR)); // with attention
-    const double rings = ring ? (double)layers_of_kind(&model->config, LAYER_FULL) : 0;
+    const ProductFlops q = product_flops(settings, lora, 0, Q_WEIGHT, Q_WEIGHT),
+                       k = product_flops(settings, lora, 0, K_WEIGHT, K_WEIGHT);
+    const ProductFlops all = product_flops(settings, lora, 0, Q_WEIGHT, EXPERTS_DOWN);
+    const double attending = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR));
+    const double rings = settings->ring && world_sp(settings->world) > 1
+                             ? (double)layers_of_kind(&model->config, LAYER_FULL) / fmax(attending, 1)
+                             : 0;
     ProductFlops head = outer_flops(model, lora);
     const double attention = (double)d.Q * size.pairs;
-    double layers = L * all.backward, flops = 10 * attention + flops_linear_layers(settings, &size);
+    double layers = all.backward, flops = 10 * attention + flops_rule(settings, &size);
     flops += flops_scan(settings, lora, &size, 1);
     if (method_recomputes(settings->method)) {
-        layers += L * (all.forward - (d.post_norms ? 0 : down.forward)); // its output is the next layer's input
-        if (d.qk_norm) layers += L * k.forward + rings * q.forward;      // before QK-norm
+        layers += all.forward - last_products_flops(settings, lora);
+        if (d.qk_norm) layers += k.forward + rings * q.forward; // before QK-norm
         if (!settings->keep) flops += 4 * attention;
-        layers += size.layers_again[0] * all.forward;
+        layers += product_flops(settings, lora, 1, Q_WEIGHT, EXPERTS_DOWN).forward;
         if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
     }
     layers += head.backward;
@@ -195,7 +196,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
     if (method_is_chunk_major(settings->method)) { // forward twice, the head's first one only if objectives need it
         const int sparse = settings->method == METHOD_SPACO;
-        if (d.qk_norm) layers += L * k.forward;
+        if (d.qk_norm) layers += k.forward;
         return forward - (waits || sparse ? 0 : size.tokens * head.forward) +
                (sparse ? settings->sparse.keep : 1) * (forward + size.tokens * layers + flops);
     }

@@ -37,6 +37,7 @@ typedef struct {
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: none
     double router_bias_update;             // routes_bias_update's rate; 0: never
     double ridge;                          // DryCount.ridge of the estimated machine; 0: none
+    double experts;                        // DryCount.experts
     int library;              // LIBRARY_ASKED: attention by a library, for estimates; else as the machine has it
     int gpu;                  // the plan of a GPU, whatever op set is linked
     ReferenceModel reference; // its forward pass comes before each micro-batch
@@ -248,7 +249,8 @@ static double pass_model_flops(double (*count)(const Model *, const Lora *, cons
 // Whether no product of sizes in a plan exceeds size_t. --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
-    const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL;
+    const size_t experts = d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared;
+    const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL + experts;
     return (double)N * (double)(d.L + 1) * (double)width * 8 < 4e18;
 }
 
@@ -280,7 +282,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Update update;
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
-    dry.library = settings->ridge > 0 ? settings->library : 0;
+    dry.library = settings->ridge > 0 ? settings->library : 0, dry.experts = settings->experts;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);

@@ -51,7 +51,8 @@ static void expert_forward(const StreamBP *s, size_t l, GroupWeights w, LayerTen
     if (m.record)
         s->ops->experts_forward_quantised(out, x, m.record, m.format, rows.first, rows.count, E, stack.in, stack.out);
     else
-        s->ops->experts_forward(out, x, weight_of(s, w, tensor), rows.first, rows.count, E, stack.in, stack.out, 0);
+        s->ops->experts_forward(out, x, m.floats ? (const Stored *)m.floats : weight_of(s, w, tensor), rows.first,
+                                rows.count, E, stack.in, stack.out, 0);
     if (stack.part)
         s->ops->experts_forward(out, stack_narrow(s, &stack, rows, x), stack.b, rows.first, rows.count, E,
                                 stack.part->rank, stack.out, 1);

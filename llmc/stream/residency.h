@@ -103,7 +103,8 @@ static int codes_serve(const Residency *r, size_t group, size_t rows) {
     return rows <= r->ops->quantised_rows && group_decodes(r, group);
 }
 
-// w->weights = out: a group's weights in the type of the model, for products of `rows` rows; stored: its first byte
+// w->weights = out: a group's weights in the type of the model, for products of `rows` rows; stored: its first byte.
+// With few rows linear layers' codes and all experts stay where they are: products read them there.
 static void group_decode(Residency *r, size_t group, size_t rows, const char *stored, char *out, GroupWeights *w) {
     const size_t size = dtype_size(r->model->dtype), begin = group_begin(r->model, group);
     const Model *table = stored_table(r);
@@ -116,16 +117,18 @@ static void group_decode(Residency *r, size_t group, size_t rows, const char *st
         const QuantFormat *format = &r->storage->format[i];
         const char *from = stored + table->parameters[i].offset - group_begin(table, group);
         void *to = at(out, p->offset - begin, size);
+        if (codes && (p->experts || (format->type != QUANT_NONE && p->role == ROLE_LINEAR))) continue;
         if (format->type == QUANT_NONE)
             r->ops->copy(to, from, parameter_elements(p) * size);
-        else if (!codes)
+        else
             r->ops->dequantise((Stored *)to, from, format, parameter_elements(p));
     }
 }
 
 // A matrix in 4 bits, or rows of one from `first` on (GPT-2's c_attn holds q, k and v)
 typedef struct {
-    const void *record; // of [rows,.]; NULL: it is among the group's decoded weights
+    const void *record; // of [rows,.]; NULL: it is among the group's decoded weights, or
+    const void *floats; // of experts: as it is stored
     const QuantFormat *format;
     size_t rows, first;
 } CodedMatrix;
@@ -138,8 +141,10 @@ static CodedMatrix coded_matrix(const Residency *r, GroupWeights w, size_t offse
     size_t i = 0;
     while (p[i].offset - p->offset + parameter_elements(&p[i]) <= offset) i++;
     m.format = &r->storage->format[w.first + i];
+    const char *from = w.stored + (stored[i].offset - stored->offset);
+    if (m.format->type == QUANT_NONE && p[i].experts) m.floats = from;
     if (m.format->type == QUANT_NONE) return m;
-    m.record = w.stored + (stored[i].offset - stored->offset);
+    m.record = from;
     m.rows = p[i].rows, m.first = (offset - (p[i].offset - p->offset)) / p[i].cols;
     return m;
 }

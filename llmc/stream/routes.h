@@ -1,7 +1,8 @@
 /*
 Routes: the experts of each token, data of the forward pass. They are chosen once, in the pass that goes forward first,
 and stored for all layers: backward, with other chunks or other kernels, recomputes the same function, though its logits
-may differ in their last bits. 2 k bytes a token and layer.
+may differ in their last bits. 2 k bytes a token and layer. A batch may bring the routes that wrote its texts: it takes
+them (--router-replay), with weights from its own logits, or counts how many of its own are others.
 
 Two losses of the routers may be added to the objective's. With p = softmax(z) of a token's logits, f_e the share of
 rows of expert e times k, P_e the mean of p_e, both over all tokens and layers of the micro-batch (and of the ranks that
@@ -52,13 +53,24 @@ static uint16_t *stored_routes(const StreamBP *s, size_t l, size_t row) {
                           sizeof(uint16_t));
 }
 
-// Chooses the routes of n tokens from their logits, and counts them.
-static void routes_choose(const StreamBP *s, size_t l, size_t n, uint16_t *route, const Summed *logits) {
+// Returns memory for the routes of n tokens of layer l, from row `row` on: where they are stored, or pushed.
+static uint16_t *routes_memory(const StreamBP *s, size_t l, size_t row, size_t n) {
+    const size_t k = shapes_of(s->model).router.k;
+    if (routes_are_stored(s)) return stored_routes(s, l, row);
+    if (s->routes.fed) return s->routes.fed + expert_layers_before(&s->model->config, l) * n * k;
+    return (uint16_t *)arena_push(s->arena, SHARE_WORKSPACE, "routes", n * k, sizeof(uint16_t));
+}
+
+// Chooses the routes of tokens [token, token + n) from their logits, or takes those of the batch, and counts them.
+static void routes_choose(const StreamBP *s, size_t l, size_t token, size_t n, uint16_t *route, const Summed *logits) {
     const RouterShape router = shapes_of(s->model).router;
+    const Batch *batch = s->now.batch;
     const size_t layer = expert_layers_before(&s->model->config, l), mark = arena_mark(s->arena);
     const float *bias = s->setup->router_bias ? s->setup->router_bias + layer * router.E : NULL;
     if (!routes_are_chosen(s)) return;
-    s->ops->router_choose(route, logits, bias, n, &router, 0);
+    if (batch->routes.replays)
+        s->ops->copy_in(route, batch_route(batch, layer, token), n * router.k * sizeof(uint16_t));
+    s->ops->router_choose(route, logits, bias, n, &router, batch->routes.replays);
     if (!routes_are_stored(s)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "router's scratch", s->ops->router_count_scratch(n, router.E));
     double *sums = router.kind == ROUTER_SOFTMAX ? s->routes.sums : NULL; // which the losses are of
@@ -96,12 +108,42 @@ static void routes_balance(StreamBP *s) {
     r->z = r->z_coefficient * share / N;
 }
 
+static int route_has(const uint16_t *route, size_t k, uint16_t expert) {
+    for (size_t i = 0; i < k; i++)
+        if (route[i] == expert) return 1;
+    return 0;
+}
+
+// Adds the share of experts that are not among those of the pass that wrote the text. Collective among ranks that share
+// the sequence.
+static void routes_compare(const StreamBP *s, Metrics *metrics) {
+    enum { MOST = 8192 };
+    uint16_t chosen[MOST];
+    const size_t k = shapes_of(s->model).router.k, piece = MOST / k;
+    double sums[2] = {0, 0}; // experts that differ, all
+    if (!s->now.batch->routes.expert || s->now.batch->routes.replays) return;
+    for (size_t i = 0, n; i < expert_layers(s) * s->routes.rows; i += n) {
+        const size_t layer = i / s->routes.rows, row = i % s->routes.rows, second = row >= s->now.own[0].count;
+        const Range own = s->now.own[second];
+        const size_t done = row - (second ? s->now.own[0].count : 0);
+        n = min_size(own.count - done, piece);
+        s->ops->copy_out(chosen, s->routes.route + i * k, n * k * sizeof(uint16_t));
+        for (size_t j = 0; j < n * k; j++) {
+            const uint16_t *route = batch_route(s->now.batch, layer, own.begin + done + j / k);
+            if (route[0] != NO_EXPERT) sums[0] += !route_has(route, k, chosen[j]), sums[1]++;
+        }
+    }
+    dist_sum(RANKS_SEQUENCE, sums, 2);
+    metric_add(metrics, "router_differs", sums[0], sums[1]);
+}
+
 // Adds what the last sequence's routes tell.
 static void routes_metrics(const StreamBP *s, Metrics *metrics) {
     const size_t layers = expert_layers(s), E = shapes_of(s->model).router.E;
     const Routes *r = &s->routes;
     double busiest = 0, unused = 0, rows = 0;
     if (!layers || !metrics || s->now.batch->empty || s->now.pass == PASS_FORWARD_ONLY) return;
+    routes_compare(s, metrics);
     for (size_t l = 0; l < layers; l++) {
         double most = 0, all = 0;
         for (size_t e = 0; e < E; e++) {

@@ -104,6 +104,7 @@ typedef struct {
 typedef struct {
     uint16_t *route;                   // [layers with experts,rows,k] of the sequence; NULL: no layer has experts
     size_t rows;                       // tokens of a layer in it
+    uint16_t *fed;                     // [layers with experts,n,k] generation: of the n tokens of a pass; NULL: none
     int64_t *count;                    // [layers with experts,E] rows of each expert
     double *sums;                      // [E + 1] of router_count, over all layers
     Summed *balance;                   // [E] of router_backward; NULL: no loss balances the experts

@@ -60,8 +60,8 @@ typedef struct {
 typedef struct {
     Section section[5];
     size_t count;
-    uint64_t bytes;   // bytes in the file
-    size_t transpose; // rows of a first matrix transposed in the file (A of the embedding); 0: none
+    uint64_t bytes; // bytes in the file
+    int transpose;  // 1: the file holds some matrices transposed
 } Sections;
 
 // Counts the values of a section in the file.
@@ -89,8 +89,9 @@ static Sections file_sections(const TrainedTensors *t, size_t file) {
         sections_add(&s, t, t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding, 0);
         sections_add(&s, t, t->optimizer.m_scales, DTYPE_FP32, t->optimizer_sharding, 1);
         sections_add(&s, t, t->optimizer.v_scales, DTYPE_FP32, t->optimizer_sharding, 1);
-    } else if (t->model->parameter_count && t->model->parameters[0].transposed && t->lora)
-        s.transpose = t->model->parameters[0].rows;
+    }
+    for (size_t i = 0; file == MANIFEST_MODEL && t->lora && i < t->model->parameter_count; i++)
+        s.transpose |= t->model->parameters[i].transposed;
     if (file == MANIFEST_OPTIMIZER || saves_master(t))
         sections_add(&s, t, t->optimizer.master, DTYPE_FP32, t->optimizer_sharding, 0);
     else
@@ -192,22 +193,35 @@ static void section_move(const OutputFile *out, const InputFile *in, Checksum *s
     if (out) output_write(out, offset, values, bytes);
 }
 
-// The same for values [first, first + count) of a section at byte `at`, whose first matrix [rows,cols] is transposed in
-// the file.
+// The same for values[count] of a matrix [rows,cols] from element `first` on, which the file holds transposed from byte
+// `at` on.
 static void section_move_transposed(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t at,
-                                    size_t first, size_t count, size_t size, size_t rows, size_t cols) {
-    const size_t end = rows * cols, inside = first < end ? min_size(count, end - first) : 0;
+                                    size_t first, size_t count, size_t size, size_t rows, size_t cols,
+                                    unsigned char *values) {
     unsigned char *column = staged_reformed.bytes;
     for (size_t c = 0; c < cols; c++) {
-        const size_t from = (c + cols - first % cols) % cols, n = from < inside ? (inside - from + cols - 1) / cols : 0;
+        const size_t from = (c + cols - first % cols) % cols, n = from < count ? (count - from + cols - 1) / cols : 0;
         if (!n) continue;
-        for (size_t i = 0; out && i < n; i++) memcpy(column + i * size, staged.bytes + (from + i * cols) * size, size);
+        for (size_t i = 0; out && i < n; i++) memcpy(column + i * size, values + (from + i * cols) * size, size);
         section_move(out, in, sum, at + (uint64_t)(c * rows + (first + from) / cols) * size, column, n * size);
-        for (size_t i = 0; in && i < n; i++) memcpy(staged.bytes + (from + i * cols) * size, column + i * size, size);
+        for (size_t i = 0; in && i < n; i++) memcpy(values + (from + i * cols) * size, column + i * size, size);
     }
-    if (count > inside)
-        section_move(out, in, sum, at + (uint64_t)(first + inside) * size, staged.bytes + inside * size,
-                     (count - inside) * size);
+}
+
+// Moves staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table
+static void section_move_parameters(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t at,
+                                    const Model *table, size_t first, size_t count, size_t size) {
+    unsigned char *values = staged.bytes;
+    for (const Parameter *p = table->parameters; count; p++) {
+        const size_t end = p->offset + parameter_elements(p), n = first < end ? min_size(count, end - first) : 0;
+        if (!n) continue;
+        if (p->transposed)
+            section_move_transposed(out, in, sum, at + (uint64_t)p->offset * size, first - p->offset, n, size, p->rows,
+                                    p->cols, values);
+        else
+            section_move(out, in, sum, at + (uint64_t)first * size, values, n * size);
+        first += n, count -= n, values += n * size;
+    }
 }
 
 // Writes this rank's part of the sections at byte `at` of a file to `out` or, if that is NULL, reads it from `in`.
@@ -225,8 +239,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
             char *memory = s->memory + slab.offset * size;
             if (out) p->t->ops->copy_out(staged.bytes, memory, bytes);
             if (sections->transpose)
-                section_move_transposed(out, in, sum, at, slab.first, slab.count, size, sections->transpose,
-                                        model->parameters[0].cols);
+                section_move_parameters(out, in, sum, at, model, slab.first, slab.count, size);
             else
                 section_move(out, in, sum, offset, staged.bytes, bytes);
             if (in) p->t->ops->copy_in(memory, staged.bytes, bytes);

@@ -264,7 +264,9 @@ static void run_reference(Run *run, Batch *batch) {
     const ReferenceModel reference = run->settings.reference;
     StreamBP *s = &run->streambp;
     if (!objective_needs_mismatched(&run->settings.objective)) {
-        if (reference) forward_policy(s, batch, reference != REFERENCE_MODEL, batch->reference);
+        Batch chooses = *batch; // the reference has its own routes
+        chooses.routes.replays = 0;
+        if (reference) forward_policy(s, &chooses, reference != REFERENCE_MODEL, batch->reference);
         return;
     }
     kl_estimate(run, batch);

@@ -17,8 +17,8 @@ part and exchange them; the first one asks for rewards.
 
 With --overlap, rollout_ahead writes a step's completions before the updates of the step before: off-policy by one,
 which the ratio to their old log-probabilities corrects. A checkpoint between two steps includes them (rollout.bin): for
-each completion, in the order of prompts, the number of its tokens, whether it ended, its ids and old log-probabilities.
-Rewards are asked for again.
+each completion, in the order of prompts, the number of its tokens, whether it ended, its ids, old log-probabilities and
+routes. Rewards are asked for again.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
@@ -69,6 +69,9 @@ static void rollout_write(Rollout *r, StreamBP *streambp) {
         dist_broadcast(RANKS_SEQUENCE, r->lengths + texts + begin, count * sizeof(int32_t), rank);
         dist_broadcast(RANKS_SEQUENCE, r->ids + begin * s->max_new_tokens, count * s->max_new_tokens * sizeof(int32_t),
                        rank);
+        if (r->route)
+            dist_broadcast(RANKS_SEQUENCE, r->route + begin * r->text_routes,
+                           count * r->text_routes * sizeof(uint16_t), rank);
     }
     for (size_t i = 0; i < texts; i++)
         r->completion[i].tokens = (size_t)r->lengths[i], r->completion[i].ended = r->lengths[texts + i];
@@ -122,6 +125,7 @@ static void rollout_pack(Rollout *r) {
 // Appends a document to a sequence: it reads all but its last token and predicts its completion. masked: without weight
 static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage,
                                  int masked) {
+    const BatchRoutes *routes = &b->routes;
     size_t n = text->prompt_tokens + text->tokens - 1;
     for (size_t t = 0; t < n; t++, b->N++) {
         int answers = t + 1 >= text->prompt_tokens;
@@ -130,6 +134,9 @@ static void rollout_add_document(Batch *b, const Completion *text, size_t group,
         b->loss_weight[b->N] = masked ? 0 : 1;
         b->position[b->N] = (int32_t)t;
         b->advantage[b->N] = (float)advantage;
+        for (size_t l = 0; l < routes->layers; l++)
+            memcpy(batch_route(b, l, b->N), text->route + (t * routes->layers + l) * routes->k,
+                   routes->k * sizeof(uint16_t));
     }
     b->group[b->documents] = group, b->reward[b->documents] = reward;
     b->document_start[++b->documents] = b->N;
@@ -155,6 +162,7 @@ static void rollout_fill(Rollout *r) {
         if (!groups) {                      // other replicas have more sequences
             b->tokens[0] = r->documents[0]; // any token
             *b = batch_empty(b);
+            memset(&b->routes, 0, sizeof(b->routes));
         }
         rest = batch_behind(rest, b->N, b->documents);
         rest.document_start++; // each sequence has its own end entry
@@ -238,15 +246,18 @@ static void rollout_save(Rollout *r) {
     for (size_t k = 0; k < r->settings.prompts * r->settings.group_size; k++) {
         const Completion *text = &r->completion[k];
         const uint32_t numbers[2] = {(uint32_t)text->tokens, (uint32_t)text->ended};
-        memset(to, 0, rollout_record(&r->settings)); // zeros after the last token
+        memset(to, 0, rollout_record(r)); // zeros after the last token
         memcpy(to, numbers, sizeof(numbers)), to += sizeof(numbers);
         memcpy(to, text->ids, text->tokens * sizeof(int32_t)), to += room * sizeof(int32_t);
         memcpy(to, r->old + k * room, text->tokens * sizeof(float)), to += room * sizeof(float);
+        if (r->route) memcpy(to, text->route, rollout_routes(r, text) * sizeof(uint16_t));
+        to += r->text_routes * sizeof(uint16_t);
     }
 }
 
-// Restores the completions of `step` from the checkpoint's bytes. V: vocabulary
-static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoint) {
+// Restores the completions of `step` from the checkpoint's bytes.
+static void rollout_load(Rollout *r, size_t step, const Config *config, const char *checkpoint) {
+    const size_t V = config->vocab_size, E = config->num_experts;
     const size_t room = r->settings.max_new_tokens;
     const char *from = r->part.bytes;
     rollout_prompts(r, step);
@@ -259,6 +270,9 @@ static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoi
         memcpy(text->ids, from, room * sizeof(int32_t)), from += room * sizeof(int32_t);
         memcpy(r->old + k * room, from, room * sizeof(float)), from += room * sizeof(float);
         for (size_t t = 0; good && t < text->tokens; t++) good = text->ids[t] >= 0 && (size_t)text->ids[t] < V;
+        if (r->route) memcpy(text->route, from, r->text_routes * sizeof(uint16_t));
+        from += r->text_routes * sizeof(uint16_t);
+        for (size_t i = 0; good && i < rollout_routes(r, text); i++) good = text->route[i] < E;
         if (!good)
             die("%s: rollout.bin: completion %zu does not fit this model; remove the folder; --resume takes the one "
                 "before",

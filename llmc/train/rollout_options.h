@@ -112,6 +112,9 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1 || o->overlap;
     s.overlap = o->overlap;
+    s.records = run->model.config.num_experts > 0, s.replays = o->router_replay;
+    if (s.replays && !s.records)
+        die_usage("--router-replay: the model has no experts, so its texts have no routes; leave it out");
     s.reward_timeout = o->reward_timeout;
     rewards_from_options(&s, o);
     s.text = text, s.end_ids = end_ids, s.end_count = ends;

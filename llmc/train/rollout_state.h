@@ -36,7 +36,8 @@ typedef struct {
     const char *reward_command[REWARD_COMMANDS];
     char reward_name[REWARD_COMMANDS][REWARD_NAME];
     double reward_weight[REWARD_COMMANDS];
-    int overlap; // rollout_ahead will be called
+    int overlap;          // rollout_ahead will be called
+    int records, replays; // keep the routes of completions, of a model with experts; train with them
     double reward_timeout;
     const Prompt *text;      // decodes tokens
     const uint32_t *end_ids; // [end_count] ids that end a completion
@@ -66,6 +67,8 @@ typedef struct {
     size_t *prompt_tokens, *tokens; // [P] tokens of a prompt; with its reference answer
     size_t *number;                 // [P] index of a prompt in the data
     int32_t *ids;                   // [P*G,max_new_tokens]
+    uint16_t *route;                // [P*G,text_routes] experts of their tokens; NULL: not recorded
+    size_t text_routes;             // the longest text's: tokens x layers with experts x k
     Completion *completion;         // [P*G]
     float *reward;                  // [P*G] NAN: none
     float *rewards_of;              // [rewards,P*G] rewards of each command
@@ -136,15 +139,23 @@ static void rollout_allocate_text(Rollout *r, const Prompt *text) {
     r->piece = 6 * token + ROLLOUT_AROUND; // all bytes escaped
 }
 
+// Returns the number of routes of a text's positions, in all layers.
+static size_t rollout_routes(const Rollout *r, const Completion *text) {
+    return (text->prompt_tokens + text->tokens - 1) * r->all.routes.layers * r->all.routes.k;
+}
+
 // Returns the bytes of a completion in rollout.bin.
-static size_t rollout_record(const RolloutSettings *s) {
-    return 2 * sizeof(uint32_t) + s->max_new_tokens * (sizeof(int32_t) + sizeof(float));
+static size_t rollout_record(const Rollout *r) {
+    const size_t ids = r->settings.max_new_tokens * (sizeof(int32_t) + sizeof(float));
+    return 2 * sizeof(uint32_t) + ids + r->text_routes * sizeof(uint16_t);
 }
 
 // Allocates all memory. `data` and what settings point to must outlive *r.
 static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
     const size_t P = settings->prompts, texts = P * settings->group_size, sequences = settings->most_prompts;
-    const size_t capacity = rollout_capacity(settings, data);
+    const size_t capacity = rollout_capacity(settings, data), k = model->config.num_experts_per_tok;
+    const size_t experts =
+        settings->records ? expert_layers_before(&model->config, model->config.num_hidden_layers) : 0;
     static const char of_step[] = "a step's prompts and completions";
     memset(r, 0, sizeof(*r));
     r->settings = *settings, r->data = data;
@@ -169,6 +180,9 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->lengths = (int32_t *)checked_calloc(2 * texts, sizeof(int32_t), of_step);
     r->advantage = (double *)checked_calloc(texts, sizeof(double), of_step);
     for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * settings->max_new_tokens;
+    r->text_routes = capacity * experts * k;
+    if (experts) r->route = (uint16_t *)checked_calloc(texts * r->text_routes, sizeof(uint16_t), of_step);
+    for (size_t i = 0; i < texts && experts; i++) r->completion[i].route = r->route + i * r->text_routes;
     r->columns = (char *)checked_malloc(max_size(data->longest_columns, 1), "the columns of a prompt's row");
     r->columns_of = SIZE_MAX;
 
@@ -184,12 +198,14 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
     r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
+    if (experts) batch_allocate_routes(&r->all, experts, k, settings->replays);
     if (settings->overlap) {
         r->old = (float *)checked_calloc(texts * settings->max_new_tokens, sizeof(float), of_step);
         r->ahead_sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
         r->ahead = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
         batch_allocate_answers(&r->ahead, settings->reference, settings->old);
-        const uint64_t prompt = settings->group_size * rollout_record(settings);
+        if (experts) batch_allocate_routes(&r->ahead, experts, k, settings->replays);
+        const uint64_t prompt = settings->group_size * rollout_record(r);
         r->part.begin = settings->first * prompt, r->part.count = P * prompt;
         r->part.whole = settings->step_prompts * prompt, r->part.writes = rollout_asks(settings);
         r->part.bytes = (char *)checked_malloc(r->part.count, of_step);
@@ -207,7 +223,7 @@ static void rollout_free(Rollout *r) {
     sampler_batch_free(&r->sampler);
     free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
     free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch), free(r->columns);
-    free(r->rewards_of), free(r->answered), free(r->lengths);
+    free(r->rewards_of), free(r->answered), free(r->lengths), free(r->route);
     packing_free(&r->packing);
     free(r->group_sequence), free(r->sequence);
     batch_free(&r->all);

@@ -77,7 +77,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
         rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
     else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
-    rollout.in_order = 1, rollout.overlap = rollout.reference = rollout.old = 0; // of --val-data
+    rollout.in_order = 1, rollout.overlap = rollout.reference = rollout.old = rollout.records = 0; // of --val-data
     if (o->val_data.count && o->rollout)
         rollout_allocate(&t->rollout_validation, &rollout, &t->run.model, &t->validation);
     else if (o->val_data.count)
@@ -218,6 +218,8 @@ static void trainer_objective_settings(Trainer *t) {
                     rollout->overlap ? "overlap," : "", o->group_size, o->top_k, o->top_p, o->updates,
                     (unsigned long long)checksum_of(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     option_chosen(o, "reward-failure"));
+        if (rollout->records)
+            add_setting(t, "--router-replay", SETTING_KEPT, rollout->replays ? "on" : "off")->absent = "off";
     }
     if (t->run.settings.router_aux_loss > 0 || t->run.settings.router_z_loss > 0) // parts: of a micro-batch
         add_setting(t, "--router-aux-loss", SETTING_KEPT, "%.17g,z-loss=%.17g,parts=%zu",
@@ -378,7 +380,7 @@ static void trainer_load(Trainer *t, const char *last) {
                  (unsigned long long)dataloader_fingerprint(&t->data, t->run.options->batch));
     }
     if (tensors->waiting && tensors->waiting->is_there)
-        rollout_load(&t->rollout, t->state.step / t->run.options->updates + 1, t->run.model.config.vocab_size, last);
+        rollout_load(&t->rollout, t->state.step / t->run.options->updates + 1, &t->run.model.config, last);
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
     if (t->state.step == t->state.schedule.steps)

@@ -18,7 +18,7 @@ typedef struct Tensor {
     Dim rows, cols;
     const void *given; // host [rows,cols]; NULL: random elements, from number `first` of check.random on
     size_t first;
-    int raw;       // the reference takes elements as they are: indices
+    int raw;       // the reference takes elements as they are, and so does `found`: integers
     char *memory;  // device: guard, elements, guard
     void *twin;    // [rows.count,cols.count] what the reference has in its place, in double unless raw
     double *found; // likewise: what the op left
@@ -112,10 +112,10 @@ static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim row
     return t;
 }
 
-// Makes an input whose elements the reference takes unconverted: indices, records, doubles.
-static Tensor *tensor_raw(const char *name, DType type, Dim n, const void *elements) {
-    Tensor *t = tensor_given(TENSOR_READ, name, type, n, all_of(1), elements);
-    t->raw = type != DTYPE_FP64;
+// Makes a tensor whose elements the reference takes unconverted: integers, records, doubles. elements NULL: an output.
+static Tensor *tensor_raw(TensorUse use, const char *name, DType type, Dim n, const void *elements) {
+    Tensor *t = tensor_given(use, name, type, n, all_of(1), elements);
+    t->raw = 1;
     return t;
 }
 
@@ -124,7 +124,7 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
     int32_t *index = (int32_t *)check_allocate(n.size * sizeof(int32_t));
     for (size_t i = 0; i < n.size; i++)
         index[i] = i == 0 ? (int32_t)limit - 1 : i % 4 == 1 ? (masked ? -1 : 0) : (int32_t)check_below(limit);
-    return tensor_raw(name, DTYPE_FP32, n, index);
+    return tensor_raw(TENSOR_READ, name, DTYPE_FP32, n, index);
 }
 
 // Returns a tensor and its guards as they are before the op. The caller frees it.
@@ -164,12 +164,12 @@ static AnyPointer of(const Tensor *t) { return columns(t, 0, 0); }
 // Loads a tensor, and lays out the reference's: its values in double, or its elements.
 static void tensor_load(Tensor *t) {
     char *image = tensor_image(t);
-    const size_t samples = t->use == TENSOR_SCRATCH ? 0 : sample_count(t);
+    const size_t samples = t->use == TENSOR_SCRATCH ? 0 : sample_count(t), size = dtype_size(t->type);
     check.ops->copy_in(t->memory, image, tensor_bytes(t) + 2 * GUARD);
     t->twin = check_allocate(samples * 8), t->found = (double *)check_allocate(samples * 8);
     for (size_t i = 0; i < samples; i++)
         if (t->raw)
-            memcpy((char *)t->twin + 4 * i, image + GUARD + 4 * sample_at(t, i), 4);
+            memcpy((char *)t->twin + size * i, image + GUARD + size * sample_at(t, i), size);
         else
             ((double *)t->twin)[i] = element_to_double(image + GUARD, t->type, sample_at(t, i));
     free(image);
@@ -188,7 +188,7 @@ static size_t first_not_finite(const char *block, DType type, size_t n) {
 // Reads a tensor back: its sample, and what must hold for every tensor.
 static void tensor_read(Tensor *t) {
     const int output = t->use == TENSOR_CHANGED || t->use == TENSOR_WRITTEN;
-    const size_t bytes = tensor_bytes(t), count = tensor_count(t);
+    const size_t bytes = tensor_bytes(t), count = tensor_count(t), size = dtype_size(t->type);
     char *before = tensor_image(t), *now = (char *)checked_malloc(bytes + 2 * GUARD, "a check");
     check.ops->copy_out(now, t->memory, bytes + 2 * GUARD);
     if (memcmp(now, before, GUARD) != 0) check_fail("writes before %s", t->name);
@@ -197,7 +197,10 @@ static void tensor_read(Tensor *t) {
     const size_t bad = output ? first_not_finite(now + GUARD, t->type, count) : count;
     if (bad < count) check_fail("%s[%zu] of %zu is NaN, infinite or not written", t->name, bad, count);
     for (size_t i = 0; i < sample_count(t) && output; i++)
-        t->found[i] = element_to_double(now + GUARD, t->type, sample_at(t, i));
+        if (t->raw)
+            memcpy((char *)t->found + size * i, now + GUARD + size * sample_at(t, i), size);
+        else
+            t->found[i] = element_to_double(now + GUARD, t->type, sample_at(t, i));
     free(before), free(now);
 }
 
@@ -278,12 +281,11 @@ static void expect(const Tensor *t, double slack, double scale) {
     }
 }
 
-static void expect_tokens(const Tensor *t) {
+static void expect_integers(const Tensor *t) {
     for (size_t i = 0; i < sample_count(t); i++) {
-        const float found = (float)t->found[i]; // the bits of an id
-        int32_t id, expected = ((const int32_t *)t->twin)[i];
-        memcpy(&id, &found, sizeof(id));
-        if (id != expected) check_fail("row %zu draws token %d, not %d", i, id, expected);
+        const int64_t found = integer_at(t->found, t->type, i), expected = integer_at(t->twin, t->type, i);
+        if (found != expected)
+            check_fail("%s[%zu] is %lld, not %lld", t->name, i, (long long)found, (long long)expected);
     }
 }
 

@@ -8,9 +8,10 @@ optimizer's step.
 #include "llmc/model/rope_frequency.h"
 #include "llmc/ops/op_cases.h"
 
-// n tokens of a model; of one without linear attention a few small heads.
+// n tokens of a model; of one without linear attention a few small heads, of one without experts a few small ones.
 static OpShape model_shape(const Config *c, size_t n) {
     const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0};
+    const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1};
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
     s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
@@ -24,6 +25,7 @@ static OpShape model_shape(const Config *c, size_t n) {
         s.delta.taps = c->linear_conv_kernel_dim;
     }
     s.delta.stride = s.delta.HV * s.delta.V + 8;
+    s.router = c->family->router && c->num_experts ? router_of(c) : few;
     return s;
 }
 
@@ -38,6 +40,13 @@ static void product_shape(OpShape *s, size_t i) {
     s->n = products[i][0], s->C = products[i][1], s->OC = products[i][2];
     s->before = products[i][3], s->stride = products[i][4];
     s->bias = i % 2 == 0, s->joined = i % 2, s->accumulate = 1;
+}
+
+// The products of experts: the first, and the last. No more experts than fit beside the head's weights.
+static void experts_shape(OpShape *s, const Config *c, size_t i) {
+    const size_t I = c->moe_intermediate_size ? c->moe_intermediate_size : 64, C = s->C;
+    s->router.E = min_size(s->router.E, 16);
+    s->C = i ? I : C, s->OC = i ? C : activation_width(s->activation, I);
 }
 
 // Makes the i-th of an op's shapes; 0: it has fewer.
@@ -56,6 +65,10 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"norm", 2, SIZE_MAX, 0},
                    {"linear_forward_quantised", 1, 9, 0},
                    {"linear", 6, SIZE_MAX, 0},
+                   {"router", 2, 150, 0.1},
+                   {"route", 2, 150, 0},
+                   {"experts_forward_quantised", 1, 24, 0},
+                   {"experts", 2, 400, 0},
                    {"scale", 1, SIZE_MAX, 0.3},
                    {"dropout", 1, SIZE_MAX, 0.1},
                    {"rope", 1, SIZE_MAX, 1e6},
@@ -72,7 +85,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     const char *const kind = special[row].op;
     *s = model_shape(c, min_size(n, special[row].tokens));
     s->factor = special[row].factor, shapes = special[row].shapes;
-    s->accumulate = i == 0, s->back = s->documents = s->in_ranges = i == 1;
+    s->accumulate = i == 0, s->back = s->documents = s->in_ranges = i == 1, s->bias = s->joined = i == 0;
     s->format = formats[i % 3], s->sampling = settings[i % 3];
     if (!strcmp(kind, "embedding")) s->positions = min_size(n, c->max_position_embeddings), s->type = check.ops->summed;
     if (!strcmp(kind, "rope")) s->positions = 131072;
@@ -83,6 +96,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);
+    if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3];
     if (!strcmp(kind, "linear_forward_quantised")) // few columns out: all of a record is decoded
         s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
     if (!strcmp(kind, "attention")) { // as most passes; keys in two ranges; in a window, where the model has one

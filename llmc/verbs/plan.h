@@ -89,7 +89,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
         fprintf(out, "step      %s a pass%s%s\n", human_flops(run->plan.counts.flops),
                 r->bounds.no_estimate ? "; no time: " : "", r->bounds.no_estimate ? r->bounds.no_estimate : "");
     fprintf(out, "chosen    %s, %s", dtype_name(run->model.dtype), method_text(run));
-    if (method_has_chunks(s->method)) fprintf(out, ", chunk %zu", run->plan.chunk);
+    report_chunk(out, run);
     if (s->inputs_every > 1) fprintf(out, ", inputs of one layer in %zu", s->inputs_every);
     if (s->keep) fputs(", attention kept", out);
     if (s->defers) fputs(", update in the next forward pass", out);

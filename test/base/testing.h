@@ -41,6 +41,7 @@ typedef struct Guarded {
     size_t count;
     void *data;                    // device: element 0, passed to the op
     const double *values;          // [count] before the op, rounded to type; NULL for bytes
+    int raw;                       // the twin has the same elements, not their values: integers
     void *allocation;              // device: guard, elements, guard
     size_t offset, bytes;          // of element 0 in the allocation; of the whole allocation
     unsigned char *before, *after; // host images of the allocation: before and after the op

@@ -664,7 +664,7 @@ TEST(echo_and_json) {
          "\"kl_correction\": \"auto\", \"gamma\": \"auto\", \"normalisation\": \"grpo\""},
         {"bp --init gpt2 --lora-rank 8 --lora-alpha 0.5 --objective grpo --beta 0",
          "train bp --init gpt2 --objective grpo --beta 0 --lora-rank 8 --lora-alpha 0.5\n",
-         "\"lora_rank\": 8, \"lora_alpha\": 0.5, \"lora_targets\": \"all\", \"lora_dropout\": 0, \"rslora\": false"},
+         "\"lora_rank\": 8, \"lora_alpha\": 0.5, \"lora_targets\": \"auto\", \"lora_dropout\": 0, \"rslora\": false"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Options o = parse(cases[i].line);

@@ -37,6 +37,10 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
     ops_cpu_device->linear_backward_weight(dweight, NULL, dout, x, n, C, OC, stride);
     if (dbias) bias_backward(dbias, dout, n, OC, stride);
 }
+static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
+                               int accumulate) {
+    ops_cpu_device->router_logits(logits, x, weight, n, C, E, accumulate);
+}
 
 #ifdef HAVE_CUDNN
 #include "llmc/ops/attention_calls.h"

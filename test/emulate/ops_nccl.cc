@@ -94,7 +94,7 @@ static Ops ops_nccl_make(void) {
 #include "llmc/ops/op_list.h"
     ops.copy_out = copy_out_after_kernels;
     ops.linear_forward = cuda_linear_forward, ops.linear_backward_input = cuda_linear_backward_input;
-    ops.linear_backward_weight = cuda_linear_backward_weight;
+    ops.linear_backward_weight = cuda_linear_backward_weight, ops.router_logits = cuda_router_logits;
     return ops;
 }
 static const Ops ops_nccl = ops_nccl_make();

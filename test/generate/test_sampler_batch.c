@@ -205,8 +205,8 @@ static void complete_two(const void *context) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
     const Refused *refused = (const Refused *)context;
     int32_t prompt[64] = {0}, ids[2][64];
-    Completion text[2] = {{prompt, 1, 0, ids[0], 1, 0, 0},
-                          {prompt + 1, refused->prompt_tokens, 0, ids[1], refused->room, 0, 0}};
+    Completion text[2] = {{prompt, 1, 0, ids[0], 1, 0, 0, NULL},
+                          {prompt + 1, refused->prompt_tokens, 0, ids[1], refused->room, 0, 0, NULL}};
     SamplerBatch sampler;
     RunSettings settings = sampling_run(3, TOKENS);
     settings.logits_chunk = 2, settings.rollout_slots = 3, settings.rollout_tokens = TOKENS;

@@ -33,6 +33,11 @@ and one or more passes of a method. These leave the loss and every gradient on t
 #define TINY_OLMO                                                                                                      \
     "olmo3,hidden_size=24,intermediate_size=20,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"       \
     "vocab_size=29,layer_types=sff"
+// Experts, but for the layer in the middle
+#define TINY_EXPERTS                                                                                                   \
+    "qwen3_moe,hidden_size=16,intermediate_size=20,moe_intermediate_size=12,num_hidden_layers=3,"                      \
+    "num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=29,num_experts=6,num_experts_per_tok=2,"        \
+    "norm_topk_prob=true,mlp_only_layers=1"
 // Layers of two kinds. Append their number, their types (or three of linear attention to one of full attention) and
 // linear_num_value_heads.
 #define TINY_HYBRID                                                                                                    \

@@ -83,7 +83,7 @@ static void twins_lay_out(void) {
         t->twin = case_memory(bytes);
         if (TWINS_ARE_DOUBLE && t->values)
             memcpy(t->twin, t->values, bytes);
-        else if (TWINS_ARE_DOUBLE && t->role != INPUT)
+        else if (TWINS_ARE_DOUBLE && t->role != INPUT && !t->raw)
             memset(t->twin, 0xff, bytes); // NaN
         else
             memcpy(t->twin, t->before + t->offset, t->count * size);
@@ -236,9 +236,14 @@ static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim row
     return tensor_make(use, name, type, rows, cols);
 }
 
-static Tensor *tensor_raw(const char *name, DType type, Dim n, const void *elements) {
+static Tensor *tensor_raw(TensorUse use, const char *name, DType type, Dim n, const void *elements) {
     const Edit *other = edit_of(GIVEN, name);
-    return guarded_bytes(INPUT, name, other ? other->elements : elements, dtype_size(type), n.size);
+    const GuardedRole role = use == TENSOR_READ ? INPUT : CHANGED;
+    if (edit_of(LEFT_OUT, name)) return NULL;
+    Guarded *t = elements ? guarded_bytes(role, name, other ? other->elements : elements, dtype_size(type), n.size)
+                          : guarded_poison(role, name, type, n.size);
+    t->raw = 1;
+    return t;
 }
 
 // Draws n rows below `limit`, the last one among several. masked: a fourth are -1, and row 0 is among them.
@@ -249,7 +254,7 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
         index[t] = masked && test_random_below(4) == 0 ? -1 : (int32_t)test_random_below(limit);
     if (n.size > 1 && masked) index[1] = 0;
     if (n.size > 1) index[masked ? 0 : test_random_below(n.size)] = (int32_t)limit - 1;
-    return tensor_raw(name, DTYPE_FP32, n, index);
+    return tensor_raw(TENSOR_READ, name, DTYPE_FP32, n, index);
 }
 
 // Makes the op's result an input of the next call.
@@ -284,10 +289,10 @@ static void expect(const Guarded *t, double slack, double scale) {
     if (t->own) expect_beside(t, t->first, t->own, t->stride);
 }
 
-static void expect_tokens(const Guarded *t) {
+static void expect_integers(const Guarded *t) {
     for (size_t i = 0; i < t->count; i++) {
-        const int32_t found = ((int32_t *)(void *)(t->after + t->offset))[i], wanted = ((int32_t *)t->twin)[i];
-        if (found != wanted) test_fail("row %zu draws token %d, not %d", i, found, wanted);
+        const int64_t found = integer_at(t->after + t->offset, t->type, i), wanted = integer_at(t->twin, t->type, i);
+        if (found != wanted) test_fail("%s[%zu] is %lld, not %lld", t->name, i, (long long)found, (long long)wanted);
     }
 }
 

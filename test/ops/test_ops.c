@@ -23,6 +23,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_draw.h"           // tests of sampling
 #include "test_ops_linear.h"         // tests of linear attention
 #include "test_ops_quantise.h"       // tests of matrices in 4 bits
+#include "test_ops_experts.h"        // tests of experts
 
 // One test allocates the impossible: the sanitizer must return NULL like malloc.
 const char *__asan_default_options(void);

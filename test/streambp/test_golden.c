@@ -209,6 +209,9 @@ TEST(olmo3) { FOLDER("olmo3"); }
 TEST(glm4) { FOLDER("glm4"); }
 TEST(granite) { FOLDER("granite"); }
 TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
+TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
+TEST(mixtral) { FOLDER("mixtral"); }
+TEST(glm4_moe) { FOLDER("glm4_moe"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }

@@ -54,6 +54,8 @@ static const char *const models[] = {
     "qwen3_5,hidden_size=12,intermediate_size=20,num_hidden_layers=5,num_attention_heads=2,num_key_value_heads=1,"
     "head_dim=8,vocab_size=25,layer_types=llf,linear_num_key_heads=1,linear_num_value_heads=2,linear_key_head_dim=10,"
     "linear_value_head_dim=4",
+    "qwen3_moe,hidden_size=12,intermediate_size=16,moe_intermediate_size=8,num_hidden_layers=5,num_attention_heads=2,"
+    "num_key_value_heads=1,head_dim=8,vocab_size=23,num_experts=5,num_experts_per_tok=2,decoder_sparse_step=2",
 };
 static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL, METHOD_MST, METHOD_SECO};
 static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
@@ -61,7 +63,7 @@ static const size_t everies[] = {1, 2, 3, 9};
 static const struct { size_t chunk, logits_chunk; } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
-    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, COUNT_OF(methods), 3, 4, 3, 2, 2, 2, 3, 4, 3, 2};
+    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, COUNT_OF(methods), 3, COUNT_OF(models), 3, 2, 2, 2, 3, 4, 3, 2};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
     if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
     return only_one ? 1 : levels[factor];

@@ -388,7 +388,7 @@ TEST(a_step_written_ahead) {
             rollout_save(&first->rollout);
             assert_int_equal(first->rollout.part.count, resumed->rollout.part.whole);
             memcpy(resumed->rollout.part.bytes, first->rollout.part.bytes, first->rollout.part.count);
-            rollout_load(&resumed->rollout, number + 1, 256, "a checkpoint");
+            rollout_load(&resumed->rollout, number + 1, &resumed->model.config, "a checkpoint");
         }
         rolling_close(first), rolling_close(now), rolling_close(resumed);
     }

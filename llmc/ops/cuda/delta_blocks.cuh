@@ -131,23 +131,23 @@ __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 template <int N> constexpr unsigned padded = N + 8; // a tile's row, as in attention's tiles
 
-// tile[BLOCK][N] = rows of x from `from` on, `stride` elements apart; zeros beyond `rows` and `columns`
-template <int N, unsigned THREADS>
+// tile[ROWS][N] = rows of x from `from` on, `stride` elements apart; zeros beyond `rows` and `columns`
+template <int N, unsigned THREADS, unsigned ROWS = BLOCK>
 __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t stride, unsigned rows, size_t columns,
                                   bool packed) {
     constexpr unsigned W = full_pack<floatX>, PACKS = N / W, STEP = THREADS / PACKS; // rows at once
-    static_assert(THREADS % PACKS == 0 && BLOCK % STEP == 0);
+    static_assert(THREADS % PACKS == 0 && ROWS % STEP == 0);
     const unsigned first = threadIdx.x / PACKS, c = threadIdx.x % PACKS * W;
     floatX *to = tile + first * padded<N> + c;
     from += first * stride + c;
     if (packed) {
 #pragma unroll
-        for (unsigned row = first; row < BLOCK + first; row += STEP, from += STEP * stride, to += STEP * padded<N>)
+        for (unsigned row = first; row < ROWS + first; row += STEP, from += STEP * stride, to += STEP * padded<N>)
             fetch<16>(to, from, row < rows && c < columns);
         return;
     }
 #pragma unroll 1
-    for (unsigned row = first; row < BLOCK + first; row += STEP, from += STEP * stride, to += STEP * padded<N>)
+    for (unsigned row = first; row < ROWS + first; row += STEP, from += STEP * stride, to += STEP * padded<N>)
         for (unsigned j = 0; j < W; j++) to[j] = row < rows && c + j < columns ? from[j] : store(0.0f);
 }
 

@@ -105,29 +105,31 @@ static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *
 constexpr size_t QUANTISED_ROWS = 8;                      // most of a launch
 constexpr unsigned PART = QUANT_BLOCK, PARTS_AT_ONCE = 4; // elements of half a warp; parts whose codes it reads at once
 
-// ROWS: at least n, the rows of x and out. WHOLE: rows are whole parts. begin: weight's first element in the record
-template <DType ROUNDING, bool WHOLE, int ROWS>
-__global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record, QuantFormat format,
-                                                QuantParts p, unsigned shift, DequantiseTables tables, size_t begin,
-                                                const floatX *bias, const floatX *residual, size_t n, size_t C,
-                                                size_t OC, size_t stride) {
+struct QuantisedMatrix {
+    const uint8_t *record;
+    QuantFormat format;
+    QuantParts parts;
+    unsigned shift;
+    const float *code, *map; // in shared memory
+    size_t row;              // the record's first element of the row
+};
+
+// Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. A warp; ROWS: at least n; WHOLE: rows are
+// whole parts
+template <DType ROUNDING, bool WHOLE, int ROWS, typename F>
+__device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, size_t n, size_t C, F f) {
     constexpr int W = PART * 2 / LANES; // elements of a lane
-    SHARED(float, code, 16);
-    SHARED(float, map, 256);
-    load_tables(code, map, tables);
-    const size_t o = (size_t)blockIdx.x * (LOOP_THREADS / LANES) + threadIdx.x / LANES, row = begin + o * C;
     const unsigned lane = threadIdx.x % LANES;
-    if (o >= OC) return;
     float sum[ROWS] = {};
     const auto x_row = [=](int r) { return x + ((size_t)r < n ? (size_t)r : n - 1) * C; };
     if constexpr (WHOLE) {
         const unsigned half = lane / 16, own = lane % 16, parts = (unsigned)(C / PART);
-        const uint16_t *const codes = (const uint16_t *)(record + row / 2) + lane;
-        const float own_code = code[own];
+        const uint16_t *const codes = (const uint16_t *)(m.record + m.row / 2) + lane;
+        const float own_code = m.code[own];
         for (size_t first = 0; first < parts; first += 2 * PARTS_AT_ONCE) {
             const size_t scaled = first + lane % (2 * PARTS_AT_ONCE); // the part whose scale this lane looks up
-            const size_t element = row + (scaled < parts ? scaled : first) * PART;
-            const float scale = block_scale(record, p, map, format.nested, element >> shift);
+            const size_t element = m.row + (scaled < parts ? scaled : first) * PART;
+            const float scale = block_scale(m.record, m.parts, m.map, m.format.nested, element >> m.shift);
 #pragma unroll
             for (unsigned i = 0; i < PARTS_AT_ONCE; i++) {
                 const bool there = first + 2 * i + half < parts;
@@ -146,19 +148,40 @@ __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, co
         }
     } else {
         for (size_t i = lane; i < C; i += LANES) {
-            const size_t element = row + i;
-            const unsigned index = record[element / 2] >> code_shift(element % 2) & 15;
-            const float scale = block_scale(record, p, map, format.nested, element >> shift);
-            const float weight = load(decoded<ROUNDING>(code[index], scale));
+            const size_t element = m.row + i;
+            const unsigned index = m.record[element / 2] >> code_shift(element % 2) & 15;
+            const float scale = block_scale(m.record, m.parts, m.map, m.format.nested, element >> m.shift);
+            const float weight = load(decoded<ROUNDING>(m.code[index], scale));
             for (int r = 0; r < ROWS; r++) sum[r] += load(x_row(r)[i]) * weight;
         }
     }
     for (int r = 0; r < ROWS; r++) {
         const float all = warp_sum(sum[r]);
-        const size_t at = (size_t)r * stride + o;
-        if (lane || (size_t)r >= n) continue;
-        out[at] = store(all + (bias ? load(bias[o]) : 0.0f) + (residual ? load(residual[at]) : 0.0f));
+        if (lane == 0 && (size_t)r < n) f(r, all);
     }
+}
+
+// begin: weight's first element in the record
+template <DType ROUNDING, bool WHOLE, int ROWS>
+__global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record, QuantFormat format,
+                                                QuantParts p, unsigned shift, DequantiseTables tables, size_t begin,
+                                                const floatX *bias, const floatX *residual, size_t n, size_t C,
+                                                size_t OC, size_t stride) {
+    SHARED(float, code, 16);
+    SHARED(float, map, 256);
+    load_tables(code, map, tables);
+    const size_t o = (size_t)blockIdx.x * (LOOP_THREADS / LANES) + threadIdx.x / LANES;
+    if (o >= OC) return;
+    const QuantisedMatrix matrix = {record, format, p, shift, code, map, begin + o * C};
+    quantised_row<ROUNDING, WHOLE, ROWS>(matrix, x, n, C, [&](int r, float sum) {
+        const size_t at = (size_t)r * stride + o;
+        out[at] = store(sum + (bias ? load(bias[o]) : 0.0f) + (residual ? load(residual[at]) : 0.0f));
+    });
+}
+
+// Returns whether rows of C elements are whole parts.
+static bool quantised_whole(const QuantFormat *format, size_t C, const void *x) {
+    return C % PART == 0 && format->block >= PART && all_aligned(x);
 }
 
 static void cuda_linear_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
@@ -171,7 +194,7 @@ static void cuda_linear_forward_quantised(Stored *out, const Stored *x, const vo
         const size_t count = min_size(QUANTISED_ROWS, n - token);
         const floatX *in = (const floatX *)x + token * C;
         const floatX *added = residual ? (const floatX *)residual + token * stride : NULL;
-        with_flag(C % PART == 0 && format->block >= PART && all_aligned(in), [&](auto WHOLE) {
+        with_flag(quantised_whole(format, C, in), [&](auto WHOLE) {
             with_rounding(format, [&](auto ROUNDING) {
                 const auto launch = [&](auto kernel_rows) {
                     constexpr int ROWS = kernel_rows;

@@ -200,6 +200,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
 // or, if summed over (k), of b and a.
 static void matmul(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
     const bool summed = p.transposed_b;
+    const size_t size = p.summed_out ? sizeof(float) : sizeof(floatX);
     const size_t b_row = p.stride_b ? p.stride_b : summed ? p.n : p.k, row = p.stride_out ? p.stride_out : p.m;
     const size_t tokens = summed ? p.k : p.n, most = 128 * max_size(1, MATMUL_ELEMENTS / 128 / max_size(b_row, row));
     for (size_t first = 0; first < tokens;) {
@@ -209,7 +210,7 @@ static void matmul(Matmul p, void *out, const void *a, const void *b, const void
         if (summed)
             multiply(p, out, (const floatX *)a + skipped, b_part, NULL, first ? out : in);
         else
-            multiply(p, (floatX *)out + skipped, a, b_part, bias, in ? (const floatX *)in + skipped : NULL);
+            multiply(p, (char *)out + skipped * size, a, b_part, bias, in ? (const char *)in + skipped * size : NULL);
         first += count;
     }
 }
@@ -238,6 +239,11 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
     p.stride_b = stride;
     matmul(p, dweight, x, dout, NULL, dweight);
     if (dbias) bias_backward(dbias, dout, n, OC, stride);
+}
+
+static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
+                               int accumulate) {
+    matmul(matmul_shape(E, n, C, 1, 0, 1), logits, weight, x, NULL, accumulate ? logits : NULL);
 }
 
 #endif

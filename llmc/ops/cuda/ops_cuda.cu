@@ -29,6 +29,9 @@ matrix products of op set "cpu" in place of the libraries'.
 #include "logprob.cuh"    // log-probabilities and the gradient of the logits
 #include "draw.cuh"       // tokens drawn from logits
 #include "dequantise.cuh" // matrices in 4 bits
+#include "router.cuh"     // experts: the router
+#include "routes.cuh"     // experts: rows sorted, gathered, combined
+#include "experts.cuh"    // experts: grouped products
 #include "gradient.cuh"   // stored gradients and their norm
 #include "adamw.cuh"      // the optimizer
 

@@ -1,0 +1,275 @@
+/*
+Products of sorted rows with their expert's matrix, of op set "cuda": one kernel for all experts, whatever their rows. A
+launch has as many blocks as there can be tiles. Each finds its expert and rows from first[E + 1], so the host never
+waits for counts; blocks beyond the last tile end at once.
+
+    forward   out[rows,OC] = x[rows,C] weight[e][OC,C]^T
+    input     dx[rows,C] = dout[rows,OC] weight[e][OC,C]
+    weight    dweight[e][OC,C] += dout[rows of e,OC]^T x[rows of e,C]
+
+A block has a tile of the result. Tiles of both operands pass through shared memory, PRODUCT_DEPTH of the summed
+dimension at a time, by cp.async; sums are fp32 in registers, added to an old result and rounded once. Blocks of
+neighbouring columns come first, then rows of the same expert: its matrix is read from the L2 cache then.
+*/
+#ifndef LLMC_CUDA_EXPERTS_CUH
+#define LLMC_CUDA_EXPERTS_CUH
+#include "delta_blocks.cuh"
+#include "dequantise.cuh"
+
+// ---- an expert's rows in tiles --------------------------------------------------------------------------------------
+struct RowTile {
+    unsigned expert, begin, rows;
+};
+
+// Returns the tile of that number, of `size` rows each; no rows: there are fewer tiles. Call once in a kernel
+__device__ inline RowTile row_tile(const int32_t *first, unsigned E, unsigned size, unsigned number) {
+    SHARED(RowTile, found, 1);
+    SHARED(unsigned, totals, LANES); // tiles of each warp's experts
+    const unsigned lane = threadIdx.x % LANES, each = (E + blockDim.x - 1) / blockDim.x;
+    const unsigned begin = threadIdx.x * each < E ? threadIdx.x * each : E, end = begin + each < E ? begin + each : E;
+    const auto rows_of = [&](unsigned e) { return (unsigned)(first[e + 1] - first[e]); };
+    unsigned own = 0;
+    for (unsigned e = begin; e < end; e++) own += (rows_of(e) + size - 1) / size;
+    unsigned sum = own;
+    for (unsigned step = 1; step < LANES; step *= 2) {
+        const unsigned before = __shfl_sync(ALL_LANES, sum, lane - step);
+        if (lane >= step) sum += before;
+    }
+    if (lane == LANES - 1) totals[threadIdx.x / LANES] = sum;
+    if (threadIdx.x == 0) *found = RowTile{};
+    __syncthreads();
+    for (unsigned warp = 0; warp < threadIdx.x / LANES; warp++) sum += totals[warp];
+    unsigned tile = sum - own;
+    for (unsigned e = begin; e < end && tile <= number; e++) {
+        const unsigned rows = rows_of(e), tiles = (rows + size - 1) / size, skipped = (number - tile) * size;
+        if (number - tile < tiles)
+            *found = RowTile{e, (unsigned)first[e] + skipped, rows - skipped < size ? rows - skipped : size};
+        tile += tiles;
+    }
+    __syncthreads();
+    return *found;
+}
+
+// Returns the most tiles that `rows` rows of E experts make.
+static inline size_t most_row_tiles(size_t rows, size_t E, size_t size) { return rows / size + min_size(E, rows); }
+
+// ---- the grouped product --------------------------------------------------------------------------------------------
+enum ProductForm { PRODUCT_FORWARD, PRODUCT_INPUT, PRODUCT_WEIGHT };
+
+struct ProductTile {
+    int rows, columns, warp_rows, warp_columns; // of a block's result, and of each warp's
+};
+
+// WIDE: the usual one. NARROW: few columns (adapters). SMALL: few rows of an expert; operands copied element by
+// element; fp32, whose products are made by shuffles
+constexpr ProductTile WIDE = {128, 128, 64, 64}, NARROW = {128, 64, 32, 64}, SMALL = {64, 64, 32, 32};
+constexpr int PRODUCT_THREADS = 128, PRODUCT_DEPTH = 32;
+constexpr unsigned PRODUCT_STAGES = sizeof(floatX) == 2 ? 4 : 3;
+#ifdef CUDA_ON_CPU
+constexpr size_t FEW_ROWS = 4; // mean rows of an expert; tests have few
+#else
+constexpr size_t FEW_ROWS = 64;
+#endif
+
+struct GroupedProduct {
+    floatX *out;
+    float *sums; // of the form "weight"
+    const floatX *a, *b;
+    const int32_t *first;
+    unsigned E, column_tiles;
+    size_t C, OC;
+    bool accumulate;
+};
+
+// Elements of a stage's tiles: [rows, depth], or [depth, rows] where memory has rows of the summed dimension
+template <ProductForm FORM, ProductTile T> struct StageTiles {
+    static constexpr int A_ROWS = FORM == PRODUCT_WEIGHT ? PRODUCT_DEPTH : T.rows;
+    static constexpr int A_WIDTH = FORM == PRODUCT_WEIGHT ? T.rows : PRODUCT_DEPTH;
+    static constexpr int B_ROWS = FORM == PRODUCT_FORWARD ? T.columns : PRODUCT_DEPTH;
+    static constexpr int B_WIDTH = FORM == PRODUCT_FORWARD ? PRODUCT_DEPTH : T.columns;
+    static constexpr unsigned A = A_ROWS * padded<A_WIDTH>, B = B_ROWS * padded<B_WIDTH>;
+    static constexpr size_t BYTES = PRODUCT_STAGES * (A + B) * sizeof(floatX);
+};
+
+// c[warp_rows, warp_columns] += a stage's product, from the warp's first row and column on
+template <ProductForm FORM, ProductTile T>
+__device__ inline void stage_product(float (*c)[T.warp_columns / 8][4], const floatX *a, const floatX *b, unsigned row,
+                                     unsigned column) {
+    typedef StageTiles<FORM, T> Tiles;
+#pragma unroll
+    for (int k = 0; k < PRODUCT_DEPTH; k += 16) {
+        OperandB right[T.warp_columns / 16];
+#pragma unroll
+        for (int n = 0; n < T.warp_columns; n += 16)
+            right[n / 16] = FORM == PRODUCT_FORWARD ? load_b(b, padded<Tiles::B_WIDTH>, column + n, k)
+                                                    : load_b_rows(b, padded<Tiles::B_WIDTH>, k, column + n);
+#pragma unroll
+        for (int m = 0; m < T.warp_rows / 16; m++) {
+            const OperandA left = FORM == PRODUCT_WEIGHT ? load_a_columns(a, padded<Tiles::A_WIDTH>, k, row + m * 16)
+                                                         : load_a(a, padded<Tiles::A_WIDTH>, row + m * 16, k);
+            mma_columns<T.warp_columns>(c[m], left, [&](int n) { return right[n / 16]; });
+        }
+    }
+}
+
+// Adds to or writes two neighbours of a row; not both: the row ends between them.
+template <bool PACKED, typename T> __device__ inline void pair_store(T *to, float x, float y, bool add, bool both) {
+    if constexpr (PACKED) {
+        Pack<T, 2> pair;
+        if (add) pair = pack_read<2>(to);
+        set_value(pair.x, add ? load(pair.x[0]) + x : x), set_value(pair.x + 1, add ? load(pair.x[1]) + y : y);
+        pack_write(to, pair);
+    } else {
+        set_value(to, add ? load(to[0]) + x : x);
+        if (both) set_value(to + 1, add ? load(to[1]) + y : y);
+    }
+}
+
+// PACKED: rows of all tensors are whole packs
+template <ProductForm FORM, ProductTile T, bool PACKED>
+__global__ void __launch_bounds__(PRODUCT_THREADS, 2) experts_product_kernel(GroupedProduct p) {
+    typedef StageTiles<FORM, T> Tiles;
+    static_assert(T.rows / T.warp_rows * (T.columns / T.warp_columns) * LANES == PRODUCT_THREADS);
+    DYNAMIC_SHARED(floatX, memory);
+    const unsigned column = blockIdx.x % p.column_tiles * T.columns, number = blockIdx.x / p.column_tiles;
+    const size_t columns = FORM == PRODUCT_FORWARD ? p.OC : p.C, left = columns - column;
+    RowTile tile = {};
+    size_t depth = FORM == PRODUCT_FORWARD ? p.C : p.OC;
+    const floatX *a = p.a, *b = p.b;
+    if constexpr (FORM == PRODUCT_WEIGHT) { // rows of the tile are of the expert's matrix
+        const unsigned row_tiles = (unsigned)((p.OC + T.rows - 1) / T.rows), e = number / row_tiles;
+        const unsigned begin = number % row_tiles * T.rows;
+        const size_t from = (size_t)p.first[e];
+        tile = RowTile{e, begin, p.OC - begin < T.rows ? (unsigned)(p.OC - begin) : T.rows};
+        depth = (size_t)p.first[e + 1] - from;
+        a += from * p.OC + begin, b += from * p.C + column;
+        if (!depth) return;
+    } else {
+        tile = row_tile(p.first, p.E, T.rows, number);
+        if (!tile.rows) return;
+        a += tile.begin * depth;
+        b += tile.expert * p.OC * p.C + (FORM == PRODUCT_FORWARD ? column * p.C : column);
+    }
+    const auto bring = [&](unsigned i, unsigned stage) {
+        floatX *const to = memory + stage * (Tiles::A + Tiles::B);
+        const size_t k = (size_t)i * PRODUCT_DEPTH, deep = depth - k;
+        const unsigned rows = deep < PRODUCT_DEPTH ? (unsigned)deep : PRODUCT_DEPTH;
+        const unsigned right = left < T.columns ? (unsigned)left : T.columns;
+        if (FORM == PRODUCT_WEIGHT)
+            rows_fetch<Tiles::A_WIDTH, PRODUCT_THREADS, Tiles::A_ROWS>(to, a + k * p.OC, p.OC, rows, tile.rows, PACKED);
+        else
+            rows_fetch<Tiles::A_WIDTH, PRODUCT_THREADS, Tiles::A_ROWS>(to, a + k, depth, tile.rows, deep, PACKED);
+        if (FORM == PRODUCT_FORWARD)
+            rows_fetch<Tiles::B_WIDTH, PRODUCT_THREADS, Tiles::B_ROWS>(to + Tiles::A, b + k, p.C, right, deep, PACKED);
+        else
+            rows_fetch<Tiles::B_WIDTH, PRODUCT_THREADS, Tiles::B_ROWS>(to + Tiles::A, b + k * p.C, p.C, rows, left,
+                                                                       PACKED);
+    };
+    constexpr unsigned ACROSS = T.columns / T.warp_columns;
+    const unsigned warp = threadIdx.x / LANES, row = warp / ACROSS * T.warp_rows,
+                   warp_column = warp % ACROSS * T.warp_columns;
+    float c[T.warp_rows / 16][T.warp_columns / 8][4] = {};
+    pass_tiles<PRODUCT_STAGES>(tiles_in<PRODUCT_DEPTH>(depth), bring, [&](unsigned, unsigned stage) {
+        const floatX *const from = memory + stage * (Tiles::A + Tiles::B);
+        if (row < tile.rows) stage_product<FORM, T>(c, from, from + Tiles::A, row, warp_column);
+    });
+    const size_t first_row = FORM == PRODUCT_WEIGHT ? tile.expert * p.OC + tile.begin : tile.begin;
+#pragma unroll
+    for (int m = 0; m < T.warp_rows / 16; m++)
+        for_pairs<T.warp_columns>(c[m], [&](unsigned i, unsigned j, float x, float y) {
+            const unsigned r = row + m * 16 + i, at = warp_column + j;
+            if (r >= tile.rows || at >= left) return;
+            const size_t place = (first_row + r) * columns + column + at;
+            if constexpr (FORM == PRODUCT_WEIGHT)
+                pair_store<PACKED>(p.sums + place, x, y, true, at + 1 < left);
+            else
+                pair_store<PACKED>(p.out + place, x, y, p.accumulate, at + 1 < left);
+        });
+}
+
+template <ProductForm FORM, ProductTile T, bool PACKED> static void product_launch(GroupedProduct p, size_t rows) {
+    const size_t columns = FORM == PRODUCT_FORWARD ? p.OC : p.C;
+    p.column_tiles = (unsigned)blocks_for(columns, T.columns);
+    const size_t row_tiles =
+        FORM == PRODUCT_WEIGHT ? p.E * blocks_for(p.OC, T.rows) : most_row_tiles(rows, p.E, T.rows);
+    LAUNCH((experts_product_kernel<FORM, T, PACKED>), dim3((unsigned)(row_tiles * p.column_tiles)), PRODUCT_THREADS,
+           (StageTiles<FORM, T>::BYTES))
+    (p);
+}
+
+template <ProductForm FORM> static void grouped_product(const GroupedProduct &p, size_t rows) {
+    const size_t columns = FORM == PRODUCT_FORWARD ? p.OC : p.C, W = full_pack<floatX>;
+    const bool packed = p.C % W == 0 && p.OC % W == 0 && all_aligned(p.out, p.sums, p.a, p.b);
+    const bool few = FORM == PRODUCT_WEIGHT ? p.OC <= (size_t)SMALL.rows : rows <= FEW_ROWS * p.E;
+    if (!rows) return;
+    if (!packed) return product_launch<FORM, SMALL, false>(p, rows);
+    if constexpr (sizeof(floatX) == 2) {
+        if (!few && columns <= (size_t)NARROW.columns) return product_launch<FORM, NARROW, true>(p, rows);
+        if (!few) return product_launch<FORM, WIDE, true>(p, rows);
+    }
+    product_launch<FORM, SMALL, true>(p, rows);
+}
+
+static void cuda_experts_forward(Stored *out, const Stored *x, const Stored *weight, const int32_t *first, size_t rows,
+                                 size_t E, size_t C, size_t OC, int accumulate) {
+    grouped_product<PRODUCT_FORWARD>(
+        {(floatX *)out, NULL, (const floatX *)x, (const floatX *)weight, first, (unsigned)E, 0, C, OC, accumulate != 0},
+        rows);
+}
+
+static void cuda_experts_backward_input(Stored *dx, const Stored *dout, const Stored *weight, const int32_t *first,
+                                        size_t rows, size_t E, size_t C, size_t OC, int accumulate) {
+    grouped_product<PRODUCT_INPUT>({(floatX *)dx, NULL, (const floatX *)dout, (const floatX *)weight, first,
+                                    (unsigned)E, 0, C, OC, accumulate != 0},
+                                   rows);
+}
+
+static void cuda_experts_backward_weight(Summed *dweight, const Stored *dout, const Stored *x, const int32_t *first,
+                                         size_t rows, size_t E, size_t C, size_t OC) {
+    grouped_product<PRODUCT_WEIGHT>(
+        {NULL, (float *)dweight, (const floatX *)dout, (const floatX *)x, first, (unsigned)E, 0, C, OC, true}, rows);
+}
+
+// ---- few rows with matrices in 4 bits -------------------------------------------------------------------------------
+// A block has LOOP_THREADS / LANES columns of a tile of up to QUANTISED_ROWS rows.
+template <DType ROUNDING, bool WHOLE>
+__global__ void experts_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record,
+                                                 QuantFormat format, QuantParts parts, unsigned shift,
+                                                 DequantiseTables tables, const int32_t *first, unsigned E,
+                                                 unsigned column_blocks, size_t C, size_t OC) {
+    SHARED(float, code, 16);
+    SHARED(float, map, 256);
+    load_tables(code, map, tables);
+    const RowTile tile = row_tile(first, E, QUANTISED_ROWS, blockIdx.x / column_blocks);
+    const size_t o = (size_t)(blockIdx.x % column_blocks) * (LOOP_THREADS / LANES) + threadIdx.x / LANES;
+    if (!tile.rows || o >= OC) return;
+    const QuantisedMatrix matrix = {record, format, parts, shift, code, map, (tile.expert * OC + o) * C};
+    const auto sums = [&](auto ROWS) {
+        quantised_row<ROUNDING, WHOLE, ROWS>(matrix, x + tile.begin * C, tile.rows, C,
+                                             [&](int r, float sum) { out[(tile.begin + r) * OC + o] = store(sum); });
+    };
+    if (tile.rows == 1)
+        sums(Width<1>());
+    else if (tile.rows <= 4)
+        sums(Width<4>());
+    else
+        sums(Width<(int)QUANTISED_ROWS>());
+}
+
+static void cuda_experts_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
+                                           const int32_t *first, size_t rows, size_t E, size_t C, size_t OC) {
+    unsigned shift;
+    const DequantiseTables tables = dequantise_tables(format, &shift);
+    const size_t columns = blocks_for(OC, LOOP_THREADS / LANES);
+    const dim3 grid((unsigned)(most_row_tiles(rows, E, QUANTISED_ROWS) * columns));
+    if (!rows) return;
+    with_flag(quantised_whole(format, C, x), [&](auto WHOLE) {
+        with_rounding(format, [&](auto ROUNDING) {
+            LAUNCH((experts_forward_quantised_kernel<ROUNDING, WHOLE>), grid, LOOP_THREADS, 0)
+            ((floatX *)out, (const floatX *)x, (const uint8_t *)record, *format, quant_parts(*format, E * OC * C),
+             shift, tables, first, (unsigned)E, (unsigned)columns, C, OC);
+        });
+    });
+}
+
+#endif
