@@ -254,7 +254,12 @@ VALUES = dict(
     dtype=["float16", None, "auto"], transformers_version=["4.1.0", None], linear_conv_kernel_dim=[2, 4],
     linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8], vocab_size=[60, 77],
     embedding_multiplier=[2, 0.5], residual_multiplier=[0.3, 2], attention_multiplier=[0.1], logits_scaling=[3, 0],
-    type_vocab_size=[2], use_qk_norm=[True], quantization_config=[None], return_dict=[True, None],
+    num_experts=[2, 5, 0], num_local_experts=[2, 5], n_routed_experts=[2, 4], num_experts_per_tok=[1, 2, 7, 0],
+    moe_intermediate_size=[8, 0], shared_expert_intermediate_size=[8, 0], n_shared_experts=[1, 2, 0], decoder_sparse_step=[1, 2, 0, -1],
+    first_k_dense_replace=[0, 1, 9], mlp_only_layers=[[0], [1, 7], [-1], None], n_group=[1, 2, 0], topk_group=[1, 2, 0],
+    norm_topk_prob=[True, False], routed_scaling_factor=[2.5, 1, 0], router_jitter_noise=[0.0, 0.1], use_qk_norm=[True, False],
+    router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
+    type_vocab_size=[2], quantization_config=[None], return_dict=[True, None],
     architectures=[None], _name_or_path=["x"], auto_map=[{}], rope_scaling=[None, {}], rope_parameters=[None, {}])
 ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None],
             type=["default", "linear", "yarn", "mrope"], rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5],
@@ -317,7 +322,9 @@ def small_model(folder):
         size = sum(p.numel() for p in AUTO.from_config(config).parameters())
     if size > 2e6:
         raise OverflowError(f"{size} weights")
-    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation="sdpa").eval()
+    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager").eval()
+    for router in routers_of(model):
+        router.double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             one = parameter.ndim == 1 and name.endswith("weight") and not make_golden.adds_one(config, name)
@@ -325,6 +332,7 @@ def small_model(folder):
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
     weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
@@ -368,7 +376,7 @@ def mutated_trial(seed, number, names, work, verbose):
         counted = np.r_[0, np.ones(39)].astype(np.uint8)
         shard = write_shard(work, [ids.numpy().astype(np.uint16)], [counted], vocabulary)
         out = json.loads(ours("bp", "--model", folder, "--data", shard, "--any-tokenizer", "--seq-len", 39, "--batch", 1,
-                              "--json", "--quiet", "--grads-out", work / "grads.safetensors"))
+                              "--router-aux-loss", 0, "--json", "--quiet", "--grads-out", work / "grads.safetensors"))
     except AssertionError as error:
         message = str(error).split("config.json: ")[-1].split("exit status ")[-1]
         return name, "refused by both" if theirs else "refused by us", said, f"{message} | {theirs}"
@@ -447,6 +455,8 @@ def skew(r, model):
 
 def topk_of_the_lowest(scores, k, dim=-1, sorted=True):
     """As torch.topk, with the lower index of equal ones."""
+    if k > scores.shape[dim]:
+        raise IndexError(f"{k} of {scores.shape[dim]}")
     best = torch.sort(scores, dim=dim, descending=True, stable=True)
     return torch.return_types.topk((best.values[..., :k], best.indices[..., :k]))
 
