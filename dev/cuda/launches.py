@@ -1,5 +1,5 @@
 """Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
-Qwen3.5-9B's for linear attention. Loops are numbered as cycles.py prints them; where a kernel has another number of
+Qwen3.5-9B's for linear attention; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where a kernel has another number of
 loops than `loops`, its trips are out of date, and the table says "stale". Then: cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re
@@ -11,6 +11,7 @@ HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 6
 LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
 DRAM = 3.35e12  # bytes/s of an H100
 NORM_BLOCKS = 528
+ROWS, EXPERTS, C_EXPERTS, I_EXPERTS = 8 * 8192, 128, 2048, 768
 MAIN = 0  # in trips: the main loop, whatever its number
 
 
@@ -45,6 +46,24 @@ def elements(kernel, count, width, **more):
 def packs(count, width):
     """Trips of such a loop"""
     return -(-count // width // (2048 * 256))
+
+
+def grouped(form, width, out_width):
+    """A row of a grouped product of all experts, and its time at 800 TFLOP/s; whole tiles, without an old result"""
+    tile, deep = 128, 64
+    wide = -(-(width if form else out_width) // tile)
+    tiles, depth = (EXPERTS * -(-out_width // tile), ROWS // EXPERTS) if form == 2 else (
+        ROWS // tile, out_width if form else width)
+    search = {} if form == 2 else {1: 0, 2: 0, 3: 1, 4: 0, 5: 0, 6: 2, 7: 1}  # of the expert of a tile
+    take = (r"64 LDG, 72 STG",) if form == 2 else (r"64 LDG, 128 STG", r"64 LDG, 64 STG#2")
+    elements = EXPERTS * width * out_width
+    size = 2 * ROWS * (width + out_width) + (8 if form == 2 else 2) * elements
+    shared = 3 * 2 * ((tile * (deep + 8) if form < 2 else deep * (tile + 8)) +
+                      (tile * (deep + 8) if form < 1 else deep * (tile + 8)))
+    return (("experts_forward", "experts_backward_input", "experts_backward_weight")[form],
+            f"[{out_width}, {width}]", size, 2 * ROWS * width * out_width / 800e6,
+            [Launch(f"experts_product_kernel<(ProductForm){form}, ProductTile{{128, 128, 64, 64, 3}}, true>", tiles * wide,
+                    128, shared, {**search, MAIN: depth // deep}, len(search) + 1, take=take)])
 
 
 FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
@@ -114,6 +133,8 @@ PASS = {
         ("gate_forward", "", 6 * n * C, None, [elements("gate_forward_kernel<8>", n * C, 8, trips={1: 4})]),
         ("gate_backward", "", 10 * n * C, None, [elements("gate_backward_kernel<8>", n * C, 8, trips={1: 4})]),
     ),
+    "Qwen3-30B-A3B": [grouped(form, *widths) for form in range(3)
+                      for widths in ((C_EXPERTS, 2 * I_EXPERTS), (I_EXPERTS, C_EXPERTS))],
 }
 
 
@@ -122,6 +143,8 @@ def timing(kernel, launch):
     """The launch's Timing; stale: its trips or branches are not this kernel's"""
     trips = {kernel.main().number if loop == MAIN else loop: n for loop, n in launch.trips.items()}
     branches = sorted(Path(kernel, trips).branches)
+    found = {i for i in branches if any(re.fullmatch(x, goes_around(kernel, i)) for x in launch.take)}
+    branches = sorted({*branches, *Path(kernel, trips, found).branches})  # also those behind a branch that is taken
 
     def matching(wanted):
         pattern, _, which = wanted.partition("#")
@@ -185,7 +208,7 @@ def print_table(data, write):
 # Parts of mangled names
 HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
             "delta_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
-            "logprob_kernelILb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
+            "logprob_kernelILb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "ProductTileLi128ELi128ELi64ELi64ELi3E", "attention_dkv_kernelILi128E",
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E")
 MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many
 

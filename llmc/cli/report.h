@@ -18,6 +18,7 @@ static const struct {
                      {"reward_std", "std", 0, 0},
                      {"frac_reward_zero_std", "no signal", 0, 0},
                      {"kl", "KL", 0, 0},
+                     {"router_differs", "other experts", 0, 0},
                      {"completions/mean_length", "length", 0, 1},
                      {"entropy", "entropy", 0, 1},
                      {"clip_ratio/region_mean", "clipped", 0, 1}};

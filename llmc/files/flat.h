@@ -10,8 +10,10 @@ mapped. Numbers are in the writer's byte order (in practice little-endian); the 
            24  uint32    type of the elements: 0 fp32, 1 bf16, 2 double, 3 fp16 (DType)
            28  uint32    0
            32  uint64    number of elements
-           40  uint64    checksum: FNV-1a, 64 bits, over the header's bytes with this field zero
+           40  uint64    checksum: FNV-1a, 64 bits, over the first 4096 bytes with this field zero
            48  char[]    the model, zero-terminated: "family,key=value,..." with Hugging Face's keys; zeros to the end
+
+Where routers have biases (Model.router_bias), the header goes on with them in fp32.
 */
 #ifndef LLMC_FLAT_H
 #define LLMC_FLAT_H
@@ -32,6 +34,11 @@ typedef struct {
     char config[4048];
 } FlatHeader;
 
+// Returns the bytes of a model's header.
+static size_t flat_header_bytes(const Model *model) {
+    return sizeof(FlatHeader) + (model->router_bias ? model_router_biases(model) * sizeof(float) : 0);
+}
+
 static uint64_t flat_checksum(const FlatHeader *header) {
     FlatHeader copy = *header;
     copy.checksum = 0;
@@ -48,9 +55,6 @@ static void flat_check_header(const FlatHeader *header, const char *path) {
     if (header->version != FLAT_VERSION)
         die("%s: is a flat .bin of version %u, this program reads version %u; convert the original again", path,
             header->version, FLAT_VERSION);
-    if (header->header_bytes != sizeof(*header))
-        die("%s: claims a header of %llu bytes, version %u has %zu", path, (unsigned long long)header->header_bytes,
-            FLAT_VERSION, sizeof(*header));
     if (header->checksum != flat_checksum(header)) die("%s: its header is damaged (checksum)", path);
     if (header->dtype >= DTYPE_FLOATS) die("%s: element type %u is unknown", path, header->dtype);
     if (!memchr(header->config, 0, sizeof(header->config))) die("%s: the model in its header has no end", path);
@@ -64,33 +68,43 @@ static void flat_open(WeightSource *source) {
     const DType type = (DType)header.dtype;
     source->config = config_from_text(header.config, path, EXIT_RUNTIME);
     source_set_table(source, model_build(&source->config, type));
+    const size_t begin = flat_header_bytes(&source->model);
+    if (header.header_bytes != begin)
+        die("%s: claims a header of %llu bytes, version %u has %zu for this model", path,
+            (unsigned long long)header.header_bytes, FLAT_VERSION, begin);
     if (header.elements != source->model.elements)
         die("%s: claims %llu elements, its model has %zu; convert the original again", path,
             (unsigned long long)header.elements, source->model.elements);
-    source_check_end(source, sizeof(header) + header.elements * dtype_size(type));
+    source_check_end(source, begin + header.elements * dtype_size(type));
+    if (begin > sizeof(header))
+        input_read(&source->files[0], sizeof(header), source->model.router_bias, begin - sizeof(header));
+    source_refuse_bad(path, "e_score_correction_bias", 0, 0, (begin - sizeof(header)) / sizeof(float), DTYPE_FP32,
+                      source->model.router_bias);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
-        const TensorLocation place = {0, sizeof(header) + source->model.parameters[i].offset * dtype_size(type), type,
-                                      0};
+        const TensorLocation place = {0, begin + source->model.parameters[i].offset * dtype_size(type), type, 0};
         source->places[i] = place;
     }
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-static void flat_header(FlatHeader *header, const Model *model, DType dtype) {
-    const FlatHeader fields = {{0}, FLAT_VERSION, FLAT_BYTE_ORDER, sizeof(fields), (uint32_t)dtype, 0, model->elements,
-                               0,   {0}};
+// Writes a model's header to bytes; returns their number.
+static size_t flat_header(unsigned char *bytes, const Model *model, DType dtype) {
+    FlatHeader *header = (FlatHeader *)(void *)bytes;
+    const size_t count = flat_header_bytes(model);
+    const FlatHeader fields = {{0}, FLAT_VERSION, FLAT_BYTE_ORDER, count, (uint32_t)dtype, 0, model->elements, 0, {0}};
     *header = fields;
     memcpy(header->magic, FLAT_MAGIC, sizeof(header->magic));
     config_to_text(&model->config, header->config, sizeof(header->config));
     header->checksum = flat_checksum(header);
+    if (model->router_bias) memcpy(bytes + sizeof(*header), model->router_bias, count - sizeof(*header));
+    return count;
 }
 
 // Opens a file and writes its header; the elements follow it.
 static void flat_begin(OutputFile *output, const char *path, const Model *model, DType dtype) {
-    FlatHeader header;
-    flat_header(&header, model, dtype);
-    output_open(output, path, sizeof(header) + (uint64_t)model->elements * dtype_size(dtype));
-    output_write(output, 0, &header, sizeof(header));
+    const size_t count = flat_header(staged.bytes, model, dtype);
+    output_open(output, path, count + (uint64_t)model->elements * dtype_size(dtype));
+    output_write(output, 0, staged.bytes, count);
 }
 
 // Converts any source to a flat .bin of `dtype`, slab by slab. With source->dtype no value changes.
@@ -101,7 +115,8 @@ static void weights_convert(const WeightSource *source, const char *path, DType 
     flat_begin(&output, path, &source->model, dtype);
     for (Slabs s = slabs_of_all(&source->model, "converting"); slabs_next(&s);) {
         source_read_finite(source, s.parameter, s.begin, s.count, dtype, 0, staged.bytes);
-        output_write(&output, sizeof(FlatHeader) + (uint64_t)s.first * size, staged.bytes, s.count * size);
+        output_write(&output, flat_header_bytes(&source->model) + (uint64_t)s.first * size, staged.bytes,
+                     s.count * size);
     }
     output_commit(&output);
 }

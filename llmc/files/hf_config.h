@@ -105,7 +105,8 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
         ", a hybrid with layers of linear attention (Gated DeltaNet),";
     json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));
     if (strstr(value, "vision") || strstr(value, "audio")) what = ", the tower of images or sound of a model,";
-    if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || strstr(value, "_moe"))
+    if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || json_get(text, "n_routed_experts") ||
+        strstr(value, "_moe"))
         what = ", a mixture of experts,";
     for (size_t i = 0; i < FAMILIES; i++)
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
@@ -193,6 +194,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     if (one || other) hf_set(config, "num_experts", one ? one : other, path);
     if (only && family_has_key(config->family, "mlp_only_layers")) hf_read_layers(config, only, path);
     if (config->family->router != ROUTER_SIGMOID) return;
+    if (!config_given(config, "head_dim")) config->head_dim = config->hidden_size / config->num_attention_heads;
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
         die("%s: n_shared_experts is not a whole number of at most 1024", path);
     config->shared_expert_intermediate_size = (size_t)count * config->moe_intermediate_size;

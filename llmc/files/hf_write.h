@@ -332,7 +332,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
                                 int text_only, QuantType quant, int head) {
     const size_t count = source->model.parameter_count;
     const Family *family = source->config.family;
-    char prefix[64];
+    char prefix[64] = "";
     HfWrite write = {0};
     write.source = source, write.text_only = text_only;
     write.max_shard_size = max_shard_size;
@@ -351,7 +351,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
         write.split &= !fused, most += hf_pieces(family, &source->model.parameters[i]);
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
-    snprintf(prefix, sizeof(prefix), "%.*s", (int)(strcspn(family->layer_prefix, ".") + 1), family->layer_prefix);
+    memcpy(prefix, family->layer_prefix, strcspn(family->layer_prefix, ".") + 1);
     hf_codes_choose(&write.codes, source, quant, dtype, head);
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;

@@ -252,12 +252,12 @@ static const Family families[] = {
     {.name = "glm4_moe", .model_type = "glm4_moe", .architecture = "Glm4MoeForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=10944,num_hidden_layers=46,num_attention_heads=96,"
-     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=10000,"
+     "num_key_value_heads=8,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=10000,"
      "initializer_range=0.02,partial_rotary_factor=0.5,use_qk_norm=false,num_experts=128,num_experts_per_tok=8,"
      "moe_intermediate_size=1408,shared_expert_intermediate_size=1408,first_k_dense_replace=1,n_group=1,"
      "topk_group=1,norm_topk_prob=true,routed_scaling_factor=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
-     .no_output_bias = 1, .head_dim_follows = 1, .router = ROUTER_SIGMOID, .expert_names = SPLIT_NAMES,
+     .no_output_bias = 1, .router = ROUTER_SIGMOID, .expert_names = SPLIT_NAMES,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
       MLP_NAMES, "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",
@@ -292,7 +292,7 @@ typedef struct {
                "original_max_position_embeddings=8192,attention_factor=1.2079441541679836"
 #define PHI4   "vocab_size=100352,max_position_embeddings=16384,rope_theta=250000"
 #define GLM4   "max_position_embeddings=32768,rms_norm_eps=1e-5"
-#define GLM45  "head_dim=128,attention_bias=true,rope_theta=1000000"
+#define GLM45  "attention_bias=true,rope_theta=1000000"
 #define QWEN3_EXPERTS "head_dim=128,norm_topk_prob=true,"
 static const Preset presets[] = {
     {"gpt2", "openai-community/gpt2", "gpt2", {0}, ""},

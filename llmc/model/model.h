@@ -221,7 +221,7 @@ static Model model_build(const Config *config, DType dtype) {
 }
 
 // Copies the routers' biases of a model of the same configuration.
-static void model_copy_biases(Model *model, const Model *from) {
+static void model_copy_biases(const Model *model, const Model *from) {
     if (model->router_bias) memcpy(model->router_bias, from->router_bias, model_router_biases(from) * sizeof(float));
 }
 

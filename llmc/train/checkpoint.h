@@ -136,13 +136,12 @@ static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
     if (t->lora)
         return adapter_header(t->model, saved_type(t), &t->base, (char *)staged_reformed.bytes,
                               sizeof(staged_reformed.bytes));
-    flat_header((FlatHeader *)(void *)staged_reformed.bytes, t->model, t->model->dtype);
-    return sizeof(FlatHeader);
+    return flat_header(staged_reformed.bytes, t->model, t->model->dtype);
 }
 
 // Returns the most bytes of a checkpoint.
 static uint64_t checkpoint_bytes(const TrainedTensors *t) {
-    uint64_t headers = sizeof(FlatHeader) + sizeof(OptimizerHeader);
+    uint64_t headers = flat_header_bytes(t->model) + sizeof(OptimizerHeader);
     if (t->lora) headers += adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
     return headers + sections_bytes(t) + RUN_STATE_LIMIT + (t->waiting ? t->waiting->whole : 0);
 }
@@ -395,7 +394,8 @@ static void load_weights(CheckpointPass *p) {
     if (source->dtype != model->dtype)
         die("%s: holds %s weights, this program trains in %s; resume with one built by make PRECISION=%s", path,
             dtype_name(source->dtype), dtype_name(model->dtype), dtype_name(source->dtype));
-    load_sections(p, MANIFEST_MODEL, &source->files[0], sizeof(FlatHeader));
+    load_sections(p, MANIFEST_MODEL, &source->files[0], flat_header_bytes(model));
+    model_copy_biases(model, &source->model);
     weights_close(source);
 }
 

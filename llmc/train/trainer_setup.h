@@ -367,6 +367,9 @@ static void trainer_load(Trainer *t, const char *last) {
     if (!resumes) return;
     const size_t batch = trainer_resplit(t, last);
     checkpoint_load(&t->folder, t->folder.last, tensors, &t->state);
+    if (t->run.model.router_bias)
+        ops_device->copy_in(t->run.streambp.setup->router_bias, t->run.model.router_bias,
+                            model_router_biases(&t->run.model) * sizeof(float));
     checkpoint_path(best, t->folder.path, t->state.best_step, "");
     if (t->run.options->keep_best && t->state.best_step && manifest_check(best, &manifest))
         t->state.best_step = 0; // its checkpoint was not kept

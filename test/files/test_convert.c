@@ -236,7 +236,14 @@ TEST(configurations_that_are_written) {
         "olmo3,rope_type=yarn,factor=8,rope_local_base_freq=1000",
         "phi3,sliding_window=2047,partial_rotary_factor=0.75",
         "glm4,attention_bias=false,partial_rotary_factor=1",
-        "granite,embedding_multiplier=12,attention_multiplier=0.015625,residual_multiplier=0.22,logits_scaling=8"};
+        "granite,embedding_multiplier=12,attention_multiplier=0.015625,residual_multiplier=0.22,logits_scaling=8",
+        "qwen3_moe,num_experts=6,num_experts_per_tok=2,decoder_sparse_step=2,mlp_only_layers=0+3,attention_bias=true,"
+        "rope_type=yarn,factor=2",
+        "qwen3_moe,num_experts=0",
+        "qwen3_5_moe,num_hidden_layers=7,layer_types=lf,shared_expert_intermediate_size=0,router_aux_loss_coef=0",
+        "mixtral,sliding_window=9,intermediate_size=20",
+        "glm4_moe,moe_intermediate_size=8,shared_expert_intermediate_size=24,n_group=4,topk_group=2,norm_topk_prob="
+        "false"};
     for (size_t i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
     for (size_t i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
     for (size_t i = 0; i < COUNT_OF(texts); i++) expect_read_back(texts[i]);

@@ -24,6 +24,7 @@ static DamageSuite golden_copies(const char *names) {
 // ---- changes of text ------------------------------------------------------------------------------------------------
 #define CONFIG(golden, find, replace, words) CHANGED_TEXT(golden "/config.json", find, replace, words)
 #define HEADER(find, replace, words)         CHANGED_TEXT(MODEL, find, replace, words)
+#define TENSOR(golden, find, replace, words) CHANGED_TEXT(golden "/" HF_SINGLE_FILE, find, replace, words)
 #define INDEX(find, replace, words)          CHANGED_TEXT("llama-sharded/" HF_INDEX_FILE, find, replace, words)
 // Another value of a key; another shape or offsets of lm_head, the first tensor; another text instead of the metadata.
 #define KEY(golden, key, was, is, words) CONFIG(golden, "\"" key "\": " was, "\"" key "\": " is, words)
@@ -35,7 +36,7 @@ static DamageSuite golden_copies(const char *names) {
 
 static const Damage changed_texts[] = {
     // kind of model
-    CONFIG("llama", "\"LlamaForCausalLM\"", "\"MixtralForCausalLM\"", "architectures MixtralForCausalLM is not"),
+    CONFIG("llama", "\"LlamaForCausalLM\"", "\"Qwen2MoeForCausalLM\"", "architectures Qwen2MoeForCausalLM is not"),
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"LlamaForCausalLM\", \"B\"", "architectures names more than one"),
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"\\n\"", "architectures ? is not"),
     KEY("llama", "model_type", "\"llama\"", "\"qwen2\"", "LlamaForCausalLM, but model_type says qwen2"),
@@ -140,6 +141,32 @@ static const Damage changed_texts[] = {
         "model_type olmo_hybrid, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
         "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, "
         "glm4"),
+    KEY("llama", "model_type", "\"llama\"", "\"deepseek_v3\",\"n_routed_experts\":8",
+        "model_type deepseek_v3, a mixture of experts, is not in this version"),
+    // experts: their keys, and tensors of each or of all
+    KEY("qwen3_moe", "num_local_experts", "5", "5, \"num_experts\": 4",
+        "num_experts and num_local_experts are the same"),
+    KEY("qwen3_moe", "num_local_experts", "5", "null", "num_local_experts is null"),
+    KEY("qwen3_moe", "num_experts_per_tok", "2", "6", "num_experts_per_tok 6 is more than num_experts 5"),
+    KEY("qwen3_moe", "mlp_only_layers", "[", "[1.5,", "mlp_only_layers has an entry that is not a layer's number"),
+    KEY("qwen3_moe", "use_sliding_window", "false", "true", "use_sliding_window is true, which is not supported"),
+    KEY("qwen3_moe", "mlp_only_layers", "[\n    1\n  ]", "null", "tensor model.layers.1.mlp.gate.weight is missing"),
+    KEY("mixtral", "num_local_experts", "4", "0", "num_experts is 0, but mixtral has experts in its layers"),
+    KEY("mixtral", "router_jitter_noise", "0.0", "0.1", "router_jitter_noise is 0.10000000000000001, which is not"),
+    KEY("glm4_moe", "n_group", "2", "6", "groups (topk_group, n_group) of 6 experts do not hold 2 for a token"),
+    KEY("glm4_moe", "n_shared_experts", "2", "3",
+        "shared_experts.gate_proj.weight has shape [40, 32], but config.json"),
+    TENSOR("qwen3_moe", "experts.3.up_proj", "experts.9.up_proj", "layers.0.mlp.experts.3.up_proj.weight is missing"),
+    TENSOR("qwen3_moe", "[32,24]", "[24,32]",
+           "layers.0.mlp.experts.0.down_proj.weight has shape [24, 32], but config.json"),
+    TENSOR("qwen3_moe", "experts.0.down_proj.weight", "experts.down_proj", "experts.0.down_proj.weight is missing"),
+    TENSOR("qwen3_moe", "\"__metadata__\"",
+           "\"model.layers.0.mlp.experts.gate_up_proj\":{\"dtype\":\"F32\","
+           "\"shape\":[0],\"data_offsets\":[0,0]},\"__metadata__\"",
+           "layers.0.mlp.experts.gate_up_proj has shape [0], but config.json asks for [5, 48, 32]"),
+    TENSOR("qwen3_moe-fused", "experts.down_proj", "experts.0.down_proj.weight",
+           "layers.1.mlp.experts.down_proj is missing"),
+    TENSOR("glm4_moe", "e_score_correction_bias", "e_score_correction", "gate.e_score_correction_bias is missing"),
     KEY("llama", "model_type", "\"llama\"", "\"gemma3n\",\"text_config\":{}",
         "model_type gemma3n is not in this version"),
     CONFIG("qwen2", "\"full_attention\",\n", "", "layer_types names 2 layers, num_hidden_layers is 3"),
@@ -255,7 +282,8 @@ static const Damage changed_texts[] = {
 TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
-                      "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full");
+                      "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
+                      "qwen3_moe-fused mixtral glm4_moe");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 

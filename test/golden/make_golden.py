@@ -316,7 +316,7 @@ CASES = [
     Case("glm4", GLM4, seed=28, pad=30),
     Case("granite", GRANITE, seed=1, pad=21),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
-    Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=0, layout="fused"),
+    Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),

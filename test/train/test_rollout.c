@@ -1,7 +1,7 @@
 /*
 Rollouts: lines that are valid for the reward command, with any bytes in a text; sequences of whole groups with the
-right targets, rewards and advantages; steps that depend on seed, number and weights alone. A failing command costs its
-groups or ends the run. Learning is tested in test_train_rollout.sh. This program is also the command: `test_rollout
+right targets, rewards and advantages; steps that depend on seed, number and weights alone; routes of experts that are
+recorded, replayed or compared. A failing command costs its groups or ends the run. Learning is tested in test_train_rollout.sh. This program is also the command: `test_rollout
 --answer HOW FILE` keeps the lines in FILE.
 */
 #include "test/data/answer_files.h"
@@ -99,6 +99,8 @@ typedef struct {
     char command[2 * PATH_MAX];
 } Rolling;
 
+static Method rolling_method = METHOD_STREAM;
+
 static RolloutSettings rollout_settings(void) {
     static const uint32_t end_ids[] = {7, 77, 177, 200, 201, 202, 203, 204, 205, 206, 207};
     RolloutSettings s = {0};
@@ -111,12 +113,15 @@ static RolloutSettings rollout_settings(void) {
 }
 
 static Rolling *rolling_open(RolloutSettings settings, const char *how, const char *tokens) {
+    static const char experts[] =
+        "qwen3_moe,hidden_size=16,intermediate_size=20,num_hidden_layers=3,num_attention_heads=2,num_key_value_heads=1,"
+        "head_dim=8,vocab_size=256,num_experts=5,num_experts_per_tok=2,moe_intermediate_size=12,mlp_only_layers=1";
     static const char config[] =
         "qwen3_5,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
         "head_dim=8,vocab_size=256,layer_types=lf,linear_num_key_heads=1,linear_num_value_heads=2,linear_key_head_dim="
         "12,linear_value_head_dim=4";
     Rolling *r = (Rolling *)checked_calloc(1, sizeof(*r), "a run");
-    Config parsed = config_from_text(config, "test", EXIT_USAGE);
+    Config parsed = config_from_text(settings.records ? experts : config, "test", EXIT_USAGE);
     r->model = model_build(&parsed, ops_device->stored);
     double *weights = tiny_weights(&r->model, 5);
     r->data = open_prompts();
@@ -128,7 +133,7 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
     r->settings.reward_command[0] = r->command, snprintf(r->settings.reward_name[0], REWARD_NAME, "sum");
     SequenceBound bound = rollout_bound(&r->settings, &r->data);
     RunSettings run = {0};
-    run.model = &r->model, run.chunk = 8, run.logits_chunk = 3, run.backward = 1;
+    run.model = &r->model, run.chunk = 8, run.logits_chunk = 3, run.backward = 1, run.method = rolling_method;
     run.gradient_type = r->model.dtype;
     run.objective.kind = OBJECTIVE_GRPO, run.objective.beta = 0;
     run.objective.clip_low = run.objective.clip_high = 0.2;
@@ -361,10 +366,10 @@ static void expect_old(Rolling *r, size_t sequences) {
 // Completions written one step ahead: the current step's batches stay unchanged. Old log-probabilities are the
 // weights', here and in a run resumed from a checkpoint.
 TEST(a_step_written_ahead) {
-    static const char *const how[] = {"numbers", "dies"};
+    static const char *const how[] = {"numbers", "dies", "numbers"};
     for (size_t i = 0; i < COUNT_OF(how); i++) {
         RolloutSettings settings = rollout_settings();
-        settings.stop = 0;
+        settings.stop = 0, settings.records = settings.replays = i == 2;
         Rolling *now = rolling_open(settings, how[i], "bytes");
         settings.overlap = settings.old = 1;
         Rolling *first = rolling_open(settings, how[i], "bytes"), *resumed = rolling_open(settings, how[i], "bytes");
@@ -391,6 +396,137 @@ TEST(a_step_written_ahead) {
             rollout_load(&resumed->rollout, number + 1, &resumed->model.config, "a checkpoint");
         }
         rolling_close(first), rolling_close(now), rolling_close(resumed);
+    }
+}
+
+// ---- routes of experts ----------------------------------------------------------------------------------------------
+// Checks that the routes of a text are those of feeding it alone, in chunks.
+static void expect_fed_alone(Rolling *r, const Completion *text) {
+    const size_t tokens = text->prompt_tokens + text->tokens - 1, routes = rollout_routes(&r->rollout, text);
+    int32_t ids[LONGEST + NEW];
+    Cache cache;
+    memcpy(ids, text->prompt, text->prompt_tokens * sizeof(int32_t));
+    memcpy(ids + text->prompt_tokens, text->ids, (text->tokens - 1) * sizeof(int32_t));
+    cache_allocate(&cache, 1, rollout_capacity(&r->settings, &r->data));
+    cache_record(&cache, &r->model.config);
+    cache.route[0] = (uint16_t *)case_memory(routes * sizeof(uint16_t));
+    cache_begin(&cache, &r->run.s);
+    cache_feed(&cache, &r->run.s, 0, ids, tokens);
+    cache_end(&cache, &r->run.s);
+    assert_memory_equal(text->route, cache.route[0], routes * sizeof(uint16_t));
+    cache_free(&cache);
+}
+
+TEST(routes_of_texts) {
+    RolloutSettings settings = rollout_settings();
+    settings.records = 1;
+    Rolling *r = rolling_open(settings, "numbers", "bytes");
+    for (size_t number = 1; number <= 2; number++) {
+        const size_t sequences = step(r, number);
+        for (size_t i = 0; i < P * G; i++) expect_fed_alone(r, &r->rollout.completion[i]);
+        for (size_t i = 0; i < sequences; i++) {
+            const Batch *b = &r->rollout.sequence[i];
+            Metrics metrics = {0};
+            size_t d = 0;
+            for (size_t k = 0; k < P * G; k++) {
+                if (r->rollout.group_sequence[k / G] != i) continue;
+                const Completion *text = &r->rollout.completion[k];
+                for (size_t t = 0; t < text->prompt_tokens + text->tokens - 1; t++)
+                    for (size_t l = 0; l < 2; l++)
+                        assert_memory_equal(batch_route(b, l, b->document_start[d] + t), text->route + (t * 2 + l) * 2,
+                                            2 * sizeof(uint16_t));
+                d++;
+            }
+            forward_backward(&r->run.s, b, 1, 1, &metrics);
+            assert_true(metric_named(&metrics, "router_differs") == 0);
+        }
+    }
+    rolling_close(r);
+}
+
+// Exchanges two experts of every layer: their matrices, if `matrices`; they have equal rows of the router.
+static void exchange_experts(const Model *model, double *weights, int matrices) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const size_t count = p->experts ? parameter_elements(p) / p->experts : p->cols;
+        double *a = weights + p->offset + count, *b = a + count; // experts 1 and 2
+        for (size_t j = 0; p->role == ROLE_ROUTER && !matrices && j < count; j++) b[j] = a[j];
+        for (size_t j = 0; p->experts && matrices && j < count; j++) {
+            const double x = a[j];
+            a[j] = b[j], b[j] = x;
+        }
+    }
+}
+
+// Returns the gradient of a rollout's only sequence; out: log-probabilities
+static double *gradient_of(Rolling *r, const Batch *b, const double *weights, float *out, Metrics *metrics) {
+    StreamBP *s = &r->run.s;
+    device_write(ops_device, s->memory.weights, r->model.dtype, weights, r->model.elements);
+    forward_policy(s, b, 0, out);
+    grads_zero(&s->memory);
+    forward_backward(s, b, 1, 1, metrics);
+    return device_read(ops_device, s->memory.gradients, r->run.settings.gradient_type, r->model.elements);
+}
+
+static double distance(const double *a, const double *b, size_t count) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < count; i++) difference += pow(a[i] - b[i], 2), size += b[i] * b[i];
+    return sqrt(difference / size);
+}
+
+// Experts 1 and 2 tie, and a router takes 1. The model whose experts 1 and 2 are exchanged writes texts: this one would
+// have with 2, and by replay has that one's gradient. Chosen afresh, another function is differentiated; it is counted.
+TEST(replayed_routes) {
+    static const Method methods[] = {METHOD_STREAM, METHOD_SECO};
+    const double near = ops_device->stored == DTYPE_FP64 ? 1e-12 : 1e-5;
+    for (size_t m = 0; m < COUNT_OF(methods); m++) {
+        RolloutSettings settings = rollout_settings();
+        settings.records = settings.replays = 1, settings.sequence_tokens = P * G * (LONGEST + NEW);
+        settings.slots = m ? 3 : 5;
+        rolling_method = methods[m];
+        Rolling *r = rolling_open(settings, "numbers", "bytes");
+        rolling_method = METHOD_STREAM;
+        double *weights = tiny_weights(&r->model, 8), counted = 0, flipped = 0, *gradient[3];
+        float *logp[3];
+        exchange_experts(&r->model, weights, 0);
+        exchange_experts(&r->model, weights, 1);
+        device_write(ops_device, r->run.s.memory.weights, r->model.dtype, weights, r->model.elements);
+        exchange_experts(&r->model, weights, 1);
+        assert_int_equal(step(r, 1), 1);
+        Batch *b = &r->rollout.sequence[0];
+        for (size_t i = 0; i < 2 * b->N; i++) {
+            uint16_t *route = batch_route(b, i / b->N, i % b->N);
+            const int first = route[0] == 1 || route[1] == 1, second = route[0] == 2 || route[1] == 2;
+            counted += 2, flipped += i < b->N && first != second; // the second layer has other inputs, too
+            for (size_t j = 0; j < 2; j++)
+                if (route[j] == 1 || route[j] == 2) route[j] = 3 - route[j];
+        }
+        assert_true(flipped > 0);
+        for (size_t i = 0; i < 3; i++) { // replayed; chosen afresh; of the exchanged model
+            Metrics metrics = {0};
+            logp[i] = (float *)case_memory(b->N * sizeof(float));
+            if (i == 2) exchange_experts(&r->model, weights, 1);
+            b->routes.replays = !i;
+            gradient[i] = gradient_of(r, b, weights, logp[i], &metrics);
+            if (i == 1) assert_true(metric_named(&metrics, "router_differs") >= flipped / counted);
+            if (i == 0) assert_true(isnan(metric_named(&metrics, "router_differs")));
+        }
+        exchange_experts(&r->model, gradient[2], 1); // the routers' rows are not exchanged
+        for (size_t i = 0; i < r->model.parameter_count; i++) {
+            const Parameter *p = &r->model.parameters[i];
+            const double *of = gradient[2] + p->offset;
+            if (p->role == ROLE_ROUTER) continue;
+            const double replayed = distance(gradient[0] + p->offset, of, parameter_elements(p));
+            if (!(replayed <= near)) test_fail("parameter %zu: replayed, off by %g", i, replayed);
+            const double afresh = distance(gradient[1] + p->offset, of, parameter_elements(p));
+            if (p->experts && !(afresh > 0.1)) test_fail("parameter %zu: chosen afresh, off by only %g", i, afresh);
+        }
+        for (size_t t = 0; t < b->N; t++)
+            if (b->targets[t] >= 0 && !(fabs((double)(logp[0][t] - logp[2][t])) <= 1e-4))
+                test_fail("log-probability %zu is %g, not %g", t, (double)logp[0][t], (double)logp[2][t]);
+        for (size_t i = 0; i < 3; i++) free(gradient[i]);
+        free(weights);
+        rolling_close(r);
     }
 }
 

@@ -78,7 +78,9 @@ killed() { # folder, line, arguments: kills the run at this line
     wait $! 2>/dev/null
     [ $? = 137 ]
 }
-for options in '--updates 1' '--updates 2 --beta 0.1' '--lora-rank 3'; do
+experts=qwen3_moe,hidden_size=32,moe_intermediate_size=16,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1
+experts=$experts,head_dim=16,vocab_size=96,num_experts=8,num_experts_per_tok=2
+for options in '--updates 1' '--updates 2 --beta 0.1' '--lora-rank 3' "--router-replay --init $experts"; do
     folder="$WORK/ahead$(echo "$options" | tr -dc a-z)"
     set -- $any --group-size 6 --objective grpo --overlap --save-every 2 --steps 8 $options
     succeeds train "$@" --out "$folder-a" --reward-command "$reward" --verbose
@@ -88,6 +90,13 @@ for options in '--updates 1' '--updates 2 --beta 0.1' '--lora-rank 3'; do
     succeeds train "$@" --resume --out "$folder-b" --reward-command "$reward"
     check "killed and resumed to the bit: $options" same_run "$folder-a" "$folder-b" 8
 done
+folder="$WORK/aheadrouterreplay"
+check 'routes are replayed, and none compared' [ "$(cat "$folder"*/log.jsonl | grep -c router_differs)" = 0 ]
+refuses 1 'was trained with --router-replay on, now it is off' train $any --group-size 6 --objective grpo --overlap --steps 9 \
+    --init $experts --reward-command "$reward" --out "$(echo "$folder"*-a)" --resume
+succeeds train $common --init $experts --reward-command "$reward" --steps 2 --overlap --out "$WORK/routes"
+check 'one step off-policy other experts are taken' grep -q '"router_differs": 0\.[0-9]*[1-9]' "$WORK/routes/log.jsonl"
+refuses 2 'router-replay: the model has no experts' train $common --reward-command "$reward" --router-replay
 set -- --init "$TINY" --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 --max-new-tokens 4 --schedule constant --seed 5 \
     --objective grpo --group-size 6 --steps 3 --quiet
 for options in '1e-2 --overlap' '0 --overlap' 0 1e-2; do

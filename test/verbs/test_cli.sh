@@ -50,8 +50,8 @@ says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_P
 refuses 1 'nothing_here' bp --model $WORK/nothing_here
 refuses 1 '/nothing_here: No such file or directory; a model is' info --model /nothing_here
 cp -r $GOLDEN/llama "$WORK/model"
-sed -i 's/"llama"/"mixtral"/; s/LlamaForCausalLM/MixtralForCausalLM/' "$WORK/model/config.json"
-refuses 1 'ixtral' bp --model "$WORK/model"
+sed -i 's/"llama"/"qwen2_moe"/; s/LlamaForCausalLM/Qwen2MoeForCausalLM/' "$WORK/model/config.json"
+refuses 1 'qwen2_moe' bp --model "$WORK/model"
 succeeds convert --model $GOLDEN/qwen3 --out "$WORK/q.bin"
 printf '\377\377\377\377\377\377\377\177' | dd of="$WORK/q.bin" bs=1 seek=20000 conv=notrunc 2>/dev/null
 refuses 1 'NaN|infinity' bp --model "$WORK/q.bin" --seq-len 8

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Mistral3Config,
-                          Qwen3_5Config, Qwen3_5ForConditionalGeneration)
+                          Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig)
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -32,8 +32,11 @@ def convert(*arguments):
 
 def load(folder, dtype=None):
     """The model in `dtype`, or in the type that from_pretrained gives it unasked, and what was wrong with its tensors."""
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **({"dtype": dtype} if dtype else {}))
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, experts_implementation="eager",
+                                                       **({"dtype": dtype} if dtype else {}))
     wrong = {kind: keys for kind, keys in info.items() if keys and kind != "error_msgs"}
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()  # a file's tensors are not aligned, which changes the last bits of products
     return model.eval(), wrong or info.get("error_msgs")
 
 
@@ -164,6 +167,21 @@ def beside_images(name, make, text, images):
     same_gradients(source, f"{out}-text")
 
 
+def further_layer():
+    """A folder with a layer after the last one, in bf16 but for the router and its biases, comes back byte for byte."""
+    source, out = f"{WORK}/further", f"{WORK}/further-out"
+    load(f"{GOLDEN}/glm4_moe", torch.bfloat16)[0].save_pretrained(source)
+    tensors = load_file(f"{source}/model.safetensors")
+    check(f"{source}: types", {t.dtype for k, t in tensors.items() if "mlp.gate." in k} == {torch.float32})
+    tensors |= {"model.layers.2.eh_proj.weight": torch.randn(4, 8), "model.layers.2.mlp.experts.0.up_proj.weight": torch.randn(3)}
+    save_file(tensors, f"{source}/model.safetensors", metadata={"format": "pt"})
+    convert("--model", source, "--out", out)
+    convert("--model", source, "--to", "text", "--out", f"{out}-text")
+    for name in ("config.json", "model.safetensors"):
+        check(f"{out}/{name}", open(f"{source}/{name}", "rb").read() == open(f"{out}/{name}", "rb").read())
+    compare(f"{out}: text", source, f"{out}-text")
+
+
 def scaled(name, text, scaling, source=None, **keys):
     """--rope-scaling is what transformers makes of the same rope_scaling, in the original's config.json and in one of ours."""
     source, out = source or f"{GOLDEN}/{name}", f"{WORK}/scaled-{name}"
@@ -192,7 +210,8 @@ def grown(name, source=None):
             check(f"{out}: added rows of {key}", torch.allclose(value[rows:], mean, rtol=1e-6, atol=1e-9))
 
 
-LIKE_OTHERS = () if os.environ.get("ALL_CASES") else ("qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
+LIKE_OTHERS = () if os.environ.get("ALL_CASES") else (
+    "qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
 names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/reference.safetensors") and d not in LIKE_OTHERS)
 check("golden models", len(names) >= 9)
 for name in names:
@@ -214,6 +233,13 @@ IMAGES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "n
           "patch_size": 14}
 for name, tied in (("ministral3", True), ("mistral", False)):
     beside_images(name, Mistral3Config, TEXT | {"model_type": name, "tie_word_embeddings": tied}, IMAGES | {"model_type": "pixtral", "head_dim": 8})
+beside_images("qwen3_5_moe", Qwen3_5MoeConfig, TEXT | {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "tie_word_embeddings": False, "layer_types": ["linear_attention", "full_attention"]}, {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 2,
+        "num_position_embeddings": 16})
+further_layer()
 beside_images("gemma3", Gemma3Config, TEXT | {"sliding_window": 9, "tie_word_embeddings": True}, IMAGES)
 scaled("qwen3_5-hub", "yarn,factor=4,original_max_position_embeddings=16", YARN4 | {
     "rope_theta": 1e6, "partial_rotary_factor": 0.25}, source=hybrid, max_position_embeddings=64)
@@ -233,6 +259,8 @@ for pattern in ("s", "f", "fs", "sf"):
     random_model(f"gemma3-{pattern}", f"gemma3,{SMALL},num_key_value_heads=2,head_dim=6,sliding_window=5,layer_types={pattern},"
                  "rope_type=llama3,factor=8,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64")
 for number, (family, keys) in enumerate((
+        ("qwen3_moe", "num_experts=6,num_experts_per_tok=3,moe_intermediate_size=8,mlp_only_layers=1,head_dim=8"),
+        ("mixtral", "num_experts=4"), ("glm4_moe", "num_experts=4,moe_intermediate_size=8,num_experts_per_tok=2,use_qk_norm=true"),
         ("ministral3", "original_max_position_embeddings=16,head_dim=10"), ("ministral3", "rope_type=default,sliding_window=4,head_dim=8"),
         ("ministral3", "rope_type=linear,factor=2,head_dim=8"), ("smollm3", "layer_types=nf,mlp_bias=true,rope_type=linear,factor=3"),
         ("olmo2", "attention_bias=true,rope_theta=500000"), ("olmo3", "layer_types=fs,sliding_window=4,rope_local_base_freq=3000"),

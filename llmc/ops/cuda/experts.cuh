@@ -58,17 +58,20 @@ enum ProductForm { PRODUCT_FORWARD, PRODUCT_INPUT, PRODUCT_WEIGHT };
 
 struct ProductTile {
     int rows, columns, warp_rows, warp_columns; // of a block's result, and of each warp's
+    int stages;
 };
 
-// WIDE: the usual one. NARROW: few columns (adapters). SMALL: few rows of an expert; operands copied element by
-// element; fp32, whose products are made by shuffles
-constexpr ProductTile WIDE = {128, 128, 64, 64}, NARROW = {128, 64, 32, 64}, SMALL = {64, 64, 32, 32};
-constexpr int PRODUCT_THREADS = 128, PRODUCT_DEPTH = 32;
-constexpr unsigned PRODUCT_STAGES = sizeof(floatX) == 2 ? 4 : 3;
+// WIDE: the usual one, with a stage less where shared memory does not hold two blocks of it. NARROW: few columns
+// (adapters). SMALL: few rows of an expert; operands copied element by element; fp32, whose products are shuffles
+constexpr ProductTile WIDE = {128, 128, 64, 64, 3}, WIDE_OF_TWO = {128, 128, 64, 64, 2}, NARROW = {128, 64, 32, 64, 3},
+                      SMALL = {64, 64, 32, 32, 3};
+constexpr int PRODUCT_THREADS = 128, PRODUCT_DEPTH = sizeof(floatX) == 2 ? 64 : 32;
 #ifdef CUDA_ON_CPU
 constexpr size_t FEW_ROWS = 4; // mean rows of an expert; tests have few
+static size_t product_limit(void) { return SIZE_MAX; }
 #else
 constexpr size_t FEW_ROWS = 64;
+static size_t product_limit(void) { return shared_memory_limit(); }
 #endif
 
 struct GroupedProduct {
@@ -88,41 +91,83 @@ template <ProductForm FORM, ProductTile T> struct StageTiles {
     static constexpr int B_ROWS = FORM == PRODUCT_FORWARD ? T.columns : PRODUCT_DEPTH;
     static constexpr int B_WIDTH = FORM == PRODUCT_FORWARD ? PRODUCT_DEPTH : T.columns;
     static constexpr unsigned A = A_ROWS * padded<A_WIDTH>, B = B_ROWS * padded<B_WIDTH>;
-    static constexpr size_t BYTES = PRODUCT_STAGES * (A + B) * sizeof(floatX);
+    static constexpr size_t BYTES = T.stages * (A + B) * sizeof(floatX);
 };
 
-// c[warp_rows, warp_columns] += a stage's product, from the warp's first row and column on
+// A warp's operands of 16 of the summed dimension
+template <ProductTile T> struct ProductOperands {
+    OperandA a[T.warp_rows / 16];
+    OperandB b[T.warp_columns / 16];
+};
+
+template <ProductForm FORM, ProductTile T>
+__device__ inline void operands_load(ProductOperands<T> &x, const floatX *a, const floatX *b, unsigned row,
+                                     unsigned column, unsigned k) {
+    constexpr unsigned A_STRIDE = padded<StageTiles<FORM, T>::A_WIDTH>, B_STRIDE = padded<StageTiles<FORM, T>::B_WIDTH>;
+#pragma unroll
+    for (int n = 0; n < T.warp_columns; n += 16)
+        x.b[n / 16] =
+            FORM == PRODUCT_FORWARD ? load_b(b, B_STRIDE, column + n, k) : load_b_rows(b, B_STRIDE, k, column + n);
+#pragma unroll
+    for (int m = 0; m < T.warp_rows; m += 16)
+        x.a[m / 16] =
+            FORM == PRODUCT_WEIGHT ? load_a_columns(a, A_STRIDE, k, row + m) : load_a(a, A_STRIDE, row + m, k);
+}
+
+// c[warp_rows, warp_columns] += a stage's product, from the warp's first row and column on. The next operands are loaded
+// before the instructions that use the last ones: the compiler keeps this order
 template <ProductForm FORM, ProductTile T>
 __device__ inline void stage_product(float (*c)[T.warp_columns / 8][4], const floatX *a, const floatX *b, unsigned row,
                                      unsigned column) {
-    typedef StageTiles<FORM, T> Tiles;
+    ProductOperands<T> x[2];
+    operands_load<FORM, T>(x[0], a, b, row, column, 0);
 #pragma unroll
     for (int k = 0; k < PRODUCT_DEPTH; k += 16) {
-        OperandB right[T.warp_columns / 16];
+        if (k + 16 < PRODUCT_DEPTH) operands_load<FORM, T>(x[(k / 16 + 1) % 2], a, b, row, column, k + 16);
+        const ProductOperands<T> &now = x[k / 16 % 2];
 #pragma unroll
-        for (int n = 0; n < T.warp_columns; n += 16)
-            right[n / 16] = FORM == PRODUCT_FORWARD ? load_b(b, padded<Tiles::B_WIDTH>, column + n, k)
-                                                    : load_b_rows(b, padded<Tiles::B_WIDTH>, k, column + n);
-#pragma unroll
-        for (int m = 0; m < T.warp_rows / 16; m++) {
-            const OperandA left = FORM == PRODUCT_WEIGHT ? load_a_columns(a, padded<Tiles::A_WIDTH>, k, row + m * 16)
-                                                         : load_a(a, padded<Tiles::A_WIDTH>, row + m * 16, k);
-            mma_columns<T.warp_columns>(c[m], left, [&](int n) { return right[n / 16]; });
-        }
+        for (int m = 0; m < T.warp_rows / 16; m++)
+            mma_columns<T.warp_columns>(c[m], now.a[m], [&](int n) { return now.b[n / 16]; });
     }
 }
 
-// Adds to or writes two neighbours of a row; not both: the row ends between them.
-template <bool PACKED, typename T> __device__ inline void pair_store(T *to, float x, float y, bool add, bool both) {
+// Adds two neighbours of a row to x and y, or writes x and y there. both: else the row ends between them
+template <bool PACKED, typename T> __device__ inline void pair_add(const T *from, float &x, float &y, bool both) {
+    if constexpr (PACKED) {
+        const Pack<T, 2> pair = pack_read<2>(from);
+        x += load(pair.x[0]), y += load(pair.x[1]);
+    } else {
+        x += load(from[0]);
+        if (both) y += load(from[1]);
+    }
+}
+template <bool PACKED, typename T> __device__ inline void pair_write(T *to, float x, float y, bool both) {
     if constexpr (PACKED) {
         Pack<T, 2> pair;
-        if (add) pair = pack_read<2>(to);
-        set_value(pair.x, add ? load(pair.x[0]) + x : x), set_value(pair.x + 1, add ? load(pair.x[1]) + y : y);
+        set_value(pair.x, x), set_value(pair.x + 1, y);
         pack_write(to, pair);
     } else {
-        set_value(to, add ? load(to[0]) + x : x);
-        if (both) set_value(to + 1, add ? load(to[1]) + y : y);
+        set_value(to, x);
+        if (both) set_value(to + 1, y);
     }
+}
+
+// Writes the warp's 16 rows c to `to`, or adds them: of rows `rows` stay, of columns `left`. All are read before one is
+// written. FULL: all stay
+template <int N, bool PACKED, bool FULL, typename T>
+__device__ inline void results_write(T *to, float (*c)[4], size_t stride, int rows, int left, bool accumulate) {
+    const int row = threadIdx.x % LANES / 4, column = threadIdx.x % 4 * 2;
+    T *const at[2] = {to + row * stride + column, to + (row + 8) * stride + column};
+    const auto each = [&](auto f) {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int n = 0; n < N; n += 8)
+                if (FULL || (row + half * 8 < rows && column + n < left))
+                    f(at[half] + n, c[n / 8][half * 2], c[n / 8][half * 2 + 1], FULL || column + n + 1 < left);
+    };
+    if (accumulate) each([](const T *from, float &x, float &y, bool both) { pair_add<PACKED>(from, x, y, both); });
+    each([](T *place, float x, float y, bool both) { pair_write<PACKED>(place, x, y, both); });
 }
 
 // PACKED: rows of all tensors are whole packs
@@ -169,22 +214,30 @@ __global__ void __launch_bounds__(PRODUCT_THREADS, 2) experts_product_kernel(Gro
     const unsigned warp = threadIdx.x / LANES, row = warp / ACROSS * T.warp_rows,
                    warp_column = warp % ACROSS * T.warp_columns;
     float c[T.warp_rows / 16][T.warp_columns / 8][4] = {};
-    pass_tiles<PRODUCT_STAGES>(tiles_in<PRODUCT_DEPTH>(depth), bring, [&](unsigned, unsigned stage) {
+    pass_tiles<T.stages>(tiles_in<PRODUCT_DEPTH>(depth), bring, [&](unsigned, unsigned stage) {
         const floatX *const from = memory + stage * (Tiles::A + Tiles::B);
         if (row < tile.rows) stage_product<FORM, T>(c, from, from + Tiles::A, row, warp_column);
     });
-    const size_t first_row = FORM == PRODUCT_WEIGHT ? tile.expert * p.OC + tile.begin : tile.begin;
+    const size_t first_row = (FORM == PRODUCT_WEIGHT ? tile.expert * p.OC : 0) + tile.begin + row;
+    const size_t place = first_row * columns + column + warp_column;
+    const int rows_left = (int)tile.rows - (int)row,
+              columns_left = left < T.columns ? (int)left - (int)warp_column : T.columns;
+    const auto write = [&](auto *out, auto FULL, bool accumulate) {
 #pragma unroll
-    for (int m = 0; m < T.warp_rows / 16; m++)
-        for_pairs<T.warp_columns>(c[m], [&](unsigned i, unsigned j, float x, float y) {
-            const unsigned r = row + m * 16 + i, at = warp_column + j;
-            if (r >= tile.rows || at >= left) return;
-            const size_t place = (first_row + r) * columns + column + at;
-            if constexpr (FORM == PRODUCT_WEIGHT)
-                pair_store<PACKED>(p.sums + place, x, y, true, at + 1 < left);
-            else
-                pair_store<PACKED>(p.out + place, x, y, p.accumulate, at + 1 < left);
-        });
+        for (int m = 0; m < T.warp_rows; m += 16)
+            results_write<T.warp_columns, PACKED, FULL>(out + place + m * columns, c[m / 16], columns, rows_left - m,
+                                                        columns_left, accumulate);
+    };
+    const auto write_all = [&](auto FULL) {
+        if constexpr (FORM == PRODUCT_WEIGHT)
+            write(p.sums, FULL, true);
+        else
+            write(p.out, FULL, p.accumulate);
+    };
+    if (PACKED && rows_left >= T.warp_rows && columns_left >= T.warp_columns)
+        write_all(std::true_type());
+    else
+        write_all(std::false_type());
 }
 
 template <ProductForm FORM, ProductTile T, bool PACKED> static void product_launch(GroupedProduct p, size_t rows) {
@@ -205,6 +258,8 @@ template <ProductForm FORM> static void grouped_product(const GroupedProduct &p,
     if (!packed) return product_launch<FORM, SMALL, false>(p, rows);
     if constexpr (sizeof(floatX) == 2) {
         if (!few && columns <= (size_t)NARROW.columns) return product_launch<FORM, NARROW, true>(p, rows);
+        const bool two = product_limit() < 2 * StageTiles<FORM, WIDE>::BYTES;
+        if (!few && two) return product_launch<FORM, WIDE_OF_TWO, true>(p, rows);
         if (!few) return product_launch<FORM, WIDE, true>(p, rows);
     }
     product_launch<FORM, SMALL, true>(p, rows);
