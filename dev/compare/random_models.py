@@ -31,8 +31,10 @@ import shards  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import (Gemma3TextConfig, Glm4Config, GPT2Config, GraniteConfig, LlamaConfig, Ministral3Config,  # noqa: E402
-                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
+from transformers import (Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GraniteConfig, LlamaConfig,  # noqa: E402
+                          Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
+                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
@@ -183,8 +185,47 @@ def granite(r):
                          residual_multiplier=r.choice([0.22, 1.0, 1.7]), logits_scaling=r.choice([0.7, 1, 8.0]))
 
 
+def experts(r, most=16):
+    """Draws the keys of a layer's experts: as many as there are of a token, or up to `most`."""
+    E = r.randrange(2, most + 1)
+    return E, dict(num_experts_per_tok=r.choice([1, 2, E, r.randrange(1, E + 1)]), moe_intermediate_size=r.randrange(3, 40))
+
+
+def qwen3_moe(r):
+    s, (E, e) = sizes(r), experts(r)
+    layers = s["num_hidden_layers"]
+    dense = [l for l in range(layers) if r.random() < 0.3] if r.random() < 0.4 else []
+    return Qwen3MoeConfig(**s, **e, num_experts=E, mlp_only_layers=dense, decoder_sparse_step=r.choice([1, 1, 2, 3]),
+                          norm_topk_prob=r.random() < 0.5, rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3)
+
+
+def qwen3_5_moe(r):
+    c, (E, e) = qwen3_5(r).to_dict(), experts(r)
+    kept = {key: c[key] for key in Qwen3_5MoeTextConfig().to_dict() if key in c and key not in ("model_type", "architectures")}
+    return Qwen3_5MoeTextConfig(**kept, **e, num_experts=E, shared_expert_intermediate_size=r.randrange(3, 50))
+
+
+def mixtral(r):
+    E, e = experts(r)
+    del e["moe_intermediate_size"]
+    return MixtralConfig(**sizes(r), **e, num_local_experts=E, rope_parameters=scaling(r, 64),
+                         sliding_window=r.choice([None, None, r.randrange(1, 30)]))
+
+
+def glm4_moe(r):
+    s, rope, groups = sizes(r), scaling(r, 64), r.choice([1, 1, 2, 3, 4])
+    E, kept = groups * r.randrange(2, 6), r.randrange(1, groups + 1)
+    rope["partial_rotary_factor"] = part(r, s["head_dim"])
+    return Glm4MoeConfig(**s, n_routed_experts=E, num_experts_per_tok=r.randrange(1, E // groups * kept + 1), n_group=groups,
+                         topk_group=kept, moe_intermediate_size=r.randrange(3, 40), n_shared_experts=r.choice([1, 1, 2]),
+                         first_k_dense_replace=r.randrange(0, s["num_hidden_layers"] + 1), num_mtp_layers=0,
+                         norm_topk_prob=r.random() < 0.5, use_qk_norm=r.random() < 0.5,
+                         routed_scaling_factor=r.choice([1.0, 2.5]), rope_parameters=rope, attention_bias=r.random() < 0.5)
+
+
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3,
-                qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite)
+                qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
+                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -213,7 +254,12 @@ VALUES = dict(
     dtype=["float16", None, "auto"], transformers_version=["4.1.0", None], linear_conv_kernel_dim=[2, 4],
     linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8], vocab_size=[60, 77],
     embedding_multiplier=[2, 0.5], residual_multiplier=[0.3, 2], attention_multiplier=[0.1], logits_scaling=[3, 0],
-    type_vocab_size=[2], use_qk_norm=[True], quantization_config=[None], return_dict=[True, None],
+    num_experts=[2, 5, 0], num_local_experts=[2, 5], n_routed_experts=[2, 4], num_experts_per_tok=[1, 2, 7, 0],
+    moe_intermediate_size=[8, 0], shared_expert_intermediate_size=[8, 0], n_shared_experts=[1, 2, 0], decoder_sparse_step=[1, 2, 0, -1],
+    first_k_dense_replace=[0, 1, 9], mlp_only_layers=[[0], [1, 7], [-1], None], n_group=[1, 2, 0], topk_group=[1, 2, 0],
+    norm_topk_prob=[True, False], routed_scaling_factor=[2.5, 1, 0], router_jitter_noise=[0.0, 0.1], use_qk_norm=[True, False],
+    router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
+    type_vocab_size=[2], quantization_config=[None], return_dict=[True, None],
     architectures=[None], _name_or_path=["x"], auto_map=[{}], rope_scaling=[None, {}], rope_parameters=[None, {}])
 ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None],
             type=["default", "linear", "yarn", "mrope"], rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5],
@@ -276,7 +322,9 @@ def small_model(folder):
         size = sum(p.numel() for p in AUTO.from_config(config).parameters())
     if size > 2e6:
         raise OverflowError(f"{size} weights")
-    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation="sdpa").eval()
+    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager").eval()
+    for router in routers_of(model):
+        router.double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             one = parameter.ndim == 1 and name.endswith("weight") and not make_golden.adds_one(config, name)
@@ -284,6 +332,7 @@ def small_model(folder):
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
     weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
@@ -327,7 +376,7 @@ def mutated_trial(seed, number, names, work, verbose):
         counted = np.r_[0, np.ones(39)].astype(np.uint8)
         shard = write_shard(work, [ids.numpy().astype(np.uint16)], [counted], vocabulary)
         out = json.loads(ours("bp", "--model", folder, "--data", shard, "--any-tokenizer", "--seq-len", 39, "--batch", 1,
-                              "--json", "--quiet", "--grads-out", work / "grads.safetensors"))
+                              "--router-aux-loss", 0, "--json", "--quiet", "--grads-out", work / "grads.safetensors"))
     except AssertionError as error:
         message = str(error).split("config.json: ")[-1].split("exit status ")[-1]
         return name, "refused by both" if theirs else "refused by us", said, f"{message} | {theirs}"
@@ -364,6 +413,54 @@ def write_shard(folder, documents, counts, vocabulary):
     return writer.path(0)
 
 
+def routers_of(model):
+    return [m for m in model.modules() if hasattr(m, "top_k") and hasattr(m, "weight")]
+
+
+def router_losses(model, stream, balance, z):
+    """The routers' losses (llmc/stream/routes.h) of all documents together; their gradients are added to those of the parameters."""
+    rows = {router: [] for router in routers_of(model)}
+    hooks = [router.register_forward_hook(lambda router, _, out: rows[router].append((out[0], out[2]))) for router in rows]
+    for start, length in zip(stream["doc_start"].tolist(), stream["doc_length"].tolist()):
+        model(input_ids=stream["tokens"][None, start:start + length], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    logits, chosen = (torch.cat([pair[i] for pairs in rows.values() for pair in pairs]) for i in (0, 1))
+    share = torch.bincount(chosen.flatten(), minlength=logits.shape[1]).double() / len(logits)
+    losses = (logits.shape[1] * (share * logits.softmax(-1).mean(0)).sum(), logits.logsumexp(-1).square().mean())
+    (balance * losses[0] + z * losses[1]).backward()
+    theirs = load_balancing_loss_func(tuple(torch.cat([l for l, _ in pairs]) for pairs in rows.values()), logits.shape[1],
+                                      chosen.shape[1])
+    assert abs(theirs - losses[0]) < 1e-5 * losses[0], f"balance {losses[0]}, transformers has {theirs}"
+    return [loss.item() for loss in losses]
+
+
+def skew(r, model):
+    """Lets a feature of all tokens choose some experts always and others never, or makes two experts tie: the lower one counts."""
+    how = r.choice(["", "", "skewed", "tied"])
+    with torch.no_grad():
+        if how == "skewed":
+            model.get_input_embeddings().weight[:, 0] = 1.5
+        for router in routers_of(model):
+            E = len(router.weight)
+            if how == "skewed":
+                router.weight[:, 0] = torch.tensor([r.choice([-9.0, 0.0, 9.0]) for _ in range(E)])
+            if how == "tied":
+                router.weight[torch.tensor(r.sample(range(E), r.randrange(2, E + 1)))] = 0
+            if how and hasattr(router, "e_score_correction_bias"):
+                values = [0.0] if how == "tied" else [-3.0, 0.0, 3.0]
+                router.e_score_correction_bias.copy_(torch.tensor([r.choice(values) for _ in range(E)]))
+    return how
+
+
+def topk_of_the_lowest(scores, k, dim=-1, sorted=True):
+    """As torch.topk, with the lower index of equal ones."""
+    if k > scores.shape[dim]:
+        raise IndexError(f"{k} of {scores.shape[dim]}")
+    best = torch.sort(scores, dim=dim, descending=True, stable=True)
+    return torch.return_types.topk((best.values[..., :k], best.indices[..., :k]))
+
+
 def trial(seed, number, names, work, verbose):
     """Returns the family, and the errors of the loss and of the worst gradient."""
     r = random.Random(f"{seed} {number}")
@@ -378,10 +475,15 @@ def trial(seed, number, names, work, verbose):
     about = f"{name}, {lengths} tokens, {method[0]} {method[1]}"
     if verbose:
         print(about, config.to_json_string(), sep="\n")
-    case = make_golden.Case(name, config, seed=r.randrange(1 << 20), lengths=tuple(lengths))
+    layout = r.choice(["plain", "fused"]) if name in ("qwen3_moe", "qwen3_5_moe") else "plain"
+    case = make_golden.Case(name, config, seed=r.randrange(1 << 20), layout=layout, lengths=tuple(lengths))
     folder = work / str(number)
     folder.mkdir()
-    make_golden.save_model(case, make_golden.random_model(case), folder)
+    made = make_golden.random_model(case)
+    about += f" {layout} {skew(r, made)}"
+    make_golden.save_model(case, made, folder)
+    losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
+    routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
     rng = np.random.default_rng(case.seed)
     documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
     for ids in documents:
@@ -392,7 +494,7 @@ def trial(seed, number, names, work, verbose):
     data = write_shard(work, documents, counts, config.vocab_size)
     chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
     out = json.loads(ours("bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths),
-                          "--method", method[0], *chunks, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
+                          "--method", method[0], *chunks, *routers, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
     found = load_file(work / "grads.safetensors")
     with make_golden.rmsnorm_in_the_models_dtype():
         model = make_golden.load_model(folder, torch.float64, "sdpa")
@@ -401,9 +503,13 @@ def trial(seed, number, names, work, verbose):
         stream = dict(zip(("tokens", "targets", "loss_weight"), joined), doc_length=torch.tensor(lengths),
                       doc_start=torch.tensor([0, *lengths[:-1]]).cumsum(0))
         loss, _, _, gradients = make_golden.loss_and_gradients(model, stream)
+        for key, loss_of in zip(("aux_loss", "z_loss"), router_losses(model, stream, *losses) if losses else []):
+            assert abs(out.get(key, loss_of) - loss_of) <= LOSS * loss_of, f"{about}: {key} {out[key]!r}, transformers has {loss_of!r}"
         off, worst = abs(out["loss"] - loss.item()) / loss.item(), 0.0
         assert off <= LOSS, f"{about}: loss {out['loss']!r}, transformers has {loss.item()!r}"
         whole = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+        apart = abs(out["grad_norm"] - whole) / whole
+        assert apart <= LOSS, f"{about}: norm of the gradients {out['grad_norm']!r}, transformers has {whole.item()!r}"
         assert set(found) == set(gradients), f"{about}: gradients of {set(found) ^ set(gradients)}"
         for key, g in gradients.items():
             error = (found[key].double() - g).norm() / (g.norm() + 1e-3 * whole)
@@ -438,6 +544,7 @@ def main():
     transformers.utils.logging.set_verbosity_error()
     for function in ("cos", "sin"):  # torch's own are off by an ulp now and then
         setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
+    torch.topk = torch.Tensor.topk = topk_of_the_lowest
     torch.log = lambda x, f=torch.log: f(x.double()).to(x.dtype)
     counts, failed, worst = {}, 0, (0.0, 0.0)
     numbers = [options.only] if options.only is not None else range(options.first, options.first + options.trials)
