@@ -9,6 +9,8 @@ turn; medians of the repeats' ratios are printed. Built by dev/bench.sh.
     bench_ops delta [REPEATS [HV]]       linear attention of a chunk: the delta rule, share of the product's rate; the
                                          rest, and a token of each of 16 texts, share of the rate of reading memory
     bench_ops dequantise [REPEATS [ROWS]] matrices in 4 bits, bytes read and written: share of the rate of a copy
+    bench_ops experts [REPEATS [ROWS]]   products of 16 experts of about ROWS rows: processor time of one product of as
+                                         many rows over theirs; of 128 experts, time of all over that of 8
     bench_ops adamw [REPEATS [COUNT]]    a step of COUNT elements: time by the type of moments over that with fp32
 */
 #include "product_rate.c"
@@ -453,13 +455,103 @@ static void bench_adamw(size_t repeats, size_t only) {
     cpu_release(m_scales, blocks * sizeof(floatS)), cpu_release(v_scales, blocks * sizeof(floatS));
 }
 
+// ---- experts --------------------------------------------------------------------------------------------------------
+static double processor_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+typedef struct {
+    size_t E, C, OC;
+    floatX *x, *weight, *out; // [rows,C], [E,OC,C], [rows,OC]
+    floatS *dweight;          // [E,OC,C]
+    uint8_t *record;          // of weight
+} ExpertsBench;
+
+typedef enum { EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT, EXPERTS_QUANTISED } ExpertsOp;
+static const QuantFormat experts_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16};
+
+static double experts_seconds(const ExpertsBench *b, ExpertsOp op, const int32_t *first, size_t E) {
+    const size_t rows = (size_t)first[E];
+    const double begin = processor_seconds();
+    Stored *x = (Stored *)b->x, *weight = (Stored *)b->weight, *out = (Stored *)b->out;
+    if (op == EXPERTS_FORWARD) cpu_experts_forward(out, x, weight, first, rows, E, b->C, b->OC, 0);
+    if (op == EXPERTS_INPUT) cpu_experts_backward_input(x, out, weight, first, rows, E, b->C, b->OC, 0);
+    if (op == EXPERTS_WEIGHT) cpu_experts_backward_weight((Summed *)b->dweight, out, x, first, rows, E, b->C, b->OC);
+    if (op == EXPERTS_QUANTISED)
+        cpu_experts_forward_quantised(out, x, b->record, &experts_format, first, rows, E, b->C, b->OC);
+    return processor_seconds() - begin;
+}
+
+// One product of as many rows, by the op of a linear layer
+static double dense_seconds(const ExpertsBench *b, ExpertsOp op, size_t rows) {
+    const double begin = processor_seconds();
+    Stored *x = (Stored *)b->x, *weight = (Stored *)b->weight, *out = (Stored *)b->out;
+    if (op == EXPERTS_FORWARD) cpu_linear_forward(out, x, weight, NULL, NULL, rows, b->C, b->OC, b->OC);
+    if (op == EXPERTS_INPUT) cpu_linear_backward_input(x, out, weight, rows, b->C, b->OC, b->OC, 0);
+    if (op == EXPERTS_WEIGHT) cpu_linear_backward_weight((Summed *)b->dweight, NULL, out, x, rows, b->C, b->OC, b->OC);
+    return processor_seconds() - begin;
+}
+
+// first[E + 1]: E experts of half to one and a half times `rows`, other ones in each repeat
+static void uneven_rows(int32_t *first, size_t rows, size_t E, size_t repeat) {
+    first[0] = 0;
+    for (size_t e = 0; e < E; e++) {
+        const size_t share =
+            e % 2 ? 2 * rows - (size_t)(first[e] - first[e - 1]) : rows / 2 + random_below(1, repeat, e, rows + 1);
+        first[e + 1] = first[e] + (int32_t)share;
+    }
+}
+
+static void bench_experts(size_t repeats, size_t only) {
+    static const char *const names[] = {"forward", "backward input", "backward weight", "forward in nf4"};
+    static const size_t sizes[][2] = {{2048, 1536}, {768, 2048}}, means[] = {16, 64, 256};
+    enum { E = 16, ALL = 128, USED = 8 };
+    for (size_t i = 0; i < 2; i++) {
+        ExpertsBench b = {.E = ALL, .C = sizes[i][0], .OC = sizes[i][1]};
+        const size_t count = b.E * b.C * b.OC, most = E * 256;
+        b.x = bench_tensor(most * b.C), b.out = bench_tensor(most * b.OC), b.weight = bench_tensor(count);
+        b.dweight = sums(E * b.C * b.OC);
+        for (size_t m = 0; m < 3; m++)
+            for (ExpertsOp op = EXPERTS_FORWARD; op <= EXPERTS_WEIGHT && (!only || only == means[m]); op++) {
+                double ratio[MOST];
+                for (size_t r = 0; r <= repeats; r++) {
+                    int32_t first[E + 1];
+                    uneven_rows(first, means[m], E, r);
+                    const double dense = dense_seconds(&b, op, (size_t)first[E]);
+                    ratio[r ? r - 1 : 0] = dense / experts_seconds(&b, op, first, E);
+                }
+                printf("%4zu x %4zu %-16s %3zu rows of each of 16: %.2f\n", b.C, b.OC, names[op], means[m],
+                       median(ratio, repeats));
+            }
+        b.record = (uint8_t *)cpu_allocate(quant_parts(experts_format, count).bytes);
+        memset(b.record, 0x3c, quant_parts(experts_format, count).bytes);
+        for (ExpertsOp op = EXPERTS_FORWARD; op <= EXPERTS_QUANTISED && !only; op += EXPERTS_QUANTISED) {
+            double ratio[MOST];
+            for (size_t r = 0; r <= repeats; r++) {
+                int32_t few[ALL + 1] = {0}, all[ALL + 1] = {0};
+                for (size_t e = 0; e < ALL; e++)
+                    all[e + 1] = (int32_t)e + 1, few[e + 1] = few[e] + (e % (ALL / USED) == r % 16);
+                const double used = experts_seconds(&b, op, few, ALL);
+                ratio[r ? r - 1 : 0] = experts_seconds(&b, op, all, ALL) / used;
+            }
+            printf("%4zu x %4zu %-16s a row of each of 8 of 128: %.1f times as fast as of 128\n", b.C, b.OC, names[op],
+                   median(ratio, repeats));
+        }
+        cpu_release(b.x, most * b.C * sizeof(floatX)), cpu_release(b.out, most * b.OC * sizeof(floatX));
+        cpu_release(b.weight, count * sizeof(floatX)), cpu_release(b.dweight, E * b.C * b.OC * sizeof(floatS));
+        cpu_release(b.record, quant_parts(experts_format, count).bytes);
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(size_t repeats, size_t only);
     } modes[] = {{"attention", bench_attention}, {"head", bench_head},   {"products", bench_products},
                  {"decode", bench_decode},       {"delta", bench_delta}, {"dequantise", bench_dequantise},
-                 {"adamw", bench_adamw}};
+                 {"experts", bench_experts},     {"adamw", bench_adamw}};
     size_t repeats = 5, only = 0;
     if (argc > 2 && (!parse_size(argv[2], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
@@ -469,6 +561,6 @@ int main(int argc, char **argv) {
             modes[i].run(repeats, only);
             return 0;
         }
-    die_usage(
-        "usage: bench_ops attention|head|products|decode|delta|dequantise|adamw [REPEATS [HD|V|ROWS|TEXTS|HV|COUNT]]");
+    die_usage("usage: bench_ops attention|head|products|decode|delta|dequantise|experts|adamw [REPEATS "
+              "[HD|V|ROWS|TEXTS|HV|COUNT]]");
 }

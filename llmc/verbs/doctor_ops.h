@@ -7,6 +7,7 @@ optimizer's step.
 #include "doctor_check.h"
 #include "llmc/model/rope_frequency.h"
 #include "llmc/ops/op_cases.h"
+#include "llmc/stream/state.h"
 
 // n tokens of a model; of one without linear attention a few small heads, of one without experts a few small ones.
 static OpShape model_shape(const Config *c, size_t n) {
