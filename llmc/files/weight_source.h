@@ -384,8 +384,10 @@ static void source_grow(WeightSource *source, size_t rows) {
     free(sum);
     const DType type = source->dtype;
     source->grown_from = old, source->config.vocab_size = rows;
+    const Model grown = model_build(&source->config, type);
+    model_copy_biases(&grown, &source->model);
     model_free(&source->model);
-    source->model = model_build(&source->config, type);
+    source->model = grown;
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------

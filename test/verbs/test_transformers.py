@@ -225,7 +225,7 @@ scaled("mistral", "linear,factor=2.5", {"rope_type": "linear", "factor": 2.5, "r
 for tied in (True, False):
     hybrid = composite(tied)
 grown("qwen3_5-hub", hybrid)
-for name in ("llama", "llama-tied", "gpt2"):
+for name in ("llama", "llama-tied", "gpt2", "glm4_moe"):
     grown(name)
 TEXT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
