@@ -172,7 +172,8 @@ static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Com
     if (from < cache->slots) {
         cache_copy(cache, s, from, slot, count);
         if (route)
-            memcpy(text->route, route, count * expert_layers(s) * s->model->config.num_experts_per_tok * sizeof(*route));
+            memcpy(text->route, route,
+                   count * expert_layers(s) * s->model->config.num_experts_per_tok * sizeof(*route));
     } else {
         cache_clear(cache, s, slot);
         cache_feed(cache, s, slot, text->prompt, count);

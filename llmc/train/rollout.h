@@ -70,8 +70,8 @@ static void rollout_write(Rollout *r, StreamBP *streambp) {
         dist_broadcast(RANKS_SEQUENCE, r->ids + begin * s->max_new_tokens, count * s->max_new_tokens * sizeof(int32_t),
                        rank);
         if (r->route)
-            dist_broadcast(RANKS_SEQUENCE, r->route + begin * r->text_routes,
-                           count * r->text_routes * sizeof(uint16_t), rank);
+            dist_broadcast(RANKS_SEQUENCE, r->route + begin * r->text_routes, count * r->text_routes * sizeof(uint16_t),
+                           rank);
     }
     for (size_t i = 0; i < texts; i++)
         r->completion[i].tokens = (size_t)r->lengths[i], r->completion[i].ended = r->lengths[texts + i];

@@ -25,6 +25,9 @@ static const char *const models[] = {
     "dim=8,vocab_size=18,tie_word_embeddings=false,sliding_window=3,layer_types=sfs",
     "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
     "size=13,sliding_window=2",
+    // experts in two of three layers
+    "qwen3_moe,hidden_size=16,intermediate_size=20,num_hidden_layers=3,num_attention_heads=2,num_key_value_heads=1,"
+    "head_dim=8,vocab_size=17,num_experts=5,num_experts_per_tok=2,moe_intermediate_size=12,mlp_only_layers=1",
     // a state beside keys and values, a state alone
     TINY_LLLF,
     TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=1",
