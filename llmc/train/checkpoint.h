@@ -204,8 +204,8 @@ static void section_write_transposed(const OutputFile *out, Checksum *sum, uint6
     }
 }
 
-// Writes staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table; stacks: B of
-// experts, too
+// Writes staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table
+// stacks: B of experts, too
 static void section_write_parameters(const OutputFile *out, Checksum *sum, uint64_t at, const Model *table,
                                      size_t first, size_t count, size_t size, int stacks) {
     unsigned char *values = staged.bytes;
