@@ -74,8 +74,8 @@ static void lora_add_pattern(cJSON *patterns, char *entry) {
     cJSON_AddNumberToObject(patterns, entry, number);
 }
 
-// Returns the modules that a word stands for; 0: it is none. all: as in PEFT 0.21: either the experts and routers, or all
-// other linear layers, depending on the family.
+// Returns the modules that a word stands for; 0: it is none. all: as in PEFT 0.21, beside attention
+// either experts and routers or the other linear layers, by family.
 static unsigned lora_word(const char *targets, const Config *c) {
     const int experts = expert_layers_before(c, c->num_hidden_layers) != 0,
               renamed = adapter_old_names(c->family) != NULL;

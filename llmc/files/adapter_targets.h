@@ -211,8 +211,8 @@ static int adapter_has_stack(const SafeTensors *list, const char *experts, const
     return down == ((a && a->shape[1] != c->hidden_size) || (b && b->shape[0] != 2 * c->moe_intermediate_size));
 }
 
-// Tells whether a module has an adapter: by the keys or, with the tensors of a file, as found there; the keys must agree
-// if they name modules.
+// Tells whether a module has an adapter: by the keys or, with the tensors of a file, as found there. Keys that name
+// modules must agree.
 static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const int *found,
                        int named) {
     const int wanted = !found || named ? adapter_targets(t, name, layer, parameter) : *found;

@@ -192,7 +192,7 @@ static void section_move(const OutputFile *out, const InputFile *in, Checksum *s
     if (out) output_write(out, offset, values, bytes);
 }
 
-// Writes values[count] of a matrix [rows,cols] from element `first` on, which the file holds transposed from byte `at` on.
+// Writes values[count] of a matrix [rows,cols] from element `first` on. The file holds it transposed from byte `at` on.
 static void section_write_transposed(const OutputFile *out, Checksum *sum, uint64_t at, size_t first, size_t count,
                                      size_t size, size_t rows, size_t cols, const unsigned char *values) {
     unsigned char *column = staged_reformed.bytes;
@@ -204,8 +204,8 @@ static void section_write_transposed(const OutputFile *out, Checksum *sum, uint6
     }
 }
 
-// Writes staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table; stacks: with
-// B of experts
+// Writes staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table
+// stacks: B of experts, too
 static void section_write_parameters(const OutputFile *out, Checksum *sum, uint64_t at, const Model *table,
                                      size_t first, size_t count, size_t size, int stacks) {
     unsigned char *values = staged.bytes;

@@ -91,6 +91,30 @@ succeeds eval --model "$WORK/grown-whole" $data --val-steps 1 --quiet
 refuses 2 'grow-vocabulary 90 is below the 96 ids of this model; give 96 or more' plan --model "$base" --grow-vocabulary 90
 refuses 2 'has no rows to add to; give vocab_size=60000 among its keys' plan --init gpt2 --grow-vocabulary 60000
 
+# ---- experts ---------------------------------------------------------------------------------------------------------------------
+experts=qwen3_moe,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8
+experts="--init $experts,vocab_size=96,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=16,mlp_only_layers=1 $data --lora-rank 3"
+in_two_parts experts 4 '' $experts --lora-targets experts,gate,q_proj $on
+check 'experts and routers are parameters' grep -q '"target_parameters": \["experts.down_proj", "gate.weight", "gate_up_proj"\]' \
+    "$WORK/experts/checkpoint-00000004/adapter_config.json"
+succeeds bp $experts
+says out 'trained: adapters of rank 3, alpha 6: 1.34 k parameters' # of attention alone
+refuses 2 'gate_proj alone is half of experts.gate_up_proj' bp $experts --lora-targets gate_proj,q_proj
+refuses 2 'adapters of experts and routers have no dropout' bp $experts --lora-targets gate --lora-dropout 0.1
+refuses 2 'adapter-layout has no meaning without --adapter-only' convert --model "$WORK/experts" --adapter-layout per-expert --out "$WORK/x"
+change_keys() { # old, new: of a copy's adapter_config.json
+    sed "s/$1/$2/" "$WORK/experts/checkpoint-00000004/adapter_config.json" >"$WORK/wrong/adapter_config.json"
+}
+mkdir "$WORK/wrong" && cp "$WORK/experts/checkpoint-00000004/adapter_model.safetensors" "$WORK/wrong"
+change_keys '"gate.weight"' '"gate.weight", "foo.weight"'
+refuses 1 'target_parameters has foo.weight, which is no matrix of a router or of experts' eval ${experts% --lora-rank 3} --adapter "$WORK/wrong"
+change_keys '"gate.weight", ' ''
+refuses 1 'has tensors of .*mlp.gate.weight, which target_parameters does not name' eval ${experts% --lora-rank 3} --adapter "$WORK/wrong"
+change_keys 'rank_pattern": {}' 'rank_pattern": {"experts.down_proj": 4}'
+refuses 1 'has shape \[18, 16\], but rank 4 and this base ask for \[24, 16\]' eval ${experts% --lora-rank 3} --adapter "$WORK/wrong"
+succeeds plan --init qwen3-30b-a3b --lora-rank 16 --lora-targets experts --seq-len 64 --memory-limit 1TiB
+says err 'note: adapters of experts hold 629.15 M parameters: with AdamW in fp32 9.38 GiB, and 7.03 GiB on disk'
+
 # ---- refusals on resuming -------------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")
