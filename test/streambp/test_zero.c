@@ -17,7 +17,7 @@ static const char *const models[] = {
     "gpt2,hidden_size=24,num_hidden_layers=1,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
     TINY_GEMMA ",sliding_window=9,layer_types=ssf",
     TINY_HYBRID ",num_hidden_layers=3,layer_types=lf,linear_num_value_heads=4,tie_word_embeddings=true",
-    TINY_MIXED,
+    TINY_SHARED,
 };
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 
