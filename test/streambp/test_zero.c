@@ -22,7 +22,7 @@ static const char *const models[] = {
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 
 static double bound(void) {
-    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 1e-5 : 0.03;
+    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 2e-5 : 0.03;
 }
 
 static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, size_t micro_batches) {
