@@ -3,7 +3,7 @@ Pages: what lies off-device, in host memory or in a file on a disk (arena.h), pa
 ops work on the device alone. A page is a group, a layer, a chunk or a slice: one tensor or several.
 
     page_ask      gives a slot to a page, once the slot's last store is done
-    page_load     starts loading a tensor of it; runs beside ops
+    page_load     starts loading a tensor of it, in pieces; runs beside ops
     page_await    waits for the slot's loads
     page_store    starts storing a tensor back; runs beside ops
     page_finish   waits for the slot's stores
@@ -23,6 +23,10 @@ typedef struct {
     double bytes[PHASES][WAYS];
 } Moved;
 
+#ifndef PAGE_PIECE
+#define PAGE_PIECE ((size_t)256 << 20) // most bytes of one transfer: a layer of experts has gigabytes
+#endif
+
 // Where pages of a kind are at home, and how often a dry run counts a visit
 typedef struct {
     const Ops *ops;
@@ -40,23 +44,23 @@ typedef struct {
 
 static Way page_way(Pager p, int in) { return (Way)((p.place == PLACE_DISK ? WAY_DISK_OUT : WAY_HOST_OUT) + in); }
 
-static void page_load(Pager p, PageSlot *slot, void *device, const void *home, size_t bytes) {
-    const Way way = page_way(p, 1);
-    p.moved->bytes[p.moved->phase][way] += p.times * (double)bytes;
-    if (bytes) slot->ticket[way] = p.ops->load(device, home, bytes);
-}
-
-static void page_store(Pager p, PageSlot *slot, void *home, const void *device, size_t bytes) {
-    const Way way = page_way(p, 0);
-    p.moved->bytes[p.moved->phase][way] += p.times * (double)bytes;
-    if (bytes) slot->ticket[way] = p.ops->store(home, device, bytes);
-}
-
 static void page_move(Pager p, PageSlot *slot, int in, void *device, void *home, size_t bytes) {
-    if (in)
-        page_load(p, slot, device, home, bytes);
-    else
-        page_store(p, slot, home, device, bytes);
+    const Way way = page_way(p, in);
+    p.moved->bytes[p.moved->phase][way] += p.times * (double)bytes;
+    for (size_t done = 0, n; done < bytes; done += n) {  // the last ticket is awaited for all
+        void *there = (void *)((uintptr_t)home + done);  // NOLINT(performance-no-int-to-ptr): in a plan it may be NULL
+        void *here = (void *)((uintptr_t)device + done); // NOLINT(performance-no-int-to-ptr)
+        n = min_size(bytes - done, PAGE_PIECE);
+        slot->ticket[way] = in ? p.ops->load(here, there, n) : p.ops->store(there, here, n);
+    }
+}
+
+static void page_load(Pager p, PageSlot *slot, void *device, void *home, size_t bytes) {
+    page_move(p, slot, 1, device, home, bytes);
+}
+
+static void page_store(Pager p, PageSlot *slot, void *home, void *device, size_t bytes) {
+    page_move(p, slot, 0, device, home, bytes);
 }
 
 static void page_wait(const Ops *ops, const PageSlot *slot, int in) {

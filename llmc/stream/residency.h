@@ -66,7 +66,7 @@ static void gather_shards(Residency *r, PageSlot *slot, const Model *table, size
 static void group_ask(Residency *r, PageSlot *slot, const Model *table, char *held, size_t group, char *out) {
     const size_t size = dtype_size(table->dtype);
     const Range own = sharded_range(table, weights_sharding(r), group);
-    const char *from = (const char *)at(held, sharding_begin(table, weights_sharding(r), group), size);
+    char *from = (char *)at(held, sharding_begin(table, weights_sharding(r), group), size);
     void *to = at(out, own.begin, size);
     if (is_off_device(r, PLACED_WEIGHTS)) {
         page_load(pager_of(r, PLACED_WEIGHTS, r->layers_repeat), slot, to, from, own.count * size);

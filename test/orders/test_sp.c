@@ -30,6 +30,7 @@ static const char *const models[] = {
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
+    TINY_SHARED,
 };
 
 static const struct {
@@ -45,7 +46,7 @@ static const struct {
     {2, {30, 34}},
     {7, {9, 9, 1, 8, 9, 11, 2}},
 };
-enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 2, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
+enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 3, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
 
 static Case case_make(const char *text, int lora) {
     Case c = {0};

@@ -11,17 +11,12 @@ static double bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.1;
 }
 
-// Experts beside a dense layer, and experts with a shared one that is scaled
+// Experts beside a dense layer
 #define EXPERTS                                                                                                        \
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \
     "head_dim=8,vocab_size=31,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=10,mlp_only_layers=1"
-#define SHARED                                                                                                         \
-    "qwen3_5_moe,hidden_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"           \
-    "vocab_size=31,num_experts=5,num_experts_per_tok=3,moe_intermediate_size=12,shared_expert_intermediate_size=10,"   \
-    "linear_key_head_dim=6,linear_value_head_dim=10,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
-    "partial_rotary_factor=0.5"
 static const char *const models[] = {TINY_GPT2, TINY_BIASED, TINY_QWEN3, TINY_GEMMA ",sliding_window=9,layer_types=ssf",
-                                     TINY_LLLF, EXPERTS,     SHARED};
+                                     TINY_LLLF, EXPERTS,     TINY_SHARED};
 enum { MODELS = COUNT_OF(models) };
 
 static const struct {
@@ -276,6 +271,49 @@ TEST(dropout_follows_a) {
         assert_true(other_layer != seed[2] && other_step != seed[2]);
         tiny_case_free(&c);
     }
+}
+
+// ---- a base in 4 bits -----------------------------------------------------------------------------------------------
+static size_t decoded; // matrices
+
+static void counting_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
+    decoded++;
+    ops_device->dequantise(out, record, format, n);
+}
+
+// A layer is decoded once in forward and once in backward, whatever the chunks. A single token reads codes where they
+// are.
+TEST(a_visit_of_a_layer_decodes_it_once) {
+    static const size_t length[] = {23}, chunks[] = {1000, 5};
+    static const int32_t token[] = {3};
+    const QuantFormat nf4 = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+    TinyCase c = tiny_case(TINY_SHARED, 3);
+    Storage storage;
+    Ops ops = *ops_device;
+    ops.dequantise = counting_dequantise;
+    c.batch = tiny_batch(length, 1, c.model.config.vocab_size, 0, 3);
+    storage_choose(&storage, &c.model, nf4, 0);
+    size_t matrices = 0;
+    for (size_t i = 0; i < c.model.parameter_count; i++) matrices += storage.format[i].type != QUANT_NONE;
+    for (size_t i = 0; i < COUNT_OF(chunks); i++) {
+        RunSettings settings = tiny_settings(&c, METHOD_STREAM, chunks[i], chunks[i]);
+        TinyRun r;
+        Cache cache;
+        settings.storage = &storage, settings.backward = 1, settings.cache_tokens = 2;
+        tiny_begin(&r, &ops, settings, NULL, c.adapters, &c.batch);
+        ops.zero(r.s.memory.weights, storage.table.elements);
+        decoded = 0;
+        forward_backward(&r.s, &c.batch, 1, 1, NULL);
+        if (decoded != 2 * matrices) test_fail("%zu times, not twice each of %zu matrices", decoded, matrices);
+        cache_allocate(&cache, 1, 2), cache_begin(&cache, &r.s);
+        decoded = 0;
+        cache_feed(&cache, &r.s, 0, token, 1);
+        if (decoded && ops.quantised_rows) test_fail("%zu matrices for one token", decoded);
+        cache_end(&cache, &r.s), cache_free(&cache);
+        tiny_end(&r);
+    }
+    storage_free(&storage);
+    tiny_case_free(&c);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

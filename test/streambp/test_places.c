@@ -9,7 +9,8 @@ A process alone runs inside the fence (fence.h), which ends it if an op comes be
 are left out one by one: each is missed. Under mpirun with 2 processes, transfers to disk run in threads.
 */
 #define UPDATE_SLICE ((size_t)700)
-#define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
+#define PAGE_PIECE   ((size_t)600) // bytes
+#define MOMENT_SMALL 50            // so that small models have moments in 8 bits, too
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
 #include "test/streambp/rank_runs.h"
@@ -63,7 +64,8 @@ static const size_t everies[] = {1, 2, 3, 9};
 static const struct { size_t chunk, logits_chunk; } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
-    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, COUNT_OF(methods), 3, COUNT_OF(models), 3, 2, 2, 2, 3, 4, 3, 2};
+    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, COUNT_OF(methods), 3, COUNT_OF(models), 3, 2,
+                                           2, 2, 3, 4, 3, 2};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
     if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
     return only_one ? 1 : levels[factor];
