@@ -1,6 +1,7 @@
 """Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
-Qwen3.5-9B's for linear attention; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where a kernel has another number of
-loops than `loops`, its trips are out of date, and the table says "stale". Then: cycles.py KERNEL --branches.
+Qwen3.5-9B's for linear attention; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as
+cycles.py prints them; where a kernel has another number of loops than `loops`, its trips are out of date, and the table
+says "stale". Then: cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re
 from cycles import ROOT, Timing, compiled, compiler_version, goes_around
@@ -61,9 +62,9 @@ def grouped(form, width, out_width):
     shared = 3 * 2 * ((tile * (deep + 8) if form < 2 else deep * (tile + 8)) +
                       (tile * (deep + 8) if form < 1 else deep * (tile + 8)))
     return (("experts_forward", "experts_backward_input", "experts_backward_weight")[form],
-            f"[{out_width}, {width}]", size, 2 * ROWS * width * out_width / 800e6,
-            [Launch(f"experts_product_kernel<(ProductForm){form}, ProductTile{{128, 128, 64, 64, 3}}, true>", tiles * wide,
-                    128, shared, {**search, MAIN: depth // deep}, len(search) + 1, take=take)])
+            f"[{out_width}, {width}]", size, max(2 * ROWS * width * out_width / 800e6, size / DRAM * 1e6),
+            [Launch(f"experts_product_kernel<(ProductForm){form}, ProductTile{{128, 128, 64, 64, 3}}, true>",
+                    tiles * wide, 128, shared, {**search, MAIN: depth // deep}, len(search) + 1, take=take)])
 
 
 FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
@@ -208,7 +209,8 @@ def print_table(data, write):
 # Parts of mangled names
 HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
             "delta_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
-            "logprob_kernelILb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "ProductTileLi128ELi128ELi64ELi64ELi3E", "attention_dkv_kernelILi128E",
+            "logprob_kernelILb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
+            "ProductTileLi128ELi128ELi64ELi64ELi3E",
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E")
 MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many
 
