@@ -75,7 +75,7 @@ static StepReport report_of(size_t step) {
 static void run_steps(RunLog *log, size_t first, size_t last) {
     for (size_t step = first; step <= last; step++) {
         StepReport r = report_of(step);
-        const Evaluation found = {2.5, {1000, 0, 0}, {{{0}}, 0}};
+        const Evaluation found = {2.5, {.tokens = 1000}, {{{0}}, 0}};
         runlog_step(log, &r);
         if (step % 3 == 0) runlog_validation(log, step, &found);
         if (step % 4 == 0) runlog_sample(log, step, "tw\xc3\xb6 \"lines\"\n\xff", 14);
@@ -326,7 +326,7 @@ TEST(metrics) {
     FILE *people = tmpfile();
     RunLog log = runlog_open(people, scratch_path("metrics"), 0, 9);
     StepReport r = report_of(2);
-    Evaluation found = {0.5, {100, 0, 0}, {{{0}}, 0}};
+    Evaluation found = {0.5, {.tokens = 100}, {{{0}}, 0}};
     char text[4096];
     for (size_t i = 0; i < COUNT_OF(metrics); i++)
         metric_add(&found.metrics, metrics[i].name, metrics[i].sum, metrics[i].count);
