@@ -145,7 +145,7 @@ def timing(kernel, launch):
     trips = {kernel.main().number if loop == MAIN else loop: n for loop, n in launch.trips.items()}
     branches = sorted(Path(kernel, trips).branches)
     found = {i for i in branches if any(re.fullmatch(x, goes_around(kernel, i)) for x in launch.take)}
-    branches = sorted({*branches, *Path(kernel, trips, found).branches})  # also those behind a branch that is taken
+    branches = sorted({*branches, *Path(kernel, trips, found).branches})  # and those that only a taken branch reaches
 
     def matching(wanted):
         pattern, _, which = wanted.partition("#")

@@ -213,7 +213,7 @@ static QuantEncoder quant_encode_begin(uint8_t *record, QuantFormat f, size_t n)
     return e;
 }
 
-// Encodes in[count], all finite: elements from `begin` on, which starts a block, to the end of a block or of the matrix.
+// Encodes in[count], all finite: elements from `begin`, where a block starts, to the end of a block or of the matrix.
 static void quant_encode_part(const QuantEncoder *e, const float *in, size_t begin, size_t count) {
     const uint8_t *order = quant_order[e->format.type];
     const float *codes = quant_codes[e->format.type];
@@ -225,8 +225,7 @@ static void quant_encode_part(const QuantEncoder *e, const float *in, size_t beg
 #endif
     for (size_t b = begin / block; b < (begin + count + block - 1) / block; b++) {
         const size_t at = b * block, length = min_size(block, e->n - at);
-        e->scale[b] =
-            quant_encode_block(e->record + at / 2, bounds, order, in + (at - begin), length, length == block);
+        e->scale[b] = quant_encode_block(e->record + at / 2, bounds, order, in + (at - begin), length, length == block);
     }
 }
 

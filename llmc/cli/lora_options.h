@@ -115,7 +115,7 @@ static cJSON *lora_keys(const Lora *lora, const Options *o, const Config *c) {
         lora_each_entry(o->lora_rank_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "rank_pattern"));
     if (o->lora_alpha_pattern)
         lora_each_entry(o->lora_alpha_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "alpha_pattern"));
-    if (doubled) { // behind those of the user, of which the first counts
+    if (doubled) { // after the user's own: the first match counts
         static const char *const keys[] = {"rank_pattern", "alpha_pattern"};
         for (int i = 0; i < 2; i++) {
             if (!cJSON_HasObjectItem(root, keys[i])) cJSON_AddObjectToObject(root, keys[i]);

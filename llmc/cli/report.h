@@ -342,8 +342,8 @@ static void report_planned(const Run *run) {
     fputc('\n', out);
 }
 
-// Prints the header: three lines, with experts one more, with --verbose others. data, schedule: see report_data. bound: the sequence that was
-// planned for
+// Prints the header: three lines, with experts one more, with --verbose others. data, schedule: see report_data. bound:
+// the sequence that was planned for
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
     const Options *o = run->options;
     FILE *out = run->text;

@@ -125,7 +125,8 @@ static Candidates candidates_make(const Search *search) {
             Candidate c = next.candidate[next.count++] = all.candidate[i];
             for (size_t v = 0; is_open && v < values && dimensions[d].value[v]; v++) {
                 memcpy((char *)&c + dimensions[d].field, &dimensions[d].value[v], sizeof(int));
-                if (candidate_is_open(search, &c) && memcmp(&c, &all.candidate[i], sizeof(c)) != 0) next.candidate[next.count++] = c;
+                if (candidate_is_open(search, &c) && memcmp(&c, &all.candidate[i], sizeof(c)) != 0)
+                    next.candidate[next.count++] = c;
             }
         }
         free(all.candidate);

@@ -234,7 +234,7 @@ static size_t adapter_header(const Model *table, DType type, const BaseKey *base
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// Tells of which tensor of a layer a parameter of adapters is.
+// Returns the tensor of a layer that a parameter of adapters belongs to.
 static LayerTensor adapter_tensor_of(const Lora *lora, const Parameter *p) {
     const size_t l = group_of(&lora->table, p->offset);
     if (l >= GROUP_EMBEDDING) return LAYER_TENSORS;

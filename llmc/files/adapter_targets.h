@@ -196,8 +196,8 @@ static int adapter_is_split(const SafeTensors *list) {
     return 0;
 }
 
-// Tells whether a file has an adapter of experts' matrices [E,out,in]: experts: the names before ".lora_A". If the file
-// has those of one stack alone, its A or B tells of which.
+// Tells whether a file has an adapter of experts' matrices [E,out,in]: experts: the names before ".lora_A". In a
+// file with one stack alone, the shapes of A and B tell which one it is.
 static int adapter_has_stack(const SafeTensors *list, const char *experts, const Config *c, size_t layer, int down) {
     char inner[200];
     lora_expert_name(c->family, layer, 0, down ? 2 : 0, inner);

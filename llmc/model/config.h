@@ -42,21 +42,21 @@ typedef struct {
     size_t linear_conv_kernel_dim;
     // Experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
-    size_t shared_expert_intermediate_size;       // width of the expert of every token; 0: none
-    size_t decoder_sparse_step;                   // every so-manieth layer has experts
-    size_t first_k_dense_replace;                 // the first layers have none,
-    uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8]; // nor have these; a bit each
-    size_t n_group, topk_group;                   // RouterShape.groups, .kept
-    int norm_topk_prob;                           // RouterShape.normalised
-    double routed_scaling_factor;                 // RouterShape.scale
-    double router_aux_loss_coef;                  // of the loss that balances the experts
-    int use_qk_norm;                              // 0: without the family's QK-norm
-    double query_pre_attn_scalar;                 // attention scores are divided by its root; 0: head_dim
-    double attention_multiplier;                  // or they are multiplied by this; 0: not given
+    size_t shared_expert_intermediate_size;           // width of the expert of every token; 0: none
+    size_t decoder_sparse_step;                       // every so-manieth layer has experts
+    size_t first_k_dense_replace;                     // the first layers have none,
+    uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8];     // nor have these; a bit each
+    size_t n_group, topk_group;                       // RouterShape.groups, .kept
+    int norm_topk_prob;                               // RouterShape.normalised
+    double routed_scaling_factor;                     // RouterShape.scale
+    double router_aux_loss_coef;                      // of the loss that balances the experts
+    int use_qk_norm;                                  // 0: without the family's QK-norm
+    double query_pre_attn_scalar;                     // attention scores are divided by its root; 0: head_dim
+    double attention_multiplier;                      // or they are multiplied by this; 0: not given
     double embedding_multiplier, residual_multiplier; // of the embeddings; of each branch before it is added
-    double logits_scaling;                        // divisor of the logits
-    int activation_function;                      // index of GPT-2's name for it: two names, one function
-    size_t pad_token_id;                          // input token that gives the embedding no gradient; NO_ROW: none
+    double logits_scaling;                            // divisor of the logits
+    int activation_function;                          // index of GPT-2's name for it: two names, one function
+    size_t pad_token_id;                              // input token that gives the embedding no gradient; NO_ROW: none
     uint64_t given; // bit i: key i of config_keys was set explicitly, so it follows no other key
 } Config;
 

@@ -8,9 +8,9 @@ add a family, add a row here, the config.json keys to refuse to hf_config.h, and
 #include "llmc/ops/ops.h"
 
 // The tensors of one layer, in their order in memory and in a flat .bin. A layer has those of attention or those of
-// linear attention, those of a dense MLP or those of experts, and the common ones. Adjacent without padding are: q, k and v weights; their biases; gate and up;
-// the first four of linear attention. A file may hold such neighbours as one tensor (GPT-2's c_attn), and the driver
-// may use them as one (gate and up).
+// linear attention, those of a dense MLP or those of experts, and the common ones. Adjacent without padding are: q, k
+// and v weights; their biases; gate and up; the first four of linear attention. A file may hold such neighbours as one
+// tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
 // clang-format off
 typedef enum {
     NORM1_WEIGHT, NORM1_BIAS,

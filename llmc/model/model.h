@@ -25,12 +25,13 @@ typedef struct {
     char name[160]; // as in transformers' named_parameters()
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
-    size_t experts;    // not 0: the matrices of so many experts, [experts, rows / experts, cols]
+    size_t experts;    // 0: one matrix; else those of `experts` experts, [experts, rows / experts, cols]
     int transposed;    // [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
-    size_t file_rows;  // not 0: files show their elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
-    int ones;          // initialised to 1 (norm weights without norm_offset; biases of time steps)
-    double init_std;   // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
-    size_t offset;     // first element, from the start of the model
+    size_t
+        file_rows;   // not 0: files show their elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
+    int ones;        // initialised to 1 (norm weights without norm_offset; biases of time steps)
+    double init_std; // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
+    size_t offset;   // first element, from the start of the model
 } Parameter;
 
 typedef struct {

@@ -367,8 +367,8 @@ OP(void, router_logits, (Summed *logits, const Stored *x, const Stored *weight, 
    (logits, x, weight, n, C, E, accumulate),
    TENSOR(logits, n * E, SUMMED) TENSOR(x, n * C, STORED) TENSOR(weight, E * C, STORED)
    COUNT(dry_product(n, C, E, STORED)))
-// route[n,k]: each token's experts, by falling score; of equal scores the lower index; NaN counts as the lowest. bias[E]
-// (may be NULL) is added to the scores for the choice. keep: routes whose first entry is not NO_EXPERT stay
+// route[n,k]: each token's experts, by falling score; of equal scores the lower index; NaN counts as the lowest.
+// bias[E] (may be NULL) is added to the scores for the choice. keep: routes whose first entry is not NO_EXPERT stay
 OP(void, router_choose, (uint16_t *route, const Summed *logits, const float *bias, size_t n, const RouterShape *shape,
                          int keep),
    (route, logits, bias, n, shape, keep),
@@ -397,8 +397,8 @@ OP(void, router_count, (int64_t *count, double *sums, const Summed *logits, cons
    TENSOR(logits, n * shape->E, SUMMED) TENSOR(route, n * shape->k, sizeof(uint16_t))
    TENSOR(scratch, OPS->router_count_scratch(n, shape->E), SUMMED) COUNT(dry_move(n * shape->E, SUMMED)))
 OP_SCRATCH(router_count_scratch, (size_t n, size_t E), (n, E))
-// Sorts rows by expert, then by token: rows first[e] .. first[e + 1] are expert e's, first[E + 1]. source[R]: token * k +
-// slot of a sorted row; place[n,k]: the sorted row of a token's slot
+// Sorts rows by expert, then by token: rows first[e] .. first[e + 1] are expert e's, first[E + 1]. source[R]: token *
+// k + slot of a sorted row; place[n,k]: the sorted row of a token's slot
 OP(void, route_sort, (int32_t *first, int32_t *source, int32_t *place, const uint16_t *route, size_t n, size_t k,
                       size_t E, Summed *scratch),
    (first, source, place, route, n, k, E, scratch),
@@ -424,7 +424,8 @@ OP(void, route_weigh, (Stored *out, const Stored *x, const Summed *weight, const
    (out, x, weight, source, rows, width),
    TENSOR(out, rows * width, STORED) TENSOR(x, rows * width, STORED) TENSOR(weight, rows, SUMMED)
    TENSOR(source, rows, sizeof(int32_t)) COUNT(dry_move(2 * rows * width, STORED)))
-// dweight[source[i]] = dout[i] x[i]; dx[i] = weight[source[i]] dout[i], may be dout; x[i] becomes weight[source[i]] x[i]
+// dweight[source[i]] = dout[i] x[i]; dx[i] = weight[source[i]] dout[i], may be dout; x[i] becomes weight[source[i]]
+// x[i]
 OP(void, route_weigh_backward, (Summed *dweight, Stored *dx, Stored *x, const Stored *dout, const Summed *weight,
                                 const int32_t *source, size_t rows, size_t width),
    (dweight, dx, x, dout, weight, source, rows, width),

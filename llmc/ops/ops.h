@@ -173,10 +173,10 @@ static size_t activation_width(ActivationKind kind, size_t FF) { return kind == 
 typedef enum { ROUTER_NONE, ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterKind;
 
 typedef struct {
-    RouterKind kind;    // scores p = softmax(z), or s = 1 / (1 + exp(-z)), whose choice adds a bias to s
-    size_t E, k;        // experts, and those of a token
-    int normalised;     // a token's weights are divided by their sum (sigmoid: + 1e-20)
-    double scale;       // factor of the weights
+    RouterKind kind;     // scores p = softmax(z), or s = 1 / (1 + exp(-z)), whose choice adds a bias to s
+    size_t E, k;         // experts, and those of a token
+    int normalised;      // a token's weights are divided by their sum (sigmoid: + 1e-20)
+    double scale;        // factor of the weights
     size_t groups, kept; // experts are chosen within the `kept` best of `groups`, by the sum of a group's two best
 } RouterShape;
 
@@ -237,7 +237,7 @@ static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1
 // as the product.
 enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
 enum { PINNED_PER_TABLE = 512 }; // bytes of host memory for one of a GPU's page tables: measured on an H100
-// For a GPU: an H100 gains nothing with 16,384 (dev/gpu_speed.md), but experts of which each gets fewer rows do.
+// For a GPU: an H100 gains nothing with 16,384 (dev/gpu_speed.md), unless an expert then gets too few rows.
 enum { LARGEST_CHUNK = 8192, ROWS_OF_EXPERT = 512 };
 
 // Verdict on a part of a machine (machine_findings)

@@ -90,8 +90,7 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
     double again[LAYER_KINDS] = {0}; // layers that restore inputs
     PassSize size = {0};
-    for (size_t l = 0; l < config->num_hidden_layers; l++)
-        again[layer_kind(config, l)] += layer_restores(settings, l);
+    for (size_t l = 0; l < config->num_hidden_layers; l++) again[layer_kind(config, l)] += layer_restores(settings, l);
     size.linear_again = again[LAYER_LINEAR];
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
@@ -162,8 +161,8 @@ static double flops_rule(const RunSettings *settings, const PassSize *size) {
     double flops = layers * size->tokens * delta_token_flops(model, DELTA_BACKWARD);
     if (!method_recomputes(settings->method)) return flops;
     flops += (layers + size->linear_again) * size->tokens * rule;
-    return flops + size->states_again * (state_inputs_flops(settings, settings->lora) +
-                                         layers * delta_token_flops(model, DELTA_STATE));
+    return flops + size->states_again *
+                       (state_inputs_flops(settings, settings->lora) + layers * delta_token_flops(model, DELTA_STATE));
 }
 
 // Counts forward and backward. Recomputation follows each method's steps in streambp.h.

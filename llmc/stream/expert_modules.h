@@ -78,8 +78,7 @@ static void expert_backward_wide(const StreamBP *s, size_t l, GroupWeights w, La
     const Stack stack = stack_of(s, l, w, tensor);
     s->ops->experts_backward_input(dx, dout, weight_of(s, w, tensor), rows.first, rows.count, E, stack.in, stack.out,
                                    0);
-    if (dh)
-        s->ops->experts_backward_input(dx, dh, stack.a, rows.first, rows.count, E, stack.in, stack.part->rank, 1);
+    if (dh) s->ops->experts_backward_input(dx, dh, stack.a, rows.first, rows.count, E, stack.in, stack.part->rank, 1);
 }
 
 // Both of the above. Returns dh
@@ -97,8 +96,7 @@ static void expert_backward_weight(const StreamBP *s, size_t l, GroupWeights w, 
     const size_t mark = arena_mark(s->arena), E = d.router.E;
     const Stack stack = stack_of(s, l, w, tensor);
     if (!s->memory.lora)
-        s->ops->experts_backward_weight(sum_of(s, dw, tensor), dout, x, rows.first, rows.count, E, stack.in,
-                                        stack.out);
+        s->ops->experts_backward_weight(sum_of(s, dw, tensor), dout, x, rows.first, rows.count, E, stack.in, stack.out);
     if (dh) {
         const Stored *h = stack_narrow(s, &stack, rows, x);
         s->ops->experts_backward_weight((Summed *)at(dw.layer, stack.part->b, d.summed), dout, h, rows.first,

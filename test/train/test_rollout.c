@@ -1,8 +1,8 @@
 /*
 Rollouts: lines that are valid for the reward command, with any bytes in a text; sequences of whole groups with the
 right targets, rewards and advantages; steps that depend on seed, number and weights alone; routes of experts that are
-recorded, replayed or compared. A failing command costs its groups or ends the run. Learning is tested in test_train_rollout.sh. This program is also the command: `test_rollout
---answer HOW FILE` keeps the lines in FILE.
+recorded, replayed or compared. A failing command costs its groups or ends the run. Learning is tested in
+test_train_rollout.sh. This program is also the command: `test_rollout --answer HOW FILE` keeps the lines in FILE.
 */
 #include "test/data/answer_files.h"
 #include "test/model/tiny.h"
