@@ -130,7 +130,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, FF, C, 0}, {ROLE_LINEAR, gated, C, 0},
         {ROLE_BIAS, FF * mlp_bias, 0, 0}, {ROLE_BIAS, gated * mlp_bias, 0, 0},
         {ROLE_LINEAR, C, FF, 0}, {ROLE_BIAS, C * mlp_bias, 0, 0},
-        {ROLE_ROUTER, E, C, 0}, {ROLE_ROUTER, family->shared_scale && shared ? 1 : 0, C, 0},
+        {ROLE_ROUTER, E, C, 0}, {ROLE_ROUTER, (size_t)(family->shared_scale && shared), C, 0},
         {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared ? C : 0, shared, 0},
         {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
