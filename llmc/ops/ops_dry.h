@@ -88,7 +88,7 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
 // Counts a product of rows with their experts' matrices; matrix: bytes per element. Rows may use all experts, and leave
 // half of a tile of EXPERTS_TILE rows of each empty.
 static void dry_experts(size_t rows, size_t E, size_t C, size_t OC, double matrix) {
-    const double used = (double)min_size(rows, E), tiles = (double)rows + used * EXPERTS_TILE / 2;
+    const double used = (double)min_size(rows, E), tiles = (double)rows + used * (double)(EXPERTS_TILE / 2);
     dry_product_of(rows, C, OC, used * (double)(C * OC) * matrix,
                    tiles / (double)max_size(rows, 1) / (dry.experts > 0 ? dry.experts : 1));
 }
