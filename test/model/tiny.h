@@ -55,7 +55,7 @@ and one or more passes of a method. These leave the loss and every gradient on t
     "qwen3_5_moe,hidden_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"           \
     "vocab_size=31,num_experts=5,num_experts_per_tok=3,moe_intermediate_size=12,shared_expert_intermediate_size=10,"   \
     "linear_key_head_dim=6,linear_value_head_dim=10,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
-    "partial_rotary_factor=0.5"
+    "partial_rotary_factor=0.5,rms_norm_eps=1e-3"
 
 typedef struct {
     double loss;      // with those of routers

@@ -36,7 +36,8 @@ TEST(product_shares) {
     static const size_t threads[] = {1, 2, 3, 6, 8, 16, 24, 48, 64};
     for (size_t i = 0; i < PRESETS; i++) {
         const Config c = config_from_text(presets[i].name, "test", EXIT_RUNTIME);
-        const size_t C = c.hidden_size, FF = c.intermediate_size, L = c.num_hidden_layers;
+        const size_t FF = c.intermediate_size ? c.intermediate_size : c.moe_intermediate_size; // all are experts
+        const size_t C = c.hidden_size, L = c.num_hidden_layers;
         const size_t Q = c.num_attention_heads * c.head_dim, KV = c.num_key_value_heads * c.head_dim;
         const struct {
             size_t rows, in, out, number;
