@@ -367,7 +367,8 @@ static size_t expert_layers_before(const Config *config, size_t l) {
 typedef enum { FORM_LINEAR = 1, FORM_EXPERTS = 2, LAYER_FORMS = 4 } LayerForm;
 
 static unsigned layer_form(const Config *config, size_t l) {
-    return (layer_is_linear(config, l) ? FORM_LINEAR : 0u) | (layer_has_experts(config, l) ? FORM_EXPERTS : 0u);
+    return (layer_is_linear(config, l) ? (unsigned)FORM_LINEAR : 0u) |
+           (layer_has_experts(config, l) ? (unsigned)FORM_EXPERTS : 0u);
 }
 
 // Counts the layers with and without experts that layer l is alike before it; l: one of them

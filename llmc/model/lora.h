@@ -349,7 +349,8 @@ static uint64_t lora_key(const Lora *lora) {
     const double scale = lora_scale(lora, usual);
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
-    const size_t row = (lora->table.config.family->router ? LORA_TENSORS : LORA_DENSE_TENSORS) * sizeof(LoraModule);
+    const size_t row =
+        (lora->table.config.family->router ? LORA_TENSORS : (size_t)LORA_DENSE_TENSORS) * sizeof(LoraModule);
     Checksum sum = {{0, 0}};
     for (size_t l = 0; lora->each && l < L; l++) checksum_add(&sum, l * row, &lora->each[l * LORA_TENSORS], row);
     const uint64_t layers = lora->each ? checksum_value(key, &sum, L * row) : key;

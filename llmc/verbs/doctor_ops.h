@@ -45,7 +45,7 @@ static void product_shape(OpShape *s, size_t i) {
 
 // The products of experts: the first, and the last. No more experts than fit beside the head's weights.
 static void experts_shape(OpShape *s, const Config *c, size_t i) {
-    const size_t I = c->moe_intermediate_size ? c->moe_intermediate_size : 64, C = s->C;
+    const size_t I = c->moe_intermediate_size ? c->moe_intermediate_size : 24, C = s->C;
     s->router.E = min_size(s->router.E, 16);
     s->C = i ? I : C, s->OC = i ? C : activation_width(s->activation, I);
 }
