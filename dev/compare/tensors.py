@@ -32,7 +32,8 @@ def gradient_names(config):
         around = ["transformer.wte.weight", "transformer.ln_f.weight"]
     else:
         last = config["num_hidden_layers"] - 1
-        layer = "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.down_proj.weight"
+        experts = config.get("num_experts") or config.get("num_local_experts")
+        layer = "model.layers.{}.self_attn.q_proj.weight", f"model.layers.{{}}.mlp.{'experts.down_proj' if experts else 'down_proj.weight'}"
         linear = "model.layers.{}.linear_attn.in_proj_qkv.weight", "model.layers.{}.linear_attn.A_log", layer[1]
         around = ["model.embed_tokens.weight", "model.norm.weight"]
         if not config.get("tie_word_embeddings", False):
