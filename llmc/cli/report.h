@@ -84,7 +84,7 @@ static void report_experts(FILE *out, const Run *run) {
     fprintf(out, "experts  %zu of %zu a token in %zu layers", c->num_experts_per_tok, c->num_experts, layers);
     if (s->backward && s->router_aux_loss > 0)
         fprintf(out, "; aux loss %g%s, a micro-batch at a time", s->router_aux_loss,
-                isnan(run->options->router_aux_loss) ? " (config.json's)" : "");
+                isnan(run->options->router_aux_loss) ? " (the model's)" : "");
     else if (s->backward)
         fputs("; no aux loss", out);
     if (s->backward && s->router_z_loss > 0) fprintf(out, "; z-loss %g", s->router_z_loss);
