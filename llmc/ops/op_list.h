@@ -118,7 +118,7 @@ OP(void, dequantise, (Stored *out, const void *record, const QuantFormat *format
 
 // ---- norms ---------------------------------------------------------------------------------------------------------
 // out[n,C] = xhat * (w + offset) (+ b[C] or residual[n,C], not both; NULL: nothing). RMSNorm: xhat = x / sqrt(mean(x^2)
-// + eps); LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual
+// + eps), w may be NULL: factor 1; LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual
 OP(void, norm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                         size_t n, size_t C, Norm norm),
    (out, x, w, b, residual, n, C, norm),
@@ -346,26 +346,41 @@ OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
 OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window, int backward),
         (NH, NKV, HD, window, backward))
 
+// Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
+// without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). Backward of attention takes these as usual
+OP(void, sink_forward, (Stored *out, Summed *lse, const Stored *sinks, size_t n, size_t NH, size_t HD),
+   (out, lse, sinks, n, NH, HD),
+   TENSOR(out, n * NH * HD, STORED) TENSOR(lse, n * NH, SUMMED) TENSOR(sinks, NH, STORED)
+   COUNT(dry_move(2 * n * NH * HD, STORED)))
+// dsinks[NH] -= sum over the n rows of exp(sinks[h] - lse) (dout . out), both of sink_forward
+OP(void, sink_backward, (Summed *dsinks, const Stored *dout, const Stored *out, const Summed *lse, const Stored *sinks,
+                         size_t n, size_t NH, size_t HD, Summed *scratch),
+   (dsinks, dout, out, lse, sinks, n, NH, HD, scratch),
+   TENSOR(dsinks, NH, SUMMED) TENSOR(dout, n * NH * HD, STORED) TENSOR(out, n * NH * HD, STORED)
+   TENSOR(lse, n * NH, SUMMED) TENSOR(sinks, NH, STORED) TENSOR(scratch, OPS->sink_backward_scratch(n, NH), SUMMED)
+   COUNT(dry_move(2 * n * NH * HD, STORED)))
+OP_SCRATCH(sink_backward_scratch, (size_t n, size_t NH), (n, NH))
+
 // ---- activations ---------------------------------------------------------------------------------------------------
-// out[n,FF] of in[n,2FF], each row [gate, up]; GELU: of in[n,FF]
-OP(void, activation_forward, (Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF),
-   (out, in, kind, n, FF), COUNT(dry_activation(kind, "swiglu_forward", "gelu_forward", "geglu_forward"))
-   TENSOR(out, n * FF, STORED) TENSOR(in, n * activation_width(kind, FF), STORED)
-   COUNT(dry_move(n * (FF + activation_width(kind, FF)), STORED)))
+// out[n,FF] of in[n,2FF], each row [gate, up], CLAMPED: gate and up in turn; GELU: of in[n,FF]
+OP(void, activation_forward, (Stored *out, const Stored *in, Activation activation, size_t n, size_t FF),
+   (out, in, activation, n, FF), COUNT(dry_activation(activation, 0))
+   TENSOR(out, n * FF, STORED) TENSOR(in, n * activation_width(activation.kind, FF), STORED)
+   COUNT(dry_move(n * (FF + activation_width(activation.kind, FF)), STORED)))
 // din may be in
-OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in, Activation activation, size_t n,
                                size_t FF),
-   (din, dout, in, kind, n, FF), COUNT(dry_activation(kind, "swiglu_backward", "gelu_backward", "geglu_backward"))
-   TENSOR(din, n * activation_width(kind, FF), STORED) TENSOR(dout, n * FF, STORED)
-   TENSOR(in, n * activation_width(kind, FF), STORED)
-   COUNT(dry_move(n * (FF + 2 * activation_width(kind, FF)), STORED)))
+   (din, dout, in, activation, n, FF), COUNT(dry_activation(activation, 1))
+   TENSOR(din, n * activation_width(activation.kind, FF), STORED) TENSOR(dout, n * FF, STORED)
+   TENSOR(in, n * activation_width(activation.kind, FF), STORED)
+   COUNT(dry_move(n * (FF + 2 * activation_width(activation.kind, FF)), STORED)))
 
 // ---- experts: struct RouterShape, R = n k rows of (token, slot) -----------------------------------------------------
-// logits[n,E] = (or += with accumulate) x[n,C] weight[E,C]^T, in Summed
-OP(void, router_logits, (Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
-                         int accumulate),
-   (logits, x, weight, n, C, E, accumulate),
-   TENSOR(logits, n * E, SUMMED) TENSOR(x, n * C, STORED) TENSOR(weight, E * C, STORED)
+// logits[n,E] = (or += with accumulate) x[n,C] weight[E,C]^T (+ bias[E], may be NULL), in Summed
+OP(void, router_logits, (Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n, size_t C,
+                         size_t E, int accumulate),
+   (logits, x, weight, bias, n, C, E, accumulate),
+   TENSOR(logits, n * E, SUMMED) TENSOR(x, n * C, STORED) TENSOR(weight, E * C, STORED) TENSOR(bias, E, STORED)
    COUNT(dry_product(n, C, E, STORED)))
 // route[n,k]: each token's experts, by falling score; of equal scores the lower index; NaN counts as the lowest.
 // bias[E] (may be NULL) is added to the scores for the choice. keep: routes whose first entry is not NO_EXPERT stay
@@ -432,6 +447,33 @@ OP(void, route_weigh_backward, (Summed *dweight, Stored *dx, Stored *x, const St
    TENSOR(dweight, rows, SUMMED) TENSOR(dx, rows * width, STORED) TENSOR(x, rows * width, STORED)
    TENSOR(dout, rows * width, STORED) TENSOR(weight, rows, SUMMED) TENSOR(source, rows, sizeof(int32_t))
    COUNT(dry_move(4 * rows * width, STORED)))
+// Sorted rows r with the vector or the factor of their expert e; token slots i = source[r].
+// rows[R,width] += weight[i] bias[E,width][e]; weight[n,k] NULL: factor 1
+OP(void, experts_bias_forward, (Stored *rows, const Stored *bias, const Summed *weight, const int32_t *first,
+                                const int32_t *source, size_t R, size_t E, size_t width),
+   (rows, bias, weight, first, source, R, E, width),
+   TENSOR(rows, R * width, STORED) TENSOR(bias, E * width, STORED) TENSOR(weight, R, SUMMED)
+   TENSOR(first, E + 1, sizeof(int32_t)) TENSOR(source, R, sizeof(int32_t)) COUNT(dry_move(2 * R * width, STORED)))
+// dbias[E,width] += (may be NULL); with weight: dweight[n,k] += drows[r] bias[e] (else both NULL)
+OP(void, experts_bias_backward, (Summed *dbias, Summed *dweight, const Stored *drows, const Stored *bias,
+                                 const Summed *weight, const int32_t *first, const int32_t *source, size_t R, size_t E,
+                                 size_t width),
+   (dbias, dweight, drows, bias, weight, first, source, R, E, width),
+   TENSOR(dbias, E * width, SUMMED) TENSOR(dweight, R, SUMMED) TENSOR(drows, R * width, STORED)
+   TENSOR(bias, E * width, STORED) TENSOR(weight, R, SUMMED) TENSOR(first, E + 1, sizeof(int32_t))
+   TENSOR(source, R, sizeof(int32_t)) COUNT(dry_move(R * width, STORED)))
+// out[n,k] = scale[E][e] weight[n,k];  out may be weight
+OP(void, experts_scale_forward, (Summed *out, const Summed *weight, const Stored *scale, const int32_t *first,
+                                 const int32_t *source, size_t R, size_t E),
+   (out, weight, scale, first, source, R, E),
+   TENSOR(out, R, SUMMED) TENSOR(weight, R, SUMMED) TENSOR(scale, E, STORED) TENSOR(first, E + 1, sizeof(int32_t))
+   TENSOR(source, R, sizeof(int32_t)) COUNT(dry_move(2 * R, SUMMED)))
+// dscale[E] += (may be NULL); dweight[n,k]: in, the gradient of out; out, that of weight
+OP(void, experts_scale_backward, (Summed *dscale, Summed *dweight, const Summed *weight, const Stored *scale,
+                                  const int32_t *first, const int32_t *source, size_t R, size_t E),
+   (dscale, dweight, weight, scale, first, source, R, E),
+   TENSOR(dscale, E, SUMMED) TENSOR(dweight, R, SUMMED) TENSOR(weight, R, SUMMED) TENSOR(scale, E, STORED)
+   TENSOR(first, E + 1, sizeof(int32_t)) TENSOR(source, R, sizeof(int32_t)) COUNT(dry_move(3 * R, SUMMED)))
 // Products of sorted rows with their expert's matrix, weight[E,OC,C]; first[E + 1], first[E] = rows.
 // out[rows,OC] = (or += with accumulate) x[rows,C] weight[e]^T
 OP(void, experts_forward, (Stored *out, const Stored *x, const Stored *weight, const int32_t *first, size_t rows,
@@ -460,18 +502,19 @@ OP(void, experts_backward_weight, (Summed *dweight, const Stored *dout, const St
    TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, 2 * (double)dry.summed)))
 
 // ---- loss head -----------------------------------------------------------------------------------------------------
-// logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
-// are overwritten by their gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are
-// unchanged afterwards, but not read-only: a row's target is replaced while the others are summed.
-// entropy[n] (may be NULL) = -sum_v p log p of p = softmax(logits / temperature), nats; 0 where target < 0.
+// logp[n] = log softmax(z)[target], 0 where target < 0; z of logits[n,V] as `temperature` says (ops.h), with T its
+// divisor. With weight (dL/dlogp, [n]) the logits are overwritten by their gradient: weight / T * (onehot(target) -
+// softmax), times 1 - (T z / cap)^2 with a cap. With weight NULL they are unchanged afterwards, but not read-only: a
+// row's target is replaced while the others are summed.
+// entropy[n] (may be NULL) = -sum_v p log p of p = softmax(z), nats; 0 where target < 0.
 // Rows of logits are `stride` >= V elements apart; gaps between them are neither read nor written.
 OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
-                   size_t n, size_t V, size_t stride, double temperature),
+                   size_t n, size_t V, size_t stride, Temperature temperature),
    (logp, entropy, logits, targets, weight, n, V, stride, temperature),
    TENSOR(logp, n, SUMMED) TENSOR(entropy, n, SUMMED) TENSOR(logits, strided(n, V, stride), STORED)
    TENSOR(targets, n, sizeof(int32_t)) TENSOR(weight, n, SUMMED) COUNT(dry_move((weight ? 3 : 1) * n * V, STORED)))
 
-// token[i] = a draw from row i of logits, i < n, rows `stride` >= V elements apart. Temperature 0: the likeliest token
+// token[i] = a draw from row i of logits, i < n, rows `stride` >= V elements apart, each after the cap. Temperature 0: the likeliest token
 // (of the highest logit, of equal ones the lowest id). Else, with probabilities softmax(logits / temperature), of the
 // top_k likeliest tokens (0: all) and of these the fewest likeliest that hold the share top_p: in falling order of
 // likelihood, the first token at which the sum exceeds uniform[i], in [0, 1), times the total. Without top_k and top_p

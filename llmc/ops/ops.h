@@ -162,8 +162,14 @@ typedef struct {
     double original;
 } Rotation;
 
-// SwiGLU: silu(gate) up; GELU by tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); GeGLU: gelu(gate) up
-typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU } ActivationKind;
+// SwiGLU: silu(gate) up; GELU by tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); GeGLU: gelu(gate) up; CLAMPED
+// (gpt-oss): g (u + 1) / (1 + exp(-alpha g)), g = min(gate, limit), u = min(max(up, -limit), limit)
+typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU, ACTIVATION_CLAMPED } ActivationKind;
+
+typedef struct {
+    ActivationKind kind;
+    double alpha, limit; // CLAMPED
+} Activation;
 
 // Returns the elements of an input row: gate and up, or one of FF.
 static size_t activation_width(ActivationKind kind, size_t FF) { return kind == ACTIVATION_GELU ? FF : 2 * FF; }
@@ -223,8 +229,14 @@ typedef struct {
     size_t out_bytes, in_bytes;
 } Message;
 
+// How logits become those of a softmax: z = logits / divisor; with a cap z = cap tanh(logits / cap) / divisor
+typedef struct {
+    double divisor, cap; // cap 0: none
+} Temperature;
+
 typedef struct {
     double temperature; // divisor of the logits; 0: always the likeliest token
+    double cap;         // Temperature.cap
     size_t top_k;       // draws only from the top_k likeliest tokens; 0: all
     double top_p;       // of these, only the fewest likeliest that hold this share of their probability; 1: all
     uint64_t seed;      // seed of the uniform numbers, made by the caller of draw

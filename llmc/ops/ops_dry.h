@@ -66,8 +66,12 @@ static void dry_norm(Norm norm, const char *rms, const char *layer, size_t C) {
     dry.op = norm.kind == NORM_RMS ? rms : layer, dry.cols = C;
 }
 
-static void dry_activation(ActivationKind kind, const char *swiglu, const char *gelu, const char *geglu) {
-    dry.op = kind == ACTIVATION_SWIGLU ? swiglu : kind == ACTIVATION_GELU ? gelu : geglu;
+static void dry_activation(Activation activation, int backward) {
+    static const char *const names[][2] = {{"swiglu_forward", "swiglu_backward"},
+                                           {"gelu_forward", "gelu_backward"},
+                                           {"geglu_forward", "geglu_backward"},
+                                           {"clamped_forward", "clamped_backward"}};
+    dry.op = names[activation.kind][backward];
 }
 
 // Counts a product; weight: bytes of the weight, or of its gradient read and written; slower: factor of its time
