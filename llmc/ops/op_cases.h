@@ -22,6 +22,7 @@ typedef struct {
     int accumulate, back;      // back: backward of rope, joining of heads, the transposed transfer
     int learned, bias, joined; // optional tensors: learned positions; bias; a residual
     int in_ranges, documents;  // attention of two ranges of keys; spans of several documents
+    int sinks;                 // whether attention's out and lse have them before backward
     DType type;                // of what may have either
     Activation activation;
     double cap; // of logits
@@ -436,7 +437,11 @@ static void case_attention_forward(const OpShape *s) {
 
 static void case_attention_backward(const OpShape *s) {
     AttentionCase a = attention_begin(s, 1);
-    ON_DEVICE(check.ops->attention_forward(of(a.out), of(a.lse), of(a.q), of(a.k), of(a.v), &a.shape, of(a.scratch)));
+    Tensor *sinks = s->sinks ? tensor_in("sinks", all_of(1), all_of(s->NH)) : NULL;
+    ON_DEVICE({
+        check.ops->attention_forward(of(a.out), of(a.lse), of(a.q), of(a.k), of(a.v), &a.shape, of(a.scratch));
+        if (sinks) check.ops->sink_forward(of(a.out), of(a.lse), of(sinks), s->n, s->NH, s->HD);
+    });
     tensor_keep(a.out), tensor_keep(a.lse);
     const DType type = s->in_ranges ? check.ops->summed : check.ops->stored;
     Tensor *dout = tensor_in("dout", a.rows, a.queries);
