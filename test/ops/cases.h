@@ -315,16 +315,8 @@ static void embedding_case(size_t n, size_t rows, size_t C, int with_wpe, DType 
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
-enum {
-    OUT_ALONE,
-    OUT_IS_X,
-    WITH_RESIDUAL,
-    OUT_IS_RESIDUAL,
-    NO_WEIGHT_ALONE,
-    NO_WEIGHT_RESIDUAL,
-    RMSNORM_FORWARDS,
-    LAYERNORM_FORWARDS = 2
-};
+enum { OUT_ALONE, OUT_IS_X, WITH_RESIDUAL, OUT_IS_RESIDUAL, BARE, BARE_WITH_RESIDUAL };
+enum { LAYERNORM_FORWARDS = 2, RMSNORM_FORWARDS = 6 };
 enum { SEPARATE, ACCUMULATE, DX_IS_DOUT, DX_IS_X, NORM_VARIANTS };
 
 static OpShape norm_shape(NormKind kind, size_t n, size_t C, int accumulate) { // an offset as Gemma has it
@@ -335,8 +327,9 @@ static OpShape norm_shape(NormKind kind, size_t n, size_t C, int accumulate) { /
 
 static void norm_forward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant) {
     static const char *const variants[] = {", no residual",     ", out is x, no residual", "",
-                                           ", out is residual", ", no w, no residual",     ", no w"};
-    const OpShape s = norm_shape(kind, n, C, 0);
+                                           ", out is residual", ", out is x, no residual", ""};
+    OpShape s = norm_shape(kind, n, C, 0);
+    s.bare = variant >= BARE;
     case_of(variants[variant], "forward, mean %g", mean);
     drawn("x", mean, 1.0);
     varied.slack = slack;
@@ -364,9 +357,9 @@ static double norm_gradient_size(void) {
 // alone: without dw and db, hence without scratch; 2: also without w
 static void norm_backward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant, int alone) {
     static const char *const variants[] = {"", "", ", dx is dout", ", dx is x"};
-    const OpShape s = norm_shape(kind, n, C, variant == ACCUMULATE);
+    OpShape s = norm_shape(kind, n, C, variant == ACCUMULATE);
+    s.bare = alone > 1;
     case_of(variants[variant], "backward, mean %g, accumulate %d%s", mean, s.accumulate, alone ? ", dx alone" : "");
-    if (alone > 1) left_out("w");
     if (alone) left_out("dw"), left_out("db"), left_out("scratch");
     drawn("x", mean, 1.0);
     varied.slack = slack, varied.dx_scale = norm_gradient_size, varied.norm = s.norm, varied.norm_width = C;
