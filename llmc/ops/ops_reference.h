@@ -223,15 +223,15 @@ static void reference_attention_forward(double *out, double *lse, const double *
     free(p);
 }
 
-// With s = scale q k, p = softmax(s), out = p v: dv += p dout, ds = p (dout v - dout out), dq, dk += scale ds k, q. out
-// is an input, as in the op, so that its rounding affects both sides alike.
+// With s = scale q k, p = exp(s - lse), out = p v: dv += p dout, ds = p (dout v - dout out), dq, dk += scale ds k, q.
+// out and lse are inputs, as in the op, so that their rounding affects both sides alike. lse NULL: without sinks
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
                                          const double *q, const double *k, const double *v, const double *lse,
                                          const AttentionShape *a, void *scratch) {
     const Spans spans = a->spans;
     const size_t HD = a->HD;
     double *p = attention_memory(spans);
-    (void)lse, (void)scratch;
+    (void)scratch;
     memset(dq, 0, spans_rows(spans) * a->NH * HD * sizeof(double));
     for (size_t s = 0; s < spans.count; s++)
         for (size_t t = spans.span[s].begin; t < spans.span[s].end; t++)
@@ -240,7 +240,8 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
                        from = attention_first_key(spans, s, t);
                 const double *d = dout + row * HD;
                 double mean = 0.0;
-                attention_row(p, q + row * HD, k, from, t + 1, key_head, a);
+                const double own = attention_row(p, q + row * HD, k, from, t + 1, key_head, a);
+                for (size_t j = from; lse && j <= t; j++) p[j - from] *= exp(own - lse[row]);
                 for (size_t i = 0; i < HD; i++) mean += d[i] * out[row * HD + i];
                 for (size_t j = from; j <= t; j++) {
                     size_t key = (j * a->NKV + key_head) * HD;
