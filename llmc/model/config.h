@@ -14,12 +14,9 @@ static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "ll
 
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
+enum { CONFIG_KEYS_MOST = 96 };
 #define LAYER_TYPES_MAX  1024      // layers before their types repeat
 #define LINEAR_STATE_MAX (1 << 24) // elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
-
-typedef struct {
-    uint64_t bits[2]; // a bit for each of config_keys
-} KeySet;
 
 typedef struct {
     const Family *family;
@@ -69,7 +66,7 @@ typedef struct {
     double logits_scaling;                            // divisor of the logits
     int activation_function;                          // index of GPT-2's name for it: two names, one function
     size_t pad_token_id;                              // input token that gives the embedding no gradient; NO_ROW: none
-    KeySet given;                                     // keys set explicitly, so they follow no other key
+    uint8_t given[CONFIG_KEYS_MOST]; // 1: this key of config_keys was set explicitly, so it follows no other key
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
@@ -156,9 +153,6 @@ static const ConfigKey config_keys[] = {
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
-
-static int key_is_in(KeySet set, int key) { return (int)(set.bits[key / 64] >> key % 64 & 1); }
-static void key_put_in(KeySet *set, int key) { set->bits[key / 64] |= (uint64_t)1 << key % 64; }
 
 static const Family *family_find(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -295,15 +289,13 @@ static void config_set(Config *config, const char *name, const char *value, cons
     if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
     if (number < key->least || number > key->most)
         die_with(code, "%s: %s=%.64s is out of range, %g to %g are allowed", where, name, value, key->least, key->most);
-    key_put_in(&config->given, index);
+    config->given[index] = 1;
 }
 
-static int config_given(const Config *config, const char *name) {
-    return key_is_in(config->given, config_key_find(name));
-}
+static int config_given(const Config *config, const char *name) { return config->given[config_key_find(name)]; }
 
-// Reads one "key=value" of a text. *seen: keys that were in it before
-static void config_set_pair(Config *config, char *pair, KeySet *seen, const char *where, int code) {
+// Reads one "key=value" of a text. seen[i]: key i of config_keys was in it before.
+static void config_set_pair(Config *config, char *pair, uint8_t seen[CONFIG_KEYS_MOST], const char *where, int code) {
     char *equals = strchr(pair, '=');
     if (!equals || equals == pair) die_with(code, "%s: '%.64s' is not of the form key=value", where, pair);
     *equals = 0;
@@ -311,19 +303,19 @@ static void config_set_pair(Config *config, char *pair, KeySet *seen, const char
     if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
         die_with(code, "%s: %s is not a key of %s; %s info --init %s shows the keys", where, pair, config->family->name,
                  program_called(), config->family->name);
-    if (index >= 0 && key_is_in(*seen, index)) die_with(code, "%s: %s is given twice", where, pair);
+    if (index >= 0 && seen[index]) die_with(code, "%s: %s is given twice", where, pair);
     config_set(config, pair, equals + 1, where, code);
-    key_put_in(seen, index);
+    seen[index] = 1;
 }
 
 // Reads "key=value,key=value".
 static void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
-    KeySet seen = {{0, 0}};
+    uint8_t seen[CONFIG_KEYS_MOST] = {0};
     while (*cursor) {
         char *comma = strchr(cursor, ',');
         if (comma) *comma = 0;
-        if (*cursor) config_set_pair(config, cursor, &seen, where, code);
+        if (*cursor) config_set_pair(config, cursor, seen, where, code);
         if (!comma) break;
         cursor = comma + 1;
     }
@@ -337,7 +329,7 @@ static Config config_defaults(const Family *family) {
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
-    memset(&config.given, 0, sizeof(config.given));
+    memset(config.given, 0, sizeof(config.given));
     return config;
 }
 
@@ -730,13 +722,13 @@ static Config config_scale(const Config *config, const char *scaling, const char
     if (rotation_growth(config) != 0 && rotation_growth(&scaled) == 0)
         die_with(code, "%s: queries of %s grow with their position, which %s scaling would lose; use yarn", where,
                  config->family->name, type);
-    memset(&scaled.given, 0, sizeof(scaled.given));
+    memset(scaled.given, 0, sizeof(scaled.given));
     config_set_all(&scaled, keys + (*keys != 0), where, code);
     for (size_t i = 0; i < CONFIG_KEYS; i++)
-        if (key_is_in(scaled.given, (int)i) &&
+        if (scaled.given[i] &&
             (config_keys[i].kind == KEY_ROPE_TYPE || !(config_keys[i].scaling >> scaled.rope_type & 1)))
             die_with(code, "%s: %s is not a key of %s scaling", where, config_keys[i].name, type);
-    for (size_t i = 0; i < 2; i++) scaled.given.bits[i] |= plain.given.bits[i];
+    for (size_t i = 0; i < CONFIG_KEYS; i++) scaled.given[i] |= plain.given[i];
     config_finish(&scaled, where, code);
     if (scaled.factor < 1)
         die_with(code, "%s: factor=%g would leave fewer positions; give 1 or more", where, scaled.factor);
