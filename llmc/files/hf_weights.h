@@ -242,7 +242,7 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
 // Tells whether the files hold experts as tensors of their own.
 static int hf_is_split(const Model *model, const SafeTensors *list, const char *prefix) {
     char name[HF_NAME];
-    for (size_t i = 0; i < model->parameter_count; i++)
+    for (size_t i = 0; i < model->parameter_count && model->config.family->expert_names[0]; i++)
         if (model->parameters[i].experts)
             return !safetensors_find(list,
                                      hf_tensor_name(model->config.family, prefix, model->parameters[i].name, name));
