@@ -299,10 +299,7 @@ static float quant_round(DType type, float value) {
 
 // Returns half of 2^(byte - 127); bytes 0 and 1 give subnormal numbers.
 static float quant_mxfp4_scale(uint8_t byte) {
-    const uint32_t bits = byte < 2 ? 0x200000u << byte : (byte - 1u) << 23;
-    float scale;
-    memcpy(&scale, &bits, sizeof(scale));
-    return scale;
+    return bf16_to_float((uint16_t)(byte < 2 ? 0x20u << byte : (byte - 1u) << 7));
 }
 
 // Decodes the scales of blocks [begin, begin + count).
