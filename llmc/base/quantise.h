@@ -37,6 +37,13 @@ enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT
 
 static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4", "mxfp4"};
 
+// Returns the type of this name; QUANT_NONE: none
+static QuantType quant_type_find(const char *name) {
+    for (int i = QUANT_NF4; i < QUANT_TYPES; i++)
+        if (!strcmp(name, quant_type_names[i])) return (QuantType)i;
+    return QUANT_NONE;
+}
+
 // mxfp4: twice the values, and scales are 2^(byte - 128), which float holds for every byte
 static const float quant_codes[QUANT_TYPES][16] = {
     {0},
@@ -61,6 +68,13 @@ static const uint8_t quant_order[QUANT_MXFP4][16] = {
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
     {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3},
 };
+
+// The format in which matrices are quantised here; rounding: their type. Values of mxfp4 are exact in bf16.
+static QuantFormat quant_format(QuantType type, DType rounding) {
+    const QuantFormat mxfp4 = {type, 0, MXFP4_BLOCK, DTYPE_BF16};
+    const QuantFormat nested = {type, 1, QUANT_BLOCK, rounding == DTYPE_FP64 ? DTYPE_FP32 : rounding};
+    return type == QUANT_MXFP4 ? mxfp4 : nested;
+}
 
 // ---- the record of a matrix -----------------------------------------------------------------------------------------
 // Byte offsets of a record's parts: codes, two elements a byte, the first in the high half (mxfp4: in the low half);

@@ -43,7 +43,7 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
             "--base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
             cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");
-    for (int i = QUANT_NF4; i < QUANT_TYPES; i++) // fp4 is bitsandbytes' default
+    for (int i = QUANT_NF4; i <= QUANT_FP4; i++) // fp4 is bitsandbytes' default
         if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
     if (format.type == QUANT_NONE)
         die("%s: bnb_4bit_quant_type is %s, not nf4 or fp4", path, json_scalar_text(type, value, sizeof(value)));

@@ -132,13 +132,13 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 // ---- a matrix -------------------------------------------------------------------------------------------------------
 // Tells whether a folder has a matrix in 4 bits: transformers quantises modules, and a stack of experts is none.
 static int hf_quantises(const Model *model, const Parameter *p, int head) {
-    return parameter_quantises(model, p, head) && !p->experts;
+    return parameter_quantises(model, p, QUANT_NF4, head) && !p->experts;
 }
 
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
 static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
     char state[HF_PART_NAME];
-    for (int type = QUANT_NF4; type < QUANT_TYPES; type++) {
+    for (int type = QUANT_NF4; type <= QUANT_FP4; type++) {
         snprintf(state, sizeof(state), "%s.quant_state.bitsandbytes__%s", name, quant_type_names[type]);
         if (safetensors_find(list, state)) return (QuantType)type;
     }

@@ -260,8 +260,10 @@ static void source_quantise(WeightSource *source, QuantFormat format, int head) 
         source->quant = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const DType type = source->places[i].type;
-        if (source_is_quantised(source, i) || !parameter_quantises(model, &model->parameters[i], head)) continue;
-        source->quant[i] = format, source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
+        const Parameter *p = &model->parameters[i];
+        if (source_is_quantised(source, i) || !parameter_quantises(model, p, format.type, head)) continue;
+        source->quant[i] = format;
+        if (format.type != QUANT_MXFP4) source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
     }
 }
 
