@@ -129,7 +129,7 @@ static void logits_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w,
                            const Stored *x, size_t E) {
     const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
     Adapter adapter[ADAPTERS_MOST];
-    const size_t count = adapters_of(s, l, w, linear_of(s, tensor), adapter);
+    const size_t count = adapters_of(s, l, w, linear_of(s, l, tensor), adapter);
     s->ops->router_logits(logits, x, weight_of(s, w, tensor), weight_of(s, w, linear_of(s, l, tensor).bias), c.n, C, E,
                           0);
     for (size_t i = 0; i < count; i++) {

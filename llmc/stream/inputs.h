@@ -51,20 +51,6 @@ static Stored *kept_input(const StreamBP *s, size_t l, size_t row) {
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
-static void push_inputs(StreamBP *s) {
-    const size_t C = s->model->config.hidden_size, count = s->now.rows * C, size = dtype_size(s->model->dtype);
-    const size_t layers = s->now.pass == PASS_FORWARD_ONLY ? 0 : inputs_kept(s) + inputs_restored(s);
-    const Inputs none = {0};
-    s->inputs = none;
-    push_first_input(s);
-    if (!layers || inputs_off_device(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
-    if (!layers) return;
-    Arena *memory = inputs_off_device(s) ? memory_of(&s->memory, PLACED_INPUTS) : s->arena;
-    s->inputs.kept = (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs",
-                                          (layers + !inputs_off_device(s)) * count, size);
-    if (!inputs_off_device(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->now.rows, C);
-}
-
 // Tells whether x_0 has a gradient that anything trains.
 static int first_input_trains(const StreamBP *s) {
     return s->now.pass >= PASS_FORWARD && (!s->memory.lora || s->memory.lora->outer[EMBEDDING].rank);
@@ -82,6 +68,20 @@ static void push_first_input(StreamBP *s) {
     in->dnorm = push_summed(s, SHARE_LAYER_INPUTS, "gradient of the norm of the layers' own inputs", P);
     s->ops->zero(in->dfirst, count * dtype_size(s->model->dtype));
     s->ops->zero(in->dnorm, P * dtype_size(dtype_of_sums(s->model->dtype)));
+}
+
+static void push_inputs(StreamBP *s) {
+    const size_t C = s->model->config.hidden_size, count = s->now.rows * C, size = dtype_size(s->model->dtype);
+    const size_t layers = s->now.pass == PASS_FORWARD_ONLY ? 0 : inputs_kept(s) + inputs_restored(s);
+    const Inputs none = {0};
+    s->inputs = none;
+    push_first_input(s);
+    if (!layers || inputs_off_device(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
+    if (!layers) return;
+    Arena *memory = inputs_off_device(s) ? memory_of(&s->memory, PLACED_INPUTS) : s->arena;
+    s->inputs.kept = (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs",
+                                          (layers + !inputs_off_device(s)) * count, size);
+    if (!inputs_off_device(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->now.rows, C);
 }
 
 // Keeps x_0[n,C] of rows [row, row + n), and the norm's weight, from the embedding's group.
