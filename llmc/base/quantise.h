@@ -34,6 +34,7 @@ typedef struct {
 } QuantFormat;
 
 enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT_BLOCK_MOST = 4096, MXFP4_BLOCK = 32 };
+enum { MXFP4_SCALE_MOST = 252 }; // 6 * 2^(252 - 127) is finite
 
 static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4", "mxfp4"};
 

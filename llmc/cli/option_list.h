@@ -272,8 +272,8 @@ TEXT(out, "out", NULL, SHORT(ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT)), "PATH",
      "new Hugging Face folder")
 CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVERT)), "auto|flat|hf|text|llmc|nf4|fp4|mxfp4",
        "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: one without the parts for images; llmc: "
-       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; auto: flat if --out ends "
-        "in .bin, else hf")
+       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; mxfp4: gpt-oss's, experts "
+       "alone; auto: flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
      "replace --out or --grads-out if it exists; train: as the first step begins; inputs are never replaced")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",

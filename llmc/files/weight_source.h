@@ -129,11 +129,11 @@ static void spread_columns(char *out, const char *in, size_t cols, size_t begin,
     }
 }
 
-// Reads elements of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there.
-// Takes a few columns at a time, so that whole cache lines are written, and whole columns if many of their rows are
+// Reads elements of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there,
+// counted from `origin`. Takes a few columns at a time, so that whole cache lines are written, and whole columns if many of their rows are
 // wanted.
-static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t rows, size_t cols, size_t begin,
-                                   size_t count, DType as, char *out) {
+static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t origin, size_t rows,
+                                   size_t cols, size_t begin, size_t count, DType as, char *out) {
     const size_t size = dtype_size(as), row = begin / cols, wanted = (begin + count + cols - 1) / cols - row;
     const int whole = rows / 4 <= wanted && rows <= SLAB_ELEMENTS;
     const size_t first = whole ? 0 : row, stretch = whole ? rows : wanted;
@@ -142,7 +142,7 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
     for (size_t c = 0; c < cols; c += n) {
         n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
         for (size_t k = 0; k < (whole ? 1 : n); k++)
-            tensor_read_range(source, parameter, (c + k) * rows + first, whole ? n * rows : stretch, as,
+            tensor_read_range(source, parameter, origin + (c + k) * rows + first, whole ? n * rows : stretch, as,
                               staged_reformed.bytes + k * stretch * size);
         switch (size) { // a constant size makes the copy one instruction
         case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
@@ -156,11 +156,18 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
 static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
-    const size_t rows = transposed ? p->cols : p->rows, cols = transposed ? p->rows : p->cols;
-    if (!p->transposed || source->transposed == transposed)
+    const size_t out_rows = p->rows / max_size(p->experts, 1), each = out_rows * p->cols; // of a matrix of a stack
+    const size_t rows = transposed ? p->cols : out_rows, cols = transposed ? out_rows : p->cols;
+    if (!p->transposed || source->transposed == transposed) {
         tensor_read_range(source, parameter, begin, count, as, out);
-    else
-        tensor_read_transposed(source, parameter, rows, cols, begin, count, as, (char *)out);
+        return;
+    }
+    for (size_t done = 0, n; done < count; done += n) {
+        const size_t at = (begin + done) % each;
+        n = min_size(count - done, each - at);
+        tensor_read_transposed(source, parameter, begin + done - at, rows, cols, at, n, as,
+                               (char *)out + done * dtype_size(as));
+    }
 }
 
 // ---- matrices in 4 bits ---------------------------------------------------------------------------------------------
@@ -168,7 +175,7 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// Copies a record from the files.
+// Copies a record from the files. Refuses scales of mxfp4 with which values can be infinite, and the one that is NaN.
 static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const size_t n = parameter_elements(&source->model.parameters[parameter]);
     const QuantFormat format = source->quant[parameter];
@@ -176,7 +183,11 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
     const QuantParts p = quant_parts(format, n);
     memset(record, 0, p.bytes);
     input_read(&source->files[r->file[0]], r->at[0], record + p.codes, (n + 1) / 2);
-    if (format.nested) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
+    if (p.scales > p.scale_codes) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
+    for (size_t b = 0; b < p.blocks && format.type == QUANT_MXFP4; b++)
+        if (record[p.scale_codes + b] > MXFP4_SCALE_MOST)
+            die("%s: tensor %s_scales has %d at [%zu], so its block is not finite; download the folder again",
+                source->path, source->model.parameters[parameter].name, record[p.scale_codes + b], b);
     input_read(&source->files[r->file[2]], r->at[2], record + p.scales, p.scale_count * sizeof(float));
     if (format.nested) memcpy(record + p.offset, &r->offset, sizeof(r->offset));
 }
@@ -228,7 +239,7 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
                                 int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const QuantFormat format = source->quant[parameter];
-    const size_t n = parameter_elements(p), size = dtype_size(as);
+    const size_t n = parameter_elements(p);
     const uint8_t *record = source_hold_record(source, parameter);
     float *values = (float *)(void *)staged_raw.bytes;
     if (!p->transposed || !transposed) {
@@ -236,11 +247,15 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
-    for (size_t i = 0; i < count; i++) { // order [cols, rows]
-        const size_t c = (begin + i) / p->rows, r = (begin + i) % p->rows;
-        quant_decode_range(values, format, record, n, r * p->cols + c, 1);
-        elements_convert((char *)out + i * size, as, values, DTYPE_FP32, 1);
-    }
+    const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols; // of a matrix, [cols, rows] there
+    quant_scales();                                                               // filled before threads need it
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static)
+#endif
+    for (size_t i = begin; i < begin + count; i++)
+        quant_decode_range(values + (i - begin), format, record, n, i - i % each + i % rows * p->cols + i % each / rows,
+                           1);
+    elements_convert(out, as, values, DTYPE_FP32, count);
 }
 
 // Reads at most SLAB_ELEMENTS elements of a parameter, in the order wanted.

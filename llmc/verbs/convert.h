@@ -52,6 +52,11 @@ static Converted convert_write(const Options *options, WeightSource *source, con
     } else {
         const char *like = hub_path_find("--like", options->like, hub, options->quiet);
         const QuantType quantised = quant_type_find(option_chosen(options, "to"));
+        if (quantised == QUANT_MXFP4) run_check_mxfp4(&source->model, "--to");
+        if (quantised == QUANT_MXFP4 && !source->config.family->expert_biases)
+            die_usage("--to mxfp4 is a format of gpt_oss models, and this is %s; give --to nf4, which leaves experts "
+                      "as they are",
+                      source->config.family->name);
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          quantised, options->quantise_head);
         hf_write(&write, options->out, options->overwrite);
