@@ -170,7 +170,7 @@ static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_expe
                                                  {"n_routed_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
-    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name ? 1 : 0];
+    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name || family->expert_columns];
 }
 
 // Reads mlp_only_layers, a list of layers without experts.
@@ -200,7 +200,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
         die("%s: n_shared_experts is not a whole number of at most 1024", path);
     config->shared_expert_intermediate_size = (size_t)count * config->moe_intermediate_size;
-    config->given |= (uint64_t)1 << config_key_find("shared_expert_intermediate_size");
+    key_put_in(&config->given, config_key_find("shared_expert_intermediate_size"));
 }
 
 // Tells whether the outermost object may have the key. Only Gemma's first class has rope_local_base_freq there; others
@@ -377,8 +377,9 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
                 *original = cJSON_GetObjectItemCaseSensitive(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     const int hides = !per_layer && scaling && (scaling->child || !cJSON_IsObject(scaling));
-    const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || hides);
-    if (grows) config_plain_rope(config), config->rope_theta = HF_THETA; // the class has a whole object as default
+    const int given = parameters || hides, grows = given && family_has_key(config->family, "llama_4_scaling_beta");
+    if (given && family_names_key(config->family, "rope_type")) config_plain_rope(config); // the default is an object
+    if (grows) config->rope_theta = HF_THETA; // in which Ministral's class has it
     if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters && !hides)
@@ -407,8 +408,6 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 #define HYBRID_INTERVAL         4    // full_attention_interval: every 4th layer has attention
 #define HF_WINDOW               4096 // sliding_window of Qwen and Gemma
 #define QWEN_FIRST_WINDOW_LAYER 28   // max_window_layers: layers from here on have a window
-#define GEMMA_WINDOW_PATTERN    6    // sliding_window_pattern: every 6th layer has none
-#define OLMO_WINDOW_PATTERN     4    // the same, not a key
 #define NO_ROPE_INTERVAL        4    // no_rope_layer_interval: every 4th layer has no rotary positions
 
 // Returns a whole number of config.json; absent: `otherwise`.
@@ -484,7 +483,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     const cJSON *types = json_get(root, "layer_types"),
                 *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
     const int has = family_has_key(family, "sliding_window"), qwen = has && !config->layer_types[0];
-    const int everywhere = family->same_windows, olmo = has && !everywhere && !family->norm_offset;
+    const int everywhere = family->same_windows;
     const int turned_off = qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"));
     size_t l, L = config->num_hidden_layers;
     if ((everywhere || qwen) && !turned_off && cJSON_IsNumber(window) && window->valuedouble == 0)
@@ -505,8 +504,8 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
         size_t first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
         for (l = 0; l < L; l++) config->layer_types[l] = l >= first ? 's' : 'f';
     } else if (has && !everywhere && !qwen) {
-        size_t pattern =
-            olmo ? OLMO_WINDOW_PATTERN : hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path);
+        size_t pattern = strlen(config->layer_types); // of the class: its last layer has none
+        if (family->norm_offset) pattern = hf_size(root, "sliding_window_pattern", pattern, path); // only Gemma's key
         if (!pattern) die("%s: sliding_window_pattern is 0", path);
         for (l = 0; l < L && l < LAYER_TYPES_MAX; l++) config->layer_types[l] = (l + 1) % pattern ? 's' : 'f';
         config->layer_types[l] = 0;

@@ -178,7 +178,7 @@ static SafeTensor *hf_mxfp4_part(const WeightSource *source, const SafeTensors *
 // Takes a stack of experts in mxfp4 as the parameter; returns 0 if the files have none of this name.
 static int hf_take_mxfp4(WeightSource *source, size_t parameter, const SafeTensors *list, const char *name) {
     const Parameter *p = &source->model.parameters[parameter];
-    if (!p->experts || !p->cols) return 0;
+    if (!p->experts) return 0;
     const uint64_t shape[] = {p->experts, p->rows / p->experts, p->cols / MXFP4_BLOCK, MXFP4_BLOCK / 2};
     const SafeTensor *codes = hf_mxfp4_part(source, list, name, "_blocks", shape, 4),
                      *scales = hf_mxfp4_part(source, list, name, "_scales", shape, 3);

@@ -385,7 +385,7 @@ static void hf_remark_quantised(WeightSource *source) {
         if (source_is_quantised(source, i))
             format = source->quant[i], count++;
         else
-            experts += source->model.parameters[i].cols ? source->model.parameters[i].experts : 0;
+            experts += source->model.parameters[i].experts;
     if (count && !*source->remark && format.type == QUANT_MXFP4)
         snprintf(source->remark, sizeof(source->remark), "%zu stacks of experts are in 4 bits (mxfp4)", count);
     else if (count && !*source->remark)

@@ -346,7 +346,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
     size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
-    write.split = 1;
+    write.split = family->expert_names[0] != NULL;
     for (size_t i = 0; i < count; i++) {
         const int fused = write.like && !source_is_in_pieces(write.like, i);
         if (!source->model.parameters[i].experts) continue;

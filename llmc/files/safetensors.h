@@ -57,9 +57,10 @@ static const char *shape_text(const uint64_t *shape, size_t rank) {
 
 // Sets a parameter's shape in files; returns the rank.
 static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
-    if (p->experts && p->cols) {
-        const size_t rows = p->rows / p->experts;
-        shape[0] = p->experts, shape[1] = p->transposed ? p->cols : rows, shape[2] = p->transposed ? rows : p->cols;
+    if (p->experts) {
+        shape[0] = p->experts;
+        shape[1] = p->transposed ? p->cols : p->rows / p->experts;
+        shape[2] = p->transposed ? p->rows / p->experts : p->cols;
         return 3;
     }
     if (p->file_rows) {

@@ -130,10 +130,11 @@ static void spread_columns(char *out, const char *in, size_t cols, size_t begin,
 }
 
 // Reads elements of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there,
-// counted from `origin`. Takes a few columns at a time, so that whole cache lines are written, and whole columns if many of their rows are
+// from element `at` of the parameter on.
+// Takes a few columns at a time, so that whole cache lines are written, and whole columns if many of their rows are
 // wanted.
-static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t origin, size_t rows,
-                                   size_t cols, size_t begin, size_t count, DType as, char *out) {
+static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t at, size_t rows, size_t cols,
+                                   size_t begin, size_t count, DType as, char *out) {
     const size_t size = dtype_size(as), row = begin / cols, wanted = (begin + count + cols - 1) / cols - row;
     const int whole = rows / 4 <= wanted && rows <= SLAB_ELEMENTS;
     const size_t first = whole ? 0 : row, stretch = whole ? rows : wanted;
@@ -142,7 +143,7 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
     for (size_t c = 0; c < cols; c += n) {
         n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
         for (size_t k = 0; k < (whole ? 1 : n); k++)
-            tensor_read_range(source, parameter, origin + (c + k) * rows + first, whole ? n * rows : stretch, as,
+            tensor_read_range(source, parameter, at + (c + k) * rows + first, whole ? n * rows : stretch, as,
                               staged_reformed.bytes + k * stretch * size);
         switch (size) { // a constant size makes the copy one instruction
         case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
@@ -156,17 +157,15 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
 static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
-    const size_t out_rows = p->rows / max_size(p->experts, 1), each = out_rows * p->cols; // of a matrix of a stack
-    const size_t rows = transposed ? p->cols : out_rows, cols = transposed ? out_rows : p->cols;
     if (!p->transposed || source->transposed == transposed) {
         tensor_read_range(source, parameter, begin, count, as, out);
         return;
     }
-    for (size_t done = 0, n; done < count; done += n) {
-        const size_t at = (begin + done) % each;
-        n = min_size(count - done, each - at);
-        tensor_read_transposed(source, parameter, begin + done - at, rows, cols, at, n, as,
-                               (char *)out + done * dtype_size(as));
+    for (size_t done = 0; done < count;) {
+        const MatrixPart m = matrix_part(p, begin + done, count - done);
+        tensor_read_transposed(source, parameter, m.first, transposed ? p->cols : m.rows, transposed ? m.rows : p->cols,
+                               m.begin, m.count, as, (char *)out + done * dtype_size(as));
+        done += m.count;
     }
 }
 
@@ -247,14 +246,15 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
-    const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols; // of a matrix, [cols, rows] there
-    quant_scales();                                                               // filled before threads need it
+    quant_scales(); // filled before threads need it
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
 #endif
-    for (size_t i = begin; i < begin + count; i++)
-        quant_decode_range(values + (i - begin), format, record, n, i - i % each + i % rows * p->cols + i % each / rows,
-                           1);
+    for (size_t i = 0; i < count; i++) { // order [cols, rows]
+        const MatrixPart m = matrix_part(p, begin + i, 1);
+        const size_t c = m.begin / m.rows, r = m.begin % m.rows;
+        quant_decode_range(values + i, format, record, n, m.first + r * p->cols + c, 1);
+    }
     elements_convert(out, as, values, DTYPE_FP32, count);
 }
 
@@ -321,7 +321,8 @@ static void source_read_finite(const WeightSource *source, size_t parameter, siz
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     source_read_order(source, parameter, begin, count, as, transposed, out);
-    source_refuse_bad(source->path, p->name, p->transposed && transposed ? p->rows : p->cols, begin, count, as, out);
+    const size_t cols = p->transposed && transposed ? p->rows / max_size(p->experts, 1) : p->cols;
+    source_refuse_bad(source->path, p->name, cols, begin, count, as, out);
 }
 
 // ---- opening and closing --------------------------------------------------------------------------------------------
