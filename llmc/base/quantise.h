@@ -214,9 +214,10 @@ static void quant_encode_mxfp4(uint8_t *codes, uint8_t *scale, const float *x, s
     int exponent;
     frexpf(most, &exponent); // most = [1/2, 1) * 2^exponent
     *scale = (uint8_t)(most != 0 && exponent > -124 ? exponent + 124 : 0);
+    const float inverse = ldexpf(1, 127 - *scale);
     memset(codes, 0, (n + 1) / 2);
     for (size_t i = 0; i < n; i++) {
-        const float v = ldexpf(fabsf(x[i]), 127 - *scale);
+        const float v = fabsf(x[i]) * inverse;
         const int code = (v > 0.25f) + (v >= 0.75f) + (v > 1.25f) + (v >= 1.75f) + (v > 2.5f) + (v >= 3.5f) + (v > 5);
         codes[i / 2] = (uint8_t)(codes[i / 2] | (code | (signbit(x[i]) ? 8 : 0)) << i % 2 * 4);
     }
