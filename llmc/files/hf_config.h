@@ -30,7 +30,7 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers.
+// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers, and mxfp4 but for gpt-oss.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
@@ -38,12 +38,14 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     char value[64];
     QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype};
     if (!quantised || cJSON_IsNull(quantised)) return format;
+    if (json_is(method, "mxfp4") && json_is(json_get(root, "model_type"), "gpt_oss"))
+        return quant_format(QUANT_MXFP4, DTYPE_BF16);
     if (!json_is(method, "bitsandbytes") || !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
-        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes are supported; take the original model and "
-            "--base nf4",
+        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes, and mxfp4 of gpt_oss, are supported; take "
+            "the original model and --base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
             cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");
-    for (int i = QUANT_NF4; i < QUANT_TYPES; i++) // fp4 is bitsandbytes' default
+    for (int i = QUANT_NF4; i <= QUANT_FP4; i++) // fp4 is bitsandbytes' default
         if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
     if (format.type == QUANT_NONE)
         die("%s: bnb_4bit_quant_type is %s, not nf4 or fp4", path, json_scalar_text(type, value, sizeof(value)));

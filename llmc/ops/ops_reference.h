@@ -38,11 +38,15 @@ static void reference_dequantise(double *out, const void *record, const QuantFor
     if (format->nested) memcpy(&offset, bytes + p.offset, sizeof(offset));
     for (size_t i = 0; i < n; i++) {
         const size_t block = i / format->block, at = format->nested ? block / QUANT_NESTED_BLOCK : block;
-        memcpy(&scale, bytes + p.scales + at * sizeof(float), sizeof(scale));
+        if (format->type == QUANT_MXFP4)
+            scale = (float)ldexp(1, bytes[p.scale_codes + block] - 128);
+        else
+            memcpy(&scale, bytes + p.scales + at * sizeof(float), sizeof(scale));
         volatile float product = scale; // volatile: else a compiler may see that fp32 suffices, and round once
         if (format->nested) product = (float)((double)map[bytes[p.scale_codes + block]] * (double)scale);
         scale = (float)((double)product + (double)offset);
-        const double code = (double)quant_codes[format->type][i % 2 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4];
+        const int low = (i % 2 != 0) != (format->type == QUANT_MXFP4);
+        const double code = (double)quant_codes[format->type][low ? bytes[i / 2] & 15 : bytes[i / 2] >> 4];
         out[i] = (double)quant_round(format->rounding, (float)(code * (double)scale));
     }
 }
