@@ -7,6 +7,7 @@ The configuration of a model: a family (family.h) and its numbers, under their H
 #include "family.h"
 #include "llmc/base/hash.h"
 #include "llmc/base/text.h"
+#include <assert.h>
 #include <stddef.h>
 
 typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
@@ -14,7 +15,8 @@ static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "ll
 
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
-#define LAYER_TYPES_MAX  1024      // layers before their types repeat
+#define LAYER_TYPES_MAX  1024 // layers before their types repeat
+#define CONFIG_KEYS_MOST 96
 #define LINEAR_STATE_MAX (1 << 24) // elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
 
 typedef struct {
@@ -65,7 +67,7 @@ typedef struct {
     double logits_scaling;                            // divisor of the logits
     int activation_function;                          // index of GPT-2's name for it: two names, one function
     size_t pad_token_id;                              // input token that gives the embedding no gradient; NO_ROW: none
-    uint64_t given; // bit i: key i of config_keys was set explicitly, so it follows no other key
+    unsigned char given[CONFIG_KEYS_MOST]; // [i]: key i of config_keys was set explicitly, so it follows no other
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
@@ -152,6 +154,7 @@ static const ConfigKey config_keys[] = {
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
+static_assert(CONFIG_KEYS <= CONFIG_KEYS_MOST, "Config.given has a place for every key");
 
 static const Family *family_find(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -288,15 +291,14 @@ static void config_set(Config *config, const char *name, const char *value, cons
     if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
     if (number < key->least || number > key->most)
         die_with(code, "%s: %s=%.64s is out of range, %g to %g are allowed", where, name, value, key->least, key->most);
-    config->given |= (uint64_t)1 << index;
+    config->given[index] = 1;
 }
 
-static int config_given(const Config *config, const char *name) {
-    return (int)(config->given >> config_key_find(name) & 1u);
-}
+static int config_given(const Config *config, const char *name) { return config->given[config_key_find(name)]; }
 
-// Reads one "key=value" of a text. Bit i of *seen: key i of config_keys was in it before.
-static void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
+// Reads one "key=value" of a text. seen[i]: key i of config_keys was in it before.
+static void config_set_pair(Config *config, char *pair, unsigned char seen[CONFIG_KEYS_MOST], const char *where,
+                            int code) {
     char *equals = strchr(pair, '=');
     if (!equals || equals == pair) die_with(code, "%s: '%.64s' is not of the form key=value", where, pair);
     *equals = 0;
@@ -304,19 +306,19 @@ static void config_set_pair(Config *config, char *pair, uint64_t *seen, const ch
     if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
         die_with(code, "%s: %s is not a key of %s; %s info --init %s shows the keys", where, pair, config->family->name,
                  program_called(), config->family->name);
-    if (index >= 0 && (*seen >> index & 1u)) die_with(code, "%s: %s is given twice", where, pair);
+    if (index >= 0 && seen[index]) die_with(code, "%s: %s is given twice", where, pair);
     config_set(config, pair, equals + 1, where, code);
-    *seen |= (uint64_t)1 << index;
+    seen[index] = 1;
 }
 
 // Reads "key=value,key=value".
 static void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
-    uint64_t seen = 0;
+    unsigned char seen[CONFIG_KEYS_MOST] = {0};
     while (*cursor) {
         char *comma = strchr(cursor, ',');
         if (comma) *comma = 0;
-        if (*cursor) config_set_pair(config, cursor, &seen, where, code);
+        if (*cursor) config_set_pair(config, cursor, seen, where, code);
         if (!comma) break;
         cursor = comma + 1;
     }
@@ -330,7 +332,7 @@ static Config config_defaults(const Family *family) {
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
-    config.given = 0;
+    memset(config.given, 0, sizeof(config.given));
     return config;
 }
 
@@ -714,7 +716,7 @@ static Config config_scale(const Config *config, const char *scaling, const char
     config_plain_rope(&plain);
     config_to_text(&plain, text, sizeof(text));
     plain = config_from_text(text, where, code);
-    scaled = plain, scaled.given = 0, scaled.original_max_position_embeddings = config_unscaled_positions(config);
+    scaled = plain, scaled.original_max_position_embeddings = config_unscaled_positions(config);
     scaled.llama_4_scaling_beta = config->llama_4_scaling_beta;
     snprintf(type, sizeof(type), "%.*s", (int)(keys - scaling), scaling);
     if (!text_is_one_of(type, "linear|llama3|yarn"))
@@ -723,13 +725,13 @@ static Config config_scale(const Config *config, const char *scaling, const char
     if (rotation_growth(config) != 0 && rotation_growth(&scaled) == 0)
         die_with(code, "%s: queries of %s grow with their position, which %s scaling would lose; use yarn", where,
                  config->family->name, type);
-    scaled.given = 0;
+    memset(scaled.given, 0, sizeof(scaled.given));
     config_set_all(&scaled, keys + (*keys != 0), where, code);
     for (size_t i = 0; i < CONFIG_KEYS; i++)
-        if ((scaled.given >> i & 1) &&
+        if (scaled.given[i] &&
             (config_keys[i].kind == KEY_ROPE_TYPE || !(config_keys[i].scaling >> scaled.rope_type & 1)))
             die_with(code, "%s: %s is not a key of %s scaling", where, config_keys[i].name, type);
-    scaled.given |= plain.given;
+    for (size_t i = 0; i < CONFIG_KEYS; i++) scaled.given[i] |= plain.given[i];
     config_finish(&scaled, where, code);
     if (scaled.factor < 1)
         die_with(code, "%s: factor=%g would leave fewer positions; give 1 or more", where, scaled.factor);
