@@ -15,8 +15,8 @@ static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "ll
 
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
-#define LAYER_TYPES_MAX  1024 // layers before their types repeat
-#define CONFIG_KEYS_MOST 96
+enum { CONFIG_KEYS_MOST = 96 };
+#define LAYER_TYPES_MAX  1024      // layers before their types repeat
 #define LINEAR_STATE_MAX (1 << 24) // elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
 
 typedef struct {
@@ -67,7 +67,7 @@ typedef struct {
     double logits_scaling;                            // divisor of the logits
     int activation_function;                          // index of GPT-2's name for it: two names, one function
     size_t pad_token_id;                              // input token that gives the embedding no gradient; NO_ROW: none
-    unsigned char given[CONFIG_KEYS_MOST]; // [i]: key i of config_keys was set explicitly, so it follows no other
+    uint8_t given[CONFIG_KEYS_MOST]; // 1: this key of config_keys was set explicitly, so it follows no other key
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
@@ -297,8 +297,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
 static int config_given(const Config *config, const char *name) { return config->given[config_key_find(name)]; }
 
 // Reads one "key=value" of a text. seen[i]: key i of config_keys was in it before.
-static void config_set_pair(Config *config, char *pair, unsigned char seen[CONFIG_KEYS_MOST], const char *where,
-                            int code) {
+static void config_set_pair(Config *config, char *pair, uint8_t seen[CONFIG_KEYS_MOST], const char *where, int code) {
     char *equals = strchr(pair, '=');
     if (!equals || equals == pair) die_with(code, "%s: '%.64s' is not of the form key=value", where, pair);
     *equals = 0;
@@ -314,7 +313,7 @@ static void config_set_pair(Config *config, char *pair, unsigned char seen[CONFI
 // Reads "key=value,key=value".
 static void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
-    unsigned char seen[CONFIG_KEYS_MOST] = {0};
+    uint8_t seen[CONFIG_KEYS_MOST] = {0};
     while (*cursor) {
         char *comma = strchr(cursor, ',');
         if (comma) *comma = 0;

@@ -198,8 +198,8 @@ static void scan_output_backward(const StreamBP *s, size_t l, Chunk c, GroupWeig
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_backward_scratch(&shape));
     branch_out_backward(s, l, c, w, dw, linear_branch, ddelta_out, dx, a->attention_branch, a->delta_norm);
     gated_norm_backward(s, c, w, dw, a, ddelta_out, dprojected);
-    linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_Z_WEIGHT),
-                         a->dnorm1, projected_part(s, dprojected, IN_Z_WEIGHT), a->norm1, adds_to_dx(s));
+    linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_Z_WEIGHT), a->dnorm1,
+                         projected_part(s, dprojected, IN_Z_WEIGHT), a->norm1, adds_to_dx(s));
     norm1_backward(s, l, c, w, dw, a, dx);
     s->ops->delta_backward(NULL, NULL, NULL, NULL, NULL, s->linear.dstate, ddelta_out, a->mixed,
                            projected_part(s, a->projected, IN_B_WEIGHT), projected_part(s, a->projected, IN_A_WEIGHT),
@@ -218,8 +218,8 @@ static void scan_inputs_backward(const StreamBP *s, size_t l, Chunk c, GroupWeig
     a.dnorm1 = push_norm1_gradient(s, c, dx);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", c.n * d.E);
     delta_backward(s, c, w, dw, &a, before, ddelta_out, dprojected);
-    linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT),
-                         a.dnorm1, dprojected, a.norm1, adds_to_dx(s));
+    linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.dnorm1,
+                         dprojected, a.norm1, adds_to_dx(s));
     linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT), a.dnorm1,
                          projected_part(s, dprojected, IN_B_WEIGHT), a.norm1, 1);
     norm1_backward(s, l, c, w, dw, &a, dx);

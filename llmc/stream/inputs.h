@@ -103,15 +103,19 @@ static Stored *layer_input(const StreamBP *s, size_t l, size_t row) {
     return forward && !input_is_kept(s, l) ? stored_row(s, s->inputs.x, row, C) : kept_input(s, l, row);
 }
 
-// dx of x_0, rows [row, row + n), += the gradient through the layers' own inputs; dW of their norm += at row 0.
+// dx of x_0, rows [row, row + n), += the gradient through the layers' own inputs; dW of their norm +=. Both sums are 0
+// afterwards, for another chunk's.
 static void first_input_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw) {
     const Shapes d = shapes_of(s->model);
     const Inputs *in = &s->inputs;
     if (!in->dfirst) return;
-    s->ops->dropout(layer_input(s, d.L, row), stored_row(s, in->dfirst, row, d.C), n, d.C, 0, 0, 0, 1); // adds all
-    if (dw.tables && row == 0)
-        s->ops->gradient_add(at(dw.tables, s->model->model_offset[INPUTS_NORM], dtype_size(dw.tables_type)),
-                             dw.tables_type, in->dnorm, d.P);
+    Stored *dfirst = stored_row(s, in->dfirst, row - in->begin, d.C);
+    s->ops->dropout(layer_input(s, d.L, row), dfirst, n, d.C, 0, 0, 0, 1); // adds: a rate of 0 drops none
+    s->ops->zero(dfirst, n * d.C * d.stored);
+    if (!dw.tables) return;
+    s->ops->gradient_add(at(dw.tables, s->model->model_offset[INPUTS_NORM], dtype_size(dw.tables_type)), dw.tables_type,
+                         in->dnorm, d.P);
+    s->ops->zero(in->dnorm, d.P * d.summed);
 }
 
 // Memory for x_l[c], which is computed now: off-device over that of the layer before, once this is stored
