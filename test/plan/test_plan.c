@@ -54,9 +54,7 @@ static const char *const models[] = {
 #define MODELS COUNT_OF(models)
 
 // Chunk-major orders have no keys that layers share.
-static size_t methods_of(const Model *model) {
-    return model->config.num_kv_shared_layers ? METHOD_SECO : METHOD_SPACO;
-}
+static size_t methods_of(const Model *model) { return model->config.num_kv_shared_layers ? METHOD_SECO : METHOD_SPACO; }
 
 static RunSettings pass_settings(const Model *model, size_t method, size_t chunk, int backward) {
     RunSettings settings = {0};
