@@ -57,8 +57,8 @@ static const char *const models[] = {
     "linear_value_head_dim=4",
     "qwen3_moe,hidden_size=12,intermediate_size=16,moe_intermediate_size=8,num_hidden_layers=5,num_attention_heads=2,"
     "num_key_value_heads=1,head_dim=8,vocab_size=23,num_experts=5,num_experts_per_tok=2,decoder_sparse_step=2",
-    TINY_GPT_OSS,
-    TINY_GEMMA4_SHARED ",num_experts=5,num_experts_per_tok=2,moe_intermediate_size=12",
+    TINY_SINKS,
+    TINY_OWN ",num_experts=5,num_experts_per_tok=2,moe_intermediate_size=12",
 };
 enum { SHARED_KEYS = COUNT_OF(models) - 1 }; // the model whose layers share keys
 static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL, METHOD_MST, METHOD_SECO};
@@ -75,10 +75,9 @@ static size_t levels_of(int factor) {
 }
 
 // Whether two levels combine. Methods full and seco keep every activation. Chunk-major methods run in a process alone;
-// stage 3 cannot gather weights for ranks with different chunks. Neither those methods nor ranks share layers' keys.
+// stage 3 cannot gather weights for ranks with different chunks. Their layers cannot share keys.
 static int possible(int a, size_t x, int b, size_t y) {
-    if (b == METHOD || (b == MODEL && a != METHOD)) return possible(b, y, a, x);
-    if (a == MODEL && x == SHARED_KEYS) return b != SHARED || y == 0;
+    if (b == METHOD) return possible(b, y, a, x);
     if (a != METHOD || y == 0) return 1;
     if (b == MODEL) return y != SHARED_KEYS || methods[x] != METHOD_SECO;
     const Method method = methods[x];
