@@ -4,8 +4,12 @@ import json
 import math
 import os
 import random
+import re
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import records
+import templates
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 LINES = ["hello world, how are you doing today?", "the weather is nice and the sun shines", "two and two is four: 2 + 2 = 4",
@@ -286,6 +290,51 @@ def long_conversation(rng, turns, variant):
             user["content"], assistant["content"] = user["content"] + " \n", "\n" + assistant["content"] + " "
         messages += [user, assistant]
     return messages
+
+
+# ---- conversations for templates as shipped ------------------------------------------------------------------------------------
+MARKS = re.compile(r"<[|\uff5c][^|\uff5c>]+[|\uff5c]>|<(?:start|end)_of_turn>|</?think>|\[gMASK\]|<sop>|<\|[a-z_]+>|<[a-z_]+\|>")
+PHRASES = ("hello", "the weather", "\u00e9t\u00e9", "\u4f60\u597d", "\U0001f600", '"quoted" & <b>', "a\\b", "two\nlines", "  spaces ", "2 + 2 = 4", "user", "{x}")
+TOOLS = [{"type": "function", "function": {"name": "w", "description": "Weather.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}]
+
+
+def talk(rng, most=4):
+    """Returns (a user's row, the messages that a template gets)."""
+    text = lambda: " ".join(rng.choice(PHRASES) for _ in range(rng.randint(1, 6)))
+    row, given, tools, reasons = [], [], rng.random() < .3, rng.random() < .4
+
+    def say(role, content, masks=(), **more):
+        given.append(templates.with_reasoning({"role": role, "content": content, **more}))
+        for call in more.get("tool_calls", ()):
+            if rng.random() < .5:
+                function = {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=rng.random() < .5)}
+                more = {**more, "tool_calls": [{**call, "function": function}]}
+        row.append({"role": role, "content": content, **more, **dict(masks)})
+
+    def answer(content, **more):
+        where = rng.randrange(4) if reasons else 3
+        content = f"<think>\n{text().strip()}\n</think>\n\n{content}" if where == 0 else content
+        more |= {("reasoning_content", "reasoning")[where - 1]: text().strip()} if where in (1, 2) else {}
+        say("assistant", content, [(rng.choice(records.MASKS), rng.choice((0, 1, False, True)))] * (rng.random() < .2), **more)
+
+    if rng.random() < .4:
+        say(rng.choice(("system", "system", "system", "developer")), text())
+    for _ in range(rng.randint(1, most)):
+        say("user", text())
+        if tools and rng.random() < .7:
+            arguments = {"city": text(), "days": rng.randint(1, 9)} if rng.random() < .8 else {}
+            answer("", tool_calls=[{"id": "c1", "type": "function", "function": {"name": "w", "arguments": arguments}}])
+            say("tool", json.dumps({"sky": text()}, ensure_ascii=False), name="w", tool_call_id="c1")
+        answer(text() if rng.random() < .95 else "")
+    return {"messages": row, **({"tools": TOOLS} if tools else {})}, given
+
+
+def in_field(message):
+    thought, end, answer = message["content"].partition("</think>")
+    if message["role"] != "assistant" or not end:
+        return message
+    return templates.with_reasoning({**message, "content": answer.lstrip("\n"), "reasoning_content": thought.removeprefix("<think>").strip("\n")})
 
 
 def write_text(path, text):

@@ -38,6 +38,7 @@ import words
 import workers
 from prepare_layouts import *  # the tests of layouts and files
 from prepare_runs import *  # the tests of whole runs
+from prepare_shipped import *  # the tests with trl's templates
 
 MALFORMED, UNKNOWN, WRONG_TYPE, EMPTY, NO_TARGET = (records.MALFORMED, records.UNKNOWN_FORMAT, records.WRONG_TYPE, records.EMPTY,
                                                     records.NO_TARGET)

@@ -1,0 +1,84 @@
+"""Templates that trl ships, of families whose turns have channels, for test_prepare.py: text, tokens and masks of random conversations
+against jinja2 and the patterns of TURNS. No template is copied here; without trl these tests are skipped.
+"""
+
+import datetime
+import functools
+import importlib.util
+import json
+import os
+import random
+import re
+import tempfile
+import unittest
+
+import jinja2.ext
+import jinja2.sandbox
+
+import encode
+import prepare_samples as samples
+import records
+import templates
+
+NOW = datetime.datetime(2026, 1, 2)
+TURNS = {  # the assistant's turns in a rendering; the group is without the header. OPENED: thoughts that the prompt opens
+    "gptoss": r"(?s)<\|start\|>assistant((?:<\|channel\|>analysis<\|message\|>.*?<\|end\|><\|start\|>assistant)?.*?<\|(?:end|call|return)\|>)",
+    "gemma4_v5": r"(?s)(?:<\|turn>model\n|(?<=<tool_response\|>)OPENED)(.*?(?:<turn\|>\n|<\|tool_response>|$))"}
+TURNS["gptoss_training"] = TURNS["gptoss"]
+ARGUMENTS = {"gptoss": ({}, {"reasoning_effort": "high", "model_identity": "I."}, {"builtin_tools": ["browser", "python"]}),
+             "gemma4_v5": ({}, {"enable_thinking": True}, {"preserve_thinking": True})}
+
+
+def shipped(name):
+    trl = importlib.util.find_spec("trl")
+    if not trl:
+        raise unittest.SkipTest("no trl, whose chat templates these are")
+    return os.path.join(os.path.dirname(trl.origin), "chat_templates", name + ".jinja")
+
+
+@functools.cache
+def compiled(name):
+    def refuse(message):
+        raise jinja2.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.globals.update(strftime_now=NOW.strftime, raise_exception=refuse)
+    with open(shipped(name), encoding="utf-8") as file:
+        return environment.from_string(file.read())
+
+
+def library(name):
+    with open(shipped(name), encoding="utf-8") as file:
+        marks = sorted(set(samples.MARKS.findall(file.read())))
+    tokenizer = samples.byte_level()
+    tokenizer.add_special_tokens([*marks, "<bos>", "<eos>"])
+    return tokenizer
+
+
+class Shipped(unittest.TestCase):
+    def test_random_conversations(self):
+        for name in TURNS:
+            family = name.removesuffix("_training")
+            path, rng, done = shipped(name), random.Random(3), 0
+            with tempfile.TemporaryDirectory() as folder:
+                own = encode.Encoder(encode.Options(samples.tokenizer_folder(folder, library(family), None, "<bos>", "<eos>"), chat_template=path), NOW)
+            for i in range(150):
+                row, given = samples.talk(rng, 4 if i % 30 else 30)
+                row["chat_template_kwargs"] = rng.choice(ARGUMENTS[family])
+                text = compiled(family).render(messages=list(map(samples.in_field, given)), tools=row.get("tools"), bos_token="<bos>", **row["chat_template_kwargs"])
+                found = own.tokenizer.encode(text, add_special_tokens=False)
+                opened = r"(?:<\|channel>thought\n)?" if "enable_thinking" in row["chat_template_kwargs"] else ""
+                turns = list(re.finditer(TURNS[name].replace("OPENED", opened), text))
+                answers = [message for message in row["messages"] if message["role"] == "assistant"]
+                self.assertEqual(len(turns), len(answers), text)
+                spans = [turn.span(0 if name != family else 1) for turn, answer in zip(turns, answers) if not records.masked(answer)]
+                counts = [int(any(begin <= at < end for begin, end in spans)) for at, _ in found.offsets]
+                if not any(counts[1:]):
+                    continue
+                with self.subTest(row=row):
+                    _, (document,) = own.encode(row)
+                    own.check(document)
+                    self.assertEqual((document.ids.tolist(), document.counts.tolist()), (found.ids, [0, *counts[1:]]))
+                done += 1
+            self.assertGreater(done, 130)
