@@ -83,6 +83,16 @@ REASONING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% set text = m.c
              "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ text }}<|end|>\n{% endfor %}"
              "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{{ '\n</think>\n\n' if enable_thinking is false }}{% endif %}")
 
+# Marks of reasoning of their own, and gone from answers that others follow: with those of a content (channels), or of a field alone.
+HARMONY = ("{% for m in messages %}{% if m.role == 'assistant' %}{% if m.thinking and loop.last %}<|start|>assistant<|channel|>analysis<|message|>"
+           "{{ m.thinking }}<|end|>{% endif %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}{{ '<|return|>' if loop.last else '<|end|>' }}"
+           "{% else %}<|start|>{{ 'developer' if m.role == 'system' else m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+           "{% if add_generation_prompt %}<|start|>assistant{% endif %}")
+CHANNELS = ("{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{% if m.reasoning_content and loop.last %}"
+            "<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}{% set text %}{% for part in m.content.split('<channel|>') %}"
+            "{{ part.split('<|channel>')[0] }}{% endfor %}{% endset %}{{ (text if m.role == 'assistant' else m.content) | trim }}<turn|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|turn>model\n{% endif %}")
+
 
 def byte_level(pattern, use_regex=False, prefix_space=False):
     last = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=use_regex)
@@ -170,6 +180,18 @@ def o200k():
     return trained_across(O200K), {"eos_token": "<|end|>"}
 
 
+def harmony():
+    tokenizer = trained_across(O200K)
+    tokenizer.add_special_tokens(["<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"])
+    return tokenizer, {"eos_token": "<|return|>", "chat_template": HARMONY}
+
+
+def gemma4():
+    tokenizer, config = gemma()
+    tokenizer.add_special_tokens(["<|turn>", "<turn|>", "<|channel>", "<channel|>"])
+    return tokenizer, {**config, "chat_template": CHANNELS}
+
+
 def gemma():
     tokenizer = trained_pieces(760, normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), False)
     with_tokens(tokenizer, AddedToken("\n\n", normalized=False), AddedToken("▁▁", normalized=False), "<extra>")
@@ -230,14 +252,15 @@ def pieces():
 # Of the first nine there are files of versions 1 and 2, which name their patterns: they are kept as they were written.
 STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "qwen3.5": qwen35, "gemma": gemma, "llama2": llama2, "mistral": mistral,
           "tekken": tekken, "o200k": o200k,
-          "digits": digits, "ruby": ruby, "stages": stages, "removed": removed, "pieces": pieces}
+          "digits": digits, "ruby": ruby, "stages": stages, "removed": removed, "pieces": pieces, "harmony": harmony, "gemma4": gemma4}
 
 
 def save_style(name, folder):
     tokenizer, config = STYLES[name]()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id("<|end|>"), tokenizer.token_to_id("</s>")]}))
+    ends = ("<|return|>", "<|call|>") if name == "harmony" else ("<|end|>", "</s>")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(map(tokenizer.token_to_id, ends))}))
     return tokenizer
 
 
