@@ -202,7 +202,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (options->grow_vocabulary) run_grow(run, &config);
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
-    if (run->source) model_copy_biases(&run->model, &run->source->model);
+    if (run->source) model_copy_constants(&run->model, &run->source->model);
     run_choose_base(run, run->source || init ? NULL : model);
     run_open_lora(run);
     checkpoint_release();

@@ -198,7 +198,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
         die("%s: n_shared_experts is not a whole number of at most 1024", path);
     config->shared_expert_intermediate_size = (size_t)count * config->moe_intermediate_size;
-    config->given |= (uint64_t)1 << config_key_find("shared_expert_intermediate_size");
+    config->given[config_key_find("shared_expert_intermediate_size")] = 1;
 }
 
 // Tells whether the outermost object may have the key. Only Gemma's first class has rope_local_base_freq there; others

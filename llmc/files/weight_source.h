@@ -385,7 +385,7 @@ static void source_grow(WeightSource *source, size_t rows) {
     const DType type = source->dtype;
     source->grown_from = old, source->config.vocab_size = rows;
     const Model grown = model_build(&source->config, type);
-    model_copy_biases(&grown, &source->model);
+    model_copy_constants(&grown, &source->model);
     model_free(&source->model);
     source->model = grown;
 }

@@ -67,8 +67,9 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
     setup->method = settings->method, setup->keep = settings->keep, setup->ring = settings->ring;
     setup->objective = settings->objective;
-    if (setup->objective.temperature == 0) setup->objective.temperature = 1; // not set
-    setup->objective.temperature *= settings->model->config.logits_scaling;
+    if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // not set
+    setup->objective.temperature.divisor *= settings->model->config.logits_scaling;
+    setup->objective.temperature.cap = settings->model->config.final_logit_softcapping;
     setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
     setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;
@@ -124,7 +125,6 @@ static void push_trained(Residency *memory, OptimizerState *state, const RunSett
 static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
-    const size_t rotary = rotary_width(config) / 2;
     const Model *trained = trained_table(&s->memory);
     Sequence *now = &s->now;
     if (settings->backward)
@@ -147,12 +147,13 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
         s->ops->copy_in(s->setup->router_bias, settings->model->router_bias,
                         model_router_biases(settings->model) * sizeof(float));
     if (!d.rotary) return;
-    float *frequency = (float *)checked_calloc(rotary, sizeof(float), "rotary frequencies");
     for (int kind = 0; kind < 2 && s->setup->inverse_frequency[kind]; kind++) {
+        const size_t pairs = rope_pairs(config, kind);
+        float *frequency = (float *)checked_calloc(pairs, sizeof(float), "rotary frequencies");
         rope_frequencies(config, kind, frequency);
-        s->ops->copy_in(s->setup->inverse_frequency[kind], frequency, rotary * sizeof(float));
+        s->ops->copy_in(s->setup->inverse_frequency[kind], frequency, pairs * sizeof(float));
+        free(frequency);
     }
-    free(frequency);
 }
 
 // Pushes what lives as long as the run, each in its place. A run, unlike its plan, allocates on the host, too.
@@ -171,7 +172,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     for (int kind = 0; kind < kinds; kind++)
         frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
-            rotary_width(config) / 2, sizeof(float));
+            rope_pairs(config, kind), sizeof(float));
     if (settings->model->router_bias)
         router_bias = (float *)arena_push(arena, SHARE_WEIGHTS, "biases of routers",
                                           model_router_biases(settings->model), sizeof(float));

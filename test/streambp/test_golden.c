@@ -82,7 +82,7 @@ static void golden_open(Golden *g, const char *model_path, const char *reference
     g->source = weights_open(model_path);
     g->config = g->source->config;
     g->model = model_build(&g->config, ops_device->stored);
-    model_copy_biases(&g->model, &g->source->model);
+    model_copy_constants(&g->model, &g->source->model);
     g->reference = reference_open(reference_path);
     g->batch = reference_batch(&g->reference);
     g->weights = (double *)checked_malloc(g->model.elements * sizeof(double), "weights");
