@@ -112,6 +112,40 @@ HYBRID = """{%- set turns = namespace(question=-1) %}
 # As Qwen3.8's: reasoning is read from its field alone, and every turn has its block.
 FIELD = HYBRID.replace("reasoning is not string and '</think>' in content", "false").replace("loop.index0 > turns.question", "true")
 
+# In the manner of gpt-oss's: reasoning is a message of its own, of the last turn only, which ends with another token; so does a call of a
+# tool, whose name is in its answer again.
+HARMONY = """{%- for m in messages %}
+    {%- if m.tool_calls %}
+        {%- set tool = m.tool_calls[0].function %}
+        {{- '<|start|>assistant to=' + tool.name + '<|message|>' + tool.arguments | tojson + '<|call|>' }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' if m.thinking and loop.last and not add_generation_prompt }}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last and not add_generation_prompt else '<|end|>') }}
+    {%- else %}
+        {{- '<|start|>' + ('developer' if m.role == 'system' else messages[loop.index0 - 1].tool_calls[0].function.name if m.role == 'tool' else m.role) }}
+        {{- '<|message|>' + m.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+
+# In the manner of Gemma 4's: reasoning only after the last question, taken out of contents; a tool's answer is within the turn.
+CHANNELS = """{%- set ns = namespace(last=0, tool=false) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if m.role == 'tool' %}
+        {{- m.content + '<answer|>' }}
+    {%- else %}
+        {{- '' if ns.tool else '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}
+        {{- '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' if m.reasoning_content and loop.index0 > ns.last }}
+        {%- set text %}{% for part in m.content.split('<channel|>') %}{{ part.split('<|channel>')[0] }}{% endfor %}{% endset %}
+        {{- (text if m.role == 'assistant' else m.content) | trim }}
+        {{- m.tool_calls[0].function.name + '<|answer>' if m.tool_calls else '<turn|>\n' }}
+    {%- endif %}
+    {%- set ns.tool = m.role == 'tool' %}
+{%- endfor %}
+{%- if add_generation_prompt and not ns.tool %}{{ '<|turn>model\n' }}{% endif %}"""
+
 GENERATION = """{% for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
 {%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>\n' }}{% endgeneration %}
@@ -176,7 +210,9 @@ FAMILIES = {
     "glm4": (GLM4, None, "<|endoftext|>", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"]),
     "olmo2": (OLMO2, "<|endoftext|>", "<|endoftext|>", []), "olmo3": (OLMO3, None, "<|endoftext|>", []),
     "smollm3": (SMOLLM3, None, "<|im_end|>", ["<think>", "</think>"]),
-    "ministral3": (MINISTRAL3, "<s>", "</s>", ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"])}
+    "ministral3": (MINISTRAL3, "<s>", "</s>", ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]),
+    "harmony": (HARMONY, None, "<|return|>", ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"]),
+    "channels": (CHANNELS, "<s>", "</s>", ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|answer>", "<answer|>"])}
 
 TEMPLATES = {  # with bos and eos
     "chatml": (CHATML, None, "<|im_end|>"), "mistral": (MISTRAL, "<s>", "</s>"),

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import struct
 import tempfile
 import unittest
 
@@ -18,7 +19,8 @@ import jinja2.sandbox
 import encode
 import prepare_samples as samples
 import records
-import templates
+import tokenizer_chat
+import tokenizer_file
 
 NOW = datetime.datetime(2026, 1, 2)
 TURNS = {  # the assistant's turns in a rendering; the group is without the header. OPENED: thoughts that the prompt opens
@@ -82,3 +84,28 @@ class Shipped(unittest.TestCase):
                     self.assertEqual((document.ids.tolist(), document.counts.tolist()), (found.ids, [0, *counts[1:]]))
                 done += 1
             self.assertGreater(done, 130)
+
+    def test_more(self):
+        """Reasoning in a content between the template's own marks; what tokenizer.tok has; ids that end an answer."""
+        made = {}
+        for name, ends in (("gptoss", ["<eos>", "<|return|>"]), ("gemma4_v5", ["<eos>", "<turn|>"])):
+            with tempfile.TemporaryDirectory() as folder, open(shipped(name), encoding="utf-8") as file:
+                samples.tokenizer_folder(folder, library(name), file.read(), "<bos>", "<eos>")
+                source = tokenizer_file.Source(folder)
+                made[name] = encode.Encoder(encode.Options(folder), NOW), tokenizer_chat.find_chat(folder, source.encode)
+                content = tokenizer_file.tokenizer_bytes(source)
+            ids = struct.iter_unpack("<I", tokenizer_file.section_of(content, "end_ids"))
+            self.assertEqual([source.tokenizer.id_to_token(id) for id, in ids], ends)
+            self.assertEqual(struct.unpack_from("<I", content, 8), (4,))
+            chat, user = made[name][1], [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "r"}, {"role": "user", "content": "c"}]
+            self.assertIn("FORGETS", chat.flags)
+            kept = {"gptoss": "<|channel|>final<|message|>b", "gemma4_v5": "b"}[name]
+            text = made[name][0].template.render(user, True).replace(NOW.strftime("%Y-%m-%d"), datetime.datetime.now().strftime("%Y-%m-%d"))
+            self.assertEqual(text, "".join((chat.texts["first_before"], "a", chat.texts["first_after"], kept, chat.texts["next_before"], "c", chat.texts["next_after"])))
+            self.assertEqual([chat.texts[f"thought_{edge}"] for edge in ("begin", "end")],
+                             {"gptoss": ["", "<|end|><|start|>assistant"], "gemma4_v5": ["<|channel>", "<channel|>"]}[name])
+        own = made["gemma4_v5"][0]
+        for content, counted in (("<|channel>thought\nso it is\n<channel|>b", "<|channel>thought\nso it is\n<channel|>b<turn|>\n"), ("<|channel>thought\nso it is", "<|channel>thought\nso it is"),
+                                 ("<|channel>thought\n<channel|>b", "b<turn|>\n"), ("b", "b<turn|>\n")):
+            _, (document,) = own.encode({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]})
+            self.assertEqual(own.tokenizer.decode(document.ids[document.counts == 1].tolist(), skip_special_tokens=False), counted)

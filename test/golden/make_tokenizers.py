@@ -20,7 +20,8 @@ import tempfile
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "data"))
+sys.path[:0] = [str(HERE.parent.parent / "data"), str(HERE.parent / "data")]
+import prepare_samples as samples  # noqa: E402
 import tokenizer_file  # noqa: E402
 import words  # noqa: E402
 
@@ -82,16 +83,6 @@ TRIMMED = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ 
 REASONING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% set text = m.content | trim %}{% if m.role == 'assistant' and '</think>' in text %}"
              "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ text }}<|end|>\n{% endfor %}"
              "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{{ '\n</think>\n\n' if enable_thinking is false }}{% endif %}")
-
-# Marks of reasoning of their own, and gone from answers that others follow: with those of a content (channels), or of a field alone.
-HARMONY = ("{% for m in messages %}{% if m.role == 'assistant' %}{% if m.thinking and loop.last %}<|start|>assistant<|channel|>analysis<|message|>"
-           "{{ m.thinking }}<|end|>{% endif %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}{{ '<|return|>' if loop.last else '<|end|>' }}"
-           "{% else %}<|start|>{{ 'developer' if m.role == 'system' else m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
-           "{% if add_generation_prompt %}<|start|>assistant{% endif %}")
-CHANNELS = ("{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{% if m.reasoning_content and loop.last %}"
-            "<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}{% set text %}{% for part in m.content.split('<channel|>') %}"
-            "{{ part.split('<|channel>')[0] }}{% endfor %}{% endset %}{{ (text if m.role == 'assistant' else m.content) | trim }}<turn|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|turn>model\n{% endif %}")
 
 
 def byte_level(pattern, use_regex=False, prefix_space=False):
@@ -183,13 +174,13 @@ def o200k():
 def harmony():
     tokenizer = trained_across(O200K)
     tokenizer.add_special_tokens(["<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"])
-    return tokenizer, {"eos_token": "<|return|>", "chat_template": HARMONY}
+    return tokenizer, {"eos_token": "<|return|>", "chat_template": samples.HARMONY}
 
 
 def gemma4():
     tokenizer, config = gemma()
     tokenizer.add_special_tokens(["<|turn>", "<turn|>", "<|channel>", "<channel|>"])
-    return tokenizer, {**config, "chat_template": CHANNELS}
+    return tokenizer, {**config, "chat_template": samples.CHANNELS}
 
 
 def gemma():
