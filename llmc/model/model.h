@@ -26,12 +26,11 @@ typedef struct {
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
     size_t experts;    // 0: one matrix; else those of `experts` experts, [experts, rows / experts, cols]
-    int transposed;    // [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
-    size_t
-        file_rows;   // not 0: files show their elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
-    int ones;        // initialised to 1 (norm weights without norm_offset; biases of time steps)
-    double init_std; // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
-    size_t offset;   // first element, from the start of the model
+    int transposed;    // each matrix is [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
+    size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
+    int ones;          // initialised to 1 (norm weights without norm_offset; biases of time steps)
+    double init_std;   // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
+    size_t offset;     // first element, from the start of the model
 } Parameter;
 
 typedef struct {
@@ -70,12 +69,25 @@ static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
 }
 
+// Elements [begin, begin + count) of one matrix of a stack, whose first element is number `first` of the parameter
+typedef struct {
+    size_t first, rows, begin, count;
+} MatrixPart;
+
+// Returns the part of elements [begin, begin + count) of a parameter that is in one matrix.
+static MatrixPart matrix_part(const Parameter *p, size_t begin, size_t count) {
+    const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols;
+    const MatrixPart part = {begin - begin % each, rows, begin % each, min_size(count, each - begin % each)};
+    return part;
+}
+
 // Counts the elements that a token uses: of k experts in E, and all others.
 static double model_active(const Model *model) {
     double sum = 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const double of = p->experts ? (double)model->config.num_experts_per_tok / (double)p->experts : 1;
+        const size_t E = max_size(p->experts, p->file_rows);
+        const double of = E ? (double)model->config.num_experts_per_tok / (double)E : 1;
         sum += of * (double)parameter_elements(p);
     }
     return sum;
@@ -175,10 +187,13 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
         memset(parameter, 0, sizeof(*parameter));
         snprintf(parameter->name, sizeof(parameter->name), "%s%s", prefix, name);
         parameter->role = shape.role;
-        parameter->rows = shape.rows, parameter->cols = shape.cols, parameter->experts = shape.experts;
+        parameter->rows = shape.rows, parameter->cols = shape.cols;
         parameter->transposed =
             (shape.experts ? c->family->expert_columns : c->family->conv1d) && shape.role == ROLE_LINEAR && *prefix;
-        if (shape.role == ROLE_BIAS && shape.experts) parameter->file_rows = shape.experts;
+        if (shape.cols)
+            parameter->experts = shape.experts;
+        else
+            parameter->file_rows = shape.experts;
         parameter->ones =
             tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
         if (shape.cols) parameter->init_std = c->initializer_range;
