@@ -125,8 +125,8 @@ def unthought(text, begin, end):
 
 
 def find_marks(chat, ask, close, parts):
-    """Returns (begin, end) of `unthought` if the template writes reasoning between other marks than <think>, and drops it from old answers;
-    else None. What it writes before an old answer beside the generation prompt, the model writes itself."""
+    """Returns (begin, end) of `unthought` if the template writes reasoning between other marks than <think> and drops it from old answers;
+    else None. The model itself writes the rest of an old answer's header (`own`), such as the name of a channel."""
     def talk(content, **more):
         return [message("user", USER), {**message("assistant", content), **more}]
 
