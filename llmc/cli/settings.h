@@ -82,13 +82,10 @@ static void settings_add_optimizer(RunSettings *settings, const Options *o) {
 static void options_check_method(const Options *o, const Config *config, World world) {
     const char *name = option_chosen(o, "method");
     if (config->num_kv_shared_layers && method_is_chunk_major(o->method))
-        die_usage("--method %s: the last %zu layers of this model read keys of earlier layers, whose gradients it would "
-                  "not have in time; give --method stream",
-                  name, config->num_kv_shared_layers);
-    if (config->num_kv_shared_layers && world_sp(world) > 1)
-        die_usage("--sp %zu: the last %zu layers of this model read keys of earlier layers, which ranks cannot share; "
-                  "leave it out",
-                  world_sp(world), config->num_kv_shared_layers);
+        die_usage(
+            "--method %s: the last %zu layers of this model read keys of earlier layers, whose gradients it would "
+            "not have in time; give --method stream",
+            name, config->num_kv_shared_layers);
     if (o->method != METHOD_SPACO && option_given(o, "keep-chunks"))
         die_usage("--keep-chunks is about --method spaco; leave it out, or give that");
     if (o->method == METHOD_SPACO && !option_given(o, "keep-chunks"))

@@ -167,14 +167,18 @@ static void ring_forward(StreamBP *s, size_t l, GroupWeights w, const RingLayer 
     arena_pop(s->arena, mark);
 }
 
-// q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens. The travelling gradients alternate between
-// two buffers and end in kv.dk, kv.dv.
+// q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens; lent ones +=. The travelling gradients
+// alternate between two buffers and end in the first.
 static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
     Shapes d = layer_shapes(s, l);
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t mark = arena_mark(s->arena), S = s->now.ranks, block = s->kv.rows[0] * d.KV;
     Block found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}}, passing[2];
     int64_t keys = 0, gradients = 0;
+    if (shares_keys(s, l)) {
+        travelling[0].k = push_summed(s, SHARE_KV, "gradient of lent keys", block);
+        travelling[0].v = push_summed(s, SHARE_KV, "gradient of lent values", block);
+    }
     travelling[1].k = push_summed(s, SHARE_KV, "gradient of keys that pass by", block);
     travelling[1].v = push_summed(s, SHARE_KV, "gradient of values that pass by", block);
     found.k = push_summed(s, SHARE_KV, "gradient of keys found here", block);
@@ -197,6 +201,11 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
         gradients = block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, on, next, d.KV * d.summed);
     }
     s->ops->await(gradients);
+    if (shares_keys(s, l)) {
+        const size_t count = sequence_tokens(s->now.N, S, sequence_rank(s)) * d.KV;
+        s->ops->gradient_add(s->kv.dk, type, (Summed *)travelling[0].k, count);
+        s->ops->gradient_add(s->kv.dv, type, (Summed *)travelling[0].v, count);
+    }
     arena_pop(s->arena, mark);
 }
 
@@ -207,7 +216,7 @@ static void ring_project(StreamBP *s, size_t l, GroupWeights w, const RingLayer 
         const Chunk c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(s, l, c, r);
         norm1_forward(s, l, c, w, &a);
-        kv_project(s, l, c, w, &a);
+        if (!shares_keys(s, l) || s->now.pass != PASS_BACKWARD) mixer_keys(s, l, c, w, &a); // lent ones are there
         queries_project(s, l, c, w, &a);
         drop(s, &a);
     }
@@ -280,7 +289,10 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) norm1_forward(s, l, c, w, &a);
         ring_queries_backward(s, l, c, w, dw, &a, &r);
-        kv_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
+        if (d.borrows)
+            norm1_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
+        else
+            kv_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
         input_done(s, l, c);
         drop(s, &a);
     }

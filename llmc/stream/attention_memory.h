@@ -52,9 +52,8 @@ static size_t keys_of_layers(const StreamBP *s, int all) {
     return all ? sum : most;
 }
 
-// Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
-// linear: for keys before QK-norm, too. A layer with a window stores what a chunk sees, or a rank's ranges and halos.
-static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
+// Sets the rows that a layer of each kind stores: of a window what a chunk sees, or a rank's ranges and halos.
+static void set_key_rows(StreamBP *s, size_t layers, size_t tokens, size_t chunk) {
     const size_t window = window_of_model(&s->model->config);
     const int shared = s->now.ranks > 1;
     const KeyValue none = {0};
@@ -67,6 +66,12 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
     if (window) s->kv.rows[1] = min_size(tokens, shared ? s->now.rows + 2 * (window - 1) : window - 1 + chunk);
     for (size_t half = 0; half < 2 && shared; half++)
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
+}
+
+// Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
+// linear: for keys before QK-norm, too
+static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
+    set_key_rows(s, layers, tokens, chunk);
     const size_t count = keys_of_layers(s, layers > 1);
     s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count);
     s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count);
@@ -81,7 +86,7 @@ static void push_key_value_gradients(StreamBP *s) {
 
 /*
 Shared keys: the last layers may read K, V of an earlier one (num_kv_shared_layers). Of each kind of layers one lends
-them. Its K, V stay from its forward to its backward, of all tokens, whatever its window; dK, dV of all its readers add
+them. Its K, V stay from its forward to its backward: of a process alone those of all tokens, whatever its window; dK, dV of all its readers add
 up in one sum until its own backward takes them.
 */
 static int shares_keys(const StreamBP *s, size_t l) {
@@ -93,18 +98,19 @@ static int shares_keys(const StreamBP *s, size_t l) {
 // layers already.
 static void push_lent_keys(StreamBP *s, int gradients) {
     const Config *c = &s->model->config;
+    if (!c->num_kv_shared_layers) return;
+    if (!keeps_activations(s)) set_key_rows(s, 1, s->now.N, s->now.N);
     for (size_t l = 0; l < c->num_hidden_layers; l++) {
-        if (!layer_lends(c, l)) continue;
+        const size_t count = keys_of_layer(s, l), bytes = count * dtype_size(dtype_of_sums(s->model->dtype));
         LentKeys *lent = &s->lent[layer_window(c, l) != 0];
-        const size_t count = s->now.N * layer_shapes(s, l).KV;
-        if (!gradients && !keeps_activations(s)) {
-            lent->k = push_stored(s, SHARE_KV, "keys that other layers read", count);
-            lent->v = push_stored(s, SHARE_KV, "values that other layers read", count);
-        } else if (gradients) {
+        if (!layer_lends(c, l)) continue;
+        if (gradients) {
             lent->dk = push_summed(s, SHARE_KV, "gradient of keys that other layers read", count);
             lent->dv = push_summed(s, SHARE_KV, "gradient of values that other layers read", count);
-            s->ops->zero(lent->dk, count * dtype_size(dtype_of_sums(s->model->dtype)));
-            s->ops->zero(lent->dv, count * dtype_size(dtype_of_sums(s->model->dtype)));
+            s->ops->zero(lent->dk, bytes), s->ops->zero(lent->dv, bytes);
+        } else if (!keeps_activations(s)) {
+            lent->k = push_stored(s, SHARE_KV, "keys that other layers read", count);
+            lent->v = push_stored(s, SHARE_KV, "values that other layers read", count);
         }
     }
 }
@@ -112,8 +118,10 @@ static void push_lent_keys(StreamBP *s, int gradients) {
 // Makes a lender's K, V, and in backward their gradients, those of layer l.
 static void select_lent_keys(StreamBP *s, size_t l) {
     const LentKeys *lent = &s->lent[layer_window(&s->model->config, l) != 0];
-    const KeyValue one = {lent->k, lent->v, NULL, NULL, NULL, {s->now.N, s->now.N}, 1, 0, {{0, 0}, {0, 0}}};
-    if (!keeps_activations(s)) s->kv = one;
+    if (!keeps_activations(s)) {
+        set_key_rows(s, 1, s->now.N, s->now.N);
+        s->kv.k = lent->k, s->kv.v = lent->v;
+    }
     s->kv.dk = lent->dk, s->kv.dv = lent->dv;
 }
 

@@ -27,6 +27,9 @@ static const char *const models[] = {
     TINY_MISTRAL ",sliding_window=1",
     TINY_OLMO ",sliding_window=7",
     TINY_MIXED,
+    TINY_SINKS,
+    TINY_BESIDE,
+    TINY_OWN,
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
