@@ -185,7 +185,8 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     for (size_t i = 0; !o->quiet && adapter_old_names(c->family) && lora_module_at(c->family, i) < LORA_TENSORS; i++)
         for (size_t l = 0; l < c->num_hidden_layers; l++) {
             const LayerTensor tensor = lora_tensor(c->family, i);
-            if (tensor < GATE_WEIGHT || lora_is_parameter(c->family, tensor) || !lora_wanted(lora, c, l, i).rank) continue;
+            if (tensor < GATE_WEIGHT || lora_is_parameter(c->family, tensor) || !lora_wanted(lora, c, l, i).rank)
+                continue;
             note("--lora-targets: PEFT 0.21 takes %s for experts in %s, so it will not load these adapters; merge them",
                  lora_module(c->family, i), c->family->name);
             return;

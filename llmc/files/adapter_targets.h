@@ -265,8 +265,8 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
             snprintf(own + used, sizeof(own) - (size_t)used, "%s", prefix);
             const int found =
                 list && (lora_is_stack(tensor) ? adapter_has_stack(list, own, c, layer, tensor == EXPERTS_DOWN)
-                                                   : adapter_find_tensor(list, own, "lora_A.weight") ||
-                                                         adapter_find_tensor(list, own, "lora_B.weight"));
+                                               : adapter_find_tensor(list, own, "lora_A.weight") ||
+                                                     adapter_find_tensor(list, own, "lora_B.weight"));
             if (adapter_has(t, name, layer, lora_is_parameter(c->family, tensor), list ? &found : NULL, named))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
         }

@@ -99,8 +99,7 @@ static const char *lora_module(const Family *family, size_t i) {
 static void lora_tensor_prefix(const Family *family, size_t i, int inner, char name[64]) {
     const LayerTensor tensor = lora_tensor(family, i);
     const char *module = lora_module(family, i);
-    const size_t length =
-        lora_is_stack(tensor) ? (size_t)(strrchr(module, '.') - module) : lora_name_length(module);
+    const size_t length = lora_is_stack(tensor) ? (size_t)(strrchr(module, '.') - module) : lora_name_length(module);
     snprintf(name, 64, "%.*s%s", (int)length, module, inner ? ".base_layer" : "");
 }
 
@@ -157,9 +156,7 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
     for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
         const LayerTensor tensor = lora_tensor(family, i);
         const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT); // has two of an end
-        const char *end = whole                              ? NULL
-                          : lora_is_parameter(family, tensor) ? strchr(module, '.')
-                                                              : strrchr(module, '.');
+        const char *end = whole ? NULL : lora_is_parameter(family, tensor) ? strchr(module, '.') : strrchr(module, '.');
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
     }

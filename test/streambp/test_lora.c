@@ -15,23 +15,10 @@ static double bound(void) {
 #define EXPERTS                                                                                                        \
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \
     "head_dim=8,vocab_size=31,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=10,mlp_only_layers=1"
-// Experts with biases; experts beside a dense MLP, where keys are values; layers with inputs of their own, of which the
-// last ones read keys of others
-#define BIASED                                                                                                         \
-    "gpt_oss,hidden_size=20,intermediate_size=10,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"     \
-    "head_dim=8,vocab_size=31,num_experts=5,num_experts_per_tok=2,sliding_window=9,swiglu_limit=1"
-#define GEMMA4                                                                                                         \
-    "gemma4,hidden_size=20,intermediate_size=24,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"               \
-    "global_head_dim=12,vocab_size=29,sliding_window=9,final_logit_softcapping=5"
-#define BESIDE                                                                                                         \
-    GEMMA4 ",num_hidden_layers=2,layer_types=sf,hidden_size_per_layer_input=0,attention_k_eq_v=true,"                  \
-           "num_global_key_value_heads=1,num_experts=5,num_experts_per_tok=2,moe_intermediate_size=10"
-#define LENT                                                                                                           \
-    GEMMA4 ",num_hidden_layers=4,layer_types=sf,hidden_size_per_layer_input=6,vocab_size_per_layer_input=29,"          \
-           "num_kv_shared_layers=2,use_double_wide_mlp=true"
-static const char *const models[] = {TINY_GPT2, TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf",
-                                     TINY_LLLF, EXPERTS,     TINY_SHARED, BIASED,
-                                     BESIDE,    LENT};
+static const char *const models[] = {
+    TINY_GPT2,   TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf",
+    TINY_LLLF,   EXPERTS,     TINY_SHARED, TINY_SINKS,
+    TINY_BESIDE, TINY_OWN};
 enum { MODELS = COUNT_OF(models) };
 
 static const struct {
@@ -39,7 +26,7 @@ static const struct {
     double alpha, dropout;
     int rslora;
     const char *gpt2_targets, *targets, *hybrid_targets, *expert_targets; // exist in some kinds of layers, alternately
-    const char *stack_targets; // where experts have no names of their own
+    const char *stack_targets;                                            // where experts have no names of their own
 } adapters[] = {
     {3, 6, 0, 0, "all", "all", "all", "all", "all"},
     {1, 1, 0, 0, "c_attn", "q_proj,v_proj", "q_proj", "experts.gate_up_proj", "experts.gate_up_proj,k_proj"},
@@ -67,7 +54,7 @@ static TinyCase case_make(size_t m, size_t a) {
     lora_build(&c.lora, &c.model);
     c.adapters = tiny_weights(&c.lora.table, 19);
     c.batch = tiny_batch(length, 4, c.model.config.vocab_size, 1, 11);
-    test_case("%.20s..., rank %zu, %s", models[m], adapters[a].rank, targets);
+    test_case("model %zu, %.8s..., rank %zu, %s", m, models[m], adapters[a].rank, targets);
     return c;
 }
 
