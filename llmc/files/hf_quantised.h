@@ -152,7 +152,7 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const HfQuantised h = {source, list, codes->name, source->files[codes->file].path};
     const size_t n = parameter_elements(p);
     float offset;
-    if (!is_product(p->role) || p->experts)
+    if (!is_product(p->role) || p->experts || p->joined)
         die("%s: tensor %s is in 4 bits, but not a matrix of a linear layer; this is not supported", h.path,
             codes->name);
     const QuantFormat format = hf_state_read(&h, p, type, &offset);

@@ -150,7 +150,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
     for (size_t i = 0; i < model->parameter_count && listed; i++) {
         const Parameter *p = &model->parameters[i];
         char name[HF_NAME];
-        if (!is_product(p->role) || p->experts || hf_is_coded(c, i)) continue;
+        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
         snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
         json_text(&json, NULL, name);
     }

@@ -50,6 +50,7 @@ typedef struct WeightSource {
     size_t grown_from;  // rows of the embedding and the head in the files; 0: all of them
     float *mean[2];     // mean of these rows, of the embedding and of an untied head: the value of each added row
     uint64_t seed;
+    DType constants_type;    // of Model.constants in a Hugging Face folder
     char remark[256];        // a line for users who train this, or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
     RecordLocation *records; // [parameters] for those with is_codes
@@ -78,12 +79,21 @@ static int source_is_in_pieces(const WeightSource *source, size_t parameter) {
 static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t begin, size_t count, char *out) {
     const TensorLocation *place = &source->places[parameter];
     const size_t size = dtype_size(place->type);
+    const Parameter *p = &source->model.parameters[parameter];
+    if (p->joined && source->transposed) {
+        for (size_t done = 0, n; done < count; done += n) {
+            n = min_size(count - done, joined_run(p) - (begin + done) % joined_run(p));
+            input_read(&source->files[place->file], place->offset + (uint64_t)joined_element(p, begin + done) * size,
+                       out + done * size, n * size);
+        }
+        return;
+    }
     if (!source_is_in_pieces(source, parameter)) {
         input_read(&source->files[place->file], place->offset + (uint64_t)begin * size, out, count * size);
         return;
     }
     const TensorPieces *pieces = &source->pieces[parameter];
-    const size_t each = parameter_elements(&source->model.parameters[parameter]) / pieces->count;
+    const size_t each = parameter_elements(p) / pieces->count;
     for (size_t done = 0, n; done < count; done += n) {
         const size_t piece = (begin + done) / each, at = (begin + done) % each;
         n = min_size(count - done, each - at);

@@ -62,9 +62,10 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// Tells whether a matrix can be in 4 bits: those of linear layers; with `head` also lm_head.
+// Tells whether a matrix can be in 4 bits: those of linear layers, but not if files join those of all layers; with
+// `head` also lm_head.
 static int parameter_quantises(const Model *model, const Parameter *p, int head) {
-    if (p->role != ROLE_LINEAR || !p->cols) return 0;
+    if (p->role != ROLE_LINEAR || !p->cols || p->joined) return 0;
     return head || p->offset != model->model_offset[LM_HEAD];
 }
 
