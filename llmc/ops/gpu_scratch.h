@@ -39,6 +39,9 @@ static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
     return min_size(delta_rows(shape), GPU_CONV_LINES) * delta_channels(shape) * shape->taps;
 }
 
+// A line of dsinks for each block of tokens
+static size_t cuda_sink_backward_scratch(size_t n, size_t NH) { return min_size(n, GPU_NORM_BLOCKS) * NH; }
+
 static size_t cuda_draw_scratch(size_t V) { return (void)V, 0; }
 
 // As delta_lay_out in cuda/delta.cuh, each part from a multiple of 16 bytes on: for each block triangles (16 tiles of
