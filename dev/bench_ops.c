@@ -110,13 +110,14 @@ static void bench_head(size_t repeats, size_t only) {
         floatS *dmatrix = sums(V * C), *logp = sums(CHUNK), *weight = sums(CHUNK);
         int32_t target[CHUNK];
         double loss[MOST], share[MOST];
+        const Temperature one = {1, 0};
         for (size_t t = 0; t < CHUNK; t++) target[t] = (int32_t)(t * 7919 % V), weight[t] = (floatS)1e-3;
         for (size_t r = 0; r <= repeats; r++) { // the first warms up
             double at[STEPS + 1];
             at[FORWARD] = seconds_now();
             cpu_linear_forward((Stored *)logits, (Stored *)x, (Stored *)matrix, NULL, NULL, CHUNK, C, V, V);
             at[LOSS] = seconds_now();
-            cpu_logprob((Summed *)logp, NULL, (Stored *)logits, target, (Summed *)weight, CHUNK, V, V, 1);
+            cpu_logprob((Summed *)logp, NULL, (Stored *)logits, target, (Summed *)weight, CHUNK, V, V, one);
             at[WEIGHT] = seconds_now();
             cpu_linear_backward_weight((Summed *)dmatrix, NULL, (Stored *)logits, (Stored *)x, CHUNK, C, V, V);
             at[INPUT] = seconds_now();

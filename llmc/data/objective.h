@@ -56,7 +56,7 @@ on it.
 #define LLMC_OBJECTIVE_H
 #include "batch.h"
 #include "metrics.h"
-#include "llmc/base/dtype.h"
+#include "llmc/ops/ops.h"
 #include <math.h>
 
 typedef enum {
@@ -90,7 +90,7 @@ typedef struct {
     int kl_correction; // weight the divergence by the ratio
     double label_smoothing;
     double desirable_weight, undesirable_weight; // kto: w and w'
-    double temperature;                          // divisor of logits; 1 except for objectives with advantages
+    Temperature temperature;                     // divisor 1 except for objectives with advantages
     double completion_tokens;                    // dr_grpo: most tokens of a completion
 } Objective;
 

@@ -208,7 +208,7 @@ static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count
 
 // ---- generating ----------------------------------------------------------------------------------------------------
 static SamplingSettings sampling_from_options(const Options *o) {
-    const SamplingSettings settings = {o->temperature, o->top_k, o->top_p, o->seed};
+    const SamplingSettings settings = {o->temperature, 0, o->top_k, o->top_p, o->seed};
     return settings;
 }
 

@@ -23,7 +23,8 @@ typedef struct {
     int learned, bias, joined; // optional tensors: learned positions; bias; a residual
     int in_ranges, documents;  // attention of two ranges of keys; spans of several documents
     DType type;                // of what may have either
-    ActivationKind activation;
+    Activation activation;
+    double cap; // of logits
     Norm norm;
     Rotation rotation;
     QuantFormat format;
@@ -261,7 +262,7 @@ static void case_rope(const OpShape *s) {
 
 static void case_activation_forward(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->FF);
-    const Dim N = some_of(s->n, 40), FF = all_of(s->FF), width = all_of(activation_width(s->activation, s->FF));
+    const Dim N = some_of(s->n, 40), FF = all_of(s->FF), width = all_of(activation_width(s->activation.kind, s->FF));
     Tensor *in = tensor_in("in", N, width), *out = tensor_out("out", N, FF);
     CHECK(activation_forward, of(out), of(in), s->activation, len(N), len(FF));
     expect(out, 1, 0);
@@ -269,21 +270,44 @@ static void case_activation_forward(const OpShape *s) {
 
 static void case_activation_backward(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->FF);
-    const Dim N = some_of(s->n, 40), FF = all_of(s->FF), width = all_of(activation_width(s->activation, s->FF));
+    const Dim N = some_of(s->n, 40), FF = all_of(s->FF), width = all_of(activation_width(s->activation.kind, s->FF));
     Tensor *in = tensor_in("in", N, width), *dout = tensor_in("dout", N, FF), *din = tensor_out("din", N, width);
     CHECK(activation_backward, of(din), of(dout), of(in), s->activation, len(N), len(FF));
     expect(din, 1, 0);
+}
+
+// ---- sinks ----------------------------------------------------------------------------------------------------------
+static void case_sink_forward(const OpShape *s) {
+    check_begin("%zu x %zu x %zu", s->n, s->NH, s->HD);
+    const Dim N = some_of(s->n, 40), NH = all_of(s->NH), width = all_of(s->NH * s->HD);
+    Tensor *out = tensor_inout("out", N, width), *lse = tensor_sums("lse", N, NH);
+    Tensor *sinks = tensor_in("sinks", all_of(1), NH);
+    CHECK(sink_forward, of(out), of(lse), of(sinks), len(N), s->NH, s->HD);
+    expect(out, 1, 0);
+    expect(lse, 1, 1);
+}
+
+static void case_sink_backward(const OpShape *s) {
+    check_begin("%zu x %zu x %zu", s->n, s->NH, s->HD);
+    const Dim N = all_of(s->n), NH = all_of(s->NH), width = all_of(s->NH * s->HD);
+    Tensor *dout = tensor_in("dout", N, width), *out = tensor_in("out", N, width);
+    Tensor *lse = tensor_make(TENSOR_READ, "lse", check.ops->summed, N, NH);
+    Tensor *sinks = tensor_in("sinks", all_of(1), NH), *dsinks = tensor_sums("dsinks", all_of(1), NH);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(sink_backward, s->n, s->NH));
+    CHECK(sink_backward, of(dsinks), of(dout), of(out), of(lse), of(sinks), len(N), s->NH, s->HD, of(scratch));
+    expect(dsinks, 1, sqrt((double)(s->n * s->HD)));
 }
 
 // ---- loss head, sampling --------------------------------------------------------------------------------------------
 static void case_logprob(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->V);
     const Dim N = some_of(s->n, 16), V = all_of(s->V), row = part_of_row(V, 0, s->stride), one = all_of(1);
+    const Temperature temperature = {s->factor, s->cap};
     Tensor *targets = tensor_indices("targets", N, V.size, 1);
     Tensor *weight = tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one);
     Tensor *logits = weight ? tensor_inout("logits", N, row) : tensor_in("logits", N, row);
     Tensor *logp = tensor_found("logp", N, one), *entropy = tensor_found("entropy", N, one);
-    CHECK(logprob, of(logp), of(entropy), of(logits), of(targets), of(weight), len(N), len(V), len(row), s->factor);
+    CHECK(logprob, of(logp), of(entropy), of(logits), of(targets), of(weight), len(N), len(V), len(row), temperature);
     expect(logp, 1, 1);
     expect(entropy, 1, 1);
     if (weight) expect(logits, 1, s->V < 3); // of one or two words, 1 - softmax cancels

@@ -40,8 +40,9 @@ static void case_router_logits(const OpShape *s) {
     const Dim N = some_of(s->n, 32), C = all_of(s->C), E = all_of(s->router.E);
     Tensor *x = tensor_in("x", N, C), *weight = tensor_in("weight", E, C);
     Tensor *logits = s->accumulate ? tensor_sums("logits", N, E) : tensor_found("logits", N, E);
-    sums_of(s->C, 0);
-    CHECK(router_logits, of(logits), of(x), of(weight), len(N), len(C), len(E), s->accumulate);
+    Tensor *bias = s->bias ? tensor_in("bias", all_of(1), E) : NULL;
+    sums_of(s->C, s->bias);
+    CHECK(router_logits, of(logits), of(x), of(weight), of(bias), len(N), len(C), len(E), s->accumulate);
     expect(logits, 1, sqrt((double)s->C));
 }
 
@@ -187,6 +188,52 @@ static Dim of_experts(Dim d, size_t E) {
     size_t *at = (size_t *)check_allocate(d.count * E * sizeof(size_t));
     for (size_t i = 0; i < d.count * E; i++) at[i] = i / d.count * d.size + dim_at(d, i % d.count);
     return dim_of(d.size * E, d.count * E, at);
+}
+
+// joined: rows are weighed
+static void case_experts_bias_forward(const OpShape *s) {
+    check_begin("%zu x %zu by %zu", s->n, s->C, s->router.E);
+    const Dim N = all_of(s->n), C = some_of(s->C, 64);
+    Tensor *first = tensor_first(s), *source = tensor_order("source", s->n), *rows = tensor_inout("rows", N, C);
+    Tensor *bias = tensor_in("bias", all_of(s->router.E), C);
+    Tensor *weight = s->joined ? tensor_make(TENSOR_READ, "weight", check.ops->summed, N, all_of(1)) : NULL;
+    CHECK(experts_bias_forward, of(rows), of(bias), of(weight), of(first), of(source), s->n, s->router.E, len(C));
+    expect(rows, 1, 1);
+}
+
+static void case_experts_bias_backward(const OpShape *s) {
+    check_begin("%zu x %zu by %zu", s->n, s->C, s->router.E);
+    const Dim N = all_of(s->n), C = all_of(s->C), E = all_of(s->router.E), one = all_of(1);
+    Tensor *first = tensor_first(s), *source = tensor_order("source", s->n), *drows = tensor_in("drows", N, C);
+    Tensor *bias = tensor_in("bias", E, C), *dbias = tensor_sums("dbias", E, C);
+    Tensor *weight = s->joined ? tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one) : NULL;
+    Tensor *dweight = s->joined ? tensor_sums("dweight", N, one) : NULL;
+    CHECK(experts_bias_backward, of(dbias), of(dweight), of(drows), of(bias), of(weight), of(first), of(source), s->n,
+          s->router.E, len(C));
+    expect(dbias, 1, sqrt((double)s->n));
+    expect(dweight, 1, sqrt((double)s->C));
+}
+
+static void case_experts_scale_forward(const OpShape *s) {
+    check_begin("%zu by %zu", s->n, s->router.E);
+    const Dim N = all_of(s->n), one = all_of(1);
+    Tensor *first = tensor_first(s), *source = tensor_order("source", s->n);
+    Tensor *scale = tensor_in("scale", all_of(s->router.E), one), *out = tensor_found("out", N, one);
+    Tensor *weight = tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one);
+    CHECK(experts_scale_forward, of(out), of(weight), of(scale), of(first), of(source), s->n, s->router.E);
+    expect(out, 1, 0);
+}
+
+static void case_experts_scale_backward(const OpShape *s) {
+    check_begin("%zu by %zu", s->n, s->router.E);
+    const Dim N = all_of(s->n), E = all_of(s->router.E), one = all_of(1);
+    Tensor *first = tensor_first(s), *source = tensor_order("source", s->n);
+    Tensor *scale = tensor_in("scale", E, one), *weight = tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one);
+    Tensor *dscale = tensor_sums("dscale", E, one), *dweight = tensor_sums("dweight", N, one);
+    CHECK(experts_scale_backward, of(dscale), of(dweight), of(weight), of(scale), of(first), of(source), s->n,
+          s->router.E);
+    expect(dscale, 1, sqrt((double)s->n));
+    expect(dweight, 1, 0);
 }
 
 static void products_begin(const OpShape *s) { check_begin("%zux%zux%zu by %zu", s->n, s->C, s->OC, s->router.E); }

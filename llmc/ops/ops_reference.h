@@ -56,12 +56,14 @@ static double norm_statistics(Norm norm, const double *x, size_t C, double *mean
     return 1.0 / sqrt(variance + norm.eps);
 }
 
+static double norm_factor_of(Norm norm, const double *w, size_t i) { return w ? w[i] + norm.offset : 1.0; }
+
 static void reference_norm_forward(double *out, const double *x, const double *w, const double *b,
                                    const double *residual, size_t n, size_t C, Norm norm) {
     for (size_t t = 0; t < n; t++) {
         double mean, scale = norm_statistics(norm, x + t * C, C, &mean);
         for (size_t i = 0; i < C; i++)
-            out[t * C + i] = (x[t * C + i] - mean) * scale * (w[i] + norm.offset) + (b ? b[i] : 0.0) +
+            out[t * C + i] = (x[t * C + i] - mean) * scale * norm_factor_of(norm, w, i) + (b ? b[i] : 0.0) +
                              (residual ? residual[t * C + i] : 0.0);
     }
 }
@@ -75,15 +77,15 @@ static void reference_norm_backward(double *dx, double *dw, double *db, const do
         const double *xt = x + t * C, *dt = dout + t * C;
         double mean, scale = norm_statistics(norm, xt, C, &mean), mean_g = 0.0, mean_gu = 0.0;
         for (size_t i = 0; i < C; i++) {
-            if (norm.kind == NORM_LAYER) mean_g += dt[i] * (w[i] + norm.offset) / (double)C;
-            mean_gu += dt[i] * (w[i] + norm.offset) * (xt[i] - mean) * scale / (double)C;
+            if (norm.kind == NORM_LAYER) mean_g += dt[i] * norm_factor_of(norm, w, i) / (double)C;
+            mean_gu += dt[i] * norm_factor_of(norm, w, i) * (xt[i] - mean) * scale / (double)C;
         }
         for (size_t i = 0; i < C; i++) {
             const double u = (xt[i] - mean) * scale, d = dt[i];
             if (dw) dw[i] += d * u;
             if (db) db[i] += d;
             dx[t * C + i] =
-                (accumulate ? dx[t * C + i] : 0.0) + (d * (w[i] + norm.offset) - mean_g - u * mean_gu) * scale;
+                (accumulate ? dx[t * C + i] : 0.0) + (d * norm_factor_of(norm, w, i) - mean_g - u * mean_gu) * scale;
         }
     }
 }
@@ -255,6 +257,22 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
     free(p);
 }
 
+// ---- sinks ----------------------------------------------------------------------------------------------------------
+static void reference_sink_forward(double *out, double *lse, const double *sinks, size_t n, size_t NH, size_t HD) {
+    for (size_t i = 0; i < n * NH; i++) {
+        const double l = lse[i], s = sinks[i % NH], most = fmax(l, s);
+        lse[i] = most + log(exp(l - most) + exp(s - most));
+        for (size_t c = i * HD; c < (i + 1) * HD; c++) out[c] *= exp(l - lse[i]);
+    }
+}
+
+static void reference_sink_backward(double *dsinks, const double *dout, const double *out, const double *lse,
+                                    const double *sinks, size_t n, size_t NH, size_t HD, void *scratch) {
+    (void)scratch;
+    for (size_t i = 0; i < n * NH; i++)
+        for (size_t c = i * HD; c < (i + 1) * HD; c++) dsinks[i % NH] -= exp(sinks[i % NH] - lse[i]) * dout[c] * out[c];
+}
+
 // ---- activations ----------------------------------------------------------------------------------------------------
 static double logistic(double x) { return x >= 0.0 ? 1.0 / (1.0 + exp(-x)) : exp(x) / (1.0 + exp(x)); }
 
@@ -271,22 +289,48 @@ static double gelu_slope(double x) {
 }
 static double silu_slope(double x) { return logistic(x) + silu_of(x) * (1.0 - logistic(x)); }
 
-static void reference_activation_forward(double *out, const double *in, ActivationKind kind, size_t n, size_t FF) {
+// What an element of out is made of: its gate and up and where they are; up is 1 without one
+typedef struct {
+    size_t gate_at, up_at;
+    double gate, up;
+} ReferenceGated;
+
+static ReferenceGated reference_gated(const double *in, Activation a, size_t i, size_t FF) {
+    ReferenceGated x = {i, i, 0.0, 1.0};
+    if (a.kind == ACTIVATION_CLAMPED) x.gate_at = 2 * i, x.up_at = 2 * i + 1;
+    if (a.kind == ACTIVATION_SWIGLU || a.kind == ACTIVATION_GEGLU)
+        x.gate_at = i + i / FF * FF, x.up_at = x.gate_at + FF;
+    x.gate = in[x.gate_at];
+    if (a.kind != ACTIVATION_GELU) x.up = in[x.up_at];
+    return x;
+}
+
+static double clamped_to(double x, double least, double most) { return x > most ? most : x < least ? least : x; }
+
+static void reference_activation_forward(double *out, const double *in, Activation a, size_t n, size_t FF) {
     for (size_t i = 0; i < n * FF; i++) {
-        const size_t gate = kind == ACTIVATION_GELU ? i : i + i / FF * FF; // up is FF further
-        const double x = in[gate];
-        out[i] = kind == ACTIVATION_GELU ? gelu_of(x)
-                                         : (kind == ACTIVATION_SWIGLU ? silu_of(x) : gelu_of(x)) * in[gate + FF];
+        const ReferenceGated x = reference_gated(in, a, i, FF);
+        const double g = clamped_to(x.gate, -INFINITY, a.limit), u = clamped_to(x.up, -a.limit, a.limit);
+        out[i] = a.kind == ACTIVATION_CLAMPED  ? g * logistic(a.alpha * g) * (u + 1.0)
+                 : a.kind == ACTIVATION_SWIGLU ? silu_of(x.gate) * x.up
+                                               : gelu_of(x.gate) * x.up;
     }
 }
 
-static void reference_activation_backward(double *din, const double *dout, const double *in, ActivationKind kind,
-                                          size_t n, size_t FF) {
+static void reference_activation_backward(double *din, const double *dout, const double *in, Activation a, size_t n,
+                                          size_t FF) {
     for (size_t i = 0; i < n * FF; i++) {
-        const size_t gate = kind == ACTIVATION_GELU ? i : i + i / FF * FF;
-        const double x = in[gate], up = kind == ACTIVATION_GELU ? 1.0 : in[gate + FF];
-        din[gate] = dout[i] * up * (kind == ACTIVATION_SWIGLU ? silu_slope(x) : gelu_slope(x));
-        if (kind != ACTIVATION_GELU) din[gate + FF] = dout[i] * (kind == ACTIVATION_SWIGLU ? silu_of(x) : gelu_of(x));
+        const ReferenceGated x = reference_gated(in, a, i, FF);
+        const double g = clamped_to(x.gate, -INFINITY, a.limit), u = clamped_to(x.up, -a.limit, a.limit);
+        const double s = logistic(a.alpha * g);
+        if (a.kind == ACTIVATION_CLAMPED) {
+            din[x.gate_at] = x.gate > a.limit ? 0.0 : dout[i] * (u + 1.0) * (s + a.alpha * g * s * (1.0 - s));
+            din[x.up_at] = fabs(x.up) > a.limit ? 0.0 : dout[i] * g * s;
+            continue;
+        }
+        const int silu = a.kind == ACTIVATION_SWIGLU;
+        din[x.gate_at] = dout[i] * x.up * (silu ? silu_slope(x.gate) : gelu_slope(x.gate));
+        if (a.kind != ACTIVATION_GELU) din[x.up_at] = dout[i] * (silu ? silu_of(x.gate) : gelu_of(x.gate));
     }
 }
 
@@ -300,20 +344,32 @@ static double row_logsumexp(const double *logits, size_t V, double temperature, 
     return log(sum);
 }
 
+// Infinite logits stay infinite.
+static double capped_to(double logit, double cap) {
+    return cap > 0.0 && isfinite(logit) ? cap * tanh(logit / cap) : logit;
+}
+
 // A row without a target has gradient 0, whatever its weight.
 static void reference_logprob(double *logp, double *entropy, double *logits, const int32_t *targets,
-                              const double *weight, size_t n, size_t V, size_t stride, double temperature) {
+                              const double *weight, size_t n, size_t V, size_t stride, Temperature temperature) {
+    const double T = temperature.divisor, cap = temperature.cap;
+    double *row = (double *)checked_malloc(V * sizeof(*row), "a row of logits");
     for (size_t t = 0; t < n; t++) {
-        double *row = logits + t * stride, largest, lse = row_logsumexp(row, V, temperature, &largest);
+        double largest;
+        for (size_t i = 0; i < V; i++) row[i] = capped_to(logits[t * stride + i], cap);
+        const double lse = row_logsumexp(row, V, T, &largest);
         const size_t target = targets[t] < 0 ? V : (size_t)targets[t];
-        logp[t] = target < V ? (row[target] - largest) / temperature - lse : 0.0;
+        logp[t] = target < V ? (row[target] - largest) / T - lse : 0.0;
         if (entropy) entropy[t] = 0.0;
         for (size_t i = 0; i < V; i++) {
-            const double log_p = (row[i] - largest) / temperature - lse, p = exp(log_p);
+            const double log_p = (row[i] - largest) / T - lse, p = exp(log_p);
+            const double slope = cap > 0.0 ? 1.0 - pow(tanh(logits[t * stride + i] / cap), 2.0) : 1.0;
             if (entropy && target < V && p > 0.0) entropy[t] -= p * log_p;
-            if (weight) row[i] = target < V ? weight[t] / temperature * ((i == target ? 1.0 : 0.0) - p) : 0.0;
+            if (weight)
+                logits[t * stride + i] = target < V ? weight[t] / T * ((i == target ? 1.0 : 0.0) - p) * slope : 0.0;
         }
     }
+    free(row);
 }
 
 // ---- sampling ------------------------------------------------------------------------------------------------------
@@ -337,8 +393,9 @@ static int32_t reference_draw_row(ReferenceToken *token, const double *logits, d
         if (!isfinite(logits[i])) return -1 - (int32_t)i;
         token[i].logit = logits[i], token[i].id = (int32_t)i;
     }
-    qsort(token, V, sizeof(*token), reference_likelier);
+    qsort(token, V, sizeof(*token), reference_likelier); // of the logits without a cap, which keeps their order
     if (T == 0.0) return token[0].id;
+    for (i = 0; i < V; i++) token[i].logit = capped_to(token[i].logit, s->cap);
     largest = token[0].logit;
     for (i = 0; i < count; i++) whole += exp((token[i].logit - largest) / T);
     for (i = 0; s->top_p < 1.0 && i < count; i++) {
@@ -346,7 +403,7 @@ static int32_t reference_draw_row(ReferenceToken *token, const double *logits, d
         if (held >= s->top_p * whole) count = i + 1, whole = held;
     }
     for (i = 0; s->top_p >= 1.0 && count == V && i < V; i++) // all tokens, by falling ids
-        token[i].id = (int32_t)(V - 1 - i), token[i].logit = logits[V - 1 - i];
+        token[i].id = (int32_t)(V - 1 - i), token[i].logit = capped_to(logits[V - 1 - i], s->cap);
     for (i = 0, held = 0.0; i + 1 < count; i++)
         if ((held += exp((token[i].logit - largest) / T)) > uniform * whole) break;
     return token[i].id;

@@ -7,9 +7,9 @@ each expert, those that go before it. The router's gradient goes through scores,
 #include "ops_reference.h"
 
 // ---- the router -----------------------------------------------------------------------------------------------------
-static void reference_router_logits(double *logits, const double *x, const double *weight, size_t n, size_t C, size_t E,
-                                    int accumulate) {
-    reference_linear_forward(logits, x, weight, NULL, accumulate ? logits : NULL, n, C, E, E);
+static void reference_router_logits(double *logits, const double *x, const double *weight, const double *bias, size_t n,
+                                    size_t C, size_t E, int accumulate) {
+    reference_linear_forward(logits, x, weight, bias, accumulate ? logits : NULL, n, C, E, E);
 }
 
 // Returns how many of the numbers [begin, end) go before number `which`: a higher value, or an equal one at a lower
@@ -163,6 +163,48 @@ static void reference_route_weigh_backward(double *dweight, double *dx, double *
             dweight[at] += dout[c] * x[c];
             dx[c] = weight[at] * dout[c], x[c] *= weight[at];
         }
+    }
+}
+
+// ---- biases and factors of experts ----------------------------------------------------------------------------------
+static size_t reference_expert_of(const int32_t *first, size_t row) {
+    size_t e = 0;
+    while ((size_t)first[e + 1] <= row) e++;
+    return e;
+}
+
+static void reference_experts_bias_forward(double *rows, const double *bias, const double *weight, const int32_t *first,
+                                           const int32_t *source, size_t R, size_t E, size_t width) {
+    (void)E;
+    for (size_t i = 0; i < R * width; i++)
+        rows[i] += (weight ? weight[source[i / width]] : 1.0) *
+                   bias[reference_expert_of(first, i / width) * width + i % width];
+}
+
+static void reference_experts_bias_backward(double *dbias, double *dweight, const double *drows, const double *bias,
+                                            const double *weight, const int32_t *first, const int32_t *source, size_t R,
+                                            size_t E, size_t width) {
+    (void)E;
+    for (size_t i = 0; i < R * width; i++) {
+        const size_t at = reference_expert_of(first, i / width) * width + i % width;
+        if (dbias) dbias[at] += (weight ? weight[source[i / width]] : 1.0) * drows[i];
+        if (weight) dweight[source[i / width]] += drows[i] * bias[at];
+    }
+}
+
+static void reference_experts_scale_forward(double *out, const double *weight, const double *scale,
+                                            const int32_t *first, const int32_t *source, size_t R, size_t E) {
+    (void)E;
+    for (size_t r = 0; r < R; r++) out[source[r]] = scale[reference_expert_of(first, r)] * weight[source[r]];
+}
+
+static void reference_experts_scale_backward(double *dscale, double *dweight, const double *weight, const double *scale,
+                                             const int32_t *first, const int32_t *source, size_t R, size_t E) {
+    (void)E;
+    for (size_t r = 0; r < R; r++) {
+        const size_t e = reference_expert_of(first, r), i = (size_t)source[r];
+        if (dscale) dscale[e] += dweight[i] * weight[i];
+        dweight[i] *= scale[e];
     }
 }
 

@@ -67,8 +67,8 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
     setup->method = settings->method, setup->keep = settings->keep, setup->ring = settings->ring;
     setup->objective = settings->objective;
-    if (setup->objective.temperature == 0) setup->objective.temperature = 1; // not set
-    setup->objective.temperature *= settings->model->config.logits_scaling;
+    if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // not set
+    setup->objective.temperature.divisor *= settings->model->config.logits_scaling;
     setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
     setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;

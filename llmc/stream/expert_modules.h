@@ -113,10 +113,10 @@ static void logits_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w,
     const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
     Adapter adapter[ADAPTERS_MOST];
     const size_t count = adapters_of(s, l, w, linear_of(s, tensor), adapter);
-    s->ops->router_logits(logits, x, weight_of(s, w, tensor), c.n, C, E, 0);
+    s->ops->router_logits(logits, x, weight_of(s, w, tensor), weight_of(s, w, linear_of(s, tensor).bias), c.n, C, E, 0);
     for (size_t i = 0; i < count; i++) {
         const Stored *h = adapter_narrow(s, c, &adapter[i], adapter_input(s, c, &adapter[i], x, C), C);
-        s->ops->router_logits(logits, h, adapter[i].b, c.n, adapter[i].part->rank, E, 1);
+        s->ops->router_logits(logits, h, adapter[i].b, NULL, c.n, adapter[i].part->rank, E, 1);
     }
     arena_pop(s->arena, mark);
 }

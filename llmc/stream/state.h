@@ -190,7 +190,7 @@ typedef struct {
     size_t I, shared;      // width of an expert, of the shared one
     size_t logits_stride;  // elements from row to row of logits
     size_t stored, summed; // bytes of an element
-    ActivationKind activation;
+    Activation activation;
     QkNorm qk_norm;
     int gated, rotary, pre_norms, post_norms, gated_attention, shared_scale;
     double embedding_scale;
@@ -215,7 +215,8 @@ static Shapes shapes_of(const Model *model) {
     s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
     s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;
     s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
-    s.activation = c->family->activation, s.gated = s.activation != ACTIVATION_GELU;
+    const Activation activation = {c->family->activation, 0, 0};
+    s.activation = activation, s.gated = activation.kind != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;
     s.qk_norm = config_qk_norm(c), s.rotary = !c->family->learned_positions;
     s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));

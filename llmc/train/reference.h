@@ -49,7 +49,7 @@ static LogprobHeader logprobs_header(const Run *run, const DataLoader *d, uint64
         h.seq_len = d->settings.T;
         h.cut = d->settings.long_documents == LONG_SPLIT ? DOCUMENTS_SPLIT : DOCUMENTS_TRUNCATED;
     }
-    h.dtype = run->model.dtype, h.temperature = run->settings.objective.temperature;
+    h.dtype = run->model.dtype, h.temperature = run->settings.objective.temperature.divisor;
     logprobs_name(h.model, o->model ? o->model : o->init ? "--init" : "the model of a resumed run");
     if (o->init) snprintf(h.model, sizeof(h.model), "%.63s", o->init);
     return h;

@@ -203,7 +203,7 @@ static void trainer_objective_settings(Trainer *t) {
                     "clip-high=%.17g,temperature=%.17g,scale-rewards=%s",
                     objective_names[o->objective], dpo_loss_names[o->dpo_loss], normalisation_names[o->normalisation],
                     objective->beta, objective->gamma, objective->label_smoothing, objective->clip_low,
-                    objective->clip_high, objective->temperature, option_chosen(o, "scale-rewards"));
+                    objective->clip_high, objective->temperature.divisor, option_chosen(o, "scale-rewards"));
     if (objective->kind == OBJECTIVE_KTO)
         add_setting(t, "--kto-loss", SETTING_KEPT, "%s,desirable-weight=%.17g,undesirable-weight=%.17g",
                     kto_loss_names[objective->kto_loss], objective->desirable_weight, objective->undesirable_weight);

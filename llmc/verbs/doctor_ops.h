@@ -16,7 +16,7 @@ static OpShape model_shape(const Config *c, size_t n) {
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
     s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
-    s.R = rotary_width(c) / 2 * 2, s.rotation = rotation_of(c, 0, 1), s.activation = c->family->activation;
+    s.R = rotary_width(c) / 2 * 2, s.rotation = rotation_of(c, 0, 1), s.activation.kind = c->family->activation;
     s.learned = c->family->learned_positions, s.type = check.ops->stored, s.delta = small;
     s.norm.eps = c->norm_eps, s.norm.offset = c->family->norm_offset ? 1.0 : 0.0, s.norm.kind = c->family->norm;
     s.count = min_size(n * s.C, 100003), s.first = 7, s.seed = 3;
@@ -34,7 +34,7 @@ static OpShape model_shape(const Config *c, size_t n) {
 // the keys' columns, and the head, whose rows are padded. Bias and residual take turns.
 static void product_shape(OpShape *s, size_t i) {
     const size_t n = s->n, C = s->C, FF = s->FF, V = s->V, few = min_size(n, 40),
-                 up = activation_width(s->activation, FF);
+                 up = activation_width(s->activation.kind, FF);
     const size_t q = s->NH * s->HD, kv = s->NKV * s->HD, all = q + 2 * kv;
     const size_t products[][5] = {{n, C, all, 0, all}, {n, q, C, 0, C},     {n, C, up, 0, up},
                                   {n, FF, C, 0, C},    {n, 16, kv, q, all}, {few, C, V, 0, s->stride}};
@@ -47,7 +47,7 @@ static void product_shape(OpShape *s, size_t i) {
 static void experts_shape(OpShape *s, const Config *c, size_t i) {
     const size_t I = c->moe_intermediate_size ? c->moe_intermediate_size : 24, C = s->C;
     s->router.E = min_size(s->router.E, 16);
-    s->C = i ? I : C, s->OC = i ? C : activation_width(s->activation, I);
+    s->C = i ? I : C, s->OC = i ? C : activation_width(s->activation.kind, I);
 }
 
 // Makes the i-th of an op's shapes; 0: it has fewer.
@@ -56,7 +56,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                                           {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16},
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16},
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16}};
-    static const SamplingSettings settings[] = {{0, 0, 1, 0}, {1, 0, 1, 0}, {0.7, 50, 0.95, 0}};
+    static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.95, 0}};
     static const struct {
         const char *op; // its name begins so
         size_t shapes, tokens;

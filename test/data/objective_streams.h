@@ -128,7 +128,7 @@ static double precision(void) { return type == DTYPE_FP64 ? 1e-12 : 1e-6; }
 static Objective make(ObjectiveKind kind, double beta) {
     Objective o = {0};
     o.kind = kind, o.beta = beta, o.gamma = o.clip_low = o.clip_high = NAN;
-    o.temperature = 1, o.completion_tokens = 16;
+    o.temperature.divisor = 1, o.completion_tokens = 16;
     o.desirable_weight = 1.5, o.undesirable_weight = 0.75;
     objective_resolve(&o);
     return o;

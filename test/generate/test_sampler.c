@@ -92,7 +92,7 @@ TEST(greedy_text_of_golden_models) {
         "ministral3", "smollm3",       "olmo2",        "olmo3",          "phi3",         "glm4",
         "granite"};
     static const size_t chunks[] = {1, 3, 6, 1024};
-    static const SamplingSettings greedy = {0, 0, 1, 0};
+    static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         int32_t text[PROMPTED + GREEDY], expected[GREEDY];
         char folder[256];
@@ -117,7 +117,7 @@ TEST(seeds_reproduce) {
     size_t different = 0;
     for (size_t i = 1; i < MODELS; i++) { // the first, GPT-2, ends before CAPACITY
         int32_t first[CAPACITY] = {1, 4, 2, 7}, again[CAPACITY] = {1, 4, 2, 7}, other[CAPACITY] = {1, 4, 2, 7};
-        SamplingSettings settings = {1.5, 0, 0.95, 9};
+        SamplingSettings settings = {1.5, 0, 0, 0.95, 9};
         Run *run = run_of(i, sampling_run(3, CAPACITY), NULL, 1);
         test_case("%.40s...", models[i]);
         generate(run, first, 4, CAPACITY, &settings);
@@ -149,7 +149,7 @@ TEST(random_streams_do_not_overlap) {
 
 // Feeding tokens after draws continues the text, as if everything had been the prompt.
 TEST(feeding_goes_on) {
-    static const SamplingSettings greedy = {0, 0, 1, 0};
+    static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     static const int32_t more[3] = {5, 6, 5};
     Run *run = run_of(1, sampling_run(3, CAPACITY), NULL, 1);
     int32_t text[CAPACITY] = {1, 4, 2, 7};
@@ -172,7 +172,7 @@ TEST(feeding_goes_on) {
 
 // ---- the plan, and training ----------------------------------------------------------------------------------------
 static void plan_is_run(size_t i, size_t chunk, size_t capacity, Method method, const Batch *batch) {
-    static const SamplingSettings settings = {1, 0, 1, 0};
+    static const SamplingSettings settings = {1, 0, 0, 1, 0};
     RunSettings run_settings = sampling_run(chunk, capacity);
     int32_t *text = (int32_t *)case_memory((capacity + 1) * sizeof(int32_t));
     run_settings.method = method, run_settings.backward = run_settings.optimizer = batch != NULL;
@@ -239,7 +239,7 @@ typedef struct {
 } Refused;
 
 static void start_and_continue(const void *context) {
-    static const SamplingSettings settings = {1, 0, 1, 0};
+    static const SamplingSettings settings = {1, 0, 0, 1, 0};
     const Refused *refused = (const Refused *)context;
     int32_t text[64] = {0};
     Run *run = run_of(0, sampling_run(3, refused->capacity), NULL, refused->factor);

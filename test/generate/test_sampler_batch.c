@@ -82,7 +82,7 @@ static void expect_texts(const Texts *found, const Texts *expected) {
 TEST(texts_as_if_alone) {
     static const size_t slots[] = {1, 2, 7, TEXTS, 20}, chunks[] = {1, 3, 100};
     static const uint32_t end_ids[] = {3, 9};
-    static const SamplingSettings settings[] = {{0, 0, 1, 0}, {1.5, 0, 1, 0}, {1, 5, 0.9, 0}};
+    static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1.5, 0, 0, 1, 0}, {1, 0, 5, 0.9, 0}};
     static Texts texts[2];
     const int bf16 = ops_device->stored == DTYPE_BF16;
     size_t ended = 0;
@@ -164,7 +164,7 @@ TEST(logits_of_steps) {
 // rollout.
 TEST(plan_and_training) {
     static const size_t length[] = {9, 4}, slots[] = {1, 2, 7, 40};
-    static const SamplingSettings settings = {1, 0, 1, 0};
+    static const SamplingSettings settings = {1, 0, 0, 1, 0};
     static Texts texts;
     for (size_t i = 1; i < MODELS; i++) {
         Batch batch = tiny_batch(length, 2, vocabulary(i), 0, 3);
@@ -202,7 +202,7 @@ typedef struct {
 } Refused;
 
 static void complete_two(const void *context) {
-    static const SamplingSettings greedy = {0, 0, 1, 0};
+    static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     const Refused *refused = (const Refused *)context;
     int32_t prompt[64] = {0}, ids[2][64];
     Completion text[2] = {{prompt, 1, 0, ids[0], 1, 0, 0, NULL},

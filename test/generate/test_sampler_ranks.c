@@ -12,7 +12,7 @@ TEST(ranks_write_one_text) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     RunSettings settings = sampling_run(5, TOKENS);
     const World world = {dist_ranks(), dist_rank(), ZERO_WEIGHTS, 1};
-    SamplingSettings sampling = {1, 0, 1, 7 + dist_rank()};
+    SamplingSettings sampling = {1, 0, 0, 1, 7 + dist_rank()};
     int32_t ids[TOKENS] = {3, 1, 4}, first[TOKENS];
     settings.world = world;
     Run *run = run_open(&config, settings, NULL);

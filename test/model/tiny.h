@@ -125,7 +125,7 @@ static void tiny_answers(Batch *batch, ObjectiveKind kind, int old, size_t V, ui
 }
 
 static Objective tiny_objective(ObjectiveKind kind) {
-    Objective o = {.kind = kind, .beta = 0.3, .gamma = NAN, .clip_low = 0.2, .clip_high = NAN, .temperature = 1};
+    Objective o = {.kind = kind, .beta = 0.3, .gamma = NAN, .clip_low = 0.2, .clip_high = NAN, .temperature = {1, 0}};
     o.completion_tokens = 12;
     objective_resolve(&o);
     return o;

@@ -394,8 +394,8 @@ static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta,
 
 // values: inputs; NULL: random
 static void activation_case(ActivationKind kind, const double *values, size_t n, size_t FF, int same) {
-    static const char *const names[] = {"swiglu", "gelu", "geglu"};
-    const OpShape s = {.n = n, .FF = FF, .activation = kind};
+    static const char *const names[] = {"swiglu", "gelu", "geglu", "clamped"};
+    const OpShape s = {.n = n, .FF = FF, .activation = {kind, 1.702, 4.0}};
     case_of(same ? ", din is in" : "", "%s of %g", names[kind], values ? values[0] : NAN);
     drawn("in", 0.0, 3.0);
     if (values) given("in", values);
@@ -408,11 +408,12 @@ enum { NO_WEIGHT, ZERO_WEIGHT, RANDOM_WEIGHT };
 
 // values: logits of one row; NULL: random. targets NULL: random. A masked token's results are exactly 0.
 static void logprob_case(const double *values, const int32_t *targets, int weights, size_t n, size_t V,
-                         double temperature, int with_entropy) {
+                         double temperature, double cap, int with_entropy) {
     static const char *const variants[] = {
         ", no weight, no entropy", ", no entropy", ", no entropy", ", no weight", "", ""};
-    const OpShape s = {.n = n, .V = V, .factor = temperature, .stride = values ? V : (V + 7) / 8 * 8 + n % 2};
-    case_of(variants[weights + 3 * with_entropy], "temperature %g, weights %d", temperature, weights);
+    const OpShape s = {
+        .n = n, .V = V, .factor = temperature, .cap = cap, .stride = values ? V : (V + 7) / 8 * 8 + n % 2};
+    case_of(variants[weights + 3 * with_entropy], "temperature %g, cap %g, weights %d", temperature, cap, weights);
     drawn("logits", 0.0, 3.0);
     drawn("weight", 0.0, weights == ZERO_WEIGHT ? 0.0 : 1.0);
     if (values) given("logits", values);
@@ -431,7 +432,8 @@ static void logprob_case(const double *values, const int32_t *targets, int weigh
 static Guarded *draw_case(const double *values, const double *uniform, size_t n, size_t V, double apart,
                           const SamplingSettings *settings) {
     const OpShape s = {.n = n, .V = V, .stride = (V + 7) / 8 * 8 + n % 2, .sampling = *settings};
-    case_of("", "temperature %g, top-k %zu, top-p %g", settings->temperature, settings->top_k, settings->top_p);
+    case_of("", "temperature %g, cap %g, top-k %zu, top-p %g", settings->temperature, settings->cap, settings->top_k,
+            settings->top_p);
     double *logits = case_doubles(n * s.stride);
     for (size_t i = 0; i < n * s.stride; i++) {
         const double x = 3.0 * test_normal();

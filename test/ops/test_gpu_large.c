@@ -100,12 +100,12 @@ TEST(optimizer) {
 // ---- the loss head --------------------------------------------------------------------------------------------------
 TEST(logprob) {
     static const size_t shapes[][2] = {{1031, 50257}, {1024, 50304}, {301, 151936}};
-    for (size_t s = 0; s < 3; s++) logprob_case(NULL, NULL, RANDOM_WEIGHT, shapes[s][0], shapes[s][1], 0.9, 0);
+    for (size_t s = 0; s < 3; s++) logprob_case(NULL, NULL, RANDOM_WEIGHT, shapes[s][0], shapes[s][1], 0.9, 0.0, 0);
 }
 
 TEST(draw) {
     static const SamplingSettings settings[] = {
-        {0, 0, 1, 0}, {1, 0, 1, 0}, {0.7, 50, 0.9, 0}, {1, 0, 0.95, 0}, {1.5, 5000, 1, 0}};
+        {0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.9, 0}, {1, 0, 0, 0.95, 0}, {1.5, 0, 5000, 1, 0}};
     double uniform[64];
     for (size_t s = 0; s < 2 * COUNT_OF(settings); s++) {
         for (size_t t = 0; t < 64; t++) uniform[t] = test_uniform();
@@ -229,11 +229,13 @@ TEST(beyond_2_to_the_31) {
         test_skip("the device has not enough memory");
         return;
     }
-    gpu->activation_forward((Stored *)out, (const Stored *)x, ACTIVATION_GELU, 1, count);
-    cpu->activation_forward((Stored *)expected, (const Stored *)row, ACTIVATION_GELU, 1, TAIL);
+    const Activation gelu = {ACTIVATION_GELU, 0, 0}, swiglu = {ACTIVATION_SWIGLU, 0, 0};
+    const Temperature one = {1.0, 0.0};
+    gpu->activation_forward((Stored *)out, (const Stored *)x, gelu, 1, count);
+    cpu->activation_forward((Stored *)expected, (const Stored *)row, gelu, 1, TAIL);
     expect_tail("gelu", out, count, expected, 0.0);
-    gpu->activation_forward((Stored *)out, (const Stored *)x, ACTIVATION_SWIGLU, rows, TAIL / 2); // two last rows
-    cpu->activation_forward((Stored *)expected, (const Stored *)(row - TAIL * size), ACTIVATION_SWIGLU, 2, TAIL / 2);
+    gpu->activation_forward((Stored *)out, (const Stored *)x, swiglu, rows, TAIL / 2); // two last rows
+    cpu->activation_forward((Stored *)expected, (const Stored *)(row - TAIL * size), swiglu, 2, TAIL / 2);
     expect_tail("swiglu", out, count / 2, expected, 0.0);
 
     void *w = repeated(pattern, PATTERN, size);
@@ -260,9 +262,9 @@ TEST(beyond_2_to_the_31) {
     for (size_t t = 0; t < rows; t++) ((float *)targets)[t] = weight;
     gpu->copy_in(device_weight, targets, rows * sizeof(float));
     gpu->logprob((Summed *)device_logp, NULL, (Stored *)x, device_targets, (const Summed *)device_weight, rows, TAIL,
-                 TAIL, 1.0);
+                 TAIL, one);
     memcpy(expected, row, TAIL * size);
-    cpu->logprob((Summed *)&logp, NULL, (Stored *)expected, &target, (const Summed *)&weight, 1, TAIL, TAIL, 1.0);
+    cpu->logprob((Summed *)&logp, NULL, (Stored *)expected, &target, (const Summed *)&weight, 1, TAIL, TAIL, one);
     expect_tail("logprob", x, count, expected, 0.0);
     gpu->release(device_targets, rows * sizeof(int32_t));
     gpu->release(device_weight, rows * sizeof(float));

@@ -196,7 +196,7 @@ TEST(logprob) {
                                        {9, 64}, {6, 100}, {20, 257}, {3, 1000}, {1, 4099}, {3, 50257}};
     for (size_t s = 0; s < 6 * COUNT_OF(shapes); s++) {
         size_t n = shapes[s / 6][0], V = shapes[s / 6][1];
-        logprob_case(NULL, NULL, (int)(s % 3), n, V, s / 3 % 2 ? 0.7 : 1.0, s % 2 == 0);
+        logprob_case(NULL, NULL, (int)(s % 3), n, V, s / 3 % 2 ? 0.7 : 1.0, 0.0, s % 2 == 0);
     }
 }
 
@@ -212,8 +212,8 @@ TEST(logprob_of_extreme_logits) {
         if (row / 2 == 2) logits[34] = 1e4;             // impossible: -2e4
         if (row / 2 == 5)
             for (size_t i = 0; i < ROW; i++) logits[i] = 1e4 + 64.0 * (double)(i % 3);
-        logprob_case(logits, &target, RANDOM_WEIGHT, 1, ROW, temperature, 1); // 3, 4: uniform: -log 35
-        logprob_case(logits, &target, NO_WEIGHT, 1, ROW, temperature, 1);
+        logprob_case(logits, &target, RANDOM_WEIGHT, 1, ROW, temperature, 0.0, 1); // 3, 4: uniform: -log 35
+        logprob_case(logits, &target, NO_WEIGHT, 1, ROW, temperature, 0.0, 1);
     }
 }
 
@@ -234,15 +234,16 @@ TEST(logprob_entropy_of_few_words) {
         }
         if (kind / 2 == 0) logits[other] = 30.0;
         if (kind / 2 == 1) logits[other] = 12.0;
-        logprob_case(logits, &target, (int)kind % 3, 1, ROW, kind % 4 ? 1.0 : 0.6, 1);
+        logprob_case(logits, &target, (int)kind % 3, 1, ROW, kind % 4 ? 1.0 : 0.6, 0.0, 1);
     }
+    const Temperature one = {1.0, 0.0};
     for (size_t i = 0; i < 3; i++) {
         int32_t target = 7;
         case_of("", "NaN %zu", i);
         logits[i == 0 ? 7 : 1300 * i - 1] = NAN;
         Guarded *g_logits = guarded_values(INPUT, "logits", ops->stored, logits, ROW), *logp = sums_out("logp", 1);
         Guarded *g_target = guarded_bytes(INPUT, "target", &target, 4, 1), *entropy = sums_out("entropy", 1);
-        CALL(ops->logprob(logp->data, entropy->data, g_logits->data, g_target->data, NULL, 1, ROW, ROW, 1.0));
+        CALL(ops->logprob(logp->data, entropy->data, g_logits->data, g_target->data, NULL, 1, ROW, ROW, one));
         if (!isnan(result(logp, 0)) || !isnan(result(entropy, 0)))
             test_fail("logp %g, entropy %g", result(logp, 0), result(entropy, 0));
         logits[i == 0 ? 7 : 1300 * i - 1] = 0.0;

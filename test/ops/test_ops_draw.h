@@ -13,7 +13,8 @@ TEST(draw) {
     for (size_t s = 0; s < COUNT_OF(shapes); s++) {
         const size_t V = shapes[s][1], top_k[] = {0, 1, 3, V - 1, V, V + 1, SIZE_MAX};
         for (size_t i = 0; i < (V > 1000 ? 7 : 35); i += EMULATED ? 4 : 1) {
-            const SamplingSettings settings = {temperatures[i % 9 < 5 ? i % 9 : 2], top_k[i % 7], top_p[i * 3 % 5], 0};
+            const SamplingSettings settings = {temperatures[i % 9 < 5 ? i % 9 : 2], 0, top_k[i % 7], top_p[i * 3 % 5],
+                                               0};
             for (size_t t = i % 5 < 3 ? 0 : 2; t < 5; t++) uniform[t] = test_uniform();
             draw_case(NULL, uniform, shapes[s][0], V, i % 3 ? (i % 3 == 1 ? 0.5 : 4.0) : 0.0, &settings); // ties
         }
@@ -25,8 +26,8 @@ TEST(draw_of_ties_and_extremes) {
                                      {-0.0, 0.0, -0.0, 0.0, 0, 0}, {-3e38, 3e38, -3e38, 3e38, 3e38, 0},
                                      {1, 2, NAN, 3, INFINITY, 4},  {1, 2, 3, 4, 5, -INFINITY},
                                      {INFINITY, 1, 1, 1, 1, 1},    {1e-38, -1e-38, 1e-38, 0, -1e-38, 0}};
-    static const SamplingSettings settings[] = {{0, 0, 1, 0},   {1, 0, 1, 0},   {1, 4, 1, 0},  {1, 1, 1, 0},
-                                                {1, 0, 0.5, 0}, {1, 5, 0.6, 0}, {0.5, 0, 0, 0}};
+    static const SamplingSettings settings[] = {{0, 0, 0, 1, 0},   {1, 0, 0, 1, 0},   {1, 0, 4, 1, 0},  {1, 0, 1, 1, 0},
+                                                {1, 0, 0, 0.5, 0}, {1, 0, 5, 0.6, 0}, {0.5, 0, 0, 0, 0}};
     double uniform[COUNT_OF(rows)];
     for (size_t i = 0; i < 3 * COUNT_OF(settings); i++) {
         for (size_t t = 0; t < COUNT_OF(rows); t++) uniform[t] = test_uniform();
@@ -42,7 +43,7 @@ static const int32_t five_order[5] = {3, 0, 4, 1, 2};
 // Checks that only the `count` likeliest are drawn, each for its share of [0, 1).
 static void expect_shares(double temperature, size_t top_k, double top_p, size_t count) {
     enum { DRAWS = 1000 };
-    const SamplingSettings settings = {temperature, top_k, top_p, 0};
+    const SamplingSettings settings = {temperature, 0, top_k, top_p, 0};
     static double values[5 * DRAWS], uniform[DRAWS];
     double p[5], total = 0.0, seen[5] = {0};
     for (size_t i = 0; i < 5 * DRAWS; i++)

@@ -83,13 +83,15 @@ static void attention_backward(double *const *d, const double *dout, double *con
     reference_attention_backward(d[0], d[1], d[2], dout, out, x[0], x[1], x[2], NULL, &shape, NULL);
 }
 
+static const Temperature warm = {0.7, 0.0};
+
 static void logprob_forward(double *out, double *const *x) {
-    reference_logprob(out, NULL, x[0], targets_of_nine, NULL, 6, 9, 9, 0.7);
+    reference_logprob(out, NULL, x[0], targets_of_nine, NULL, 6, 9, 9, warm);
 }
 static void logprob_backward(double *const *d, const double *dout, double *const *x) {
     double logp[6];
     memcpy(d[0], x[0], 6 * 9 * sizeof(double));
-    reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 9, 0.7);
+    reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 9, warm);
 }
 
 #define OF_KIND(op, kind, ...)                                                                                         \
@@ -98,10 +100,12 @@ static void logprob_backward(double *const *d, const double *dout, double *const
         op##_backward(d, dout, x, __VA_ARGS__);                                                                        \
     }
 static void activation_forward(double *out, double *const *x, ActivationKind kind) {
-    reference_activation_forward(out, x[0], kind, 3, 5);
+    const Activation activation = {kind, 1.702, 0.8};
+    reference_activation_forward(out, x[0], activation, 3, 5);
 }
 static void activation_backward(double *const *d, const double *dout, double *const *x, ActivationKind kind) {
-    reference_activation_backward(d[0], dout, x[0], kind, 3, 5);
+    const Activation activation = {kind, 1.702, 0.8};
+    reference_activation_backward(d[0], dout, x[0], activation, 3, 5);
 }
 OF_KIND(attention, whole, 0)
 OF_KIND(attention, windowed, 3)

@@ -256,7 +256,7 @@ static const struct {
 static void case_objective(Case *c, size_t i) {
     Objective *o = &c->tiny.settings.objective;
     o->kind = tried[i].kind, o->normalisation = tried[i].normalisation;
-    o->beta = tried[i].beta, o->temperature = tried[i].temperature;
+    o->beta = tried[i].beta, o->temperature.divisor = tried[i].temperature;
     o->gamma = 0.5, o->clip_low = 0.2, o->clip_high = NAN, o->completion_tokens = 12;
     objective_resolve(o);
 }

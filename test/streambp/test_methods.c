@@ -328,10 +328,10 @@ static struct {
     int chooses; // routes anew, as a program would that stores none
 } other;
 
-static void other_logits(Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
-                         int accumulate) {
+static void other_logits(Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n, size_t C,
+                         size_t E, int accumulate) {
     double *z = (double *)(void *)logits;
-    ops_device->router_logits(logits, x, weight, n, C, E, accumulate);
+    ops_device->router_logits(logits, x, weight, bias, n, C, E, accumulate);
     if (other.s->now.pass != PASS_BACKWARD) return;
     for (size_t i = 1; i < n * E; i++)
         if (i % E && z[i] == z[i - 1]) z[i] += 1e-15 * fabs(z[i]);

@@ -47,7 +47,7 @@ static TinyCase case_make(const Tried *t, int lora) {
     o->kind = t->kind, o->dpo_loss = t->dpo_loss, o->normalisation = t->normalisation;
     o->beta = t->beta, o->gamma = 0.5, o->label_smoothing = t->label_smoothing;
     o->desirable_weight = 1, o->undesirable_weight = 0.8;
-    o->clip_low = 0.2, o->clip_high = NAN, o->kl_correction = (t - tried) % 2, o->temperature = t->temperature,
+    o->clip_low = 0.2, o->clip_high = NAN, o->kl_correction = (t - tried) % 2, o->temperature.divisor = t->temperature,
     o->completion_tokens = 12;
     objective_resolve(o);
     c.settings.gradient_type = dtype_of_sums(c.model.dtype); // also for several micro-batches

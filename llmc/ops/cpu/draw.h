@@ -19,7 +19,8 @@ enum {
 typedef struct {
     const floatX *logits;
     size_t V;
-    double temperature, largest; // largest: logit
+    double temperature, cap;
+    double largest, top; // logit, and the same after the cap
     // bins of the logit
     double bins_per_logit;
     double weight[DRAW_BINS];
@@ -55,9 +56,17 @@ static inline double simd_exp(double x) {
     return x > -708.0 ? p * power : 0.0;
 }
 
+// Returns tanh(x), within an absolute 1e-15.
+static inline double simd_tanh(double x) {
+    const double e = simd_exp(-2 * fabs(x)), y = (1 - e) / (1 + e);
+    return x < 0 ? -y : y;
+}
+
+static inline double draw_capped(double logit, double cap) { return cap > 0 ? cap * simd_tanh(logit / cap) : logit; }
+
 // Returns a token's probability up to a factor; the likeliest one's is 1.
 static inline double token_weight(const DrawRow *row, size_t id) {
-    return simd_exp(((double)load(row->logits[id]) - row->largest) / row->temperature);
+    return simd_exp((draw_capped((double)load(row->logits[id]), row->cap) - row->top) / row->temperature);
 }
 
 static void weights_of_block(const DrawRow *row, size_t first, size_t count, double *weight) {
@@ -115,7 +124,8 @@ static void bins_of_block(const DrawRow *row, size_t first, size_t count, int32_
 }
 
 static void bins_fill(DrawRow *row, double smallest) {
-    const double width = fmin(row->largest - smallest, DRAW_WIDTH * row->temperature) / (DRAW_BINS - 1);
+    const double most = row->cap > 0 ? INFINITY : DRAW_WIDTH * row->temperature; // a cap draws logits together
+    const double width = fmin(row->largest - smallest, most) / (DRAW_BINS - 1);
     row->bins_per_logit = width > 0 ? fmin(1 / width, 1e300) : 0;
     memset(row->weight, 0, sizeof(row->weight)), memset(row->count, 0, sizeof(row->count));
     for (size_t first = 0; first < row->V; first += DRAW_BLOCK) {
@@ -210,6 +220,7 @@ static int32_t draw_row(const SamplingSettings *settings, const floatX *logits, 
     }
     DrawRow row;
     row.logits = logits, row.V = V, row.temperature = settings->temperature, row.largest = (double)largest;
+    row.cap = settings->cap, row.top = draw_capped(row.largest, row.cap);
     row.heap = (int32_t *)memory;
     if ((!settings->top_k || settings->top_k >= V) && settings->top_p >= 1)
         return draw_of_all(&row, uniform, (double *)memory);

@@ -82,6 +82,97 @@ static void cpu_route_weigh_backward(Summed *dweight, Stored *dx, Stored *x, con
     }
 }
 
+// ---- biases and factors of experts ----------------------------------------------------------------------------------
+// Returns the expert of a sorted row.
+static size_t expert_of_row(const int32_t *first, size_t E, size_t row) {
+    size_t low = 0, high = E; // first[low] <= row < first[high]
+    while (high - low > 1) {
+        const size_t middle = (low + high) / 2;
+        if ((size_t)first[middle] <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static VECTOR_FUNCTION void bias_row(floatX *row, const floatX *bias, floatS weight, size_t width) {
+    for (size_t c = 0; c < width; c += VECTOR_LANES)
+        vector_store_first(
+            row + c, vector_load_first(row + c, width - c, 0) + weight * vector_load_first(bias + c, width - c, 0),
+            width - c);
+}
+
+static void cpu_experts_bias_forward(Stored *rows, const Stored *bias, const Summed *weight, const int32_t *first,
+                                     const int32_t *source, size_t R, size_t E, size_t width) {
+#pragma omp parallel for schedule(static) if (R * width >= PARALLEL_MIN)
+    for (size_t r = 0; r < R; r++)
+        bias_row((floatX *)rows + r * width, (const floatX *)bias + expert_of_row(first, E, r) * width,
+                 weight ? ((const floatS *)weight)[source[r]] : 1, width);
+}
+
+static VECTOR_FUNCTION floatS bias_dot(const floatX *drow, const floatX *bias, size_t width) {
+    Vector sum = {0};
+    for (size_t c = 0; c < width; c += VECTOR_LANES)
+        sum += vector_load_first(drow + c, width - c, 0) * vector_load_first(bias + c, width - c, 0);
+    return vector_sum_across(sum);
+}
+
+// dbias[count] += sum of weight drows over sorted rows [begin, end), rows `width` apart
+static void bias_strip(floatS *dbias, const floatX *drows, const floatS *weight, const int32_t *source, size_t begin,
+                       size_t end, size_t count, size_t width) {
+    floatS sum[BIAS_STRIP] = {0};
+    for (size_t from = begin; from < end; from += TOKEN_GROUP) {
+        floatS group[BIAS_STRIP] = {0};
+        for (size_t r = from; r < min_size(from + TOKEN_GROUP, end); r++) {
+            const floatS by = weight ? weight[source[r]] : 1;
+            for (size_t j = 0; j < count; j++) group[j] += by * load(drows[r * width + j]);
+        }
+        for (size_t j = 0; j < count; j++) sum[j] += group[j];
+    }
+    for (size_t j = 0; j < count; j++) dbias[j] += sum[j];
+}
+
+static void cpu_experts_bias_backward(Summed *dbias, Summed *dweight, const Stored *drows_, const Stored *bias,
+                                      const Summed *weight, const int32_t *first, const int32_t *source, size_t R,
+                                      size_t E, size_t width) {
+    const floatX *drows = (const floatX *)drows_;
+#pragma omp parallel for schedule(static) if (R * width >= PARALLEL_MIN)
+    for (size_t r = 0; r < (dweight ? R : 0); r++)
+        ((floatS *)dweight)[source[r]] +=
+            bias_dot(drows + r * width, (const floatX *)bias + expert_of_row(first, E, r) * width, width);
+    const size_t strips = (width + BIAS_STRIP - 1) / BIAS_STRIP;
+#pragma omp parallel for schedule(dynamic) if (R * width >= PARALLEL_MIN)
+    for (size_t i = 0; i < (dbias ? E * strips : 0); i++) {
+        const size_t e = i / strips, column = i % strips * BIAS_STRIP;
+        bias_strip((floatS *)dbias + e * width + column, drows + column, (const floatS *)weight, source,
+                   (size_t)first[e], (size_t)first[e + 1], min_size(BIAS_STRIP, width - column), width);
+    }
+}
+
+static void cpu_experts_scale_forward(Summed *out, const Summed *weight, const Stored *scale, const int32_t *first,
+                                      const int32_t *source, size_t R, size_t E) {
+    (void)R;
+    for (size_t e = 0; e < E; e++)
+        for (int32_t r = first[e]; r < first[e + 1]; r++)
+            ((floatS *)out)[source[r]] = load(((const floatX *)scale)[e]) * ((const floatS *)weight)[source[r]];
+}
+
+static void cpu_experts_scale_backward(Summed *dscale, Summed *dweight, const Summed *weight, const Stored *scale,
+                                       const int32_t *first, const int32_t *source, size_t R, size_t E) {
+    (void)R;
+    for (size_t e = 0; e < E; e++) {
+        const floatS factor = load(((const floatX *)scale)[e]);
+        double sum = 0;
+        for (int32_t r = first[e]; r < first[e + 1]; r++) {
+            floatS *g = (floatS *)dweight + source[r];
+            sum += (double)*g * (double)((const floatS *)weight)[source[r]];
+            *g *= factor;
+        }
+        if (dscale) ((floatS *)dscale)[e] += (floatS)sum;
+    }
+}
+
 // ---- products -------------------------------------------------------------------------------------------------------
 /*
 Rows of an expert vary from call to call, and oneDNN's primitives are made for one number of rows. So in fp32 products

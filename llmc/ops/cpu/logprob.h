@@ -31,23 +31,40 @@ VECTOR_INLINE floatS maximum(const floatX *x, size_t count, floatS top) {
     return vector_max_across(vector_max(most[0], most[1]));
 }
 
-// Returns (x - top) / temperature in lanes [0, count); -inf, with exponential 0, in others.
-VECTOR_INLINE Vector logits_below(const floatX *x, size_t count, floatS top, floatS inverse_temperature) {
-    return (vector_load_first(x, count, -INFINITY) - top) * inverse_temperature;
+// Returns cap tanh(x / cap); infinite logits stay infinite.
+VECTOR_INLINE Vector capped(Vector x, floatS cap) {
+    const Vector y = cap * vector_tanh(x * (1 / cap));
+    return vector_select((VectorBits)(x - x == 0), y, x);
+}
+static double capped_logit(double x, double cap) { return cap > 0 && isfinite(x) ? cap * tanh(x / cap) : x; }
+
+// Returns the slope of cap tanh(x / cap), given its value.
+VECTOR_INLINE Vector cap_slope(Vector y, floatS cap) {
+    const Vector t = vector_max(vector_of(-1), y * (1 / cap)); // -inf: 0
+    return 1 - t * t;
+}
+
+// Loads logits, with a cap (capping: constant once inlined) those after it; lanes from `count` on are -inf.
+VECTOR_INLINE Vector logits_load(const floatX *x, size_t count, const int capping, floatS cap) {
+    const Vector logits = vector_load_first(x, count, -INFINITY);
+    return capping ? capped(logits, cap) : logits;
 }
 
 // Sums the row's exponentials; with tops, logits of block b become exp((x - tops[b]) / temperature).
 VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inverse_temperature, const int weighted,
-                                               floatS *tops) {
+                                               floatS *tops, const int capping, floatS cap) {
     Exponentials e = {-FLT_MAX, 0, 0};
     const size_t block = logit_block(V);
+    floatS largest = e.top; // without the cap
     for (size_t begin = 0; begin < V; begin += block) {
         const size_t count = min_size(block, V - begin);
-        const floatS top = maximum(x + begin, count, e.top);
+        largest = maximum(x + begin, count, largest);
+        const floatS top = capping ? (floatS)fmax((double)e.top, capped_logit((double)largest, (double)cap)) : largest;
         Vector sum = {0}, sum_weighted = {0};
         if (top > e.top) raise_top(&e, top, (double)inverse_temperature);
         for (size_t i = 0; i < count; i += VECTOR_LANES) {
-            const Vector z = logits_below(x + begin + i, count - i, top, inverse_temperature), p = vector_exp(z);
+            const Vector z = (logits_load(x + begin + i, count - i, capping, cap) - top) * inverse_temperature;
+            const Vector p = vector_exp(z);
             sum += p;
             if (weighted) sum_weighted += p * vector_max(vector_of(LEAST_Z), z);
             if (tops) vector_store_first(x + begin + i, p, count - i);
@@ -59,9 +76,9 @@ VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inver
     return e;
 }
 
-// x = scale * exp((x - top) / temperature): the gradient of all words but the target
+// x = scale * exp((x - top) / temperature): the gradient of all words but the target; with a cap times the slope
 VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const Exponentials *e, const floatS *tops,
-                                      double inverse_temperature) {
+                                      double inverse_temperature, const int capping, floatS cap) {
     const size_t block = logit_block(V);
     for (size_t begin = 0; begin < V; begin += block) {
         const size_t count = min_size(block, V - begin);
@@ -69,8 +86,10 @@ VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const E
             tops ? scale * (floatS)exp(((double)tops[begin / block] - (double)e->top) * inverse_temperature) : scale;
         for (size_t i = begin; i < begin + count; i += VECTOR_LANES) {
             const size_t lanes = begin + count - i;
-            const Vector p = tops ? vector_load_first(x + i, lanes, 0)
-                                  : vector_exp(logits_below(x + i, lanes, e->top, (floatS)inverse_temperature));
+            const Vector logits = tops ? vector_of(0) : logits_load(x + i, lanes, capping, cap);
+            Vector p =
+                tops ? vector_load_first(x + i, lanes, 0) : vector_exp((logits - e->top) * (floatS)inverse_temperature);
+            if (capping) p *= cap_slope(logits, cap);
             vector_store_first(x + i, by * p, lanes);
         }
     }
@@ -81,17 +100,20 @@ Computes one row; weight NULL leaves the logits unchanged. The target is -inf wh
 1 - p, is then others / sum, without cancellation when the model is nearly certain.
 */
 static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS *entropy, size_t V,
-                                          double temperature) {
+                                          Temperature temperature) {
     floatS of_blocks[LOGIT_BLOCKS], *tops = weight && KEEPS_EXPONENTIALS ? of_blocks : NULL;
-    const double inverse = 1 / temperature;
+    const double inverse = 1 / temperature.divisor;
+    const floatS by = (floatS)inverse, cap = (floatS)temperature.cap;
+    const int capping = temperature.cap > 0;
     const floatX logit = x[target];
-    double value = (double)load(logit);
+    double value = capped_logit((double)load(logit), temperature.cap);
     x[target] = store(-INFINITY);
-    Exponentials others = entropy ? sum_of_exponentials(x, V, (floatS)inverse, 1, tops)
-                          : tops  ? sum_of_exponentials(x, V, (floatS)inverse, 0, of_blocks)
-                                  : sum_of_exponentials(x, V, (floatS)inverse, 0, NULL);
+    Exponentials others = capping   ? sum_of_exponentials(x, V, by, entropy != NULL, NULL, 1, cap)
+                          : entropy ? sum_of_exponentials(x, V, by, 1, tops, 0, 0)
+                          : tops    ? sum_of_exponentials(x, V, by, 0, of_blocks, 0, 0)
+                                    : sum_of_exponentials(x, V, by, 0, NULL, 0, 0);
     x[target] = logit;
-    if (value > (double)others.top) raise_top(&others, load(logit), inverse);
+    if (value > (double)others.top) raise_top(&others, (floatS)value, inverse);
     floatS top = others.top;
     double itself = exp((value - (double)top) * inverse);
     double sum = itself + others.sum;
@@ -103,13 +125,17 @@ static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS
     }
     if (!weight) return (floatS)logp;
     double slope = (double)*weight * inverse;
-    scale_exponentials(x, V, (floatS)(-slope / sum), &others, KEEPS_EXPONENTIALS ? of_blocks : NULL, inverse);
+    if (capping) {
+        scale_exponentials(x, V, (floatS)(-slope / sum), &others, NULL, inverse, 1, cap);
+        slope *= 1 - (value / temperature.cap) * (value / temperature.cap);
+    } else
+        scale_exponentials(x, V, (floatS)(-slope / sum), &others, KEEPS_EXPONENTIALS ? of_blocks : NULL, inverse, 0, 0);
     x[target] = store((floatS)(slope * (others.sum / sum)));
     return (floatS)logp;
 }
 
 static void cpu_logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const int32_t *targets, const Summed *weight_,
-                        size_t n, size_t V, size_t stride, double temperature) {
+                        size_t n, size_t V, size_t stride, Temperature temperature) {
     floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
     const floatS *weight = (const floatS *)weight_;
     // dynamic, `turn` rows at a time: rows without a target cost little and form long runs (prompts)

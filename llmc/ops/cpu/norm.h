@@ -34,13 +34,17 @@ VECTOR_INLINE RowStatistics row_statistics(const floatX *x, size_t C, double eps
     return row;
 }
 
-// Norms a row. shift NULL: none; centred 0: mean 0; both constants once inlined
+// Returns the factors of columns [c, c + VECTOR_LANES): w + offset, without w 1.
+VECTOR_INLINE Vector norm_factor(const floatX *w, size_t c, size_t C, floatS offset) {
+    return w ? vector_load_first(w + c, C - c, 0) + offset : vector_of(1);
+}
+
+// Norms a row. w NULL: factor 1; shift NULL: none; centred 0: mean 0; constants once inlined
 VECTOR_INLINE void norm_row(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t C, double eps,
                             floatS offset, int centred) {
     const RowStatistics s = row_statistics(x, C, eps, centred);
     for (size_t c = 0; c < C; c += VECTOR_LANES) {
-        Vector y =
-            (vector_load_first(x + c, C - c, 0) - s.mean) * s.rstd * (vector_load_first(w + c, C - c, 0) + offset);
+        Vector y = (vector_load_first(x + c, C - c, 0) - s.mean) * s.rstd * norm_factor(w, c, C, offset);
         if (shift) y += vector_load_first(shift + c, C - c, 0);
         vector_store_first(out + c, y, C - c);
     }
@@ -51,6 +55,8 @@ static VECTOR_FUNCTION void norm_row_of(floatX *out, const floatX *x, const floa
     const floatS offset = (floatS)norm.offset;
     if (norm.kind == NORM_LAYER)
         norm_row(out, x, w, shift, C, norm.eps, offset, 1);
+    else if (!w)
+        norm_row(out, x, NULL, shift, C, norm.eps, offset, 0);
     else if (shift)
         norm_row(out, x, w, shift, C, norm.eps, offset, 0);
     else
@@ -78,6 +84,7 @@ static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(
 /*
 One row. With g = dout * (w + offset): dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm,
 and dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: only dx.
+w NULL: factor 1.
 */
 VECTOR_INLINE void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x,
                                      const floatX *w, size_t C, double eps, floatS offset, int centred,
@@ -85,7 +92,7 @@ VECTOR_INLINE void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const f
     const RowStatistics s = row_statistics(x, C, eps, centred);
     Vector sum = {0}, dot = {0};
     for (size_t c = 0; c < C; c += VECTOR_LANES) {
-        const Vector g = vector_load_first(dout + c, C - c, 0) * (vector_load_first(w + c, C - c, 0) + offset);
+        const Vector g = vector_load_first(dout + c, C - c, 0) * norm_factor(w, c, C, offset);
         if (centred) sum += g;
         dot += g * ((vector_load_first(x + c, C - c, 0) - s.mean) * s.rstd);
     }
@@ -93,7 +100,7 @@ VECTOR_INLINE void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const f
     for (size_t c = 0; c < C; c += VECTOR_LANES) {
         const Vector d = vector_load_first(dout + c, C - c, 0);
         const Vector xhat = (vector_load_first(x + c, C - c, 0) - s.mean) * s.rstd;
-        Vector gradient = s.rstd * (d * (vector_load_first(w + c, C - c, 0) + offset) - mean - xhat * slope);
+        Vector gradient = s.rstd * (d * norm_factor(w, c, C, offset) - mean - xhat * slope);
         if (dw) vector_store(dw + c, vector_load(dw + c) + d * xhat);
         if (dw && centred) vector_store(db + c, vector_load(db + c) + d);
         if (accumulate) gradient += vector_load_first(dx + c, C - c, 0);
@@ -107,6 +114,8 @@ static VECTOR_FUNCTION void norm_backward_row_of(floatX *dx, floatS *dw, floatS 
     const floatS offset = (floatS)norm.offset;
     if (norm.kind == NORM_LAYER)
         norm_backward_row(dx, dw, db, dout, x, w, C, norm.eps, offset, 1, accumulate);
+    else if (!w)
+        norm_backward_row(dx, NULL, NULL, dout, x, NULL, C, norm.eps, offset, 0, accumulate);
     else if (accumulate)
         norm_backward_row(dx, dw, db, dout, x, w, C, norm.eps, offset, 0, 1);
     else

@@ -18,12 +18,13 @@ per precision (precision.h) and linked to the driver.
 #include "adapter.h"    // adapters (LoRA)
 #include "rope.h"       // rotary position embedding
 #include "attention.h"  // attention of one chunk over its documents' keys
+#include "sink.h"       // sinks of attention
 #include "gate.h"       // the gate of attention's output
 #include "conv.h"       // linear attention: the convolution
 #include "delta.h"      // linear attention: the gated delta rule
 #include "gated_norm.h" // linear attention: the gated norm
 #include "scan.h"       // linear attention: states between ranks
-#include "activation.h" // SwiGLU, GeGLU, GELU
+#include "activation.h" // SwiGLU, GeGLU, GELU, clamped
 #include "experts.h"    // mixtures of experts
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "draw.h"       // tokens drawn from logits

@@ -12,10 +12,11 @@ Without balance and z, a softmax over the chosen experts touches no other expert
 
 #define ROUTER_ROW (EXPERTS_MOST + VECTOR_LANES) // room for a token's numbers in whole vectors
 
-static void cpu_router_logits(Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
-                              int accumulate) {
+static void cpu_router_logits(Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n,
+                              size_t C, size_t E, int accumulate) {
     Product p = product_of("router_logits", n, E, C, x, weight, logits);
     p.b_transposed = 1, p.out_summed = 1, p.accumulate = accumulate;
+    p.bias = (const floatX *)bias;
     matrix_product(&p);
 }
 

@@ -55,6 +55,11 @@ VECTOR_INLINE Vector vector_logistic(Vector x, Vector *slope) {
     return vector_select((VectorBits)(x < 0), smaller, larger);
 }
 
+VECTOR_INLINE Vector vector_tanh(Vector x) {
+    for (int i = 0; i < VECTOR_LANES; i++) x[i] = (floatS)tanh((double)x[i]);
+    return x;
+}
+
 /*
 Sine and cosine of an angle given in fp32, |angle| < 2^31, to about 1e-13: enough to be rounded to fp32 afterwards. The
 angle is reduced by the nearest multiple of pi/2. pi/2 is split into three parts, the first two of 22 bits: n * part and
