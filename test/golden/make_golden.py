@@ -518,11 +518,15 @@ def rmsnorm_in_the_models_dtype():
             c.forward = original
 
 
-def load_model(folder, dtype, attention):
-    """gpt_oss, whose attention has sinks, has no "sdpa", but its eager one casts nothing."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager",
-                                                 attn_implementation="eager" if config.model_type == "gpt_oss" else attention)
+def attention_of(config):
+    """The attention that casts nothing: gpt_oss, which has sinks, has no "sdpa"."""
+    return "eager" if config.model_type == "gpt_oss" else "sdpa"
+
+
+def load_model(folder, dtype, attention=None):
+    attention = attention or attention_of(transformers.AutoConfig.from_pretrained(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention,
+                                                 experts_implementation="eager")
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
             module.to(dtype)  # glm4_moe keeps its routers in fp32
@@ -589,7 +593,7 @@ def reference(case, folder):
     """Computed in float64 from the weights as stored in `folder`, returned in fp32 and int32."""
     stream = packed_stream(case)
     with rmsnorm_in_the_models_dtype():
-        model = load_model(folder, torch.float64, "sdpa")
+        model = load_model(folder, torch.float64)
         loss, logits, logp, gradients = loss_and_gradients(model, stream)
         tokens, margin = greedy(model, stream["prompt"])
     tensors = dict(stream, loss=loss[None].float(), logits=logits.float(), logp=logp.float(), greedy=tokens)
@@ -699,7 +703,7 @@ def check_finite_difference(case, folder, step=1e-6):
     stream = load_file(folder / "reference.safetensors")
     rng = torch.Generator().manual_seed(1)
     with rmsnorm_in_the_models_dtype():
-        model = load_model(folder, torch.float64, "sdpa")
+        model = load_model(folder, torch.float64)
         model.get_input_embeddings().padding_idx = None  # with one it is not the slope
         gradients = loss_and_gradients(model, stream)[3]
         direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in model.named_parameters()}
