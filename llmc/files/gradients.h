@@ -34,6 +34,16 @@ static void gradients_write_transposed(const OutputFile *output, uint64_t at, co
     }
 }
 
+// Writes elements [begin, begin + n) of a matrix to the file's tensor of all layers, from byte `at` on.
+static void gradients_write_joined(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin, size_t n,
+                                   const float *values) {
+    for (size_t done = 0, part; done < n; done += part) {
+        part = min_size(n - done, joined_run(p) - (begin + done) % joined_run(p));
+        output_write(output, at + (uint64_t)joined_element(p, begin + done) * sizeof(float), values + done,
+                     part * sizeof(float));
+    }
+}
+
 // Takes the next of the globs separated by commas; 0 after the last.
 static int next_glob(const char **globs, char glob[256]) {
     const size_t length = strcspn(*globs, ",");
@@ -75,7 +85,7 @@ static GradientFile gradients_write_header(const OutputFile *file, const char *g
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
     GradientFile sizes;
     for (const Parameter *p = model->parameters; p < model->parameters + model->parameter_count; p++)
-        if (globs_match(globs, p->name)) safetensors_write_named(&writer, p->name, p, DTYPE_FP32);
+        if (globs_match(globs, p->name) && !p->part) safetensors_write_named(&writer, p->name, p, DTYPE_FP32);
     sizes.data = safetensors_write_end(&writer);
     sizes.bytes = sizes.data + writer.data;
     return sizes;
@@ -97,8 +107,8 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
     OutputFile output;
-    uint64_t at = sizes.data; // the parameter's tensor in the file
-    size_t written = 0;       // parameters written before it
+    uint64_t at = sizes.data, joined[2] = {0, 0}; // the parameter's tensor in the file; those that layers join
+    size_t written = 0;                           // parameters written before it
     if (world.rank == 0) {
         output_open(&output, path, sizes.bytes);
         gradients_write_header(&output, globs, model);
@@ -106,13 +116,19 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     if (world_ranks(world) > 1) output_share(&output, path); // the others open the file that rank 0 made
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, own, memory, "writing gradients"); slabs_next(&s);) {
         const Parameter *p = &model->parameters[s.parameter];
-        for (; written < s.parameter; written++)
-            if (globs_match(globs, model->parameters[written].name))
-                at += (uint64_t)parameter_elements(&model->parameters[written]) * sizeof(float);
+        for (; written < s.parameter; written++) {
+            const Parameter *before = &model->parameters[written];
+            if (!globs_match(globs, before->name) || before->part) continue;
+            if (before->joined) joined[before->role == ROLE_EMBEDDING] = at;
+            at += (uint64_t)parameter_file_elements(before) * sizeof(float);
+        }
         if (!globs_match(globs, p->name)) continue;
         const float *values = (const float *)slab_from_device(&s, ops, device_gradients, stored, DTYPE_FP32);
         if (p->transposed)
             gradients_write_transposed(&output, at, p, s.begin, s.count, values);
+        else if (p->joined)
+            gradients_write_joined(&output, p->part ? joined[p->role == ROLE_EMBEDDING] : at, p, s.begin, s.count,
+                                   values);
         else
             output_write(&output, at + (uint64_t)s.begin * sizeof(float), values, s.count * sizeof(float));
     }

@@ -50,6 +50,7 @@ typedef struct WeightSource {
     size_t grown_from;  // rows of the embedding and the head in the files; 0: all of them
     float *mean[2];     // mean of these rows, of the embedding and of an untied head: the value of each added row
     uint64_t seed;
+    DType constants_type;    // of Model.constants in a Hugging Face folder
     char remark[256];        // a line for users who train this, or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
     RecordLocation *records; // [parameters] for those with is_codes
@@ -81,12 +82,21 @@ static int source_is_in_pieces(const WeightSource *source, size_t parameter) {
 static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t begin, size_t count, char *out) {
     const TensorLocation *place = &source->places[parameter];
     const size_t size = dtype_size(place->type);
+    const Parameter *p = &source->model.parameters[parameter];
+    if (p->joined && source->transposed) {
+        for (size_t done = 0, n; done < count; done += n) {
+            n = min_size(count - done, joined_run(p) - (begin + done) % joined_run(p));
+            input_read(&source->files[place->file], place->offset + (uint64_t)joined_element(p, begin + done) * size,
+                       out + done * size, n * size);
+        }
+        return;
+    }
     if (!source_is_in_pieces(source, parameter)) {
         input_read(&source->files[place->file], place->offset + (uint64_t)begin * size, out, count * size);
         return;
     }
     const TensorPieces *pieces = &source->pieces[parameter];
-    const size_t each = parameter_elements(&source->model.parameters[parameter]) / pieces->count;
+    const size_t each = parameter_elements(p) / pieces->count;
     for (size_t done = 0, n; done < count; done += n) {
         const size_t piece = (begin + done) / each, at = (begin + done) % each;
         n = min_size(count - done, each - at);
@@ -181,7 +191,7 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// Copies a record from the files.
+// Copies a record from the files. Refuses scales of mxfp4 with which values can be infinite, and the one that is NaN.
 static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const size_t n = parameter_elements(&source->model.parameters[parameter]);
     const QuantFormat format = source->quant[parameter];
@@ -189,7 +199,11 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
     const QuantParts p = quant_parts(format, n);
     memset(record, 0, p.bytes);
     input_read(&source->files[r->file[0]], r->at[0], record + p.codes, (n + 1) / 2);
-    if (format.nested) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
+    if (p.scales > p.scale_codes) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
+    for (size_t b = 0; b < p.blocks && format.type == QUANT_MXFP4; b++)
+        if (record[p.scale_codes + b] > MXFP4_SCALE_MOST)
+            die("%s: tensor %s_scales has %d at [%zu], so its block is not finite; download the folder again",
+                source->path, source->model.parameters[parameter].name, record[p.scale_codes + b], b);
     input_read(&source->files[r->file[2]], r->at[2], record + p.scales, p.scale_count * sizeof(float));
     if (format.nested) memcpy(record + p.offset, &r->offset, sizeof(r->offset));
 }
@@ -241,7 +255,7 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
                                 int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const QuantFormat format = source->quant[parameter];
-    const size_t n = parameter_elements(p), size = dtype_size(as);
+    const size_t n = parameter_elements(p);
     const uint8_t *record = source_hold_record(source, parameter);
     float *values = (float *)(void *)staged_raw.bytes;
     if (!p->transposed || !transposed) {
@@ -249,12 +263,16 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
+    quant_scales(); // filled before threads need it
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static)
+#endif
     for (size_t i = 0; i < count; i++) { // order [cols, rows]
         const MatrixPart m = matrix_part(p, begin + i, 1);
         const size_t c = m.begin / m.rows, r = m.begin % m.rows;
-        quant_decode_range(values, format, record, n, m.first + r * p->cols + c, 1);
-        elements_convert((char *)out + i * size, as, values, DTYPE_FP32, 1);
+        quant_decode_range(values + i, format, record, n, m.first + r * p->cols + c, 1);
     }
+    elements_convert(out, as, values, DTYPE_FP32, count);
 }
 
 // Reads at most SLAB_ELEMENTS elements of a parameter, in the order wanted.
@@ -274,8 +292,10 @@ static void source_quantise(WeightSource *source, QuantFormat format, int head) 
         source->quant = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const DType type = source->places[i].type;
-        if (source_is_quantised(source, i) || !parameter_quantises(model, &model->parameters[i], head)) continue;
-        source->quant[i] = format, source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
+        const Parameter *p = &model->parameters[i];
+        if (source_is_quantised(source, i) || !parameter_quantises(model, p, format.type, head)) continue;
+        source->quant[i] = format;
+        if (format.type != QUANT_MXFP4) source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
     }
 }
 

@@ -7,6 +7,7 @@ The configuration of a model: a family (family.h) and its numbers, under their H
 #include "family.h"
 #include "llmc/base/hash.h"
 #include "llmc/base/text.h"
+#include <assert.h>
 #include <stddef.h>
 
 typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
@@ -153,6 +154,7 @@ static const ConfigKey config_keys[] = {
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
+static_assert(CONFIG_KEYS <= CONFIG_KEYS_MOST, "Config.given has a place for every key");
 
 static const Family *family_find(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -502,8 +504,9 @@ static size_t rotary_width_of(const Config *config, unsigned form) {
 
 static size_t rotary_width(const Config *config) { return rotary_width_of(config, 0); }
 
-// Refuses keys and values that no earlier layer has.
-static void config_finish_sharing(const Config *c, const char *where, int code) {
+// Resets keys without effect to one value, so that equal models have equal keys. Refuses keys and values that no
+// earlier layer has.
+static void config_finish_sharing(Config *c, const char *where, int code) {
     const size_t L = c->num_hidden_layers;
     if (c->num_kv_shared_layers >= L)
         die_with(code, "%s: num_kv_shared_layers %zu leaves none of %zu layers its own keys and values", where,
@@ -512,6 +515,9 @@ static void config_finish_sharing(const Config *c, const char *where, int code) 
         if (key_value_layer(c, l) == l)
             die_with(code, "%s: layer %zu shares keys and values, but no layer of its kind has its own before", where,
                      l);
+    if (!c->attention_k_eq_v || c->num_global_key_value_heads == c->num_key_value_heads)
+        c->num_global_key_value_heads = 0;
+    if (!c->hidden_size_per_layer_input && c->vocab_size_per_layer_input) c->vocab_size_per_layer_input = c->vocab_size;
     if (c->hidden_size_per_layer_input && c->vocab_size_per_layer_input < c->vocab_size)
         die_with(code, "%s: vocab_size_per_layer_input %zu is below vocab_size %zu", where,
                  c->vocab_size_per_layer_input, c->vocab_size);

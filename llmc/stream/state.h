@@ -224,7 +224,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
     s.borrows = (form & FORM_BORROWS) != 0, s.lends = (form & FORM_LENDS) != 0;
-    s.beside = c->family->experts_beside && form & FORM_EXPERTS, s.value_norm = c->family->value_norm;
+    s.beside = c->family->experts_beside && c->num_experts, s.value_norm = c->family->value_norm;
     s.values_are_keys = values_are_keys(c, form), s.sinks = c->family->sinks, s.P = c->hidden_size_per_layer_input;
     s.gated_attention = c->family->gated_attention, s.shared_scale = c->family->shared_scale;
     s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
