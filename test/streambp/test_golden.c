@@ -59,8 +59,12 @@ static void reference_gradient(const Reference *reference, const char *name, con
     const float *stored = (float *)reference_read(reference, name, &count);
     if (count != parameter_elements(p)) test_fail("%s has %zu elements, not %zu", name, count, parameter_elements(p));
     for (size_t j = 0; j < count; j++) {
-        const size_t row = p->cols ? j / p->cols : j, col = p->cols ? j % p->cols : 0;
-        values[j] = (double)stored[p->transposed ? col * p->rows + row : j];
+        size_t from = j;
+        if (p->transposed) {
+            const MatrixPart m = matrix_part(p, j, 1);
+            from = m.first + m.begin % p->cols * m.rows + m.begin / p->cols;
+        }
+        values[j] = (double)stored[from];
     }
 }
 
@@ -213,6 +217,7 @@ TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
+TEST(gpt_oss) { FOLDER("gpt_oss"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
