@@ -394,6 +394,10 @@ static void source_finish(WeightSource *source) {
 // type. transformers' resize_token_embeddings draws rows around that mean.
 static void source_grow(WeightSource *source, size_t rows) {
     const size_t old = source->config.vocab_size, cols = source->config.hidden_size;
+    if (source->model.model_offset[INPUTS_NORM] != ABSENT)
+        die("%s: rows for new tokens cannot be added, since its layers have tables of their own; add them in "
+            "transformers",
+            source->path);
     double *sum = (double *)checked_calloc(cols, sizeof(double), "sums of the rows of the embedding");
     const float *values = (const float *)(const void *)staged_reformed.bytes;
     for (size_t i = 0; i < source->model.parameter_count; i++) {

@@ -350,9 +350,9 @@ CASES = [
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
-    Case("gemma4", GEMMA4, seed=0, pad=30),
+    Case("gemma4", GEMMA4, seed=551, pad=30),
     Case("gemma4-moe", GEMMA4_MOE, seed=0),
-    Case("gemma4-e", GEMMA4_E, seed=0, pad=30),
+    Case("gemma4-e", GEMMA4_E, seed=743, pad=30),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -376,12 +376,14 @@ def random_model(case):
             is_embedding = "wte" in name or "embed_tokens" in name or "lm_head" in name
             if is_norm_weight and adds_one(case.config, name):
                 value = 0.15 * noise
+            elif name.endswith("q_norm.weight") and case.config.model_type == "gemma4_text":
+                value = 0.4 + 0.15 * noise  # its scores are not divided by the root of head_dim
             elif is_norm_weight:
                 value = 1 + 0.15 * noise
             elif name.endswith("router.scale") or name.endswith("per_expert_scale"):
                 value = 1 + 0.15 * noise
             elif name.endswith("router.proj.weight"):
-                value = noise
+                value = 3 * noise
             elif name.endswith("A_log"):
                 value = 1.2 * noise - 2.2  # states that last for a few tokens to a hundred
             elif "conv1d" in name:
@@ -730,13 +732,14 @@ def check_case(case, folder):
     return errors[worst]
 
 
-def check_finite_difference(case, folder, step=1e-6):
+def check_finite_difference(case, folder, step=3e-7):
     """The float64 gradient along one random direction against a central difference of the loss. Returns the error."""
     stream = load_file(folder / "reference.safetensors")
     rng = torch.Generator().manual_seed(1)
     with rmsnorm_in_the_models_dtype():
         model = load_model(folder, torch.float64)
-        model.get_input_embeddings().padding_idx = None  # with one it is not the slope
+        for table in (m for m in model.modules() if isinstance(m, torch.nn.Embedding)):
+            table.padding_idx = None  # with one it is not the slope
         gradients = loss_and_gradients(model, stream)[3]
         direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in model.named_parameters()}
         slope = sum(float((gradients[n] * direction[n]).sum()) for n in gradients)
