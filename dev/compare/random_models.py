@@ -32,9 +32,10 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
-from transformers import (Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GraniteConfig, LlamaConfig,  # noqa: E402
-                          Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
-                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+from transformers import (Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig,  # noqa: E402
+                          GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
+                          Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
+                          SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
@@ -138,6 +139,33 @@ def gemma3(r):
                             query_pre_attn_scalar=r.choice([8, 24, 256]), rope_parameters=per_kind(r), attention_bias=r.random() < 0.3)
 
 
+def gemma4(r):
+    """Draws a dense model, one with experts beside, one with shared keys and own inputs, or any mixture."""
+    s, full = sizes(r), r.random() < 0.5
+    layers, E = s["num_hidden_layers"], r.choice([None, None, r.randrange(2, 9)])
+    shared = r.choice([0, r.randrange(0, layers)])
+    own = kinds(r, layers - shared, "sliding_attention")
+    types = own + [r.choice(own) for _ in range(shared)]
+    if shared and "full_attention" not in own:
+        types[0] = "full_attention"
+    types[-1] = "full_attention"
+    if shared and "sliding_attention" not in types[:layers - shared]:
+        types = ["full_attention"] * layers
+    heads = s["num_attention_heads"]
+    rope = dict(full_attention=dict(rope_type="proportional", rope_theta=r.choice([1e4, 1e6]),
+                                    partial_rotary_factor=r.choice([0.25, 0.5, 0.3, 1.0])),
+                sliding_attention=dict(rope_type="default", rope_theta=r.choice([1e3, 1e4])))
+    experts = dict(enable_moe_block=True, num_experts=E, top_k_experts=r.randrange(1, E + 1),
+                   moe_intermediate_size=r.randrange(3, 40)) if E else {}
+    return Gemma4TextConfig(**s, **experts, layer_types=types, sliding_window=r.randrange(1, 30), rope_parameters=rope,
+                            global_head_dim=2 * r.randrange(2, 20), attention_k_eq_v=full, num_kv_shared_layers=shared,
+                            num_global_key_value_heads=r.choice([None, *(n for n in range(1, heads + 1) if heads % n == 0)]),
+                            use_double_wide_mlp=r.random() < 0.5, attention_bias=r.random() < 0.3,
+                            final_logit_softcapping=r.choice([None, 0.7, 3.0, 30.0]),
+                            hidden_size_per_layer_input=r.choice([0, 0, r.randrange(1, 20)]),
+                            vocab_size_per_layer_input=s["vocab_size"] + r.choice([0, 0, 7]))
+
+
 def qwen3_5(r):
     s = sizes(r)
     keys, rope = r.choice([1, 2, 3]), scaling(r, 64)
@@ -223,9 +251,18 @@ def glm4_moe(r):
                          routed_scaling_factor=r.choice([1.0, 2.5]), rope_parameters=rope, attention_bias=r.random() < 0.5)
 
 
-FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3,
+def gpt_oss(r):
+    s, E = sizes(r), r.choice([1, *range(2, 17)])
+    some = {} if r.random() < 0.2 else dict(rope_parameters=scaling(r, 64))  # {}: the class's YaRN
+    return GptOssConfig(**s, **some, num_local_experts=E, num_experts_per_tok=r.choice([1, min(2, E), E, r.randrange(1, E + 1)]),
+                        layer_types=r.choice([None, kinds(r, s["num_hidden_layers"], "sliding_attention")]),
+                        sliding_window=r.randrange(1, 71), swiglu_alpha=r.choice([1.702, 0.5, 3.0]),
+                        swiglu_limit=r.choice([7.0, 1.0, 0.3]), attention_bias=r.random() < 0.7)
+
+
+FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
-                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe)
+                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -332,7 +369,7 @@ def small_model(folder):
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
     weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
-    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
@@ -446,7 +483,10 @@ def skew(r, model):
             if how == "skewed":
                 router.weight[:, 0] = torch.tensor([r.choice([-9.0, 0.0, 9.0]) for _ in range(E)])
             if how == "tied":
-                router.weight[torch.tensor(r.sample(range(E), r.randrange(2, E + 1)))] = 0
+                alike = torch.tensor(r.sample(range(E), r.randrange(min(2, E), E + 1)))
+                router.weight[alike] = 0
+                if getattr(router, "bias", None) is not None:
+                    router.bias[alike] = 0.1
             if how and hasattr(router, "e_score_correction_bias"):
                 values = [0.0] if how == "tied" else [-3.0, 0.0, 3.0]
                 router.e_score_correction_bias.copy_(torch.tensor([r.choice(values) for _ in range(E)]))
@@ -470,7 +510,8 @@ def trial(seed, number, names, work, verbose):
         setattr(config, key, None)
     config.pad_token_id = r.choice([None, r.randrange(60)])
     lengths = [r.randrange(1, 70) for _ in range(r.choice([1, 1, 2, 3]))]
-    chunked = [(m, r.randrange(1, 80)) for m in ["mst", "seco"] + ["stream"] * 6]
+    shares = getattr(config, "num_kv_shared_layers", 0)  # seco refuses such
+    chunked = [(m, r.randrange(1, 80)) for m in ["mst", "stream" if shares else "seco"] + ["stream"] * 6]
     method, chunk = r.choice([("full", 0), ("checkpoint", 0), *chunked]), r.randrange(1, 90)
     about = f"{name}, {lengths} tokens, {method[0]} {method[1]}"
     if verbose:
@@ -484,6 +525,7 @@ def trial(seed, number, names, work, verbose):
     make_golden.save_model(case, made, folder)
     losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
     routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
+    every = ["--inputs-every", r.choice([1, 1, 2, 3])] if method[0] in ("stream", "checkpoint", "mst") else []
     rng = np.random.default_rng(case.seed)
     documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
     for ids in documents:
@@ -494,10 +536,11 @@ def trial(seed, number, names, work, verbose):
     data = write_shard(work, documents, counts, config.vocab_size)
     chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
     out = json.loads(ours("bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths),
-                          "--method", method[0], *chunks, *routers, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
+                          "--method", method[0], *chunks, *every, *routers, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
     found = load_file(work / "grads.safetensors")
     with make_golden.rmsnorm_in_the_models_dtype():
         model = make_golden.load_model(folder, torch.float64, "sdpa")
+        model.config.output_hidden_states = shares > 0  # without, layers that share keys need own inputs in transformers
         joined = [torch.tensor(np.concatenate(parts).astype(np.int64)) for parts in (
             [ids[:-1] for ids in documents], [ids[1:] for ids in documents], [counted[1:] for counted in counts])]
         stream = dict(zip(("tokens", "targets", "loss_weight"), joined), doc_length=torch.tensor(lengths),

@@ -26,7 +26,7 @@ static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, Adapter
     const LayerTensor tensor = adapter_tensor_of(lora, p);
     const int down = tensor == EXPERTS_DOWN, of_b = p->file_rows != 0;
     char name[160];
-    piece->split = tensor == EXPERTS_GATE_UP || down, piece->first = 0, piece->count = count;
+    piece->split = lora_is_stack(tensor), piece->first = 0, piece->count = count;
     if (!piece->split) {
         const int used = snprintf(piece->name, sizeof(piece->name), "base_model.model.");
         const int layers = snprintf(name, sizeof(name), c->family->layer_prefix, layer < GROUP_EMBEDDING ? layer : 0);

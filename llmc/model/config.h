@@ -7,6 +7,7 @@ The configuration of a model: a family (family.h) and its numbers, under their H
 #include "family.h"
 #include "llmc/base/hash.h"
 #include "llmc/base/text.h"
+#include <assert.h>
 #include <stddef.h>
 
 typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
@@ -153,6 +154,7 @@ static const ConfigKey config_keys[] = {
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
+static_assert(CONFIG_KEYS <= CONFIG_KEYS_MOST, "Config.given has a place for every key");
 
 static const Family *family_find(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -337,7 +339,7 @@ static Config config_defaults(const Family *family) {
 static void config_plain_rope(Config *config) {
     config->rope_type = ROPE_DEFAULT, config->original_max_position_embeddings = 0;
     config->factor = config->low_freq_factor = config->high_freq_factor = config->attention_factor = 0;
-    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0;
+    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0, config->truncate = 1;
 }
 
 // Returns the growth of queries with their position (Rotation in ops.h); 0: none
@@ -438,12 +440,6 @@ static int values_are_keys(const Config *c, unsigned form) {
     return c->attention_k_eq_v && !(form & (FORM_WINDOW | FORM_BORROWS));
 }
 
-// Counts the layers with and without experts that layer l is alike before it; l: one of them
-static size_t layers_alike_before(const Config *config, size_t l) {
-    const size_t experts = expert_layers_before(config, l);
-    return layer_has_experts(config, l) ? experts : l - experts;
-}
-
 // Counts the layers of a kind before layer l; l = num_hidden_layers: all
 static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
     const size_t period = max_size(strlen(config->layer_types), 1);
@@ -502,8 +498,9 @@ static size_t rotary_width_of(const Config *config, unsigned form) {
 
 static size_t rotary_width(const Config *config) { return rotary_width_of(config, 0); }
 
-// Refuses keys and values that no earlier layer has.
-static void config_finish_sharing(const Config *c, const char *where, int code) {
+// Resets keys without effect to one value, so that equal models have equal keys. Refuses keys and values that no
+// earlier layer has.
+static void config_finish_sharing(Config *c, const char *where, int code) {
     const size_t L = c->num_hidden_layers;
     if (c->num_kv_shared_layers >= L)
         die_with(code, "%s: num_kv_shared_layers %zu leaves none of %zu layers its own keys and values", where,
@@ -512,6 +509,9 @@ static void config_finish_sharing(const Config *c, const char *where, int code) 
         if (key_value_layer(c, l) == l)
             die_with(code, "%s: layer %zu shares keys and values, but no layer of its kind has its own before", where,
                      l);
+    if (!c->attention_k_eq_v || c->num_global_key_value_heads == c->num_key_value_heads)
+        c->num_global_key_value_heads = 0;
+    if (!c->hidden_size_per_layer_input && c->vocab_size_per_layer_input) c->vocab_size_per_layer_input = c->vocab_size;
     if (c->hidden_size_per_layer_input && c->vocab_size_per_layer_input < c->vocab_size)
         die_with(code, "%s: vocab_size_per_layer_input %zu is below vocab_size %zu", where,
                  c->vocab_size_per_layer_input, c->vocab_size);

@@ -330,6 +330,9 @@ typedef struct {
 #define MISTRAL "rms_norm_eps=1e-5,"
 #define GEMMA3  "head_dim=256,query_pre_attn_scalar=256,"
 #define GEMMA3L GEMMA3 "vocab_size=262208,sliding_window=1024,max_position_embeddings=131072,rope_type=linear,factor=8,"
+#define GEMMA4  "final_logit_softcapping=30,"
+#define GEMMA4L GEMMA4 "hidden_size_per_layer_input=0,attention_k_eq_v=true,sliding_window=1024," \
+                       "max_position_embeddings=262144,"
 #define QWEN25  "rope_theta=1000000,max_position_embeddings=32768,"
 #define QWEN25L "rope_theta=1000000,max_position_embeddings=131072,vocab_size=152064,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
@@ -416,10 +419,19 @@ static const Preset presets[] = {
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},
      "max_position_embeddings=65536"},
+    {"gpt-oss-20b", "openai/gpt-oss-20b", "gpt_oss", {0, 0, 24, 0, 0}, "num_experts=32,router_aux_loss_coef=0.9"},
+    {"gpt-oss-120b", "openai/gpt-oss-120b", "gpt_oss", {0}, "router_aux_loss_coef=0.9"},
     {"glm4.5-air", "zai-org/GLM-4.5-Air", "glm4_moe", {0}, GLM45},
     {"glm4.5", "zai-org/GLM-4.5", "glm4_moe", {5120, 12288, 92, 0, 0},
      GLM45 ",use_qk_norm=true,num_experts=160,moe_intermediate_size=1536,first_k_dense_replace=3,"
            "routed_scaling_factor=2.5"},
+    {"gemma4-31b", "google/gemma-4-31B", "gemma4", {5376, 21504, 60, 32, 16}, GEMMA4L "num_global_key_value_heads=4"},
+    {"gemma4-12b", "google/gemma-4-12B", "gemma4", {3840, 15360, 48, 16, 8}, GEMMA4L "num_global_key_value_heads=1"},
+    {"gemma4-26b-a4b", "google/gemma-4-26B-A4B", "gemma4", {2816, 2112, 30, 16, 8},
+     GEMMA4L "num_global_key_value_heads=2,num_experts=128,num_experts_per_tok=8,moe_intermediate_size=704"},
+    {"gemma4-e4b", "google/gemma-4-E4B", "gemma4", {2560, 10240, 42, 8, 2}, GEMMA4 "num_kv_shared_layers=18"},
+    {"gemma4-e2b", "google/gemma-4-E2B", "gemma4", {1536, 6144, 35, 8, 1},
+     GEMMA4 "num_kv_shared_layers=20,use_double_wide_mlp=true,layer_types=ssssf"},
 };
 // clang-format on
 #define PRESETS (sizeof(presets) / sizeof(presets[0]))

@@ -143,6 +143,7 @@ typedef struct {
     int dry;                    // dry run: loops visit each distinct shape once,
     int every_chunk;            // but every chunk if an estimate needs each one's attention calls
     Objective objective;
+    uint8_t *form;               // [num_hidden_layers] layer_form of each
     float *inverse_frequency[2]; // [R/2] of full-attention layers, of those with a window; device
     float *router_bias;          // [layers with experts,E] device; NULL: none
 } Setup;
@@ -224,7 +225,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
     s.borrows = (form & FORM_BORROWS) != 0, s.lends = (form & FORM_LENDS) != 0;
-    s.beside = c->family->experts_beside && form & FORM_EXPERTS, s.value_norm = c->family->value_norm;
+    s.beside = c->family->experts_beside && c->num_experts, s.value_norm = c->family->value_norm;
     s.values_are_keys = values_are_keys(c, form), s.sinks = c->family->sinks, s.P = c->hidden_size_per_layer_input;
     s.gated_attention = c->family->gated_attention, s.shared_scale = c->family->shared_scale;
     s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
@@ -247,9 +248,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
 // Returns what all layers have in common; the rest is of a layer with full attention.
 static Shapes shapes_of(const Model *model) { return shapes_in(model, 0); }
 
-static Shapes layer_shapes(const StreamBP *s, size_t l) {
-    return shapes_in(s->model, layer_form(&s->model->config, l));
-}
+static Shapes layer_shapes(const StreamBP *s, size_t l) { return shapes_in(s->model, s->setup->form[l]); }
 
 // Returns the factor on attention scores.
 static double attention_scale(const Model *model) {
