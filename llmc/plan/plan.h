@@ -299,6 +299,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
     dry.library = settings->ridge > 0 ? settings->library : 0, dry.experts = settings->experts;
+    dry.head_dim = settings->model->config.head_dim;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);
