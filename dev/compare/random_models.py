@@ -32,9 +32,10 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
-from transformers import (Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GraniteConfig, LlamaConfig,  # noqa: E402
-                          Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
-                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+from transformers import (Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig,  # noqa: E402
+                          GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
+                          Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
+                          SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
@@ -250,9 +251,18 @@ def glm4_moe(r):
                          routed_scaling_factor=r.choice([1.0, 2.5]), rope_parameters=rope, attention_bias=r.random() < 0.5)
 
 
+def gpt_oss(r):
+    s, E = sizes(r), r.choice([1, *range(2, 17)])
+    some = {} if r.random() < 0.2 else dict(rope_parameters=scaling(r, 64))  # {}: the class's YaRN
+    return GptOssConfig(**s, **some, num_local_experts=E, num_experts_per_tok=r.choice([1, min(2, E), E, r.randrange(1, E + 1)]),
+                        layer_types=r.choice([None, kinds(r, s["num_hidden_layers"], "sliding_attention")]),
+                        sliding_window=r.randrange(1, 71), swiglu_alpha=r.choice([1.702, 0.5, 3.0]),
+                        swiglu_limit=r.choice([7.0, 1.0, 0.3]), attention_bias=r.random() < 0.7)
+
+
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
-                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe)
+                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -473,7 +483,10 @@ def skew(r, model):
             if how == "skewed":
                 router.weight[:, 0] = torch.tensor([r.choice([-9.0, 0.0, 9.0]) for _ in range(E)])
             if how == "tied":
-                router.weight[torch.tensor(r.sample(range(E), r.randrange(2, E + 1)))] = 0
+                alike = torch.tensor(r.sample(range(E), r.randrange(min(2, E), E + 1)))
+                router.weight[alike] = 0
+                if getattr(router, "bias", None) is not None:
+                    router.bias[alike] = 0.1
             if how and hasattr(router, "e_score_correction_bias"):
                 values = [0.0] if how == "tied" else [-3.0, 0.0, 3.0]
                 router.e_score_correction_bias.copy_(torch.tensor([r.choice(values) for _ in range(E)]))

@@ -90,11 +90,12 @@ struct Backward {
     }
 };
 
+constexpr Activation SWIGLU = {ACTIVATION_SWIGLU, 0, 0};
 static void forward_real(Forward &c) {
-    cuda_activation_forward(c.out.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n, c.shape.FF);
+    cuda_activation_forward(c.out.stored(), c.gate_up.stored(), SWIGLU, c.shape.n, c.shape.FF);
 }
 static void backward_real(Backward &c) {
-    cuda_activation_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n,
+    cuda_activation_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), SWIGLU, c.shape.n,
                              c.shape.FF);
 }
 

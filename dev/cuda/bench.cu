@@ -148,6 +148,8 @@ void Bench::measure(const char *op, const char *of, size_t rows, size_t in, size
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
 constexpr Norm RMS = {1e-6, 0.0, NORM_RMS}, LAYER_NORM = {1e-5, 0.0, NORM_LAYER};
+constexpr Activation SWIGLU = {ACTIVATION_SWIGLU, 0, 0}, GELU = {ACTIVATION_GELU, 0, 0},
+                     CLAMPED = {ACTIVATION_CLAMPED, 1.702, 7};
 
 static void bench_elements(const Bench &b) {
     const Ops *ops = ops_device;
@@ -187,25 +189,25 @@ static void bench_elements(const Bench &b) {
         ops->rope(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD, HD, Rotation{1, 0, 0, 1}, 1);
     });
     b.bytes("swiglu_forward", "", n, FF, 3.0 * n * FF * STORED,
-            [&] { ops->activation_forward(t.y.stored(), t.x.stored(), ACTIVATION_SWIGLU, n, FF); });
+            [&] { ops->activation_forward(t.y.stored(), t.x.stored(), SWIGLU, n, FF); });
     b.bytes("swiglu_backward", "", n, FF, 5.0 * n * FF * STORED,
-            [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), ACTIVATION_SWIGLU, n, FF); });
+            [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), SWIGLU, n, FF); });
     b.bytes("gelu_forward", "", n, FF, 2.0 * n * FF * STORED,
-            [&] { ops->activation_forward(t.y.stored(), t.x.stored(), ACTIVATION_GELU, n, FF); });
+            [&] { ops->activation_forward(t.y.stored(), t.x.stored(), GELU, n, FF); });
     b.bytes("gelu_backward", "", n, FF, 3.0 * n * FF * STORED,
-            [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), ACTIVATION_GELU, n, FF); });
+            [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), GELU, n, FF); });
     for (int gradient = 1; gradient >= 0; gradient--)
         b.measure(
             "logprob", gradient ? "with its gradient" : "alone", m, V, 0, BYTES, (1.0 + gradient) * m * V * STORED,
             [&] {
                 ops->logprob(t.lse.summed(), NULL, t.x.stored(), t.tokens.data, gradient ? t.weights.summed() : NULL, m,
-                             V, V, 1.0);
+                             V, V, Temperature{1, 0});
             },
             [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // restores the logits
     static const struct {
         const char *of;
         SamplingSettings settings;
-    } draws[] = {{"the likeliest", {0, 0, 1, 0}}, {"temperature", {1, 0, 1, 0}}, {"top-k and top-p", {1, 50, 0.9, 0}}};
+    } draws[] = {{"the likeliest", {0, 0, 0, 1, 0}}, {"temperature", {1, 0, 0, 1, 0}}, {"top-k and top-p", {1, 0, 50, 0.9, 0}}};
     ops->zero(t.lse.data, TEXTS * sizeof(double)); // instead of uniform numbers, which cost the same
     for (const auto &draw : draws)
         b.bytes("draw", draw.of, TEXTS, V, 1.0 * TEXTS * V * STORED, [&] {

@@ -100,7 +100,7 @@ struct LogProb {
 
 static void real(LogProb &c) {
     cuda_logprob(c.logp.summed(), NULL, c.logits.stored(), c.targets.data, c.weight.summed(), c.shape.n, c.shape.V,
-                 c.shape.V, 1.0);
+                 c.shape.V, Temperature{1, 0});
 }
 
 // Bytes of shared memory that a block may ask for beside `parts`

@@ -181,11 +181,12 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     json_array(json, "tensors");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
+        uint64_t shape[3];
+        const size_t rank = parameter_shape(p, shape);
         json_object(json, NULL);
         json_text(json, "name", p->name);
         json_array(json, "shape");
-        json_size(json, NULL, p->transposed ? p->cols : p->rows);
-        if (p->cols) json_size(json, NULL, p->transposed ? p->rows : p->cols);
+        for (size_t k = 0; k < rank; k++) json_size(json, NULL, (size_t)shape[k]);
         json_array_end(json);
         json_object_end(json);
     }

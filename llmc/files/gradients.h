@@ -11,16 +11,26 @@ part of every tensor. The file is complete or absent.
 
 // Writes elements [begin, begin + n) of a matrix [rows, cols] to a file that holds it transposed from byte `at` on: the
 // reverse of tensor_read_transposed.
+static void gradients_write_matrix(const OutputFile *output, uint64_t at, size_t rows, size_t cols, size_t begin,
+                                   size_t n, const float *values) {
+    float *column = (float *)(void *)staged_raw.bytes;
+    for (size_t c = 0; c < cols; c++) {
+        size_t first = begin > c ? (begin - c + cols - 1) / cols : 0;
+        size_t last = begin + n > c ? (begin + n - c + cols - 1) / cols : 0;
+        if (first >= last) continue;
+        for (size_t i = first; i < last; i++) column[i - first] = values[i * cols + c - begin];
+        output_write(output, at + ((uint64_t)c * rows + first) * sizeof(float), column, (last - first) * sizeof(float));
+    }
+}
+
+// Writes elements [begin, begin + n) of a parameter that a file holds transposed from byte `at` on.
 static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
                                        size_t n, const float *values) {
-    float *column = (float *)(void *)staged_raw.bytes;
-    for (size_t c = 0; c < p->cols; c++) {
-        size_t first = begin > c ? (begin - c + p->cols - 1) / p->cols : 0;
-        size_t last = begin + n > c ? (begin + n - c + p->cols - 1) / p->cols : 0;
-        if (first >= last) continue;
-        for (size_t i = first; i < last; i++) column[i - first] = values[i * p->cols + c - begin];
-        output_write(output, at + ((uint64_t)c * p->rows + first) * sizeof(float), column,
-                     (last - first) * sizeof(float));
+    for (size_t done = 0; done < n;) {
+        const MatrixPart m = matrix_part(p, begin + done, n - done);
+        gradients_write_matrix(output, at + (uint64_t)m.first * sizeof(float), m.rows, p->cols, m.begin, m.count,
+                               values + done);
+        done += m.count;
     }
 }
 

@@ -30,7 +30,7 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers.
+// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers, and mxfp4 but for gpt-oss.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
@@ -38,12 +38,14 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     char value[64];
     QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype};
     if (!quantised || cJSON_IsNull(quantised)) return format;
+    if (json_is(method, "mxfp4") && json_is(json_get(root, "model_type"), "gpt_oss"))
+        return quant_format(QUANT_MXFP4, DTYPE_BF16);
     if (!json_is(method, "bitsandbytes") || !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
-        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes are supported; take the original model and "
-            "--base nf4",
+        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes, and mxfp4 of gpt_oss, are supported; take "
+            "the original model and --base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
             cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");
-    for (int i = QUANT_NF4; i < QUANT_TYPES; i++) // fp4 is bitsandbytes' default
+    for (int i = QUANT_NF4; i <= QUANT_FP4; i++) // fp4 is bitsandbytes' default
         if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
     if (format.type == QUANT_NONE)
         die("%s: bnb_4bit_quant_type is %s, not nf4 or fp4", path, json_scalar_text(type, value, sizeof(value)));
@@ -188,7 +190,7 @@ static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_expe
                                                  {"n_routed_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
-    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name ? 1 : 0];
+    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name || family->expert_columns];
 }
 
 // Reads mlp_only_layers, a list of layers without experts.
@@ -426,8 +428,9 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
                 *original = cJSON_GetObjectItemCaseSensitive(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     const int hides = !per_layer && scaling && (scaling->child || !cJSON_IsObject(scaling));
-    const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || hides);
-    if (grows) config_plain_rope(config), config->rope_theta = HF_THETA; // the class has a whole object as default
+    const int given = parameters || hides, grows = given && family_has_key(config->family, "llama_4_scaling_beta");
+    if (given && family_names_key(config->family, "rope_type")) config_plain_rope(config); // the default is an object
+    if (grows) config->rope_theta = HF_THETA; // in which Ministral's class has it
     if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters && !hides)
@@ -456,8 +459,6 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 #define HYBRID_INTERVAL         4    // full_attention_interval: every 4th layer has attention
 #define HF_WINDOW               4096 // sliding_window of Qwen and Gemma
 #define QWEN_FIRST_WINDOW_LAYER 28   // max_window_layers: layers from here on have a window
-#define GEMMA_WINDOW_PATTERN    6    // sliding_window_pattern: every 6th layer has none
-#define OLMO_WINDOW_PATTERN     4    // the same, not a key
 #define NO_ROPE_INTERVAL        4    // no_rope_layer_interval: every 4th layer has no rotary positions
 
 // Returns a whole number of config.json; absent: `otherwise`.
@@ -533,7 +534,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     const cJSON *types = json_get(root, "layer_types"),
                 *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
     const int has = family_has_key(family, "sliding_window"), qwen = has && !config->layer_types[0];
-    const int everywhere = family->same_windows, fixed = has && !everywhere && !family->norm_offset;
+    const int everywhere = family->same_windows;
     const int turned_off = qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"));
     size_t l, L = config->num_hidden_layers;
     if ((everywhere || qwen) && !turned_off && cJSON_IsNumber(window) && window->valuedouble == 0)
@@ -554,9 +555,8 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
         size_t first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
         for (l = 0; l < L; l++) config->layer_types[l] = l >= first ? 's' : 'f';
     } else if (has && !everywhere && !qwen) {
-        size_t pattern = !fixed              ? hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path)
-                         : family->last_full ? GEMMA_WINDOW_PATTERN
-                                             : OLMO_WINDOW_PATTERN;
+        size_t pattern = strlen(config->layer_types); // of the class: its last layer has none
+        if (family->norm_offset) pattern = hf_size(root, "sliding_window_pattern", pattern, path); // only Gemma's key
         if (!pattern) die("%s: sliding_window_pattern is 0", path);
         for (l = 0; l < L && l < LAYER_TYPES_MAX; l++) config->layer_types[l] = (l + 1) % pattern ? 's' : 'f';
         config->layer_types[l] = 0;

@@ -16,12 +16,11 @@ typedef struct {
 
 #define HF_SILU                                                                                                        \
     "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4|granite|qwen3_moe|qwen3_5_moe|"        \
-    "mixtral|glm4_"                                                                                                    \
-    "moe"
+    "mixtral|glm4_moe|gpt_oss"
 #define HF_GEMMA "gemma3|gemma4"
 #define HF_ROTATED                                                                                                     \
-    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral" // heads turn whole
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"                  // names of one function
+    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // heads turn whole
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -84,7 +83,7 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     static const char *const refuses[][2] = {{"use_cache", HF_SILU "|gpt2|" HF_GEMMA},
                                              {"use_sliding_window", "qwen2|qwen3"},
                                              {"max_window_layers", "qwen2|qwen3"},
-                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe"},
+                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|gpt_oss"},
                                              {"n_routed_experts", "glm4_moe"},
                                              {"n_shared_experts", "glm4_moe"},
                                              {"original_max_position_embeddings", "phi3"}};

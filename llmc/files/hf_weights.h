@@ -242,7 +242,7 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
 // Tells whether the files hold experts as tensors of their own.
 static int hf_is_split(const Model *model, const SafeTensors *list, const char *prefix) {
     char name[HF_NAME];
-    for (size_t i = 0; i < model->parameter_count; i++)
+    for (size_t i = 0; i < model->parameter_count && model->config.family->expert_names[0]; i++)
         if (model->parameters[i].experts)
             return !safetensors_find(list,
                                      hf_tensor_name(model->config.family, prefix, model->parameters[i].name, name));
@@ -383,7 +383,7 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
     cJSON *root = json_read_object(path, HF_CONFIG_MAX);
-    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules");
+    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules"); // of bitsandbytes
     const QuantFormat format = hf_config_quantised(root, path);
     QuantFormat *formats = NULL;
     if (format.type != QUANT_NONE)
@@ -391,7 +391,7 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
     for (size_t i = 0; formats && i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has it
-        if (hf_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
+        if (hf_quantises(model, p, format.type, head) && !hf_skips(skipped, p->name)) formats[i] = format;
     }
     cJSON_Delete(root);
     return formats;
@@ -405,7 +405,9 @@ static void hf_remark_quantised(WeightSource *source) {
             format = source->quant[i], count++;
         else
             experts += source->model.parameters[i].experts;
-    if (count && !*source->remark)
+    if (count && !*source->remark && format.type == QUANT_MXFP4)
+        snprintf(source->remark, sizeof(source->remark), "%zu stacks of experts are in 4 bits (mxfp4)", count);
+    else if (count && !*source->remark)
         snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s%s%s",
                  count, quant_type_names[format.type], format.nested ? ", double quantisation" : "",
                  dtype_name(format.rounding), experts ? "; experts are not: to quantise them, too, give --base " : "",
@@ -447,6 +449,7 @@ static void hf_open(WeightSource *source, const char *directory) {
             split ? hf_piece_name(family, prefix, p, 0, file_name) : hf_tensor_name(family, prefix, p->name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
+        if (!tensor && hf_take_mxfp4(source, i, &list, name)) continue;
         const char *quantiser = tensor ? NULL : hf_other_quantiser(&list, name);
         if (quantiser)
             die("%s: tensor %s is quantised by %s; only 4 bits of bitsandbytes are supported; take the original model "

@@ -309,12 +309,14 @@ static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
     write->elements += parameter_elements(p);
     for (int part = HF_CODES; part < HF_PARTS; part++) {
         HfTensor *t = &write->tensors[write->count];
-        uint64_t shape[2];
+        uint64_t shape[4];
         const size_t rank = hf_part_shape(&write->codes, i, (HfPart)part, shape, &t->dtype);
         if (!rank) continue;
         t->p = p, t->parameter = i, t->part = (HfPart)part;
-        t->bytes = shape[0] * (strcmp(t->dtype, "U8") ? sizeof(float) : 1);
-        snprintf(t->name, sizeof(t->name), "%s%s%s", name, hf_part_names[part],
+        t->bytes = strcmp(t->dtype, "U8") ? sizeof(float) : 1;
+        for (size_t k = 0; k < rank; k++) t->bytes *= shape[k];
+        snprintf(t->name, sizeof(t->name), "%s%s%s", name,
+                 (write->codes.type == QUANT_MXFP4 ? hf_mxfp4_names : hf_part_names)[part],
                  part == HF_STATE ? quant_type_names[write->codes.format[i].type] : "");
         write->count++;
     }
@@ -347,7 +349,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
     size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
-    write.split = 1;
+    write.split = family->expert_names[0] != NULL;
     for (size_t i = 0; i < count; i++) {
         const int fused = write.like && !source_is_in_pieces(write.like, i);
         if (!source->model.parameters[i].experts) continue;
@@ -394,7 +396,7 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
     for (; t < end; t++) {
         const SafeTensor *other = t->other;
         const char *dtype = t->dtype;
-        uint64_t shape[2];
+        uint64_t shape[4];
         if (other)
             safetensors_write_tensor(&writer, t->name, other->dtype, other->shape, other->rank, t->bytes);
         else if (t->part)
@@ -527,8 +529,13 @@ static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length)
     return length - (end - begin) + bytes;
 }
 
-// Sets quantization_config to the format written. Takes text; the caller frees the result.
+// Sets quantization_config to the format written; that of mxfp4 stays. Takes text; the caller frees the result.
 static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *length) {
+    size_t begin, end;
+    if (write->codes.type == QUANT_MXFP4 && json_value_span(text, *length, "quantization_config", &begin, &end)) {
+        const char *method = strstr(text + begin, "\"mxfp4\"");
+        if (method && method < text + end) return text;
+    }
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
     char *value = hf_quantisation_text(&write->codes);

@@ -58,7 +58,9 @@ static const char *shape_text(const uint64_t *shape, size_t rank) {
 // Sets a parameter's shape in files; returns the rank.
 static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
     if (p->experts) {
-        shape[0] = p->experts, shape[1] = p->rows / p->experts, shape[2] = p->cols;
+        shape[0] = p->experts;
+        shape[1] = p->transposed ? p->cols : p->rows / p->experts;
+        shape[2] = p->transposed ? p->rows / p->experts : p->cols;
         return 3;
     }
     if (p->file_rows) {

@@ -339,7 +339,7 @@ static Config config_defaults(const Family *family) {
 static void config_plain_rope(Config *config) {
     config->rope_type = ROPE_DEFAULT, config->original_max_position_embeddings = 0;
     config->factor = config->low_freq_factor = config->high_freq_factor = config->attention_factor = 0;
-    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0;
+    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0, config->truncate = 1;
 }
 
 // Returns the growth of queries with their position (Rotation in ops.h); 0: none

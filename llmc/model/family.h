@@ -419,6 +419,8 @@ static const Preset presets[] = {
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},
      "max_position_embeddings=65536"},
+    {"gpt-oss-20b", "openai/gpt-oss-20b", "gpt_oss", {0, 0, 24, 0, 0}, "num_experts=32,router_aux_loss_coef=0.9"},
+    {"gpt-oss-120b", "openai/gpt-oss-120b", "gpt_oss", {0}, "router_aux_loss_coef=0.9"},
     {"glm4.5-air", "zai-org/GLM-4.5-Air", "glm4_moe", {0}, GLM45},
     {"glm4.5", "zai-org/GLM-4.5", "glm4_moe", {5120, 12288, 92, 0, 0},
      GLM45 ",use_qk_norm=true,num_experts=160,moe_intermediate_size=1536,first_k_dense_replace=3,"

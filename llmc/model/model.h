@@ -26,9 +26,8 @@ typedef struct {
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
     size_t experts;    // 0: one matrix; else those of `experts` experts, [experts, rows / experts, cols]
-    int transposed;    // [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
-    size_t
-        file_rows; // not 0: files show their elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
+    int transposed;    // each matrix is [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
+    size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
     size_t joined, part; // joined > 0: files hold the matrices of so many layers as one tensor; this is number `part`
     int ones;            // initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;     // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
@@ -71,6 +70,18 @@ static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
 }
 
+// Elements [begin, begin + count) of one matrix of a stack, whose first element is number `first` of the parameter
+typedef struct {
+    size_t first, rows, begin, count;
+} MatrixPart;
+
+// Returns the part of elements [begin, begin + count) of a parameter that is in one matrix.
+static MatrixPart matrix_part(const Parameter *p, size_t begin, size_t count) {
+    const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols;
+    const MatrixPart part = {begin - begin % each, rows, begin % each, min_size(count, each - begin % each)};
+    return part;
+}
+
 // Counts the elements of a parameter's tensor in files, which may hold those of other layers, too.
 static size_t parameter_file_elements(const Parameter *p) {
     return parameter_elements(p) * (p->joined ? p->joined : 1);
@@ -91,7 +102,8 @@ static double model_active(const Model *model) {
     double sum = 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const double of = p->experts ? (double)model->config.num_experts_per_tok / (double)p->experts : 1;
+        const size_t E = max_size(p->experts, p->file_rows);
+        const double of = E ? (double)model->config.num_experts_per_tok / (double)E : 1;
         sum += of * (double)parameter_elements(p);
     }
     return sum;
@@ -194,10 +206,13 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
                  (int)(joined ? strcspn(prefix, ".") + 1 : strlen(prefix)), prefix, name);
         if (joined) parameter->joined = c->num_hidden_layers, parameter->part = layer;
         parameter->role = shape.role;
-        parameter->rows = shape.rows, parameter->cols = shape.cols, parameter->experts = shape.experts;
+        parameter->rows = shape.rows, parameter->cols = shape.cols;
         parameter->transposed =
             (shape.experts ? c->family->expert_columns : c->family->conv1d) && shape.role == ROLE_LINEAR && *prefix;
-        if (shape.role == ROLE_BIAS && shape.experts) parameter->file_rows = shape.experts;
+        if (shape.cols)
+            parameter->experts = shape.experts;
+        else
+            parameter->file_rows = shape.experts;
         parameter->ones =
             tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
         if (shape.cols) parameter->init_std = c->initializer_range;

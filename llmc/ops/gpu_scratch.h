@@ -12,7 +12,7 @@ enum {
     GPU_SORT_DIGITS = 256,
     GPU_SORT_TILE = 1024,
     GPU_COUNT_TOKENS = 64,
-    GPU_MOST_HEAD = 256,
+    GPU_MOST_HEAD = 512,
     GPU_FORWARD_WORKSPACE = 64 << 10, // bytes; cuDNN 9.19 asks for 256
     GPU_ROW_MULTIPLE = 8,
 #ifdef CUDA_ON_CPU

@@ -206,11 +206,17 @@ typedef struct {
     Arena arena[PLACES];        // regions alive at the peak
 } Plan;
 
-// Returns query-key pairs of a range of the batch's tokens, summed over the layers with attention.
-static double layers_pairs(const Config *c, const Batch *batch, Range range) {
-    const double full = (double)layers_of_kind(c, LAYER_FULL), windows = (double)layers_of_kind(c, LAYER_WINDOW);
-    return full * range_pairs(batch, range, 0) +
-           (windows > 0 ? windows * range_pairs(batch, range, c->sliding_window) : 0);
+// Returns the width of layer l's queries; 0: linear attention
+static size_t query_width(const Config *c, size_t l) {
+    return layer_is_linear(c, l) ? 0 : c->num_attention_heads * head_dim_of(c, layer_form(c, l));
+}
+
+// Returns query-key pairs of a range of the batch's tokens times the width of queries, summed over the layers.
+static double attention_elements(const Config *c, const Batch *batch, Range range) {
+    double width[LAYER_KINDS] = {0};
+    for (size_t l = 0; l < c->num_hidden_layers; l++) width[layer_kind(c, l)] += (double)query_width(c, l);
+    return width[LAYER_FULL] * range_pairs(batch, range, 0) +
+           (width[LAYER_WINDOW] > 0 ? width[LAYER_WINDOW] * range_pairs(batch, range, c->sliding_window) : 0);
 }
 
 // Returns FLOPs of the delta rule per token of one layer.
@@ -233,10 +239,11 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     }
     if (lora) adapters -= (double)(d.V * lora->outer[EMBEDDING].rank); // a token reads one row of A
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
-    if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C); // its dW
+    if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C);               // its dW
+    if (backward && lora && !lora->outer[EMBEDDING].rank) parameters -= (double)(d.L * d.P * d.C); // no dx of x_0
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
     return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
-           (backward ? 3 : 1) * 4 * (double)d.Q * layers_pairs(&model->config, batch, all);
+           (backward ? 3 : 1) * 4 * attention_elements(&model->config, batch, all);
 }
 
 // Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward for some chunks alone.
@@ -249,10 +256,15 @@ static double pass_model_flops(double (*count)(const Model *, const Lora *, cons
 
 // Whether no product of sizes in a plan exceeds size_t. --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
-    Shapes d = shapes_of(model);
-    const size_t experts = d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared;
-    const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL + experts;
-    return (double)N * (double)(d.L + 1) * (double)width * 8 < 4e18;
+    size_t most = 0;
+    for (unsigned form = 0; form < LAYER_FORMS; form++) {
+        const Shapes d = shapes_in(model, form);
+        const size_t experts =
+            d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared + 4 * d.C * (size_t)d.beside;
+        const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL + experts;
+        most = max_size(most, width + (d.P ? 2 * d.C + 5 * d.P : 0));
+    }
+    return (double)N * (double)(model->config.num_hidden_layers + 1) * (double)most * 8 < 4e18;
 }
 
 // Walks a run's passes over one micro-batch. last: the step's last one

@@ -26,7 +26,7 @@ static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weig
                                 const Stored *residual, size_t n, size_t C, size_t OC, size_t stride) {
     const bool apart = bias && sizeof(floatX) == 4; // as if cuBLASLt took no bias; in bf16 that rounds twice
     ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC, stride);
-    if (apart) bias_add(out, bias, n, OC, stride);
+    if (apart) bias_add((floatX *)out, bias, n, OC, stride);
 }
 static void cuda_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
                                        size_t OC, size_t stride, int accumulate) {
@@ -37,9 +37,10 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
     ops_cpu_device->linear_backward_weight(dweight, NULL, dout, x, n, C, OC, stride);
     if (dbias) bias_backward(dbias, dout, n, OC, stride);
 }
-static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
-                               int accumulate) {
-    ops_cpu_device->router_logits(logits, x, weight, n, C, E, accumulate);
+static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n,
+                               size_t C, size_t E, int accumulate) {
+    ops_cpu_device->router_logits(logits, x, weight, NULL, n, C, E, accumulate);
+    if (bias) bias_add((float *)logits, bias, n, E, E);
 }
 
 #ifdef HAVE_CUDNN

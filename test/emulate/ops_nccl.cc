@@ -24,9 +24,9 @@ static void launch(const char *op) {
 }
 
 #define LLMC_CUDA_BIAS_CUH // kernels, too
-static void bias_add(Stored *out, const Stored *bias, size_t n, size_t OC, size_t stride) {
+static void bias_add(float *out, const Stored *bias, size_t n, size_t OC, size_t stride) {
     launch("bias_add");
-    for (size_t i = 0; i < n * OC; i++) ((float *)out)[i / OC * stride + i % OC] += ((const float *)bias)[i % OC];
+    for (size_t i = 0; i < n * OC; i++) out[i / OC * stride + i % OC] += ((const float *)bias)[i % OC];
 }
 static void bias_backward(Summed *dbias, const Stored *dout, size_t n, size_t OC, size_t stride) {
     launch("bias_backward");

@@ -21,14 +21,14 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GraniteConfig,
-                          LlamaConfig,
-                          Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config,
-                          Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
-                          SmolLM3Config)
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
+                          GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
+                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
+                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextRouter
 from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -266,6 +266,14 @@ GLM4_MOE = Glm4MoeConfig(vocab_size=104, hidden_size=32, intermediate_size=44, n
                          rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
                          **NO_SPECIAL_TOKENS)
 
+# Sinks, biases everywhere, windows of 6 in the outer layers, experts narrower than the hidden size, most values beyond
+# the clamps.
+GPT_OSS = GptOssConfig(vocab_size=106, hidden_size=32, intermediate_size=20, num_hidden_layers=3, num_attention_heads=6,
+                       num_key_value_heads=2, head_dim=12, max_position_embeddings=128, num_local_experts=5,
+                       num_experts_per_tok=2, sliding_window=6, swiglu_alpha=1.5, swiglu_limit=0.8,
+                       rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                            truncate=False, original_max_position_embeddings=16), **NO_SPECIAL_TOKENS)
+
 
 def gemma4(layer_types, **keys):
     """Layers by letter, s and f: a window, and full attention with heads twice as wide. A cap that bends the logits."""
@@ -341,6 +349,7 @@ CASES = [
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
+    Case("gpt_oss", GPT_OSS, seed=0, pad=12),
     Case("gemma4", GEMMA4, seed=0, pad=30),
     Case("gemma4-moe", GEMMA4_MOE, seed=0),
     Case("gemma4-e", GEMMA4_E, seed=0, pad=30),
@@ -377,11 +386,11 @@ def random_model(case):
                 value = 1.2 * noise - 2.2  # states that last for a few tokens to a hundred
             elif "conv1d" in name:
                 value = 0.5 * noise
-            elif parameter.ndim == 1:
+            elif parameter.ndim == 1 and not name.endswith("sinks"):
                 value = 0.1 * noise
             elif is_embedding:
                 value = 0.2 * noise
-            elif name.endswith("mlp.gate.weight"):
+            elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "sinks")):
                 value = 0.3 * noise
             else:
                 value = 0.15 * noise
@@ -524,7 +533,7 @@ def rmsnorm_in_the_models_dtype():
                Glm4MoeTopkRouter, Gemma4RMSNorm, Gemma4TextRouter)
     plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
              SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm, Qwen3MoeRMSNorm, MixtralRMSNorm,
-             Glm4MoeRMSNorm, GraniteRMSNorm)
+             Glm4MoeRMSNorm, GraniteRMSNorm, GptOssRMSNorm)
     forwards = {c: forward for c in plain} | {c: without_casts(c) for c in casting} | {
                 c: forward_gemma for c in (Gemma3RMSNorm, Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm)}
     originals = {c: c.forward for c in forwards}
@@ -538,8 +547,10 @@ def rmsnorm_in_the_models_dtype():
 
 
 def load_model(folder, dtype, attention):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention,
-                                                 experts_implementation="eager")
+    """gpt_oss, whose attention has sinks, has no "sdpa", but its eager one casts nothing."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager",
+                                                 attn_implementation="eager" if config.model_type == "gpt_oss" else attention)
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
             module.to(dtype)  # glm4_moe keeps its routers in fp32

@@ -205,6 +205,20 @@ TEST(attention_parts_sharp_scores) {
     }
 }
 
+// Heads above 256, whole and padded, have kernels of their own on a GPU: whole, in parts, with windows and gaps.
+TEST(attention_wide_heads) {
+    static const size_t lengths[] = {5, 100, 30}, windows[] = {0, 20, 70};
+    static const Heads shapes[] = {{4, 1, 512}, {2, 2, 300}, {2, 1, 512}};
+    for (size_t w = 0; w < COUNT_OF(windows); w++) {
+        case_window = windows[w];
+        attention_chunk_case(lengths, 3, 60, 120, shapes[w], 1.0, 1.0);
+        chunk_in_parts(lengths, 3, 40, 80, shapes[(w + 1) % 3], 3, 1.0, 1.0);
+        attention_gaps_case(3, 1 + 20 * w, 60, shapes[(w + 2) % 3]);
+    }
+    case_window = 0;
+    attention_chunk_case(lengths, 2, 80, 105, shapes[2], 8.0, 60.0);
+}
+
 #ifndef CUDA_ON_CPU // emulated kernels ignore the CPU's threads
 TEST(attention_parts_with_any_threads) {
     static const int threads[] = {1, 3, 5, 16, 40};

@@ -4,6 +4,7 @@ the program, an empty folder.
 """
 import json
 import os
+import shutil
 
 from checks import GOLDEN, WORK, check, close, train
 from hybrid_trials import trials
@@ -13,6 +14,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Mistral3Config,
                           Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig)
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -210,6 +212,26 @@ def grown(name, source=None):
             check(f"{out}: added rows of {key}", torch.allclose(value[rows:], mean, rtol=1e-6, atol=1e-9))
 
 
+def mxfp4():
+    """gpt-oss's experts, decoded by `convert` as transformers does it: every scale that gives finite values."""
+    source, changed = f"{GOLDEN}/gpt_oss-mxfp4", f"{WORK}/mxfp4-scales"
+    convert("--model", source, "--out", f"{WORK}/mxfp4-decoded")
+    compare("mxfp4, decoded", source, f"{WORK}/mxfp4-decoded")
+    tensors = load_file(f"{source}/model.safetensors")
+    for k, t in tensors.items():
+        if k.endswith("_scales"):
+            tensors[k] = (torch.arange(t.numel()) % 253).to(torch.uint8).reshape(t.shape)
+    shutil.copytree(source, changed)
+    save_file(tensors, f"{changed}/model.safetensors", metadata={"format": "pt"})
+    convert("--model", changed, "--out", f"{changed}-decoded")
+    ours = load_file(f"{changed}-decoded/model.safetensors")
+    for k, t in tensors.items():
+        if k.endswith("_blocks"):
+            theirs = convert_moe_packed_tensors(t, tensors[k.replace("_blocks", "_scales")])
+            ours_k = ours[k.removesuffix("_blocks")]
+            check(f"mxfp4, every scale: {k}", torch.equal(ours_k.view(torch.int16), theirs.view(torch.int16)))
+
+
 LIKE_OTHERS = () if os.environ.get("ALL_CASES") else (
     "qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
 names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/reference.safetensors") and d not in LIKE_OTHERS)
@@ -225,6 +247,7 @@ scaled("mistral", "linear,factor=2.5", {"rope_type": "linear", "factor": 2.5, "r
 for tied in (True, False):
     hybrid = composite(tied)
 grown("qwen3_5-hub", hybrid)
+mxfp4()
 for name in ("llama", "llama-tied", "gpt2", "glm4_moe"):
     grown(name)
 TEXT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

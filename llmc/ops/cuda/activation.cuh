@@ -1,6 +1,7 @@
 /*
-SwiGLU, GELU and GeGLU of op set "cuda", forward and backward, in the formulas of llmc/ops/cpu/activation.h: all by the
-logistic function, so that the far negative side keeps its digits. A thread takes a pack of 16 bytes of each tensor.
+SwiGLU, GELU, GeGLU and the clamped SwiGLU of op set "cuda", forward and backward, in the formulas of
+llmc/ops/cpu/activation.h: all by the logistic function, so that the far negative side keeps its digits. A thread takes
+a pack of 16 bytes of each tensor, the clamped one two neighbouring packs of gates and ups in turn.
 Bytes moved per element of out: a gated one 3 s forward, 5 s backward; gelu 2 s and 3 s.
 */
 #ifndef LLMC_CUDA_ACTIVATION_CUH
@@ -13,6 +14,49 @@ __device__ inline float sigmoid(float z, float *one_minus) {
     const float e = fast_exp2(-LOG2_E * fabsf(z)), large = fast_reciprocal(1.0f + e), small = e * large;
     *one_minus = z >= 0.0f ? small : large;
     return z >= 0.0f ? large : small;
+}
+
+// ---- clamped: out = g s(alpha g) (u + 1), g = min(gate, limit), u = min(max(up, -limit), limit) ----------------------
+struct Clamp {
+    float alpha, limit;
+};
+__device__ inline float clamped_gate(float x, Clamp clamp) { return x > clamp.limit ? clamp.limit : x; } // NaN stays
+__device__ inline float clamped_up(float x, Clamp clamp) {
+    return x < -clamp.limit ? -clamp.limit : clamped_gate(x, clamp);
+}
+
+template <int W>
+__global__ void clamped_forward_kernel(floatX *out, const floatX *in, size_t n, size_t FF, Clamp clamp) {
+    FOR_EACH_ROW(t, c, W, n, FF) {
+        Pack<floatX, W> both[2], result;
+        for (int i = 0; i < 2; i++) both[i] = pack_read<W>(in + 2 * (t * FF + c) + i * W);
+        for (int j = 0; j < W; j++) {
+            float one_minus_s;
+            const float g = clamped_gate(load(both[2 * j / W].x[2 * j % W]), clamp);
+            const float u = clamped_up(load(both[(2 * j + 1) / W].x[(2 * j + 1) % W]), clamp);
+            result.x[j] = store(g * sigmoid(clamp.alpha * g, &one_minus_s) * (u + 1.0f));
+        }
+        pack_write(out + t * FF + c, result);
+    }
+}
+
+template <int W>
+__global__ void clamped_backward_kernel(floatX *din, const floatX *dout, const floatX *in, size_t n, size_t FF,
+                                        Clamp clamp) {
+    FOR_EACH_ROW(t, c, W, n, FF) {
+        const Pack<floatX, W> gradient = pack_read<W>(dout + t * FF + c);
+        Pack<floatX, W> both[2];
+        for (int i = 0; i < 2; i++) both[i] = pack_read<W>(in + 2 * (t * FF + c) + i * W);
+        for (int j = 0; j < W; j++) {
+            floatX *const gate = &both[2 * j / W].x[2 * j % W], *const up = &both[(2 * j + 1) / W].x[(2 * j + 1) % W];
+            const float g = clamped_gate(load(*gate), clamp), u = clamped_up(load(*up), clamp), d = load(gradient.x[j]);
+            float one_minus_s;
+            const float s = sigmoid(clamp.alpha * g, &one_minus_s);
+            *gate = store(g == load(*gate) ? d * (u + 1.0f) * s * (1.0f + clamp.alpha * g * one_minus_s) : 0.0f);
+            *up = store(u == load(*up) ? d * g * s : 0.0f);
+        }
+        for (int i = 0; i < 2; i++) pack_write(din + 2 * (t * FF + c) + i * W, both[i]);
+    }
 }
 
 // ---- out = silu(gate) * up, or gelu(gate) * up, or gelu(in) without `up` --------------------------------------------
@@ -53,31 +97,49 @@ __global__ void activation_backward_kernel(floatX *din, const floatX *dout, cons
     }
 }
 
-// Calls launch(W, KIND, rows, columns of out); GELU: all in one row.
+// Calls launch(W, KIND, rows, columns of out, their grid, its threads); GELU: all in one row.
 template <typename F> static void with_activation(ActivationKind kind, size_t n, size_t FF, bool aligned, F launch) {
     const size_t rows = kind == ACTIVATION_GELU ? 1 : n, columns = n * FF / rows;
     with_width<floatX>(columns % full_pack<floatX> == 0 && aligned, [&](auto W) {
+        const auto run = [&](auto KIND) {
+            launch(W, KIND, rows, columns, rows_grid(rows, columns / W), rows_threads(columns / W));
+        };
         switch (kind) {
-        case ACTIVATION_SWIGLU: launch(W, Width<ACTIVATION_SWIGLU>(), rows, columns); break;
-        case ACTIVATION_GEGLU: launch(W, Width<ACTIVATION_GEGLU>(), rows, columns); break;
-        case ACTIVATION_GELU: launch(W, Width<ACTIVATION_GELU>(), rows, columns);
+        case ACTIVATION_SWIGLU: run(Width<ACTIVATION_SWIGLU>()); break;
+        case ACTIVATION_GEGLU: run(Width<ACTIVATION_GEGLU>()); break;
+        case ACTIVATION_GELU: run(Width<ACTIVATION_GELU>()); break;
+        case ACTIVATION_CLAMPED: run(Width<ACTIVATION_CLAMPED>());
         }
     });
 }
 
-static void cuda_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
-    with_activation(kind, n, FF, all_aligned(out, in), [&](auto W, auto KIND, size_t rows, size_t columns) {
-        LAUNCH((activation_forward_kernel<W, KIND>), rows_grid(rows, columns / W), rows_threads(columns / W), 0)
-        ((floatX *)out, (const floatX *)in, rows, columns);
-    });
+static void cuda_activation_forward(Stored *out, const Stored *in, Activation activation, size_t n, size_t FF) {
+    const Clamp clamp = {(float)activation.alpha, (float)activation.limit};
+    with_activation(activation.kind, n, FF, all_aligned(out, in),
+                    [&](auto W, auto KIND, size_t rows, size_t columns, dim3 grid, dim3 threads) {
+                        if constexpr (KIND == ACTIVATION_CLAMPED) {
+                            LAUNCH((clamped_forward_kernel<W>), grid, threads, 0)
+                            ((floatX *)out, (const floatX *)in, rows, columns, clamp);
+                        } else {
+                            LAUNCH((activation_forward_kernel<W, KIND>), grid, threads, 0)
+                            ((floatX *)out, (const floatX *)in, rows, columns);
+                        }
+                    });
 }
 
-static void cuda_activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+static void cuda_activation_backward(Stored *din, const Stored *dout, const Stored *in, Activation activation, size_t n,
                                      size_t FF) {
-    with_activation(kind, n, FF, all_aligned(din, dout, in), [&](auto W, auto KIND, size_t rows, size_t columns) {
-        LAUNCH((activation_backward_kernel<W, KIND>), rows_grid(rows, columns / W), rows_threads(columns / W), 0)
-        ((floatX *)din, (const floatX *)dout, (const floatX *)in, rows, columns);
-    });
+    const Clamp clamp = {(float)activation.alpha, (float)activation.limit};
+    with_activation(activation.kind, n, FF, all_aligned(din, dout, in),
+                    [&](auto W, auto KIND, size_t rows, size_t columns, dim3 grid, dim3 threads) {
+                        if constexpr (KIND == ACTIVATION_CLAMPED) {
+                            LAUNCH((clamped_backward_kernel<W>), grid, threads, 0)
+                            ((floatX *)din, (const floatX *)dout, (const floatX *)in, rows, columns, clamp);
+                        } else {
+                            LAUNCH((activation_backward_kernel<W, KIND>), grid, threads, 0)
+                            ((floatX *)din, (const floatX *)dout, (const floatX *)in, rows, columns);
+                        }
+                    });
 }
 
 #endif

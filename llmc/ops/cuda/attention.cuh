@@ -10,23 +10,9 @@ atomics. Head sizes are padded with zeros to the next of HEAD_SIZES.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
-#include "attention_tiles.cuh"
-
-constexpr float LN_2 = 0.6931471805599453f;
-
-// Elements of out and dq: rounded, or sums over ranges of keys (their kernels need more registers)
-template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
+#include "attention_wide.cuh"
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// Backward needs the last digits of a row's output, a sum over keys. The fp32 build sets the sum over FOLD_KEYS keys
-// aside, as op set "cpu" does, so that no step has many terms. In bf16, rounding the weights costs more than this would
-// save. Registers are few, so the sum waits in `out`, which is fp32 in that build.
-constexpr bool FOLDS = sizeof(floatX) == 4;
-constexpr unsigned FOLD_KEYS = 2048;
-
-// For the same reason weights are summed in double, tile by tile; the bf16 build spares the few units for double.
-using WeightSum = std::conditional_t<FOLDS, double, float>;
-
 // accumulate: starts from out and lse, those of other keys. RANGE: a query may see no key, or keys that end before it
 template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false, bool RANGE = SUMS>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
@@ -73,30 +59,8 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         if (!sees(sight, key, KEYS, blocks.window)) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
         hide<KEYS, RANGE>(s, sight, key, lane / 4, blocks.window);
-#pragma unroll
-        for (int i = 0; i < 2; i++) { // the lane's two rows
-            float top = -INFINITY, tile_sum = 0.0f;
-#pragma unroll
-            for (unsigned j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-            top = fmaxf(largest[i], quad_max(top) * scale);
-            if (((RANGE && sight.first < 0) || has_far(sight, key, blocks.window)) &&
-                top == -INFINITY) { // the row has seen no key yet
-                shrink[i] = 1.0f;
-#pragma unroll
-                for (unsigned j = 0; j < KEYS / 8; j++) s[j][2 * i] = s[j][2 * i + 1] = 0.0f;
-                continue;
-            }
-            shrink[i] = exp2f(largest[i] - top);
-            largest[i] = top;
-#pragma unroll
-            for (unsigned j = 0; j < KEYS / 8; j++)
-#pragma unroll
-                for (int e = 2 * i; e < 2 * i + 2; e++) {
-                    s[j][e] = exp2f(fmaf(s[j][e], scale, -top));
-                    tile_sum += s[j][e];
-                }
-            sum[i] = sum[i] * shrink[i] + tile_sum;
-        }
+        weights_of<KEYS>(s, scale, largest, sum, shrink,
+                         (RANGE && sight.first < 0) || has_far(sight, key, blocks.window));
         if (shrink[0] != 1.0f || shrink[1] != 1.0f) // new largest scores become rare
 #pragma unroll
             for (int d = 0; d < HD / 8; d++)
@@ -210,11 +174,6 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
 // take HD registers. Above 128 two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
 template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
 
-// Returns the padding after a row of a tile: it holds lse for a row of q, delta for a row of dout.
-template <int HD> __device__ inline float *beside_row(const floatX *tile, unsigned row) {
-    return (float *)(tile + row * tile_stride<HD> + HD);
-}
-
 template <int HD, Tiles T = BACKWARD_TILES<HD>>
 __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     attention_dkv_kernel(float *dk, float *dv, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
@@ -300,7 +259,7 @@ template <size_t SIZE, size_t... LARGER, typename F> static void with_head_size(
         if (HD > SIZE) return with_head_size<LARGER...>(HD, launch);
     launch(Width<SIZE>());
 }
-#define HEAD_SIZES 32, 64, 96, 128, MOST_HEAD_SIZE
+#define HEAD_SIZES 32, 64, 96, 128, 256, MOST_HEAD_SIZE
 
 template <typename... Pointers> static HeadShape head_shape(const AttentionShape *shape, Pointers... pointers) {
     const size_t HD = shape->HD;
@@ -312,16 +271,29 @@ template <typename... Pointers> static HeadShape head_shape(const AttentionShape
 static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                    const AttentionShape *call, Summed *) {
     const HeadShape shape = head_shape(call, q, k, v);
-    const auto run = [&](auto SUMS, auto RANGE, auto PADDED) {
-        constexpr Tiles T = FORWARD_TILES<PADDED>;
-        static_assert(T.held);
+    const auto launch = [&](auto SUMS, unsigned rows, auto start) {
         SpanBlocks blocks;
         for (size_t from = 0; from < call->spans.count;) {
-            from = span_blocks(&blocks, call->spans, call->keys, from, T.held, false);
-            LAUNCH((attention_forward_kernel<PADDED, T, SUMS, RANGE>),
-                   dim3(blocks.first[blocks.count], (unsigned)shape.NH), block_threads<T>, (tiles_bytes<PADDED>(T, 1)))
-            ((Result<SUMS> *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape,
-             call->accumulate != 0);
+            from = span_blocks(&blocks, call->spans, call->keys, from, rows, false);
+            start(dim3(blocks.first[blocks.count], (unsigned)shape.NH))(
+                (Result<SUMS> *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks,
+                shape, call->accumulate != 0);
+        }
+    };
+    const auto run = [&](auto SUMS, auto RANGE, auto PADDED) {
+        if constexpr (PADDED > 256) {
+            constexpr WideTiles T = WIDE_FORWARD<PADDED>;
+            launch(SUMS, wide_rows<T>, [&](dim3 grid) {
+                return LAUNCH((attention_wide_kernel<PADDED, T, SUMS, RANGE>), grid, WIDE_THREADS,
+                              (wide_bytes<PADDED, T>(1)));
+            });
+        } else {
+            constexpr Tiles T = FORWARD_TILES<PADDED>;
+            static_assert(T.held);
+            launch(SUMS, T.held, [&](dim3 grid) {
+                return LAUNCH((attention_forward_kernel<PADDED, T, SUMS, RANGE>), grid, block_threads<T>,
+                              (tiles_bytes<PADDED>(T, 1)));
+            });
         }
     };
     with_head_size<HEAD_SIZES>(shape.HD, [&](auto HD) {
@@ -343,23 +315,46 @@ static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stor
     if (!rows) return;
     LAUNCH((attention_delta_kernel), dim3((unsigned)blocks_for(rows, DELTA_THREADS / LANES)), DELTA_THREADS, 0)
     (delta + first, (const floatX *)dout + first * HD, (const floatX *)out + first * HD, rows, HD);
-    const auto run = [&](auto SUMS, auto PADDED) {
-        constexpr Tiles T = BACKWARD_TILES<PADDED>;
-        static_assert(T.held);
-        const size_t bytes = tiles_bytes<PADDED>(T, 2);
+    const auto launch = [&](auto SUMS, unsigned rows, unsigned key_rows, auto start_dq, auto start_dkv) {
         SpanBlocks blocks;
         for (size_t from = 0, next; from < spans.count; from = next) {
-            next = span_blocks(&blocks, spans, call->keys, from, T.held, false);
-            LAUNCH((attention_dq_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)NH),
-                   block_threads<T>, bytes)
-            ((Result<SUMS> *)dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
-             (const float *)lse, delta, blocks, shape, call->accumulate != 0);
-            span_blocks(&blocks, spans, call->keys, from, T.held, true);
+            next = span_blocks(&blocks, spans, call->keys, from, rows, false);
+            start_dq(dim3(blocks.first[blocks.count], (unsigned)NH))(
+                (Result<SUMS> *)dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
+                (const float *)lse, delta, blocks, shape, call->accumulate != 0);
+            span_blocks(&blocks, spans, call->keys, from, key_rows, true);
             if (!blocks.first[blocks.count]) continue; // no query sees a key of the range
-            LAUNCH((attention_dkv_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)shape.NKV),
-                   block_threads<T> * OWNERS<PADDED>, bytes)
-            ((float *)dk, (float *)dv, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
-             (const float *)lse, delta, blocks, shape);
+            start_dkv(dim3(blocks.first[blocks.count], (unsigned)shape.NKV))(
+                (float *)dk, (float *)dv, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
+                (const float *)lse, delta, blocks, shape);
+        }
+    };
+    const auto run = [&](auto SUMS, auto PADDED) {
+        if constexpr (PADDED > 256) {
+            constexpr WideTiles T = WIDE_DQ<PADDED>, OF_KEYS = WIDE_DKV<PADDED>;
+            launch(
+                SUMS, wide_rows<T>, wide_rows<OF_KEYS> / 2,
+                [&](dim3 grid) {
+                    return LAUNCH((attention_wide_dq_kernel<PADDED, T, SUMS>), grid, WIDE_THREADS,
+                                  (wide_bytes<PADDED, T>(2)));
+                },
+                [&](dim3 grid) {
+                    return LAUNCH((attention_wide_dkv_kernel<PADDED, OF_KEYS>), grid, WIDE_THREADS,
+                                  (wide_bytes<PADDED, OF_KEYS>(1)));
+                });
+        } else {
+            constexpr Tiles T = BACKWARD_TILES<PADDED>;
+            static_assert(T.held);
+            launch(
+                SUMS, T.held, T.held,
+                [&](dim3 grid) {
+                    return LAUNCH((attention_dq_kernel<PADDED, T, SUMS>), grid, block_threads<T>,
+                                  (tiles_bytes<PADDED>(T, 2)));
+                },
+                [&](dim3 grid) {
+                    return LAUNCH((attention_dkv_kernel<PADDED>), grid, block_threads<T> * OWNERS<PADDED>,
+                                  (tiles_bytes<PADDED>(T, 2)));
+                });
         }
     };
     with_flag(call->partial,

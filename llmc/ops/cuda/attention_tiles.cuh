@@ -104,6 +104,11 @@ template <int HD> constexpr Tiles tiles_that_fit(unsigned own_tensors) {
 template <int HD> constexpr Tiles FORWARD_TILES = tiles_that_fit<HD>(1);
 template <int HD> constexpr Tiles BACKWARD_TILES = tiles_that_fit<HD>(2);
 
+// Returns the padding after a row of a tile: it holds lse for a row of q, delta for a row of dout.
+template <int HD> __device__ inline float *beside_row(const floatX *tile, unsigned row) {
+    return (float *)(tile + row * tile_stride<HD> + HD);
+}
+
 struct HeadRows {
     size_t heads, head, HD; // x[row][head][HD]
     bool packed;            // rows are whole packs
@@ -168,12 +173,13 @@ __device__ inline void product_of_rows(float (*c)[4], const floatX *a, unsigned 
     }
 }
 
-// c[16 rows][HD] += w[rows, N] b[N, HD], w in registers, a result's layout
-template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4], float (*w)[4], const floatX *b) {
+// c[16 rows][COLUMNS] += w[rows, N] b[N, COLUMNS], w in registers, a result's layout
+template <int HD, int N, int COLUMNS = HD>
+__device__ inline void product_with_rows(float (*c)[4], float (*w)[4], const floatX *b) {
 #pragma unroll
     for (int j = 0; j < N; j += 16) {
         const OperandA left = operand_of(w[j / 8], w[j / 8 + 1]);
-        mma_columns<HD>(c, left, [&](int d) { return load_b_rows(b, tile_stride<HD>, j, d); });
+        mma_columns<COLUMNS>(c, left, [&](int d) { return load_b_rows(b, tile_stride<HD>, j, d); });
     }
 }
 
@@ -250,6 +256,51 @@ template <typename T> __device__ inline T quad_sum(T x) {
 __device__ inline float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+// ---- results and softmax ---------------------------------------------------------------------------------------------
+constexpr float LN_2 = 0.6931471805599453f;
+
+// Elements of out and dq: rounded, or sums over ranges of keys (their kernels need more registers)
+template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
+
+// Backward needs the last digits of a row's output, a sum over keys. The fp32 build sets the sum over FOLD_KEYS keys
+// aside, as op set "cpu" does, so that no step has many terms. In bf16, rounding the weights costs more than this would
+// save. Registers are few, so the sum waits in `out`, which is fp32 in that build.
+constexpr bool FOLDS = sizeof(floatX) == 4;
+constexpr unsigned FOLD_KEYS = 2048;
+
+// For the same reason weights are summed in double, tile by tile; the bf16 build spares the few units for double.
+using WeightSum = std::conditional_t<FOLDS, double, float>;
+
+// Makes weights of a tile's scores, of the lane's two rows: exp2(s scale - largest). shrink: of what was summed before.
+// may_begin: a row may have seen no key yet
+template <int KEYS>
+__device__ inline void weights_of(float (*s)[4], float scale, float (&largest)[2], WeightSum (&sum)[2],
+                                  float (&shrink)[2], bool may_begin) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float top = -INFINITY, tile_sum = 0.0f;
+#pragma unroll
+        for (unsigned j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+        top = fmaxf(largest[i], quad_max(top) * scale);
+        if (may_begin && top == -INFINITY) {
+            shrink[i] = 1.0f;
+#pragma unroll
+            for (unsigned j = 0; j < KEYS / 8; j++) s[j][2 * i] = s[j][2 * i + 1] = 0.0f;
+            continue;
+        }
+        shrink[i] = exp2f(largest[i] - top);
+        largest[i] = top;
+#pragma unroll
+        for (unsigned j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int e = 2 * i; e < 2 * i + 2; e++) {
+                s[j][e] = exp2f(fmaf(s[j][e], scale, -top));
+                tile_sum += s[j][e];
+            }
+        sum[i] = sum[i] * shrink[i] + tile_sum;
+    }
 }
 
 struct HeadShape {

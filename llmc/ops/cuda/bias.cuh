@@ -36,17 +36,17 @@ template <typename T> __global__ void column_sums_kernel(float *sums, const T *x
     sums[column] += sum;
 }
 
-__global__ void bias_add_kernel(floatX *out, const floatX *bias, size_t n, size_t OC, size_t stride) {
+template <typename T> __global__ void bias_add_kernel(T *out, const floatX *bias, size_t n, size_t OC, size_t stride) {
     FOR_EACH_PACK(i, n * OC) {
-        floatX *const to = out + i / OC * stride + i % OC;
-        *to = store(load(*to) + load(bias[i % OC]));
+        T *const to = out + i / OC * stride + i % OC;
+        set_value(to, load(*to) + load(bias[i % OC]));
     }
 }
 } // namespace
 
 // out[n,OC] += bias[OC]
-static void bias_add(Stored *out, const Stored *bias, size_t n, size_t OC, size_t stride) {
-    LAUNCH((bias_add_kernel), loop_grid(n * OC), LOOP_THREADS, 0)((floatX *)out, (const floatX *)bias, n, OC, stride);
+template <typename T> static void bias_add(T *out, const Stored *bias, size_t n, size_t OC, size_t stride) {
+    LAUNCH((bias_add_kernel<T>), loop_grid(n * OC), LOOP_THREADS, 0)(out, (const floatX *)bias, n, OC, stride);
 }
 
 // sums[C] += column sums of x[n,C], stride elements from row to row

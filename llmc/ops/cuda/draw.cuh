@@ -48,6 +48,13 @@ __device__ inline double weight_exp(double x) {
     return x > -708.0 ? p * power : 0.0;
 }
 
+// Returns cap tanh(x / cap) in double; cap 0: x.
+__device__ inline double soft_capped(double x, double cap) {
+    if (cap == 0) return x;
+    const double e = weight_exp(-2 * fabs(x) / cap);
+    return copysign(cap * ((1 - e) / (1 + e)), x);
+}
+
 // Calls f(logit, id) for this thread's tokens among ids [begin, end) of a row.
 template <typename F> __device__ inline void for_tokens(const floatX *row, uint32_t begin, uint32_t end, F f) {
     constexpr unsigned W = full_pack<floatX>, BATCH = 2; // packs that are read at once
@@ -154,8 +161,8 @@ __global__ void __launch_bounds__(DRAW_THREADS)
         if (threadIdx.x == 0) token[blockIdx.x] = s.temperature == 0 && top >> 32 != NOT_FINITE ? id : -1 - id;
         return;
     }
-    const double largest = (double)value_of((uint32_t)(top >> 32));
-    const auto mass = [=](float logit) { return weight_exp(((double)logit - largest) * inverse); };
+    const double largest = soft_capped((double)value_of((uint32_t)(top >> 32)), s.cap);
+    const auto mass = [=](float logit) { return weight_exp((soft_capped((double)logit, s.cap) - largest) * inverse); };
     const auto mass_of_key = [=](uint32_t key) { return mass(value_of(key)); };
     unsigned id_bits = 1;
     while ((V - 1) >> id_bits) id_bits++;

@@ -184,7 +184,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
     KeptMatmul *kept = matmul_of(&p, bias);
     if (!kept->possible && bias) { // not with this bias: it is added after the product is rounded
         multiply(p, out, a, b, NULL, in);
-        bias_add((Stored *)out, (const Stored *)bias, p.n, p.m, p.stride_out);
+        bias_add((floatX *)out, (const Stored *)bias, p.n, p.m, p.stride_out);
         return;
     }
     if (!kept->possible)
@@ -241,9 +241,10 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
     if (dbias) bias_backward(dbias, dout, n, OC, stride);
 }
 
-static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, size_t n, size_t C, size_t E,
-                               int accumulate) {
+static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n,
+                               size_t C, size_t E, int accumulate) {
     matmul(matmul_shape(E, n, C, 1, 0, 1), logits, weight, x, NULL, accumulate ? logits : NULL);
+    if (bias) bias_add((float *)logits, bias, n, E, E);
 }
 
 #endif

@@ -61,13 +61,25 @@ template <bool BACKWARDS, typename F> __device__ inline void for_row(RowCut cut,
     for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) f(Width<1>(), single_of(cut, i));
 }
 
-template <bool WEIGHTED>
-__device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, size_t target, float inverse_temperature) {
+// The soft cap of logits
+template <bool CAPPED> struct SoftCap { float cap, inverse; };
+template <bool CAPPED> __device__ inline float capped(float x, SoftCap<CAPPED> c) {
+    return CAPPED ? c.cap * tanhf(x * c.inverse) : x;
+}
+// Returns 1 - tanh(x / cap)^2 without cancellation.
+template <bool CAPPED> __device__ inline float cap_slope(float x, SoftCap<CAPPED> c) {
+    const float e = expf(-2.0f * fabsf(x * c.inverse)), half = 1.0f / (1.0f + e);
+    return CAPPED ? 4.0f * e * half * half : 1.0f;
+}
+
+template <bool WEIGHTED, bool CAPPED>
+__device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, size_t target, SoftCap<CAPPED> cap,
+                                                float inverse_temperature) {
     Exponentials e = {-FLT_MAX, 0.0, 0.0};
     for_row<false>(cut, [&]<int W>(Width<W>, size_t first) {
         const Pack<floatX, W> pack = pack_read<W>(x + first);
         float value[W];
-        for (int j = 0; j < W; j++) value[j] = load(pack.x[j]);
+        for (int j = 0; j < W; j++) value[j] = capped(load(pack.x[j]), cap);
         if (target - first < W) // asked once a pack
             for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : value[j];
         see<WEIGHTED>(&e, value, W, inverse_temperature);
@@ -75,12 +87,17 @@ __device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, siz
     return e;
 }
 
-// x = scale * exp((x - top) / temperature), but `gradient` at the target. Backwards: the row's end was read last.
+// x = scale * exp((x - top) / temperature), of capped x times the cap's slope, but `gradient` at the target. Backwards:
+// the row's end was read last.
+template <bool CAPPED>
 __device__ inline void row_gradient(floatX *x, RowCut cut, size_t target, float top, float scale, float gradient,
-                                    float inverse_temperature) {
+                                    SoftCap<CAPPED> cap, float inverse_temperature) {
     for_row<true>(cut, [&]<int W>(Width<W>, size_t first) {
         Pack<floatX, W> pack = pack_read<W>(x + first);
-        for (int j = 0; j < W; j++) pack.x[j] = store(scale * expf((load(pack.x[j]) - top) * inverse_temperature));
+        for (int j = 0; j < W; j++) {
+            const float logit = load(pack.x[j]), p = expf((capped(logit, cap) - top) * inverse_temperature);
+            pack.x[j] = store(scale * p * cap_slope(logit, cap));
+        }
         if (target - first < W)
             for (int j = 0; j < W; j++) pack.x[j] = first + j == target ? store(gradient) : pack.x[j];
         pack_write(x + first, pack);
@@ -95,10 +112,10 @@ __device__ inline void row_zero(floatX *x, RowCut cut) {
     });
 }
 
-template <bool ENTROPY>
+template <bool ENTROPY, bool CAPPED>
 __global__ void __launch_bounds__(LOGPROB_THREADS)
     logprob_kernel(float *logp, float *entropy, floatX *logits, const int32_t *targets, const float *weight, size_t V,
-                   size_t stride, double inverse) {
+                   size_t stride, SoftCap<CAPPED> cap, double inverse) {
     SHARED(Exponentials, parts, LOGPROB_THREADS);
     const size_t t = blockIdx.x;
     const bool counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0.0f;
@@ -113,8 +130,8 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
         if (weight != NULL) row_zero(x, cut);
         return;
     }
-    const float value = load(x[target]);
-    parts[threadIdx.x] = row_exponentials<ENTROPY>(x, cut, target, (float)inverse);
+    const float logit = load(x[target]), value = capped(logit, cap);
+    parts[threadIdx.x] = row_exponentials<ENTROPY>(x, cut, target, cap, (float)inverse);
     for (unsigned step = LOGPROB_THREADS / 2; step; step /= 2) {
         __syncthreads();
         if (threadIdx.x < step)
@@ -133,17 +150,22 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
     }
     if (gradient) {
         const double slope = (double)weight[t] * inverse;
-        row_gradient(x, cut, target, top, (float)(-slope / sum), (float)(slope * (others / sum)), (float)inverse);
+        row_gradient(x, cut, target, top, (float)(-slope / sum),
+                     (float)(slope * (others / sum)) * cap_slope(logit, cap), cap, (float)inverse);
     } else if (weight != NULL) {
         row_zero(x, cut);
     }
 }
 
 static void cuda_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
-                         size_t n, size_t V, size_t stride, double temperature) {
+                         size_t n, size_t V, size_t stride, Temperature temperature) {
     with_flag(entropy != NULL, [&](auto ENTROPY) {
-        LAUNCH((logprob_kernel<ENTROPY>), dim3((unsigned)n), LOGPROB_THREADS, 0)
-        ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, stride, 1 / temperature);
+        with_flag(temperature.cap > 0, [&](auto CAPPED) {
+            const SoftCap<CAPPED> cap = {(float)temperature.cap, (float)(1 / temperature.cap)};
+            LAUNCH((logprob_kernel<ENTROPY, CAPPED>), dim3((unsigned)n), LOGPROB_THREADS, 0)
+            ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, stride, cap,
+             1 / temperature.divisor);
+        });
     });
 }
 

@@ -52,6 +52,14 @@ __device__ inline Pack<floatX, W> row_pack(const RowPacks<W, P> &kept, int p, co
     return P ? kept[p] : pack_read<W>(from);
 }
 
+// Returns a pack of weights; w NULL: ones.
+template <int W> __device__ inline Pack<floatX, W> weight_pack(const floatX *w, size_t c) {
+    if (w) return pack_read<W>(w + c);
+    Pack<floatX, W> ones;
+    for (int j = 0; j < W; j++) ones.x[j] = store(1.0f);
+    return ones;
+}
+
 // Makes the compiler hold the packs between two passes over a row, not the floats made from them.
 template <int W, int P> __device__ inline void hold_packs(RowPacks<W, P> &packs) {
     (void)packs;
@@ -117,7 +125,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     if (row >= n) return;
     for_packs<W, P>(C, [&](int p, size_t c) {
         Pack<floatX, W> values = row_pack<W, P>(in, p, x + c), added;
-        const Pack<floatX, W> scales = pack_read<W>(w + c); // in the cache
+        const Pack<floatX, W> scales = weight_pack<W>(w, c); // in the cache
         if (shift) added = row_pack<W, P>(add, p, shift + c);
         for (int j = 0; j < W; j++) {
             const float y = (load(values.x[j]) - mean) * rstd * (load(scales.x[j]) + offset);
@@ -148,7 +156,7 @@ static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, con
     with_norm(norm.kind, all_aligned(out, x, w, shift), C, [&](auto W, auto P, auto CENTRED, dim3 threads) {
         LAUNCH((norm_forward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(n, threads.y)), threads, 0)
         ((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)shift, b ? 0 : C, n, C, 1.0f / (float)C,
-         (float)norm.eps, (float)norm.offset);
+         (float)norm.eps, w ? (float)norm.offset : 0.0f);
     });
 }
 
@@ -170,7 +178,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     float *const line = lines ? lines + blockIdx.x * C : NULL, *const line_b = line + gridDim.x * C;
     RowPacks<W, P> scale;
     for_packs<W, P>(C, [&](int p, size_t c) {
-        if (P) scale[p] = pack_read<W>(w + c);
+        if (P) scale[p] = weight_pack<W>(w, c);
         for (int j = 0; j < W && P == 0 && line; j++) {
             line[c + j] = 0.0f;
             if (CENTRED) line_b[c + j] = 0.0f;
@@ -197,7 +205,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
         for_packs<W, P>(C, [&](int p, size_t c) {
             const Pack<floatX, W> values = row_pack<W, P>(in, p, x + first + c),
                                   d = row_pack<W, P>(gradient, p, dout + first + c),
-                                  scales = row_pack<W, P>(scale, p, w + c);
+                                  scales = P ? scale[p] : weight_pack<W>(w, c);
             for (int j = 0; j < W; j++) {
                 const float g = load(d.x[j]) * (load(scales.x[j]) + offset), centred = load(values.x[j]) - mean[0];
                 sum[0] += centred * centred, sum[1] += g * centred;
@@ -212,7 +220,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
         for_packs<W, P>(C, [&](int p, size_t c) {
             const Pack<floatX, W> values = row_pack<W, P>(in, p, x + first + c),
                                   d = row_pack<W, P>(gradient, p, dout + first + c),
-                                  scales = row_pack<W, P>(scale, p, w + c);
+                                  scales = P ? scale[p] : weight_pack<W>(w, c);
             Pack<floatX, W> result;
             if (accumulate) result = row_pack<W, P>(old, p, dx + first + c);
             for (int j = 0; j < W; j++) {
@@ -258,7 +266,7 @@ static void cuda_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored 
         blocks = norm_blocks(n, threads.y);
         LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks), threads, 0)
         ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, 1.0f / (float)C,
-         (float)norm.eps, (float)norm.offset, accumulate);
+         (float)norm.eps, w ? (float)norm.offset : 0.0f, accumulate);
     });
     if (dw) column_sums(dw, lines, blocks, C, C);
     if (dw && norm.kind == NORM_LAYER) column_sums(db, lines + blocks * C, blocks, C, C);

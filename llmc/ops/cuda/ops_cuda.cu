@@ -20,20 +20,22 @@ matrix products of op set "cpu" in place of the libraries'.
 #ifdef HAVE_CUDNN
 #include "attention_cudnn.cuh" // its long spans by cuDNN
 #endif
-#include "gate.cuh"       // the gate of attention's output
-#include "conv.cuh"       // linear attention: the convolution
-#include "delta.cuh"      // linear attention: the gated delta rule
-#include "gated_norm.cuh" // linear attention: the gated norm
-#include "scan.cuh"       // linear attention: states between ranks
-#include "activation.cuh" // SwiGLU, GeGLU, GELU
-#include "logprob.cuh"    // log-probabilities and the gradient of the logits
-#include "draw.cuh"       // tokens drawn from logits
-#include "dequantise.cuh" // matrices in 4 bits
-#include "router.cuh"     // experts: the router
-#include "routes.cuh"     // experts: rows sorted, gathered, combined
-#include "experts.cuh"    // experts: grouped products
-#include "gradient.cuh"   // stored gradients and their norm
-#include "adamw.cuh"      // the optimizer
+#include "sink.cuh"         // sinks of attention
+#include "gate.cuh"         // the gate of attention's output
+#include "conv.cuh"         // linear attention: the convolution
+#include "delta.cuh"        // linear attention: the gated delta rule
+#include "gated_norm.cuh"   // linear attention: the gated norm
+#include "scan.cuh"         // linear attention: states between ranks
+#include "activation.cuh"   // SwiGLU, GeGLU, GELU, clamped SwiGLU
+#include "logprob.cuh"      // log-probabilities and the gradient of the logits
+#include "draw.cuh"         // tokens drawn from logits
+#include "dequantise.cuh"   // matrices in 4 bits
+#include "router.cuh"       // experts: the router
+#include "routes.cuh"       // experts: rows sorted, gathered, combined
+#include "experts.cuh"      // experts: grouped products
+#include "experts_bias.cuh" // experts: vectors and factors of their rows
+#include "gradient.cuh"     // stored gradients and their norm
+#include "adamw.cuh"        // the optimizer
 
 #ifndef CUDA_ON_CPU
 #include "findings.cuh" // what this machine is
