@@ -28,7 +28,7 @@ typedef struct {
     size_t experts;    // 0: one matrix; else those of `experts` experts, [experts, rows / experts, cols]
     int transposed;    // each matrix is [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
     size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
-    size_t joined, part; // joined > 0: files hold the matrices of so many layers as one tensor; this is number `part`
+    size_t joined, part; // joined > 0: files hold the matrices of that many layers as one tensor; this is number `part`
     int ones;            // initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;     // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
     size_t offset;       // first element, from the start of the model
