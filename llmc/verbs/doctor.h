@@ -426,8 +426,8 @@ static void look_at_products(DoctorRow *row, size_t i) {
     doctor_rate(row, rate, PRODUCT_FLOPS, 1, "the best of a few products of random numbers");
 }
 
-// Times attention over one document with the model's heads; i: 0 forward, 1 backward; 2, 3: of global heads. Doubles the document until that
-// takes 20 ms, or to 8192 tokens.
+// Times attention over one document with the model's heads; i: 0 forward, 1 backward; 2, 3: of global heads. Doubles
+// the document until that takes 20 ms, or to 8192 tokens.
 static void look_at_attention(DoctorRow *row, size_t i) {
     const Config *c = &doctor.config;
     const unsigned form = i < 2 ? FORM_WINDOW : 0u;
