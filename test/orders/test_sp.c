@@ -28,6 +28,7 @@ static const char *const models[] = {
     TINY_OLMO ",sliding_window=7",
     TINY_MIXED,
     TINY_SINKS,
+    TINY_HEADS,
     TINY_BESIDE,
     TINY_OWN,
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
