@@ -352,7 +352,7 @@ CASES = [
     Case("gpt_oss", GPT_OSS, seed=0, pad=12),
     Case("gemma4", GEMMA4, seed=551, pad=30),
     Case("gemma4-moe", GEMMA4_MOE, seed=0),
-    Case("gemma4-e", GEMMA4_E, seed=743, pad=30),
+    Case("gemma4-e", GEMMA4_E, seed=1005, pad=30),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------
