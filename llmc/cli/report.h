@@ -338,6 +338,8 @@ static void report_planned(const Run *run) {
                 : own_backward           ? ", backward by our own kernels"
                 : s->attention.any_order ? " in any order"
                                          : "");
+    if (run->attention && run->model.config.global_head_dim && s->library < LIBRARY_GLOBAL)
+        fprintf(out, ", heads of %zu by our own kernels", run->model.config.global_head_dim);
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
         fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
     fputc('\n', out);

@@ -23,6 +23,7 @@ typedef struct {
     size_t *file;
     uint64_t *offset;
     size_t count; // 0: the parameter is one tensor
+    size_t run;   // not 0: two of them take turns, so many elements of each
 } TensorPieces;
 
 // Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
@@ -96,10 +97,13 @@ static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t
         return;
     }
     const TensorPieces *pieces = &source->pieces[parameter];
-    const size_t each = parameter_elements(p) / pieces->count;
+    const size_t each = parameter_elements(p) / pieces->count, turns = pieces->run ? 2 : 1;
+    const size_t run = pieces->run ? pieces->run : each;
     for (size_t done = 0, n; done < count; done += n) {
-        const size_t piece = (begin + done) / each, at = (begin + done) % each;
-        n = min_size(count - done, each - at);
+        const size_t element = (begin + done) % (turns * each), row = element / run;
+        const size_t piece = (begin + done) / (turns * each) * turns + row % turns;
+        const size_t at = row / turns * run + element % run;
+        n = min_size(count - done, run - element % run);
         input_read(&source->files[pieces->file[piece]], pieces->offset[piece] + (uint64_t)at * size, out + done * size,
                    n * size);
     }

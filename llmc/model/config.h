@@ -440,12 +440,6 @@ static int values_are_keys(const Config *c, unsigned form) {
     return c->attention_k_eq_v && !(form & (FORM_WINDOW | FORM_BORROWS));
 }
 
-// Counts the layers with and without experts that layer l is alike before it; l: one of them
-static size_t layers_alike_before(const Config *config, size_t l) {
-    const size_t experts = expert_layers_before(config, l);
-    return layer_has_experts(config, l) ? experts : l - experts;
-}
-
 // Counts the layers of a kind before layer l; l = num_hidden_layers: all
 static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
     const size_t period = max_size(strlen(config->layer_types), 1);

@@ -75,6 +75,9 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
     setup->router_bias = router_bias;
+    setup->form = (uint8_t *)checked_calloc(settings->model->config.num_hidden_layers, 1, "the setup of a run");
+    for (size_t l = 0; l < settings->model->config.num_hidden_layers; l++)
+        setup->form[l] = (uint8_t)layer_form(&settings->model->config, l);
     return setup;
 }
 
@@ -192,7 +195,7 @@ static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
     free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
-    free((void *)s->setup);
+    free(s->setup->form), free((void *)s->setup);
 }
 
 typedef struct {
@@ -296,6 +299,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
     dry.library = settings->ridge > 0 ? settings->library : 0, dry.experts = settings->experts;
+    dry.head_dim = settings->model->config.head_dim;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);

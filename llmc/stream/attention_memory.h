@@ -40,8 +40,9 @@ static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
 // Elements of a layer's keys; 0: it has none of its own
 static size_t keys_of_layer(const StreamBP *s, size_t l) {
     const Config *c = &s->model->config;
-    if (layer_is_linear(c, l) || key_value_layer(c, l) != l) return 0;
-    return s->kv.rows[layer_window(c, l) != 0] * layer_shapes(s, l).KV;
+    const unsigned form = s->setup->form[l];
+    if (form & (FORM_LINEAR | FORM_BORROWS)) return 0;
+    return s->kv.rows[(form & FORM_WINDOW) != 0] * key_value_heads_of(c, form) * head_dim_of(c, form);
 }
 
 // Elements of the keys of all layers, or of whichever has the most
@@ -86,13 +87,10 @@ static void push_key_value_gradients(StreamBP *s) {
 
 /*
 Shared keys: the last layers may read K, V of an earlier one (num_kv_shared_layers). Of each kind of layers one lends
-them. Its K, V stay from its forward to its backward: of a process alone those of all tokens, whatever its window; dK, dV of all its readers add
-up in one sum until its own backward takes them.
+them. Its K, V stay from its forward to its backward. A process alone stores those of all tokens, whatever the window.
+dK, dV of all readers add up in one sum until the lender's own backward takes them.
 */
-static int shares_keys(const StreamBP *s, size_t l) {
-    const Shapes d = layer_shapes(s, l);
-    return d.borrows || d.lends;
-}
+static int shares_keys(const StreamBP *s, size_t l) { return (s->setup->form[l] & (FORM_BORROWS | FORM_LENDS)) != 0; }
 
 // Pushes K, V of the layers that lend them, or in backward their gradients, which become 0. Method full has K, V of all
 // layers already.
@@ -103,7 +101,7 @@ static void push_lent_keys(StreamBP *s, int gradients) {
     for (size_t l = 0; l < c->num_hidden_layers; l++) {
         const size_t count = keys_of_layer(s, l), bytes = count * dtype_size(dtype_of_sums(s->model->dtype));
         LentKeys *lent = &s->lent[layer_window(c, l) != 0];
-        if (!layer_lends(c, l)) continue;
+        if (!(s->setup->form[l] & FORM_LENDS)) continue;
         if (gradients) {
             lent->dk = push_summed(s, SHARE_KV, "gradient of keys that other layers read", count);
             lent->dv = push_summed(s, SHARE_KV, "gradient of values that other layers read", count);
@@ -129,8 +127,8 @@ static void select_lent_keys(StreamBP *s, size_t l) {
 // All that a layer stores, from row 0: what attention takes, with the spans of layer_spans
 static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
     size_t elements = 0;
-    for (size_t i = 0; i < key_value_layer(&s->model->config, l) && s->kv.layers > 1; i++)
-        elements += keys_of_layer(s, i);
+    const size_t of = s->setup->form[l] & FORM_BORROWS ? key_value_layer(&s->model->config, l) : l;
+    for (size_t i = 0; i < of && s->kv.layers > 1; i++) elements += keys_of_layer(s, i);
     return stored_row(s, base, elements, 1);
 }
 

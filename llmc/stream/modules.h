@@ -48,7 +48,7 @@ static Linear linear_of(const StreamBP *s, size_t l, LayerTensor tensor) {
 
 // Returns the product with tensors first .. last alone, whose output is their columns.
 static Linear linear_part(const StreamBP *s, size_t l, LayerTensor product, LayerTensor first, LayerTensor last) {
-    const unsigned form = layer_form(&s->model->config, l);
+    const unsigned form = s->setup->form[l];
     Linear linear = linear_of(s, l, product);
     linear.weight = first, linear.last = last, linear.out = 0;
     for (int t = first; t <= (int)last; t++)
@@ -67,7 +67,7 @@ enum { ADAPTERS_MOST = 4 };
 
 // Finds the adapters of a product; returns their number.
 static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
-    const unsigned form = layer_form(&s->model->config, l);
+    const unsigned form = s->setup->form[l];
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
     if (!w.adapters) return 0;
@@ -183,7 +183,7 @@ static void matrix_forward(const StreamBP *s, GroupWeights w, size_t offset, con
 // Runs a linear layer without its adapters: one product, or with matrices in 4 bits one for each tensor.
 static void product_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
                             const Stored *x, const Stored *residual) {
-    const unsigned form = layer_form(&s->model->config, l);
+    const unsigned form = s->setup->form[l];
     const Stored *bias = weight_of(s, w, linear.bias);
     size_t rows = linear.out;
     for (size_t t = linear.weight, column = 0; column < linear.out; t++, column += rows) {

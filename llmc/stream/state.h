@@ -143,6 +143,7 @@ typedef struct {
     int dry;                    // dry run: loops visit each distinct shape once,
     int every_chunk;            // but every chunk if an estimate needs each one's attention calls
     Objective objective;
+    uint8_t *form;               // [num_hidden_layers] layer_form of each
     float *inverse_frequency[2]; // [R/2] of full-attention layers, of those with a window; device
     float *router_bias;          // [layers with experts,E] device; NULL: none
 } Setup;
@@ -247,9 +248,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
 // Returns what all layers have in common; the rest is of a layer with full attention.
 static Shapes shapes_of(const Model *model) { return shapes_in(model, 0); }
 
-static Shapes layer_shapes(const StreamBP *s, size_t l) {
-    return shapes_in(s->model, layer_form(&s->model->config, l));
-}
+static Shapes layer_shapes(const StreamBP *s, size_t l) { return shapes_in(s->model, s->setup->form[l]); }
 
 // Returns the factor on attention scores.
 static double attention_scale(const Model *model) {

@@ -60,8 +60,12 @@ static void reference_gradient(const Reference *reference, const char *name, con
     if (count != parameter_file_elements(p))
         test_fail("%s has %zu elements, not %zu", name, count, parameter_file_elements(p));
     for (size_t j = 0; j < parameter_elements(p); j++) {
-        const size_t row = p->cols ? j / p->cols : j, col = p->cols ? j % p->cols : 0;
-        values[j] = (double)stored[p->transposed ? col * p->rows + row : p->joined ? joined_element(p, j) : j];
+        size_t from = p->joined ? joined_element(p, j) : j;
+        if (p->transposed) {
+            const MatrixPart m = matrix_part(p, j, 1);
+            from = m.first + m.begin % p->cols * m.rows + m.begin / p->cols;
+        }
+        values[j] = (double)stored[from];
     }
 }
 
@@ -214,6 +218,7 @@ TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
+TEST(gpt_oss) { FOLDER("gpt_oss"); }
 TEST(gemma4) { FOLDER("gemma4"); }
 TEST(gemma4_moe) { FOLDER("gemma4-moe"); }
 TEST(gemma4_e) { FOLDER("gemma4-e"); }

@@ -289,7 +289,7 @@ for pattern in ("s", "f", "fs", "sf"):
                  "rope_type=llama3,factor=8,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64")
 for number, (family, keys) in enumerate((
         ("qwen3_moe", "num_experts=6,num_experts_per_tok=3,moe_intermediate_size=8,mlp_only_layers=1,head_dim=8"),
-        ("mixtral", "num_experts=4"), ("glm4_moe", "num_experts=4,moe_intermediate_size=8,num_experts_per_tok=2,use_qk_norm=true"),
+        ("mixtral", "num_experts=4"), ("gpt_oss", "num_experts=3,num_experts_per_tok=2,head_dim=8,sliding_window=5"), ("glm4_moe", "num_experts=4,moe_intermediate_size=8,num_experts_per_tok=2,use_qk_norm=true"),
         ("ministral3", "original_max_position_embeddings=16,head_dim=10"), ("ministral3", "rope_type=default,sliding_window=4,head_dim=8"),
         ("ministral3", "rope_type=linear,factor=2,head_dim=8"), ("smollm3", "layer_types=nf,mlp_bias=true,rope_type=linear,factor=3"),
         ("olmo2", "attention_bias=true,rope_theta=500000"), ("olmo3", "layer_types=fs,sliding_window=4,rope_local_base_freq=3000"),
