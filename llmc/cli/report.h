@@ -183,6 +183,7 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
         const Parameter *p = &model->parameters[i];
         uint64_t shape[3];
         const size_t rank = parameter_shape(p, shape);
+        if (p->part) continue; // the first part's shape is that of all
         json_object(json, NULL);
         json_text(json, "name", p->name);
         json_array(json, "shape");

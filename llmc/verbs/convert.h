@@ -195,8 +195,11 @@ static int verb_info(const Options *options) {
         fprintf(run.text, "config   %s\n", text);
         for (size_t i = 0; i < run.model.parameter_count; i++) {
             const Parameter *p = &run.model.parameters[i];
+            uint64_t file[3] = {p->rows, p->cols, 0};
             char shape[48];
-            snprintf(shape, sizeof(shape), p->cols ? "[%zu, %zu]" : "[%zu]", p->rows, p->cols);
+            if (p->joined) parameter_shape(p, file);
+            if (p->part) continue; // the first part's shape is that of all
+            snprintf(shape, sizeof(shape), p->cols ? "[%zu, %zu]" : "[%zu]", (size_t)file[0], (size_t)file[1]);
             fprintf(run.text, "  %-18s %s\n", shape, p->name);
         }
     }

@@ -179,6 +179,19 @@ static const Damage changed_texts[] = {
     TENSOR("qwen3_moe-fused", "experts.down_proj", "experts.0.down_proj.weight",
            "layers.1.mlp.experts.down_proj is missing"),
     TENSOR("glm4_moe", "e_score_correction_bias", "e_score_correction", "gate.e_score_correction_bias is missing"),
+    KEY("gemma4-e", "final_logit_softcapping", "2.5", "0", "final_logit_softcapping is 0, which makes every logit 0"),
+    KEY("gemma4-e", "use_bidirectional_attention", "null", "\"all\"", "use_bidirectional_attention is all, which is"),
+    KEY("gemma4-e", "num_kv_shared_layers", "3", "4", "layer 1 shares keys and values, but no layer of its kind"),
+    KEY("gemma4-e", "enable_moe_block", "false", "true", "enable_moe_block is true, which needs num_experts, top_k_"),
+    CONFIG("gemma4-e", "\"1\": {\n      \"head_dim\": 16", "\"1\": {\n      \"head_dim\": 8",
+           "per_layer_config: heads of layer 4 differ from those of other layers with full attention"),
+    CONFIG("gemma4-e", "\"1\": {", "\"7\": {}, \"1\": {", "per_layer_config has an entry that is not one of 5 layers"),
+    CONFIG("gemma4-e", "\"1\": {", "\"1\": {\"sliding_window\": 3, ", "per_layer_config: layer 1 has sliding_window"),
+    CONFIG("gemma4-e", "\"1\": {\n      \"head_dim\": 16\n    },\n    \"4\": {\n      \"head_dim\": 16",
+           "\"1\": {\"num_key_value_heads\": 1}, \"04\": {\"num_key_value_heads\": 1",
+           "1 num_key_value_heads in full attention, 2 else, are supported with attention_k_eq_v alone"),
+    TENSOR("gemma4-e", "layers.3.layer_scalar", "layers.3.layer_scale.", "layers.3.layer_scalar is missing"),
+    TENSOR("gemma4-e", "[103,40]", "[40,103]", "embed_tokens_per_layer.weight has shape [40, 103], but config.json"),
     KEY("llama", "model_type", "\"llama\"", "\"gemma3n\",\"text_config\":{}",
         "model_type gemma3n is not in this version"),
     CONFIG("qwen2", "\"full_attention\",\n", "", "layer_types names 2 layers, num_hidden_layers is 3"),
@@ -296,7 +309,7 @@ TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
-                      "qwen3_moe-fused mixtral glm4_moe gpt_oss");
+                      "qwen3_moe-fused mixtral glm4_moe gpt_oss gemma4-e");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 

@@ -350,9 +350,9 @@ CASES = [
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
-    Case("gemma4", GEMMA4, seed=551, pad=30),
+    Case("gemma4", GEMMA4, seed=3797, pad=30),
     Case("gemma4-moe", GEMMA4_MOE, seed=0),
-    Case("gemma4-e", GEMMA4_E, seed=743, pad=30),
+    Case("gemma4-e", GEMMA4_E, seed=1005, pad=30),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -732,7 +732,7 @@ def check_case(case, folder):
     return errors[worst]
 
 
-def check_finite_difference(case, folder, step=3e-7):
+def check_finite_difference(case, folder, step=1e-7):
     """The float64 gradient along one random direction against a central difference of the loss. Returns the error."""
     stream = load_file(folder / "reference.safetensors")
     rng = torch.Generator().manual_seed(1)
