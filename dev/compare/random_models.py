@@ -282,7 +282,7 @@ VALUES = dict(
     num_hidden_layers=[1, 2], intermediate_size=[24, 40], n_inner=[None, 40], n_embd=[24, 30], n_head=[2, 3],
     hidden_size=[24, 30], n_layer=[1, 2], query_pre_attn_scalar=[16, 24.0, 256], initializer_range=[0.5, 0.01, 2],
     is_causal=[True, None], clip_qkv=[None, 8], attn_logit_softcapping=[None, 50.0],
-    final_logit_softcapping=[None, 30.0], use_bidirectional_attention=[False, None],
+    final_logit_softcapping=[None, 30.0, 2.0, 0], use_bidirectional_attention=[False, None, "vision", "all"],
     scale_attn_weights=[True, False, None], scale_attn_by_inverse_layer_idx=[False, True],
     reorder_and_upcast_attn=[False], no_rope_layers=[None, [1, 0], [0, 1, 1, 1]], no_rope_layer_interval=[1, 2, 4],
     full_attention_interval=[1, 2, 4], attn_output_gate=[True, None], add_cross_attention=[False, None],
@@ -295,10 +295,15 @@ VALUES = dict(
     moe_intermediate_size=[8, 0], shared_expert_intermediate_size=[8, 0], n_shared_experts=[1, 2, 0], decoder_sparse_step=[1, 2, 0, -1],
     first_k_dense_replace=[0, 1, 9], mlp_only_layers=[[0], [1, 7], [-1], None], n_group=[1, 2, 0], topk_group=[1, 2, 0],
     norm_topk_prob=[True, False], routed_scaling_factor=[2.5, 1, 0], router_jitter_noise=[0.0, 0.1], use_qk_norm=[True, False],
+    swiglu_alpha=[1.0, 0, None], swiglu_limit=[0.5, 0, None],
     router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
+    global_head_dim=[8, 6, None], num_global_key_value_heads=[1, 2, None], attention_k_eq_v=[True, False],
+    num_kv_shared_layers=[0, 1, 2], use_double_wide_mlp=[True, False], hidden_size_per_layer_input=[0, 4, None],
+    vocab_size_per_layer_input=[60, 160, 30], enable_moe_block=[True, False], top_k_experts=[1, 2, None, 0],
+    per_layer_config=[{}, {"0": dict(head_dim=8)}, {"00": dict(head_dim=8, num_key_value_heads=1)}, {"1": dict(sliding_window=3)}],
     type_vocab_size=[2], quantization_config=[None], return_dict=[True, None],
     architectures=[None], _name_or_path=["x"], auto_map=[{}], rope_scaling=[None, {}], rope_parameters=[None, {}])
-ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None],
+ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", "proportional", None],
             type=["default", "linear", "yarn", "mrope"], rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5],
             partial_rotary_factor=[0.5, 1.0, 1, None], original_max_position_embeddings=[16, 32, None],
             attention_factor=[1.2, None, 1], beta_fast=[16.0, None, 32], beta_slow=[0.5, None, 1],
@@ -359,7 +364,9 @@ def small_model(folder):
         size = sum(p.numel() for p in AUTO.from_config(config).parameters())
     if size > 2e6:
         raise OverflowError(f"{size} weights")
-    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager").eval()
+    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation=make_golden.attention_of(config),
+                             experts_implementation="eager").eval()
+    config.output_hidden_states = bool(getattr(config, "num_kv_shared_layers", 0))  # as in trial()
     for router in routers_of(model):
         router.double()
     with torch.no_grad():
@@ -502,7 +509,7 @@ def topk_of_the_lowest(scores, k, dim=-1, sorted=True):
 
 
 def trial(seed, number, names, work, verbose):
-    """Returns the family, and the errors of the loss and of the worst gradient."""
+    """Returns the family, and the errors of the loss, of the norm of the gradients and of the worst gradient."""
     r = random.Random(f"{seed} {number}")
     name = r.choice(names)
     config = FAMILIES[name](r)
@@ -539,7 +546,7 @@ def trial(seed, number, names, work, verbose):
                           "--method", method[0], *chunks, *every, *routers, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
     found = load_file(work / "grads.safetensors")
     with make_golden.rmsnorm_in_the_models_dtype():
-        model = make_golden.load_model(folder, torch.float64, "sdpa")
+        model = make_golden.load_model(folder, torch.float64)
         model.config.output_hidden_states = shares > 0  # without, layers that share keys need own inputs in transformers
         joined = [torch.tensor(np.concatenate(parts).astype(np.int64)) for parts in (
             [ids[:-1] for ids in documents], [ids[1:] for ids in documents], [counted[1:] for counted in counts])]
@@ -569,8 +576,8 @@ def trial(seed, number, names, work, verbose):
         ours("convert", "--model", folder, "--out", work / "again", "--quiet")
         same = (work / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
         assert same, f"{about}: the weights that convert writes are others"
-        make_golden.load_model(work / "again", torch.float32, "sdpa")
-    return name, off, worst
+        make_golden.load_model(work / "again", torch.float32)
+    return name, off, apart.item(), worst
 
 
 def main():
@@ -589,7 +596,7 @@ def main():
         setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
     torch.topk = torch.Tensor.topk = topk_of_the_lowest
     torch.log = lambda x, f=torch.log: f(x.double()).to(x.dtype)
-    counts, failed, worst = {}, 0, (0.0, 0.0)
+    counts, failed, worst = {}, 0, (0.0, 0.0, 0.0)
     numbers = [options.only] if options.only is not None else range(options.first, options.first + options.trials)
     for number in numbers if options.mutate else []:
         with tempfile.TemporaryDirectory() as work:
@@ -610,7 +617,8 @@ def main():
                 failed += 1
                 print(f"trial {number} of seed {options.seed}: {error}", flush=True)
     print(f"{sum(counts.values())} passed, {failed} failed: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
-    print(f"worst error of a loss {worst[0]:.1e}, of a gradient {worst[1]:.1e} (gradients are written in fp32)")
+    print(f"worst error of a loss {worst[0]:.1e}, of the gradients' norm {worst[1]:.1e}, of a gradient {worst[2]:.1e} "
+          "(gradients are written in fp32)")
     return failed > 0
 
 

@@ -270,7 +270,7 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         source->pieces = (TensorPieces *)checked_calloc(source->model.parameter_count, sizeof(TensorPieces),
                                                         "the places of experts");
     TensorPieces *pieces = &source->pieces[parameter];
-    pieces->count = count;
+    pieces->count = count, pieces->run = two && lora_rows_alternate(lora->table.config.family) ? rank : 0;
     pieces->file = (size_t *)checked_calloc(count, sizeof(size_t), "the places of experts");
     pieces->offset = (uint64_t *)checked_calloc(count, sizeof(uint64_t), "the places of experts");
     for (size_t i = 0; i < count; i++) {

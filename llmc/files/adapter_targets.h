@@ -341,7 +341,11 @@ static int adapter_split_name(const Lora *lora, size_t i, char name[64]) {
     static const LayerTensor tensors[] = {EXPERTS_GATE_UP, EXPERTS_GATE_UP, EXPERTS_DOWN, ROUTER_WEIGHT};
     const Family *family = lora->table.config.family;
     if (!lora->split || i == 4) return 0;
-    const char *whole = i < 3 ? family->expert_names[i] : family->layer_names[ROUTER_WEIGHT];
+    char whole[160];
+    if (i < 3)
+        lora_expert_name(family, 0, 0, i, whole);
+    else
+        snprintf(whole, sizeof(whole), "%s", family->layer_names[ROUTER_WEIGHT]);
     size_t end = lora_name_length(whole), begin = end, any = 0;
     while (begin && whole[begin - 1] != '.') begin--;
     for (size_t l = 0; l < lora->table.config.num_hidden_layers; l++)

@@ -217,6 +217,8 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     if (config->family->experts_beside) {
         const cJSON *own = cJSON_GetObjectItemCaseSensitive(root, "hidden_size_per_layer_input");
         if (cJSON_IsNull(own)) config->hidden_size_per_layer_input = 0;
+        if (config_given(config, "final_logit_softcapping") && config->final_logit_softcapping == 0)
+            die("%s: final_logit_softcapping is 0, which makes every logit 0; use null for no cap", path);
         const int on = cJSON_IsTrue(json_get(root, "enable_moe_block"));
         if (on &&
             (!config->num_experts || !json_get(root, "top_k_experts") || !json_get(root, "moe_intermediate_size")))
@@ -370,6 +372,8 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
 // Checks what only proportional positions need. Without a share all pairs of full attention turn.
 static void hf_check_proportional(Config *config, const cJSON *full, const cJSON *sliding, const char *path) {
     const cJSON *factor = json_get(full, "factor");
+    if (!json_get(full, "rope_type") && !json_get(full, "type"))
+        die("%s: rope_parameters.full_attention has no rope_type; proportional is supported", path);
     if (!json_get(full, "rope_theta") || (sliding && !json_get(sliding, "rope_theta")))
         die("%s: rope_parameters has no rope_theta for each kind of layers", path);
     if (factor && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))

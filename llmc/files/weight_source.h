@@ -23,6 +23,7 @@ typedef struct {
     size_t *file;
     uint64_t *offset;
     size_t count; // 0: the parameter is one tensor
+    size_t run;   // not 0: two of them take turns, so many elements of each
 } TensorPieces;
 
 // Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
@@ -96,10 +97,13 @@ static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t
         return;
     }
     const TensorPieces *pieces = &source->pieces[parameter];
-    const size_t each = parameter_elements(p) / pieces->count;
+    const size_t each = parameter_elements(p) / pieces->count, turns = pieces->run ? 2 : 1;
+    const size_t run = pieces->run ? pieces->run : each;
     for (size_t done = 0, n; done < count; done += n) {
-        const size_t piece = (begin + done) / each, at = (begin + done) % each;
-        n = min_size(count - done, each - at);
+        const size_t element = (begin + done) % (turns * each), row = element / run;
+        const size_t piece = (begin + done) / (turns * each) * turns + row % turns;
+        const size_t at = row / turns * run + element % run;
+        n = min_size(count - done, run - element % run);
         input_read(&source->files[pieces->file[piece]], pieces->offset[piece] + (uint64_t)at * size, out + done * size,
                    n * size);
     }
@@ -394,6 +398,10 @@ static void source_finish(WeightSource *source) {
 // type. transformers' resize_token_embeddings draws rows around that mean.
 static void source_grow(WeightSource *source, size_t rows) {
     const size_t old = source->config.vocab_size, cols = source->config.hidden_size;
+    if (source->model.model_offset[INPUTS_NORM] != ABSENT)
+        die("%s: rows for new tokens cannot be added, since its layers have tables of their own; add them in "
+            "transformers",
+            source->path);
     double *sum = (double *)checked_calloc(cols, sizeof(double), "sums of the rows of the embedding");
     const float *values = (const float *)(const void *)staged_reformed.bytes;
     for (size_t i = 0; i < source->model.parameter_count; i++) {

@@ -76,6 +76,9 @@ static size_t lora_module_at(const Family *family, size_t i) {
 
 static LayerTensor lora_tensor(const Family *family, size_t i) { return lora_tensors[lora_module_at(family, i)]; }
 
+// Tells whether rows of gate and up projections of experts alternate, as in files.
+static int lora_rows_alternate(const Family *family) { return family->activation == ACTIVATION_CLAMPED; }
+
 // Counts the characters of a name before ".weight".
 static size_t lora_name_length(const char *name) {
     const size_t length = strlen(name), end = strlen(".weight");

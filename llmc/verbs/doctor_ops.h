@@ -56,7 +56,8 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     static const QuantFormat formats[] = {{QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32},
                                           {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16},
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16},
-                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16}};
+                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16},
+                                          {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16}};
     static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.95, 0}};
     static const struct {
         const char *op; // its name begins so
@@ -69,7 +70,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"linear", 6, SIZE_MAX, 0},
                    {"router", 2, 150, 0.1},
                    {"route", 2, 150, 0},
-                   {"experts_forward_quantised", 1, 24, 0},
+                   {"experts_forward_quantised", 2, 24, 0},
                    {"experts", 2, 400, 0},
                    {"scale", 1, SIZE_MAX, 0.3},
                    {"dropout", 1, SIZE_MAX, 0.1},
@@ -98,7 +99,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);
-    if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3];
+    if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3 + i % 2];
     if (!strncmp(op, "experts_bias", strlen("experts_bias"))) s->C = s->OC, s->joined = i == 1; // of both products
     if (!strcmp(kind, "linear_forward_quantised")) // few columns out: all of a record is decoded
         s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
