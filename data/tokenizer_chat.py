@@ -143,7 +143,7 @@ def find_marks(chat, ask, close, parts):
     begin, end = before.removeprefix(head).strip(), between.removesuffix(own).strip()
     if not forgets or not (begin and end and before.startswith(head) and between.endswith(own)) or "think>" in begin + end:
         return None
-    if own:  # a content is only what stands behind it
+    if own:  # a content is only what comes after it
         return "", end
     for mark in (begin.partition(">")[0] + ">", begin, ""):
         texts = [a + other + b for other in OTHERS for a in ("", begin + "\nhm" + end, begin + "hm ", f"a{end}b{mark}c") for b in ("", end)]

@@ -270,7 +270,8 @@ TEXT(config, "config", NULL, SHORT(ON(TRAIN)) | EVERYWHERE, "FILE",
 TEXT(out, "out", NULL, SHORT(ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT)), "PATH",
      "folder or file to write; train: folder for checkpoints and log.jsonl, or none; logprobs: file; convert: .bin or "
      "new Hugging Face folder")
-CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVERT)), "auto|flat|hf|text|llmc|nf4|fp4|mxfp4",
+CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVERT)),
+       "auto|flat|hf|text|llmc|nf4|fp4|mxfp4",
        "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: one without the parts for images; llmc: "
        "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; mxfp4: gpt-oss's, experts "
        "alone; auto: flat if --out ends in .bin, else hf")

@@ -19,7 +19,7 @@ typedef struct {
     "mixtral|glm4_moe|gpt_oss"
 #define HF_GEMMA "gemma3|gemma4"
 #define HF_ROTATED                                                                                                     \
-    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // heads turn whole
+    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // whole heads
 #define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"

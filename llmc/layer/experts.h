@@ -110,8 +110,8 @@ static Stored *shared_scaled(const StreamBP *s, Chunk c, const Activations *a, S
     return scaled;
 }
 
-// out[n,C] = (residual +) the experts' sum and the shared expert, after experts_activate. spare: the activations are not
-// needed any more
+// out[n,C] = (residual +) the experts' sum and the shared expert, after experts_activate. spare: nothing needs the
+// activations afterwards
 static void experts_sum(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, const Routed *r,
                         Stored *out, const Stored *residual, int spare) {
     const Shapes d = shapes_of(s->model);

@@ -33,7 +33,7 @@ static void dense_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w,
     branch_in_backward(s, c, w, dw, mlp_branch, dx, dnorm2, a->y);
 }
 
-// ---- experts beside a dense MLP: each behind a norm of its own, both sums behind a third one ------------------------
+// ---- experts beside a dense MLP: a norm after each, and a third after their sum ------------------------------------
 static void both_sum(const StreamBP *s, Chunk c, GroupWeights w, const Activations *a) {
     norm_forward(s, a->mlp_branch, a->dense_sum, weight_of(s, w, DENSE_POST_NORM), NULL, NULL, c.n);
     norm_forward(s, a->mlp_branch, a->expert_sum, weight_of(s, w, EXPERTS_POST_NORM), NULL, a->mlp_branch, c.n);

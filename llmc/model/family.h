@@ -31,7 +31,10 @@ typedef enum {
 // clang-format on
 
 // The tensors outside the layers: the first three come before them, the others after.
-typedef enum { EMBEDDING, POSITION_EMBEDDING, INPUTS_NORM, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
+typedef enum {
+    EMBEDDING, POSITION_EMBEDDING, INPUTS_NORM, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD,
+    MODEL_TENSORS
+} ModelTensor;
 
 typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // none, per head, over all heads
 

@@ -28,7 +28,7 @@ typedef struct {
     size_t experts;    // 0: one matrix; else those of `experts` experts, [experts, rows / experts, cols]
     int transposed;    // each matrix is [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
     size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
-    size_t joined, part; // joined > 0: files hold the matrices of so many layers as one tensor; this is number `part`
+    size_t joined, part; // joined > 0: files hold the matrices of that many layers as one tensor; this is number `part`
     int ones;            // initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;     // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
     size_t offset;       // first element, from the start of the model
@@ -150,7 +150,8 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     // clang-format off
     const TensorShape shapes[LAYER_TENSORS] = {
         {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
-        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C, 0}, {ROLE_LINEAR, kv, C, 0}, {ROLE_LINEAR, values_too, C, 0},
+        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C, 0}, {ROLE_LINEAR, kv, C, 0},
+        {ROLE_LINEAR, values_too, C, 0},
         {ROLE_BIAS, (family->gated_attention ? 2 * q : q) * qkv_bias, 0, 0},
         {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, values_too * qkv_bias, 0, 0},
         {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole || !kv ? kv : head_norm, 0, 0},
@@ -192,7 +193,7 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
 }
 
 // ---- building the table ---------------------------------------------------------------------------------------------
-// Adds a tensor of layer `layer`, or of none. One without a name extends the tensor before it (GPT-2's c_attn holds q, k and v).
+// Adds a tensor of layer `layer`, or of none. One without a name extends the tensor before it (GPT-2's c_attn).
 static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int tensor, size_t layer) {
     const Config *c = &model->config;
     const int joined = tensor == INPUT_TABLE || tensor == INPUT_PROJECTION;

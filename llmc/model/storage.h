@@ -62,7 +62,7 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// Tells whether a matrix can be in 4 bits of a type: those of linear layers, with `head` also lm_head; in mxfp4 experts'.
+// Tells whether a matrix can be in 4 bits of a type: a linear layer's, with `head` also lm_head; in mxfp4 experts'.
 // Files may join matrices of all layers: these cannot.
 static int parameter_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
     if (p->role != ROLE_LINEAR || !p->cols || p->joined || (type == QUANT_MXFP4 && !p->experts)) return 0;

@@ -347,7 +347,7 @@ OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size
         (NH, NKV, HD, window, backward))
 
 // Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
-// without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). Attention's backward takes these as usual
+// without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). attention_backward takes these as usual
 OP(void, sink_forward, (Stored *out, Summed *lse, const Stored *sinks, size_t n, size_t NH, size_t HD),
    (out, lse, sinks, n, NH, HD),
    TENSOR(out, n * NH * HD, STORED) TENSOR(lse, n * NH, SUMMED) TENSOR(sinks, NH, STORED)

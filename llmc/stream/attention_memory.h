@@ -87,8 +87,8 @@ static void push_key_value_gradients(StreamBP *s) {
 
 /*
 Shared keys: the last layers may read K, V of an earlier one (num_kv_shared_layers). Of each kind of layers one lends
-them. Its K, V stay from its forward to its backward: of a process alone those of all tokens, whatever its window; dK, dV of all its readers add
-up in one sum until its own backward takes them.
+them. Its K, V stay from its forward to its backward. A process alone stores those of all tokens, whatever the window.
+dK, dV of all readers add up in one sum until the lender's own backward takes them.
 */
 static int shares_keys(const StreamBP *s, size_t l) { return (s->setup->form[l] & (FORM_BORROWS | FORM_LENDS)) != 0; }
 

@@ -105,7 +105,7 @@ static void chat_append_between_thoughts(Scratch *text, const Tokenizer *t, cons
     free(whole.at);
 }
 
-// Appends what stays of an answer: of its opening and answer[bytes], what is behind the reasoning.
+// Appends what stays of an answer: of its opening and answer[bytes], what comes after the reasoning.
 static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
     const int trim = (t->flags & TOKENIZER_FORGETS_SPACE) != 0, lines = (t->flags & TOKENIZER_FORGETS_LINES) != 0;
     size_t length, begin = 0;

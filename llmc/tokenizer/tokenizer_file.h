@@ -39,7 +39,7 @@ enum {
     TOKENIZER_CHAT_NEXT = 1 << 15,
     TOKENIZER_FLAGS_1 = (1 << 16) - 1, // those of version 1
     TOKENIZER_THINKING = 1 << 16,      // the template asks for an answer with reasoning, or without
-    TOKENIZER_FORGETS = 1 << 17,       // and keeps of old answers what is behind their reasoning
+    TOKENIZER_FORGETS = 1 << 17,       // and keeps of old answers what comes after their reasoning
     TOKENIZER_FORGETS_LINES = 1 << 18, // without the line breaks that follow it
     TOKENIZER_FORGETS_SPACE = 1 << 19, // of the trimmed answer
     TOKENIZER_FLAGS = (1 << 20) - 1

@@ -751,7 +751,7 @@ class Rejections(Tested):
             self.assertEqual([flag for flag in tokenizer_file.FLAGS if "CHAT" in flag and bits & tokenizer_file.FLAGS[flag]], flags, name)
             ids = np.frombuffer(tokenizer_file.section_of(content, "end_ids"), "<u4").tolist()
             self.assertEqual([own.tokenizer.decode([id], skip_special_tokens=False) for id in ids], ends, name)
-        # tools and reasoning, of which that before the last question is gone
+        # tools and reasoning, whose parts before the last question is gone
         call = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
         answer = {"role": "tool", "content": "4"}
         for name, text in (

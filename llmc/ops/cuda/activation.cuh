@@ -16,7 +16,7 @@ __device__ inline float sigmoid(float z, float *one_minus) {
     return z >= 0.0f ? large : small;
 }
 
-// ---- clamped: out = g s(alpha g) (u + 1), g = min(gate, limit), u = min(max(up, -limit), limit) ----------------------
+// ---- clamped: out = g s(alpha g) (u + 1), g = min(gate, limit), u = min(max(up, -limit), limit) ---------------------
 struct Clamp {
     float alpha, limit;
 };

@@ -258,7 +258,7 @@ __device__ inline float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
 
-// ---- results and softmax ---------------------------------------------------------------------------------------------
+// ---- results and softmax --------------------------------------------------------------------------------------------
 constexpr float LN_2 = 0.6931471805599453f;
 
 // Elements of out and dq: rounded, or sums over ranges of keys (their kernels need more registers)

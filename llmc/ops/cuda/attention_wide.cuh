@@ -52,7 +52,7 @@ __device__ inline void product_of_held(float (*c)[4], const OperandA (&a)[COLUMN
         mma_columns<N>(c, a[d / 16], [&](int n) { return load_b(b, tile_stride<HD>, n, d); });
 }
 
-// ---- scores of several warps: meeting[WIDE_WARPS][N / 8][LANES][4] ---------------------------------------------------
+// ---- scores of several warps: meeting[WIDE_WARPS][N / 8][LANES][4] --------------------------------------------------
 template <int N> __device__ inline float *met_scores(float *meeting, unsigned warp, int j) {
     return meeting + ((warp * (N / 8) + j) * LANES + threadIdx.x % LANES) * 4;
 }
