@@ -75,7 +75,7 @@ ROWS += [
 
 
 def experts():
-    """Rows of mixtures of experts over a base in 4 bits, with adapters of attention, then of experts too; and of all weights."""
+    """Rows of mixtures of experts over a base in 4 bits, with adapters of attention, then of experts too; of all weights; of Gemma 4."""
     cards = [("24 GiB, host 96 GiB", "--machine rtx4090 --memory-limit 24GiB --host-limit 96GiB", []),
              ("12 GiB, host 64 GiB", "--machine rtx3060 --memory-limit 12GiB --host-limit 64GiB", []),
              ("80 GiB", "--machine h100,host=0 --memory-limit 80GiB --inputs-every 4", [("Unsloth", "gpt-oss-20b", 1, "h100")])]
@@ -84,12 +84,20 @@ def experts():
              "--lora-rank 8 --lora-targets q_proj,k_proj,v_proj,o_proj,experts", (600000, 250000, 400000)),
             ("qwen3.5-35b-a3b", "Qwen3.5-35B-A3B, QLoRA of rank 16", "--lora-rank 16", (900000, 375000, 600000))]
     full = "--init qwen3-30b-a3b --seq-len 1M --memory-limit 80GiB"
+    oss = "--init gpt-oss-20b --base mxfp4 --lora-rank 16"
     return [(what * (not card), limits, f"--init {model} --base nf4 {way} --seq-len {lengths[card]} {options}", None, others)
             for model, what, way, lengths in ways for card, (limits, options, others) in enumerate(cards)] + [
         ("Qwen3-30B-A3B, all weights", "80 GiB, host 640 GiB", f"{full} --machine h100 --host-limit 640GiB", None, []),
         ("", "80 GiB, host 256 GiB, disk", f"{full} --machine h100,disk=2TB --host-limit 256GiB", None, []),
         ("the same, moments in 8 bits, no master weights", "80 GiB, host 256 GiB",
-         f"{full} --moments int8 --master none --machine h100 --host-limit 256GiB", None, [])]
+         f"{full} --moments int8 --master none --machine h100 --host-limit 256GiB", None, []),
+        ("gpt-oss-20b over its MXFP4, LoRA of rank 16", "16 GiB, host 64 GiB",
+         f"{oss} --seq-len 300000 --machine rtx4080 --memory-limit 16GiB --host-limit 64GiB", None, [("Unsloth", "gpt-oss-20b", 1, "80gb")]),
+        ("", "80 GiB, host 256 GiB", f"{oss} --seq-len 1700000 {H100} --host-limit 256GiB", None, [("Unsloth", "gpt-oss-20b", 1, "h100")])] + [
+        (f"{name}, QLoRA of rank 16", "24 GiB, host 128 GiB", f"--init {model} --base nf4 --lora-rank 16 --seq-len {length} --machine rtx4090 "
+         "--memory-limit 24GiB --host-limit 128GiB", None, [])
+        for name, model, length in (("Gemma 4 31B", "gemma4-31b", "128k"), ("Gemma 4 26B-A4B", "gemma4-26b-a4b", "256k"),
+                                    ("Gemma 4 E4B", "gemma4-e4b", "128k"))]
 
 
 POINTS = [  # of the picture: name, options

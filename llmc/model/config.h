@@ -397,8 +397,8 @@ static size_t key_value_layer(const Config *config, size_t l) {
 // Tells whether layers after layer l read its keys and values.
 static int layer_lends(const Config *config, size_t l) {
     const size_t L = config->num_hidden_layers, own = L - config->num_kv_shared_layers;
-    for (size_t i = own; i < L && l < own; i++)
-        if (key_value_layer(config, i) == l) return 1;
+    for (size_t i = l + 1; i < L && l < own; i++) // the last of its kind lends
+        if (layer_kind(config, i) == layer_kind(config, l)) return i >= own;
     return 0;
 }
 

@@ -105,8 +105,11 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
 static void plan_print_positions(FILE *out, const Run *run) {
     const size_t own = run->model.config.max_position_embeddings, most = run->options->seq_len;
     if (most <= own || run->model.config.family->learned_positions) return;
-    fprintf(out, "positions the model has seen %zu; for %zu add --rope-scaling yarn,factor=%.0f\n", own, most,
-            ceil((double)most / (double)config_unscaled_positions(&run->model.config)));
+    fprintf(out, "positions the model has seen %zu", own);
+    if (!run->model.config.family->plain_rope)
+        fprintf(out, "; for %zu add --rope-scaling yarn,factor=%.0f", most,
+                ceil((double)most / (double)config_unscaled_positions(&run->model.config)));
+    fputc('\n', out);
 }
 
 static void plan_print(const PlanResult *r, const DataLoader *data) {
