@@ -195,7 +195,8 @@ static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
     free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
-    free(s->setup->form), free((void *)s->setup);
+    if (s->setup) free(s->setup->form);
+    free((void *)s->setup);
 }
 
 typedef struct {
