@@ -127,7 +127,7 @@ static void run_attention(Run *run) {
     }
     for (int i = 0; i < (c->global_head_dim ? 4 : 2); i++) {
         int backward = i % 2, found = 0;
-        const unsigned form = i < 2 ? FORM_WINDOW : 0u;
+        const unsigned form = i < 2 ? FORM_WINDOW : FORM_FULL;
         const char *library =
             ops_device->attention_library(c->num_attention_heads, key_value_heads_of(c, form), head_dim_of(c, form),
                                           form && windows ? window_of_model(c) : 0, backward);

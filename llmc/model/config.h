@@ -405,6 +405,7 @@ static int layer_lends(const Config *config, size_t l) {
 // What a layer has, a bit each: linear attention in place of attention; experts; a window; keys and values that are
 // another layer's, or that others read
 typedef enum {
+    FORM_FULL = 0,
     FORM_LINEAR = 1,
     FORM_EXPERTS = 2,
     FORM_WINDOW = 4,
@@ -415,7 +416,7 @@ typedef enum {
 
 static unsigned layer_form(const Config *config, size_t l) {
     const LayerKind kind = layer_kind(config, l);
-    unsigned form = kind == LAYER_LINEAR ? FORM_LINEAR : kind == LAYER_WINDOW ? FORM_WINDOW : 0u;
+    unsigned form = kind == LAYER_LINEAR ? FORM_LINEAR : kind == LAYER_WINDOW ? FORM_WINDOW : FORM_FULL;
     if (layer_has_experts(config, l)) form |= FORM_EXPERTS;
     if (!config->num_kv_shared_layers) return form;
     if (key_value_layer(config, l) != l) form |= FORM_BORROWS;

@@ -68,7 +68,7 @@ static float rope_yarn(const Config *c, size_t i, float power) {
 enum { ROPE_VECTOR = 32 }; // powers that torch computes at a time by SLEEF (AVX-512); the remainder uses powf
 
 // Returns the floats of rope_frequencies: pairs of a layer's heads.
-static size_t rope_pairs(const Config *c, int local) { return rotary_width_of(c, local ? FORM_WINDOW : 0) / 2; }
+static size_t rope_pairs(const Config *c, int local) { return rotary_width_of(c, local ? FORM_WINDOW : FORM_FULL) / 2; }
 
 // Fills inverse_frequency[rope_pairs]. local: for layers with a window, which may have their own base. Proportional:
 // pairs of full attention after the rotated share do not turn

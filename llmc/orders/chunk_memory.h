@@ -126,7 +126,7 @@ static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
     const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->now.N,
                             layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
     for (size_t i = 0; i < 2; i++) {
-        const size_t count = rows[i] * shapes_in(s->model, i ? FORM_WINDOW : 0).KV;
+        const size_t count = rows[i] * shapes_in(s->model, i ? FORM_WINDOW : FORM_FULL).KV;
         if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // off-device: in the slots, at pass 2's first chunk
         s->ops->zero(m->dk[i], count * d.summed);
         s->ops->zero(m->dv[i], count * d.summed);

@@ -246,7 +246,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
 }
 
 // Returns what all layers have in common; the rest is of a layer with full attention.
-static Shapes shapes_of(const Model *model) { return shapes_in(model, 0); }
+static Shapes shapes_of(const Model *model) { return shapes_in(model, FORM_FULL); }
 
 static Shapes layer_shapes(const StreamBP *s, size_t l) { return shapes_in(s->model, s->setup->form[l]); }
 

@@ -430,7 +430,7 @@ static void look_at_products(DoctorRow *row, size_t i) {
 // the document until that takes 20 ms, or to 8192 tokens.
 static void look_at_attention(DoctorRow *row, size_t i) {
     const Config *c = &doctor.config;
-    const unsigned form = i < 2 ? FORM_WINDOW : 0u;
+    const unsigned form = i < 2 ? FORM_WINDOW : FORM_FULL;
     const size_t NH = c->num_attention_heads, NKV = key_value_heads_of(c, form), HD = head_dim_of(c, form);
     const size_t stored = dtype_size(doctor.ops->stored), summed = dtype_size(doctor.ops->summed), back = i % 2;
     const char *library = doctor.ops->attention_library(NH, NKV, HD, 0, back == 1);
