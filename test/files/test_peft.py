@@ -19,6 +19,11 @@ T, DOCUMENTS = 48, 6
 SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
 DATA = ["--data", SHARD, "--seq-len", str(T)]
 EXPERTS = ("qwen3_moe", "qwen3_5_moe", "mixtral", "glm4_moe")
+STACKS = ("gpt_oss", "gemma4-moe")  # PEFT's all-linear leaves their experts out
+
+
+def folder(name):
+    return f"{WORK}/{name}" if name == "gemma4-moe" else f"{GOLDEN}/{name}"
 
 
 def our_loss(*arguments):
@@ -33,8 +38,8 @@ def document_loss(model, d):
 
 
 def open_base(name):
-    experts = {"experts_implementation": "eager"} if name in EXPERTS else {}  # the only one in double
-    return AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32, **experts)
+    experts = {"experts_implementation": "eager"} if name in EXPERTS + STACKS else {}  # the only one in double
+    return AutoModelForCausalLM.from_pretrained(folder(name), dtype=torch.float32, **experts)
 
 
 def their_loss(model):
@@ -47,7 +52,7 @@ def same_gradients(what, name, adapter):
     """Of the first document: an embedding's A has none from inputs of the pad token, its B has."""
     model = PeftModel.from_pretrained(open_base(name), adapter, is_trainable=True).double().eval()
     document_loss(model, 0).backward()
-    train("bp", *DATA, "--batch", "1", "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--quiet", "--grads-out", f"{adapter}.grads")
+    train("bp", *DATA, "--batch", "1", "--model", folder(name), "--adapter", adapter, "--quiet", "--grads-out", f"{adapter}.grads")
     ours, theirs = load_file(f"{adapter}.grads"), dict(model.named_parameters())
     off = {k: (g - theirs[held_name(k)].grad).norm() / theirs[held_name(k)].grad.norm() for k, g in ours.items()}
     check(f"{what}: gradients", max(off.values()) < 1e-5, max(off, key=off.get))
@@ -65,9 +70,9 @@ def agree(what, ours, theirs):
 def merged(what, name, adapter):
     """convert --merge, to a folder and by way of a flat file, is PEFT's merge."""
     out = f"{WORK}/{what}-merged"
-    train("convert", "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--merge", "--out", out, "--quiet")
-    train("convert", "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--merge", "--out", f"{out}.bin", "--quiet")
-    train("convert", "--model", f"{out}.bin", "--like", f"{GOLDEN}/{name}", "--out", f"{out}-flat", "--quiet")
+    train("convert", "--model", folder(name), "--adapter", adapter, "--merge", "--out", out, "--quiet")
+    train("convert", "--model", folder(name), "--adapter", adapter, "--merge", "--out", f"{out}.bin", "--quiet")
+    train("convert", "--model", f"{out}.bin", "--like", folder(name), "--out", f"{out}-flat", "--quiet")
     expected = load(name, adapter).merge_and_unload().state_dict()
     found, flat = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32).state_dict() for f in (out, f"{out}-flat"))
     check(f"{what}: flat and folder have the same bits", all(torch.equal(found[k], flat[k]) for k in found))
@@ -88,7 +93,7 @@ def held_name(key):
 def ours_to_theirs(name, *options):
     """Trained here, read by PEFT; nothing that it warns of."""
     what, run = f"ours {name} {' '.join(options)}", f"{WORK}/ours-{name}-{len(options)}"
-    train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--lora-rank", "4", "--steps", "6", "--lr", "0.05", "--quiet", "--seed",
+    train("train", *DATA, "--model", folder(name), "--lora-rank", "4", "--steps", "6", "--lr", "0.05", "--quiet", "--seed",
           "5", "--out", run, *options)
     adapter = f"{run}/checkpoint-00000006"
     with warnings.catch_warnings(record=True) as said:
@@ -100,9 +105,9 @@ def ours_to_theirs(name, *options):
     names = {held_name(k): v for k, v in tensors.items()}
     check(f"{what}: every tensor is in PEFT's model", names.keys() == {k for k in held if "lora_" in k or "modules_to_save" in k})
     check(f"{what}: with its values", all(torch.equal(held[k].float(), v) for k, v in names.items()))
-    theirs, base = their_loss(model), our_loss("--model", f"{GOLDEN}/{name}")
-    agree(f"{what}: loss", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", adapter), theirs)
-    agree(f"{what}: loss by the run's folder", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", run), theirs)
+    theirs, base = their_loss(model), our_loss("--model", folder(name))
+    agree(f"{what}: loss", our_loss("--model", folder(name), "--adapter", adapter), theirs)
+    agree(f"{what}: loss by the run's folder", our_loss("--model", folder(name), "--adapter", run), theirs)
     check(f"{what}: training has changed it", abs(theirs - base) > 1e-3, f"{theirs}")
     agree(f"{what}: merged loss", our_loss("--model", merged(what.replace(" ", ""), name, adapter)), theirs)
 
@@ -117,12 +122,12 @@ def theirs_to_ours(name, what, dtype=torch.float32, mergeable=True, **config):
             value.data = (0.2 * torch.randn_like(value)).to(dtype)
     model.save_pretrained(adapter)
     theirs = their_loss(load(name, adapter))
-    agree(f"{what}: loss", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", adapter), theirs)
+    agree(f"{what}: loss", our_loss("--model", folder(name), "--adapter", adapter), theirs)
     if "outer" in what:
         same_gradients(what, name, adapter)
     if mergeable:
         agree(f"{what}: merged loss", our_loss("--model", merged(what.replace(" ", "").replace(",", "-"), name, adapter)), theirs)
-    train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--steps", "1", "--lr", "0", "--weight-decay", "0",
+    train("train", *DATA, "--model", folder(name), "--adapter", adapter, "--steps", "1", "--lr", "0", "--weight-decay", "0",
           "--quiet", "--out", f"{adapter}-on")
     ours, start = (load_file(f"{f}/adapter_model.safetensors") for f in (f"{adapter}-on/checkpoint-00000001", adapter))
     start = {k: v for k, v in start.items() if not k.endswith("base_layer.weight")}  # PEFT saves the head's base, too
@@ -132,10 +137,10 @@ def theirs_to_ours(name, what, dtype=torch.float32, mergeable=True, **config):
 def per_expert(name, *options):
     """With a tensor for each expert, read back here; PEFT reads such a folder of families whose names it converts."""
     run, split = f"{WORK}/split-{name}", f"{WORK}/split-{name}-each"
-    train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--steps", "6", "--lr", "0.05", "--quiet", "--out", run, *options)
+    train("train", *DATA, "--model", folder(name), "--steps", "6", "--lr", "0.05", "--quiet", "--out", run, *options)
     train("convert", "--model", run, "--adapter-only", "--adapter-layout", "per-expert", "--out", split, "--quiet")
-    whole = our_loss("--model", f"{GOLDEN}/{name}", "--adapter", run)
-    check(f"per expert {name}: read back", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", split) == whole)
+    whole = our_loss("--model", folder(name), "--adapter", run)
+    check(f"per expert {name}: read back", our_loss("--model", folder(name), "--adapter", split) == whole)
     check(f"per expert {name}: shapes", all(v.dim() == 2 for v in load_file(f"{split}/adapter_model.safetensors").values()))
     if name == "mixtral":
         agree(f"per expert {name}: PEFT's loss", whole, their_loss(load(name, split)))
@@ -188,6 +193,19 @@ for golden in EXPERTS:
     theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
 for golden in ("mixtral", "qwen3_5_moe"):
     per_expert(golden, "--lora-targets", "experts,gate,q_proj", "--lora-rank", "3")
+# Stacks that files hold transposed, with rows of gates and up projections in turn; a router that is a linear layer; layers without
+# keys or values of their own.
+train("convert", "--init", "gemma4,hidden_size=32,intermediate_size=24,num_hidden_layers=2,layer_types=sf,num_attention_heads=4,"
+      "num_key_value_heads=2,head_dim=8,global_head_dim=16,num_global_key_value_heads=1,attention_k_eq_v=true,vocab_size=96,"
+      "hidden_size_per_layer_input=0,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=16,initializer_range=0.2", "--seed", "3",
+      "--out", folder("gemma4-moe"), "--quiet")
+ours_to_theirs("gpt_oss", "--lora-targets", "experts,router,o_proj", "--lora-rank-pattern", "experts.down_proj=3")
+theirs_to_ours("gpt_oss", "all-linear", r=3, lora_alpha=5, target_modules="all-linear", target_parameters=["1.mlp.experts.gate_up_proj"])
+per_expert("gpt_oss", "--lora-targets", "experts,q_proj", "--lora-rank", "3")
+ours_to_theirs("gemma4-moe", "--lora-targets", "experts,down_proj,router.proj,v_proj", "--lora-rank-pattern", "experts.gate_up_proj=3")
+theirs_to_ours("gemma4-moe", "all-linear", r=3, lora_alpha=5, target_modules="all-linear", target_parameters=["experts.down_proj"])
+ours_to_theirs("gemma4-e")
+theirs_to_ours("gemma4-e", "some", r=3, lora_alpha=5, target_modules=["v_proj", "up_proj", "per_layer_projection"])
 with safe_open(f"{WORK}/ours-llama-0/checkpoint-00000006/adapter_model.safetensors", "pt") as file:
     check("the base is recorded", len(file.metadata().get("streambp_base", "")) == 35)
 close()
