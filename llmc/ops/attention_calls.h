@@ -58,7 +58,9 @@ typedef struct AttentionCut {
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
-// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans)
+// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans). The support
+// matrix in its documentation (operations/Attention, 9.18.1) has the same, and none above CUDNN_MOST_HEAD on any card
+enum { CUDNN_MOST_HEAD = 256 };
 static const struct {
     int architecture;
     size_t widest[2];

@@ -106,7 +106,7 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
     AttentionCounts c = {&cut, backward, 0, 0, 0, 0, 0};
-    if (!(dry.library & (backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD))) {
+    if (!(dry.library & (backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD)) || shape->HD > CUDNN_MOST_HEAD) {
         dry.counts.launches += dry.factor * (backward ? 3 : 1);
         c.own = 1;
         return c;

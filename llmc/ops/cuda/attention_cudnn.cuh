@@ -162,7 +162,9 @@ static AttentionChoice attention_choice;
 
 static void cudnn_or_own_choose(AttentionChoice choice) { attention_choice = choice; }
 
-static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && HD % 8 == 0 && aligned; }
+static bool cudnn_takes(size_t HD, bool aligned) {
+    return sizeof(floatX) == 2 && HD % 8 == 0 && HD <= CUDNN_MOST_HEAD && aligned;
+}
 
 struct CudnnCut : AttentionCut {
     double scale;
