@@ -290,6 +290,8 @@ class Encoder:
         documents = []
         for source in record.documents:
             try:
+                if self.template and source.prompt is not None:
+                    source.prompt, source.body = self.tagged(source.prompt), self.tagged(source.body)
                 document = self.document(source, record)
             except templates.TemplateFailure as failure:
                 raise Rejected(records.TEMPLATE, str(failure)) from None
@@ -485,17 +487,36 @@ class Encoder:
             found.append(message)
         return found, {**self.template_arguments, **record.template_arguments}
 
+    def probe(self, content, **more):
+        try:
+            return self.template.render([{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}],
+                                        **self.template_arguments)
+        except templates.TemplateFailure:
+            return ""
+
     @functools.cached_property
     def reasoning(self):
         """Returns (whether the template has a field for reasoning, whether it reads or prints reasoning in the content, too)."""
-        def text(content, **more):
-            try:
-                return self.template.render([{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}],
-                                            **self.template_arguments)
-            except templates.TemplateFailure:
-                return ""
-        field, inside = text("QzA", reasoning_content="QzR"), text("<think>\nQzR\n</think>\n\nQzA")
+        field, inside = self.probe("QzA", reasoning_content="QzR"), self.probe("<think>\nQzR\n</think>\n\nQzA")
         return "QzR" in field, "QzR" not in field or field.count("</think>") == inside.count("</think>")
+
+    @functools.cached_property
+    def marks(self):
+        """Returns the template's own marks around reasoning, if it removes them from a content; else None."""
+        field, plain = self.probe("QzA", reasoning_content="QzR"), self.probe("QzA")
+        begin, _, rest = field.partition("QzR")
+        marks = begin[len(os.path.commonprefix([begin, plain])):].strip(), rest.partition("QzA")[0].strip()
+        inside = self.probe(f"{marks[0]}\nQzR\n{marks[1]}QzA")
+        return marks if all(marks) and "QzA" in inside and "QzR" not in inside and "think>" not in "".join(marks) else None
+
+    def tagged(self, messages):
+        """Returns messages with <think> in the place of these marks."""
+        def content(text):
+            inside = text.lstrip().startswith(self.marks[0])
+            return text.replace(self.marks[0], "<think>", 1).replace(self.marks[1], "</think>", 1) if inside else text
+        if not isinstance(messages, list) or not self.marks:
+            return messages
+        return [{**message, "content": content(message["content"])} if message["role"] == "assistant" else message for message in messages]
 
     @staticmethod
     def cut_off(message):

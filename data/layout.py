@@ -66,11 +66,14 @@ def find_layout(text, messages, mark, render):
         if found is None:
             continue
         places, sure = [None] * len(messages), [True] * len(messages)
-        for number, begin, end in found:
-            i = owner[number]
-            places[i] = (places[i][0] if places[i] else begin, end)
         if not blank:
             sure = [all(text.strip() for _, text in leaves(message)) for message in messages]
+        seen = set()
+        for number, begin, end in found:
+            i = owner[number]
+            sure[i] = sure[i] and number not in seen  # a tool's name may stand in its answer
+            seen.add(number)
+            places[i] = (places[i][0] if places[i] else begin, end)
         return Layout(places, sure, shapes)
     return None
 

@@ -22,7 +22,7 @@ import itertools
 import re
 
 from layout import find_layout, leaves, put_at
-from templates import TemplateFailure
+from templates import REASONING, TemplateFailure
 
 LONG = 32  # turns from which on not each is rendered separately
 PLACEHOLDERS = ("\u241e\u2420\u241e", "\u241f\u2421\u241f", "\u2422\u2424\u2422")  # pictures of control characters
@@ -45,6 +45,14 @@ def common_suffix(a, b):
     return common_prefix(a[::-1], b[::-1])
 
 
+def without_old_reasoning(messages, kept):
+    """Returns the messages without the reasoning before the last question, which many templates leave out; `kept`: keys of messages that
+    keep it."""
+    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
+    return [message if any(map(message.get, kept)) else {key: value for key, value in message.items() if key not in REASONING}
+            for message in messages[:last]] + messages[last:]
+
+
 class Canonical:
     """The text that a template puts around a turn, learned from a conversation of two placeholders."""
 
@@ -64,6 +72,17 @@ class Canonical:
             found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
             self.ends = {end.group() for end in found if end}
             self.behind = whole[found[0].end():] if found[0] else ""
+            self.ends |= self.end_of_call(template, special_pattern, user, more)
+
+    @staticmethod
+    def end_of_call(template, special_pattern, user, more):
+        """Returns {the special token with which a turn ends that calls a tool}, or nothing."""
+        call = {"type": "function", "function": {"name": PLACEHOLDERS[1], "arguments": {}}}
+        try:
+            text = template.render([user, {"role": "assistant", "content": "", "tool_calls": [call]}], False, **more).rstrip()
+        except TemplateFailure:
+            return set()
+        return {mark.group() for mark in special_pattern.finditer(text.partition(PLACEHOLDERS[1])[2]) if text.endswith(mark.group())}
 
     @staticmethod
     def inner_end(template, special_pattern, messages, more):
@@ -89,6 +108,10 @@ class Turns:
     def find(self, messages, wanted, tools=None, **more):
         """Returns (text, [(message number, begin, end)]) for the messages whose numbers are in `wanted`."""
         text = self.template.render(messages, False, tools, **more)
+        for kept in ((), ("tool_calls",)):
+            bare = without_old_reasoning(messages, kept)
+            if bare != messages and self.template.render(bare, False, tools, **more) == text:
+                messages = bare
         layout, spans = self.layout(text, messages, tools, more) if len(messages) >= LONG else None, None
         if all(messages[i]["role"] == "assistant" for i in wanted):
             if layout and None not in layout.places:
@@ -113,7 +136,7 @@ class Turns:
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if assistant == list(wanted):
             return text, [(None, begin, end) for begin, end in blocks]
-        answers = [messages[i]["content"].rpartition("</think>")[2].strip() for i in assistant]
+        answers = ["" if messages[i].get("tool_calls") else messages[i]["content"].rpartition("</think>")[2].strip() for i in assistant]
         if len(blocks) == len(assistant) and all(answer in text[begin:end] for answer, (begin, end) in zip(answers, blocks)):
             chosen = set(wanted)
             return text, [(i, *block) for i, block in zip(assistant, blocks) if i in chosen]
@@ -124,6 +147,10 @@ class Turns:
         """Returns (begin, end) of turn i by true prefixes; None if these are none."""
         before = self.template.render(messages[:i], True, tools, **more)
         after = text if i + 1 == len(messages) else self.template.render(messages[:i + 1], False, tools, **more)
+        if not after.startswith(before):  # the prompt may be reasoning's opening alone, in a turn that goes on after a tool's answer
+            closed = self.template.render(messages[:i], False, tools, **more)
+            mark = self.special_pattern and before.startswith(closed) and self.special_pattern.match(before, len(closed))
+            before = closed if mark and not after.startswith(mark.group(), len(closed)) else before
         return (len(before), len(after)) if after.startswith(before) and text.startswith(after) else None
 
     def by_prefixes(self, text, messages, wanted, tools, more):
@@ -198,12 +225,21 @@ class Turns:
         placeholder = next((p for p in PLACEHOLDERS if p[0] not in text), None)
         if placeholder is None:
             raise TemplateFailure(f"the text holds all of {' '.join(p[0] for p in PLACEHOLDERS)}, the marks used to find turns")
-        message = functools.reduce(lambda found, leaf: put_at(found, leaf[0], placeholder), leaves(messages[i]), messages[i])
-        other = [*messages[:i], message, *messages[i + 1:]]
-        other = self.template.render(other, False, tools, **more)
+        def rendered(message, texts=()):
+            message = functools.reduce(lambda found, leaf: put_at(found, leaf[0], placeholder), texts, message)
+            return self.template.render([*messages[:i], message, *messages[i + 1:]], False, tools, **more)
+
+        message, texts = messages[i], list(leaves(messages[i]))
+        try:
+            other = rendered(message, texts)
+        except TemplateFailure:  # some refuse content beside a call
+            other = rendered(message, [leaf for leaf in texts if leaf[1].strip()])
         if other == text:
             return None
         begin = common_prefix(text, other)
+        if message.get("tool_calls"):  # names of tools may stand in their answers, too
+            paths = [("tool_calls", k, *(("function",) if "function" in call else ()), "arguments") for k, call in enumerate(message["tool_calls"])]
+            other = rendered(functools.reduce(lambda found, path: put_at(found, path, {placeholder: placeholder}), paths, message))
         return begin, len(text) - min(common_suffix(text, other), len(text) - begin)
 
     def begin_of_turn(self, text, canonical, behind, begin, i):

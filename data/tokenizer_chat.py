@@ -7,7 +7,7 @@
 The opening is the part of the generation prompt that is dropped from an answer's turn when others follow, such as a reasoning model's
 "<think>\\n". With enable_thinking, `thinking_on` or `thinking_off` replaces it. A template may also drop the reasoning of old answers
 (FORGETS): of opening + answer it keeps the text after the last "</think>", without the line breaks that follow (FORGETS_LINES), after
-trimming the whole (FORGETS_SPACE).
+trimming the whole (FORGETS_SPACE). Other marks of reasoning than <think> are `thought_begin` and `thought_end`: what `unthought` does.
 
 The texts are found by rendering placeholders, and kept only if renderings of other texts are their concatenation (templates may trim
 users' texts, which is recorded) and, for later turns, if the ids of the parts are those of the whole. If old answers change, the whole
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import templates
 
-USER, SYSTEM, ANSWER, LATER = ("QzUser0ne", "QzSystem0ne", "QzAnswer0ne", "QzUser2wo")
+USER, SYSTEM, ANSWER, LATER, THOUGHT = ("QzUser0ne", "QzSystem0ne", "QzAnswer0ne", "QzUser2wo", "QzThought0ne")
 THINKING = {"thinking_on": True, "thinking_off": False}  # enable_thinking
 THOUGHTS = "<think>\nhm </think> hm\n</think>\n\n"
 OTHERS = ("Hello", "a {{ b }} {% c %} <d> & 'e' \"f\" \\ g\n\nh", "  between spaces ", "\nfor\tlines\n", "ÄÖ é 漢字 🙂", "x" * 300)
@@ -118,7 +118,44 @@ def answers_become(ask, parts):
     return min(found, key=len, default=None)
 
 
-def find_next(chat, ask, encode):
+def unthought(text, begin, end):
+    """Returns an answer without its reasoning: with a `begin` without all that stands between marks, and trimmed; else from the last
+    `end` on."""
+    return "".join(part.split(begin)[0] for part in text.split(end)).strip() if begin else text.rpartition(end)[2]
+
+
+def find_marks(chat, ask, close, parts):
+    """Returns (begin, end) of `unthought` if the template writes reasoning between other marks than <think> and drops it from old answers;
+    else None. The model itself writes the rest of an old answer's header (`own`), such as the name of a channel."""
+    def talk(content, **more):
+        return [message("user", USER), {**message("assistant", content), **more}]
+
+    def kept(content, answer, **more):
+        return ask([*talk(content, **more), message("user", LATER)]) == joined(parts, [USER, answer, LATER])
+
+    try:
+        _, before, between, _ = cut(close(talk(ANSWER, reasoning_content=THOUGHT)), USER, THOUGHT, ANSWER)
+        forgets = all(kept(other, other.strip(), reasoning_content=THOUGHT) or kept(other, other, reasoning_content=THOUGHT) for other in OTHERS)
+    except (NoChat, templates.TemplateFailure):
+        return None
+    head = os.path.commonprefix([parts[1], chat.texts["first_after"]])
+    own = parts[1][len(head):]
+    begin, end = before.removeprefix(head).strip(), between.removesuffix(own).strip()
+    if not forgets or not (begin and end and before.startswith(head) and between.endswith(own)) or "think>" in begin + end:
+        return None
+    if own:  # a content is only what stands behind it
+        return "", end
+    for mark in (begin.partition(">")[0] + ">", begin, ""):
+        texts = [a + other + b for other in OTHERS for a in ("", begin + "\nhm" + end, begin + "hm ", f"a{end}b{mark}c") for b in ("", end)]
+        try:
+            if all(kept(text, unthought(text, mark, end)) for text in texts):
+                return mark, end
+        except templates.TemplateFailure:
+            break
+    return None
+
+
+def find_next(chat, ask, encode, close):
     def turns(first, answer, *later):
         rest = [turn for text in later for turn in (message("assistant", answer), message("user", text))]
         return [message("user", first), *rest]
@@ -132,10 +169,14 @@ def find_next(chat, ask, encode):
     third = ask(turns("Question", "Answer", "Second", LATER))
     if not third.endswith(before + LATER + after):
         raise NoChat("the template writes the third turn differently from the second")
-    kept = answers_become(ask, parts)
+    marks = find_marks(chat, ask, close, parts)
+    kept = ("FORGETS",) if marks else answers_become(ask, parts)
     if kept is None:
         raise NoChat("the template changes the model's answers in an unknown way")
     forgets = "FORGETS" in kept
+    if marks:
+        chat.texts["thought_begin"], chat.texts["thought_end"] = marks
+        between = os.path.commonprefix([between, chat.texts["first_after"]])
     if forgets and not chat.texts["first_after"].startswith(between):
         raise NoChat("the template writes the generation prompt differently when others follow")
     for other in OTHERS:
@@ -195,12 +236,15 @@ def find_chat(folder, encode, template=None, arguments=None):
     def ask(messages, **more):
         return compiled.render(messages, add_generation_prompt=True, **{**(arguments or {}), **more})
 
+    def close(messages):
+        return compiled.render(messages, **(arguments or {}))
+
     chat, between = Chat(), None
     try:
         find_first(chat, ask)
     except templates.TemplateFailure as error:
         raise NoChat(f"the template refuses a user's message: {error}") from None
-    for part, find in (("system text", lambda: find_system(chat, ask)), ("later turns", lambda: find_next(chat, ask, encode))):
+    for part, find in (("system text", lambda: find_system(chat, ask)), ("later turns", lambda: find_next(chat, ask, encode, close))):
         try:
             between = find()
         except (NoChat, templates.TemplateFailure) as error:
@@ -211,8 +255,7 @@ def find_chat(folder, encode, template=None, arguments=None):
     except templates.TemplateFailure as error:
         raise NoChat(f"the template refuses enable_thinking: {error}") from None
     try:
-        whole = compiled.render([message("user", USER), message("assistant", ANSWER)], **(arguments or {}))
-        chat.end = whole.partition(ANSWER)[2].lstrip()
+        chat.end = close([message("user", USER), message("assistant", ANSWER)]).partition(ANSWER)[2].lstrip()
     except templates.TemplateFailure:
         pass
     if compiled.tells_time:

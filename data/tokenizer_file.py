@@ -9,7 +9,7 @@ tokenizer.json alone. Needs the `tokenizers` library and jinja2.
 The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
 
     0   8 bytes  "SBPTOKEN"
-    8   uint32   version, 1; 2 if one of the last 4 flags or an opening is present; 3 if splits are
+    8   uint32   version, 1; 2 if one of the last 4 flags or an opening is present; 3 if splits are; 4 if thought_end is
     12  uint32   CRC-32 (zlib's) of all bytes from 16 to the end
     16  uint64   bytes of the file
     24  uint64   fingerprint: bytes of tokenizer.json << 32 | CRC-32 of tokenizer.json
@@ -18,7 +18,7 @@ The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
     40  uint32   ids of the model's own vocabulary: added tokens may lie above
     44  uint32   how text is cut into words, see WORDS
     48  uint32   the id of unknown characters, 0xffffffff: none
-    52  uint32   sections, 25, or (version 2) 28, or (version 3) 30
+    52  uint32   sections: 25, 28, 30, 32 in versions 1 to 4
     56  uint64   0
     64  sections x (uint64 offset, uint64 bytes), in the order of SECTIONS; each begins at a multiple of 8
 
@@ -66,8 +66,9 @@ SECTIONS = (
     "system_before", "system_between", "system_after", "next_before", "next_after", "name",
     "opening", "thinking_on", "thinking_off",
     "splits", "patterns",
+    "thought_begin", "thought_end",
 )
-COUNTS, FLAGS_1 = (25, 28, 30), 16  # sections of each version, and flags of version 1
+COUNTS, FLAGS_1 = (25, 28, 30, 32), 16  # sections of each version, and flags of version 1
 ID_EXISTS, ID_SPECIAL, ID_IN_VOCABULARY = 1, 2, 4
 ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
 
@@ -359,7 +360,8 @@ def chat_sections(source, sections, template, arguments):
     sections["chat_reason"] = chat.reason.encode()
     special = {token["id"] for token in source.state["added_tokens"]}
     ends = [id for text in (chat.end, chat.texts.get("next_before", "")) for id in source.encode(text)[:1]]
-    return chat.flags, [id for id in ends if id in special]
+    inner = source.encode(chat.texts.get("thought_end", ""))  # gpt-oss ends its reasoning, too, with <|end|>
+    return chat.flags, [id for id in ends if id in special and id not in inner]
 
 
 def end_ids(source, ends_of_turns):

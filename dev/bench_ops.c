@@ -397,10 +397,11 @@ static void bench_dequantise(size_t repeats, size_t only) {
     static const QuantFormat formats[] = {{QUANT_NF4, 1, 64, DTYPE_BF16},
                                           {QUANT_NF4, 1, 64, DTYPE_FP16},
                                           {QUANT_FP4, 0, 64, DTYPE_FP32},
-                                          {QUANT_NF4, 0, 32, DTYPE_BF16}};
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 4; i++) {
-        const size_t rows = shapes[i / 4][0], n = rows * shapes[i / 4][1];
-        const QuantFormat f = formats[i % 4];
+                                          {QUANT_NF4, 0, 32, DTYPE_BF16},
+                                          {QUANT_MXFP4, 0, 32, DTYPE_BF16}};
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 5; i++) {
+        const size_t rows = shapes[i / 5][0], n = rows * shapes[i / 5][1];
+        const QuantFormat f = formats[i % 5];
         const QuantParts p = quant_parts(f, n);
         if (only && rows != only) continue;
         floatX *out = bench_tensor(n), *in = bench_tensor(n);

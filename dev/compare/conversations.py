@@ -36,50 +36,8 @@ import records
 import templates
 
 SHIPPED = pathlib.Path(trl.__file__).parent / "chat_templates"
-FAMILIES = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_8", "llama3", "gemma3", "phi3_5", "lfm2_v2", "glm4moe", "nemotron_3_nano")
-SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c>]+[|\uff5c]>|<(?:start|end)_of_turn>|</?think>|\[gMASK\]|<sop>")
-WORDS = ("hello", "the weather", "\u00e9t\u00e9", "\u4f60\u597d", "\U0001f600", '"quoted" & <b>', "a\\b", "two\nlines", "  spaces ", "2 + 2 = 4", "user", "{x}")
-TOOLS = [{"type": "function", "function": {"name": "w", "description": "Weather.", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}]
+FAMILIES = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_8", "llama3", "gemma3", "phi3_5", "lfm2_v2", "glm4moe", "nemotron_3_nano", "gptoss")
 COLUMNS = ("equal", "stated", "refused", "DIFFERENT", "own", "(masks)", "no turns")
-
-
-def conversation(rng):
-    """Returns (a user's row, TRL's messages)."""
-    text = lambda: " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 6)))
-    row, given, tools, reasons = [], [], rng.random() < .3, rng.random() < .4
-
-    def say(role, content, masks=(), **more):
-        given.append(templates.with_reasoning({"role": role, "content": content, **more}))
-        for call in more.get("tool_calls", ()):
-            if rng.random() < .5:
-                function = {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=rng.random() < .5)}
-                more = {**more, "tool_calls": [{**call, "function": function}]}
-        row.append({"role": role, "content": content, **more, **dict(masks)})
-
-    def answer(content, **more):
-        where = rng.randrange(4) if reasons else 3
-        content = f"<think>\n{text().strip()}\n</think>\n\n{content}" if where == 0 else content
-        more |= {("reasoning_content", "reasoning")[where - 1]: text().strip()} if where in (1, 2) else {}
-        say("assistant", content, [(rng.choice(records.MASKS), rng.choice((0, 1, False, True)))] * (rng.random() < .2), **more)
-
-    if rng.random() < .4:
-        say(rng.choice(("system", "system", "system", "developer")), text())
-    for _ in range(rng.randint(1, 4)):
-        say("user", text())
-        if tools and rng.random() < .7:
-            arguments = {"city": text(), "days": rng.randint(1, 9)} if rng.random() < .8 else {}
-            answer("", tool_calls=[{"id": "c1", "type": "function", "function": {"name": "w", "arguments": arguments}}])
-            say("tool", json.dumps({"sky": text()}, ensure_ascii=False), name="w", tool_call_id="c1")
-        answer(text() if rng.random() < .95 else "")
-    return {"messages": row, **({"tools": TOOLS} if tools else {})}, given
-
-
-def in_field(message):
-    thought, end, answer = message["content"].partition("</think>")
-    if message["role"] != "assistant" or not end:
-        return message
-    return templates.with_reasoning({**message, "content": answer.lstrip("\n"), "reasoning_content": thought.removeprefix("<think>").strip("\n")})
 
 
 def blocks(mask):
@@ -91,7 +49,7 @@ class Family:
         self.own, self.training = ((SHIPPED / f"{name}{kind}.jinja").read_text(encoding="utf-8") for kind in ("", "_training"))
         with tempfile.TemporaryDirectory() as folder:
             library = samples.byte_level()
-            library.add_special_tokens(sorted(set(SPECIAL.findall(self.own))))
+            library.add_special_tokens(sorted(set(samples.MARKS.findall(self.own))))
             samples.tokenizer_folder(folder, library, self.own, "<s>", "</s>")
             self.tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
             self.ours = {text: encode.Encoder(encode.Options(tokenizer=folder, chat_template=str(SHIPPED / f"{name}{kind}.jinja")))
@@ -136,7 +94,7 @@ class Family:
         found, counts = document.ids.tolist(), document.counts.tolist()
         moved = found != ids and any("became reasoning_content" in text for text in record.told)
         if moved:
-            given = list(map(in_field, given))
+            given = list(map(samples.in_field, given))
             ids, mask = self.trl(template, row, given)
         if template == self.training:
             return ["DIFFERENT" if (ids, mask) != (found, counts) else "stated" if moved else "equal"]
@@ -157,7 +115,7 @@ def main():
     for name in FAMILIES:
         family, rng, sums = Family(name), random.Random(options.seed), collections.Counter()
         for _ in range(options.count):
-            row, given = conversation(rng)
+            row, given = samples.talk(rng)
             for template in (family.training, family.own):
                 outcomes = family.outcomes(template, row, given)
                 if options.show and "DIFFERENT" in outcomes and not sums["DIFFERENT"]:

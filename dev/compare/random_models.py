@@ -32,9 +32,10 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
-from transformers import (Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GraniteConfig, LlamaConfig,  # noqa: E402
-                          Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
-                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+from transformers import (Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig,  # noqa: E402
+                          GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
+                          Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
+                          SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
@@ -138,6 +139,33 @@ def gemma3(r):
                             query_pre_attn_scalar=r.choice([8, 24, 256]), rope_parameters=per_kind(r), attention_bias=r.random() < 0.3)
 
 
+def gemma4(r):
+    """Draws a dense model, one with experts beside, one with shared keys and own inputs, or any mixture."""
+    s, full = sizes(r), r.random() < 0.5
+    layers, E = s["num_hidden_layers"], r.choice([None, None, r.randrange(2, 9)])
+    shared = r.choice([0, r.randrange(0, layers)])
+    own = kinds(r, layers - shared, "sliding_attention")
+    types = own + [r.choice(own) for _ in range(shared)]
+    if shared and "full_attention" not in own:
+        types[0] = "full_attention"
+    types[-1] = "full_attention"
+    if shared and "sliding_attention" not in types[:layers - shared]:
+        types = ["full_attention"] * layers
+    heads = s["num_attention_heads"]
+    rope = dict(full_attention=dict(rope_type="proportional", rope_theta=r.choice([1e4, 1e6]),
+                                    partial_rotary_factor=r.choice([0.25, 0.5, 0.3, 1.0])),
+                sliding_attention=dict(rope_type="default", rope_theta=r.choice([1e3, 1e4])))
+    experts = dict(enable_moe_block=True, num_experts=E, top_k_experts=r.randrange(1, E + 1),
+                   moe_intermediate_size=r.randrange(3, 40)) if E else {}
+    return Gemma4TextConfig(**s, **experts, layer_types=types, sliding_window=r.randrange(1, 30), rope_parameters=rope,
+                            global_head_dim=2 * r.randrange(2, 20), attention_k_eq_v=full, num_kv_shared_layers=shared,
+                            num_global_key_value_heads=r.choice([None, *(n for n in range(1, heads + 1) if heads % n == 0)]),
+                            use_double_wide_mlp=r.random() < 0.5, attention_bias=r.random() < 0.3,
+                            final_logit_softcapping=r.choice([None, 0.7, 3.0, 30.0]),
+                            hidden_size_per_layer_input=r.choice([0, 0, r.randrange(1, 20)]),
+                            vocab_size_per_layer_input=s["vocab_size"] + r.choice([0, 0, 7]))
+
+
 def qwen3_5(r):
     s = sizes(r)
     keys, rope = r.choice([1, 2, 3]), scaling(r, 64)
@@ -223,9 +251,18 @@ def glm4_moe(r):
                          routed_scaling_factor=r.choice([1.0, 2.5]), rope_parameters=rope, attention_bias=r.random() < 0.5)
 
 
-FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3,
+def gpt_oss(r):
+    s, E = sizes(r), r.choice([1, *range(2, 17)])
+    some = {} if r.random() < 0.2 else dict(rope_parameters=scaling(r, 64))  # {}: the class's YaRN
+    return GptOssConfig(**s, **some, num_local_experts=E, num_experts_per_tok=r.choice([1, min(2, E), E, r.randrange(1, E + 1)]),
+                        layer_types=r.choice([None, kinds(r, s["num_hidden_layers"], "sliding_attention")]),
+                        sliding_window=r.randrange(1, 71), swiglu_alpha=r.choice([1.702, 0.5, 3.0]),
+                        swiglu_limit=r.choice([7.0, 1.0, 0.3]), attention_bias=r.random() < 0.7)
+
+
+FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
-                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe)
+                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -245,7 +282,7 @@ VALUES = dict(
     num_hidden_layers=[1, 2], intermediate_size=[24, 40], n_inner=[None, 40], n_embd=[24, 30], n_head=[2, 3],
     hidden_size=[24, 30], n_layer=[1, 2], query_pre_attn_scalar=[16, 24.0, 256], initializer_range=[0.5, 0.01, 2],
     is_causal=[True, None], clip_qkv=[None, 8], attn_logit_softcapping=[None, 50.0],
-    final_logit_softcapping=[None, 30.0], use_bidirectional_attention=[False, None],
+    final_logit_softcapping=[None, 30.0, 2.0, 0], use_bidirectional_attention=[False, None, "vision", "all"],
     scale_attn_weights=[True, False, None], scale_attn_by_inverse_layer_idx=[False, True],
     reorder_and_upcast_attn=[False], no_rope_layers=[None, [1, 0], [0, 1, 1, 1]], no_rope_layer_interval=[1, 2, 4],
     full_attention_interval=[1, 2, 4], attn_output_gate=[True, None], add_cross_attention=[False, None],
@@ -258,10 +295,15 @@ VALUES = dict(
     moe_intermediate_size=[8, 0], shared_expert_intermediate_size=[8, 0], n_shared_experts=[1, 2, 0], decoder_sparse_step=[1, 2, 0, -1],
     first_k_dense_replace=[0, 1, 9], mlp_only_layers=[[0], [1, 7], [-1], None], n_group=[1, 2, 0], topk_group=[1, 2, 0],
     norm_topk_prob=[True, False], routed_scaling_factor=[2.5, 1, 0], router_jitter_noise=[0.0, 0.1], use_qk_norm=[True, False],
+    swiglu_alpha=[1.0, 0, None], swiglu_limit=[0.5, 0, None],
     router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
+    global_head_dim=[8, 6, None], num_global_key_value_heads=[1, 2, None], attention_k_eq_v=[True, False],
+    num_kv_shared_layers=[0, 1, 2], use_double_wide_mlp=[True, False], hidden_size_per_layer_input=[0, 4, None],
+    vocab_size_per_layer_input=[60, 160, 30], enable_moe_block=[True, False], top_k_experts=[1, 2, None, 0],
+    per_layer_config=[{}, {"0": dict(head_dim=8)}, {"00": dict(head_dim=8, num_key_value_heads=1)}, {"1": dict(sliding_window=3)}],
     type_vocab_size=[2], quantization_config=[None], return_dict=[True, None],
     architectures=[None], _name_or_path=["x"], auto_map=[{}], rope_scaling=[None, {}], rope_parameters=[None, {}])
-ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None],
+ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", "proportional", None],
             type=["default", "linear", "yarn", "mrope"], rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5],
             partial_rotary_factor=[0.5, 1.0, 1, None], original_max_position_embeddings=[16, 32, None],
             attention_factor=[1.2, None, 1], beta_fast=[16.0, None, 32], beta_slow=[0.5, None, 1],
@@ -322,7 +364,9 @@ def small_model(folder):
         size = sum(p.numel() for p in AUTO.from_config(config).parameters())
     if size > 2e6:
         raise OverflowError(f"{size} weights")
-    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager").eval()
+    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation=make_golden.attention_of(config),
+                             experts_implementation="eager").eval()
+    config.output_hidden_states = bool(getattr(config, "num_kv_shared_layers", 0))  # as in trial()
     for router in routers_of(model):
         router.double()
     with torch.no_grad():
@@ -332,7 +376,7 @@ def small_model(folder):
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
     weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
-    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
@@ -446,7 +490,10 @@ def skew(r, model):
             if how == "skewed":
                 router.weight[:, 0] = torch.tensor([r.choice([-9.0, 0.0, 9.0]) for _ in range(E)])
             if how == "tied":
-                router.weight[torch.tensor(r.sample(range(E), r.randrange(2, E + 1)))] = 0
+                alike = torch.tensor(r.sample(range(E), r.randrange(min(2, E), E + 1)))
+                router.weight[alike] = 0
+                if getattr(router, "bias", None) is not None:
+                    router.bias[alike] = 0.1
             if how and hasattr(router, "e_score_correction_bias"):
                 values = [0.0] if how == "tied" else [-3.0, 0.0, 3.0]
                 router.e_score_correction_bias.copy_(torch.tensor([r.choice(values) for _ in range(E)]))
@@ -462,7 +509,7 @@ def topk_of_the_lowest(scores, k, dim=-1, sorted=True):
 
 
 def trial(seed, number, names, work, verbose):
-    """Returns the family, and the errors of the loss and of the worst gradient."""
+    """Returns the family, and the errors of the loss, of the norm of the gradients and of the worst gradient."""
     r = random.Random(f"{seed} {number}")
     name = r.choice(names)
     config = FAMILIES[name](r)
@@ -470,7 +517,8 @@ def trial(seed, number, names, work, verbose):
         setattr(config, key, None)
     config.pad_token_id = r.choice([None, r.randrange(60)])
     lengths = [r.randrange(1, 70) for _ in range(r.choice([1, 1, 2, 3]))]
-    chunked = [(m, r.randrange(1, 80)) for m in ["mst", "seco"] + ["stream"] * 6]
+    shares = getattr(config, "num_kv_shared_layers", 0)  # seco refuses such
+    chunked = [(m, r.randrange(1, 80)) for m in ["mst", "stream" if shares else "seco"] + ["stream"] * 6]
     method, chunk = r.choice([("full", 0), ("checkpoint", 0), *chunked]), r.randrange(1, 90)
     about = f"{name}, {lengths} tokens, {method[0]} {method[1]}"
     if verbose:
@@ -484,6 +532,7 @@ def trial(seed, number, names, work, verbose):
     make_golden.save_model(case, made, folder)
     losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
     routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
+    every = ["--inputs-every", r.choice([1, 1, 2, 3])] if method[0] in ("stream", "checkpoint", "mst") else []
     rng = np.random.default_rng(case.seed)
     documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
     for ids in documents:
@@ -494,10 +543,11 @@ def trial(seed, number, names, work, verbose):
     data = write_shard(work, documents, counts, config.vocab_size)
     chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
     out = json.loads(ours("bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths),
-                          "--method", method[0], *chunks, *routers, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
+                          "--method", method[0], *chunks, *every, *routers, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
     found = load_file(work / "grads.safetensors")
     with make_golden.rmsnorm_in_the_models_dtype():
-        model = make_golden.load_model(folder, torch.float64, "sdpa")
+        model = make_golden.load_model(folder, torch.float64)
+        model.config.output_hidden_states = shares > 0  # without, layers that share keys need own inputs in transformers
         joined = [torch.tensor(np.concatenate(parts).astype(np.int64)) for parts in (
             [ids[:-1] for ids in documents], [ids[1:] for ids in documents], [counted[1:] for counted in counts])]
         stream = dict(zip(("tokens", "targets", "loss_weight"), joined), doc_length=torch.tensor(lengths),
@@ -526,8 +576,8 @@ def trial(seed, number, names, work, verbose):
         ours("convert", "--model", folder, "--out", work / "again", "--quiet")
         same = (work / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
         assert same, f"{about}: the weights that convert writes are others"
-        make_golden.load_model(work / "again", torch.float32, "sdpa")
-    return name, off, worst
+        make_golden.load_model(work / "again", torch.float32)
+    return name, off, apart.item(), worst
 
 
 def main():
@@ -546,7 +596,7 @@ def main():
         setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
     torch.topk = torch.Tensor.topk = topk_of_the_lowest
     torch.log = lambda x, f=torch.log: f(x.double()).to(x.dtype)
-    counts, failed, worst = {}, 0, (0.0, 0.0)
+    counts, failed, worst = {}, 0, (0.0, 0.0, 0.0)
     numbers = [options.only] if options.only is not None else range(options.first, options.first + options.trials)
     for number in numbers if options.mutate else []:
         with tempfile.TemporaryDirectory() as work:
@@ -567,7 +617,8 @@ def main():
                 failed += 1
                 print(f"trial {number} of seed {options.seed}: {error}", flush=True)
     print(f"{sum(counts.values())} passed, {failed} failed: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
-    print(f"worst error of a loss {worst[0]:.1e}, of a gradient {worst[1]:.1e} (gradients are written in fp32)")
+    print(f"worst error of a loss {worst[0]:.1e}, of the gradients' norm {worst[1]:.1e}, of a gradient {worst[2]:.1e} "
+          "(gradients are written in fp32)")
     return failed > 0
 
 

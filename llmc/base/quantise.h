@@ -1,11 +1,15 @@
 /*
-Matrices in 4 bits, as bitsandbytes 0.50 stores them (QLoRA, arXiv 2305.14314): the elements in order, in blocks that
-share a scale, their largest magnitude (absmax). An element is a code of 4 bits,
+Matrices in 4 bits: the elements in order, in blocks that share a scale. An element is a code of 4 bits,
 
     nf4    16 quantiles of the normal distribution
     fp4    sign, two bits of exponent, one of mantissa
+    mxfp4  the same with other exponents: 0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives
 
-times the scale of its block. Nested ("double quantisation") scales are themselves codes of 8 bits, in blocks of 256:
+times the scale of its block. mxfp4 is that of OCP's Microscaling Formats 1.0, as gpt-oss has it: blocks of 32, scales
+2^(byte - 127), so every value below infinity is exact in bf16. Values equal those of transformers 5.24, byte 255 too.
+
+nf4 and fp4 are those of bitsandbytes 0.50 (QLoRA, arXiv 2305.14314), whose scale is the largest magnitude of a block
+(absmax). Nested ("double quantisation") scales are themselves codes of 8 bits, in blocks of 256:
 scale = map[code] * scale of its block + offset, the offset being the mean of all scales. fp4 has a second zero, which
 decodes to 0; bitsandbytes has 0 or -0 there, whichever of its loops decodes it.
 
@@ -20,7 +24,7 @@ thread; with several threads, above 32768 scales, its last bit may differ.
 #include "utils.h"
 #include <math.h>
 
-typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_TYPES } QuantType;
+typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_MXFP4, QUANT_TYPES } QuantType;
 
 typedef struct {
     QuantType type; // NONE: not in 4 bits
@@ -29,10 +33,19 @@ typedef struct {
     DType rounding; // type of the quantised model, to which decoded values are rounded: fp32, bf16 or fp16
 } QuantFormat;
 
-enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT_BLOCK_MOST = 4096 };
+enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT_BLOCK_MOST = 4096, MXFP4_BLOCK = 32 };
+enum { MXFP4_SCALE_MOST = 252 }; // 6 * 2^(252 - 127) is finite
 
-static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4"};
+static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4", "mxfp4"};
 
+// Returns the type of this name; QUANT_NONE: none
+static QuantType quant_type_find(const char *name) {
+    for (int i = QUANT_NF4; i < QUANT_TYPES; i++)
+        if (!strcmp(name, quant_type_names[i])) return (QuantType)i;
+    return QUANT_NONE;
+}
+
+// mxfp4: twice the values, and scales are 2^(byte - 128), which float holds for every byte
 static const float quant_codes[QUANT_TYPES][16] = {
     {0},
     {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
@@ -40,18 +53,34 @@ static const float quant_codes[QUANT_TYPES][16] = {
      0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f},
     {0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, 0.0f, -0.0625f / 12, -8.0f / 12, -1.0f,
      -4.0f / 12, -0.5f, -2.0f / 12, -0.25f},
+    {0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f, -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f},
 };
 
-// Codes in ascending order of their values; of fp4's two zeros the first is used
-static const uint8_t quant_order[QUANT_TYPES][16] = {
+// Returns by how much a byte of codes is shifted right for its first element; the other one is in the other half.
+static int quant_first_shift(QuantType type) { return type == QUANT_MXFP4 ? 0 : 4; }
+
+static unsigned quant_code(QuantType type, const uint8_t *codes, size_t i) {
+    return codes[i / 2] >> (i % 2 ? 4 - quant_first_shift(type) : quant_first_shift(type)) & 15;
+}
+
+// Codes of nf4 and fp4 in ascending order of their values; of fp4's two zeros the first is used
+static const uint8_t quant_order[QUANT_MXFP4][16] = {
     {0},
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
     {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3},
 };
 
+// The format in which matrices are quantised here; rounding: their type. Values of mxfp4 are exact in bf16.
+static QuantFormat quant_format(QuantType type, DType rounding) {
+    const QuantFormat mxfp4 = {type, 0, MXFP4_BLOCK, DTYPE_BF16};
+    const QuantFormat nested = {type, 1, QUANT_BLOCK, rounding == DTYPE_FP64 ? DTYPE_FP32 : rounding};
+    return type == QUANT_MXFP4 ? mxfp4 : nested;
+}
+
 // ---- the record of a matrix -----------------------------------------------------------------------------------------
-// Byte offsets of a record's parts: codes, two elements a byte, the first in the high half; codes of nested scales;
-// scales in fp32, nested one for 256; the offset of nested ones. Each part begins at a multiple of 16.
+// Byte offsets of a record's parts: codes, two elements a byte, the first in the high half (mxfp4: in the low half);
+// codes of nested scales, or mxfp4's bytes; scales in fp32, nested one for 256; the offset of nested ones. Each part
+// begins at a multiple of 16.
 typedef struct {
     size_t codes, scale_codes, scales, offset;
     size_t blocks, scale_count; // of elements; scales in fp32
@@ -64,8 +93,9 @@ static QuantParts quant_parts(QuantFormat f, size_t n) {
     QuantParts p = {0};
     p.blocks = (n + f.block - 1) / f.block;
     p.scale_count = f.nested ? (p.blocks + QUANT_NESTED_BLOCK - 1) / QUANT_NESTED_BLOCK : p.blocks;
+    if (f.type == QUANT_MXFP4) p.scale_count = 0;
     p.scale_codes = quant_align((n + 1) / 2, 16);
-    p.scales = p.scale_codes + (f.nested ? quant_align(p.blocks, 16) : 0);
+    p.scales = p.scale_codes + (f.nested || f.type == QUANT_MXFP4 ? quant_align(p.blocks, 16) : 0);
     p.offset = p.scales + quant_align(p.scale_count * sizeof(float), 16);
     p.bytes = quant_align(p.offset + (f.nested ? sizeof(float) : 0), 64);
     return p;
@@ -177,6 +207,22 @@ static float quant_encode_block(uint8_t *codes, const float bounds[15], const ui
     return whole ? most : least;
 }
 
+// Encodes x[n] in mxfp4, to the nearest code, of two the even one. The scale's exponent is that of the largest
+// magnitude less 2: up to 6 times the scale, values are rounded, those above become 6.
+static void quant_encode_mxfp4(uint8_t *codes, uint8_t *scale, const float *x, size_t n) {
+    const float most = quant_absmax(x, n);
+    int exponent;
+    frexpf(most, &exponent); // most = [1/2, 1) * 2^exponent
+    *scale = (uint8_t)(most != 0 && exponent > -124 ? exponent + 124 : 0);
+    const float inverse = ldexpf(1, 127 - *scale);
+    memset(codes, 0, (n + 1) / 2);
+    for (size_t i = 0; i < n; i++) {
+        const float v = fabsf(x[i]) * inverse;
+        const int code = (v > 0.25f) + (v >= 0.75f) + (v > 1.25f) + (v >= 1.75f) + (v > 2.5f) + (v >= 3.5f) + (v > 5);
+        codes[i / 2] = (uint8_t)(codes[i / 2] | (code | (signbit(x[i]) ? 8 : 0)) << i % 2 * 4);
+    }
+}
+
 // Encodes the scales of all blocks in 8 bits, with their own scales and offset.
 static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *scale) {
     const QuantScales *s = quant_scales();
@@ -215,7 +261,8 @@ static QuantEncoder quant_encode_begin(uint8_t *record, QuantFormat f, size_t n)
 
 // Encodes in[count], all finite: elements from `begin`, where a block starts, to the end of a block or of the matrix.
 static void quant_encode_part(const QuantEncoder *e, const float *in, size_t begin, size_t count) {
-    const uint8_t *order = quant_order[e->format.type];
+    const int mxfp4 = e->format.type == QUANT_MXFP4;
+    const uint8_t *order = quant_order[mxfp4 ? QUANT_NONE : e->format.type];
     const float *codes = quant_codes[e->format.type];
     const size_t block = e->format.block;
     float bounds[15];
@@ -225,7 +272,11 @@ static void quant_encode_part(const QuantEncoder *e, const float *in, size_t beg
 #endif
     for (size_t b = begin / block; b < (begin + count + block - 1) / block; b++) {
         const size_t at = b * block, length = min_size(block, e->n - at);
-        e->scale[b] = quant_encode_block(e->record + at / 2, bounds, order, in + (at - begin), length, length == block);
+        if (mxfp4)
+            quant_encode_mxfp4(e->record + at / 2, e->record + e->parts.scale_codes + b, in + (at - begin), length);
+        else
+            e->scale[b] =
+                quant_encode_block(e->record + at / 2, bounds, order, in + (at - begin), length, length == block);
     }
 }
 
@@ -262,13 +313,21 @@ static float quant_round(DType type, float value) {
     return type == DTYPE_FP16 ? quant_round_fp16(value) : value;
 }
 
+// Returns half of 2^(byte - 127); bytes 0 and 1 give subnormal numbers.
+static float quant_mxfp4_scale(uint8_t byte) {
+    return bf16_to_float((uint16_t)(byte < 2 ? 0x20u << byte : (byte - 1u) << 7));
+}
+
 // Decodes the scales of blocks [begin, begin + count).
 static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, const QuantParts *p, size_t begin,
                             size_t count) {
     const float *scales = (const float *)(const void *)(record + p->scales), *map = quant_scales()->map;
     float offset = 0;
     if (f.nested) memcpy(&offset, record + p->offset, sizeof(offset));
-    if (!f.nested) memcpy(scale, scales + begin, count * sizeof(float));
+    if (f.type == QUANT_MXFP4)
+        for (size_t i = 0; i < count; i++) scale[i] = quant_mxfp4_scale(record[p->scale_codes + begin + i]);
+    else if (!f.nested)
+        memcpy(scale, scales + begin, count * sizeof(float));
     for (size_t i = 0; i < count && f.nested; i++) {
         const size_t b = begin + i;
         const volatile float product = map[record[p->scale_codes + b]] * scales[b / QUANT_NESTED_BLOCK];
@@ -285,7 +344,7 @@ static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record,
         end = min_size((i / f.block + 1) * f.block, begin + count);
         quant_scales_of(&scale, f, record, &p, i / f.block, 1);
         for (size_t j = i; j < end; j++)
-            out[j - begin] = quant_round(f.rounding, codes[record[j / 2] >> (j % 2 ? 0 : 4) & 15] * scale);
+            out[j - begin] = quant_round(f.rounding, codes[quant_code(f.type, record, j)] * scale);
     }
 }
 

@@ -36,13 +36,15 @@ static void lora_add_name(cJSON *names, char *entry) {
     }
 }
 
-// Replaces names of experts' projections in transformers 4 as PEFT 0.21 does. Returns 1 if the rank of their gates and
-// up projections, which share A now, doubles.
+// Replaces names of experts' projections in transformers 4 as PEFT 0.21 does, and one that a dense MLP beside experts
+// shares with them. Returns 1 if the rank of their gates and up projections, which share A now, doubles.
 static int lora_rename(const cJSON *names, const Family *family) {
     const char *const *old = adapter_old_names(family);
     int found[3] = {0, 0, 0};
     cJSON *item;
     cJSON_ArrayForEach(item, names) {
+        if (family->experts_beside && !strcmp(item->valuestring, "down_proj"))
+            cJSON_SetValuestring(item, "mlp.down_proj");
         for (int i = 0; old && i < 3; i++) {
             if (strcmp(item->valuestring, old[i]) != 0) continue;
             cJSON_SetValuestring(item, i < 2 ? "experts.gate_up_proj" : "experts.down_proj");
@@ -84,7 +86,7 @@ static unsigned lora_word(const char *targets, const Config *c) {
     if (!text_is_one_of(targets, "all|all-linear")) return 0;
     for (size_t i = 0; lora_module_at(c->family, i) < LORA_TENSORS; i++) {
         const LayerTensor tensor = lora_tensor(c->family, i);
-        if (!experts || tensor < GATE_WEIGHT || renamed == lora_is_parameter(tensor)) chosen |= 1u << i;
+        if (!experts || tensor < GATE_WEIGHT || renamed == lora_is_parameter(c->family, tensor)) chosen |= 1u << i;
     }
     return chosen;
 }
@@ -176,10 +178,15 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     if (!chosen) die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
     cJSON_Delete(root);
+    const char *joint = c->family->layer_names[INPUT_PROJECTION];
+    if (!o->quiet && c->hidden_size_per_layer_input && text_is_one_of(o->lora_targets, "all|all-linear"))
+        note("--lora-targets %s: not %.*s, which is one matrix for all layers", o->lora_targets,
+             (int)lora_name_length(joint), joint);
     for (size_t i = 0; !o->quiet && adapter_old_names(c->family) && lora_module_at(c->family, i) < LORA_TENSORS; i++)
         for (size_t l = 0; l < c->num_hidden_layers; l++) {
             const LayerTensor tensor = lora_tensor(c->family, i);
-            if (tensor < GATE_WEIGHT || lora_is_parameter(tensor) || !lora_wanted(lora, c, l, i).rank) continue;
+            if (tensor < GATE_WEIGHT || lora_is_parameter(c->family, tensor) || !lora_wanted(lora, c, l, i).rank)
+                continue;
             note("--lora-targets: PEFT 0.21 takes %s for experts in %s, so it will not load these adapters; merge them",
                  lora_module(c->family, i), c->family->name);
             return;

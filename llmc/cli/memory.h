@@ -114,11 +114,10 @@ static Search run_search(const Run *run, size_t limit) {
 // Finds the library that takes attention of this run, the same on all ranks; of a plan that of the planned GPU.
 static void run_attention(Run *run) {
     const Config *c = &run->model.config;
-    const size_t window = layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers ? window_of_model(c) : 0;
+    const int windows = c->global_head_dim || layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers;
     const Machine *planned = machine_from_options(run->options);
     const int on_cpu = !strcmp(ops_device->name, "cpu");
-    const char *library[2] = {NULL, NULL}; // forward, backward
-    double have[2] = {0, 0};
+    double have[4] = {0}; // forward, backward; of global heads
     run->attention = NULL, run->settings.library = on_cpu ? 0 : LIBRARY_ASKED;
     if (run->options->verb == VERB_PLAN) {
         run->settings.library =
@@ -126,19 +125,23 @@ static void run_attention(Run *run) {
         if (run->settings.library) run->attention = "cuDNN";
         return;
     }
-    for (int backward = 0; backward <= (run->settings.backward != 0); backward++) {
-        library[backward] = ops_device->attention_library(c->num_attention_heads, c->num_key_value_heads, c->head_dim,
-                                                          window, backward);
-        have[backward] = library[backward] != NULL;
-        if (library[backward]) run->settings.library |= backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD;
+    for (int i = 0; i < (c->global_head_dim ? 4 : 2); i++) {
+        int backward = i % 2, found = 0;
+        const unsigned form = i < 2 ? FORM_WINDOW : 0u;
+        const char *library =
+            ops_device->attention_library(c->num_attention_heads, key_value_heads_of(c, form), head_dim_of(c, form),
+                                          form && windows ? window_of_model(c) : 0, backward);
+        if (!library || (backward && !run->settings.backward)) continue;
+        have[i] = 1, found |= backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD;
+        run->settings.library |= form ? found : LIBRARY_GLOBAL * found;
+        if (!i) run->attention = library;
     }
-    run->attention = library[0];
-    dist_sum(RANKS_ALL, have, 2);
-    for (int backward = 0; backward < 2; backward++)
-        if (have[backward] > 0 && have[backward] < (double)dist_ranks())
+    dist_sum(RANKS_ALL, have, 4);
+    for (int i = 0; i < 4; i++)
+        if (have[i] > 0 && have[i] < (double)dist_ranks())
             die("only %.0f of %zu ranks have cuDNN for attention, and results depend on it; install it for all, or "
                 "give all STREAMBP_CUDNN=0",
-                have[backward], dist_ranks());
+                have[i], dist_ranks());
 }
 
 // Workspaces for that library's calls in backward, the largest first, 0 (the op set's own choice) last. With more it

@@ -42,9 +42,11 @@ SIZE(grow_vocabulary, "grow-vocabulary", "off", 0, 16777216, OF_A_MODEL, "N",
      "grow the embedding and the head to N ids, by rows that are the old ones' mean; checkpoints and convert keep them")
 CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, SHORT(ON(PLAN) | ON(CONVERT)) | EVERYWHERE,
        "build|fp32|bf16|double", "element type; only plan and convert take another than the build's")
-CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_FP4, SHORT(STEPS) | RUNS | ON(CONVERT), "auto|none|nf4|fp4",
+CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_MXFP4, SHORT(STEPS) | RUNS | ON(CONVERT),
+       "auto|none|nf4|fp4|mxfp4",
        "with LoRA: storage of the frozen weights; nf4, fp4: the layers' matrices in 4 bits, quantised twice as in "
-       "bitsandbytes, experts also, routers never; none: the build's type; auto: as in the model's files")
+       "bitsandbytes, experts also, routers never; mxfp4: experts alone, as in gpt-oss; none: the build's type; auto: "
+       "as in the model's files")
 FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4 or fp4: also the head's matrix")
 
 SECTION("Data")
@@ -268,10 +270,10 @@ TEXT(config, "config", NULL, SHORT(ON(TRAIN)) | EVERYWHERE, "FILE",
 TEXT(out, "out", NULL, SHORT(ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT)), "PATH",
      "folder or file to write; train: folder for checkpoints and log.jsonl, or none; logprobs: file; convert: .bin or "
      "new Hugging Face folder")
-CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP4, SHORT(ON(CONVERT)), "auto|flat|hf|text|llmc|nf4|fp4",
+CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVERT)), "auto|flat|hf|text|llmc|nf4|fp4|mxfp4",
        "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: one without the parts for images; llmc: "
-       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; auto: flat if --out ends "
-        "in .bin, else hf")
+       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; mxfp4: gpt-oss's, experts "
+       "alone; auto: flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
      "replace --out or --grads-out if it exists; train: as the first step begins; inputs are never replaced")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",

@@ -67,7 +67,7 @@ typedef struct {
 
 typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
-typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4 } BaseWeights;
+typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4, BASE_MXFP4 } BaseWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;
 typedef enum { UPDATE_NOW, UPDATE_FORWARD, UPDATE_AUTO } WhenUpdated;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
@@ -78,7 +78,16 @@ typedef enum { HELP_NONE, HELP_SHORT, HELP_ALL } Help;
 typedef enum { RESUME_OFF, RESUME_ON, RESUME_AUTO } Resume;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
-typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLMC, CONVERT_NF4, CONVERT_FP4 } ConvertTo;
+typedef enum {
+    CONVERT_AUTO,
+    CONVERT_FLAT,
+    CONVERT_HF,
+    CONVERT_TEXT,
+    CONVERT_LLMC,
+    CONVERT_NF4,
+    CONVERT_FP4,
+    CONVERT_MXFP4
+} ConvertTo;
 typedef enum { ADAPTER_AS_PEFT, ADAPTER_PER_EXPERT } AdapterLayout;
 
 // Unset text is NULL.

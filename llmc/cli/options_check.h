@@ -92,7 +92,8 @@ static void options_check_files(const Options *o) {
          "--adapter-layout has no meaning without --adapter-only: merged weights hold no adapters"},
         {o->adapter_layout == ADAPTER_PER_EXPERT && !o->model,
          "--adapter-layout per-expert: give --model with the base, whose shapes it needs"},
-        {o->quantise_head && o->base < BASE_NF4 && o->to < CONVERT_NF4,
+        {o->quantise_head && (o->base < BASE_NF4 || o->base == BASE_MXFP4) &&
+             (o->to < CONVERT_NF4 || o->to == CONVERT_MXFP4),
          "--quantise-head has no meaning without --base (or convert's --to) nf4 or fp4: the other weights are not in 4 "
          "bits"},
         {o->lora_rank && o->adapter, "--lora-rank and --adapter exclude each other: adapters are made or read"},

@@ -181,11 +181,12 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     json_array(json, "tensors");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
+        uint64_t shape[3];
+        const size_t rank = parameter_shape(p, shape);
         json_object(json, NULL);
         json_text(json, "name", p->name);
         json_array(json, "shape");
-        json_size(json, NULL, p->transposed ? p->cols : p->rows);
-        if (p->cols) json_size(json, NULL, p->transposed ? p->rows : p->cols);
+        for (size_t k = 0; k < rank; k++) json_size(json, NULL, (size_t)shape[k]);
         json_array_end(json);
         json_object_end(json);
     }
@@ -337,6 +338,8 @@ static void report_planned(const Run *run) {
                 : own_backward           ? ", backward by our own kernels"
                 : s->attention.any_order ? " in any order"
                                          : "");
+    if (run->attention && run->model.config.global_head_dim && s->library < LIBRARY_GLOBAL)
+        fprintf(out, ", heads of %zu by our own kernels", run->model.config.global_head_dim);
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
         fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
     fputc('\n', out);

@@ -127,15 +127,31 @@ static void run_note_grown(const Run *run) {
         note("adapters do not train all rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does");
 }
 
+// Refuses models that mxfp4, of experts alone and in blocks along their rows, cannot hold.
+static void run_check_mxfp4(const Model *model, const char *option) {
+    size_t experts = 0;
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        if (!parameter_quantises(model, p, QUANT_MXFP4, 0)) continue;
+        if (p->cols % MXFP4_BLOCK)
+            die_usage("%s mxfp4: %s has rows of %zu elements, not a multiple of %d; give %s nf4", option, p->name,
+                      p->cols, MXFP4_BLOCK, option);
+        experts++;
+    }
+    if (!experts)
+        die_usage("%s mxfp4 is for experts, and this %s model has none; give %s nf4", option,
+                  model->config.family->name, option);
+}
+
 // Chooses how the model is stored: by --base, or as in its files. directory: of a plan, which opens no weights; or NULL
 static void run_choose_base(Run *run, const char *directory) {
     const Options *o = run->options;
-    const DType own = run->model.dtype == DTYPE_FP64 ? DTYPE_FP32 : run->model.dtype;
-    const QuantFormat format = {o->base == BASE_FP4 ? QUANT_FP4 : QUANT_NF4, 1, QUANT_BLOCK, own};
-    const int wanted = o->base >= BASE_NF4;
+    const QuantFormat format = quant_format(quant_type_find(option_chosen(o, "base")), run->model.dtype);
+    const int wanted = format.type != QUANT_NONE;
     WeightSource *source = run->source;
     if (o->quantise_head && run->model.config.tie_word_embeddings)
         die_usage("--quantise-head: the head of this model is its embedding, which stays as it is");
+    if (format.type == QUANT_MXFP4) run_check_mxfp4(&run->model, "--base");
     if (source && wanted)
         for (size_t i = 0; i < run->model.parameter_count; i++)
             if (source_is_quantised(source, i) && source->quant[i].type != format.type)
@@ -202,7 +218,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (options->grow_vocabulary) run_grow(run, &config);
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
-    if (run->source) model_copy_biases(&run->model, &run->source->model);
+    if (run->source) model_copy_constants(&run->model, &run->source->model);
     run_choose_base(run, run->source || init ? NULL : model);
     run_open_lora(run);
     checkpoint_release();

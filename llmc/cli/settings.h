@@ -79,8 +79,13 @@ static void settings_add_optimizer(RunSettings *settings, const Options *o) {
 }
 
 // Refuses options of another method, and methods that cannot share a sequence or gather weights.
-static void options_check_method(const Options *o, World world) {
+static void options_check_method(const Options *o, const Config *config, World world) {
     const char *name = option_chosen(o, "method");
+    if (config->num_kv_shared_layers && method_is_chunk_major(o->method))
+        die_usage(
+            "--method %s: the last %zu layers of this model read keys of earlier layers, whose gradients it would "
+            "not have in time; give --method stream",
+            name, config->num_kv_shared_layers);
     if (o->method != METHOD_SPACO && option_given(o, "keep-chunks"))
         die_usage("--keep-chunks is about --method spaco; leave it out, or give that");
     if (o->method == METHOD_SPACO && !option_given(o, "keep-chunks"))
@@ -157,7 +162,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.world = world_from_options(o);
     settings.objective = objective_from_options(o);
     settings.reference = computed_reference(o, &settings.objective, lora);
-    options_check_method(o, settings.world);
+    options_check_method(o, &model->config, settings.world);
     settings_add_routers(&settings, o);
     settings.method = o->method == METHOD_AUTO ? METHOD_STREAM : o->method;
     settings.sparse.keep = o->keep_chunks, settings.sparse.seed = o->seed;

@@ -206,7 +206,10 @@ static double machine_ridge(const Machine *m) {
 
 // Returns the directions of this model's attention that are planned for cuDNN.
 static int machine_attends(const Machine *m, const Model *model) {
-    return model->dtype == DTYPE_BF16 ? cudnn_directions(m->architecture, model->config.head_dim) : 0;
+    const Config *c = &model->config;
+    if (model->dtype != DTYPE_BF16) return 0;
+    return cudnn_directions(m->architecture, c->head_dim) +
+           LIBRARY_GLOBAL * (c->global_head_dim ? cudnn_directions(m->architecture, c->global_head_dim) : 0);
 }
 
 #define CONSTANTS_COLUMNS 80 // a line that has more ends

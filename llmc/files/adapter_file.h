@@ -270,7 +270,7 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         source->pieces = (TensorPieces *)checked_calloc(source->model.parameter_count, sizeof(TensorPieces),
                                                         "the places of experts");
     TensorPieces *pieces = &source->pieces[parameter];
-    pieces->count = count;
+    pieces->count = count, pieces->run = two && lora_rows_alternate(lora->table.config.family) ? rank : 0;
     pieces->file = (size_t *)checked_calloc(count, sizeof(size_t), "the places of experts");
     pieces->offset = (uint64_t *)checked_calloc(count, sizeof(uint64_t), "the places of experts");
     for (size_t i = 0; i < count; i++) {
@@ -328,7 +328,13 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
 }
 
 // Returns why a tensor that is not in the table is refused.
-static const char *adapter_why_refused(const char *name) {
+static const char *adapter_why_refused(const Family *family, const char *name) {
+    const char *projection = family->layer_names[INPUT_PROJECTION];
+    char joint[64];
+    snprintf(joint, sizeof(joint), ".%s", projection ? projection : "");
+    joint[lora_name_length(joint)] = 0;
+    if (projection && strstr(name, joint))
+        return "adapts one matrix for all layers, which is not supported; train without it";
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
     if (!strstr(name, ".lora_A.") && !strstr(name, ".lora_B."))
@@ -368,7 +374,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
         SafeTensor *tensor = safetensors_find(&list, p->name);
         char asks[64];
         const LoraPart *part = lora_part_of(lora, p);
-        if (split && adapter_tensor_of(lora, p) < LAYER_TENSORS && adapter_tensor_of(lora, p) >= EXPERTS_GATE_UP) {
+        if (split && lora_is_stack(adapter_tensor_of(lora, p))) {
             snprintf(asks, sizeof(asks), "rank %zu and this base ask", part->rank);
             adapter_take_pieces(source, i, &list, lora, asks);
             continue;
@@ -387,7 +393,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
             snprintf(source->remark, sizeof(source->remark), "%.200s",
                      list.tensors[i].name); // PEFT saves the base, too
         else if (!list.tensors[i].used)
-            die("%s: tensor %.200s %s", path, list.tensors[i].name, adapter_why_refused(list.tensors[i].name));
+            die("%s: tensor %.200s %s", path, list.tensors[i].name, adapter_why_refused(family, list.tensors[i].name));
     safetensors_free(&list);
     source_finish(source);
     return source;

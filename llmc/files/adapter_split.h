@@ -2,7 +2,7 @@
 Writes adapters with a tensor for each matrix of an expert, as engines want them that load experts one by one:
 
     ...mlp.experts.N.gate_proj.lora_A  [r,in]    the same A for up_proj
-    ...mlp.experts.N.gate_proj.lora_B  [I,r]     the upper rows of B, of up_proj the lower ones
+    ...mlp.experts.N.gate_proj.lora_B  [I,r]     the upper rows of B, of up_proj the lower ones; or every other row
 
 adapter_file.h reads such a folder, too. Other tensors are as in PEFT's form.
 */
@@ -10,10 +10,11 @@ adapter_file.h reads such a folder, too. Other tensors are as in PEFT's form.
 #define LLMC_ADAPTER_SPLIT_H
 #include "adapter_file.h"
 
-// A tensor of the file: elements [first, first + count) of a parameter of the adapters, in memory order if split
+// A tensor of the file: `count` elements of a parameter of the adapters from `first` on, in memory order if split; run:
+// not 0: so many elements in turn are of this tensor and of another
 typedef struct {
     char name[256];
-    size_t first, count;
+    size_t first, count, run;
     uint64_t shape[3];
     size_t rank;
     int split;
@@ -26,7 +27,7 @@ static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, Adapter
     const LayerTensor tensor = adapter_tensor_of(lora, p);
     const int down = tensor == EXPERTS_DOWN, of_b = p->file_rows != 0;
     char name[160];
-    piece->split = tensor == EXPERTS_GATE_UP || down, piece->first = 0, piece->count = count;
+    piece->split = lora_is_stack(tensor), piece->first = 0, piece->count = count, piece->run = 0;
     if (!piece->split) {
         const int used = snprintf(piece->name, sizeof(piece->name), "base_model.model.");
         const int layers = snprintf(name, sizeof(name), c->family->layer_prefix, layer < GROUP_EMBEDDING ? layer : 0);
@@ -45,7 +46,19 @@ static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, Adapter
     piece->count = count / c->num_experts / (of_b ? parts : 1);
     piece->first = (of_b ? i : expert) * piece->count, piece->rank = 2;
     piece->shape[0] = of_b ? piece->count / rank : rank, piece->shape[1] = of_b ? rank : piece->count / rank;
+    if (of_b && !down && lora_rows_alternate(c->family))
+        piece->run = rank, piece->first = expert * 2 * piece->count + i % 2 * rank;
     return 1;
+}
+
+// Reads elements [begin, begin + count) of a tensor; with a run, whole runs.
+static void adapter_piece_read(const WeightSource *adapter, size_t parameter, const AdapterPiece *piece, size_t begin,
+                               size_t count, DType type) {
+    const size_t run = piece->run, bytes = run * dtype_size(type);
+    source_read_finite(adapter, parameter, piece->first + (run ? 2 * begin : begin), run ? 2 * count - run : count,
+                       type, !piece->split, staged.bytes);
+    for (size_t i = 1; run && i < count / run; i++)
+        memcpy(staged.bytes + i * bytes, staged.bytes + 2 * i * bytes, bytes);
 }
 
 // Writes the header. file NULL: only counts. Returns its length; *bytes: of the whole file
@@ -81,8 +94,8 @@ static void adapter_split_write(const WeightSource *adapter, Lora *lora, const B
         const DType type = adapter->places[k].type;
         for (size_t i = 0; adapter_piece(lora, &lora->table.parameters[k], i, &piece); i++)
             for (size_t done = 0; done < piece.count; done += n, at += n * dtype_size(type)) {
-                n = min_size(piece.count - done, SLAB_ELEMENTS);
-                source_read_finite(adapter, k, piece.first + done, n, type, !piece.split, staged.bytes);
+                n = min_size(piece.count - done, piece.run ? SLAB_ELEMENTS / 2 / piece.run * piece.run : SLAB_ELEMENTS);
+                adapter_piece_read(adapter, k, &piece, done, n, type);
                 output_write(&file, at, staged.bytes, n * dtype_size(type));
             }
     }

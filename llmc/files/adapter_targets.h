@@ -234,7 +234,7 @@ static void adapter_check_parameters(const AdapterTargets *t, const Lora *lora, 
         char name[160];
         for (size_t l = 0; l < c->num_hidden_layers && cJSON_IsString(item); l++)
             for (size_t i = 0; adapter_module_name(t, c->family, l, i, name); i++)
-                found |= lora_is_parameter(lora_tensor(c->family, i)) && lora_layer_has(c, l, i) &&
+                found |= lora_is_parameter(c->family, lora_tensor(c->family, i)) && lora_layer_has(c, l, i) &&
                          lora_names_module(name, item->valuestring, strlen(item->valuestring));
         if (!found)
             die_with(t->code, "%s: target_parameters has %.64s, which is no matrix of a router or of experts here",
@@ -242,7 +242,7 @@ static void adapter_check_parameters(const AdapterTargets *t, const Lora *lora, 
     }
     for (size_t l = 0; l < c->num_hidden_layers; l++)
         for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++)
-            any |= lora_is_parameter(lora_tensor(c->family, i)) && lora_wanted(lora, c, l, i).rank;
+            any |= lora_is_parameter(c->family, lora_tensor(c->family, i)) && lora_wanted(lora, c, l, i).rank;
     if (any && lora->dropout > 0)
         die_with(t->code, "%s: adapters of experts and routers have no dropout, as in PEFT; leave out the rate of %g",
                  t->where, lora->dropout);
@@ -264,10 +264,10 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
             lora_tensor_prefix(c->family, i, 0, prefix);
             snprintf(own + used, sizeof(own) - (size_t)used, "%s", prefix);
             const int found =
-                list && (tensor >= EXPERTS_GATE_UP ? adapter_has_stack(list, own, c, layer, tensor == EXPERTS_DOWN)
-                                                   : adapter_find_tensor(list, own, "lora_A.weight") ||
-                                                         adapter_find_tensor(list, own, "lora_B.weight"));
-            if (adapter_has(t, name, layer, lora_is_parameter(tensor), list ? &found : NULL, named))
+                list && (lora_is_stack(tensor) ? adapter_has_stack(list, own, c, layer, tensor == EXPERTS_DOWN)
+                                               : adapter_find_tensor(list, own, "lora_A.weight") ||
+                                                     adapter_find_tensor(list, own, "lora_B.weight"));
+            if (adapter_has(t, name, layer, lora_is_parameter(c->family, tensor), list ? &found : NULL, named))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
         }
     for (size_t i = 0; i < 2; i++) {
@@ -314,7 +314,8 @@ static double adapter_module_value(const Lora *lora, AdapterKey key, LoraModule 
 }
 
 static double adapter_key_value(const Lora *lora, AdapterKey key, size_t layer, size_t i) {
-    const int parameter = lora_is_parameter(lora_tensor(lora->table.config.family, i));
+    const Family *family = lora->table.config.family;
+    const int parameter = lora_is_parameter(family, lora_tensor(family, i));
     if (key <= ADAPTER_PARAMETERS && parameter != (key == ADAPTER_PARAMETERS)) return NAN;
     return adapter_module_value(lora, key, lora_wanted(lora, &lora->table.config, layer, i));
 }
@@ -340,7 +341,11 @@ static int adapter_split_name(const Lora *lora, size_t i, char name[64]) {
     static const LayerTensor tensors[] = {EXPERTS_GATE_UP, EXPERTS_GATE_UP, EXPERTS_DOWN, ROUTER_WEIGHT};
     const Family *family = lora->table.config.family;
     if (!lora->split || i == 4) return 0;
-    const char *whole = i < 3 ? family->expert_names[i] : family->layer_names[ROUTER_WEIGHT];
+    char whole[160];
+    if (i < 3)
+        lora_expert_name(family, 0, 0, i, whole);
+    else
+        snprintf(whole, sizeof(whole), "%s", family->layer_names[ROUTER_WEIGHT]);
     size_t end = lora_name_length(whole), begin = end, any = 0;
     while (begin && whole[begin - 1] != '.') begin--;
     for (size_t l = 0; l < lora->table.config.num_hidden_layers; l++)

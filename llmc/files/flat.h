@@ -13,7 +13,7 @@ mapped. Numbers are in the writer's byte order (in practice little-endian); the 
            40  uint64    checksum: FNV-1a, 64 bits, over the first 4096 bytes with this field zero
            48  char[]    the model, zero-terminated: "family,key=value,..." with Hugging Face's keys; zeros to the end
 
-Where routers have biases (Model.router_bias), the header goes on with them in fp32.
+Where a model has constants (Model.constants), the header goes on with them in fp32.
 */
 #ifndef LLMC_FLAT_H
 #define LLMC_FLAT_H
@@ -36,7 +36,7 @@ typedef struct {
 
 // Returns the bytes of a model's header.
 static size_t flat_header_bytes(const Model *model) {
-    return sizeof(FlatHeader) + (model->router_bias ? model_router_biases(model) * sizeof(float) : 0);
+    return sizeof(FlatHeader) + model_constants(model) * sizeof(float);
 }
 
 static uint64_t flat_checksum(const FlatHeader *header) {
@@ -77,9 +77,9 @@ static void flat_open(WeightSource *source) {
             (unsigned long long)header.elements, source->model.elements);
     source_check_end(source, begin + header.elements * dtype_size(type));
     if (begin > sizeof(header))
-        input_read(&source->files[0], sizeof(header), source->model.router_bias, begin - sizeof(header));
-    source_refuse_bad(path, "e_score_correction_bias", 0, 0, (begin - sizeof(header)) / sizeof(float), DTYPE_FP32,
-                      source->model.router_bias);
+        input_read(&source->files[0], sizeof(header), source->model.constants, begin - sizeof(header));
+    source_refuse_bad(path, "constants", 0, 0, (begin - sizeof(header)) / sizeof(float), DTYPE_FP32,
+                      source->model.constants);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const TensorLocation place = {0, begin + source->model.parameters[i].offset * dtype_size(type), type, 0};
         source->places[i] = place;
@@ -96,7 +96,7 @@ static size_t flat_header(unsigned char *bytes, const Model *model, DType dtype)
     memcpy(header->magic, FLAT_MAGIC, sizeof(header->magic));
     config_to_text(&model->config, header->config, sizeof(header->config));
     header->checksum = flat_checksum(header);
-    if (model->router_bias) memcpy(bytes + sizeof(*header), model->router_bias, count - sizeof(*header));
+    if (model->constants) memcpy(bytes + sizeof(*header), model->constants, count - sizeof(*header));
     return count;
 }
 

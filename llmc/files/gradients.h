@@ -11,16 +11,36 @@ part of every tensor. The file is complete or absent.
 
 // Writes elements [begin, begin + n) of a matrix [rows, cols] to a file that holds it transposed from byte `at` on: the
 // reverse of tensor_read_transposed.
+static void gradients_write_matrix(const OutputFile *output, uint64_t at, size_t rows, size_t cols, size_t begin,
+                                   size_t n, const float *values) {
+    float *column = (float *)(void *)staged_raw.bytes;
+    for (size_t c = 0; c < cols; c++) {
+        size_t first = begin > c ? (begin - c + cols - 1) / cols : 0;
+        size_t last = begin + n > c ? (begin + n - c + cols - 1) / cols : 0;
+        if (first >= last) continue;
+        for (size_t i = first; i < last; i++) column[i - first] = values[i * cols + c - begin];
+        output_write(output, at + ((uint64_t)c * rows + first) * sizeof(float), column, (last - first) * sizeof(float));
+    }
+}
+
+// Writes elements [begin, begin + n) of a parameter that a file holds transposed from byte `at` on.
 static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
                                        size_t n, const float *values) {
-    float *column = (float *)(void *)staged_raw.bytes;
-    for (size_t c = 0; c < p->cols; c++) {
-        size_t first = begin > c ? (begin - c + p->cols - 1) / p->cols : 0;
-        size_t last = begin + n > c ? (begin + n - c + p->cols - 1) / p->cols : 0;
-        if (first >= last) continue;
-        for (size_t i = first; i < last; i++) column[i - first] = values[i * p->cols + c - begin];
-        output_write(output, at + ((uint64_t)c * p->rows + first) * sizeof(float), column,
-                     (last - first) * sizeof(float));
+    for (size_t done = 0; done < n;) {
+        const MatrixPart m = matrix_part(p, begin + done, n - done);
+        gradients_write_matrix(output, at + (uint64_t)m.first * sizeof(float), m.rows, p->cols, m.begin, m.count,
+                               values + done);
+        done += m.count;
+    }
+}
+
+// Writes elements [begin, begin + n) of a matrix to the file's tensor of all layers, from byte `at` on.
+static void gradients_write_joined(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin, size_t n,
+                                   const float *values) {
+    for (size_t done = 0, part; done < n; done += part) {
+        part = min_size(n - done, joined_run(p) - (begin + done) % joined_run(p));
+        output_write(output, at + (uint64_t)joined_element(p, begin + done) * sizeof(float), values + done,
+                     part * sizeof(float));
     }
 }
 
@@ -65,7 +85,7 @@ static GradientFile gradients_write_header(const OutputFile *file, const char *g
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
     GradientFile sizes;
     for (const Parameter *p = model->parameters; p < model->parameters + model->parameter_count; p++)
-        if (globs_match(globs, p->name)) safetensors_write_named(&writer, p->name, p, DTYPE_FP32);
+        if (globs_match(globs, p->name) && !p->part) safetensors_write_named(&writer, p->name, p, DTYPE_FP32);
     sizes.data = safetensors_write_end(&writer);
     sizes.bytes = sizes.data + writer.data;
     return sizes;
@@ -87,8 +107,8 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
     OutputFile output;
-    uint64_t at = sizes.data; // the parameter's tensor in the file
-    size_t written = 0;       // parameters written before it
+    uint64_t at = sizes.data, joined[2] = {0, 0}; // the parameter's tensor in the file; those that layers join
+    size_t written = 0;                           // parameters written before it
     if (world.rank == 0) {
         output_open(&output, path, sizes.bytes);
         gradients_write_header(&output, globs, model);
@@ -96,13 +116,19 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     if (world_ranks(world) > 1) output_share(&output, path); // the others open the file that rank 0 made
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, own, memory, "writing gradients"); slabs_next(&s);) {
         const Parameter *p = &model->parameters[s.parameter];
-        for (; written < s.parameter; written++)
-            if (globs_match(globs, model->parameters[written].name))
-                at += (uint64_t)parameter_elements(&model->parameters[written]) * sizeof(float);
+        for (; written < s.parameter; written++) {
+            const Parameter *before = &model->parameters[written];
+            if (!globs_match(globs, before->name) || before->part) continue;
+            if (before->joined) joined[before->role == ROLE_EMBEDDING] = at;
+            at += (uint64_t)parameter_file_elements(before) * sizeof(float);
+        }
         if (!globs_match(globs, p->name)) continue;
         const float *values = (const float *)slab_from_device(&s, ops, device_gradients, stored, DTYPE_FP32);
         if (p->transposed)
             gradients_write_transposed(&output, at, p, s.begin, s.count, values);
+        else if (p->joined)
+            gradients_write_joined(&output, p->part ? joined[p->role == ROLE_EMBEDDING] : at, p, s.begin, s.count,
+                                   values);
         else
             output_write(&output, at + (uint64_t)s.begin * sizeof(float), values, s.count * sizeof(float));
     }

@@ -30,7 +30,7 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers.
+// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers, and mxfp4 but for gpt-oss.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
@@ -38,12 +38,14 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     char value[64];
     QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype};
     if (!quantised || cJSON_IsNull(quantised)) return format;
+    if (json_is(method, "mxfp4") && json_is(json_get(root, "model_type"), "gpt_oss"))
+        return quant_format(QUANT_MXFP4, DTYPE_BF16);
     if (!json_is(method, "bitsandbytes") || !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
-        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes are supported; take the original model and "
-            "--base nf4",
+        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes, and mxfp4 of gpt_oss, are supported; take "
+            "the original model and --base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
             cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");
-    for (int i = QUANT_NF4; i < QUANT_TYPES; i++) // fp4 is bitsandbytes' default
+    for (int i = QUANT_NF4; i <= QUANT_FP4; i++) // fp4 is bitsandbytes' default
         if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
     if (format.type == QUANT_NONE)
         die("%s: bnb_4bit_quant_type is %s, not nf4 or fp4", path, json_scalar_text(type, value, sizeof(value)));
@@ -65,16 +67,35 @@ typedef struct {
 #define HF_IMAGES "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector."
 #define HF_MISTRAL3                                                                                                    \
     "mistral3", "Mistral3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES, NULL
+#define HF_GEMMA4                                                                                                      \
+    "model.language_model.", "model.language_model.",                                                                  \
+        "model.vision_tower.|model.audio_tower.|model.vision_embedder.|model.embed_vision.|model.embed_audio."
+#define HF_UNIFIED "max_position_embeddings=262144,sliding_window=1024"
 static const HfComposite hf_composites[] = {
     {"qwen3_5", "qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model.", "model.language_model.",
      "mtp.|model.visual.", NULL},
     {"qwen3_5_moe", "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "model.language_model.",
      "model.language_model.", "mtp.|model.visual.", NULL},
+    {"gemma4", "gemma4", "Gemma4ForConditionalGeneration", HF_GEMMA4, NULL},
+    {"gemma4", "gemma4_unified", "Gemma4UnifiedForConditionalGeneration", HF_GEMMA4, HF_UNIFIED},
     {"ministral3", HF_MISTRAL3},
     {"mistral", HF_MISTRAL3},
     {"gemma3", "gemma3", "Gemma3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES,
      "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256"}};
 #define HF_COMPOSITES (sizeof(hf_composites) / sizeof(hf_composites[0]))
+
+// Another class of a family's text models, without some of its parts
+static const struct {
+    const char *family, *model_type, *architecture, *defaults; // defaults: as in HfComposite
+} hf_twin = {"gemma4", "gemma4_unified_text", "Gemma4UnifiedForCausalLM", HF_UNIFIED};
+
+static int hf_is_twin(const Family *family, const cJSON *type) {
+    return json_is(type, hf_twin.model_type) && !strcmp(family->name, hf_twin.family);
+}
+
+static int hf_is_type(const Family *family, const cJSON *type) {
+    return json_is(type, family->model_type) || hf_is_twin(family, type);
+}
 
 static const HfComposite *hf_composite_of(const Family *family) {
     for (size_t i = 0; i < HF_COMPOSITES; i++)
@@ -91,7 +112,7 @@ static const HfComposite *hf_composite(const cJSON *root) {
     for (const HfComposite *c = hf_composites; c < hf_composites + HF_COMPOSITES; c++) {
         if (type ? !json_is(type, c->model_type) : !json_is(architecture, c->architecture)) continue;
         if (!found) found = c;
-        if (json_is(text, family_find(c->family)->model_type)) return c;
+        if (hf_is_type(family_find(c->family), text)) return c;
     }
     return found;
 }
@@ -119,7 +140,7 @@ static const cJSON *hf_text_config(const cJSON *root, const HfComposite *composi
     const Family *family = composite ? family_find(composite->family) : NULL;
     if (!family) return root;
     if (!cJSON_IsObject(text)) die("%s: text_config is missing, which has the text model of a %s", path, family->name);
-    if (type && !json_is(type, family->model_type)) hf_refuse_family(path, text, "model_type");
+    if (type && !hf_is_type(family, type)) hf_refuse_family(path, text, "model_type");
     return text;
 }
 
@@ -131,13 +152,14 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     if (!architecture && !type) die("%s: has neither architectures nor model_type, so its family is unknown", path);
     if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
     for (const Family *f = families; f < families + FAMILIES; f++) {
-        if (json_is(architecture, f->architecture)) family = f;
-        if (json_is(type, f->model_type)) by_type = f;
+        const int twin = !strcmp(f->name, hf_twin.family) && json_is(architecture, hf_twin.architecture);
+        if (twin || json_is(architecture, f->architecture)) family = f;
+        if (hf_is_type(f, type)) by_type = f;
     }
     if (composite && json_is(architecture, composite->architecture)) family = by_type;
     const cJSON *text = json_get(json_get(root, "text_config"), "model_type");
     for (const Family *f = families; f < families + FAMILIES && !(family && by_type) && !composite; f++)
-        if (json_is(text, f->model_type))
+        if (hf_is_type(f, text))
             die("%s: is a model with images or sound beside its text, which is not supported; save its text model by "
                 "itself, as %s",
                 path, f->architecture);
@@ -168,7 +190,7 @@ static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_expe
                                                  {"n_routed_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
-    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name ? 1 : 0];
+    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name || family->expert_columns];
 }
 
 // Reads mlp_only_layers, a list of layers without experts.
@@ -192,13 +214,24 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     if (one && other && !cJSON_Compare(one, other, 1))
         die("%s: %s and %s are the same key, but have different values", path, names[0], names[1]);
     if (one || other) hf_set(config, "num_experts", one ? one : other, path);
+    if (config->family->experts_beside) {
+        const cJSON *own = cJSON_GetObjectItemCaseSensitive(root, "hidden_size_per_layer_input");
+        if (cJSON_IsNull(own)) config->hidden_size_per_layer_input = 0;
+        if (config_given(config, "final_logit_softcapping") && config->final_logit_softcapping == 0)
+            die("%s: final_logit_softcapping is 0, which makes every logit 0; use null for no cap", path);
+        const int on = cJSON_IsTrue(json_get(root, "enable_moe_block"));
+        if (on &&
+            (!config->num_experts || !json_get(root, "top_k_experts") || !json_get(root, "moe_intermediate_size")))
+            die("%s: enable_moe_block is true, which needs num_experts, top_k_experts and moe_intermediate_size", path);
+        if (!on) config->num_experts = 0, config->num_experts_per_tok = config->moe_intermediate_size = 1;
+    }
     if (only && family_has_key(config->family, "mlp_only_layers")) hf_read_layers(config, only, path);
     if (config->family->router != ROUTER_SIGMOID) return;
     if (!config_given(config, "head_dim")) config->head_dim = config->hidden_size / config->num_attention_heads;
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
         die("%s: n_shared_experts is not a whole number of at most 1024", path);
     config->shared_expert_intermediate_size = (size_t)count * config->moe_intermediate_size;
-    config->given |= (uint64_t)1 << config_key_find("shared_expert_intermediate_size");
+    config->given[config_key_find("shared_expert_intermediate_size")] = 1;
 }
 
 // Tells whether the outermost object may have the key. Only Gemma's first class has rope_local_base_freq there; others
@@ -207,10 +240,17 @@ static int hf_has_key(const Family *family, const char *name) {
     return family_has_key(family, name) && (strcmp(name, "rope_local_base_freq") != 0 || family->norm_offset);
 }
 
+// Tells whether a family's config.json has a key under its alias: all of GPT-2, one of models with experts beside.
+static int hf_uses_alias(const Family *family, const ConfigKey *key) {
+    return key->alias &&
+           (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")));
+}
+
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        const int gpt2 = key->alias && config->family->learned_positions; // only its class has other names
-        const cJSON *common = json_get(root, key->name), *original = gpt2 ? json_get(root, key->alias) : NULL;
+        const int aliased = hf_uses_alias(config->family, key), gpt2 = config->family->learned_positions;
+        const cJSON *common = json_get(root, key->name), *original = aliased ? json_get(root, key->alias) : NULL;
+        if (aliased && !gpt2) common = NULL; // its class ignores this name
         if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps")) common = NULL; // GPT-2 ignores these
         if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id|num_experts|"
                                       "mlp_only_layers") ||
@@ -232,6 +272,7 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
     double id = item ? item->valuedouble : NAN;
     for (size_t i = 0; !item && i < sizeof(hf_pad_tokens) / sizeof(hf_pad_tokens[0]); i++)
         if (!strcmp(config->family->name, hf_pad_tokens[i].family)) id = hf_pad_tokens[i].id;
+    config->pad_token_id = NO_ROW;
     if (!family_has_key(config->family, "pad_token_id") || cJSON_IsNull(item) || (!item && isnan(id))) return;
     if (item && !cJSON_IsNumber(item)) die("%s: pad_token_id is neither a number nor null", path);
     const double row = id < 0 ? id + (double)config->vocab_size : id;
@@ -309,9 +350,11 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     if (!type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
     if (!type) return;
     const int scales = family_has_key(config->family, "rope_type");
-    if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : "default"))
-        die("%s: %s of type %s is not supported%s; %s", path, name, json_scalar_text(type, value, sizeof(value)),
-            scales ? "" : " for this family", scales ? "default, linear, llama3 and yarn are" : "default is");
+    const char *plain = config->family->proportional ? "proportional" : "default";
+    if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : plain))
+        die("%s: %s of type %s is not supported%s; %s is", path, name, json_scalar_text(type, value, sizeof(value)),
+            scales ? "" : " for this family", scales ? "default, linear, llama3 or yarn" : plain);
+    if (!scales) return;
     config_set(config, "rope_type", type->valuestring, path, EXIT_RUNTIME);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, key->name);
@@ -326,6 +369,19 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     }
 }
 
+// Checks what only proportional positions need. Without a share all pairs of full attention turn.
+static void hf_check_proportional(Config *config, const cJSON *full, const cJSON *sliding, const char *path) {
+    const cJSON *factor = json_get(full, "factor");
+    if (!json_get(full, "rope_type") && !json_get(full, "type"))
+        die("%s: rope_parameters.full_attention has no rope_type; proportional is supported", path);
+    if (!json_get(full, "rope_theta") || (sliding && !json_get(sliding, "rope_theta")))
+        die("%s: rope_parameters has no rope_theta for each kind of layers", path);
+    if (factor && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
+        die("%s: rope_parameters.full_attention.factor is not supported; positions of this family are not scaled",
+            path);
+    config->partial_rotary_factor = 1;
+}
+
 // Reads Gemma's rope_parameters: an object for each kind of layer.
 static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *found, const char *path) {
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
@@ -335,6 +391,7 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
         die("%s: rope_parameters.truncate, for all kinds of layers, is not supported as false", path);
     if (!full && !sliding)
         die("%s: rope_parameters has neither full_attention nor sliding_attention, which this family needs", path);
+    if (config->family->proportional) hf_check_proportional(config, full, sliding, path);
     if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", found, path);
     if (!sliding) return;
     const cJSON *type = hf_check_rope(config, sliding, "rope_parameters.sliding_attention", path);
@@ -375,8 +432,9 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
                 *original = cJSON_GetObjectItemCaseSensitive(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     const int hides = !per_layer && scaling && (scaling->child || !cJSON_IsObject(scaling));
-    const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || hides);
-    if (grows) config_plain_rope(config), config->rope_theta = HF_THETA; // the class has a whole object as default
+    const int given = parameters || hides, grows = given && family_has_key(config->family, "llama_4_scaling_beta");
+    if (given && family_names_key(config->family, "rope_type")) config_plain_rope(config); // the default is an object
+    if (grows) config->rope_theta = HF_THETA; // in which Ministral's class has it
     if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters && !hides)
@@ -405,8 +463,6 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 #define HYBRID_INTERVAL         4    // full_attention_interval: every 4th layer has attention
 #define HF_WINDOW               4096 // sliding_window of Qwen and Gemma
 #define QWEN_FIRST_WINDOW_LAYER 28   // max_window_layers: layers from here on have a window
-#define GEMMA_WINDOW_PATTERN    6    // sliding_window_pattern: every 6th layer has none
-#define OLMO_WINDOW_PATTERN     4    // the same, not a key
 #define NO_ROPE_INTERVAL        4    // no_rope_layer_interval: every 4th layer has no rotary positions
 
 // Returns a whole number of config.json; absent: `otherwise`.
@@ -482,7 +538,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     const cJSON *types = json_get(root, "layer_types"),
                 *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
     const int has = family_has_key(family, "sliding_window"), qwen = has && !config->layer_types[0];
-    const int everywhere = family->same_windows, olmo = has && !everywhere && !family->norm_offset;
+    const int everywhere = family->same_windows;
     const int turned_off = qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"));
     size_t l, L = config->num_hidden_layers;
     if ((everywhere || qwen) && !turned_off && cJSON_IsNumber(window) && window->valuedouble == 0)
@@ -503,14 +559,52 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
         size_t first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
         for (l = 0; l < L; l++) config->layer_types[l] = l >= first ? 's' : 'f';
     } else if (has && !everywhere && !qwen) {
-        size_t pattern =
-            olmo ? OLMO_WINDOW_PATTERN : hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path);
+        size_t pattern = strlen(config->layer_types); // of the class: its last layer has none
+        if (family->norm_offset) pattern = hf_size(root, "sliding_window_pattern", pattern, path); // only Gemma's key
         if (!pattern) die("%s: sliding_window_pattern is 0", path);
         for (l = 0; l < L && l < LAYER_TYPES_MAX; l++) config->layer_types[l] = (l + 1) % pattern ? 's' : 'f';
         config->layer_types[l] = 0;
         if (!config->sliding_window && strchr(config->layer_types, 's'))
             die("%s: sliding_window is null, but layers have sliding attention", path);
     }
+}
+
+// Returns a layer's entry of per_layer_config, whose names are numbers with zeros before them.
+static const cJSON *hf_layer_entry(const cJSON *layers, size_t l) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, layers) if (strspn(item->string, "0123456789") == strlen(item->string) &&
+                                         strtoul(item->string, NULL, 10) == l) return item;
+    return NULL;
+}
+
+// Reads the heads of full attention as transformers 5.24 saves them: an object for each layer that differs.
+static void hf_read_layer_heads(Config *config, const cJSON *root, const char *path) {
+    const cJSON *layers = cJSON_GetObjectItemCaseSensitive(root, "per_layer_config"), *key;
+    const size_t L = config->num_hidden_layers;
+    size_t entries = 0, heads[2][2] = {{0, 0}, {config->head_dim, config->num_key_value_heads}}; // [window]
+    if (!layers || !family_has_key(config->family, "global_head_dim")) return;
+    if (!cJSON_IsObject(layers)) die("%s: per_layer_config is not an object", path);
+    for (size_t l = 0; l < L; l++) {
+        const cJSON *entry = hf_layer_entry(layers, l);
+        const int window = layer_letter(config, l) == 's' && l + 1 < L;
+        const size_t dim = hf_size(entry, "head_dim", config->head_dim, path);
+        const size_t kv = hf_size(entry, "num_key_value_heads", config->num_key_value_heads, path);
+        entries += entry != NULL;
+        cJSON_ArrayForEach(key, entry) if (!text_is_one_of(key->string, "head_dim|num_key_value_heads")) die(
+            "%s: per_layer_config: layer %zu has %s, supported is head_dim|num_key_value_heads", path, l, key->string);
+        if (!heads[window][0]) heads[window][0] = dim, heads[window][1] = kv;
+        if (dim != heads[window][0] || kv != heads[window][1])
+            die("%s: per_layer_config: heads of layer %zu differ from those of other layers with %s attention; all "
+                "need the same",
+                path, l, window ? "sliding" : "full");
+    }
+    if (entries != (size_t)cJSON_GetArraySize(layers))
+        die("%s: per_layer_config has an entry that is not one of %zu layers", path, L);
+    if (heads[0][1] != config->num_key_value_heads && !config->attention_k_eq_v)
+        die("%s: per_layer_config: %zu num_key_value_heads in full attention, %zu else, are supported with "
+            "attention_k_eq_v alone",
+            path, heads[0][1], config->num_key_value_heads);
+    config->global_head_dim = heads[0][0], config->num_global_key_value_heads = heads[0][1];
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
@@ -541,6 +635,10 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     hf_read_keys(&config, root, path);
     if (family->router) hf_read_experts(&config, root, path);
     if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);
+    if (hf_is_twin(family, json_get(root, "model_type"))) {
+        hf_read_defaults(&config, hf_twin.defaults, path);
+        config.num_experts = config.hidden_size_per_layer_input = 0; // its class has neither
+    }
     if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_check_required(&config, path);
     if (!family->learned_positions) hf_read_rope(&config, root, path);
@@ -552,6 +650,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
         hf_read_no_rope(&config, root, path);
     else
         hf_read_windows(&config, root, path);
+    hf_read_layer_heads(&config, root, path);
     hf_read_pad(&config, root, path, remark, remark_size);
     config_finish(&config, path, EXIT_RUNTIME);
     cJSON_Delete(whole);
@@ -575,13 +674,21 @@ static void hf_put_layers(JsonOut *json, const char *name, const Config *config)
     json_array_end(json);
 }
 
+// Tells whether a key is written as null: 0 where that is none, keys of experts without any.
+static int hf_is_null(const Config *config, const ConfigKey *key) {
+    if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
+    if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
+    return config->family->experts_beside && !config->num_experts &&
+           text_is_one_of(key->name, "num_experts|num_experts_per_tok|moe_intermediate_size");
+}
+
 // Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
 // and partial_rotary_factor go to the top and to rope_parameters. Windows and layer types have their own functions.
 // GPT-2 uses its original names.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
-        const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
+        const char *name = hf_uses_alias(config->family, key) ? key->alias : key->name;
         const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
         if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW)
             json_null(json, name);
@@ -589,8 +696,11 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
         if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
+        if (rotary && level == HF_TOP && config->family->proportional) continue; // only in rope_parameters
         if (!strcmp(key->name, "num_experts")) name = hf_names_of_experts(config->family)[0];
-        if (key->kind == KEY_BOOL)
+        if (hf_is_null(config, key))
+            json_null(json, name);
+        else if (key->kind == KEY_BOOL)
             json_bool(json, name, *(const int *)field);
         else if (key->kind == KEY_LAYERS)
             hf_put_layers(json, name, config);
@@ -607,7 +717,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
 
 static void hf_put_rope_object(JsonOut *json, const char *name, const Config *config, HfLevel level) {
     json_object(json, name);
-    json_text(json, "rope_type", rope_type_names[config->rope_type]);
+    json_text(json, "rope_type", config->family->proportional ? "proportional" : rope_type_names[config->rope_type]);
     hf_put_keys(json, config, level);
     if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
         json_word(json, "llama_4_scaling_beta", "0.0"); // required by its class
@@ -688,6 +798,7 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
     hf_put_keys(&json, config, HF_TOP);
     if (!config->family->learned_positions) hf_put_rope(&json, config);
     hf_put_windows(&json, config);
+    if (config->family->experts_beside) json_bool(&json, "enable_moe_block", config->num_experts != 0);
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
         if (!strcmp(c->key, "activation_function") && hf_applies(c, config->family))
             json_text(&json, c->key, gelu_names[config->activation_function]);

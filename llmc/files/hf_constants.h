@@ -16,11 +16,11 @@ typedef struct {
 
 #define HF_SILU                                                                                                        \
     "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4|granite|qwen3_moe|qwen3_5_moe|"        \
-    "mixtral|glm4_"                                                                                                    \
-    "moe"
+    "mixtral|glm4_moe|gpt_oss"
+#define HF_GEMMA "gemma3|gemma4"
 #define HF_ROTATED                                                                                                     \
-    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral" // heads turn whole
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"                  // names of one function
+    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // heads turn whole
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -36,14 +36,15 @@ static const HfConstant hf_constants[] = {
     {"gpt2", "scale_attn_by_inverse_layer_idx", "false", NULL},
     {"gpt2", "reorder_and_upcast_attn", "false", NULL},
     {HF_SILU, "hidden_act", "silu|swish", "\"silu\""},
-    {"gemma3", "hidden_activation", HF_GELU, "\"gelu_pytorch_tanh\""},
-    {HF_SILU "|gemma3", "attention_dropout", NULL, NO_DROPOUT},
-    {"gemma3", "attn_logit_softcapping", "null", "null"},
+    {HF_GEMMA, "hidden_activation", HF_GELU, "\"gelu_pytorch_tanh\""},
+    {HF_SILU "|" HF_GEMMA, "attention_dropout", NULL, NO_DROPOUT},
+    {HF_GEMMA, "attn_logit_softcapping", "null", "null"},
     {"gemma3", "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
-    {HF_SILU "|gpt2|gemma3", "is_causal", "true", NULL}, // read for any model by transformers
+    {"gemma4", "use_bidirectional_attention", "null|vision", "null"}, // tokens of text see those before them
+    {HF_SILU "|gpt2|" HF_GEMMA, "is_causal", "true", NULL},           // read for any model by transformers
     {"gpt2", "add_cross_attention", "false", NULL},
-    {HF_SILU "|gpt2|gemma3", "is_encoder_decoder", "false", NULL},
+    {HF_SILU "|gpt2|" HF_GEMMA, "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
     {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
@@ -58,8 +59,8 @@ static const HfConstant hf_constants[] = {
 static const struct {
     const char *family;
     int id;
-} hf_pad_tokens[] = {{"ministral3", 11}, {"gemma3", 0},   {"smollm3", 128004}, {"olmo2", 1},
-                     {"olmo3", 1},       {"phi3", 32000}, {"glm4", 151329}};
+} hf_pad_tokens[] = {{"ministral3", 11}, {"gemma3", 0}, {"gemma4", 0},   {"smollm3", 128004},
+                     {"olmo2", 1},       {"olmo3", 1},  {"phi3", 32000}, {"glm4", 151329}};
 
 static int hf_applies(const HfConstant *c, const Family *family) {
     return !c->families || text_is_one_of(family->name, c->families);
@@ -73,11 +74,16 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
         {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|granite|mixtral"},
         {"mlp_only_layers", "qwen3_moe"},
         {"intermediate_size", "gpt2"},
-        {"attention_dropout", "llama|gemma3"}};
-    static const char *const refuses[][2] = {{"use_cache", HF_SILU "|gpt2|gemma3"},
+        {"final_logit_softcapping", "gemma4"},
+        {"num_experts", "gemma4"},
+        {"moe_intermediate_size", "gemma4"},
+        {"num_global_key_value_heads", "gemma4"},
+        {"hidden_size_per_layer_input", "gemma4"},
+        {"attention_dropout", "llama|" HF_GEMMA}};
+    static const char *const refuses[][2] = {{"use_cache", HF_SILU "|gpt2|" HF_GEMMA},
                                              {"use_sliding_window", "qwen2|qwen3"},
                                              {"max_window_layers", "qwen2|qwen3"},
-                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe"},
+                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|gpt_oss"},
                                              {"n_routed_experts", "glm4_moe"},
                                              {"n_shared_experts", "glm4_moe"},
                                              {"original_max_position_embeddings", "phi3"}};

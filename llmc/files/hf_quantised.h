@@ -10,6 +10,11 @@
                                                   the offset of nested scales
 
 Opening a folder checks all of it except the codes, of which every value is valid.
+
+A stack of experts [E, out, in] of gpt-oss in mxfp4 is two tensors. Their bytes are those of a record:
+
+    NAME_blocks   U8 [E, out, in/32, 16]   codes, the first of two in the low half
+    NAME_scales   U8 [E, out, in/32]
 */
 #ifndef LLMC_HF_QUANTISED_H
 #define LLMC_HF_QUANTISED_H
@@ -130,19 +135,63 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 }
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
-// Tells whether a folder has a matrix in 4 bits: transformers quantises modules, and a stack of experts is none.
-static int hf_quantises(const Model *model, const Parameter *p, int head) {
-    return parameter_quantises(model, p, head) && !p->experts;
+// Tells whether a folder has a matrix in 4 bits: bitsandbytes quantises modules, and a stack of experts is none.
+static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
+    return parameter_quantises(model, p, type, head) && (type == QUANT_MXFP4 || !p->experts);
 }
 
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
 static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
     char state[HF_PART_NAME];
-    for (int type = QUANT_NF4; type < QUANT_TYPES; type++) {
+    for (int type = QUANT_NF4; type <= QUANT_FP4; type++) {
         snprintf(state, sizeof(state), "%s.quant_state.bitsandbytes__%s", name, quant_type_names[type]);
         if (safetensors_find(list, state)) return (QuantType)type;
     }
     return QUANT_NONE;
+}
+
+// Notes a parameter's format and where its parts are.
+static void hf_set_record(WeightSource *source, size_t parameter, QuantFormat format, RecordLocation record) {
+    const size_t count = source->model.parameter_count;
+    if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
+    if (!source->records)
+        source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
+    const TensorLocation place = {record.file[0], record.at[0], format.rounding, 1};
+    source->quant[parameter] = format, source->records[parameter] = record, source->places[parameter] = place;
+}
+
+// Returns a part of a stack in mxfp4, checked to have this shape; NULL: there is none
+static SafeTensor *hf_mxfp4_part(const WeightSource *source, const SafeTensors *list, const char *name,
+                                 const char *part, const uint64_t *shape, size_t rank) {
+    char full[HF_PART_NAME];
+    snprintf(full, sizeof(full), "%s%s", name, part);
+    SafeTensor *tensor = safetensors_find(list, full);
+    if (!tensor) return NULL;
+    if (strcmp(tensor->dtype, "U8") != 0 || tensor->rank != rank ||
+        memcmp(tensor->shape, shape, rank * sizeof(shape[0])) != 0)
+        die("%s: tensor %s is %s %s, but config.json asks for U8 %s", source->files[tensor->file].path, full,
+            tensor->dtype, shape_text(tensor->shape, tensor->rank), shape_text(shape, rank));
+    tensor->used = 1;
+    return tensor;
+}
+
+// Takes a stack of experts in mxfp4 as the parameter; returns 0 if the files have none of this name.
+static int hf_take_mxfp4(WeightSource *source, size_t parameter, const SafeTensors *list, const char *name) {
+    const Parameter *p = &source->model.parameters[parameter];
+    if (!p->experts) return 0;
+    const uint64_t shape[] = {p->experts, p->rows / p->experts, p->cols / MXFP4_BLOCK, MXFP4_BLOCK / 2};
+    const SafeTensor *codes = hf_mxfp4_part(source, list, name, "_blocks", shape, 4),
+                     *scales = hf_mxfp4_part(source, list, name, "_scales", shape, 3);
+    if (!codes && !scales) return 0;
+    if (!codes || !scales)
+        die("%s: tensor %s%s is missing; download the folder again", source->path, name, codes ? "_scales" : "_blocks");
+    if (p->cols % MXFP4_BLOCK)
+        die("%s: tensor %s_blocks: rows of %zu elements are not a multiple of %d", source->path, name, p->cols,
+            MXFP4_BLOCK);
+    const RecordLocation record = {
+        {codes->file, scales->file, scales->file}, {codes->begin, scales->begin, scales->begin}, 0};
+    hf_set_record(source, parameter, quant_format(QUANT_MXFP4, DTYPE_BF16), record);
+    return 1;
 }
 
 // Takes a 4-bit matrix as the parameter. codes: the tensor of its codes
@@ -152,7 +201,7 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const HfQuantised h = {source, list, codes->name, source->files[codes->file].path};
     const size_t n = parameter_elements(p);
     float offset;
-    if (!is_product(p->role) || p->experts)
+    if (!is_product(p->role) || p->experts || p->joined)
         die("%s: tensor %s is in 4 bits, but not a matrix of a linear layer; this is not supported", h.path,
             codes->name);
     const QuantFormat format = hf_state_read(&h, p, type, &offset);
@@ -168,14 +217,9 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
         hf_quantised_check_map(&h, "nested_quant_map", quant_scales()->map, 256);
     }
     hf_quantised_check_finite(&h, format.nested ? "nested_absmax" : "absmax", scales);
-    const size_t count = source->model.parameter_count;
-    if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
-    if (!source->records)
-        source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
     const RecordLocation record = {
         {codes->file, absmax->file, scales->file}, {codes->begin, absmax->begin, scales->begin}, offset};
-    const TensorLocation place = {codes->file, codes->begin, format.rounding, 1};
-    source->quant[parameter] = format, source->records[parameter] = record, source->places[parameter] = place;
+    hf_set_record(source, parameter, format, record);
     codes->used = 1;
 }
 

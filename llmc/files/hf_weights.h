@@ -242,36 +242,41 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
 // Tells whether the files hold experts as tensors of their own.
 static int hf_is_split(const Model *model, const SafeTensors *list, const char *prefix) {
     char name[HF_NAME];
-    for (size_t i = 0; i < model->parameter_count; i++)
+    for (size_t i = 0; i < model->parameter_count && model->config.family->expert_names[0]; i++)
         if (model->parameters[i].experts)
             return !safetensors_find(list,
                                      hf_tensor_name(model->config.family, prefix, model->parameters[i].name, name));
     return 0;
 }
 
-// Prints the name of the biases of layer l's router in files.
-static const char *hf_bias_name(const Family *family, const char *prefix, size_t l, char out[HF_NAME]) {
+// Finds layer l's part of Model.constants, and prints its name in files. Returns its elements; 0: none
+static size_t hf_layer_constants(const Model *model, const char *prefix, size_t l, float **values, char out[HF_NAME]) {
+    const Config *c = &model->config;
     char name[HF_NAME];
-    const size_t begin = (size_t)snprintf(name, sizeof(name), family->layer_prefix, l);
-    snprintf(name + begin, sizeof(name) - begin, "mlp.gate.e_score_correction_bias");
-    return hf_tensor_name(family, prefix, name, out);
+    const size_t begin = (size_t)snprintf(name, sizeof(name), c->family->layer_prefix, l);
+    if (!model->layer_scalar && (!model->router_bias || !layer_has_experts(c, l))) return 0;
+    snprintf(name + begin, sizeof(name) - begin, "%s",
+             model->layer_scalar ? "layer_scalar" : "mlp.gate.e_score_correction_bias");
+    hf_tensor_name(c->family, prefix, name, out);
+    *values = model->layer_scalar ? model->layer_scalar + l
+                                  : model->router_bias + expert_layers_before(c, l) * c->num_experts;
+    return model->layer_scalar ? 1 : c->num_experts;
 }
 
-// Reads the routers' biases.
-static void hf_take_biases(WeightSource *source, const SafeTensors *list, const char *prefix) {
-    const Config *config = &source->config;
-    const uint64_t E = config->num_experts;
-    float *biases = source->model.router_bias;
+// Reads Model.constants: the routers' biases, or factors of the layers' outputs.
+static void hf_take_constants(WeightSource *source, const SafeTensors *list, const char *prefix) {
+    float *values;
     char name[HF_NAME];
-    for (size_t l = 0; biases && l < config->num_hidden_layers; l++) {
-        if (!layer_has_experts(config, l)) continue;
-        SafeTensor *tensor = safetensors_find(list, hf_bias_name(config->family, prefix, l, name));
+    for (size_t l = 0; l < source->config.num_hidden_layers; l++) {
+        const uint64_t count = hf_layer_constants(&source->model, prefix, l, &values, name);
+        if (!count) continue;
+        SafeTensor *tensor = safetensors_find(list, name);
         if (!tensor) die("%s: tensor %s is missing", source->path, name);
-        const TensorLocation place = source_take_shape(source, tensor, &E, 1, "config.json asks", "");
-        input_read(&source->files[place.file], place.offset, staged_raw.bytes, E * dtype_size(place.type));
-        elements_convert(biases, DTYPE_FP32, staged_raw.bytes, place.type, E);
-        source_refuse_bad(source->path, name, 0, 0, E, DTYPE_FP32, biases);
-        biases += E;
+        const TensorLocation place = source_take_shape(source, tensor, &count, 1, "config.json asks", "");
+        input_read(&source->files[place.file], place.offset, staged_raw.bytes, count * dtype_size(place.type));
+        elements_convert(values, DTYPE_FP32, staged_raw.bytes, place.type, count);
+        source_refuse_bad(source->path, name, 0, 0, count, DTYPE_FP32, values);
+        source->constants_type = place.type;
     }
 }
 
@@ -284,14 +289,28 @@ static int hf_is_no_weight(const Config *config, const char *name, const char *h
     return config->tie_word_embeddings && !strcmp(name, head);
 }
 
+// Tells whether a tensor is of keys or values of a layer that reads another layer's.
+static int hf_is_unread(const Config *config, const char *name) {
+    static const char *const unread[] = {"k_proj.weight", "v_proj.weight", "k_norm.weight", "k_proj.bias",
+                                         "v_proj.bias"};
+    char own[64];
+    for (size_t l = config->num_hidden_layers - config->num_kv_shared_layers; l < config->num_hidden_layers; l++)
+        for (size_t i = 0; i < sizeof(unread) / sizeof(unread[0]); i++) {
+            snprintf(own, sizeof(own), "layers.%zu.self_attn.%s", l, unread[i]);
+            if (text_ends_with(name, own)) return 1;
+        }
+    return 0;
+}
+
 // Tells whether a tensor belongs to another part of the family's composite model, or to the layer after the last one
-// that predicts further tokens beside routers with biases.
+// that predicts further tokens beside routers with biases, or is not read.
 static int hf_is_other(const Config *config, const char *name) {
     const Family *family = config->family;
     const HfComposite *composite = hf_composite_of(family);
     char after[64];
     snprintf(after, sizeof(after), family->layer_prefix, config->num_hidden_layers);
     if (family->router == ROUTER_SIGMOID && !strncmp(name, after, strlen(after))) return 1;
+    if (hf_is_unread(config, name)) return 1;
     for (const char *one = composite ? composite->others : ""; *one;) {
         const size_t length = strcspn(one, "|");
         if (strncmp(name, one, length) == 0) return 1;
@@ -364,7 +383,7 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
     cJSON *root = json_read_object(path, HF_CONFIG_MAX);
-    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules");
+    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules"); // of bitsandbytes
     const QuantFormat format = hf_config_quantised(root, path);
     QuantFormat *formats = NULL;
     if (format.type != QUANT_NONE)
@@ -372,7 +391,7 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
     for (size_t i = 0; formats && i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has it
-        if (hf_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
+        if (hf_quantises(model, p, format.type, head) && !hf_skips(skipped, p->name)) formats[i] = format;
     }
     cJSON_Delete(root);
     return formats;
@@ -386,7 +405,9 @@ static void hf_remark_quantised(WeightSource *source) {
             format = source->quant[i], count++;
         else
             experts += source->model.parameters[i].experts;
-    if (count && !*source->remark)
+    if (count && !*source->remark && format.type == QUANT_MXFP4)
+        snprintf(source->remark, sizeof(source->remark), "%zu stacks of experts are in 4 bits (mxfp4)", count);
+    else if (count && !*source->remark)
         snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s%s%s",
                  count, quant_type_names[format.type], format.nested ? ", double quantisation" : "",
                  dtype_name(format.rounding), experts ? "; experts are not: to quantise them, too, give --base " : "",
@@ -428,6 +449,7 @@ static void hf_open(WeightSource *source, const char *directory) {
             split ? hf_piece_name(family, prefix, p, 0, file_name) : hf_tensor_name(family, prefix, p->name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
+        if (!tensor && hf_take_mxfp4(source, i, &list, name)) continue;
         const char *quantiser = tensor ? NULL : hf_other_quantiser(&list, name);
         if (quantiser)
             die("%s: tensor %s is quantised by %s; only 4 bits of bitsandbytes are supported; take the original model "
@@ -440,7 +462,7 @@ static void hf_open(WeightSource *source, const char *directory) {
         else
             source_take_tensor(source, i, tensor, "config.json asks", "");
     }
-    hf_take_biases(source, &list, prefix);
+    hf_take_constants(source, &list, prefix);
     hf_take_others(source, &list, head);
     safetensors_free(&list);
     hf_remark_quantised(source);

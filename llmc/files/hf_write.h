@@ -25,8 +25,8 @@ typedef struct {
     HfPart part;             // part of a 4-bit matrix
     const char *dtype;       // dtype of such a part
     DType type;              // type written
-    size_t first, elements;  // elements of the parameter, or the router's biases
-    const float *biases;     // [elements], or NULL
+    size_t first, elements;  // elements of the parameter, or constants of a layer
+    const float *constants;  // [elements], or NULL
     const SafeTensor *other; // a tensor of write->like to copy, not a parameter; or NULL
     uint64_t bytes;
 } HfTensor;
@@ -272,7 +272,8 @@ static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
 static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const DType *chosen) {
     const Family *family = write->source->config.family;
     const Parameter *p = &write->source->model.parameters[i];
-    const size_t count = write->split ? hf_pieces(family, p) : 1, each = parameter_elements(p) / count;
+    const size_t count = write->split ? hf_pieces(family, p) : 1, each = parameter_file_elements(p) / count;
+    if (p->joined && p->part) return; // the first part's tensor has all of them
     for (size_t piece = 0; piece < count; piece++) {
         HfTensor *t = &write->tensors[write->count++];
         t->p = p, t->parameter = i, t->type = hf_type_of(write, i, chosen);
@@ -282,19 +283,21 @@ static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const
         else
             hf_tensor_name(family, prefix, p->name, t->name);
     }
-    write->elements += parameter_elements(p);
+    write->elements += parameter_file_elements(p);
 }
 
-static void hf_add_biases(HfWrite *write, const char *prefix) {
-    const Config *config = &write->source->config;
-    const float *biases = write->source->model.router_bias;
-    for (size_t l = 0; biases && l < config->num_hidden_layers; l++) {
-        if (!layer_has_experts(config, l)) continue;
-        HfTensor *t = &write->tensors[write->count++];
-        t->biases = biases, t->elements = config->num_experts, t->type = DTYPE_FP32;
-        t->bytes = t->elements * sizeof(float);
-        hf_bias_name(config->family, prefix, l, t->name);
-        biases += config->num_experts;
+// Adds Model.constants. Biases of routers are fp32, factors of layers of the type in the folder.
+static void hf_add_constants(HfWrite *write, const char *prefix, const DType *chosen) {
+    const Model *model = &write->source->model;
+    const DType own = write->like ? write->like->constants_type : write->source->places[0].type;
+    float *values;
+    for (size_t l = 0; l < model->config.num_hidden_layers; l++) {
+        HfTensor *t = &write->tensors[write->count];
+        t->elements = hf_layer_constants(model, prefix, l, &values, t->name);
+        if (!t->elements) continue;
+        t->constants = values, t->type = model->router_bias ? DTYPE_FP32 : chosen ? *chosen : own;
+        t->bytes = t->elements * dtype_size(t->type);
+        write->count++;
     }
 }
 
@@ -306,12 +309,14 @@ static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
     write->elements += parameter_elements(p);
     for (int part = HF_CODES; part < HF_PARTS; part++) {
         HfTensor *t = &write->tensors[write->count];
-        uint64_t shape[2];
+        uint64_t shape[4];
         const size_t rank = hf_part_shape(&write->codes, i, (HfPart)part, shape, &t->dtype);
         if (!rank) continue;
         t->p = p, t->parameter = i, t->part = (HfPart)part;
-        t->bytes = shape[0] * (strcmp(t->dtype, "U8") ? sizeof(float) : 1);
-        snprintf(t->name, sizeof(t->name), "%s%s%s", name, hf_part_names[part],
+        t->bytes = strcmp(t->dtype, "U8") ? sizeof(float) : 1;
+        for (size_t k = 0; k < rank; k++) t->bytes *= shape[k];
+        snprintf(t->name, sizeof(t->name), "%s%s%s", name,
+                 (write->codes.type == QUANT_MXFP4 ? hf_mxfp4_names : hf_part_names)[part],
                  part == HF_STATE ? quant_type_names[write->codes.format[i].type] : "");
         write->count++;
     }
@@ -344,11 +349,12 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
     size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
-    write.split = 1;
+    write.split = family->expert_names[0] != NULL;
     for (size_t i = 0; i < count; i++) {
         const int fused = write.like && !source_is_in_pieces(write.like, i);
         if (!source->model.parameters[i].experts) continue;
-        write.split &= !fused, most += hf_pieces(family, &source->model.parameters[i]);
+        write.split &= !fused && family->expert_names[0] != NULL,
+            most += hf_pieces(family, &source->model.parameters[i]);
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
     memcpy(prefix, family->layer_prefix, strcspn(family->layer_prefix, ".") + 1); // "model."
@@ -360,7 +366,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
         else
             hf_add_parameter(&write, i, begin, dtype);
     }
-    hf_add_biases(&write, write.composite ? write.composite->prefix : prefix);
+    hf_add_constants(&write, write.composite ? write.composite->prefix : prefix, dtype);
     for (size_t i = 0; i < others->count; i++) hf_add_other(&write, &others->tensors[i]);
     hf_cut_shards(&write);
     return write;
@@ -390,15 +396,15 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
     for (; t < end; t++) {
         const SafeTensor *other = t->other;
         const char *dtype = t->dtype;
-        uint64_t shape[2];
+        uint64_t shape[4];
         if (other)
             safetensors_write_tensor(&writer, t->name, other->dtype, other->shape, other->rank, t->bytes);
         else if (t->part)
             safetensors_write_tensor(&writer, t->name, dtype, shape,
                                      hf_part_shape(&write->codes, t->parameter, t->part, shape, &dtype), t->bytes);
-        else if (t->biases || t->elements != parameter_elements(t->p)) {
-            shape[0] = t->biases ? t->elements : t->elements / t->p->cols, shape[1] = t->biases ? 1 : t->p->cols;
-            safetensors_write_tensor(&writer, t->name, safetensors_dtypes[t->type].name, shape, t->biases ? 1 : 2,
+        else if (t->constants || t->elements != parameter_file_elements(t->p)) {
+            shape[0] = t->constants ? t->elements : t->elements / t->p->cols, shape[1] = t->constants ? 1 : t->p->cols;
+            safetensors_write_tensor(&writer, t->name, safetensors_dtypes[t->type].name, shape, t->constants ? 1 : 2,
                                      t->bytes);
         } else {
             safetensors_write_named(&writer, t->name, t->p, t->type);
@@ -415,10 +421,33 @@ static void hf_copy_other(const HfWrite *write, const SafeTensor *other, const O
     for (uint64_t done = 0, bytes = other->end - other->begin; done < bytes; done += n) {
         n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
         input_read(&write->like->files[other->file], other->begin + done, staged_raw.bytes, (size_t)n);
-        if (other->type != DTYPE_COUNT)
+        if (other->type != DTYPE_COUNT && other->rank) // a bound of rank 0 may be infinite
             source_refuse_bad(write->like->path, other->name, 0, done / dtype_size(other->type),
                               n / dtype_size(other->type), other->type, staged_raw.bytes);
         output_write(file, at + done, staged_raw.bytes, (size_t)n);
+    }
+}
+
+// Returns the parameter that is number `part` of a joined one.
+static size_t hf_joined_parameter(const Model *model, size_t first, size_t part) {
+    const Parameter *p = &model->parameters[first];
+    size_t i = first;
+    while (model->parameters[i].part != part || strcmp(model->parameters[i].name, p->name) != 0) i++;
+    return i;
+}
+
+// Reads elements [begin, begin + count) of a tensor of the folder, from all layers if it joins theirs.
+static void hf_read_tensor(const HfWrite *write, const HfTensor *t, size_t begin, size_t count) {
+    const size_t run = t->p->joined ? joined_run(t->p) : 0, row = run * t->p->joined;
+    if (!run) {
+        source_read_finite(write->source, t->parameter, begin, count, t->type, 1, staged.bytes);
+        return;
+    }
+    for (size_t done = 0, n; done < count; done += n) {
+        const size_t at = begin + done, part = at / run % t->p->joined;
+        n = min_size(count - done, run - at % run);
+        source_read_finite(write->source, hf_joined_parameter(&write->source->model, t->parameter, part),
+                           at / row * run + at % run, n, t->type, 1, staged.bytes + done * dtype_size(t->type));
     }
 }
 
@@ -434,10 +463,13 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
     for (const HfTensor *t = first; t < last; t++) {
         if (t->other) hf_copy_other(write, t->other, &file, at);
         if (t->part) output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part), (size_t)t->bytes);
-        if (t->biases) output_write(&file, at, t->biases, (size_t)t->bytes);
+        if (t->constants) {
+            elements_convert(staged.bytes, t->type, t->constants, DTYPE_FP32, t->elements);
+            output_write(&file, at, staged.bytes, (size_t)t->bytes);
+        }
         for (size_t i = 0; t->p && !t->part && i < t->elements; i += n) {
             n = min_size(t->elements - i, SLAB_ELEMENTS);
-            source_read_finite(write->source, t->parameter, t->first + i, n, t->type, 1, staged.bytes);
+            hf_read_tensor(write, t, t->first + i, n);
             output_write(&file, at + i * dtype_size(t->type), staged.bytes, n * dtype_size(t->type));
             progress_update(progress, *done + (double)(i * dtype_size(t->type)));
         }
@@ -497,8 +529,13 @@ static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length)
     return length - (end - begin) + bytes;
 }
 
-// Sets quantization_config to the format written. Takes text; the caller frees the result.
+// Sets quantization_config to the format written; that of mxfp4 stays. Takes text; the caller frees the result.
 static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *length) {
+    size_t begin, end;
+    if (write->codes.type == QUANT_MXFP4 && json_value_span(text, *length, "quantization_config", &begin, &end)) {
+        const char *method = strstr(text + begin, "\"mxfp4\"");
+        if (method && method < text + end) return text;
+    }
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
     char *value = hf_quantisation_text(&write->codes);

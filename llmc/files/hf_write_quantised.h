@@ -12,11 +12,13 @@ typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NEST
 
 static const char *const hf_part_names[HF_PARTS] = {
     "", "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
+static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // HF_CODES, HF_ABSMAX
 
 enum { HF_STATE_TEXT = 320 };
 
 typedef struct {
     const WeightSource *source;
+    QuantType type;
     QuantFormat *format;          // [parameters] formats written; NULL: none is in 4 bits
     char (*state)[HF_STATE_TEXT]; // [parameters] their quant states
     size_t *copied;               // [parameters] 1: copy the source's codes
@@ -40,7 +42,8 @@ static const uint8_t *hf_record(HfCodes *c, size_t parameter) {
     if (c->copied[parameter])
         source_copy_record(c->source, parameter, c->record);
     else
-        source_encode(c->source, parameter, source_read_order, f.rounding, f, c->record);
+        source_encode(c->source, parameter, source_read_order, f.type == QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f,
+                      c->record);
     return c->record;
 }
 
@@ -71,31 +74,41 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
 // chosen: type of the rest; NULL: unchanged. type QUANT_NONE: none
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
+    int modules = 0; // of the source are in 4 bits
     memset(c, 0, sizeof(*c));
-    c->source = source;
+    c->source = source, c->type = type;
     if (type == QUANT_NONE) return;
+    for (size_t i = 0; i < model->parameter_count; i++)
+        modules |= source->places[i].is_codes && source->quant[i].type != QUANT_MXFP4;
     c->format = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     c->state = (char(*)[HF_STATE_TEXT])checked_calloc(model->parameter_count, HF_STATE_TEXT, "quant states");
     c->copied = (size_t *)checked_calloc(model->parameter_count, sizeof(size_t), "what is copied");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const DType own = source->places[i].type, as = chosen ? *chosen : own;
-        const QuantFormat format = {type, 1, QUANT_BLOCK, as == DTYPE_FP64 ? DTYPE_FP32 : as};
+        const QuantFormat format = quant_format(type, as);
         const QuantFormat was = source->places[i].is_codes ? source->quant[i] : format;
-        if (!hf_quantises(model, &model->parameters[i], head || source->places[i].is_codes)) continue;
-        if (source->records && !source->places[i].is_codes) continue;
+        if (!hf_quantises(model, &model->parameters[i], type, head || source->places[i].is_codes)) continue;
+        if (modules && type != QUANT_MXFP4 && !source->places[i].is_codes) continue;
         c->copied[i] =
             source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
         c->format[i] = c->copied[i] ? was : format;
-        hf_state_text(c, i);
+        if (type != QUANT_MXFP4) hf_state_text(c, i);
     }
 }
 
 // ---- their tensors --------------------------------------------------------------------------------------------------
-// Sets shape[2] and dtype of a part; returns its rank; 0: the matrix has no such part
-static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uint64_t shape[2], const char **dtype) {
+// Sets shape[4] and dtype of a part; returns its rank; 0: the matrix has no such part
+static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uint64_t shape[4], const char **dtype) {
     const QuantFormat f = c->format[parameter];
-    const size_t n = parameter_elements(&c->source->model.parameters[parameter]);
+    const Parameter *of = &c->source->model.parameters[parameter];
+    const size_t n = parameter_elements(of);
     const QuantParts p = quant_parts(f, n);
+    if (f.type == QUANT_MXFP4) {
+        *dtype = "U8";
+        shape[0] = of->experts, shape[1] = of->rows / of->experts;
+        shape[2] = of->cols / MXFP4_BLOCK, shape[3] = MXFP4_BLOCK / 2;
+        return part == HF_CODES ? 4 : part == HF_ABSMAX ? 3 : 0;
+    }
     const size_t counts[HF_PARTS] = {0, (n + 1) / 2, p.blocks, 16, p.scale_count, 256, strlen(c->state[parameter])};
     *dtype = part == HF_CODES || part == HF_STATE || (part == HF_ABSMAX && f.nested) ? "U8" : "F32";
     shape[0] = counts[part], shape[1] = 1;
@@ -110,7 +123,7 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
     const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]));
     switch (part) {
     case HF_CODES: return record + p.codes;
-    case HF_ABSMAX: return record + (f.nested ? p.scale_codes : p.scales);
+    case HF_ABSMAX: return record + (f.nested || f.type == QUANT_MXFP4 ? p.scale_codes : p.scales);
     case HF_NESTED_ABSMAX: return record + p.scales;
     case HF_NESTED_MAP: return quant_scales()->map;
     case HF_STATE: return c->state[parameter];
@@ -137,6 +150,17 @@ static char *hf_quantisation_text(const HfCodes *c) {
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
     json_object(&json, NULL);
+    if (c->type == QUANT_MXFP4) { // the modules that gpt-oss names
+        static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                           "model.embed_tokens", "lm_head"};
+        json_array(&json, "modules_to_not_convert");
+        for (size_t i = 0; i < 4; i++) json_text(&json, NULL, kept[i]);
+        json_array_end(&json);
+        json_text(&json, "quant_method", "mxfp4");
+        json_object_end(&json);
+        text[json_text_end(&json) - 1] = 0;
+        return text;
+    }
     json_text(&json, "quant_method", "bitsandbytes");
     json_bool(&json, "load_in_4bit", 1), json_bool(&json, "load_in_8bit", 0);
     json_text(&json, "bnb_4bit_quant_type", quant_type_names[f.type]);
@@ -150,7 +174,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
     for (size_t i = 0; i < model->parameter_count && listed; i++) {
         const Parameter *p = &model->parameters[i];
         char name[HF_NAME];
-        if (!is_product(p->role) || p->experts || hf_is_coded(c, i)) continue;
+        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
         snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
         json_text(&json, NULL, name);
     }

@@ -58,7 +58,9 @@ static const char *shape_text(const uint64_t *shape, size_t rank) {
 // Sets a parameter's shape in files; returns the rank.
 static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
     if (p->experts) {
-        shape[0] = p->experts, shape[1] = p->rows / p->experts, shape[2] = p->cols;
+        shape[0] = p->experts;
+        shape[1] = p->transposed ? p->cols : p->rows / p->experts;
+        shape[2] = p->transposed ? p->rows / p->experts : p->cols;
         return 3;
     }
     if (p->file_rows) {
@@ -66,6 +68,11 @@ static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
         return 2;
     }
     shape[0] = p->transposed ? p->cols : p->rows;
+    if (p->joined) {
+        shape[0] = p->rows * (p->role == ROLE_EMBEDDING ? 1 : p->joined);
+        shape[1] = parameter_file_elements(p) / shape[0];
+        return 2;
+    }
     shape[1] = p->role == ROLE_CONV ? 1 : p->transposed ? p->rows : p->cols;
     shape[2] = p->cols;
     return p->role == ROLE_CONV ? 3 : p->cols ? 2 : 1;
@@ -284,7 +291,7 @@ static void safetensors_write_named(SafetensorsWriter *writer, const char *name,
     uint64_t shape[3];
     const size_t rank = parameter_shape(p, shape);
     safetensors_write_tensor(writer, name, safetensors_dtypes[type].name, shape, rank,
-                             (uint64_t)parameter_elements(p) * dtype_size(type));
+                             (uint64_t)parameter_file_elements(p) * dtype_size(type));
 }
 
 // Closes the header and pads it so that data begin at a multiple of 8; returns that byte.

@@ -2,7 +2,7 @@
 Weights in files. Opening a file of any format fills one table: for each parameter of the model (model.h) its file,
 byte, type and whether it is transposed. source_read then returns any range of elements in the order and type wanted.
 The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill and check the table; weights.h chooses among them. Memory is
-bounded by the static staging buffers for any model size.
+bounded by the static staging buffers for any model size, and one matrix that a file holds transposed.
 */
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
@@ -23,6 +23,7 @@ typedef struct {
     size_t *file;
     uint64_t *offset;
     size_t count; // 0: the parameter is one tensor
+    size_t run;   // not 0: two of them take turns, so many elements of each
 } TensorPieces;
 
 // Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
@@ -50,11 +51,15 @@ typedef struct WeightSource {
     size_t grown_from;  // rows of the embedding and the head in the files; 0: all of them
     float *mean[2];     // mean of these rows, of the embedding and of an untied head: the value of each added row
     uint64_t seed;
+    DType constants_type;    // of Model.constants in a Hugging Face folder
     char remark[256];        // a line for users who train this, or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
     RecordLocation *records; // [parameters] for those with is_codes
     uint8_t *record;         // record of the parameter decoded last
     size_t record_of;
+    char *matrix; // the transposed matrix read last: of these elements of the table, in this type
+    size_t matrix_of;
+    DType matrix_type;
     Merge *merge; // adapters added to what is read, or NULL
     int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);
@@ -78,15 +83,27 @@ static int source_is_in_pieces(const WeightSource *source, size_t parameter) {
 static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t begin, size_t count, char *out) {
     const TensorLocation *place = &source->places[parameter];
     const size_t size = dtype_size(place->type);
+    const Parameter *p = &source->model.parameters[parameter];
+    if (p->joined && source->transposed) {
+        for (size_t done = 0, n; done < count; done += n) {
+            n = min_size(count - done, joined_run(p) - (begin + done) % joined_run(p));
+            input_read(&source->files[place->file], place->offset + (uint64_t)joined_element(p, begin + done) * size,
+                       out + done * size, n * size);
+        }
+        return;
+    }
     if (!source_is_in_pieces(source, parameter)) {
         input_read(&source->files[place->file], place->offset + (uint64_t)begin * size, out, count * size);
         return;
     }
     const TensorPieces *pieces = &source->pieces[parameter];
-    const size_t each = parameter_elements(&source->model.parameters[parameter]) / pieces->count;
+    const size_t each = parameter_elements(p) / pieces->count, turns = pieces->run ? 2 : 1;
+    const size_t run = pieces->run ? pieces->run : each;
     for (size_t done = 0, n; done < count; done += n) {
-        const size_t piece = (begin + done) / each, at = (begin + done) % each;
-        n = min_size(count - done, each - at);
+        const size_t element = (begin + done) % (turns * each), row = element / run;
+        const size_t piece = (begin + done) / (turns * each) * turns + row % turns;
+        const size_t at = row / turns * run + element % run;
+        n = min_size(count - done, run - element % run);
         input_read(&source->files[pieces->file[piece]], pieces->offset[piece] + (uint64_t)at * size, out + done * size,
                    n * size);
     }
@@ -117,38 +134,43 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
     if (as != place->type) elements_convert(out, as, raw, place->type, count);
 }
 
-// Scatters columns in[n][stretch] to rows first .. first + stretch and columns c .. c + n of a matrix [., cols], whose
-// element begin + i is at out[i]; skips elements outside out[count]. size: bytes of an element
-static void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
-                           size_t stretch, size_t c, size_t n, const size_t size) {
-    for (size_t r = 0; r < stretch; r++) {
-        for (size_t k = 0; k < n; k++) {
-            size_t i = (first + r) * cols + c + k - begin; // before begin it wraps to a large number
-            if (i < count) memcpy(out + i * size, in + (k * stretch + r) * size, size);
+// Returns a matrix of `count` elements in the file's order, from element `at` of the parameter on. It is valid until
+// another one is asked for.
+static const char *source_hold_matrix(WeightSource *source, size_t parameter, size_t at, size_t count, DType as) {
+    const size_t size = dtype_size(as), matrix_of = source->model.parameters[parameter].offset + at;
+    if (source->matrix && source->matrix_of == matrix_of && source->matrix_type == as) return source->matrix;
+    free(source->matrix);
+    source->matrix_of = matrix_of, source->matrix_type = as;
+    source->matrix = (char *)checked_malloc(count * size, "a transposed matrix");
+    for (size_t done = 0, n; done < count; done += n) {
+        n = min_size(count - done, SLAB_ELEMENTS);
+        tensor_read_range(source, parameter, at + done, n, as, source->matrix + done * size);
+    }
+    return source->matrix;
+}
+
+// out[count] = elements [begin, begin + count) of a matrix [rows, cols] whose element (r, c) is in[c * rows + r]. Takes
+// a few columns at a time, so that whole cache lines are written. size: bytes of an element
+static void transpose_range(char *out, const char *in, size_t rows, size_t cols, size_t begin, size_t count,
+                            const size_t size) {
+    for (size_t c = 0; c < cols; c += 32) {
+        for (size_t r = begin / cols; r * cols < begin + count; r++) {
+            for (size_t k = c; k < min_size(cols, c + 32); k++) {
+                const size_t i = r * cols + k - begin; // before begin it wraps to a large number
+                if (i < count) memcpy(out + i * size, in + (k * rows + r) * size, size);
+            }
         }
     }
 }
 
-// Reads elements of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there.
-// Takes a few columns at a time, so that whole cache lines are written, and whole columns if many of their rows are
-// wanted.
-static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t rows, size_t cols, size_t begin,
-                                   size_t count, DType as, char *out) {
-    const size_t size = dtype_size(as), row = begin / cols, wanted = (begin + count + cols - 1) / cols - row;
-    const int whole = rows / 4 <= wanted && rows <= SLAB_ELEMENTS;
-    const size_t first = whole ? 0 : row, stretch = whole ? rows : wanted;
-    const char *in = (const char *)staged_reformed.bytes;
-    size_t n;
-    for (size_t c = 0; c < cols; c += n) {
-        n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
-        for (size_t k = 0; k < (whole ? 1 : n); k++)
-            tensor_read_range(source, parameter, (c + k) * rows + first, whole ? n * rows : stretch, as,
-                              staged_reformed.bytes + k * stretch * size);
-        switch (size) { // a constant size makes the copy one instruction
-        case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
-        case 4: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 4); break;
-        default: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 8);
-        }
+// Reads elements of a matrix [rows, cols], from element `at` of the parameter on, that the file holds transposed.
+static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t at, size_t rows, size_t cols,
+                                   size_t begin, size_t count, DType as, char *out) {
+    const char *in = source_hold_matrix((WeightSource *)(uintptr_t)source, parameter, at, rows * cols, as);
+    switch (dtype_size(as)) { // a constant size makes the copy one instruction
+    case 2: transpose_range(out, in, rows, cols, begin, count, 2); break;
+    case 4: transpose_range(out, in, rows, cols, begin, count, 4); break;
+    default: transpose_range(out, in, rows, cols, begin, count, 8);
     }
 }
 
@@ -156,11 +178,16 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
 static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
-    const size_t rows = transposed ? p->cols : p->rows, cols = transposed ? p->rows : p->cols;
-    if (!p->transposed || source->transposed == transposed)
+    if (!p->transposed || source->transposed == transposed) {
         tensor_read_range(source, parameter, begin, count, as, out);
-    else
-        tensor_read_transposed(source, parameter, rows, cols, begin, count, as, (char *)out);
+        return;
+    }
+    for (size_t done = 0; done < count;) {
+        const MatrixPart m = matrix_part(p, begin + done, count - done);
+        tensor_read_transposed(source, parameter, m.first, transposed ? p->cols : m.rows, transposed ? m.rows : p->cols,
+                               m.begin, m.count, as, (char *)out + done * dtype_size(as));
+        done += m.count;
+    }
 }
 
 // ---- matrices in 4 bits ---------------------------------------------------------------------------------------------
@@ -168,7 +195,7 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// Copies a record from the files.
+// Copies a record from the files. Refuses scales of mxfp4 with which values can be infinite, and the one that is NaN.
 static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const size_t n = parameter_elements(&source->model.parameters[parameter]);
     const QuantFormat format = source->quant[parameter];
@@ -176,7 +203,11 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
     const QuantParts p = quant_parts(format, n);
     memset(record, 0, p.bytes);
     input_read(&source->files[r->file[0]], r->at[0], record + p.codes, (n + 1) / 2);
-    if (format.nested) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
+    if (p.scales > p.scale_codes) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
+    for (size_t b = 0; b < p.blocks && format.type == QUANT_MXFP4; b++)
+        if (record[p.scale_codes + b] > MXFP4_SCALE_MOST)
+            die("%s: tensor %s_scales has %d at [%zu], so its block is not finite; download the folder again",
+                source->path, source->model.parameters[parameter].name, record[p.scale_codes + b], b);
     input_read(&source->files[r->file[2]], r->at[2], record + p.scales, p.scale_count * sizeof(float));
     if (format.nested) memcpy(record + p.offset, &r->offset, sizeof(r->offset));
 }
@@ -228,7 +259,7 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
                                 int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const QuantFormat format = source->quant[parameter];
-    const size_t n = parameter_elements(p), size = dtype_size(as);
+    const size_t n = parameter_elements(p);
     const uint8_t *record = source_hold_record(source, parameter);
     float *values = (float *)(void *)staged_raw.bytes;
     if (!p->transposed || !transposed) {
@@ -236,11 +267,16 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
+    quant_scales(); // filled before threads need it
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static)
+#endif
     for (size_t i = 0; i < count; i++) { // order [cols, rows]
-        const size_t c = (begin + i) / p->rows, r = (begin + i) % p->rows;
-        quant_decode_range(values, format, record, n, r * p->cols + c, 1);
-        elements_convert((char *)out + i * size, as, values, DTYPE_FP32, 1);
+        const MatrixPart m = matrix_part(p, begin + i, 1);
+        const size_t c = m.begin / m.rows, r = m.begin % m.rows;
+        quant_decode_range(values + i, format, record, n, m.first + r * p->cols + c, 1);
     }
+    elements_convert(out, as, values, DTYPE_FP32, count);
 }
 
 // Reads at most SLAB_ELEMENTS elements of a parameter, in the order wanted.
@@ -260,8 +296,10 @@ static void source_quantise(WeightSource *source, QuantFormat format, int head) 
         source->quant = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const DType type = source->places[i].type;
-        if (source_is_quantised(source, i) || !parameter_quantises(model, &model->parameters[i], head)) continue;
-        source->quant[i] = format, source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
+        const Parameter *p = &model->parameters[i];
+        if (source_is_quantised(source, i) || !parameter_quantises(model, p, format.type, head)) continue;
+        source->quant[i] = format;
+        if (format.type != QUANT_MXFP4) source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
     }
 }
 
@@ -304,7 +342,8 @@ static void source_read_finite(const WeightSource *source, size_t parameter, siz
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     source_read_order(source, parameter, begin, count, as, transposed, out);
-    source_refuse_bad(source->path, p->name, p->transposed && transposed ? p->rows : p->cols, begin, count, as, out);
+    const size_t cols = p->transposed && transposed ? p->rows / max_size(p->experts, 1) : p->cols;
+    source_refuse_bad(source->path, p->name, cols, begin, count, as, out);
 }
 
 // ---- opening and closing --------------------------------------------------------------------------------------------
@@ -359,6 +398,10 @@ static void source_finish(WeightSource *source) {
 // type. transformers' resize_token_embeddings draws rows around that mean.
 static void source_grow(WeightSource *source, size_t rows) {
     const size_t old = source->config.vocab_size, cols = source->config.hidden_size;
+    if (source->model.model_offset[INPUTS_NORM] != ABSENT)
+        die("%s: rows for new tokens cannot be added, since its layers have tables of their own; add them in "
+            "transformers",
+            source->path);
     double *sum = (double *)checked_calloc(cols, sizeof(double), "sums of the rows of the embedding");
     const float *values = (const float *)(const void *)staged_reformed.bytes;
     for (size_t i = 0; i < source->model.parameter_count; i++) {
@@ -385,7 +428,7 @@ static void source_grow(WeightSource *source, size_t rows) {
     const DType type = source->dtype;
     source->grown_from = old, source->config.vocab_size = rows;
     const Model grown = model_build(&source->config, type);
-    model_copy_biases(&grown, &source->model);
+    model_copy_constants(&grown, &source->model);
     model_free(&source->model);
     source->model = grown;
 }

@@ -60,6 +60,7 @@ static void weights_close(WeightSource *source) {
     for (size_t i = 0; source->pieces && i < source->model.parameter_count; i++)
         free(source->pieces[i].file), free(source->pieces[i].offset);
     free(source->places), free(source->pieces), free(source->quant), free(source->records), free(source->record);
+    free(source->matrix);
     safetensors_free(&source->others);
     free(source->path);
     model_free(&source->model);

@@ -184,14 +184,14 @@ static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, siz
     }
 }
 
-// Appends the model's answer ids[count], without special tokens.
+// Appends the model's answer ids[count]; special tokens only if they may be marks of reasoning.
 static void prompt_append_answer(const Prompt *prompt, Scratch *answer, const int32_t *ids, size_t count) {
     const Tokenizer *t = prompt->tokenizer;
     char *text = (char *)checked_malloc(count * prompt_token_bytes(prompt), "an answer");
     TextOut out = text_out_to(NULL, text);
     for (size_t i = 0, bytes; i < count; i++) {
         const char *part = tokenizer_decode(t, ids[i], &bytes);
-        if (!tokenizer_is_special(t, ids[i])) text_out(&out, part, bytes);
+        if (t->section_bytes[SECTION_THOUGHT_END] || !tokenizer_is_special(t, ids[i])) text_out(&out, part, bytes);
     }
     text_out_end(&out);
     scratch_append(answer, text, out.bytes);

@@ -103,9 +103,9 @@ static Activations state_activations(const StreamBP *s, size_t l, Chunk c, Group
     if (a.mixed) return a;
     a.projected = push_stored(s, SHARE_WORKSPACE, "inputs of linear attention", c.n * d.E);
     a.mixed = push_stored(s, SHARE_WORKSPACE, "after the convolution", c.n * d.W);
-    linear_forward_part(s, l, c, w, linear_part(s, IN_QKV_WEIGHT, FORM_LINEAR, IN_QKV_WEIGHT, IN_QKV_WEIGHT),
-                        a.projected, a.norm1, NULL);
-    linear_forward_part(s, l, c, w, linear_part(s, IN_QKV_WEIGHT, FORM_LINEAR, IN_B_WEIGHT, IN_A_WEIGHT),
+    linear_forward_part(s, l, c, w, linear_part(s, l, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected,
+                        a.norm1, NULL);
+    linear_forward_part(s, l, c, w, linear_part(s, l, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
                         projected_part(s, a.projected, IN_B_WEIGHT), a.norm1, NULL);
     convolution_forward(s, l, c, w, &a);
     return a;

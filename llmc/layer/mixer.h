@@ -23,8 +23,10 @@ static size_t push_layer_memory(StreamBP *s, size_t l) {
         if (s->now.pass == PASS_BACKWARD) push_state_gradients(s);
         if (s->now.pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
     } else {
-        if (!keeps_activations(s)) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
-        if (s->now.pass == PASS_BACKWARD) push_key_value_gradients(s);
+        const int shares = shares_keys(s, l);
+        if (!keeps_activations(s) && !shares) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
+        if (s->now.pass == PASS_BACKWARD && !shares) push_key_value_gradients(s);
+        if (shares) select_lent_keys(s, l);
     }
     return mark;
 }
@@ -48,7 +50,7 @@ static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
     if (keeps_activations(s)) return kept_activations(s, l, c.row);
     a.mark = arena_mark(s->arena);
     if (!is_linear(s, l)) saved_attention_chunk(s, l, c, &a.attention_out, &a.lse);
-    push_activations(s, &a, mixer_parts(s, l), c.n);
+    push_activations(s, l, &a, mixer_parts(s, l), c.n);
     return a;
 }
 
@@ -61,7 +63,7 @@ static Activations forward_activations(StreamBP *s, size_t l, Chunk c, GroupWeig
 }
 
 static void mixer_keys(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    if (!is_linear(s, l)) kv_project(s, l, c, w, a);
+    if (!is_linear(s, l) && !layer_shapes(s, l).borrows) kv_project(s, l, c, w, a);
 }
 
 static void mixer_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
@@ -106,7 +108,10 @@ static void mixer_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w,
         linear_attention_backward(s, l, c, w, dw, a, dx);
     } else {
         attention_backward(s, l, c, w, dw, a, dx); // dQ[c]; dK, dV of all chunks up to c
-        kv_backward(s, l, c, w, dw, a, dx);        // dK[c], dV[c] are complete now
+        if (layer_shapes(s, l).borrows)
+            norm1_backward(s, l, c, w, dw, a, dx);
+        else
+            kv_backward(s, l, c, w, dw, a, dx); // dK[c], dV[c] are complete now
     }
 }
 

@@ -7,6 +7,7 @@ The configuration of a model: a family (family.h) and its numbers, under their H
 #include "family.h"
 #include "llmc/base/hash.h"
 #include "llmc/base/text.h"
+#include <assert.h>
 #include <stddef.h>
 
 typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
@@ -14,6 +15,7 @@ static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "ll
 
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
+enum { CONFIG_KEYS_MOST = 96 };
 #define LAYER_TYPES_MAX  1024      // layers before their types repeat
 #define LINEAR_STATE_MAX (1 << 24) // elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
 
@@ -42,22 +44,30 @@ typedef struct {
     size_t linear_conv_kernel_dim;
     // Experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
-    size_t shared_expert_intermediate_size;           // width of the expert of every token; 0: none
-    size_t decoder_sparse_step;                       // every so-manieth layer has experts
-    size_t first_k_dense_replace;                     // the first layers have none,
-    uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8];     // nor have these; a bit each
-    size_t n_group, topk_group;                       // RouterShape.groups, .kept
-    int norm_topk_prob;                               // RouterShape.normalised
-    double routed_scaling_factor;                     // RouterShape.scale
-    double router_aux_loss_coef;                      // of the loss that balances the experts
-    int use_qk_norm;                                  // 0: without the family's QK-norm
+    size_t shared_expert_intermediate_size;       // width of the expert of every token; 0: none
+    size_t decoder_sparse_step;                   // every so-manieth layer has experts
+    size_t first_k_dense_replace;                 // the first layers have none,
+    uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8]; // nor have these; a bit each
+    size_t n_group, topk_group;                   // RouterShape.groups, .kept
+    int norm_topk_prob;                           // RouterShape.normalised
+    double routed_scaling_factor;                 // RouterShape.scale
+    double router_aux_loss_coef;                  // of the loss that balances the experts
+    double swiglu_alpha, swiglu_limit;            // Activation.alpha, .limit
+    int use_qk_norm;                              // 0: without the family's QK-norm
+    // Heads of layers with full attention, where they differ from those with a window; 0: they do not
+    size_t global_head_dim, num_global_key_value_heads;
+    int attention_k_eq_v;        // full attention: values are the keys before their norm
+    size_t num_kv_shared_layers; // the last layers read K, V of the last layer of their kind before them
+    int use_double_wide_mlp;     // whose MLPs are twice as wide
+    size_t hidden_size_per_layer_input, vocab_size_per_layer_input; // a layer's own input: width, 0: none; its tokens
+    double final_logit_softcapping;                                 // Temperature.cap
     double query_pre_attn_scalar;                     // attention scores are divided by its root; 0: head_dim
     double attention_multiplier;                      // or they are multiplied by this; 0: not given
     double embedding_multiplier, residual_multiplier; // of the embeddings; of each branch before it is added
     double logits_scaling;                            // divisor of the logits
     int activation_function;                          // index of GPT-2's name for it: two names, one function
     size_t pad_token_id;                              // input token that gives the embedding no gradient; NO_ROW: none
-    uint64_t given; // bit i: key i of config_keys was set explicitly, so it follows no other key
+    uint8_t given[CONFIG_KEYS_MOST]; // 1: this key of config_keys was set explicitly, so it follows no other key
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
@@ -118,7 +128,7 @@ static const ConfigKey config_keys[] = {
     {"linear_value_head_dim", NULL, KEY_SIZE, FIELD(linear_value_head_dim), 1, 1024, 0},
     {"linear_conv_kernel_dim", NULL, KEY_SIZE, FIELD(linear_conv_kernel_dim), 1, CONV_TAPS_MAX, 0},
     {"num_experts", "num_local_experts", KEY_SIZE, FIELD(num_experts), 0, EXPERTS_MOST, 0},
-    {"num_experts_per_tok", NULL, KEY_SIZE, FIELD(num_experts_per_tok), 1, CHOSEN_MOST, 0},
+    {"num_experts_per_tok", "top_k_experts", KEY_SIZE, FIELD(num_experts_per_tok), 1, CHOSEN_MOST, 0},
     {"moe_intermediate_size", NULL, KEY_SIZE, FIELD(moe_intermediate_size), 1, 1 << 22, 0},
     {"shared_expert_intermediate_size", NULL, KEY_SIZE, FIELD(shared_expert_intermediate_size), 0, 1 << 22, 0},
     {"decoder_sparse_step", NULL, KEY_SIZE, FIELD(decoder_sparse_step), 1, 4096, 0},
@@ -130,10 +140,21 @@ static const ConfigKey config_keys[] = {
     {"routed_scaling_factor", NULL, KEY_DOUBLE, FIELD(routed_scaling_factor), 0, 1e6, 0},
     {"router_aux_loss_coef", NULL, KEY_DOUBLE, FIELD(router_aux_loss_coef), 0, 1e6, 0},
     {"use_qk_norm", NULL, KEY_BOOL, FIELD(use_qk_norm), 0, 1, 0},
+    {"swiglu_alpha", NULL, KEY_DOUBLE, FIELD(swiglu_alpha), 0, 1e6, 0},
+    {"swiglu_limit", NULL, KEY_DOUBLE, FIELD(swiglu_limit), 1e-6, 1e6, 0},
+    {"global_head_dim", NULL, KEY_SIZE, FIELD(global_head_dim), 1, 1024, 0},
+    {"num_global_key_value_heads", NULL, KEY_SIZE, FIELD(num_global_key_value_heads), 0, 1 << 14, 0},
+    {"attention_k_eq_v", NULL, KEY_BOOL, FIELD(attention_k_eq_v), 0, 1, 0},
+    {"num_kv_shared_layers", NULL, KEY_SIZE, FIELD(num_kv_shared_layers), 0, 4096, 0},
+    {"use_double_wide_mlp", NULL, KEY_BOOL, FIELD(use_double_wide_mlp), 0, 1, 0},
+    {"hidden_size_per_layer_input", NULL, KEY_SIZE, FIELD(hidden_size_per_layer_input), 0, 1 << 16, 0},
+    {"vocab_size_per_layer_input", NULL, KEY_SIZE, FIELD(vocab_size_per_layer_input), 1, 1 << 24, 0},
+    {"final_logit_softcapping", NULL, KEY_DOUBLE, FIELD(final_logit_softcapping), 0, 1e6, 0},
     {"pad_token_id", NULL, KEY_SIZE, FIELD(pad_token_id), 0, (1 << 24) - 1, 0},
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
+static_assert(CONFIG_KEYS <= CONFIG_KEYS_MOST, "Config.given has a place for every key");
 
 static const Family *family_find(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -165,7 +186,10 @@ static int family_has_key(const Family *family, const char *name) {
                                "llama_4_scaling_beta|num_experts|num_experts_per_tok|moe_intermediate_size|"
                                "shared_expert_intermediate_size|decoder_sparse_step|first_k_dense_replace|"
                                "mlp_only_layers|n_group|topk_group|norm_topk_prob|routed_scaling_factor|"
-                               "router_aux_loss_coef|use_qk_norm"; // only in families whose defaults name them
+                               "router_aux_loss_coef|use_qk_norm|swiglu_alpha|swiglu_limit|global_head_dim|"
+                               "num_global_key_value_heads|attention_k_eq_v|num_kv_shared_layers|"
+                               "use_double_wide_mlp|hidden_size_per_layer_input|vocab_size_per_layer_input|"
+                               "final_logit_softcapping"; // only in families whose defaults name them
     if (text_is_one_of(name, some) || !strncmp(name, "linear_", 7)) return family_names_key(family, name);
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
@@ -267,15 +291,13 @@ static void config_set(Config *config, const char *name, const char *value, cons
     if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
     if (number < key->least || number > key->most)
         die_with(code, "%s: %s=%.64s is out of range, %g to %g are allowed", where, name, value, key->least, key->most);
-    config->given |= (uint64_t)1 << index;
+    config->given[index] = 1;
 }
 
-static int config_given(const Config *config, const char *name) {
-    return (int)(config->given >> config_key_find(name) & 1u);
-}
+static int config_given(const Config *config, const char *name) { return config->given[config_key_find(name)]; }
 
-// Reads one "key=value" of a text. Bit i of *seen: key i of config_keys was in it before.
-static void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
+// Reads one "key=value" of a text. seen[i]: key i of config_keys was in it before.
+static void config_set_pair(Config *config, char *pair, uint8_t seen[CONFIG_KEYS_MOST], const char *where, int code) {
     char *equals = strchr(pair, '=');
     if (!equals || equals == pair) die_with(code, "%s: '%.64s' is not of the form key=value", where, pair);
     *equals = 0;
@@ -283,19 +305,19 @@ static void config_set_pair(Config *config, char *pair, uint64_t *seen, const ch
     if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
         die_with(code, "%s: %s is not a key of %s; %s info --init %s shows the keys", where, pair, config->family->name,
                  program_called(), config->family->name);
-    if (index >= 0 && (*seen >> index & 1u)) die_with(code, "%s: %s is given twice", where, pair);
+    if (index >= 0 && seen[index]) die_with(code, "%s: %s is given twice", where, pair);
     config_set(config, pair, equals + 1, where, code);
-    *seen |= (uint64_t)1 << index;
+    seen[index] = 1;
 }
 
 // Reads "key=value,key=value".
 static void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
-    uint64_t seen = 0;
+    uint8_t seen[CONFIG_KEYS_MOST] = {0};
     while (*cursor) {
         char *comma = strchr(cursor, ',');
         if (comma) *comma = 0;
-        if (*cursor) config_set_pair(config, cursor, &seen, where, code);
+        if (*cursor) config_set_pair(config, cursor, seen, where, code);
         if (!comma) break;
         cursor = comma + 1;
     }
@@ -309,7 +331,7 @@ static Config config_defaults(const Family *family) {
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
-    config.given = 0;
+    memset(config.given, 0, sizeof(config.given));
     return config;
 }
 
@@ -317,7 +339,7 @@ static Config config_defaults(const Family *family) {
 static void config_plain_rope(Config *config) {
     config->rope_type = ROPE_DEFAULT, config->original_max_position_embeddings = 0;
     config->factor = config->low_freq_factor = config->high_freq_factor = config->attention_factor = 0;
-    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0;
+    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0, config->truncate = 1;
 }
 
 // Returns the growth of queries with their position (Rotation in ops.h); 0: none
@@ -363,18 +385,59 @@ static size_t expert_layers_before(const Config *config, size_t l) {
     return count;
 }
 
-// The tensors that a layer has: of attention or linear attention, of a dense MLP or of experts. A bit each
-typedef enum { FORM_LINEAR = 1, FORM_EXPERTS = 2, LAYER_FORMS = 4 } LayerForm;
-
-static unsigned layer_form(const Config *config, size_t l) {
-    return (layer_is_linear(config, l) ? (unsigned)FORM_LINEAR : 0u) |
-           (layer_has_experts(config, l) ? (unsigned)FORM_EXPERTS : 0u);
+// Returns the layer whose keys and values layer l reads: itself, or the last of its kind that has its own.
+static size_t key_value_layer(const Config *config, size_t l) {
+    const size_t own = config->num_hidden_layers - config->num_kv_shared_layers;
+    if (l < own) return l;
+    for (size_t i = own; i-- > 0;)
+        if (layer_kind(config, i) == layer_kind(config, l)) return i;
+    return l;
 }
 
-// Counts the layers with and without experts that layer l is alike before it; l: one of them
-static size_t layers_alike_before(const Config *config, size_t l) {
-    const size_t experts = expert_layers_before(config, l);
-    return layer_has_experts(config, l) ? experts : l - experts;
+// Tells whether layers after layer l read its keys and values.
+static int layer_lends(const Config *config, size_t l) {
+    const size_t L = config->num_hidden_layers, own = L - config->num_kv_shared_layers;
+    for (size_t i = own; i < L && l < own; i++)
+        if (key_value_layer(config, i) == l) return 1;
+    return 0;
+}
+
+// What a layer has, a bit each: linear attention in place of attention; experts; a window; keys and values that are
+// another layer's, or that others read
+typedef enum {
+    FORM_LINEAR = 1,
+    FORM_EXPERTS = 2,
+    FORM_WINDOW = 4,
+    FORM_BORROWS = 8,
+    FORM_LENDS = 16,
+    LAYER_FORMS = 32
+} LayerForm;
+
+static unsigned layer_form(const Config *config, size_t l) {
+    const LayerKind kind = layer_kind(config, l);
+    unsigned form = kind == LAYER_LINEAR ? FORM_LINEAR : kind == LAYER_WINDOW ? FORM_WINDOW : 0u;
+    if (layer_has_experts(config, l)) form |= FORM_EXPERTS;
+    if (!config->num_kv_shared_layers) return form;
+    if (key_value_layer(config, l) != l) form |= FORM_BORROWS;
+    return layer_lends(config, l) ? form | FORM_LENDS : form;
+}
+
+static size_t head_dim_of(const Config *c, unsigned form) {
+    return form & FORM_WINDOW || !c->global_head_dim ? c->head_dim : c->global_head_dim;
+}
+
+static size_t key_value_heads_of(const Config *c, unsigned form) {
+    return form & FORM_WINDOW || !c->num_global_key_value_heads || !c->attention_k_eq_v ? c->num_key_value_heads
+                                                                                        : c->num_global_key_value_heads;
+}
+
+static size_t intermediate_size_of(const Config *c, unsigned form) {
+    return c->use_double_wide_mlp && form & FORM_BORROWS ? 2 * c->intermediate_size : c->intermediate_size;
+}
+
+// Tells whether a layer's values are its keys before their norm.
+static int values_are_keys(const Config *c, unsigned form) {
+    return c->attention_k_eq_v && !(form & (FORM_WINDOW | FORM_BORROWS));
 }
 
 // Counts the layers of a kind before layer l; l = num_hidden_layers: all
@@ -401,9 +464,14 @@ static size_t layer_window(const Config *config, size_t l) {
 
 // Shortens layer_types to its period. If no layer has a window, clears pattern and window (families of f and s only).
 static void config_resolve_layer_types(Config *config, const char *where, int code) {
-    const size_t L = config->num_hidden_layers, given = strlen(config->layer_types);
-    const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
+    const size_t L = config->num_hidden_layers;
+    size_t given = strlen(config->layer_types);
     size_t period, l;
+    if (config->family->last_full && L <= LAYER_TYPES_MAX && layer_letter(config, L - 1) != 'f') {
+        for (l = given; l < L; l++) config->layer_types[l] = config->layer_types[l % given];
+        config->layer_types[L - 1] = 'f', config->layer_types[L] = 0, given = L;
+    }
+    const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
     if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
         die_with(code, "%s: sliding_window=%zu, but no layer has it; give layer_types, such as s or sf", where,
                  config->sliding_window);
@@ -421,9 +489,32 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
     config->layer_types[period] = 0;
 }
 
-// Returns how many elements of a head are rotated.
-static size_t rotary_width(const Config *config) {
-    return (size_t)((double)config->head_dim * config->partial_rotary_factor);
+// Returns how many elements of a head are rotated, in a layer of this form. Proportional positions take all: those of
+// the rest do not turn.
+static size_t rotary_width_of(const Config *config, unsigned form) {
+    const size_t HD = head_dim_of(config, form);
+    return config->family->proportional ? HD : (size_t)((double)HD * config->partial_rotary_factor);
+}
+
+static size_t rotary_width(const Config *config) { return rotary_width_of(config, 0); }
+
+// Resets keys without effect to one value, so that equal models have equal keys. Refuses keys and values that no
+// earlier layer has.
+static void config_finish_sharing(Config *c, const char *where, int code) {
+    const size_t L = c->num_hidden_layers;
+    if (c->num_kv_shared_layers >= L)
+        die_with(code, "%s: num_kv_shared_layers %zu leaves none of %zu layers its own keys and values", where,
+                 c->num_kv_shared_layers, L);
+    for (size_t l = L - c->num_kv_shared_layers; l < L; l++)
+        if (key_value_layer(c, l) == l)
+            die_with(code, "%s: layer %zu shares keys and values, but no layer of its kind has its own before", where,
+                     l);
+    if (!c->attention_k_eq_v || c->num_global_key_value_heads == c->num_key_value_heads)
+        c->num_global_key_value_heads = 0;
+    if (!c->hidden_size_per_layer_input && c->vocab_size_per_layer_input) c->vocab_size_per_layer_input = c->vocab_size;
+    if (c->hidden_size_per_layer_input && c->vocab_size_per_layer_input < c->vocab_size)
+        die_with(code, "%s: vocab_size_per_layer_input %zu is below vocab_size %zu", where,
+                 c->vocab_size_per_layer_input, c->vocab_size);
 }
 
 // Refuses a rope type without the keys that it needs.
@@ -453,7 +544,7 @@ static void config_finish_experts(Config *c, const char *where, int code) {
     if (c->family->router == ROUTER_SIGMOID && c->shared_expert_intermediate_size % c->moe_intermediate_size)
         die_with(code, "%s: shared_expert_intermediate_size %zu is not a multiple of moe_intermediate_size %zu", where,
                  c->shared_expert_intermediate_size, c->moe_intermediate_size);
-    if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step"))
+    if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step") && !c->family->experts_beside)
         die_with(code, "%s: num_experts is 0, but %s has experts in its layers", where, c->family->name);
     if (!c->num_experts) return;
     if (c->num_experts_per_tok > c->num_experts)
@@ -475,6 +566,7 @@ static void config_finish(Config *config, const char *where, int code) {
                  config->layer_types, family->name);
     config_resolve_rope(config, where, code);
     config_finish_experts(config, where, code);
+    config_finish_sharing(config, where, code);
     if (config->pad_token_id != NO_ROW && config->pad_token_id >= config->vocab_size)
         die_with(code, "%s: pad_token_id %zu is not below vocab_size %zu", where, config->pad_token_id,
                  config->vocab_size);
@@ -502,8 +594,13 @@ static void config_finish(Config *config, const char *where, int code) {
                  "of more than %d elements a layer, the limit here",
                  where, config->linear_num_value_heads, config->linear_key_head_dim, config->linear_value_head_dim,
                  LINEAR_STATE_MAX);
-    if (!family->learned_positions && config->head_dim % 2)
-        die_with(code, "%s: head_dim %zu is odd, rotary positions need an even one", where, config->head_dim);
+    for (int global = 0; global < 2; global++)
+        if (!family->learned_positions && (global ? config->global_head_dim : config->head_dim) % 2)
+            die_with(code, "%s: %s %zu is odd, rotary positions need an even one", where,
+                     global ? "global_head_dim" : "head_dim", global ? config->global_head_dim : config->head_dim);
+    if (config->num_global_key_value_heads && config->num_attention_heads % config->num_global_key_value_heads)
+        die_with(code, "%s: num_attention_heads %zu is not a multiple of num_global_key_value_heads %zu", where,
+                 config->num_attention_heads, config->num_global_key_value_heads);
     if (!family->learned_positions && (rotary_width(config) % 2 || !rotary_width(config)))
         die_with(code, "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements, an even number is needed",
                  where, config->partial_rotary_factor, rotary_width(config), config->head_dim);
@@ -616,7 +713,7 @@ static Config config_scale(const Config *config, const char *scaling, const char
     config_plain_rope(&plain);
     config_to_text(&plain, text, sizeof(text));
     plain = config_from_text(text, where, code);
-    scaled = plain, scaled.given = 0, scaled.original_max_position_embeddings = config_unscaled_positions(config);
+    scaled = plain, scaled.original_max_position_embeddings = config_unscaled_positions(config);
     scaled.llama_4_scaling_beta = config->llama_4_scaling_beta;
     snprintf(type, sizeof(type), "%.*s", (int)(keys - scaling), scaling);
     if (!text_is_one_of(type, "linear|llama3|yarn"))
@@ -625,13 +722,13 @@ static Config config_scale(const Config *config, const char *scaling, const char
     if (rotation_growth(config) != 0 && rotation_growth(&scaled) == 0)
         die_with(code, "%s: queries of %s grow with their position, which %s scaling would lose; use yarn", where,
                  config->family->name, type);
-    scaled.given = 0;
+    memset(scaled.given, 0, sizeof(scaled.given));
     config_set_all(&scaled, keys + (*keys != 0), where, code);
     for (size_t i = 0; i < CONFIG_KEYS; i++)
-        if ((scaled.given >> i & 1) &&
+        if (scaled.given[i] &&
             (config_keys[i].kind == KEY_ROPE_TYPE || !(config_keys[i].scaling >> scaled.rope_type & 1)))
             die_with(code, "%s: %s is not a key of %s scaling", where, config_keys[i].name, type);
-    scaled.given |= plain.given;
+    for (size_t i = 0; i < CONFIG_KEYS; i++) scaled.given[i] |= plain.given[i];
     config_finish(&scaled, where, code);
     if (scaled.factor < 1)
         die_with(code, "%s: factor=%g would leave fewer positions; give 1 or more", where, scaled.factor);

@@ -22,12 +22,16 @@ typedef enum {
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // of experts
     EXPERTS_GATE_UP, EXPERTS_DOWN,
     POST_NORM2,
+    SINKS, // of attention
+    ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // of experts
+    DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // of experts beside a dense MLP
+    INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // of the layer's own input
     LAYER_TENSORS
 } LayerTensor;
 // clang-format on
 
-// The tensors outside the layers: the first two come before them, the others after.
-typedef enum { EMBEDDING, POSITION_EMBEDDING, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
+// The tensors outside the layers: the first three come before them, the others after.
+typedef enum { EMBEDDING, POSITION_EMBEDDING, INPUTS_NORM, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
 
 typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // none, per head, over all heads
 
@@ -56,6 +60,15 @@ typedef struct {
     const char *expert_names[3]; // gate, up and down of an expert in files with a tensor for each, with one %zu
     const char *router_name;     // the router in such files; NULL: as in layer_names
     int shared_scale;            // the shared expert is scaled by a logistic function of the token
+    int expert_biases;           // the router and the products of experts have biases
+    int expert_columns;          // files hold stacks of experts as [E, in, out]
+    int experts_beside;          // experts are added to a dense MLP in the same layer
+    int sinks;                   // attention has a sink for each head
+    int value_norm;              // values pass an RMSNorm without weight
+    int unscaled_attention;      // the factor of scores is 1
+    int last_full;               // the last layer has full attention, whatever layer_types says
+    int proportional;            // full attention rotates the first part of all pairs of a head
+    int layer_scalars;           // a layer's output is multiplied by a number (Model.layer_scalar)
     int same_windows;            // sliding_window applies to all layers
     int interleaved;             // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;              // rotary positions cannot be scaled
@@ -89,7 +102,8 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
 // Names of all families but GPT-2, which differ in those of a layer's tensors.
 #define TENSOR_NAMES(...) .layer_prefix = "model.layers.%zu.", .layer_names = __VA_ARGS__, .model_names =              \
-    {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
+    {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", "model.norm.weight", NULL,         \
+     "lm_head.weight"}
 
 static const Family families[] = {
     {.name = "gpt2", .model_type = "gpt2", .architecture = "GPT2LMHeadModel",
@@ -103,7 +117,7 @@ static const Family families[] = {
       "attn.c_proj.weight", "attn.c_proj.bias", NO_LINEAR_NAMES, NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
       NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NO_EXPERT_NAMES, NULL},
      .model_names =
-     {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
+     {"transformer.wte.weight", "transformer.wpe.weight", NULL, "transformer.ln_f.weight", "transformer.ln_f.bias",
       "lm_head.weight"}},
     {.name = "llama", .model_type = "llama", .architecture = "LlamaForCausalLM",
      .defaults =
@@ -262,6 +276,39 @@ static const Family families[] = {
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
       MLP_NAMES, "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",
       "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES, NULL})},
+    {.name = "gpt_oss", .model_type = "gpt_oss", .architecture = "GptOssForCausalLM",
+     .defaults =
+     "vocab_size=201088,hidden_size=2880,intermediate_size=2880,num_hidden_layers=36,num_attention_heads=64,"
+     "num_key_value_heads=8,head_dim=64,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=150000,"
+     "initializer_range=0.02,attention_bias=true,sliding_window=128,layer_types=sf,rope_type=yarn,factor=32,"
+     "original_max_position_embeddings=4096,truncate=false,num_experts=128,num_experts_per_tok=4,"
+     "swiglu_alpha=1.702,swiglu_limit=7,router_aux_loss_coef=0.001",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_CLAMPED, .router = ROUTER_SOFTMAX,
+     .expert_biases = 1, .expert_columns = 1, .sinks = 1,
+     TENSOR_NAMES(
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
+      NO_MLP_NAMES, "mlp.router.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL, "self_attn.sinks",
+      "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias"})},
+    {.name = "gemma4", .model_type = "gemma4_text", .architecture = "Gemma4ForCausalLM",
+     .defaults =
+     "vocab_size=262144,hidden_size=2304,intermediate_size=9216,num_hidden_layers=30,num_attention_heads=8,"
+     "num_key_value_heads=4,head_dim=256,global_head_dim=512,num_global_key_value_heads=0,attention_k_eq_v=false,"
+     "num_kv_shared_layers=0,use_double_wide_mlp=false,hidden_size_per_layer_input=256,"
+     "vocab_size_per_layer_input=262144,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=1000000,"
+     "partial_rotary_factor=0.25,initializer_range=0.02,tie_word_embeddings=true,sliding_window=512,"
+     "layer_types=sssssf,rope_local_base_freq=10000,final_logit_softcapping=0,num_experts=0,num_experts_per_tok=1,"
+     "moe_intermediate_size=1,pad_token_id=0",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .qk_norm = QK_NORM_HEADS, .post_norms = 1,
+     .scaled_embeddings = 1, .router = ROUTER_SOFTMAX, .experts_beside = 1, .value_norm = 1, .unscaled_attention = 1,
+     .last_full = 1, .proportional = 1, .layer_scalars = 1, .plain_rope = 1,
+     TENSOR_NAMES(
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
+      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "router.proj.weight", NULL, NULL, NULL, NULL,
+      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, "router.scale",
+      "router.per_expert_scale", NULL, NULL, "post_feedforward_layernorm_1.weight",
+      "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight", "embed_tokens_per_layer.weight",
+      "per_layer_model_projection.weight", "per_layer_input_gate.weight", "per_layer_projection.weight",
+      "post_per_layer_input_norm.weight"})},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
@@ -283,6 +330,9 @@ typedef struct {
 #define MISTRAL "rms_norm_eps=1e-5,"
 #define GEMMA3  "head_dim=256,query_pre_attn_scalar=256,"
 #define GEMMA3L GEMMA3 "vocab_size=262208,sliding_window=1024,max_position_embeddings=131072,rope_type=linear,factor=8,"
+#define GEMMA4  "final_logit_softcapping=30,"
+#define GEMMA4L GEMMA4 "hidden_size_per_layer_input=0,attention_k_eq_v=true,sliding_window=1024," \
+                       "max_position_embeddings=262144,"
 #define QWEN25  "rope_theta=1000000,max_position_embeddings=32768,"
 #define QWEN25L "rope_theta=1000000,max_position_embeddings=131072,vocab_size=152064,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
@@ -369,10 +419,19 @@ static const Preset presets[] = {
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},
      "max_position_embeddings=65536"},
+    {"gpt-oss-20b", "openai/gpt-oss-20b", "gpt_oss", {0, 0, 24, 0, 0}, "num_experts=32,router_aux_loss_coef=0.9"},
+    {"gpt-oss-120b", "openai/gpt-oss-120b", "gpt_oss", {0}, "router_aux_loss_coef=0.9"},
     {"glm4.5-air", "zai-org/GLM-4.5-Air", "glm4_moe", {0}, GLM45},
     {"glm4.5", "zai-org/GLM-4.5", "glm4_moe", {5120, 12288, 92, 0, 0},
      GLM45 ",use_qk_norm=true,num_experts=160,moe_intermediate_size=1536,first_k_dense_replace=3,"
            "routed_scaling_factor=2.5"},
+    {"gemma4-31b", "google/gemma-4-31B", "gemma4", {5376, 21504, 60, 32, 16}, GEMMA4L "num_global_key_value_heads=4"},
+    {"gemma4-12b", "google/gemma-4-12B", "gemma4", {3840, 15360, 48, 16, 8}, GEMMA4L "num_global_key_value_heads=1"},
+    {"gemma4-26b-a4b", "google/gemma-4-26B-A4B", "gemma4", {2816, 2112, 30, 16, 8},
+     GEMMA4L "num_global_key_value_heads=2,num_experts=128,num_experts_per_tok=8,moe_intermediate_size=704"},
+    {"gemma4-e4b", "google/gemma-4-E4B", "gemma4", {2560, 10240, 42, 8, 2}, GEMMA4 "num_kv_shared_layers=18"},
+    {"gemma4-e2b", "google/gemma-4-E2B", "gemma4", {1536, 6144, 35, 8, 1},
+     GEMMA4 "num_kv_shared_layers=20,use_double_wide_mlp=true,layer_types=ssssf"},
 };
 // clang-format on
 #define PRESETS (sizeof(presets) / sizeof(presets[0]))

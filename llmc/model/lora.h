@@ -52,14 +52,20 @@ static const LayerTensor lora_tensors[] = {
     Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
     GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, EXPERTS_GATE_UP,
-    EXPERTS_DOWN,
+    EXPERTS_DOWN, INPUT_GATE, INPUT_OUT,
 };
 // clang-format on
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
-enum { LORA_DENSE_TENSORS = 12 }; // the first of them are all that a family without experts has
+// The first of them are all that a family without experts has, or one with experts but without own inputs of layers.
+enum { LORA_DENSE_TENSORS = 12, LORA_EXPERT_TENSORS = 19 };
 
-// Tells whether PEFT adapts the tensor as a parameter (target_parameters), not as a linear layer (target_modules).
-static int lora_is_parameter(LayerTensor tensor) { return tensor == ROUTER_WEIGHT || tensor >= EXPERTS_GATE_UP; }
+static int lora_is_stack(LayerTensor tensor) { return tensor == EXPERTS_GATE_UP || tensor == EXPERTS_DOWN; }
+
+// Tells whether PEFT adapts the tensor as a parameter (target_parameters), not as a linear layer (target_modules). A
+// router beside a dense MLP is a linear layer.
+static int lora_is_parameter(const Family *family, LayerTensor tensor) {
+    return lora_is_stack(tensor) || (tensor == ROUTER_WEIGHT && !family->experts_beside);
+}
 
 // Returns the first of lora_tensors of the i-th module, or LORA_TENSORS.
 static size_t lora_module_at(const Family *family, size_t i) {
@@ -69,6 +75,9 @@ static size_t lora_module_at(const Family *family, size_t i) {
 }
 
 static LayerTensor lora_tensor(const Family *family, size_t i) { return lora_tensors[lora_module_at(family, i)]; }
+
+// Tells whether rows of gate and up projections of experts alternate, as in files.
+static int lora_rows_alternate(const Family *family) { return family->activation == ACTIVATION_CLAMPED; }
 
 // Counts the characters of a name before ".weight".
 static size_t lora_name_length(const char *name) {
@@ -84,7 +93,7 @@ static const char *lora_module(const Family *family, size_t i) {
     if (t == LORA_TENSORS) return NULL;
     const char *whole = family->layer_names[lora_tensors[t]];
     snprintf(name, sizeof(name), "%.*s",
-             (int)(lora_is_parameter(lora_tensors[t]) ? strlen(whole) : lora_name_length(whole)), whole);
+             (int)(lora_is_parameter(family, lora_tensors[t]) ? strlen(whole) : lora_name_length(whole)), whole);
     return name;
 }
 
@@ -93,8 +102,7 @@ static const char *lora_module(const Family *family, size_t i) {
 static void lora_tensor_prefix(const Family *family, size_t i, int inner, char name[64]) {
     const LayerTensor tensor = lora_tensor(family, i);
     const char *module = lora_module(family, i);
-    const size_t length =
-        tensor >= EXPERTS_GATE_UP ? (size_t)(strrchr(module, '.') - module) : lora_name_length(module);
+    const size_t length = lora_is_stack(tensor) ? (size_t)(strrchr(module, '.') - module) : lora_name_length(module);
     snprintf(name, 64, "%.*s%s", (int)length, module, inner ? ".base_layer" : "");
 }
 
@@ -105,10 +113,16 @@ static void lora_outer_name(const Family *family, ModelTensor tensor, char name[
 }
 
 // Prints the name of an expert's gate, up or down projection (part 0, 1, 2) in files with tensors of its own, without
-// ".weight".
+// ".weight". Where models are never split so, it is made from that of the stacks.
 static void lora_expert_name(const Family *family, size_t layer, size_t expert, size_t part, char name[160]) {
+    static const char *const ends[] = {"gate_proj", "up_proj", "down_proj"};
+    const char *own = family->expert_names[part], *stack = family->layer_names[EXPERTS_DOWN];
     const int used = snprintf(name, 160, family->layer_prefix, layer);
-    snprintf(name + used, 160 - (size_t)used, family->expert_names[part], expert);
+    if (own)
+        snprintf(name + used, 160 - (size_t)used, own, expert);
+    else
+        snprintf(name + used, 160 - (size_t)used, "%.*s.%zu.%s", (int)(strrchr(stack, '.') - stack), stack, expert,
+                 ends[part]);
     name[lora_name_length(name)] = 0;
 }
 
@@ -143,9 +157,10 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
     const char *module;
     char known[256] = "";
     for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
-        const int parameter = lora_is_parameter(lora_tensor(family, i));
-        const char *end = family->conv1d ? NULL : parameter ? strchr(module, '.') : strrchr(module, '.');
-        all |= 1u << i; // whole names: GPT-2 has c_proj twice
+        const LayerTensor tensor = lora_tensor(family, i);
+        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT); // has two of an end
+        const char *end = whole ? NULL : lora_is_parameter(family, tensor) ? strchr(module, '.') : strrchr(module, '.');
+        all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
     }
     if (!strcmp(targets, "all") || !strcmp(targets, "all-linear")) return all;
@@ -349,8 +364,10 @@ static uint64_t lora_key(const Lora *lora) {
     const double scale = lora_scale(lora, usual);
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
-    const size_t row =
-        (lora->table.config.family->router ? LORA_TENSORS : (size_t)LORA_DENSE_TENSORS) * sizeof(LoraModule);
+    const Family *family = lora->table.config.family;
+    const size_t row = sizeof(LoraModule) * (family->layer_names[INPUT_GATE] ? LORA_TENSORS
+                                             : family->router                ? (size_t)LORA_EXPERT_TENSORS
+                                                                             : (size_t)LORA_DENSE_TENSORS);
     Checksum sum = {{0, 0}};
     for (size_t l = 0; lora->each && l < L; l++) checksum_add(&sum, l * row, &lora->each[l * LORA_TENSORS], row);
     const uint64_t layers = lora->each ? checksum_value(key, &sum, L * row) : key;

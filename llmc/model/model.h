@@ -26,12 +26,12 @@ typedef struct {
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
     size_t experts;    // 0: one matrix; else those of `experts` experts, [experts, rows / experts, cols]
-    int transposed;    // [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
-    size_t
-        file_rows;   // not 0: files show their elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
-    int ones;        // initialised to 1 (norm weights without norm_offset; biases of time steps)
-    double init_std; // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
-    size_t offset;   // first element, from the start of the model
+    int transposed;    // each matrix is [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
+    size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
+    size_t joined, part; // joined > 0: files hold the matrices of so many layers as one tensor; this is number `part`
+    int ones;            // initialised to 1 (norm weights without norm_offset; biases of time steps)
+    double init_std;     // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
+    size_t offset;       // first element, from the start of the model
 } Parameter;
 
 typedef struct {
@@ -43,7 +43,9 @@ typedef struct {
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
     size_t layer_offset[LAYER_FORMS][LAYER_TENSORS]; // within a layer of each form
-    float *router_bias;   // host [layers with experts, E], fp32 in files: the choice of experts adds it; NULL: none
+    float *constants;     // host, fp32: numbers that are no weights, the two below; NULL: none
+    float *router_bias;   // [layers with experts, E]: the choice of experts adds it; NULL: none
+    float *layer_scalar;  // [num_hidden_layers]: factors of the layers' outputs; NULL: none
     size_t *layer_starts; // [num_hidden_layers + 1] first element of each layer, and the end of the last
 } Model;
 
@@ -68,12 +70,40 @@ static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
 }
 
+// Elements [begin, begin + count) of one matrix of a stack, whose first element is number `first` of the parameter
+typedef struct {
+    size_t first, rows, begin, count;
+} MatrixPart;
+
+// Returns the part of elements [begin, begin + count) of a parameter that is in one matrix.
+static MatrixPart matrix_part(const Parameter *p, size_t begin, size_t count) {
+    const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols;
+    const MatrixPart part = {begin - begin % each, rows, begin % each, min_size(count, each - begin % each)};
+    return part;
+}
+
+// Counts the elements of a parameter's tensor in files, which may hold those of other layers, too.
+static size_t parameter_file_elements(const Parameter *p) {
+    return parameter_elements(p) * (p->joined ? p->joined : 1);
+}
+
+// Returns how many elements of a joined parameter are neighbours in files: tables lie side by side, other matrices one
+// after another.
+static size_t joined_run(const Parameter *p) { return p->role == ROLE_EMBEDDING ? p->cols : parameter_elements(p); }
+
+// Returns the place of a joined parameter's element in the tensor of the files.
+static size_t joined_element(const Parameter *p, size_t element) {
+    const size_t run = joined_run(p);
+    return (element / run * p->joined + p->part) * run + element % run;
+}
+
 // Counts the elements that a token uses: of k experts in E, and all others.
 static double model_active(const Model *model) {
     double sum = 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const double of = p->experts ? (double)model->config.num_experts_per_tok / (double)p->experts : 1;
+        const size_t E = max_size(p->experts, p->file_rows);
+        const double of = E ? (double)model->config.num_experts_per_tok / (double)E : 1;
         sum += of * (double)parameter_elements(p);
     }
     return sum;
@@ -96,20 +126,23 @@ static size_t linear_channels(const Config *c) {
 // Returns the shape of a tensor in a layer of this form (layer_form); rows 0: it has none.
 static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTensor tensor) {
     const Family *family = c->family;
-    const size_t C = c->hidden_size, q = c->num_attention_heads * c->head_dim;
-    const size_t FF = c->intermediate_size, kv = c->num_key_value_heads * c->head_dim;
+    const size_t C = c->hidden_size, HD = head_dim_of(c, form), q = c->num_attention_heads * HD;
+    const size_t FF = intermediate_size_of(c, form), kv = form & FORM_BORROWS ? 0 : key_value_heads_of(c, form) * HD;
+    const size_t values_too = values_are_keys(c, form) ? 0 : kv;
     const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
-    const size_t head_norm = config_qk_norm(c) ? c->head_dim : 0, whole = config_qk_norm(c) == QK_NORM_WHOLE;
+    const size_t head_norm = config_qk_norm(c) ? HD : 0, whole = config_qk_norm(c) == QK_NORM_WHOLE;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
-    const int attention = tensor >= Q_WEIGHT && tensor <= O_BIAS,
+    const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
+    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || tensor == SINKS,
               linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
-    const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS;
-    const int experts = tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN;
+    const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS && !beside;
+    const int experts =
+        (tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN) || (tensor >= ROUTER_BIAS && tensor <= EXPERTS_POST_NORM);
     if ((form & FORM_LINEAR ? attention : linear) || (form & FORM_EXPERTS ? dense : experts)) {
         const TensorShape none = {ROLE_LINEAR, 0, 0, 0};
         return none;
@@ -117,10 +150,10 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     // clang-format off
     const TensorShape shapes[LAYER_TENSORS] = {
         {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
-        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C, 0}, {ROLE_LINEAR, kv, C, 0}, {ROLE_LINEAR, kv, C, 0},
+        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C, 0}, {ROLE_LINEAR, kv, C, 0}, {ROLE_LINEAR, values_too, C, 0},
         {ROLE_BIAS, (family->gated_attention ? 2 * q : q) * qkv_bias, 0, 0},
-        {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, kv * qkv_bias, 0, 0},
-        {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole ? kv : head_norm, 0, 0},
+        {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, values_too * qkv_bias, 0, 0},
+        {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole || !kv ? kv : head_norm, 0, 0},
         {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
         {ROLE_LINEAR, W, C, 0}, {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
         {ROLE_CONV, W, c->linear_conv_kernel_dim, 0}, {ROLE_BIAS, HV, 0, 0}, {ROLE_DECAY, HV, 0, 0},
@@ -134,6 +167,12 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared ? C : 0, shared, 0},
         {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
+        {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
+        {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
+        {ROLE_BIAS, 2 * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
+        {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},
+        {ROLE_EMBEDDING, P ? c->vocab_size_per_layer_input : 0, P, 0}, {ROLE_LINEAR, P, C, 0},
+        {ROLE_LINEAR, P, C, 0}, {ROLE_LINEAR, P ? C : 0, P, 0}, {ROLE_NORM, P ? C : 0, 0, 0},
     };
     // clang-format on
     return shapes[tensor];
@@ -144,6 +183,7 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
     const TensorShape shapes[MODEL_TENSORS] = {
         {ROLE_EMBEDDING, V, C, 0},
         {ROLE_EMBEDDING, c->family->learned_positions ? c->max_position_embeddings : 0, C, 0},
+        {ROLE_NORM, c->hidden_size_per_layer_input, 0, 0},
         {ROLE_NORM, C, 0, 0},
         {ROLE_BIAS, c->family->norm == NORM_LAYER ? C : 0, 0, 0},
         {ROLE_LINEAR, c->tie_word_embeddings ? 0 : V, C, 0},
@@ -152,19 +192,27 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
 }
 
 // ---- building the table ---------------------------------------------------------------------------------------------
-// Adds a tensor. One without a name extends the tensor before it (GPT-2's c_attn holds q, k and v).
-static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int tensor) {
+// Adds a tensor of layer `layer`, or of none. One without a name extends the tensor before it (GPT-2's c_attn holds q, k and v).
+static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int tensor, size_t layer) {
     const Config *c = &model->config;
+    const int joined = tensor == INPUT_TABLE || tensor == INPUT_PROJECTION;
     if (!name) {
         if (!model->parameter_count) die("internal: the parameter table begins with a part of a tensor");
         model->parameters[model->parameter_count - 1].rows += shape.rows;
     } else {
         Parameter *parameter = &model->parameters[model->parameter_count++];
         memset(parameter, 0, sizeof(*parameter));
-        snprintf(parameter->name, sizeof(parameter->name), "%s%s", prefix, name);
+        snprintf(parameter->name, sizeof(parameter->name), "%.*s%s",
+                 (int)(joined ? strcspn(prefix, ".") + 1 : strlen(prefix)), prefix, name);
+        if (joined) parameter->joined = c->num_hidden_layers, parameter->part = layer;
         parameter->role = shape.role;
-        parameter->rows = shape.rows, parameter->cols = shape.cols, parameter->experts = shape.experts;
-        parameter->transposed = c->family->conv1d && shape.role == ROLE_LINEAR && *prefix;
+        parameter->rows = shape.rows, parameter->cols = shape.cols;
+        parameter->transposed =
+            (shape.experts ? c->family->expert_columns : c->family->conv1d) && shape.role == ROLE_LINEAR && *prefix;
+        if (shape.cols)
+            parameter->experts = shape.experts;
+        else
+            parameter->file_rows = shape.experts;
         parameter->ones =
             tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
         if (shape.cols) parameter->init_std = c->initializer_range;
@@ -179,7 +227,7 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
 static void model_add_outer(Model *model, ModelTensor tensor) {
     TensorShape shape = model_tensor_shape(&model->config, tensor);
     model->model_offset[tensor] = shape.rows ? model->elements : ABSENT;
-    if (shape.rows) model_add(model, "", model->config.family->model_names[tensor], shape, LAYER_TENSORS);
+    if (shape.rows) model_add(model, "", model->config.family->model_names[tensor], shape, LAYER_TENSORS, 0);
 }
 
 static void model_add_layer(Model *model, size_t layer) {
@@ -190,13 +238,30 @@ static void model_add_layer(Model *model, size_t layer) {
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
         TensorShape shape = layer_tensor_shape(&model->config, form, (LayerTensor)tensor);
         model->layer_offset[form][tensor] = shape.rows ? model->elements - begin : ABSENT;
-        if (shape.rows) model_add(model, prefix, model->config.family->layer_names[tensor], shape, tensor);
+        if (shape.rows) model_add(model, prefix, model->config.family->layer_names[tensor], shape, tensor, layer);
     }
 }
 
 // Counts the elements of router_bias.
 static size_t model_router_biases(const Model *model) {
+    if (model->config.family->router != ROUTER_SIGMOID) return 0;
     return expert_layers_before(&model->config, model->config.num_hidden_layers) * model->config.num_experts;
+}
+
+// Counts the elements of `constants`.
+static size_t model_constants(const Model *model) {
+    return model_router_biases(model) + (model->config.family->layer_scalars ? model->config.num_hidden_layers : 0);
+}
+
+// Allocates `constants`: biases of 0, factors of 1.
+static void model_add_constants(Model *model) {
+    const size_t biases = model_router_biases(model), count = model_constants(model);
+    model->constants = model->router_bias = model->layer_scalar = NULL;
+    if (!count) return;
+    model->constants = (float *)checked_calloc(count, sizeof(float), "constants of a model");
+    if (biases) model->router_bias = model->constants;
+    if (count > biases) model->layer_scalar = model->constants + biases;
+    for (size_t i = biases; i < count; i++) model->constants[i] = 1;
 }
 
 // Builds the table; the caller frees it with model_free. No weights are touched.
@@ -210,25 +275,25 @@ static Model model_build(const Config *config, DType dtype) {
     model.layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the parameter table");
     model_add_outer(&model, EMBEDDING);
     model_add_outer(&model, POSITION_EMBEDDING);
+    model_add_outer(&model, INPUTS_NORM);
     for (size_t layer = 0; layer < L; layer++) model_add_layer(&model, layer);
     model.layer_starts[L] = model.elements;
     model_add_outer(&model, FINAL_NORM_WEIGHT);
     model_add_outer(&model, FINAL_NORM_BIAS);
     model_add_outer(&model, LM_HEAD);
-    if (config->family->router == ROUTER_SIGMOID)
-        model.router_bias =
-            (float *)checked_calloc(max_size(model_router_biases(&model), 1), sizeof(float), "biases of routers");
+    model_add_constants(&model);
     return model;
 }
 
-// Copies the routers' biases of a model of the same configuration.
-static void model_copy_biases(const Model *model, const Model *from) {
-    if (model->router_bias) memcpy(model->router_bias, from->router_bias, model_router_biases(from) * sizeof(float));
+// Copies the constants of a model of the same configuration.
+static void model_copy_constants(const Model *model, const Model *from) {
+    if (model->constants) memcpy(model->constants, from->constants, model_constants(from) * sizeof(float));
 }
 
 static void model_free(Model *model) {
-    free(model->parameters), free(model->layer_starts), free(model->router_bias);
-    model->parameters = NULL, model->layer_starts = NULL, model->router_bias = NULL;
+    free(model->parameters), free(model->layer_starts), free(model->constants);
+    model->parameters = NULL, model->layer_starts = NULL;
+    model->constants = model->router_bias = model->layer_scalar = NULL;
 }
 
 // Copies the table; the caller frees it.
@@ -240,10 +305,8 @@ static Model model_copy(const Model *model) {
     if (model->parameter_count) memcpy(copy.parameters, model->parameters, model->parameter_count * sizeof(Parameter));
     copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
     memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
-    if (model->router_bias)
-        copy.router_bias =
-            (float *)checked_calloc(max_size(model_router_biases(model), 1), sizeof(float), "biases of routers");
-    model_copy_biases(&copy, model);
+    if (model->constants) model_add_constants(&copy);
+    model_copy_constants(&copy, model);
     return copy;
 }
 

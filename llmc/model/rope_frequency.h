@@ -67,13 +67,21 @@ static float rope_yarn(const Config *c, size_t i, float power) {
 
 enum { ROPE_VECTOR = 32 }; // powers that torch computes at a time by SLEEF (AVX-512); the remainder uses powf
 
-// Fills inverse_frequency[rotary_width/2]. local: for layers with a window, which may have their own base
+// Returns the floats of rope_frequencies: pairs of a layer's heads.
+static size_t rope_pairs(const Config *c, int local) { return rotary_width_of(c, local ? FORM_WINDOW : 0) / 2; }
+
+// Fills inverse_frequency[rope_pairs]. local: for layers with a window, which may have their own base. Proportional:
+// pairs of full attention behind the rotated share do not turn
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta);
-    const size_t pairs = rotary_width(c) / 2;
+    size_t pairs = rope_pairs(c, local), width = 2 * pairs;
+    if (c->family->proportional && !local) {
+        memset(inverse_frequency, 0, pairs * sizeof(float));
+        pairs = (size_t)(c->partial_rotary_factor * (double)width) / 2;
+    }
     for (size_t i = 0; i < pairs; i++) {
-        const float exponent = (float)(2 * i) / (float)rotary_width(c);
+        const float exponent = (float)(2 * i) / (float)width;
         const float power = i < pairs / ROPE_VECTOR * ROPE_VECTOR ? rope_power(theta, exponent) : powf(theta, exponent);
         switch (own ? ROPE_DEFAULT : c->rope_type) {
         case ROPE_LINEAR: inverse_frequency[i] = 1.0f / power / (float)c->factor; break;

@@ -62,9 +62,10 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// Tells whether a matrix can be in 4 bits: those of linear layers; with `head` also lm_head.
-static int parameter_quantises(const Model *model, const Parameter *p, int head) {
-    if (p->role != ROLE_LINEAR || !p->cols) return 0;
+// Tells whether a matrix can be in 4 bits of a type: those of linear layers, with `head` also lm_head; in mxfp4 experts'.
+// Files may join matrices of all layers: these cannot.
+static int parameter_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
+    if (p->role != ROLE_LINEAR || !p->cols || p->joined || (type == QUANT_MXFP4 && !p->experts)) return 0;
     return head || p->offset != model->model_offset[LM_HEAD];
 }
 
@@ -73,7 +74,7 @@ static void storage_choose(Storage *storage, const Model *model, QuantFormat for
     QuantFormat *formats =
         (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats of weights");
     for (size_t i = 0; i < model->parameter_count; i++)
-        if (parameter_quantises(model, &model->parameters[i], head)) formats[i] = format;
+        if (parameter_quantises(model, &model->parameters[i], format.type, head)) formats[i] = format;
     storage_build(storage, model, formats);
     free(formats);
 }

@@ -58,20 +58,23 @@ typedef struct AttentionCut {
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
-// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans). The support
-// matrix in its documentation (operations/Attention, 9.18.1) has the same, and none above CUDNN_MOST_HEAD on any card
-enum { CUDNN_MOST_HEAD = 256 };
+// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans); as in the
+// support matrix of its documentation (operations/Attention, 9.18.1)
 static const struct {
     int architecture;
     size_t widest[2];
 } cudnn_heads[] = {{80, {256, 128}}, {86, {256, 128}},  {89, {256, 128}},
                    {90, {256, 256}}, {100, {256, 128}}, {120, {256, 128}}};
 
-enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4 }; // attention by a library; asked of the device
+// Attention by a library; ASKED: of the device. GLOBAL times the first two: of heads of global_head_dim
+enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4, LIBRARY_GLOBAL = 8 };
+
+// Tells whether cuDNN has heads of this width on any card.
+static int cudnn_has_head(size_t HD) { return HD % 8 == 0 && HD <= 256; }
 
 // Returns the directions of bf16 attention that cuDNN takes on a GPU of this architecture.
 static int cudnn_directions(int architecture, size_t HD) {
-    for (size_t i = 0; i < sizeof(cudnn_heads) / sizeof(*cudnn_heads) && HD % 8 == 0; i++)
+    for (size_t i = 0; i < sizeof(cudnn_heads) / sizeof(*cudnn_heads) && cudnn_has_head(HD); i++)
         if (cudnn_heads[i].architecture == architecture)
             return LIBRARY_FORWARD * (HD <= cudnn_heads[i].widest[0]) +
                    LIBRARY_BACKWARD * (HD <= cudnn_heads[i].widest[1]);

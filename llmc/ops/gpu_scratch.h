@@ -78,7 +78,7 @@ static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t 
     const size_t floats = sizeof(float), own = cuda_attention_scratch(n, NH, NKV, HD) * floats, row = NH * HD;
     const size_t most = min_size(n, cut.block), rows = max_size(cut.grid, most);
     const size_t padded = aligned_256(cut.grid * row * size);
-    if (size != 2 || HD % 8 || HD > CUDNN_MOST_HEAD) return own / floats;
+    if (size != 2 || !cudnn_has_head(HD)) return own / floats;
     cut.workspace = attention_most_bytes(&cut, n);
     const size_t forward = aligned_256(rows * NH * floats) + padded + aligned_256(rows * row * size) +
                            aligned_256(GPU_FORWARD_WORKSPACE) + 256;

@@ -21,7 +21,9 @@ typedef struct {
     uint64_t seed;
     int accumulate, back;      // back: backward of rope, joining of heads, the transposed transfer
     int learned, bias, joined; // optional tensors: learned positions; bias; a residual
+    int bare;                  // a norm without weight
     int in_ranges, documents;  // attention of two ranges of keys; spans of several documents
+    int sinks;                 // whether attention's out and lse have them before backward
     DType type;                // of what may have either
     Activation activation;
     double cap; // of logits
@@ -170,7 +172,8 @@ static void case_norm_forward(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const Dim N = some_of(s->n, 60), C = all_of(s->C), one = all_of(1);
     const int layer = s->norm.kind == NORM_LAYER;
-    Tensor *x = tensor_in("x", N, C), *w = tensor_in("w", one, C), *b = layer ? tensor_in("b", one, C) : NULL;
+    Tensor *x = tensor_in("x", N, C), *w = s->bare ? NULL : tensor_in("w", one, C),
+           *b = layer ? tensor_in("b", one, C) : NULL;
     Tensor *residual = layer ? NULL : tensor_in("residual", N, C), *out = tensor_out("out", N, C);
     CHECK(norm_forward, of(out), of(x), of(w), of(b), of(residual), len(N), len(C), s->norm);
     expect(out, 1, 0);
@@ -179,8 +182,9 @@ static void case_norm_forward(const OpShape *s) {
 static void case_norm_backward(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const Dim N = all_of(s->n), C = all_of(s->C), one = all_of(1);
-    Tensor *x = tensor_in("x", N, C), *w = tensor_in("w", one, C), *dout = tensor_in("dout", N, C);
-    Tensor *dx = s->accumulate ? tensor_inout("dx", N, C) : tensor_out("dx", N, C), *dw = tensor_sums("dw", one, C);
+    Tensor *x = tensor_in("x", N, C), *w = s->bare ? NULL : tensor_in("w", one, C), *dout = tensor_in("dout", N, C);
+    Tensor *dx = s->accumulate ? tensor_inout("dx", N, C) : tensor_out("dx", N, C);
+    Tensor *dw = s->bare ? NULL : tensor_sums("dw", one, C);
     Tensor *db = s->norm.kind == NORM_LAYER ? tensor_sums("db", one, C) : NULL;
     Tensor *scratch = tensor_scratch(SCRATCH_FOR(norm_backward, s->n, s->C));
     CHECK(norm_backward, of(dx), of(dw), of(db), of(dout), of(x), of(w), len(N), len(C), s->norm, s->accumulate,
@@ -436,7 +440,11 @@ static void case_attention_forward(const OpShape *s) {
 
 static void case_attention_backward(const OpShape *s) {
     AttentionCase a = attention_begin(s, 1);
-    ON_DEVICE(check.ops->attention_forward(of(a.out), of(a.lse), of(a.q), of(a.k), of(a.v), &a.shape, of(a.scratch)));
+    Tensor *sinks = s->sinks ? tensor_in("sinks", all_of(1), all_of(s->NH)) : NULL;
+    ON_DEVICE({
+        check.ops->attention_forward(of(a.out), of(a.lse), of(a.q), of(a.k), of(a.v), &a.shape, of(a.scratch));
+        if (sinks) check.ops->sink_forward(of(a.out), of(a.lse), of(sinks), s->n, s->NH, s->HD);
+    });
     tensor_keep(a.out), tensor_keep(a.lse);
     const DType type = s->in_ranges ? check.ops->summed : check.ops->stored;
     Tensor *dout = tensor_in("dout", a.rows, a.queries);

@@ -218,8 +218,8 @@ static void case_experts_scale_forward(const OpShape *s) {
     check_begin("%zu by %zu", s->n, s->router.E);
     const Dim N = all_of(s->n), one = all_of(1);
     Tensor *first = tensor_first(s), *source = tensor_order("source", s->n);
-    Tensor *scale = tensor_in("scale", all_of(s->router.E), one), *out = tensor_found("out", N, one);
-    Tensor *weight = tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one);
+    Tensor *weight = tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one), *out = tensor_found("out", N, one);
+    Tensor *scale = tensor_in("scale", all_of(s->router.E), one);
     CHECK(experts_scale_forward, of(out), of(weight), of(scale), of(first), of(source), s->n, s->router.E);
     expect(out, 1, 0);
 }

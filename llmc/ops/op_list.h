@@ -347,7 +347,7 @@ OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size
         (NH, NKV, HD, window, backward))
 
 // Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
-// without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). Backward of attention takes these as usual
+// without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). Attention's backward takes these as usual
 OP(void, sink_forward, (Stored *out, Summed *lse, const Stored *sinks, size_t n, size_t NH, size_t HD),
    (out, lse, sinks, n, NH, HD),
    TENSOR(out, n * NH * HD, STORED) TENSOR(lse, n * NH, SUMMED) TENSOR(sinks, NH, STORED)
@@ -514,8 +514,8 @@ OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t 
    TENSOR(logp, n, SUMMED) TENSOR(entropy, n, SUMMED) TENSOR(logits, strided(n, V, stride), STORED)
    TENSOR(targets, n, sizeof(int32_t)) TENSOR(weight, n, SUMMED) COUNT(dry_move((weight ? 3 : 1) * n * V, STORED)))
 
-// token[i] = a draw from row i of logits, i < n, rows `stride` >= V elements apart, each after the cap. Temperature 0: the likeliest token
-// (of the highest logit, of equal ones the lowest id). Else, with probabilities softmax(logits / temperature), of the
+// token[i] = a draw from row i of logits, i < n, rows `stride` >= V elements apart. Temperature 0: the likeliest token
+// (of the highest logit, of equal ones the lowest id). Else, with probabilities softmax(z) (Temperature, ops.h), of the
 // top_k likeliest tokens (0: all) and of these the fewest likeliest that hold the share top_p: in falling order of
 // likelihood, the first token at which the sum exceeds uniform[i], in [0, 1), times the total. Without top_k and top_p
 // the order is by falling ids. A row with a logit that is not finite: -1 - the first one's id

@@ -229,7 +229,8 @@ typedef struct {
     size_t out_bytes, in_bytes;
 } Message;
 
-// How logits become those of a softmax: z = logits / divisor; with a cap z = cap tanh(logits / cap) / divisor
+// How logits become those of a softmax: z = logits / divisor; with a cap z = cap tanh(logits / cap) / divisor, and
+// infinite logits stay infinite
 typedef struct {
     double divisor, cap; // cap 0: none
 } Temperature;

@@ -31,7 +31,8 @@ typedef struct {
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: not known
     double experts;        // then: rate of experts' products over that of others; 0: the same
-    int library;           // LIBRARY_FORWARD, LIBRARY_BACKWARD: counted as its calls (attention_calls.h)
+    int library;           // LIBRARY_FORWARD, ...: counted as its calls (attention_calls.h)
+    size_t head_dim;       // width of the heads that it is about; others are global ones
     double factor;         // a call counts this many times
     AttentionChoice attention;
     OpCounts counts;
@@ -106,7 +107,8 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
     AttentionCounts c = {&cut, backward, 0, 0, 0, 0, 0};
-    if (!(dry.library & (backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD)) || shape->HD > CUDNN_MOST_HEAD) {
+    const int library = shape->HD == dry.head_dim ? dry.library : dry.library / LIBRARY_GLOBAL;
+    if (!(library & (backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD))) {
         dry.counts.launches += dry.factor * (backward ? 3 : 1);
         c.own = 1;
         return c;

@@ -38,11 +38,15 @@ static void reference_dequantise(double *out, const void *record, const QuantFor
     if (format->nested) memcpy(&offset, bytes + p.offset, sizeof(offset));
     for (size_t i = 0; i < n; i++) {
         const size_t block = i / format->block, at = format->nested ? block / QUANT_NESTED_BLOCK : block;
-        memcpy(&scale, bytes + p.scales + at * sizeof(float), sizeof(scale));
+        if (format->type == QUANT_MXFP4)
+            scale = (float)ldexp(1, bytes[p.scale_codes + block] - 128);
+        else
+            memcpy(&scale, bytes + p.scales + at * sizeof(float), sizeof(scale));
         volatile float product = scale; // volatile: else a compiler may see that fp32 suffices, and round once
         if (format->nested) product = (float)((double)map[bytes[p.scale_codes + block]] * (double)scale);
         scale = (float)((double)product + (double)offset);
-        const double code = (double)quant_codes[format->type][i % 2 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4];
+        const int low = (i % 2 != 0) != (format->type == QUANT_MXFP4);
+        const double code = (double)quant_codes[format->type][low ? bytes[i / 2] & 15 : bytes[i / 2] >> 4];
         out[i] = (double)quant_round(format->rounding, (float)(code * (double)scale));
     }
 }
@@ -223,15 +227,15 @@ static void reference_attention_forward(double *out, double *lse, const double *
     free(p);
 }
 
-// With s = scale q k, p = softmax(s), out = p v: dv += p dout, ds = p (dout v - dout out), dq, dk += scale ds k, q. out
-// is an input, as in the op, so that its rounding affects both sides alike.
+// With s = scale q k, p = exp(s - lse), out = p v: dv += p dout, ds = p (dout v - dout out), dq, dk += scale ds k, q.
+// out and lse are inputs, as in the op, so that their rounding affects both sides alike. lse NULL: without sinks
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
                                          const double *q, const double *k, const double *v, const double *lse,
                                          const AttentionShape *a, void *scratch) {
     const Spans spans = a->spans;
     const size_t HD = a->HD;
     double *p = attention_memory(spans);
-    (void)lse, (void)scratch;
+    (void)scratch;
     memset(dq, 0, spans_rows(spans) * a->NH * HD * sizeof(double));
     for (size_t s = 0; s < spans.count; s++)
         for (size_t t = spans.span[s].begin; t < spans.span[s].end; t++)
@@ -240,7 +244,8 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
                        from = attention_first_key(spans, s, t);
                 const double *d = dout + row * HD;
                 double mean = 0.0;
-                attention_row(p, q + row * HD, k, from, t + 1, key_head, a);
+                const double own = attention_row(p, q + row * HD, k, from, t + 1, key_head, a);
+                for (size_t j = from; lse && j <= t; j++) p[j - from] *= exp(own - lse[row]);
                 for (size_t i = 0; i < HD; i++) mean += d[i] * out[row * HD + i];
                 for (size_t j = from; j <= t; j++) {
                     size_t key = (j * a->NKV + key_head) * HD;

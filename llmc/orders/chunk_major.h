@@ -82,7 +82,7 @@ static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw)
 
 // Scales the accumulated dK[c], dV[c] (or dstate, dcolumns) by `factor`.
 static void arrived_scale(const StreamBP *s, size_t l, Chunk c, double factor) {
-    const Shapes d = shapes_of(s->model);
+    const Shapes d = layer_shapes(s, l);
     const DType type = dtype_of_sums(s->model->dtype);
     if (factor == 1) return;
     if (layer_is_linear(&s->model->config, l)) {

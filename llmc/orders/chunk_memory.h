@@ -54,7 +54,7 @@ static void *push_kept(const StreamBP *s, const char *name, size_t count, size_t
 }
 
 static void push_slots(const StreamBP *s, ChunkMemory *m) {
-    const size_t count = s->now.N * shapes_of(s->model).KV;
+    const size_t count = s->now.N * shapes_of(s->model).KV; // of full-attention layers
     for (size_t i = 0; i < 2; i++) {
         KeySlot *slot = &m->slot[i];
         slot->k = push_stored(s, SHARE_KV, i ? "the next layer's keys" : "one layer's keys", count);
@@ -83,15 +83,15 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
         if (keys_off_device(s)) push_slots(s, m);
     }
     if (!windows) return;
-    const size_t rows = windows * s->kv.rows[1];
-    m->k[1] = push_stored(s, SHARE_KV, "keys in windows", rows * d.KV);
-    m->v[1] = push_stored(s, SHARE_KV, "values in windows", rows * d.KV);
-    m->dk[1] = push_summed(s, SHARE_KV, "gradient of keys in windows", rows * d.KV);
-    m->dv[1] = push_summed(s, SHARE_KV, "gradient of values in windows", rows * d.KV);
+    const size_t KV = shapes_in(s->model, FORM_WINDOW).KV, count = windows * s->kv.rows[1] * KV;
+    m->k[1] = push_stored(s, SHARE_KV, "keys in windows", count);
+    m->v[1] = push_stored(s, SHARE_KV, "values in windows", count);
+    m->dk[1] = push_summed(s, SHARE_KV, "gradient of keys in windows", count);
+    m->dv[1] = push_summed(s, SHARE_KV, "gradient of values in windows", count);
     m->border_rows = slides ? window - 1 : 0, m->border_stride = stride;
     for (size_t i = 0; i < 2 && m->border_rows; i++)
         m->border[i] = (Stored *)push_kept(s, i ? "values before chunks" : "keys before chunks",
-                                           windows * m->border_stride * d.KV, d.stored);
+                                           windows * m->border_stride * KV, d.stored);
 }
 
 static void push_states_of_all(StreamBP *s, ChunkMemory *m) {
@@ -126,9 +126,10 @@ static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
     const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->now.N,
                             layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
     for (size_t i = 0; i < 2; i++) {
+        const size_t count = rows[i] * shapes_in(s->model, i ? FORM_WINDOW : 0).KV;
         if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // off-device: in the slots, at pass 2's first chunk
-        s->ops->zero(m->dk[i], rows[i] * d.KV * d.summed);
-        s->ops->zero(m->dv[i], rows[i] * d.KV * d.summed);
+        s->ops->zero(m->dk[i], count * d.summed);
+        s->ops->zero(m->dv[i], count * d.summed);
     }
     state_gradients_zero(s, m);
 }
@@ -210,7 +211,7 @@ static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows 
 
 // Keys and values before chunk `index` of the current layer, which slides: out of the window, or back into it
 static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
-    const Shapes d = shapes_of(s->model);
+    const Shapes d = layer_shapes(s, l);
     const int in = what == ROWS_BORDER_IN;
     const size_t bytes = d.KV * d.stored;
     Range rows = moved_rows(s, m, what, c.token, c.n);
@@ -257,7 +258,7 @@ static size_t next_full(const StreamBP *s, size_t l, int step) {
 
 // Points s->kv at layer l's rows on the device.
 static void rows_select(StreamBP *s, const ChunkMemory *m, size_t l) {
-    const size_t kind = layer_window(&s->model->config, l) != 0, KV = shapes_of(s->model).KV;
+    const size_t kind = layer_window(&s->model->config, l) != 0, KV = layer_shapes(s, l).KV;
     const size_t row = number_in_kind(s, l) * s->kv.rows[kind];
     s->kv.k = stored_row(s, m->k[kind], row, KV), s->kv.v = stored_row(s, m->v[kind], row, KV);
     s->kv.dk = summed_row(s, m->dk[kind], row, KV), s->kv.dv = summed_row(s, m->dv[kind], row, KV);

@@ -21,7 +21,7 @@ arrives in two parts: through queries, later through keys and values. Its backwa
 // All-gathers K, V of a half. gradients: reduce-scatters dK, dV instead; rows of own tokens become sums over all ranks.
 // Rows after the last token are padding, zero in dK, dV. Returns the ticket; 0: nothing to await.
 static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     const RankGroup group = half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE;
     const Range all = sequence_half(s->now.N, s->now.ranks, half);
     const size_t count = all.count * d.KV;
@@ -74,7 +74,7 @@ static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, si
 
 // Receives the halos, one peer a step: in step i from the rank i before this one. Returns the last ticket.
 static int64_t halos_gather(StreamBP *s, size_t l) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     const KeyValue *kv = &s->kv;
     const size_t S = s->now.ranks, rank = sequence_rank(s), row = d.KV * d.stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
@@ -96,7 +96,7 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
 
 // Sends dK, dV of the halos back to their owners, and adds those received in the order of the steps.
 static void halos_return(StreamBP *s, size_t l) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     const KeyValue *kv = &s->kv;
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t S = s->now.ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
@@ -134,6 +134,7 @@ static void halos_return(StreamBP *s, size_t l) {
 // both halves, so with a window both tickets are the same.
 static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]) {
     const size_t size = layer_chunk(s);
+    if (layer_shapes(s, l).borrows) return;
     for (size_t half = 0; half < 2; half++) {
         for (size_t i = 0; i < range_chunks(s, half, size); i++)
             chunk_kv_project(s, l, visit(s, range_chunk(s, half, i, size)), w);
@@ -161,10 +162,11 @@ static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 
 static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
     const size_t size = layer_chunk(s), L = s->model->config.num_hidden_layers;
+    const int shares = shares_keys(s, l), borrows = layer_shapes(s, l).borrows;
     int64_t ticket[2] = {0, 0};
-    zero_key_value_gradients(s, s->kv.rows[layer_window(&s->model->config, l) != 0]);
+    if (!shares) zero_key_value_gradients(s, l, s->kv.rows[layer_window(&s->model->config, l) != 0]);
     saved_attention_prefetch(s, l, chunk_count(s));
-    if (!keeps_activations(s)) gather_keys(s, l, w, ticket);
+    if (!keeps_activations(s) && !shares) gather_keys(s, l, w, ticket);
     weights_prefetch(&s->memory, l);
     for (size_t half = 0; half < 2; half++) s->ops->await(ticket[half]); // the second may be empty
     for (size_t half = 2; half-- > 0;) {
@@ -177,7 +179,8 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
             norm1_backward(s, l, c, w, dw, &a, dx); // the queries' part
             drop(s, &a);
         }
-        ticket[half] = 0; // await it before dK, dV of own tokens of this half
+        ticket[half] = 0;      // await it before dK, dV of own tokens of this half
+        if (borrows) continue; // the lender's backward returns them
         if (!layer_window(&s->model->config, l))
             ticket[half] = half_share(s, l, half, 1);
         else if (half == 0)
@@ -188,7 +191,7 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             const Chunk c = visit(s, range_chunk(s, half, i, size));
             Activations a = norm1_activations(s, l, c, w);
-            kv_backward(s, l, c, w, dw, &a, layer_input(s, L, c.row)); // the keys' and values' part
+            if (!borrows) kv_backward(s, l, c, w, dw, &a, layer_input(s, L, c.row)); // the keys' and values' part
             input_done(s, l, c);
             drop(s, &a);
         }

@@ -141,7 +141,6 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
 // Runs tokens (host) of chunk c through every layer. Afterwards `inputs` holds their x_L. rows: in a step [c.n], the
 // rows of the slots that K, V are scattered to; else NULL
 static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
-    const size_t KV = shapes_of(s->model).KV;
     Stored *kv[2] = {s->kv.k, s->kv.v};
     s->inputs.begin = c.row;
     s->ops->copy_in(s->now.tokens + c.row, tokens, c.n * sizeof(int32_t));
@@ -155,8 +154,9 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
         weights_prefetch(&s->memory, l);
         Activations a = forward_activations(s, l, c, w);
         mixer_keys(s, l, c, w, &a);
-        for (size_t j = 0; j < 2 && rows && !is_linear(s, l); j++)
-            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n, KV);
+        for (size_t j = 0; j < 2 && rows && keys_of_layer(s, l); j++)
+            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n,
+                                 layer_shapes(s, l).KV);
         rest_forward(s, l, c, w, &a);
         weights_release(&s->memory, l);
     }
@@ -238,10 +238,12 @@ static void cache_keep(const Cache *cache, const StreamBP *s, size_t slot) { cac
 // Makes slot `to` a document of the first n tokens of slot `from`, which may be the same. Needs cache_keeps_all. With
 // linear attention the last cache_keep must have been called after exactly these tokens.
 static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t to, size_t n) {
-    Shapes d = shapes_of(s->model);
-    size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored;
-    for (size_t l = 0; l < d.L && from != to; l++) {
-        if (layer_is_linear(&s->model->config, l)) continue;
+    const size_t L = s->model->config.num_hidden_layers;
+    const size_t source = from * cache->capacity, target = to * cache->capacity;
+    for (size_t l = 0; l < L && from != to; l++) {
+        const Shapes d = layer_shapes(s, l);
+        const size_t bytes = n * d.KV * d.stored;
+        if (!keys_of_layer(s, l)) continue;
         s->ops->copy(key_value_at(s, s->kv.k, l, target), key_value_at(s, s->kv.k, l, source), bytes);
         s->ops->copy(key_value_at(s, s->kv.v, l, target), key_value_at(s, s->kv.v, l, source), bytes);
     }
@@ -271,7 +273,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
     SamplingSettings scaled = *settings;
-    scaled.temperature *= s->model->config.logits_scaling;
+    scaled.temperature *= s->model->config.logits_scaling, scaled.cap = s->model->config.final_logit_softcapping;
     cache_turn(cache, s, TURN_DRAW);
     GroupWeights w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n);
     Chunk c = cache->last;

@@ -29,7 +29,7 @@ typedef struct {
 
 // Pushes a layer's tensors, or finds those that are kept. Backward loads attention's output where it was saved.
 static RingLayer ring_begin(StreamBP *s, size_t l) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     const Range all = {0, s->now.rows};
     RingLayer r = {0};
     if (keeps_activations(s)) {
@@ -54,7 +54,7 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
 
 // Pushes chunk c's activations up to the MLP; those that RingLayer holds are its rows.
 static Activations ring_activations(const StreamBP *s, size_t l, Chunk c, const RingLayer *r) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     Activations a = {0};
     if (keeps_activations(s)) return kept_activations(s, l, c.row);
     a.mark = arena_mark(s->arena);
@@ -62,13 +62,13 @@ static Activations ring_activations(const StreamBP *s, size_t l, Chunk c, const 
     a.attention_out = stored_row(s, r->attention_out, c.row, d.Q);
     a.lse = summed_row(s, r->lse, c.row, d.NH);
     if (d.gated_attention) a.gate = stored_row(s, r->gate, c.row, d.Q);
-    push_activations(s, &a, mixer_parts(s, l), c.n);
+    push_activations(s, l, &a, mixer_parts(s, l), c.n);
     return a;
 }
 
 // Pushes the receive buffers: two, used in turn; two ranks need only one.
-static void push_passing(const StreamBP *s, Block passing[2]) {
-    const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->now.ranks - 1);
+static void push_passing(const StreamBP *s, size_t l, Block passing[2]) {
+    const size_t count = s->kv.rows[0] * layer_shapes(s, l).KV, blocks = min_size(2, s->now.ranks - 1);
     for (size_t i = 0; i < blocks; i++) {
         passing[i].k = push_stored(s, SHARE_KV, i ? "keys that come next" : "keys that pass by", count);
         passing[i].v = push_stored(s, SHARE_KV, i ? "values that come next" : "values that pass by", count);
@@ -101,9 +101,9 @@ static void *token_0(void *x, size_t skipped, size_t row) {
 // Runs attention of each own chunk over the block of a step. Forward adds to sums[rows,NH*HD]; backward (`gradients`)
 // adds to the block's dK, dV and to r->dq. The dry run computes two blocks of other ranks, as all use the same two
 // buffers. It counts all of a chunk's pairs at the chunk's own range.
-static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed *sums, const Block *gradients,
-                            size_t step) {
-    Shapes d = shapes_of(s->model);
+static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block block, Summed *sums,
+                            const Block *gradients, size_t step) {
+    Shapes d = layer_shapes(s, l);
     const size_t mark = arena_mark(s->arena), owner = block_owner(s, step);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
     const Range first = sequence_part(s->now.N, s->now.ranks, owner, 0);
@@ -116,7 +116,7 @@ static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed
         for (size_t i = 0; part.count && i < chunk_count(s); i++) {
             const Chunk c = visit(s, chunk_at(s, i));
             if (part.begin >= c.token + c.n) continue; // causal: these keys are after the chunk
-            AttentionShape shape = attention_shape(s, make_spans(s, c, 0, 0));
+            AttentionShape shape = attention_shape(s, l, make_spans(s, c, 0, 0));
             if (step || own_half(s, c.token) != half) shape.spans.pairs = 0;
             shape.keys.begin = part.begin, shape.keys.end = part.begin + part.count;
             shape.partial = 1;
@@ -142,8 +142,8 @@ static Block own_block(const StreamBP *s, size_t l) {
 }
 
 // q, own K, V -> attention_out, lse; if these were saved, only awaits their load.
-static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
-    Shapes d = shapes_of(s->model);
+static void ring_forward(StreamBP *s, size_t l, GroupWeights w, const RingLayer *r) {
+    Shapes d = layer_shapes(s, l);
     const size_t mark = arena_mark(s->arena), count = s->now.rows * d.Q;
     const Range all = {0, s->now.rows};
     Block passing[2];
@@ -153,32 +153,37 @@ static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
         return;
     }
     Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
-    push_passing(s, passing);
+    push_passing(s, l, passing);
     for (size_t step = 0; step < s->now.ranks; step++) {
         const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
         if (step) s->ops->await(ticket);
         if (step + 1 < s->now.ranks)
             ticket = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
-        block_attention(s, r, here, sums, NULL, step);
+        block_attention(s, l, r, here, sums, NULL, step);
     }
     s->ops->round_sums(r->attention_out, sums, count);
+    sinks_forward(s, l, w, r->attention_out, r->lse, s->now.rows);
     saved_attention_store(s, l, all, 0, r->attention_out, r->lse);
     arena_pop(s->arena, mark);
 }
 
-// q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens. The travelling gradients alternate between
-// two buffers and end in kv.dk, kv.dv.
+// q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens; lent ones +=. The travelling gradients
+// alternate between two buffers and end in the first.
 static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t mark = arena_mark(s->arena), S = s->now.ranks, block = s->kv.rows[0] * d.KV;
     Block found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}}, passing[2];
     int64_t keys = 0, gradients = 0;
+    if (shares_keys(s, l)) {
+        travelling[0].k = push_summed(s, SHARE_KV, "gradient of lent keys", block);
+        travelling[0].v = push_summed(s, SHARE_KV, "gradient of lent values", block);
+    }
     travelling[1].k = push_summed(s, SHARE_KV, "gradient of keys that pass by", block);
     travelling[1].v = push_summed(s, SHARE_KV, "gradient of values that pass by", block);
     found.k = push_summed(s, SHARE_KV, "gradient of keys found here", block);
     found.v = push_summed(s, SHARE_KV, "gradient of values found here", block);
-    push_passing(s, passing);
+    push_passing(s, l, passing);
     for (size_t step = 0; step < S; step++) {
         const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
         const Block on = travelling[(S - step) % 2], next = travelling[(S - step - 1) % 2], to = step ? found : on;
@@ -187,7 +192,7 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
         if (step + 1 < S) keys = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
         s->ops->zero(to.k, count * d.summed);
         s->ops->zero(to.v, count * d.summed);
-        block_attention(s, r, here, NULL, &to, step);
+        block_attention(s, l, r, here, NULL, &to, step);
         if (step) {
             s->ops->await(gradients);
             s->ops->gradient_add(on.k, type, (Summed *)found.k, count);
@@ -196,6 +201,11 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
         gradients = block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, on, next, d.KV * d.summed);
     }
     s->ops->await(gradients);
+    if (shares_keys(s, l)) {
+        const size_t count = sequence_tokens(s->now.N, S, sequence_rank(s)) * d.KV;
+        s->ops->gradient_add(s->kv.dk, type, (Summed *)travelling[0].k, count);
+        s->ops->gradient_add(s->kv.dv, type, (Summed *)travelling[0].v, count);
+    }
     arena_pop(s->arena, mark);
 }
 
@@ -206,7 +216,7 @@ static void ring_project(StreamBP *s, size_t l, GroupWeights w, const RingLayer 
         const Chunk c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(s, l, c, r);
         norm1_forward(s, l, c, w, &a);
-        kv_project(s, l, c, w, &a);
+        if (!shares_keys(s, l) || s->now.pass != PASS_BACKWARD) mixer_keys(s, l, c, w, &a); // lent ones are there
         queries_project(s, l, c, w, &a);
         drop(s, &a);
     }
@@ -216,7 +226,7 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     const size_t mark = arena_mark(s->arena);
     const RingLayer r = ring_begin(s, l);
     ring_project(s, l, w, &r);
-    ring_forward(s, l, &r);
+    ring_forward(s, l, w, &r);
     weights_prefetch(&s->memory, l);
     for (size_t i = 0; i < chunk_count(s); i++) {
         const Chunk c = visit(s, chunk_at(s, i));
@@ -232,7 +242,7 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 
 // Recomputes queries before QK-norm. The same product's gates go to `gated` as scratch: `gate` holds its gradient now.
 static void queries_again(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     const size_t mark = arena_mark(s->arena);
     Stored *both =
         d.gated_attention ? push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q) : a->q_linear;
@@ -244,7 +254,7 @@ static void queries_again(const StreamBP *s, size_t l, Chunk c, GroupWeights w, 
 // dnorm1 = the queries' part, from r->dq
 static void ring_queries_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                   const RingLayer *r) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     a->dnorm1 = push_norm1_gradient(s, c, layer_input(s, d.L, c.row));
     const size_t mark = arena_mark(s->arena);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
@@ -255,12 +265,12 @@ static void ring_queries_backward(const StreamBP *s, size_t l, Chunk c, GroupWei
 }
 
 static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    Shapes d = shapes_of(s->model);
+    Shapes d = layer_shapes(s, l);
     const size_t mark = arena_mark(s->arena);
     RingLayer r = ring_begin(s, l);
     if (!keeps_activations(s)) {
         ring_project(s, l, w, &r);
-        ring_forward(s, l, &r);
+        ring_forward(s, l, w, &r);
     }
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) {
@@ -279,7 +289,10 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) norm1_forward(s, l, c, w, &a);
         ring_queries_backward(s, l, c, w, dw, &a, &r);
-        kv_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
+        if (d.borrows)
+            norm1_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
+        else
+            kv_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
         input_done(s, l, c);
         drop(s, &a);
     }

@@ -69,8 +69,8 @@ static Chunk tail_of_range(const StreamBP *s, size_t half) {
     return chunk_of(s, own.begin + own.count - n, n);
 }
 
-static Linear tail_product(const StreamBP *s) {
-    Linear product = linear_part(s, IN_QKV_WEIGHT, FORM_LINEAR, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
+static Linear tail_product(const StreamBP *s, size_t l) {
+    Linear product = linear_part(s, l, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
     product.stride = product.out;
     return product;
 }
@@ -98,7 +98,7 @@ static void columns_gather(StreamBP *s, size_t l, GroupWeights w) {
         once_in_a_layer(s);
         Activations a = norm1_activations(s, l, c, w);
         Stored *rows = stored_row(s, tails, (part_of_half(s, half) + 1) * halo - c.n, d.W);
-        linear_forward_part(s, l, c, w, tail_product(s), rows, a.norm1, NULL);
+        linear_forward_part(s, l, c, w, tail_product(s, l), rows, a.norm1, NULL);
         drop(s, &a);
     }
     columns_share(s, tails, d.stored);
@@ -198,8 +198,8 @@ static void scan_output_backward(const StreamBP *s, size_t l, Chunk c, GroupWeig
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_backward_scratch(&shape));
     branch_out_backward(s, l, c, w, dw, linear_branch, ddelta_out, dx, a->attention_branch, a->delta_norm);
     gated_norm_backward(s, c, w, dw, a, ddelta_out, dprojected);
-    linear_backward_part(s, l, c, w, dw, linear_part(s, IN_QKV_WEIGHT, FORM_LINEAR, IN_Z_WEIGHT, IN_Z_WEIGHT),
-                         a->dnorm1, projected_part(s, dprojected, IN_Z_WEIGHT), a->norm1, adds_to_dx(s));
+    linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_Z_WEIGHT), a->dnorm1,
+                         projected_part(s, dprojected, IN_Z_WEIGHT), a->norm1, adds_to_dx(s));
     norm1_backward(s, l, c, w, dw, a, dx);
     s->ops->delta_backward(NULL, NULL, NULL, NULL, NULL, s->linear.dstate, ddelta_out, a->mixed,
                            projected_part(s, a->projected, IN_B_WEIGHT), projected_part(s, a->projected, IN_A_WEIGHT),
@@ -218,9 +218,9 @@ static void scan_inputs_backward(const StreamBP *s, size_t l, Chunk c, GroupWeig
     a.dnorm1 = push_norm1_gradient(s, c, dx);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", c.n * d.E);
     delta_backward(s, c, w, dw, &a, before, ddelta_out, dprojected);
-    linear_backward_part(s, l, c, w, dw, linear_part(s, IN_QKV_WEIGHT, FORM_LINEAR, IN_QKV_WEIGHT, IN_QKV_WEIGHT),
-                         a.dnorm1, dprojected, a.norm1, adds_to_dx(s));
-    linear_backward_part(s, l, c, w, dw, linear_part(s, IN_QKV_WEIGHT, FORM_LINEAR, IN_B_WEIGHT, IN_A_WEIGHT), a.dnorm1,
+    linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.dnorm1,
+                         dprojected, a.norm1, adds_to_dx(s));
+    linear_backward_part(s, l, c, w, dw, linear_part(s, l, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT), a.dnorm1,
                          projected_part(s, dprojected, IN_B_WEIGHT), a.norm1, 1);
     norm1_backward(s, l, c, w, dw, &a, dx);
     arena_pop(s->arena, mark);
@@ -248,7 +248,7 @@ static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, s
                                  summed_row(s, dtails, part * halo + j, d.W), d.W);
         }
     s->ops->round_sums(dtail, sums, c.n * d.W);
-    linear_backward_part(s, l, c, w, dw, tail_product(s), a.dnorm1, dtail, a.norm1, adds_to_dx(s));
+    linear_backward_part(s, l, c, w, dw, tail_product(s, l), a.dnorm1, dtail, a.norm1, adds_to_dx(s));
     norm1_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
     arena_pop(s->arena, mark);
     drop(s, &a);

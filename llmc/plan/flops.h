@@ -11,16 +11,15 @@ tokens.
 // Counts model_flops as for an MFU of 6 N + 12 l h q t per token: T^2 query-key pairs in every layer of a document of T
 // tokens, without causal mask and window.
 static double model_flops_full_attention(const Model *model, const Lora *lora, const Batch *batch, int backward) {
-    const Shapes d = shapes_of(model);
     const Range all = {0, batch->N};
-    const double layers = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR));
-    double squares = 0;
+    double squares = 0, width = 0; // of queries, all layers
     for (size_t i = 0; i < batch->documents; i++) {
         const double T = (double)(batch->document_start[i + 1] - batch->document_start[i]);
         squares += T * T;
     }
+    for (size_t l = 0; l < model->config.num_hidden_layers; l++) width += (double)query_width(&model->config, l);
     return model_flops(model, lora, batch, backward) +
-           (backward ? 12 : 4) * (double)d.Q * (layers * squares - layers_pairs(&model->config, batch, all));
+           (backward ? 12 : 4) * (width * squares - attention_elements(&model->config, batch, all));
 }
 
 // Per token: forward, and backward without recomputation.
@@ -28,42 +27,65 @@ typedef struct {
     double forward, backward;
 } ProductFlops;
 
+// Tells whether layer l is one of those that a sum is about.
+typedef int (*LayerChosen)(const RunSettings *settings, size_t l);
+
 // Tells whether layer l restores its input (inputs.h).
 static int layer_restores(const RunSettings *settings, size_t l) {
     return l + 1 < settings->model->config.num_hidden_layers && (l + 1) % max_size(settings->inputs_every, 1) > 0;
 }
 
-// Counts the products of tensors first .. last of all layers, with their adapters; with `restored`, of the layers that
-// restore their inputs. A token uses k of its layer's experts. lora: NULL: none
-static ProductFlops product_flops(const RunSettings *settings, const Lora *lora, int restored, LayerTensor first,
+// Tells whether layer l's keys stay from forward to backward, because other layers read them (attention_memory.h).
+static int layer_keeps_keys(const RunSettings *settings, size_t l) { return layer_lends(&settings->model->config, l); }
+
+// Tells whether layer l's attention runs round a ring of ranks.
+static int layer_in_ring(const RunSettings *settings, size_t l) {
+    return settings->ring && world_sp(settings->world) > 1 && layer_kind(&settings->model->config, l) == LAYER_FULL;
+}
+
+// Counts the products of tensors first .. last of the layers `chosen` (NULL: all), with their adapters. A token uses k
+// of its layer's experts. lora: NULL: none
+static ProductFlops product_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen, LayerTensor first,
                                   LayerTensor last) {
     const Config *c = &settings->model->config;
     ProductFlops sum = {0, 0};
-    for (int t = first; t <= (int)last; t++) {
-        TensorShape shape[LAYER_FORMS];
-        for (unsigned form = 0; form < LAYER_FORMS; form++) shape[form] = layer_tensor_shape(c, form, (LayerTensor)t);
-        for (size_t l = 0; l < c->num_hidden_layers; l++) {
-            const TensorShape *of = &shape[layer_form(c, l)];
-            if (!is_product(of->role) || !of->rows || (restored && !layer_restores(settings, l))) continue;
-            const double times = of->experts ? (double)c->num_experts_per_tok : 1;
-            const double in = (double)of->cols, out = (double)(of->rows / max_size(of->experts, 1));
-            sum.forward += times * 2 * in * out;
-            sum.backward += times * (lora ? 2 : 4) * in * out; // dx, and dW of trained weights
+    for (size_t l = 0; l < c->num_hidden_layers; l++) {
+        const unsigned form = layer_form(c, l);
+        for (int t = first; t <= (int)last && (!chosen || chosen(settings, l)); t++) {
+            const TensorShape of = layer_tensor_shape(c, form, (LayerTensor)t);
+            const double times = of.experts ? (double)c->num_experts_per_tok : 1;
+            const double in = (double)of.cols, out = (double)(of.rows / max_size(of.experts, 1));
             const double rank = times * (lora ? (double)lora_part(lora, l, t)->rank : 0);
-            sum.forward += 2 * rank * (in + out);
-            sum.backward += 2 * rank * (3 * in + 2 * out); // h again, dA, dx; dh, dB
+            if (!is_product(of.role)) continue;
+            sum.forward += times * 2 * in * out + 2 * rank * (in + out);
+            if (t == INPUT_PROJECTION && lora && !lora->outer[EMBEDDING].rank) continue; // no dx of frozen embeddings
+            sum.backward += times * (lora ? 2 : 4) * in * out; // dx, and dW of trained weights
+            sum.backward += 2 * rank * (3 * in + 2 * out);     // h again, dA, dx; dh, dB
         }
     }
     return sum;
 }
 
+static ProductFlops all_products_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
+    return product_flops(settings, lora, chosen, NORM1_WEIGHT, INPUT_NORM);
+}
+
 // Counts the last products of MLPs, whose outputs are the next layers' inputs, per token: backward does not need them.
 static double last_products_flops(const RunSettings *settings, const Lora *lora) {
-    return product_flops(settings, lora, 0, EXPERTS_DOWN, EXPERTS_DOWN).forward +
-           product_flops(settings, lora, 0, SHARED_DOWN_WEIGHT, SHARED_DOWN_WEIGHT).forward +
-           (settings->model->config.family->post_norms
-                ? 0
-                : product_flops(settings, lora, 0, DOWN_WEIGHT, DOWN_WEIGHT).forward);
+    if (settings->model->config.family->post_norms) return 0; // which need them
+    return product_flops(settings, lora, NULL, EXPERTS_DOWN, EXPERTS_DOWN).forward +
+           product_flops(settings, lora, NULL, SHARED_DOWN_WEIGHT, SHARED_DOWN_WEIGHT).forward +
+           product_flops(settings, lora, NULL, DOWN_WEIGHT, DOWN_WEIGHT).forward;
+}
+
+// Counts the keys and values before their norms, which backward computes again beside the rest. kept: K are there
+static double norm_inputs_flops(const RunSettings *settings, const Lora *lora, int kept) {
+    const Model *model = settings->model;
+    double flops = 0;
+    if (config_qk_norm(&model->config) && !kept)
+        flops += product_flops(settings, lora, NULL, K_WEIGHT, K_WEIGHT).forward;
+    if (model->config.family->value_norm) flops += product_flops(settings, lora, NULL, V_WEIGHT, V_WEIGHT).forward;
+    return flops;
 }
 
 // Counts the head, and the embedding's adapter, per token.
@@ -79,28 +101,30 @@ static ProductFlops outer_flops(const Model *model, const Lora *lora) {
 
 // One rank's share of a batch
 typedef struct {
-    double tokens, pairs, pairs_again; // query-key pairs of all layers, and of those that restore inputs
-    double linear_again;               // layers of linear attention that restore inputs
-    double states_again;               // tokens of a linear layer whose states are recomputed (linear_memory.h)
+    double tokens, elements, elements_again; // attention_elements of all layers, and of those that restore inputs
+    double linear_again;                     // layers of linear attention that restore inputs
+    double states_again;                     // tokens of a linear layer whose states are recomputed (linear_memory.h)
     double states_below, tails; // shared sequences (scan.h): recomputed once more below level 0; last tokens of ranges
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
-    double again[LAYER_KINDS] = {0}; // layers that restore inputs
+    double again[LAYER_KINDS] = {0}; // widths of queries, and of linear layers their number, that restore inputs
     PassSize size = {0};
-    for (size_t l = 0; l < config->num_hidden_layers; l++) again[layer_kind(config, l)] += layer_restores(settings, l);
+    for (size_t l = 0; l < config->num_hidden_layers; l++)
+        if (layer_restores(settings, l))
+            again[layer_kind(config, l)] += layer_is_linear(config, l) ? 1 : (double)query_width(config, l);
     size.linear_again = again[LAYER_LINEAR];
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
         const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first is no shorter
         const size_t chunk = min_size(settings->chunk ? settings->chunk : ops_device->chunk, max_size(longest, 1));
         size.tokens += (double)own.count;
-        size.pairs += layers_pairs(config, batch, own);
-        size.pairs_again += again[LAYER_FULL] * range_pairs(batch, own, 0);
+        size.elements += attention_elements(config, batch, own);
+        size.elements_again += again[LAYER_FULL] * range_pairs(batch, own, 0);
         if (again[LAYER_WINDOW] > 0)
-            size.pairs_again += again[LAYER_WINDOW] * range_pairs(batch, own, config->sliding_window);
+            size.elements_again += again[LAYER_WINDOW] * range_pairs(batch, own, config->sliding_window);
         if (settings->method == METHOD_STREAM)
             size.states_again += (double)(chunk * chunks_visited_again(chunk, 0, (own.count + chunk - 1) / chunk));
         if (settings->method == METHOD_STREAM && S > 1)
@@ -112,14 +136,13 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
 
 // Counts the products of the layers whose inputs are restored, once more forward.
 static double flops_restored(const RunSettings *settings, const Batch *batch) {
-    return pass_size(settings, batch).tokens *
-           product_flops(settings, settings->lora, 1, Q_WEIGHT, EXPERTS_DOWN).forward;
+    return pass_size(settings, batch).tokens * all_products_flops(settings, settings->lora, layer_restores).forward;
 }
 
 // Counts the products that linear attention's states follow from, of all layers per token.
 static double state_inputs_flops(const RunSettings *settings, const Lora *lora) {
-    return product_flops(settings, lora, 0, IN_QKV_WEIGHT, IN_A_WEIGHT).forward -
-           product_flops(settings, lora, 0, IN_Z_WEIGHT, IN_Z_WEIGHT).forward;
+    return product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_A_WEIGHT).forward -
+           product_flops(settings, lora, NULL, IN_Z_WEIGHT, IN_Z_WEIGHT).forward;
 }
 
 // Counts linear attention's extra FLOPs of a shared sequence (scan.h), forward or backward.
@@ -128,7 +151,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     const Shapes d = shapes_of(model);
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     if (layers == 0 || world_sp(settings->world) == 1) return 0;
-    const ProductFlops qkv = product_flops(settings, lora, 0, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
+    const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
     const double inputs = state_inputs_flops(settings, lora), state = layers * delta_token_flops(model, DELTA_STATE);
     double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, through both ranges
     if (!backward)
@@ -142,13 +165,12 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
 // Counts a forward pass for log-probabilities, of the model with or without its adapters.
 static double flops_forward(const RunSettings *settings, const Batch *batch, int adapters) {
     const Model *model = settings->model;
-    const Shapes d = shapes_of(model);
     const Lora *lora = adapters ? settings->lora : NULL;
     const PassSize size = pass_size(settings, batch);
     const double linear = (double)layers_of_kind(&model->config, LAYER_LINEAR);
-    double layers = product_flops(settings, lora, 0, Q_WEIGHT, EXPERTS_DOWN).forward;
+    double layers = all_products_flops(settings, lora, NULL).forward;
     if (linear > 0) layers += linear * delta_token_flops(model, DELTA_FORWARD);
-    return size.tokens * (layers + outer_flops(model, lora).forward) + 4 * (double)d.Q * size.pairs +
+    return size.tokens * (layers + outer_flops(model, lora).forward) + 4 * size.elements +
            flops_scan(settings, lora, &size, 0);
 }
 
@@ -169,33 +191,27 @@ static double flops_rule(const RunSettings *settings, const PassSize *size) {
 static double flops_forward_backward(const RunSettings *settings, const Batch *batch) {
     const Model *model = settings->model;
     const Lora *lora = settings->lora;
-    const Shapes d = shapes_of(model);
     const PassSize size = pass_size(settings, batch);
-    const ProductFlops q = product_flops(settings, lora, 0, Q_WEIGHT, Q_WEIGHT),
-                       k = product_flops(settings, lora, 0, K_WEIGHT, K_WEIGHT);
-    const ProductFlops all = product_flops(settings, lora, 0, Q_WEIGHT, EXPERTS_DOWN);
-    const double attending = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR));
-    const double rings = settings->ring && world_sp(settings->world) > 1
-                             ? (double)layers_of_kind(&model->config, LAYER_FULL) / fmax(attending, 1)
-                             : 0;
+    const ProductFlops all = all_products_flops(settings, lora, NULL);
     ProductFlops head = outer_flops(model, lora);
-    const double attention = (double)d.Q * size.pairs;
-    double layers = all.backward, flops = 10 * attention + flops_rule(settings, &size);
+    double layers = all.backward, flops = 10 * size.elements + flops_rule(settings, &size);
     flops += flops_scan(settings, lora, &size, 1);
+    layers += norm_inputs_flops(settings, lora, settings->method == METHOD_FULL);
     if (method_recomputes(settings->method)) {
         layers += all.forward - last_products_flops(settings, lora);
-        if (d.qk_norm) layers += k.forward + rings * q.forward; // before QK-norm
-        if (!settings->keep) flops += 4 * attention;
-        layers += product_flops(settings, lora, 1, Q_WEIGHT, EXPERTS_DOWN).forward;
-        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
+        layers -= product_flops(settings, lora, layer_keeps_keys, K_WEIGHT, V_WEIGHT).forward;
+        if (config_qk_norm(&model->config)) // a ring's queries before their norm
+            layers += product_flops(settings, lora, layer_in_ring, Q_WEIGHT, Q_WEIGHT).forward;
+        if (!settings->keep) flops += 4 * size.elements;
+        layers += all_products_flops(settings, lora, layer_restores).forward;
+        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * size.elements_again;
     }
     layers += head.backward;
-    if (lora) head.forward -= 2 * (double)(lora->outer[EMBEDDING].rank * d.C);
+    if (lora) head.forward -= 2 * (double)(lora->outer[EMBEDDING].rank * model->config.hidden_size);
     const double forward = flops_forward(settings, batch, 1);
     const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
     if (method_is_chunk_major(settings->method)) { // forward twice, the head's first one only if objectives need it
         const int sparse = settings->method == METHOD_SPACO;
-        if (d.qk_norm) layers += k.forward;
         return forward - (waits || sparse ? 0 : size.tokens * head.forward) +
                (sparse ? settings->sparse.keep : 1) * (forward + size.tokens * layers + flops);
     }

@@ -69,11 +69,15 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     setup->objective = settings->objective;
     if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // not set
     setup->objective.temperature.divisor *= settings->model->config.logits_scaling;
+    setup->objective.temperature.cap = settings->model->config.final_logit_softcapping;
     setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
     setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
     setup->router_bias = router_bias;
+    setup->form = (uint8_t *)checked_calloc(settings->model->config.num_hidden_layers, 1, "the setup of a run");
+    for (size_t l = 0; l < settings->model->config.num_hidden_layers; l++)
+        setup->form[l] = (uint8_t)layer_form(&settings->model->config, l);
     return setup;
 }
 
@@ -124,7 +128,6 @@ static void push_trained(Residency *memory, OptimizerState *state, const RunSett
 static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
-    const size_t rotary = rotary_width(config) / 2;
     const Model *trained = trained_table(&s->memory);
     Sequence *now = &s->now;
     if (settings->backward)
@@ -147,12 +150,13 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
         s->ops->copy_in(s->setup->router_bias, settings->model->router_bias,
                         model_router_biases(settings->model) * sizeof(float));
     if (!d.rotary) return;
-    float *frequency = (float *)checked_calloc(rotary, sizeof(float), "rotary frequencies");
     for (int kind = 0; kind < 2 && s->setup->inverse_frequency[kind]; kind++) {
+        const size_t pairs = rope_pairs(config, kind);
+        float *frequency = (float *)checked_calloc(pairs, sizeof(float), "rotary frequencies");
         rope_frequencies(config, kind, frequency);
-        s->ops->copy_in(s->setup->inverse_frequency[kind], frequency, rotary * sizeof(float));
+        s->ops->copy_in(s->setup->inverse_frequency[kind], frequency, pairs * sizeof(float));
+        free(frequency);
     }
-    free(frequency);
 }
 
 // Pushes what lives as long as the run, each in its place. A run, unlike its plan, allocates on the host, too.
@@ -171,7 +175,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     for (int kind = 0; kind < kinds; kind++)
         frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
-            rotary_width(config) / 2, sizeof(float));
+            rope_pairs(config, kind), sizeof(float));
     if (settings->model->router_bias)
         router_bias = (float *)arena_push(arena, SHARE_WEIGHTS, "biases of routers",
                                           model_router_biases(settings->model), sizeof(float));
@@ -191,7 +195,7 @@ static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
     free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
-    free((void *)s->setup);
+    free(s->setup->form), free((void *)s->setup);
 }
 
 typedef struct {
@@ -205,11 +209,17 @@ typedef struct {
     Arena arena[PLACES];        // regions alive at the peak
 } Plan;
 
-// Returns query-key pairs of a range of the batch's tokens, summed over the layers with attention.
-static double layers_pairs(const Config *c, const Batch *batch, Range range) {
-    const double full = (double)layers_of_kind(c, LAYER_FULL), windows = (double)layers_of_kind(c, LAYER_WINDOW);
-    return full * range_pairs(batch, range, 0) +
-           (windows > 0 ? windows * range_pairs(batch, range, c->sliding_window) : 0);
+// Returns the width of layer l's queries; 0: linear attention
+static size_t query_width(const Config *c, size_t l) {
+    return layer_is_linear(c, l) ? 0 : c->num_attention_heads * head_dim_of(c, layer_form(c, l));
+}
+
+// Returns query-key pairs of a range of the batch's tokens times the width of queries, summed over the layers.
+static double attention_elements(const Config *c, const Batch *batch, Range range) {
+    double width[LAYER_KINDS] = {0};
+    for (size_t l = 0; l < c->num_hidden_layers; l++) width[layer_kind(c, l)] += (double)query_width(c, l);
+    return width[LAYER_FULL] * range_pairs(batch, range, 0) +
+           (width[LAYER_WINDOW] > 0 ? width[LAYER_WINDOW] * range_pairs(batch, range, c->sliding_window) : 0);
 }
 
 // Returns FLOPs of the delta rule per token of one layer.
@@ -232,10 +242,11 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     }
     if (lora) adapters -= (double)(d.V * lora->outer[EMBEDDING].rank); // a token reads one row of A
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
-    if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C); // its dW
+    if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C);               // its dW
+    if (backward && lora && !lora->outer[EMBEDDING].rank) parameters -= (double)(d.L * d.P * d.C); // no dx of x_0
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
     return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
-           (backward ? 3 : 1) * 4 * (double)d.Q * layers_pairs(&model->config, batch, all);
+           (backward ? 3 : 1) * 4 * attention_elements(&model->config, batch, all);
 }
 
 // Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward for some chunks alone.
@@ -248,10 +259,15 @@ static double pass_model_flops(double (*count)(const Model *, const Lora *, cons
 
 // Whether no product of sizes in a plan exceeds size_t. --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
-    Shapes d = shapes_of(model);
-    const size_t experts = d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared;
-    const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL + experts;
-    return (double)N * (double)(d.L + 1) * (double)width * 8 < 4e18;
+    size_t most = 0;
+    for (unsigned form = 0; form < LAYER_FORMS; form++) {
+        const Shapes d = shapes_in(model, form);
+        const size_t experts =
+            d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared + 4 * d.C * (size_t)d.beside;
+        const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL + experts;
+        most = max_size(most, width + (d.P ? 2 * d.C + 5 * d.P : 0));
+    }
+    return (double)N * (double)(model->config.num_hidden_layers + 1) * (double)most * 8 < 4e18;
 }
 
 // Walks a run's passes over one micro-batch. last: the step's last one
@@ -283,6 +299,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
     dry.library = settings->ridge > 0 ? settings->library : 0, dry.experts = settings->experts;
+    dry.head_dim = settings->model->config.head_dim;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);

@@ -37,20 +37,25 @@ static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
-// Rows of whichever layer has the most
-static size_t rows_of_a_layer(const StreamBP *s) {
+// Elements of a layer's keys; 0: it has none of its own
+static size_t keys_of_layer(const StreamBP *s, size_t l) {
     const Config *c = &s->model->config;
-    return max_size(layers_of_kind(c, LAYER_FULL) ? s->kv.rows[0] : 0,
-                    layers_of_kind(c, LAYER_WINDOW) ? s->kv.rows[1] : 0);
+    const unsigned form = s->setup->form[l];
+    if (form & (FORM_LINEAR | FORM_BORROWS)) return 0;
+    return s->kv.rows[(form & FORM_WINDOW) != 0] * key_value_heads_of(c, form) * head_dim_of(c, form);
 }
 
-// Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
-// linear: for keys before QK-norm, too. A layer with a window stores what a chunk sees, or a rank's ranges and halos.
-static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
-    Shapes d = shapes_of(s->model);
-    const Config *c = &s->model->config;
-    const size_t full = layers_of_kind(c, LAYER_FULL), windows = layers_of_kind(c, LAYER_WINDOW);
-    const size_t window = window_of_model(c);
+// Elements of the keys of all layers, or of whichever has the most
+static size_t keys_of_layers(const StreamBP *s, int all) {
+    size_t sum = 0, most = 0;
+    for (size_t l = 0; l < s->model->config.num_hidden_layers; l++)
+        sum += keys_of_layer(s, l), most = max_size(most, keys_of_layer(s, l));
+    return all ? sum : most;
+}
+
+// Sets the rows that a layer of each kind stores: of a window what a chunk sees, or a rank's ranges and halos.
+static void set_key_rows(StreamBP *s, size_t layers, size_t tokens, size_t chunk) {
+    const size_t window = window_of_model(&s->model->config);
     const int shared = s->now.ranks > 1;
     const KeyValue none = {0};
     s->kv = none;
@@ -62,25 +67,69 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
     if (window) s->kv.rows[1] = min_size(tokens, shared ? s->now.rows + 2 * (window - 1) : window - 1 + chunk);
     for (size_t half = 0; half < 2 && shared; half++)
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
-    const size_t count = layers > 1 ? full * s->kv.rows[0] + windows * s->kv.rows[1] : rows_of_a_layer(s);
-    s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count * d.KV);
-    s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count * d.KV);
-    if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count * d.KV);
+}
+
+// Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
+// linear: for keys before QK-norm, too
+static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
+    set_key_rows(s, layers, tokens, chunk);
+    const size_t count = keys_of_layers(s, layers > 1);
+    s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count);
+    s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count);
+    if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count);
 }
 
 static void push_key_value_gradients(StreamBP *s) {
-    const size_t count = rows_of_a_layer(s) * shapes_of(s->model).KV;
+    const size_t count = keys_of_layers(s, 0);
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", count);
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", count);
 }
 
+/*
+Shared keys: the last layers may read K, V of an earlier one (num_kv_shared_layers). Of each kind of layers one lends
+them. Its K, V stay from its forward to its backward: of a process alone those of all tokens, whatever its window; dK, dV of all its readers add
+up in one sum until its own backward takes them.
+*/
+static int shares_keys(const StreamBP *s, size_t l) { return (s->setup->form[l] & (FORM_BORROWS | FORM_LENDS)) != 0; }
+
+// Pushes K, V of the layers that lend them, or in backward their gradients, which become 0. Method full has K, V of all
+// layers already.
+static void push_lent_keys(StreamBP *s, int gradients) {
+    const Config *c = &s->model->config;
+    if (!c->num_kv_shared_layers) return;
+    if (!keeps_activations(s)) set_key_rows(s, 1, s->now.N, s->now.N);
+    for (size_t l = 0; l < c->num_hidden_layers; l++) {
+        const size_t count = keys_of_layer(s, l), bytes = count * dtype_size(dtype_of_sums(s->model->dtype));
+        LentKeys *lent = &s->lent[layer_window(c, l) != 0];
+        if (!(s->setup->form[l] & FORM_LENDS)) continue;
+        if (gradients) {
+            lent->dk = push_summed(s, SHARE_KV, "gradient of keys that other layers read", count);
+            lent->dv = push_summed(s, SHARE_KV, "gradient of values that other layers read", count);
+            s->ops->zero(lent->dk, bytes), s->ops->zero(lent->dv, bytes);
+        } else if (!keeps_activations(s)) {
+            lent->k = push_stored(s, SHARE_KV, "keys that other layers read", count);
+            lent->v = push_stored(s, SHARE_KV, "values that other layers read", count);
+        }
+    }
+}
+
+// Makes a lender's K, V, and in backward their gradients, those of layer l.
+static void select_lent_keys(StreamBP *s, size_t l) {
+    const LentKeys *lent = &s->lent[layer_window(&s->model->config, l) != 0];
+    if (!keeps_activations(s)) {
+        set_key_rows(s, 1, s->now.N, s->now.N);
+        s->kv.k = lent->k, s->kv.v = lent->v;
+    }
+    s->kv.dk = lent->dk, s->kv.dv = lent->dv;
+}
+
 // ---- rows -----------------------------------------------------------------------------------------------------------
-// First row of a layer's keys and values
-static size_t key_value_begin(const StreamBP *s, size_t l) {
-    size_t row = 0;
-    for (size_t i = 0; i < l && s->kv.layers > 1; i++)
-        row += layer_is_linear(&s->model->config, i) ? 0 : s->kv.rows[layer_window(&s->model->config, i) != 0];
-    return row;
+// All that a layer stores, from row 0: what attention takes, with the spans of layer_spans
+static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
+    size_t elements = 0;
+    const size_t of = s->setup->form[l] & FORM_BORROWS ? key_value_layer(&s->model->config, l) : l;
+    for (size_t i = 0; i < of && s->kv.layers > 1; i++) elements += keys_of_layer(s, i);
+    return stored_row(s, base, elements, 1);
 }
 
 // Offset from a token's index in the sequence to its row in the K/V buffer. The second range of a rank follows the
@@ -94,16 +143,11 @@ static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
 
 // A token's row in kv.k, kv.v or kv.k_linear, and in kv.dk or kv.dv, which are of one layer at a time
 static Stored *key_value_at(const StreamBP *s, Stored *base, size_t l, size_t token) {
-    return stored_row(s, base, key_value_begin(s, l) + token - tokens_skipped(s, l, token), shapes_of(s->model).KV);
+    return stored_row(s, layer_keys(s, base, l), token - tokens_skipped(s, l, token), layer_shapes(s, l).KV);
 }
 
 static Summed *key_gradient_at(const StreamBP *s, Summed *base, size_t l, size_t token) {
-    return summed_row(s, base, token - tokens_skipped(s, l, token), shapes_of(s->model).KV);
-}
-
-// All that a layer stores, from row 0: what attention takes, with the spans of layer_spans
-static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
-    return stored_row(s, base, key_value_begin(s, l), shapes_of(s->model).KV);
+    return summed_row(s, base, token - tokens_skipped(s, l, token), layer_shapes(s, l).KV);
 }
 
 // A chunk's spans for a layer, relative to the layer's row 0
@@ -111,14 +155,14 @@ static Spans layer_spans(const StreamBP *s, size_t l, Chunk c) {
     return make_spans(s, c, layer_window(&s->model->config, l), tokens_skipped(s, l, c.token));
 }
 
-static AttentionShape attention_shape(const StreamBP *s, Spans spans) {
-    Shapes d = shapes_of(s->model);
+static AttentionShape attention_shape(const StreamBP *s, size_t l, Spans spans) {
+    const Shapes d = layer_shapes(s, l);
     const AttentionShape shape = {spans, d.NH, d.NKV, d.HD, attention_scale(s->model), all_keys, 0, 0};
     return shape;
 }
 
-static void zero_key_value_gradients(const StreamBP *s, size_t rows) {
-    Shapes d = shapes_of(s->model);
+static void zero_key_value_gradients(const StreamBP *s, size_t l, size_t rows) {
+    const Shapes d = layer_shapes(s, l);
     s->ops->zero(s->kv.dk, rows * d.KV * d.summed);
     s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
 }
@@ -138,7 +182,7 @@ static void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_
 // Makes `first` the token in row 0. Tokens up to `end` stay where they are stored already: [first, end) when the window
 // slides forward, [kv.first, end) when it slides back.
 static void slide_keys(const StreamBP *s, size_t l, size_t first, size_t end) {
-    Shapes d = shapes_of(s->model);
+    const Shapes d = layer_shapes(s, l);
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
     const size_t rows = end > stay ? end - stay : 0;
     if (s->setup->dry) return;
@@ -157,7 +201,7 @@ static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
     if (!c.token) s->kv.first = 0;
     if (c.token + c.n - s->kv.first <= s->kv.rows[1]) return;
     for (size_t l = s->kv.layers > 1 ? 0 : layer; l < s->model->config.num_hidden_layers; l++) {
-        if (layer_slides(s, l)) slide_keys(s, l, first, c.token);
+        if (layer_slides(s, l) && keys_of_layer(s, l)) slide_keys(s, l, first, c.token);
         if (s->kv.layers == 1) break;
     }
     s->kv.first = first;
@@ -172,7 +216,7 @@ static Range window_slide_back(StreamBP *s, size_t l, Chunk c) {
     if (s->now.ranks > 1 || !layer_slides(s, l)) return none;
     slide_keys(s, l, first, c.token + c.n);
     s->kv.first = first;
-    zero_key_value_gradients(s, missing.count);
+    zero_key_value_gradients(s, l, missing.count);
     return s->setup->dry ? own : missing;
 }
 
@@ -200,10 +244,17 @@ static size_t attention_layers_before(const StreamBP *s, size_t l) {
     return l - layers_before(&s->model->config, LAYER_LINEAR, l);
 }
 
+// Elements of a token's attention output in the layers before layer l; l = num_hidden_layers: all
+static size_t attention_width_before(const StreamBP *s, size_t l) {
+    size_t width = 0;
+    for (size_t i = 0; i < l; i++) width += layer_is_linear(&s->model->config, i) ? 0 : layer_shapes(s, i).Q;
+    return width;
+}
+
 // Saved values of layer l from row `row` on
 static Stored *saved_attention_out(const StreamBP *s, size_t l, size_t row) {
-    Shapes d = shapes_of(s->model);
-    return stored_row(s, s->saved.attention_out, attention_layers_before(s, l) * s->now.rows + row, d.Q);
+    return stored_row(s, s->saved.attention_out,
+                      attention_width_before(s, l) * s->now.rows + row * layer_shapes(s, l).Q, 1);
 }
 
 static Summed *saved_lse(const StreamBP *s, size_t l, size_t row) {
@@ -214,12 +265,13 @@ static Summed *saved_lse(const StreamBP *s, size_t l, size_t row) {
 // Room for all layers' values in a forward and backward pass; method full keeps them anyway.
 static void saved_attention_push(StreamBP *s) {
     Shapes d = shapes_of(s->model);
+    push_lent_keys(s, 0);
     Arena *memory = memory_of(&s->memory, PLACED_KEPT);
     const size_t layers = attention_layers_before(s, d.L),
                  rows = layers * s->now.rows; // no rows: other ranks have some
     if (!s->setup->keep || s->setup->method == METHOD_FULL || !layers) return;
-    s->saved.attention_out =
-        (Stored *)arena_push(memory, SHARE_KEPT, "attention output of all layers", rows * d.Q, d.stored);
+    s->saved.attention_out = (Stored *)arena_push(memory, SHARE_KEPT, "attention output of all layers",
+                                                  attention_width_before(s, d.L) * s->now.rows, d.stored);
     s->saved.lse = (Summed *)arena_push(memory, SHARE_KEPT, "log-sum-exp of all layers", rows * d.NH, d.summed);
 }
 
@@ -227,11 +279,15 @@ static void saved_attention_pop(StreamBP *s) { memset(&s->saved, 0, sizeof(s->sa
 
 // Room for the chunks in transfer during a walk over the layers
 static void saved_attention_begin(StreamBP *s) {
-    Shapes d = shapes_of(s->model);
+    const Shapes d = shapes_of(s->model);
+    if (s->now.pass == PASS_FORWARD_ONLY) push_lent_keys(s, 0);
+    if (s->now.pass == PASS_BACKWARD) push_lent_keys(s, 1);
     const size_t chunk = layer_chunk(s), slots = s->now.rows > chunk ? 2 : 1;
     SavedAttention *saved = &s->saved;
+    size_t Q = 0;
+    for (size_t l = 0; l < d.L; l++) Q = max_size(Q, layer_shapes(s, l).Q);
     for (size_t i = 0; i < slots && saves_off_device(s); i++) {
-        saved->chunk_attention_out[i] = push_stored(s, SHARE_WORKSPACE, "attention output on its way", chunk * d.Q);
+        saved->chunk_attention_out[i] = push_stored(s, SHARE_WORKSPACE, "attention output on its way", chunk * Q);
         saved->chunk_lse[i] = push_summed(s, SHARE_WORKSPACE, "log-sum-exp on its way", chunk * d.NH);
     }
 }
@@ -244,7 +300,7 @@ static void saved_attention_finish(const StreamBP *s) {
 // ---- transfers of rows of a layer, through slot 0 or 1 --------------------------------------------------------------
 static void saved_attention_move(StreamBP *s, size_t l, Range rows, size_t slot, int in, Stored *attention_out,
                                  Summed *lse) {
-    const Shapes d = shapes_of(s->model);
+    const Shapes d = layer_shapes(s, l);
     Residency *r = &s->memory;
     const Pager pager = pager_of(r, PLACED_KEPT, rows.count == s->now.rows ? r->layers_repeat : r->chunk_repeat);
     PageSlot *page = &s->saved.slot[slot];

@@ -42,9 +42,13 @@ static Stored *stack_narrow(const StreamBP *s, const Stack *stack, ExpertRows ro
     return h;
 }
 
-// out[R,out] = x[R,in] W[e]^T, with the adapter
+static LayerTensor bias_of_stack(LayerTensor tensor) {
+    return tensor == EXPERTS_DOWN ? EXPERTS_DOWN_BIAS : EXPERTS_GATE_UP_BIAS;
+}
+
+// out[R,out] = x[R,in] W[e]^T + bias[e], with the adapter. weight[n,k]: factors of the bias, or NULL
 static void expert_forward(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
-                           Stored *out, const Stored *x) {
+                           const Summed *weight, Stored *out, const Stored *x) {
     const size_t E = shapes_of(s->model).router.E, mark = arena_mark(s->arena);
     const Stack stack = stack_of(s, l, w, tensor);
     const CodedMatrix m = coded_matrix(&s->memory, w, w.offset[tensor]);
@@ -56,7 +60,20 @@ static void expert_forward(const StreamBP *s, size_t l, GroupWeights w, LayerTen
     if (stack.part)
         s->ops->experts_forward(out, stack_narrow(s, &stack, rows, x), stack.b, rows.first, rows.count, E,
                                 stack.part->rank, stack.out, 1);
+    const Stored *bias = weight_of(s, w, bias_of_stack(tensor));
+    if (bias) s->ops->experts_bias_forward(out, bias, weight, rows.first, rows.source, rows.count, E, stack.out);
     arena_pop(s->arena, mark);
+}
+
+// dbias += from dout[R,out]; with the factors weight[n,k] of the bias also their gradient, dweight[n,k] +=
+static void expert_backward_bias(const StreamBP *s, GroupWeights w, GroupSums dw, LayerTensor tensor, ExpertRows rows,
+                                 const Stored *dout, const Summed *weight, Summed *dweight) {
+    const Shapes d = shapes_of(s->model);
+    const Stored *bias = weight_of(s, w, bias_of_stack(tensor));
+    Summed *dbias = sum_of(s, dw, bias_of_stack(tensor));
+    if (bias && (dbias || weight))
+        s->ops->experts_bias_backward(dbias, dweight, dout, bias, weight, rows.first, rows.source, rows.count,
+                                      d.router.E, tensor == EXPERTS_DOWN ? d.C : 2 * d.I);
 }
 
 // Returns dh[R,r] = scale * dout[R,out] B, pushed; NULL without an adapter
@@ -107,13 +124,14 @@ static void expert_backward_weight(const StreamBP *s, size_t l, GroupWeights w, 
     arena_pop(s->arena, mark);
 }
 
-// logits[n,E] = x[n,C] W^T in sums, with the adapters of the router
+// logits[n,E] = x[n,C] W^T + bias in sums, with the adapters of the router
 static void logits_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Summed *logits,
                            const Stored *x, size_t E) {
     const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
     Adapter adapter[ADAPTERS_MOST];
-    const size_t count = adapters_of(s, l, w, linear_of(s, tensor), adapter);
-    s->ops->router_logits(logits, x, weight_of(s, w, tensor), weight_of(s, w, linear_of(s, tensor).bias), c.n, C, E, 0);
+    const size_t count = adapters_of(s, l, w, linear_of(s, l, tensor), adapter);
+    s->ops->router_logits(logits, x, weight_of(s, w, tensor), weight_of(s, w, linear_of(s, l, tensor).bias), c.n, C, E,
+                          0);
     for (size_t i = 0; i < count; i++) {
         const Stored *h = adapter_narrow(s, c, &adapter[i], adapter_input(s, c, &adapter[i], x, C), C);
         s->ops->router_logits(logits, h, adapter[i].b, NULL, c.n, adapter[i].part->rank, E, 1);

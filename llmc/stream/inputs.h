@@ -7,6 +7,9 @@ Layer inputs: x_l of each layer l, from forward to backward, and x_L, whose plac
                          current layer; chunk by chunk the next layer's is loaded over it. Each element moves once each
                          way.
 
+Where layers have inputs of their own (layer/own_input.h), which they make from x_0, that stays on the device beside
+these, and its gradient through them.
+
 --inputs-every K keeps the input of every K-th layer. Before backward visits another layer, forward reruns from the last
 kept input and fills K-1 more inputs: L/K + K-1 in place of L.
 */
@@ -48,17 +51,45 @@ static Stored *kept_input(const StreamBP *s, size_t l, size_t row) {
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
+// Tells whether x_0 has a gradient that anything trains.
+static int first_input_trains(const StreamBP *s) {
+    return s->now.pass >= PASS_FORWARD && (!s->memory.lora || s->memory.lora->outer[EMBEDDING].rank);
+}
+
+// Pushes x_0, with its gradient if that is needed: 0.
+static void push_first_input(StreamBP *s) {
+    const size_t count = s->now.rows * s->model->config.hidden_size, P = s->model->config.hidden_size_per_layer_input;
+    Inputs *in = &s->inputs;
+    if (!P) return;
+    in->first = push_stored(s, SHARE_LAYER_INPUTS, "embeddings", count);
+    in->norm = push_stored(s, SHARE_LAYER_INPUTS, "norm of the layers' own inputs", P);
+    if (!first_input_trains(s)) return;
+    in->dfirst = push_stored(s, SHARE_LAYER_INPUTS, "gradient of embeddings", count);
+    in->dnorm = push_summed(s, SHARE_LAYER_INPUTS, "gradient of the norm of the layers' own inputs", P);
+    s->ops->zero(in->dfirst, count * dtype_size(s->model->dtype));
+    s->ops->zero(in->dnorm, P * dtype_size(dtype_of_sums(s->model->dtype)));
+}
+
 static void push_inputs(StreamBP *s) {
     const size_t C = s->model->config.hidden_size, count = s->now.rows * C, size = dtype_size(s->model->dtype);
     const size_t layers = s->now.pass == PASS_FORWARD_ONLY ? 0 : inputs_kept(s) + inputs_restored(s);
     const Inputs none = {0};
     s->inputs = none;
+    push_first_input(s);
     if (!layers || inputs_off_device(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
     if (!layers) return;
     Arena *memory = inputs_off_device(s) ? memory_of(&s->memory, PLACED_INPUTS) : s->arena;
     s->inputs.kept = (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs",
                                           (layers + !inputs_off_device(s)) * count, size);
     if (!inputs_off_device(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->now.rows, C);
+}
+
+// Keeps x_0[n,C] of rows [row, row + n), and the norm's weight, from the embedding's group.
+static void first_input_keep(const StreamBP *s, const Stored *x, size_t row, size_t n, GroupWeights w) {
+    const Shapes d = shapes_of(s->model);
+    if (!s->inputs.first) return;
+    s->ops->copy(stored_row(s, s->inputs.first, row - s->inputs.begin, d.C), x, n * d.C * d.stored);
+    s->ops->copy(s->inputs.norm, at(w.weights, s->model->model_offset[INPUTS_NORM], d.stored), d.P * d.stored);
 }
 
 // ---- where an input is ----------------------------------------------------------------------------------------------
@@ -70,6 +101,21 @@ static Stored *layer_input(const StreamBP *s, size_t l, size_t row) {
     if (last || s->now.pass < PASS_FORWARD) return stored_row(s, s->inputs.x, row, C);
     if (inputs_off_device(s)) return stored_row(s, forward ? s->inputs.x : s->inputs.layer, row, C);
     return forward && !input_is_kept(s, l) ? stored_row(s, s->inputs.x, row, C) : kept_input(s, l, row);
+}
+
+// dx of x_0, rows [row, row + n), += the gradient through the layers' own inputs; dW of their norm +=. Both sums are 0
+// afterwards, for another chunk's.
+static void first_input_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw) {
+    const Shapes d = shapes_of(s->model);
+    const Inputs *in = &s->inputs;
+    if (!in->dfirst) return;
+    Stored *dfirst = stored_row(s, in->dfirst, row - in->begin, d.C);
+    s->ops->dropout(layer_input(s, d.L, row), dfirst, n, d.C, 0, 0, 0, 1); // adds: a rate of 0 drops none
+    s->ops->zero(dfirst, n * d.C * d.stored);
+    if (!dw.tables) return;
+    s->ops->gradient_add(at(dw.tables, s->model->model_offset[INPUTS_NORM], dtype_size(dw.tables_type)), dw.tables_type,
+                         in->dnorm, d.P);
+    s->ops->zero(in->dnorm, d.P * d.summed);
 }
 
 // Memory for x_l[c], which is computed now: off-device over that of the layer before, once this is stored

@@ -8,7 +8,7 @@ of (seed, A, token) alone: parts of one module drop the same, and recomputation 
 */
 #ifndef LLMC_MODULES_H
 #define LLMC_MODULES_H
-#include "sequence.h"
+#include "inputs.h"
 
 #define RANDOM_STREAM_DROPOUT 0x64726f706f7574ull // of random.h ("dropout")
 
@@ -20,8 +20,8 @@ typedef struct {
     size_t stride;            // elements from row to row of the output
 } Linear;
 
-static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
-    Shapes d = shapes_of(s->model);
+static Linear linear_of(const StreamBP *s, size_t l, LayerTensor tensor) {
+    const Shapes d = layer_shapes(s, l);
     Linear linear = {tensor, Q_BIAS, d.C, d.gated_attention ? 2 * d.Q : d.Q, tensor, 0};
     switch (tensor) {
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d.KV; break;
@@ -29,7 +29,7 @@ static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     case O_WEIGHT: linear.bias = O_BIAS, linear.in = d.Q, linear.out = d.C; break;
     case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d.H, linear.last = UP_WEIGHT; break; // one product of both
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d.FF, linear.out = d.C; break;
-    case ROUTER_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = d.router.E; break;
+    case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d.router.E; break;
     case SHARED_SCALE_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = 1; break;
     case SHARED_GATE_WEIGHT:
         linear.bias = LAYER_TENSORS, linear.out = 2 * d.shared, linear.last = SHARED_UP_WEIGHT;
@@ -37,6 +37,9 @@ static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d.shared, linear.out = d.C; break;
     case IN_QKV_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = d.E, linear.last = IN_A_WEIGHT; break;
     case OUT_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d.DVs, linear.out = d.C; break;
+    case INPUT_PROJECTION:
+    case INPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d.P; break;
+    case INPUT_OUT: linear.bias = LAYER_TENSORS, linear.in = d.P, linear.out = d.C; break;
     default: break;
     }
     linear.stride = linear.out;
@@ -44,8 +47,9 @@ static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
 }
 
 // Returns the product with tensors first .. last alone, whose output is their columns.
-static Linear linear_part(const StreamBP *s, LayerTensor product, unsigned form, LayerTensor first, LayerTensor last) {
-    Linear linear = linear_of(s, product);
+static Linear linear_part(const StreamBP *s, size_t l, LayerTensor product, LayerTensor first, LayerTensor last) {
+    const unsigned form = s->setup->form[l];
+    Linear linear = linear_of(s, l, product);
     linear.weight = first, linear.last = last, linear.out = 0;
     for (int t = first; t <= (int)last; t++)
         linear.out += layer_tensor_shape(&s->model->config, form, (LayerTensor)t).rows;
@@ -63,7 +67,7 @@ enum { ADAPTERS_MOST = 4 };
 
 // Finds the adapters of a product; returns their number.
 static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
-    const unsigned form = layer_form(&s->model->config, l);
+    const unsigned form = s->setup->form[l];
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
     if (!w.adapters) return 0;
@@ -125,13 +129,15 @@ static Stored *embedding_narrow(const StreamBP *s, const Adapter *adapter, size_
     return h;
 }
 
-// x[n,C] of rows [row, row + n)
+// x[n,C] of rows [row, row + n); keeps them where layers have inputs of their own.
 static void embedding_adapter_forward(const StreamBP *s, Stored *x, size_t row, size_t n, GroupWeights w) {
     const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
     Adapter adapter;
-    if (!outer_adapter(s, w, EMBEDDING, &adapter)) return;
-    const Stored *h = embedding_narrow(s, &adapter, row, n);
-    s->ops->linear_forward(x, h, adapter.b, NULL, x, n, adapter.part->rank, C, C);
+    if (outer_adapter(s, w, EMBEDDING, &adapter)) {
+        const Stored *h = embedding_narrow(s, &adapter, row, n);
+        s->ops->linear_forward(x, h, adapter.b, NULL, x, n, adapter.part->rank, C, C);
+    }
+    first_input_keep(s, x, row, n, w);
     arena_pop(s->arena, mark);
 }
 
@@ -140,6 +146,7 @@ static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row
     const Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
     Adapter adapter;
+    first_input_backward(s, row, n, dw);
     if (!s->memory.lora || !s->memory.lora->outer[EMBEDDING].rank) return;
     const GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     if (n && outer_adapter(s, w, EMBEDDING, &adapter)) {
@@ -176,7 +183,7 @@ static void matrix_forward(const StreamBP *s, GroupWeights w, size_t offset, con
 // Runs a linear layer without its adapters: one product, or with matrices in 4 bits one for each tensor.
 static void product_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
                             const Stored *x, const Stored *residual) {
-    const unsigned form = layer_form(&s->model->config, l);
+    const unsigned form = s->setup->form[l];
     const Stored *bias = weight_of(s, w, linear.bias);
     size_t rows = linear.out;
     for (size_t t = linear.weight, column = 0; column < linear.out; t++, column += rows) {
@@ -210,7 +217,7 @@ static void linear_forward_part(const StreamBP *s, size_t l, Chunk c, GroupWeigh
 
 static void linear_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
                            const Stored *x, const Stored *residual) {
-    linear_forward_part(s, l, c, w, linear_of(s, tensor), out, x, residual);
+    linear_forward_part(s, l, c, w, linear_of(s, l, tensor), out, x, residual);
 }
 
 // dA, dB of one adapter +=. Returns dh[n,rank], the gradient of input A^T, pushed.
@@ -268,7 +275,7 @@ static void linear_backward_part(const StreamBP *s, size_t l, Chunk c, GroupWeig
 
 static void linear_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor tensor,
                             Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
-    linear_backward_part(s, l, c, w, dw, linear_of(s, tensor), dx, dout, x, accumulate);
+    linear_backward_part(s, l, c, w, dw, linear_of(s, l, tensor), dx, dout, x, accumulate);
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
@@ -300,7 +307,7 @@ static void norm_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db,
 // QK-norm; out itself if the family has none
 static void rotary_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor norm, Stored *out,
                            const Stored *linear) {
-    const Shapes d = shapes_of(s->model);
+    const Shapes d = layer_shapes(s, l);
     const Config *config = &s->model->config;
     const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;
     const size_t heads = norm == Q_NORM ? d.NH : d.NKV;
@@ -315,7 +322,7 @@ static void rotary_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w,
 // Runs rotary_forward backward on dx, in place; the norm's dW +=
 static void rotary_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm,
                             Stored *dx, const Stored *linear) {
-    const Shapes d = shapes_of(s->model);
+    const Shapes d = layer_shapes(s, l);
     const Config *config = &s->model->config;
     const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;
     const size_t heads = norm == Q_NORM ? d.NH : d.NKV;

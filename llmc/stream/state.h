@@ -69,6 +69,12 @@ typedef struct {
     Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
 } KeyValue;
 
+// Keys and values that other layers read, and the sums of their gradients (attention_memory.h)
+typedef struct {
+    Stored *k, *v;
+    Summed *dk, *dv;
+} LentKeys;
+
 // States that linear attention passes from chunk to chunk: one layer's, or all layers' (linear_memory.h)
 typedef struct {
     Summed *state;             // [layers,slots,HV,DK,DV] of the delta rule
@@ -121,6 +127,9 @@ typedef struct {
     Stored *kept;               // [kept layers + restored ones,rows,C] at home; NULL in FORWARD_ONLY
     Stored *x;                  // [rows,C] x_L, then dx; off-device inputs: every x_l in turn, overwritten in place
     Stored *layer;              // [rows,C] backward with off-device inputs: x_l of the current layer
+    Stored *first, *dfirst;     // [rows,C] x_0 where layers have inputs of their own, and its gradient through these
+    Stored *norm;               // [P] the norm of those inputs,
+    Summed *dnorm;              // and its gradient
     size_t begin;               // first row in them: 0; orders that store one chunk at a time: its row
     PageSlot slot[INPUT_SLOTS]; // of x, by chunk; [0] also of `layer`, which backward loads
 } Inputs;
@@ -134,7 +143,8 @@ typedef struct {
     int dry;                    // dry run: loops visit each distinct shape once,
     int every_chunk;            // but every chunk if an estimate needs each one's attention calls
     Objective objective;
-    float *inverse_frequency[2]; // [HD/2] of full-attention layers, of those with a window; device
+    uint8_t *form;               // [num_hidden_layers] layer_form of each
+    float *inverse_frequency[2]; // [R/2] of full-attention layers, of those with a window; device
     float *router_bias;          // [layers with experts,E] device; NULL: none
 } Setup;
 
@@ -171,6 +181,7 @@ struct StreamBP {
     Arena *arena;
     Residency memory;
     KeyValue kv;
+    LentKeys lent[2]; // of full-attention layers, of those with a window
     LinearMemory linear;
     RangeStates ranges;
     Inputs inputs;
@@ -193,6 +204,10 @@ typedef struct {
     Activation activation;
     QkNorm qk_norm;
     int gated, rotary, pre_norms, post_norms, gated_attention, shared_scale;
+    int beside;         // a dense MLP and experts in one layer
+    int borrows, lends; // keys and values are another layer's; are read by others
+    int values_are_keys, value_norm, sinks;
+    size_t P; // width of the layers' own inputs; 0: none
     double embedding_scale;
 } Shapes;
 
@@ -202,12 +217,16 @@ static RouterShape router_of(const Config *c) {
     return shape;
 }
 
-static Shapes shapes_of(const Model *model) {
+// Returns the shapes of a layer of this form (layer_form).
+static Shapes shapes_in(const Model *model, unsigned form) {
     const Config *c = &model->config;
     Shapes s;
-    s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
-    s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
-    s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width(c);
+    s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, form);
+    s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
+    s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
+    s.borrows = (form & FORM_BORROWS) != 0, s.lends = (form & FORM_LENDS) != 0;
+    s.beside = c->family->experts_beside && c->num_experts, s.value_norm = c->family->value_norm;
+    s.values_are_keys = values_are_keys(c, form), s.sinks = c->family->sinks, s.P = c->hidden_size_per_layer_input;
     s.gated_attention = c->family->gated_attention, s.shared_scale = c->family->shared_scale;
     s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
@@ -215,7 +234,7 @@ static Shapes shapes_of(const Model *model) {
     s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
     s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;
     s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
-    const Activation activation = {c->family->activation, 0, 0};
+    const Activation activation = {c->family->activation, c->swiglu_alpha, c->swiglu_limit};
     s.activation = activation, s.gated = activation.kind != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;
     s.qk_norm = config_qk_norm(c), s.rotary = !c->family->learned_positions;
@@ -226,9 +245,15 @@ static Shapes shapes_of(const Model *model) {
     return s;
 }
 
+// Returns what all layers have in common; the rest is of a layer with full attention.
+static Shapes shapes_of(const Model *model) { return shapes_in(model, 0); }
+
+static Shapes layer_shapes(const StreamBP *s, size_t l) { return shapes_in(s->model, s->setup->form[l]); }
+
 // Returns the factor on attention scores.
 static double attention_scale(const Model *model) {
     const Config *c = &model->config;
+    if (c->family->unscaled_attention) return 1;
     if (c->attention_multiplier > 0) return c->attention_multiplier;
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
     return 1 / sqrt(width);

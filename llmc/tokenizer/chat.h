@@ -9,7 +9,7 @@ The ids are those of the whole text, special tokens and all, as transformers' ap
 
 The opening is what of the text that asks for an answer is gone when others follow, such as "<think>\n" of a model that
 reasons. A template that also leaves the reasoning out of old answers (chat_forgets) changes what was encoded before:
-then the text of all turns is kept, and encoded anew for each.
+then the text of all turns is kept, and encoded anew for each. Reasoning ends with "</think>" or the file's own mark.
 */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
@@ -44,11 +44,20 @@ static TokenizerSection chat_opening(Thinking thinking) {
                                       : SECTION_OPENING;
 }
 
+static const char *chat_thought_end(const Tokenizer *t, size_t *bytes) {
+    static const char usual[] = "</think>";
+    const size_t own = t->section_bytes[SECTION_THOUGHT_END];
+    *bytes = own ? own : sizeof(usual) - 1;
+    return own ? (const char *)t->section[SECTION_THOUGHT_END] : usual;
+}
+
 // The opening as people are to see it before the answer: that of reasoning which goes on.
 static size_t chat_shown_opening(const Tokenizer *t, Thinking thinking, const char **text) {
     const TokenizerSection section = chat_opening(thinking);
+    size_t length;
+    const char *end = chat_thought_end(t, &length);
     *text = (const char *)t->section[section];
-    return memmem(*text, t->section_bytes[section], "</think>", 8) ? 0 : t->section_bytes[section];
+    return memmem(*text, t->section_bytes[section], end, length) ? 0 : t->section_bytes[section];
 }
 
 // Refuses what the template cannot do.
@@ -79,16 +88,37 @@ static void chat_append_turn(Scratch *text, const Tokenizer *t, const char *syst
     chat_append_section(text, t, !first ? SECTION_NEXT_AFTER : system ? SECTION_SYSTEM_AFTER : SECTION_FIRST_AFTER);
 }
 
-// Appends what stays of an answer: of its opening and answer[bytes], what is behind the last </think>.
+// Appends answer[bytes] without what stands from a mark of reasoning to its end, trimmed.
+static void chat_append_between_thoughts(Scratch *text, const Tokenizer *t, const unsigned char *answer, size_t bytes) {
+    const size_t begins = t->section_bytes[SECTION_THOUGHT_BEGIN];
+    size_t length;
+    const char *end = chat_thought_end(t, &length);
+    Scratch whole = {NULL, 0, 0};
+    while (bytes) {
+        const unsigned char *stop = (const unsigned char *)memmem(answer, bytes, end, length);
+        const size_t part = stop ? (size_t)(stop - answer) : bytes;
+        const void *begin = memmem(answer, part, t->section[SECTION_THOUGHT_BEGIN], begins);
+        scratch_append(&whole, answer, begin ? (size_t)((const unsigned char *)begin - answer) : part);
+        answer += part + (stop ? length : 0), bytes -= part + (stop ? length : 0);
+    }
+    chat_append_text(text, (const char *)whole.at, whole.count, 1);
+    free(whole.at);
+}
+
+// Appends what stays of an answer: of its opening and answer[bytes], what is behind the reasoning.
 static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
-    static const char end[] = "</think>";
-    const size_t length = sizeof(end) - 1;
     const int trim = (t->flags & TOKENIZER_FORGETS_SPACE) != 0, lines = (t->flags & TOKENIZER_FORGETS_LINES) != 0;
+    size_t length, begin = 0;
+    const char *end = chat_thought_end(t, &length);
     Scratch opened = {NULL, 0, 0}, whole = {NULL, 0, 0};
     chat_append_section(&opened, t, chat_opening(thinking));
     scratch_append(&opened, answer, bytes);
+    if (t->section_bytes[SECTION_THOUGHT_BEGIN]) {
+        chat_append_between_thoughts(text, t, opened.at, opened.count);
+        free(opened.at);
+        return;
+    }
     chat_append_text(&whole, (const char *)opened.at, opened.count, trim);
-    size_t begin = 0;
     for (size_t i = whole.count; i >= length && !begin; i--)
         if (!memcmp(whole.at + i - length, end, length)) begin = i;
     while (begin && lines && begin < whole.count && whole.at[begin] == '\n') begin++;

@@ -13,7 +13,7 @@ every file here.
 
 #define TOKENIZER_NAME    "tokenizer.tok"
 #define TOKENIZER_MAGIC   "SBPTOKEN"
-#define TOKENIZER_VERSION 3u                  // the newest; files of older versions lack the last sections and flags
+#define TOKENIZER_VERSION 4u                  // the newest; files of older versions lack the last sections and flags
 #define TOKENIZER_HEADER  64                  // bytes before the table of sections
 #define TOKENIZER_MAX     ((uint64_t)1 << 31) // bytes: offsets into it are 32 bits
 #define NO_TOKEN          UINT32_MAX
@@ -39,7 +39,7 @@ enum {
     TOKENIZER_CHAT_NEXT = 1 << 15,
     TOKENIZER_FLAGS_1 = (1 << 16) - 1, // those of version 1
     TOKENIZER_THINKING = 1 << 16,      // the template asks for an answer with reasoning, or without
-    TOKENIZER_FORGETS = 1 << 17,       // and keeps of old answers what is behind the last </think>
+    TOKENIZER_FORGETS = 1 << 17,       // and keeps of old answers what is behind their reasoning
     TOKENIZER_FORGETS_LINES = 1 << 18, // without the line breaks that follow it
     TOKENIZER_FORGETS_SPACE = 1 << 19, // of the trimmed answer
     TOKENIZER_FLAGS = (1 << 20) - 1
@@ -67,6 +67,8 @@ typedef enum {
     SECTION_OPENING = TOKENIZER_SECTIONS_1, SECTION_THINKING_ON, SECTION_THINKING_OFF,
     TOKENIZER_SECTIONS_2,
     SECTION_SPLITS = TOKENIZER_SECTIONS_2, SECTION_PATTERNS,
+    TOKENIZER_SECTIONS_3,
+    SECTION_THOUGHT_BEGIN = TOKENIZER_SECTIONS_3, SECTION_THOUGHT_END,
     TOKENIZER_SECTIONS
 } TokenizerSection;
 // clang-format on
@@ -203,7 +205,8 @@ static void tokenizer_check_header(Tokenizer *t) {
     crc32_prepare();
     if (crc32_of(0, t->file + 16, t->bytes - 16) != word[3]) tokenizer_damaged(t, "its checksum is wrong");
     t->flags = word[8], t->ids = word[9], t->vocabulary_ids = word[10], t->unknown = word[12];
-    static const size_t sections[] = {TOKENIZER_SECTIONS_1, TOKENIZER_SECTIONS_2, TOKENIZER_SECTIONS};
+    static const size_t sections[] = {TOKENIZER_SECTIONS_1, TOKENIZER_SECTIONS_2, TOKENIZER_SECTIONS_3,
+                                      TOKENIZER_SECTIONS};
     t->sections = sections[word[2] - 1];
     if (t->flags & ~(uint32_t)(word[2] == 1 ? TOKENIZER_FLAGS_1 : TOKENIZER_FLAGS))
         tokenizer_damaged(t, "unknown flags");
@@ -225,6 +228,8 @@ static void tokenizer_check_sections(Tokenizer *t) {
             tokenizer_damaged(t, "a section lies outside of it");
         t->section[i] = t->file + place[0], t->section_bytes[i] = (size_t)place[1];
     }
+    if (t->section_bytes[SECTION_THOUGHT_BEGIN] && !t->section_bytes[SECTION_THOUGHT_END])
+        tokenizer_damaged(t, "reasoning begins and does not end");
 }
 
 // A section of entries of `size` bytes: how many there are.

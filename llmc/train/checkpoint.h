@@ -411,7 +411,7 @@ static void load_weights(CheckpointPass *p) {
         die("%s: holds %s weights, this program trains in %s; resume with one built by make PRECISION=%s", path,
             dtype_name(source->dtype), dtype_name(model->dtype), dtype_name(source->dtype));
     load_sections(p, MANIFEST_MODEL, &source->files[0], flat_header_bytes(model));
-    model_copy_biases(model, &source->model);
+    model_copy_constants(model, &source->model);
     weights_close(source);
 }
 

@@ -145,6 +145,7 @@ static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = machine_from_options(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);
     timing.blank.library = machine ? estimated_library(machine, &run->settings) : 0;
+    timing.blank.head_dim = run->model.config.head_dim;
     timing.blank.attention = run->settings.attention;
     PassResult again = bp_count(run, loader, whole);
     grads_zero(&run->streambp.memory);

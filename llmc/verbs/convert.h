@@ -15,7 +15,7 @@ static int convert_to_folder(const Options *options) {
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
     const char *out = options->out;
     int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin")
-                                             : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4");
+                                             : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4|mxfp4");
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (text_ends_with(out, others[i]))
             die_usage("--out %s: convert writes no %s files; give a folder name%s", out, others[i],
@@ -51,9 +51,12 @@ static Converted convert_write(const Options *options, WeightSource *source, con
         weights_convert(source, options->out, result.dtype);
     } else {
         const char *like = hub_path_find("--like", options->like, hub, options->quiet);
-        const QuantType quantised = options->to == CONVERT_NF4   ? QUANT_NF4
-                                    : options->to == CONVERT_FP4 ? QUANT_FP4
-                                                                 : QUANT_NONE;
+        const QuantType quantised = quant_type_find(option_chosen(options, "to"));
+        if (quantised == QUANT_MXFP4) run_check_mxfp4(&source->model, "--to");
+        if (quantised == QUANT_MXFP4 && !source->config.family->expert_biases)
+            die_usage("--to mxfp4 is a format of gpt_oss models, and this is %s; give --to nf4, which leaves experts "
+                      "as they are",
+                      source->config.family->name);
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          quantised, options->quantise_head);
         hf_write(&write, options->out, options->overwrite);
@@ -69,9 +72,8 @@ static Converted convert_write(const Options *options, WeightSource *source, con
 // its files, but their key is of the 4-bit base. It is quantised here for the key alone.
 static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     WeightSource *source = run->source;
-    const int nf4 = !strcmp(began->text[SOURCE_BASE], "nf4"), fp4 = !strcmp(began->text[SOURCE_BASE], "fp4");
-    if (source->quant || run->options->base != BASE_AUTO || !(nf4 || fp4)) return base_key_of_source(source);
-    const QuantFormat format = {fp4 ? QUANT_FP4 : QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+    const QuantFormat format = quant_format(quant_type_find(began->text[SOURCE_BASE]), DTYPE_FP32);
+    if (source->quant || run->options->base != BASE_AUTO || !format.type) return base_key_of_source(source);
     source_quantise(source, format, *began->text[SOURCE_HEAD] != 0);
     const BaseKey key = base_key_of_source(source);
     free(source->quant), free(source->record);

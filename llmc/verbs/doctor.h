@@ -283,6 +283,8 @@ static SmallPass small_pass(Method method) {
     Run run;
     SmallPass pass = {0};
     config.num_hidden_layers = 2, config.vocab_size = min_size(config.vocab_size, 2048);
+    config.num_kv_shared_layers = 0;
+    config.vocab_size_per_layer_input = min_size(config.vocab_size_per_layer_input, config.vocab_size);
     config_to_text(&config, text, sizeof(text));
     o.verb = VERB_BP, o.init = text, o.quiet = 1, o.json = 0, o.method = method, o.batch = dist_ranks(), o.repeat = 1;
     o.seq_len = min_size(min_size(o.seq_len, 192), config.max_position_embeddings);
@@ -424,14 +426,14 @@ static void look_at_products(DoctorRow *row, size_t i) {
     doctor_rate(row, rate, PRODUCT_FLOPS, 1, "the best of a few products of random numbers");
 }
 
-// Times attention over one document with the model's heads; i: backward, else forward. Doubles the document until that
+// Times attention over one document with the model's heads; i: 0 forward, 1 backward; 2, 3: of global heads. Doubles the document until that
 // takes 20 ms, or to 8192 tokens.
 static void look_at_attention(DoctorRow *row, size_t i) {
     const Config *c = &doctor.config;
-    const size_t NH = c->num_attention_heads, NKV = c->num_key_value_heads, HD = c->head_dim,
-                 stored = dtype_size(doctor.ops->stored);
-    const size_t summed = dtype_size(doctor.ops->summed);
-    const char *library = doctor.ops->attention_library(NH, NKV, HD, 0, i == 1);
+    const unsigned form = i < 2 ? FORM_WINDOW : 0u;
+    const size_t NH = c->num_attention_heads, NKV = key_value_heads_of(c, form), HD = head_dim_of(c, form);
+    const size_t stored = dtype_size(doctor.ops->stored), summed = dtype_size(doctor.ops->summed), back = i % 2;
+    const char *library = doctor.ops->attention_library(NH, NKV, HD, 0, back == 1);
     double seconds[RATE_REPEATS] = {0}, flops = 0;
     size_t T;
     char what[96];
@@ -458,12 +460,12 @@ static void look_at_attention(DoctorRow *row, size_t i) {
             sums[k] = (Summed *)arena_push(&arena, SHARE_WORKSPACE, "attention", own[k], summed);
             doctor.ops->zero(sums[k], own[k] * summed);
         }
-        flops = (i ? 5 : 2) * 2 * query_key_pairs(0, T, 0) * (double)(NH * HD);
+        flops = (back ? 5 : 2) * 2 * query_key_pairs(0, T, 0) * (double)(NH * HD);
         doctor.ops->attention_forward(x[3], sums[0], x[0], x[1], x[2], &shape, sums[3]);
         for (int k = -1; k < RATE_REPEATS; k++) { // the first one loads and compiles
             doctor.ops->finish();
             const double begin = seconds_now();
-            if (i)
+            if (back)
                 doctor.ops->attention_backward(x[5], sums[1], sums[2], x[4], x[3], x[0], x[1], x[2], sums[0], &shape,
                                                sums[3]);
             else
@@ -476,8 +478,9 @@ static void look_at_attention(DoctorRow *row, size_t i) {
         if (T >= 8192 || median(seconds, RATE_REPEATS) > 0.02) break;
     }
     snprintf(what, sizeof(what), "%zu tokens, %zu heads of %zu, by %s", T, NH, HD, library ? library : "our own code");
-    doctor_rate(row, flops / median(seconds, RATE_REPEATS), i ? ATTENTION_BACKWARD_FLOPS : ATTENTION_FORWARD_FLOPS, 1,
-                what);
+    static const MachineConstant rates[2][2] = {{ATTENTION_FORWARD_FLOPS, ATTENTION_BACKWARD_FLOPS},
+                                                {OWN_FORWARD_FLOPS, OWN_BACKWARD_FLOPS}};
+    doctor_rate(row, flops / median(seconds, RATE_REPEATS), rates[i > 1 && !library][back], 1, what);
 }
 
 // ---- ops -----------------------------------------------------------------------------------------------------------
@@ -545,6 +548,8 @@ static int verb_doctor(const Options *o) {
     doctor_row("products", look_at_products, 0, 0);
     doctor_row("attention forward", look_at_attention, 0, 0);
     doctor_row("attention backward", look_at_attention, 1, 0);
+    if (doctor.config.global_head_dim) doctor_row("global heads forward", look_at_attention, 2, 0);
+    if (doctor.config.global_head_dim) doctor_row("global heads backward", look_at_attention, 3, 0);
     for (size_t i = 0; i < OP_CASES; i++) doctor_row(op_cases[i].name, look_at_op, i, 0);
     for (size_t i = 0; i < COLLECTIVES && dist_ranks() > 1; i++)
         doctor_row(collectives[i].name, look_at_collective, i, 1);

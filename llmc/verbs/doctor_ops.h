@@ -15,8 +15,9 @@ static OpShape model_shape(const Config *c, size_t n) {
     const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1};
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
-    s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
+    s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, 0), s.HD = head_dim_of(c, 0);
     s.R = rotary_width(c) / 2 * 2, s.rotation = rotation_of(c, 0, 1), s.activation.kind = c->family->activation;
+    s.activation.alpha = c->swiglu_alpha, s.activation.limit = c->swiglu_limit, s.cap = c->final_logit_softcapping;
     s.learned = c->family->learned_positions, s.type = check.ops->stored, s.delta = small;
     s.norm.eps = c->norm_eps, s.norm.offset = c->family->norm_offset ? 1.0 : 0.0, s.norm.kind = c->family->norm;
     s.count = min_size(n * s.C, 100003), s.first = 7, s.seed = 3;
@@ -55,7 +56,8 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     static const QuantFormat formats[] = {{QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32},
                                           {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16},
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16},
-                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16}};
+                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16},
+                                          {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16}};
     static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.95, 0}};
     static const struct {
         const char *op; // its name begins so
@@ -68,7 +70,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"linear", 6, SIZE_MAX, 0},
                    {"router", 2, 150, 0.1},
                    {"route", 2, 150, 0},
-                   {"experts_forward_quantised", 1, 24, 0},
+                   {"experts_forward_quantised", 2, 24, 0},
                    {"experts", 2, 400, 0},
                    {"scale", 1, SIZE_MAX, 0.3},
                    {"dropout", 1, SIZE_MAX, 0.1},
@@ -87,22 +89,24 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     *s = model_shape(c, min_size(n, special[row].tokens));
     s->factor = special[row].factor, shapes = special[row].shapes;
     s->accumulate = i == 0, s->back = s->documents = s->in_ranges = i == 1, s->bias = s->joined = i == 0;
-    s->format = formats[i % 3], s->sampling = settings[i % 3];
+    s->format = formats[i % 3], s->sampling = settings[i % 3], s->sampling.cap = s->cap;
     if (!strcmp(kind, "embedding")) s->positions = min_size(n, c->max_position_embeddings), s->type = check.ops->summed;
     if (!strcmp(kind, "rope")) s->positions = 131072;
     if (!strcmp(kind, "draw")) s->seed = i;
     if (!strcmp(op, "scatter_rows")) s->V = 2 * n;
-    if (!strcmp(kind, "norm")) { // the second: of heads
-        shapes = config_qk_norm(c) ? 2 : 1;
+    if (!strcmp(kind, "norm")) { // the second: of heads; the third: of values
+        shapes = c->family->value_norm ? 3 : config_qk_norm(c) ? 2 : 1, s->bare = i == 2;
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);
-    if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3];
+    if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3 + i % 2];
+    if (!strncmp(op, "experts_bias", strlen("experts_bias"))) s->C = s->OC, s->joined = i == 1; // of both products
     if (!strcmp(kind, "linear_forward_quantised")) // few columns out: all of a record is decoded
         s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
     if (!strcmp(kind, "attention")) { // as most passes; keys in two ranges; in a window, where the model has one
         shapes = c->sliding_window ? 3 : 2;
-        s->positions = 2 * n, s->spans.window = i == 2 ? n / 3 + 1 : 0;
+        s->positions = 2 * n, s->spans.window = i == 2 ? n / 3 + 1 : 0, s->sinks = c->family->sinks;
+        if (i == 2) s->HD = head_dim_of(c, FORM_WINDOW), s->NKV = key_value_heads_of(c, FORM_WINDOW);
     }
     return i < shapes;
 }

@@ -1,6 +1,6 @@
 /*
 Matrices in 4 bits match bitsandbytes: test/golden/quantised.bin has its records and decoded values for inputs by a
-formula (make_quantised.py). Cases that the file lacks are checked on their own.
+formula (make_quantised.py), and transformers' values of every code and scale of mxfp4. Cases that the file lacks are checked on their own.
 */
 #include "child.h"
 #include "llmc/base/quantise.h"
@@ -61,6 +61,25 @@ static void golden_case(void) {
     }
 }
 
+// Values of all codes with every scale, in bf16; code 2j is the low half of byte j.
+static void golden_mxfp4(void) {
+    enum { BLOCKS = 256, N = BLOCKS * MXFP4_BLOCK };
+    const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16};
+    const QuantParts p = quant_parts(f, N);
+    uint8_t *record = (uint8_t *)case_memory(p.bytes);
+    float *decoded = (float *)case_memory(N * sizeof(float));
+    assert_int_equal(p.scales - p.scale_codes, BLOCKS);
+    for (size_t i = 0; i < N / 2; i++) record[i] = (uint8_t)(i % 8 * 0x22 + 0x10);
+    for (size_t b = 0; b < BLOCKS; b++) record[p.scale_codes + b] = (uint8_t)b;
+    quant_decode_range(decoded, f, record, N, 0, N);
+    for (size_t i = 0; i < N; i++) {
+        const float value = golden_value(golden, DTYPE_BF16, i / MXFP4_BLOCK * 16 + i % 16);
+        if (memcmp(&decoded[i], &value, sizeof(value)))
+            test_fail("mxfp4: value %zu is %.9g, not %.9g", i, (double)decoded[i], (double)value);
+    }
+    golden += BLOCKS * 16 * sizeof(uint16_t);
+}
+
 TEST(records_are_those_of_bitsandbytes) {
     size_t length;
     char *const bytes = read_whole("test/golden/quantised.bin", &length), *const file = (char *)malloc(length);
@@ -80,8 +99,41 @@ TEST(records_are_those_of_bitsandbytes) {
         const float found = quant_mean(x, (size_t)n);
         if (memcmp(&found, &wanted, sizeof(found))) test_fail("%.9g, not %.9g", (double)found, (double)wanted);
     }
+    golden_mxfp4();
     assert_int_equal(golden - file, length);
     free(x), free(file);
+}
+
+// The value of each code is one of the nearest; of two the one with an even code.
+TEST(mxfp4_is_rounded_to_the_nearest) {
+    const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_FP32};
+    for (int turn = 0; turn < 3000; turn++) {
+        float x[MXFP4_BLOCK], decoded[MXFP4_BLOCK], most = 0;
+        uint8_t record[64], again[64];
+        const int exponent = (int)test_random_below(276) - 148;
+        for (size_t i = 0; i < MXFP4_BLOCK; i++) { // with ties
+            const double v = turn % 2 ? test_uniform() : (double)test_random_below(32) / 32;
+            x[i] = (float)ldexp(turn % 7 ? v : 0, exponent) * (test_random() % 2 ? 1 : -1);
+            most = fmaxf(most, fabsf(x[i]));
+        }
+        quant_encode(record, f, x, MXFP4_BLOCK);
+        quant_decode_range(decoded, f, record, MXFP4_BLOCK, 0, MXFP4_BLOCK);
+        const int byte = record[16], wanted = most > 0 ? ilogbf(most) - 2 + 127 : 0;
+        if (byte != (wanted > 0 ? wanted : 0)) test_fail("scale %d of %.9g", byte, (double)most);
+        for (size_t i = 0; i < MXFP4_BLOCK; i++) {
+            const double scale = ldexp(1, byte - 128), off = fabs((double)decoded[i] - (double)x[i]);
+            const unsigned code = quant_code(f.type, record, i);
+            if ((code >= 8) != (signbit(x[i]) != 0)) test_fail("code %u of %.9g", code, (double)x[i]);
+            for (unsigned other = 0; other < 16; other++) {
+                const double is = fabs((double)quant_codes[f.type][other] * scale - (double)x[i]);
+                if (is < off || (is == off && code % 2 && other % 2 == 0))
+                    test_fail("%.9g became %.9g", (double)x[i], (double)decoded[i]);
+            }
+        }
+        if (most < 0x1p-120f) continue; // else what is decoded is encoded to the same bytes
+        quant_encode(again, f, decoded, MXFP4_BLOCK);
+        assert_memory_equal(again, record, sizeof(record));
+    }
 }
 
 TEST(values_are_rounded_to_fp16) { // each value of fp16, ties in both directions, and next to a tie

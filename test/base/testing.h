@@ -365,7 +365,7 @@ static int test_end(void **state) {
 }
 
 // The tests of a program in order of definition: TEST registers its test before main.
-static struct CMUnitTest listed_tests[80];
+static struct CMUnitTest listed_tests[96];
 static size_t listed_count;
 
 #define TEST(name)                                                                                                     \

@@ -4,8 +4,12 @@ import json
 import math
 import os
 import random
+import re
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import records
+import templates
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 LINES = ["hello world, how are you doing today?", "the weather is nice and the sun shines", "two and two is four: 2 + 2 = 4",
@@ -108,6 +112,40 @@ HYBRID = """{%- set turns = namespace(question=-1) %}
 # As Qwen3.8's: reasoning is read from its field alone, and every turn has its block.
 FIELD = HYBRID.replace("reasoning is not string and '</think>' in content", "false").replace("loop.index0 > turns.question", "true")
 
+# In the manner of gpt-oss's: reasoning is a message of its own, of the last turn only, which ends with another token; so does a call of a
+# tool, whose name is in its answer again.
+HARMONY = """{%- for m in messages %}
+    {%- if m.tool_calls %}
+        {%- set tool = m.tool_calls[0].function %}
+        {{- '<|start|>assistant to=' + tool.name + '<|message|>' + tool.arguments | tojson + '<|call|>' }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' if m.thinking and loop.last and not add_generation_prompt }}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last and not add_generation_prompt else '<|end|>') }}
+    {%- else %}
+        {{- '<|start|>' + ('developer' if m.role == 'system' else messages[loop.index0 - 1].tool_calls[0].function.name if m.role == 'tool' else m.role) }}
+        {{- '<|message|>' + m.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+
+# In the manner of Gemma 4's: reasoning only after the last question, taken out of contents; a tool's answer is within the turn.
+CHANNELS = """{%- set ns = namespace(last=0, tool=false) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if m.role == 'tool' %}
+        {{- m.content + '<answer|>' }}
+    {%- else %}
+        {{- '' if ns.tool else '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}
+        {{- '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' if m.reasoning_content and loop.index0 > ns.last }}
+        {%- set text %}{% for part in m.content.split('<channel|>') %}{{ part.split('<|channel>')[0] }}{% endfor %}{% endset %}
+        {{- (text if m.role == 'assistant' else m.content) | trim }}
+        {{- m.tool_calls[0].function.name + '<|answer>' if m.tool_calls else '<turn|>\n' }}
+    {%- endif %}
+    {%- set ns.tool = m.role == 'tool' %}
+{%- endfor %}
+{%- if add_generation_prompt and not ns.tool %}{{ '<|turn>model\n' }}{% endif %}"""
+
 GENERATION = """{% for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
 {%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>\n' }}{% endgeneration %}
@@ -172,7 +210,9 @@ FAMILIES = {
     "glm4": (GLM4, None, "<|endoftext|>", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"]),
     "olmo2": (OLMO2, "<|endoftext|>", "<|endoftext|>", []), "olmo3": (OLMO3, None, "<|endoftext|>", []),
     "smollm3": (SMOLLM3, None, "<|im_end|>", ["<think>", "</think>"]),
-    "ministral3": (MINISTRAL3, "<s>", "</s>", ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"])}
+    "ministral3": (MINISTRAL3, "<s>", "</s>", ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]),
+    "harmony": (HARMONY, None, "<|return|>", ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"]),
+    "channels": (CHANNELS, "<s>", "</s>", ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|answer>", "<answer|>"])}
 
 TEMPLATES = {  # with bos and eos
     "chatml": (CHATML, None, "<|im_end|>"), "mistral": (MISTRAL, "<s>", "</s>"),
@@ -286,6 +326,51 @@ def long_conversation(rng, turns, variant):
             user["content"], assistant["content"] = user["content"] + " \n", "\n" + assistant["content"] + " "
         messages += [user, assistant]
     return messages
+
+
+# ---- conversations for templates as shipped ------------------------------------------------------------------------------------
+MARKS = re.compile(r"<[|\uff5c][^|\uff5c>]+[|\uff5c]>|<(?:start|end)_of_turn>|</?think>|\[gMASK\]|<sop>|<\|[a-z_]+>|<[a-z_]+\|>")
+PHRASES = ("hello", "the weather", "\u00e9t\u00e9", "\u4f60\u597d", "\U0001f600", '"quoted" & <b>', "a\\b", "two\nlines", "  spaces ", "2 + 2 = 4", "user", "{x}")
+TOOLS = [{"type": "function", "function": {"name": "w", "description": "Weather.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}]
+
+
+def talk(rng, most=4):
+    """Returns (a user's row, the messages that a template gets)."""
+    text = lambda: " ".join(rng.choice(PHRASES) for _ in range(rng.randint(1, 6)))
+    row, given, tools, reasons = [], [], rng.random() < .3, rng.random() < .4
+
+    def say(role, content, masks=(), **more):
+        given.append(templates.with_reasoning({"role": role, "content": content, **more}))
+        for call in more.get("tool_calls", ()):
+            if rng.random() < .5:
+                function = {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=rng.random() < .5)}
+                more = {**more, "tool_calls": [{**call, "function": function}]}
+        row.append({"role": role, "content": content, **more, **dict(masks)})
+
+    def answer(content, **more):
+        where = rng.randrange(4) if reasons else 3
+        content = f"<think>\n{text().strip()}\n</think>\n\n{content}" if where == 0 else content
+        more |= {("reasoning_content", "reasoning")[where - 1]: text().strip()} if where in (1, 2) else {}
+        say("assistant", content, [(rng.choice(records.MASKS), rng.choice((0, 1, False, True)))] * (rng.random() < .2), **more)
+
+    if rng.random() < .4:
+        say(rng.choice(("system", "system", "system", "developer")), text())
+    for _ in range(rng.randint(1, most)):
+        say("user", text())
+        if tools and rng.random() < .7:
+            arguments = {"city": text(), "days": rng.randint(1, 9)} if rng.random() < .8 else {}
+            answer("", tool_calls=[{"id": "c1", "type": "function", "function": {"name": "w", "arguments": arguments}}])
+            say("tool", json.dumps({"sky": text()}, ensure_ascii=False), name="w", tool_call_id="c1")
+        answer(text() if rng.random() < .95 else "")
+    return {"messages": row, **({"tools": TOOLS} if tools else {})}, given
+
+
+def in_field(message):
+    thought, end, answer = message["content"].partition("</think>")
+    if message["role"] != "assistant" or not end:
+        return message
+    return templates.with_reasoning({**message, "content": answer.lstrip("\n"), "reasoning_content": thought.removeprefix("<think>").strip("\n")})
 
 
 def write_text(path, text):

@@ -38,6 +38,7 @@ import words
 import workers
 from prepare_layouts import *  # the tests of layouts and files
 from prepare_runs import *  # the tests of whole runs
+from prepare_shipped import *  # the tests with trl's templates
 
 MALFORMED, UNKNOWN, WRONG_TYPE, EMPTY, NO_TARGET = (records.MALFORMED, records.UNKNOWN_FORMAT, records.WRONG_TYPE, records.EMPTY,
                                                     records.NO_TARGET)
@@ -730,7 +731,12 @@ class Rejections(Tested):
                 ("smollm3", ["CHAT", "CHAT_NEXT"], ["<|im_end|>"], {"first_before": head, "system_before": "", "next_after": "<|im_end|>\n<|im_start|>assistant\n"},
                  head + "Hi<|im_end|>\n«<|im_start|>assistant\nho<|im_end|>\n»<|im_start|>user\nAnd?<|im_end|>\n«<|im_start|>assistant\nbye<|im_end|>\n»"),
                 ("ministral3", whole, ["</s>"], {"system_before": "<s>[SYSTEM_PROMPT]", "system_between": "[/SYSTEM_PROMPT][INST]", "next_before": "</s>[INST]"},
-                 "<s>[SYSTEM_PROMPT]Help.[/SYSTEM_PROMPT][INST]Hi[/INST]«ho</s>»[INST]And?[/INST]«bye</s>»")):
+                 "<s>[SYSTEM_PROMPT]Help.[/SYSTEM_PROMPT][INST]Hi[/INST]«ho</s>»[INST]And?[/INST]«bye</s>»"),
+                ("harmony", whole, ["<|return|>"], {"first_after": "<|end|><|start|>assistant", "thought_begin": "", "thought_end": "<|end|><|start|>assistant"},
+                 "<|start|>user<|message|>Hi<|end|><|start|>assistant«<|channel|>final<|message|>ho<|end|>»"
+                 "<|start|>user<|message|>And?<|end|><|start|>assistant«<|channel|>final<|message|>bye<|return|>»"),
+                ("channels", whole, ["</s>", "<turn|>"], {"next_before": "<turn|>\n<|turn>user\n", "thought_begin": "<|channel>", "thought_end": "<channel|>"},
+                 "<s><|turn>user\nHi<turn|>\n<|turn>model\n«ho<turn|>\n»<|turn>user\nAnd?<turn|>\n<|turn>model\n«bye<turn|>\n»")):
             *template, special = samples.FAMILIES[name]
             tokenizer = samples.byte_level()
             tokenizer.add_special_tokens(special)
@@ -745,6 +751,20 @@ class Rejections(Tested):
             self.assertEqual([flag for flag in tokenizer_file.FLAGS if "CHAT" in flag and bits & tokenizer_file.FLAGS[flag]], flags, name)
             ids = np.frombuffer(tokenizer_file.section_of(content, "end_ids"), "<u4").tolist()
             self.assertEqual([own.tokenizer.decode([id], skip_special_tokens=False) for id in ids], ends, name)
+        # tools and reasoning, of which that before the last question is gone
+        call = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+        answer = {"role": "tool", "content": "4"}
+        for name, text in (
+                ("harmony", "<|start|>user<|message|>Hi<|end|><|start|>assistant« to=f<|message|>{}<|call|>»<|start|>f<|message|>4<|end|>"
+                            "<|start|>assistant«<|channel|>final<|message|>ho<|end|>»<|start|>user<|message|>And?<|end|><|start|>assistant"
+                            "«<|channel|>analysis<|message|>yes<|end|><|start|>assistant<|channel|>final<|message|>bye<|return|>»"),
+                ("channels", "<s><|turn>user\nHi<turn|>\n<|turn>model\n«f<|answer>»4<answer|>«ho<turn|>\n»<|turn>user\nAnd?<turn|>\n<|turn>model\n"
+                             "«<|channel>thought\nyes\n<channel|>bye<turn|>\n»")):
+            own = encode.Encoder(encode.Options(tokenizer=WORK.name + "/family-" + name))
+            messages = chat("Hi", "ho", "And?", "bye")
+            messages[1:1], messages[-1]["reasoning_content"] = [call, answer], "yes"
+            _, documents = own.encode({"messages": messages})
+            self.assertEqual([marked(own, document) for document in documents], [text], name)
         # another template, and other variables, for the file
         folder, out = WORK.name + "/family-smollm3", WORK.name + "/smollm3.tok"
         self.assertIn("no choice of thinking", " ".join(tokenizer_file.write_tokenizer_file(out, folder)))

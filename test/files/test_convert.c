@@ -242,8 +242,13 @@ TEST(configurations_that_are_written) {
         "qwen3_moe,num_experts=0",
         "qwen3_5_moe,num_hidden_layers=7,layer_types=lf,shared_expert_intermediate_size=0,router_aux_loss_coef=0",
         "mixtral,sliding_window=9,intermediate_size=20",
+        "gpt_oss,num_hidden_layers=3,layer_types=f,attention_bias=false,swiglu_limit=2.5",
+        "gpt_oss,rope_type=default,num_experts=4,num_experts_per_tok=1",
         "glm4_moe,moe_intermediate_size=8,shared_expert_intermediate_size=24,n_group=4,topk_group=2,norm_topk_prob="
-        "false"};
+        "false",
+        "gemma4,num_hidden_layers=5,layer_types=ss,num_kv_shared_layers=2,partial_rotary_factor=0.5",
+        "gemma4,num_hidden_layers=3,layer_types=f,hidden_size_per_layer_input=0,num_experts=5,num_experts_per_tok=2,"
+        "moe_intermediate_size=9,final_logit_softcapping=2.5,num_global_key_value_heads=2,attention_k_eq_v=true"};
     for (size_t i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
     for (size_t i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
     for (size_t i = 0; i < COUNT_OF(texts); i++) expect_read_back(texts[i]);
@@ -266,6 +271,8 @@ TEST(how_windows_and_rope_are_written) {
         {"gemma3-1b", "\"query_pre_attn_scalar\": 256,\n"},
         {"gemma3-1b", "\"hidden_activation\": \"gelu_pytorch_tanh\""},
         {"gemma3-1b", "\"model_type\": \"gemma3_text\""},
+        {"gemma4-31b", "\"num_experts\": null,\n  \"top_k_experts\": null,\n  \"moe_intermediate_size\": null"},
+        {"gemma4-26b-a4b", "\"enable_moe_block\": true"},
         {"qwen3_5,num_hidden_layers=3,layer_types=lf",
          "\"layer_types\": [\n    \"linear_attention\",\n    \"full_attention\",\n    \"linear_attention\"\n  ],\n"},
         {"qwen3.5-0.8b", "\"rope_parameters\": {\n    \"rope_type\": \"default\",\n    \"rope_theta\": 10000000.0,\n"
@@ -273,6 +280,8 @@ TEST(how_windows_and_rope_are_written) {
         {"qwen3.5-0.8b", "\"model_type\": \"qwen3_5_text\",\n"},
         {"qwen3.5-0.8b", ",\n  \"partial_rotary_factor\": 0.25,\n"},
         {"gemma3,layer_types=f", "\"sliding_window\": 4096,\n  \"layer_types\": [\n    \"full_attention\""},
+        {"gpt-oss-20b", "\"num_local_experts\": 32,\n"},
+        {"gpt-oss-20b", "\"truncate\": false\n"},
         {"gemma3-4b", "\"rope_scaling\": {\n    \"rope_type\": \"linear\",\n    \"factor\": 8.0\n  },\n"},
         {"gemma3-4b", "\"rope_parameters\": {\n    \"full_attention\": {\n      \"rope_type\": \"linear\",\n"
                       "      \"rope_theta\": 1000000.0,\n      \"factor\": 8.0\n    },\n"

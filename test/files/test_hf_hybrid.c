@@ -137,7 +137,7 @@ TEST(configs_that_are_refused) {
         CHANGED("  \"tie_word_embeddings\": false", "  \"tie_word_embeddings\": true",
                 "tie_word_embeddings differs from the one in text_config"),
         CHANGED("  \"language_model_only\": false", "  \"quantization_config\": {\"quant_method\": \"fp8\"}",
-                "quantization_config (fp8): only 4 bits of bitsandbytes are supported"),
+                "quantization_config (fp8): only 4 bits of bitsandbytes, and mxfp4"),
         KEY("attn_output_gate", "true", "false",
             "attn_output_gate is false, which is not supported; supported is true"),
         KEY("attn_output_gate", "true", "true, \"output_gate_type\": \"sigmoid\"",

@@ -6,8 +6,9 @@ reading one equals encoding the same model; wrong ones are refused, naming the f
 #include "weight_files.h"
 #include "llmc/files/storage_load.h"
 
-#define NF4 "qwen3-nf4/"
-#define FP4 "gpt2-fp4/"
+#define NF4   "qwen3-nf4/"
+#define FP4   "gpt2-fp4/"
+#define MXFP4 "gpt_oss-mxfp4/"
 
 // Compares all 4-bit matrices of a folder with the encoded original.
 static void expect_encoded(const char *folder, const char *original, QuantFormat format, size_t count) {
@@ -37,9 +38,9 @@ TEST(records_are_those_of_the_files) {
     expect_encoded(GOLDEN FP4, GOLDEN "gpt2", fp4, 8);
 }
 
-// Ranges of decoded values equal the whole matrix's, in memory order and in that of Conv1D files.
-TEST(ranges_of_decoded_values) {
-    WeightSource *source = weights_open(GOLDEN FP4);
+// Ranges of decoded values equal the whole matrix's, in memory order and in that of files: Conv1D's, and of experts.
+static void expect_ranges(const char *folder) {
+    WeightSource *source = weights_open(folder);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
         const size_t n = parameter_elements(p);
@@ -53,11 +54,19 @@ TEST(ranges_of_decoded_values) {
             source_read_order(source, i, begin, count, DTYPE_FP32, 0, part);
             assert_memory_equal(part, whole + begin, count * sizeof(float));
             source_read_order(source, i, begin, count, DTYPE_FP32, 1, part);
-            for (size_t k = begin; k < begin + count; k++)
-                assert_true(part[k - begin] == whole[k % p->rows * p->cols + k / p->rows]);
+            const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols;
+            for (size_t k = begin, i; k < begin + count; k++) {
+                i = k % each;
+                assert_true(part[k - begin] == whole[k - i + i % rows * p->cols + i / rows]);
+            }
         }
     }
     weights_close(source);
+}
+
+TEST(ranges_of_decoded_values) {
+    expect_ranges(GOLDEN FP4);
+    expect_ranges(GOLDEN MXFP4);
 }
 
 // The first matrix of either folder; byte 0 of the data after the header
@@ -68,6 +77,8 @@ TEST(ranges_of_decoded_values) {
     CHANGED_TEXT(NF4 HF_SINGLE_FILE, was, is, "tensor " DOWN ".quant_state.bitsandbytes__nf4 " words)
 #define NF4_DATA(byte)            (8 + 8672 + (byte))
 #define FP4_DATA(byte)            (8 + 5112 + (byte))
+#define MXFP4_DATA(byte)          (8 + 4152 + (byte))
+#define EXPERTS                   "model.layers.0.mlp.experts.down_proj"
 #define QUANTISER(was, is, words) CHANGED_TEXT(NF4 "config.json", was, is, words)
 
 TEST(wrong_folders) {
@@ -115,9 +126,20 @@ TEST(wrong_folders) {
                   "take the original model and --base nf4"),
         QUANTISER("\"load_in_4bit\": true,\n    \"load_in_8bit\": false",
                   "\"load_in_4bit\": false, \"load_in_8bit\": true", "quantization_config (bitsandbytes in 8 bits)"),
+        CHANGED_TEXT(MXFP4 HF_SINGLE_FILE, EXPERTS "_scales", EXPERTS "_skales",
+                     "tensor " EXPERTS "_scales is missing; download the folder again"),
+        CHANGED_TEXT(MXFP4 HF_SINGLE_FILE, EXPERTS "_blocks\":{\"dtype\":\"U8\"", EXPERTS "_blocks\":{\"dtype\":\"I8\"",
+                     "tensor " EXPERTS "_blocks is I8 [3, 32, 2, 16], but config.json asks for U8 [3, 32, 2, 16]"),
+        CHANGED_TEXT(MXFP4 HF_SINGLE_FILE, EXPERTS "_scales\":{\"dtype\":\"U8\",\"shape\":[3,32,2]",
+                     EXPERTS "_scales\":{\"dtype\":\"U8\",\"shape\":[3,2,32]",
+                     "_scales is U8 [3, 2, 32], but config.json"),
+        OTHER_NUMBER(MXFP4 HF_SINGLE_FILE, MXFP4_DATA(26078), 1, 255, "tensor " EXPERTS "_scales has 255 at [2]"),
+        OTHER_NUMBER(MXFP4 HF_SINGLE_FILE, MXFP4_DATA(26078), 1, 253, "tensor " EXPERTS "_scales has 253 at [2]"),
+        OTHER_NUMBER(MXFP4 HF_SINGLE_FILE, MXFP4_DATA(26078), 1, 252, NULL),
         QUANTISER("\"bnb_4bit_quant_type\": \"nf4\"", "\"bnb_4bit_quant_type\": \"af4\"", "bnb_4bit_quant_type is af4"),
     };
-    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4 qwen3"), open_and_read, NULL, mend_safetensors, 0};
+    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4 qwen3 gpt_oss-mxfp4"), open_and_read, NULL,
+                               mend_safetensors, 0};
     expect_damage_found(&suite, rows, COUNT_OF(rows));
 }
 

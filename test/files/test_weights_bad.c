@@ -156,6 +156,18 @@ static const Damage changed_texts[] = {
     KEY("glm4_moe", "n_group", "2", "6", "groups (topk_group, n_group) of 6 experts do not hold 2 for a token"),
     KEY("glm4_moe", "n_shared_experts", "2", "3",
         "shared_experts.gate_proj.weight has shape [40, 32], but config.json"),
+    KEY("gpt_oss", "hidden_act", "\"silu\"", "\"gelu\"", "hidden_act is gelu, which is not supported"),
+    KEY("gpt_oss", "num_local_experts", "5", "null", "num_local_experts is null"),
+    KEY("gpt_oss", "num_local_experts", "5", "6", "router.weight has shape [5, 32], but config.json asks for [6, 32]"),
+    KEY("gpt_oss", "swiglu_limit", "0.8", "0", "swiglu_limit=0 is out of range"),
+    KEY("gpt_oss", "sliding_window", "6", "null", "layer_types has sliding_attention, but there is no sliding_window"),
+    KEY("gpt_oss", "rope_type", "\"yarn\"", "\"longrope\"", "rope_parameters of type longrope is not supported"),
+    TENSOR("gpt_oss", "[5,32,40]", "[5,40,32]",
+           "gate_up_proj has shape [5, 40, 32], but config.json asks for [5, 32, 40]"),
+    TENSOR("gpt_oss", "[5,40]", "[200]", "gate_up_proj_bias has shape [200], but config.json asks for [5, 40]"),
+    TENSOR("gpt_oss", "experts.down_proj\"", "experts.down_proj_blocks\"",
+           "down_proj_blocks is F32 [5, 20, 32], but config.json asks for U8"),
+    TENSOR("gpt_oss", "self_attn.sinks", "self_attn.sink", "layers.0.self_attn.sinks is missing"),
     TENSOR("qwen3_moe", "experts.3.up_proj", "experts.9.up_proj", "layers.0.mlp.experts.3.up_proj.weight is missing"),
     TENSOR("qwen3_moe", "[32,24]", "[24,32]",
            "layers.0.mlp.experts.0.down_proj.weight has shape [24, 32], but config.json"),
@@ -259,6 +271,7 @@ static const Damage changed_texts[] = {
     CONFIG("llama", "\"rope_parameters\"", "\"was\"", NULL),                  // the default is 10000
     CONFIG("llama", "{", "{\"rope_theta\":10000,\"rope_scaling\":{},", NULL), // twice, but the same
     CONFIG("llama", "\"head_dim\": 10", "\"head_dim\": null", NULL),          // follows
+    CONFIG("gpt_oss", "\"layer_types\"", "\"was\"", NULL),                    // every other layer has the window
     CONFIG("gpt2", "\"tie_word_embeddings\": true,", "", NULL),               // GPT-2's default
     CONFIG("gpt2", "\"n_embd\": 24", "\"hidden_size\": 24", NULL),            // the common name
     CONFIG("gpt2", "\"n_inner\": null", "\"n_inner\": 96", NULL),
@@ -283,7 +296,7 @@ TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
-                      "qwen3_moe-fused mixtral glm4_moe");
+                      "qwen3_moe-fused mixtral glm4_moe gpt_oss");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 

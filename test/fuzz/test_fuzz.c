@@ -204,6 +204,7 @@ static void mend_header_before(unsigned char *bytes, size_t count, size_t data) 
 
 static void mend_header(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 55680); }
 static void mend_quantised(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 56320); }
+static void mend_mxfp4(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 42588); }
 
 #define SAFETENSOR HF_SINGLE_FILE
 
@@ -414,6 +415,12 @@ static const Target targets[] = {
      mend_quantised,
      {GOLDEN "qwen3-nf4/" SAFETENSOR},
      GOLDEN "qwen3-nf4/config.json"},
+    {"mxfp4",
+     SAFETENSOR,
+     open_quantised,
+     mend_mxfp4,
+     {GOLDEN "gpt_oss-mxfp4/" SAFETENSOR},
+     GOLDEN "gpt_oss-mxfp4/config.json"},
     {"header",
      SAFETENSOR,
      open_folder,

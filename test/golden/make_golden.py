@@ -21,13 +21,14 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GraniteConfig,
-                          LlamaConfig,
-                          Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config,
-                          Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
-                          SmolLM3Config)
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
+                          GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
+                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
+                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextRouter
 from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -265,6 +266,34 @@ GLM4_MOE = Glm4MoeConfig(vocab_size=104, hidden_size=32, intermediate_size=44, n
                          rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
                          **NO_SPECIAL_TOKENS)
 
+# Sinks, biases everywhere, a window of 6 in the first layer, experts narrower than the hidden size, most values beyond the
+# clamps.
+GPT_OSS = GptOssConfig(vocab_size=106, hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=6,
+                       num_key_value_heads=2, head_dim=12, max_position_embeddings=128, num_local_experts=5,
+                       num_experts_per_tok=2, sliding_window=6, swiglu_alpha=1.5, swiglu_limit=0.8,
+                       rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                            truncate=False, original_max_position_embeddings=16), **NO_SPECIAL_TOKENS)
+
+
+def gemma4(layer_types, **keys):
+    """Layers by letter, s and f: a window, and full attention with heads twice as wide. A cap that bends the logits."""
+    names = dict(s="sliding_attention", f="full_attention")
+    sizes = dict(hidden_size=32, intermediate_size=36, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                 global_head_dim=16, hidden_size_per_layer_input=0, sliding_window=7, final_logit_softcapping=2.5)
+    return Gemma4TextConfig(**(sizes | keys), num_hidden_layers=len(layer_types), max_position_embeddings=128,
+                            layer_types=[names[letter] for letter in layer_types], **NO_SPECIAL_TOKENS)
+
+
+GEMMA4 = gemma4("sfsf", vocab_size=101, num_global_key_value_heads=1, attention_k_eq_v=True)
+
+# Experts beside the dense MLP of each layer.
+GEMMA4_MOE = gemma4("sf", vocab_size=99, num_global_key_value_heads=1, attention_k_eq_v=True, enable_moe_block=True,
+                    num_experts=5, top_k_experts=2, moe_intermediate_size=20)
+
+# The last three layers read keys of the first two and have MLPs twice as wide. Inputs of their own for all layers.
+GEMMA4_E = gemma4("sfssf", vocab_size=103, hidden_size=24, num_kv_shared_layers=3, use_double_wide_mlp=True,
+                  hidden_size_per_layer_input=8, vocab_size_per_layer_input=103)
+
 
 @dataclass
 class Case:
@@ -320,6 +349,10 @@ CASES = [
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
+    Case("gpt_oss", GPT_OSS, seed=2, pad=12),
+    Case("gemma4", GEMMA4, seed=551, pad=30),
+    Case("gemma4-moe", GEMMA4_MOE, seed=0),
+    Case("gemma4-e", GEMMA4_E, seed=743, pad=30),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -343,24 +376,34 @@ def random_model(case):
             is_embedding = "wte" in name or "embed_tokens" in name or "lm_head" in name
             if is_norm_weight and adds_one(case.config, name):
                 value = 0.15 * noise
+            elif name.endswith("q_norm.weight") and case.config.model_type == "gemma4_text":
+                value = 0.4 + 0.15 * noise  # its scores are not divided by the root of head_dim
             elif is_norm_weight:
                 value = 1 + 0.15 * noise
+            elif name.endswith("router.scale") or name.endswith("per_expert_scale"):
+                value = 1 + 0.15 * noise
+            elif name.endswith("router.proj.weight"):
+                value = 3 * noise
             elif name.endswith("A_log"):
                 value = 1.2 * noise - 2.2  # states that last for a few tokens to a hundred
             elif "conv1d" in name:
                 value = 0.5 * noise
-            elif parameter.ndim == 1:
+            elif parameter.ndim == 1 and not name.endswith("sinks"):
                 value = 0.1 * noise
             elif is_embedding:
                 value = 0.2 * noise
             elif name.endswith("mlp.gate.weight"):
                 value = 0.3 * noise
+            elif name.endswith(("mlp.router.weight", "sinks")):
+                value = 0.6 * noise
             else:
                 value = 0.15 * noise
             parameter.copy_(value)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=rng))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(0.7 + 0.1 * torch.randn(buffer.shape, generator=rng))
     return model.to(case.dtype)
 
 
@@ -491,10 +534,10 @@ def rmsnorm_in_the_models_dtype():
         return forward
 
     casting = (Qwen3_5GatedDeltaNet, Qwen3_5MoeGatedDeltaNet, Qwen3MoeTopKRouter, Qwen3_5MoeTopKRouter, MixtralTopKRouter,
-               Glm4MoeTopkRouter)
+               Glm4MoeTopkRouter, Gemma4RMSNorm, Gemma4TextRouter)
     plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
              SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm, Qwen3MoeRMSNorm, MixtralRMSNorm,
-             Glm4MoeRMSNorm, GraniteRMSNorm)
+             Glm4MoeRMSNorm, GraniteRMSNorm, GptOssRMSNorm)
     forwards = {c: forward for c in plain} | {c: without_casts(c) for c in casting} | {
                 c: forward_gemma for c in (Gemma3RMSNorm, Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm)}
     originals = {c: c.forward for c in forwards}
@@ -507,7 +550,13 @@ def rmsnorm_in_the_models_dtype():
             c.forward = original
 
 
-def load_model(folder, dtype, attention):
+def attention_of(config):
+    """The attention that casts nothing: gpt_oss, which has sinks, has no "sdpa"."""
+    return "eager" if config.model_type == "gpt_oss" else "sdpa"
+
+
+def load_model(folder, dtype, attention=None):
+    attention = attention or attention_of(transformers.AutoConfig.from_pretrained(folder))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention,
                                                  experts_implementation="eager")
     for name, module in model.named_modules():
@@ -551,7 +600,8 @@ def route_margin(model, stream):
     leads = [1.0]
 
     def lead(router, inputs, outputs):
-        scores, k = outputs[0], router.top_k
+        beside = isinstance(router, Gemma4TextRouter)
+        scores, k = (outputs[0].log(), router.config.top_k_experts) if beside else (outputs[0], router.top_k)
         if isinstance(router, Glm4MoeTopkRouter):
             scores = scores.sigmoid() + router.e_score_correction_bias
             groups = scores.view(len(scores), router.num_group, -1)
@@ -563,7 +613,8 @@ def route_margin(model, stream):
         best = scores.topk(k + 1).values
         leads.append(float((best[:, -2] - best[:, -1]).min()))
 
-    hooks = [m.register_forward_hook(lead) for m in model.modules() if hasattr(m, "top_k") and hasattr(m, "weight")]
+    hooks = [m.register_forward_hook(lead) for m in model.modules()
+             if isinstance(m, Gemma4TextRouter) or hasattr(m, "top_k") and hasattr(m, "weight")]
     with torch.no_grad():
         for start, length in zip(stream["doc_start"].tolist(), stream["doc_length"].tolist()):
             model(input_ids=stream["tokens"][None, start:start + length].long(), use_cache=False)
@@ -576,7 +627,7 @@ def reference(case, folder):
     """Computed in float64 from the weights as stored in `folder`, returned in fp32 and int32."""
     stream = packed_stream(case)
     with rmsnorm_in_the_models_dtype():
-        model = load_model(folder, torch.float64, "sdpa")
+        model = load_model(folder, torch.float64)
         loss, logits, logp, gradients = loss_and_gradients(model, stream)
         tokens, margin = greedy(model, stream["prompt"])
     tensors = dict(stream, loss=loss[None].float(), logits=logits.float(), logp=logp.float(), greedy=tokens)
@@ -681,13 +732,14 @@ def check_case(case, folder):
     return errors[worst]
 
 
-def check_finite_difference(case, folder, step=1e-6):
+def check_finite_difference(case, folder, step=3e-7):
     """The float64 gradient along one random direction against a central difference of the loss. Returns the error."""
     stream = load_file(folder / "reference.safetensors")
     rng = torch.Generator().manual_seed(1)
     with rmsnorm_in_the_models_dtype():
-        model = load_model(folder, torch.float64, "sdpa")
-        model.get_input_embeddings().padding_idx = None  # with one it is not the slope
+        model = load_model(folder, torch.float64)
+        for table in (m for m in model.modules() if isinstance(m, torch.nn.Embedding)):
+            table.padding_idx = None  # with one it is not the slope
         gradients = loss_and_gradients(model, stream)[3]
         direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in model.named_parameters()}
         slope = sum(float((gradients[n] * direction[n]).sum()) for n in gradients)

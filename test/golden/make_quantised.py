@@ -1,19 +1,20 @@
 """
-What bitsandbytes 0.50.2 makes of matrices in 4 bits on a CPU: test/golden/quantised.bin, which test/base/test_quantise.c
+What bitsandbytes 0.50.2 and transformers 5.24 make of matrices in 4 bits on a CPU: test/golden/quantised.bin, which test/base/test_quantise.c
 reads. Inputs come of a formula that both have. Of records the bytes between the parts are 0; where bitsandbytes decodes
 fp4's second zero to -0, which some of its loops do, 0 is written.
 
-    pip install torch==2.15 bitsandbytes==0.50.2
+    pip install torch==2.15 bitsandbytes==0.50.2 transformers==5.24.0
     python3 test/golden/make_quantised.py
 
 Little-endian: the number of cases; of each type, nested, block, rounding, kind of input, n, bytes of the record (int32),
 the record, the decoded values (fp32 or the 16 bits of bf16 and fp16). Then the number of means; of each n and the mean
-of |input 0| in fp32, by one thread.
+of |input 0| in fp32, by one thread. Then the values of mxfp4's 16 codes with each of 256 scales, in bf16.
 """
 import struct
 import numpy as np
 import torch
 import bitsandbytes.functional as F
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 TYPES = {1: "nf4", 2: "fp4"}
 FP32, BF16, FP16 = 0, 1, 3  # enum DType
@@ -70,6 +71,12 @@ def case(type, nested, block, rounding, kind, n):
     return header + record + values.numpy().tobytes()
 
 
+def mxfp4():
+    blocks = (torch.arange(16, dtype=torch.uint8) % 8 * 0x22 + 0x10).repeat(1, 256, 1, 1)
+    values = convert_moe_packed_tensors(blocks, torch.arange(256, dtype=torch.uint8).reshape(1, 256, 1))
+    return values[0].T.contiguous()[:, :16].contiguous().view(torch.int16).numpy().tobytes()
+
+
 torch.set_num_threads(1)
 cases = []
 for type in TYPES:
@@ -88,3 +95,4 @@ with open("test/golden/quantised.bin", "wb") as file:
     file.write(struct.pack("<i", len(lengths)))
     for n in lengths:
         file.write(struct.pack("<if", n, torch.from_numpy(np.abs(inputs(0, n))).mean().item()))
+    file.write(mxfp4())

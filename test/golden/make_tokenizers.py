@@ -20,7 +20,8 @@ import tempfile
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "data"))
+sys.path[:0] = [str(HERE.parent.parent / "data"), str(HERE.parent / "data")]
+import prepare_samples as samples  # noqa: E402
 import tokenizer_file  # noqa: E402
 import words  # noqa: E402
 
@@ -170,6 +171,18 @@ def o200k():
     return trained_across(O200K), {"eos_token": "<|end|>"}
 
 
+def harmony():
+    tokenizer = trained_across(O200K)
+    tokenizer.add_special_tokens(["<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"])
+    return tokenizer, {"eos_token": "<|return|>", "chat_template": samples.HARMONY}
+
+
+def gemma4():
+    tokenizer, config = gemma()
+    tokenizer.add_special_tokens(["<|turn>", "<turn|>", "<|channel>", "<channel|>"])
+    return tokenizer, {**config, "chat_template": samples.CHANNELS}
+
+
 def gemma():
     tokenizer = trained_pieces(760, normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), False)
     with_tokens(tokenizer, AddedToken("\n\n", normalized=False), AddedToken("▁▁", normalized=False), "<extra>")
@@ -230,14 +243,15 @@ def pieces():
 # Of the first nine there are files of versions 1 and 2, which name their patterns: they are kept as they were written.
 STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "qwen3.5": qwen35, "gemma": gemma, "llama2": llama2, "mistral": mistral,
           "tekken": tekken, "o200k": o200k,
-          "digits": digits, "ruby": ruby, "stages": stages, "removed": removed, "pieces": pieces}
+          "digits": digits, "ruby": ruby, "stages": stages, "removed": removed, "pieces": pieces, "harmony": harmony, "gemma4": gemma4}
 
 
 def save_style(name, folder):
     tokenizer, config = STYLES[name]()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id("<|end|>"), tokenizer.token_to_id("</s>")]}))
+    ends = ("<|return|>", "<|call|>") if name == "harmony" else ("<|end|>", "</s>")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(map(tokenizer.token_to_id, ends))}))
     return tokenizer
 
 

@@ -56,6 +56,21 @@ and one or more passes of a method. These leave the loss and every gradient on t
     "vocab_size=31,num_experts=5,num_experts_per_tok=3,moe_intermediate_size=12,shared_expert_intermediate_size=10,"   \
     "linear_key_head_dim=6,linear_value_head_dim=10,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
     "partial_rotary_factor=0.5,rms_norm_eps=1e-3"
+// Windows and sinks; experts with biases and clamps within reach
+#define TINY_SINKS                                                                                                     \
+    "gpt_oss,hidden_size=20,intermediate_size=12,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"     \
+    "head_dim=8,vocab_size=31,num_experts=5,num_experts_per_tok=2,sliding_window=7,swiglu_limit=1.5"
+// Heads of two widths, values that are keys, a cap; without experts, or with experts beside the MLP
+#define TINY_HEADS                                                                                                     \
+    "gemma4,hidden_size=20,intermediate_size=16,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"      \
+    "head_dim=8,global_head_dim=12,num_global_key_value_heads=1,attention_k_eq_v=true,hidden_size_per_layer_input=0,"  \
+    "vocab_size=29,sliding_window=6,layer_types=sf,final_logit_softcapping=3"
+#define TINY_BESIDE TINY_HEADS ",num_experts=5,num_experts_per_tok=2,moe_intermediate_size=10"
+// Keys and values of earlier layers, wide MLPs, inputs of each layer's own
+#define TINY_OWN                                                                                                       \
+    "gemma4,hidden_size=20,intermediate_size=16,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,"      \
+    "head_dim=8,global_head_dim=12,num_kv_shared_layers=3,use_double_wide_mlp=true,hidden_size_per_layer_input=6,"     \
+    "vocab_size=29,vocab_size_per_layer_input=31,sliding_window=6,layer_types=sf,pad_token_id=3"
 
 typedef struct {
     double loss;      // with those of routers
@@ -248,6 +263,8 @@ typedef struct {
 static TinyCase tiny_case_of(Config config, size_t rank) {
     TinyCase c = {0};
     c.model = model_build(&config, ops_device->stored);
+    for (size_t l = 0; c.model.layer_scalar && l < config.num_hidden_layers; l++)
+        c.model.layer_scalar[l] = 0.75f + 0.25f * (float)l;
     c.weights = tiny_weights(&c.model, 7);
     c.settings.gradient_type = c.model.dtype;
     if (rank) {

@@ -138,9 +138,10 @@ typedef struct {
 static struct {
     Edit edit[8];
     size_t edits;
-    double slack;             // scales every tensor's slack
-    int exactly;              // results equal the reference's, rounded once
-    Norm norm;                // for dx_scale
+    double slack; // scales every tensor's slack
+    int exactly;  // results equal the reference's, rounded once
+    Norm norm;    // for dx_scale
+    size_t norm_width;
     double (*dx_scale)(void); // replaces the case's unless NULL
     const Guarded *dx;
 } varied;
@@ -314,7 +315,8 @@ static void embedding_case(size_t n, size_t rows, size_t C, int with_wpe, DType 
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
-enum { OUT_ALONE, OUT_IS_X, WITH_RESIDUAL, OUT_IS_RESIDUAL, LAYERNORM_FORWARDS = 2, RMSNORM_FORWARDS = 4 };
+enum { OUT_ALONE, OUT_IS_X, WITH_RESIDUAL, OUT_IS_RESIDUAL, BARE, BARE_WITH_RESIDUAL };
+enum { LAYERNORM_FORWARDS = 2, RMSNORM_FORWARDS = 6 };
 enum { SEPARATE, ACCUMULATE, DX_IS_DOUT, DX_IS_X, NORM_VARIANTS };
 
 static OpShape norm_shape(NormKind kind, size_t n, size_t C, int accumulate) { // an offset as Gemma has it
@@ -324,8 +326,10 @@ static OpShape norm_shape(NormKind kind, size_t n, size_t C, int accumulate) { /
 }
 
 static void norm_forward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant) {
-    static const char *const variants[] = {", no residual", ", out is x, no residual", "", ", out is residual"};
-    const OpShape s = norm_shape(kind, n, C, 0);
+    static const char *const variants[] = {", no residual",     ", out is x, no residual", "",
+                                           ", out is residual", ", out is x, no residual", ""};
+    OpShape s = norm_shape(kind, n, C, 0);
+    s.bare = variant >= BARE;
     case_of(variants[variant], "forward, mean %g", mean);
     drawn("x", mean, 1.0);
     varied.slack = slack;
@@ -334,9 +338,9 @@ static void norm_forward_case(NormKind kind, size_t n, size_t C, double mean, do
 
 // Returns the size of the terms that cancel in dx (C of 1 and 2, x - mean), as the scale for its rounding.
 static double norm_gradient_size(void) {
-    const double *dout = doubles_of(tensor_of("dout")), *x = doubles_of(tensor_of("x")),
-                 *w = doubles_of(tensor_of("w"));
-    const size_t C = tensor_of("w")->count, n = tensor_of("x")->count / C;
+    const double *dout = doubles_of(tensor_of("dout")), *x = doubles_of(tensor_of("x"));
+    const double *w = tensor_of("w") ? doubles_of(tensor_of("w")) : NULL;
+    const size_t C = varied.norm_width, n = tensor_of("x")->count / C;
     const Norm norm = varied.norm;
     double sum = 0.0;
     for (size_t t = 0; t < n; t++) {
@@ -344,20 +348,21 @@ static double norm_gradient_size(void) {
         for (size_t i = 0; i < C && norm.kind == NORM_LAYER; i++) mean += x[t * C + i] / (double)C;
         for (size_t i = 0; i < C; i++) deviation += (x[t * C + i] - mean) * (x[t * C + i] - mean) / (double)C;
         const double scale = 1.0 / sqrt(deviation + norm.eps);
-        for (size_t i = 0; i < C; i++) square += pow(dout[t * C + i] * (w[i] + norm.offset), 2.0);
+        for (size_t i = 0; i < C; i++) square += pow(dout[t * C + i] * norm_factor_of(norm, w, i), 2.0);
         sum += square * pow(scale * (1.0 + fabs(mean) * scale), 2.0) / (double)(n * C);
     }
     return sqrt(sum);
 }
 
-// alone: without dw and db, hence without scratch
+// alone: without dw and db, hence without scratch; 2: also without w
 static void norm_backward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant, int alone) {
     static const char *const variants[] = {"", "", ", dx is dout", ", dx is x"};
-    const OpShape s = norm_shape(kind, n, C, variant == ACCUMULATE);
+    OpShape s = norm_shape(kind, n, C, variant == ACCUMULATE);
+    s.bare = alone > 1;
     case_of(variants[variant], "backward, mean %g, accumulate %d%s", mean, s.accumulate, alone ? ", dx alone" : "");
     if (alone) left_out("dw"), left_out("db"), left_out("scratch");
     drawn("x", mean, 1.0);
-    varied.slack = slack, varied.dx_scale = norm_gradient_size, varied.norm = s.norm;
+    varied.slack = slack, varied.dx_scale = norm_gradient_size, varied.norm = s.norm, varied.norm_width = C;
     case_norm_backward(&s);
 }
 
@@ -489,6 +494,7 @@ static void attention_spans_case(Spans spans, size_t N, Heads heads, double ampl
                        .HD = heads.HD,
                        .positions = N,
                        .factor = amplitude,
+                       .sinks = spans_rows(spans) % 3 == 0,
                        .spans = spans};
     varied.slack = slack;
     drawn("q", 0.0, amplitude);

@@ -76,7 +76,8 @@ static void norm_cases(NormKind kind) {
         for (size_t r = 0; r < COUNT_OF(rows); r++) {
             norm_forward_case(kind, rows[r], widths[c], 0.0, 1.0,
                               (int)(c + r) % (kind == NORM_LAYER ? LAYERNORM_FORWARDS : RMSNORM_FORWARDS));
-            norm_backward_case(kind, rows[r], widths[c], 0.0, 1.0, (int)(c + r) % NORM_VARIANTS, (c / 2 + r) % 3 == 0);
+            norm_backward_case(kind, rows[r], widths[c], 0.0, 1.0, (int)(c + r) % NORM_VARIANTS,
+                               (c / 2 + r) % 3 ? 0 : 1 + (kind == NORM_RMS && c % 2));
         }
     for (size_t c = 0; c < 2 * NORM_VARIANTS; c++)
         norm_backward_case(kind, 300, 64, 0.0, 1.0, (int)c % NORM_VARIANTS, c >= NORM_VARIANTS);
@@ -87,6 +88,7 @@ static void norm_cases(NormKind kind) {
     norm_backward_case(kind, 2, 20000, 0.0, 3.0, SEPARATE, 0); // statistics are fp32 sums of a row
     norm_backward_case(kind, 2, 17001, 0.0, 3.0, ACCUMULATE, 0);
     norm_backward_case(kind, 2, 17001, 0.0, 3.0, SEPARATE, 1);
+    if (kind == NORM_RMS) norm_backward_case(kind, 300, 64, 0.0, 1.0, SEPARATE, 2);
     norm_backward_case(kind, 530, 259, 0.0, 1.0, DX_IS_X, 0); // more rows than the GPU's kernel has blocks
 }
 
@@ -175,6 +177,7 @@ static void gated_cases(ActivationKind kind) {
 
 TEST(swiglu) { gated_cases(ACTIVATION_SWIGLU); }
 TEST(geglu) { gated_cases(ACTIVATION_GEGLU); }
+TEST(clamped) { gated_cases(ACTIVATION_CLAMPED); }
 
 TEST(gelu) {
     static const size_t counts[] = {1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 65, 127, 1000, 4099, 70001};
@@ -183,10 +186,12 @@ TEST(gelu) {
 }
 
 TEST(activations_of_extremes) { // no overflow, no 0 * inf
-    static const double extremes[] = {0.0, -0.0, 1e-30, -1e-30, 5.0, -5.0, 20.0, -20.0, 100.0, -100.0, 3000.0, -3000.0};
-    for (size_t i = 0; i < 3 * COUNT_OF(extremes); i++) {
-        const double gate_up[] = {extremes[i / 3], 2.0};
-        activation_case((ActivationKind)(i % 3), gate_up, 1, 1, 0);
+    static const double extremes[] = {0.0,  -0.0, 1e-30, -1e-30, 4.0,    -4.0,   5.0,
+                                      -5.0, 20.0, -20.0, 100.0,  -100.0, 3000.0, -3000.0};
+    for (size_t i = 0; i < 4 * COUNT_OF(extremes); i++) {
+        const double gate_up[] = {extremes[i / 4], 2.0}, up_gate[] = {2.0, extremes[i / 4]};
+        activation_case((ActivationKind)(i % 4), gate_up, 1, 1, 0);
+        if (i % 4 == ACTIVATION_CLAMPED) activation_case(ACTIVATION_CLAMPED, up_gate, 1, 1, 0);
     }
 }
 
@@ -194,26 +199,27 @@ TEST(activations_of_extremes) { // no overflow, no 0 * inf
 TEST(logprob) {
     static const size_t shapes[][2] = {{1, 1},  {1, 2},   {3, 3},    {2, 7},    {5, 16},   {4, 17},   {7, 33},
                                        {9, 64}, {6, 100}, {20, 257}, {3, 1000}, {1, 4099}, {3, 50257}};
-    for (size_t s = 0; s < 6 * COUNT_OF(shapes); s++) {
-        size_t n = shapes[s / 6][0], V = shapes[s / 6][1];
-        logprob_case(NULL, NULL, (int)(s % 3), n, V, s / 3 % 2 ? 0.7 : 1.0, 0.0, s % 2 == 0);
+    for (size_t s = 0; s < 9 * COUNT_OF(shapes); s++) {
+        size_t n = shapes[s / 9][0], V = shapes[s / 9][1], kind = s / 3 % 3;
+        logprob_case(NULL, NULL, (int)(s % 3), n, V, kind ? 0.7 : 1.0, kind == 2 ? 4.0 : 0.0, s % 2 == 0);
     }
 }
 
 // exp(logit) overflows by far here, and logit - lse cancels: the largest logit must be subtracted first.
 TEST(logprob_of_extreme_logits) {
     enum { ROW = 35 };
-    for (size_t row = 0; row < 2 * 6; row++) {
+    for (size_t row = 0; row < 4 * 6; row++) {
+        const double cap = row < 2 * 6 ? 0.0 : 50.0;
         int32_t target = 20;
         double logits[ROW], temperature = row % 2 ? 0.7 : 1.0;
-        for (size_t i = 0; i < ROW; i++) logits[i] = row / 2 == 3 ? 1e4 : -1e4;
-        if (row / 2 == 0) logits[20] = 1e4;             // certain: 0
-        if (row / 2 == 1) logits[20] = logits[3] = 1e4; // one of two: -log 2
-        if (row / 2 == 2) logits[34] = 1e4;             // impossible: -2e4
-        if (row / 2 == 5)
+        for (size_t i = 0; i < ROW; i++) logits[i] = row / 2 % 6 == 3 ? 1e4 : -1e4;
+        if (row / 2 % 6 == 0) logits[20] = 1e4;             // certain: 0
+        if (row / 2 % 6 == 1) logits[20] = logits[3] = 1e4; // one of two: -log 2
+        if (row / 2 % 6 == 2) logits[34] = 1e4;             // impossible: -2e4
+        if (row / 2 % 6 == 5)
             for (size_t i = 0; i < ROW; i++) logits[i] = 1e4 + 64.0 * (double)(i % 3);
-        logprob_case(logits, &target, RANDOM_WEIGHT, 1, ROW, temperature, 0.0, 1); // 3, 4: uniform: -log 35
-        logprob_case(logits, &target, NO_WEIGHT, 1, ROW, temperature, 0.0, 1);
+        logprob_case(logits, &target, RANDOM_WEIGHT, 1, ROW, temperature, cap, 1); // 3, 4: uniform: -log 35
+        logprob_case(logits, &target, NO_WEIGHT, 1, ROW, temperature, cap, 1);
     }
 }
 
@@ -222,7 +228,8 @@ TEST(logprob_of_extreme_logits) {
 TEST(logprob_entropy_of_few_words) {
     enum { ROW = 2600 };
     static double logits[ROW];
-    for (size_t kind = 0; kind < 12; kind++) {
+    for (size_t each = 0; each < 24; each++) {
+        const size_t kind = each % 12;
         int32_t target = (int32_t)test_random_below(ROW);
         size_t other = kind % 2 ? (size_t)target : test_random_below(ROW);
         for (size_t i = 0; i < ROW; i++) {
@@ -234,10 +241,10 @@ TEST(logprob_entropy_of_few_words) {
         }
         if (kind / 2 == 0) logits[other] = 30.0;
         if (kind / 2 == 1) logits[other] = 12.0;
-        logprob_case(logits, &target, (int)kind % 3, 1, ROW, kind % 4 ? 1.0 : 0.6, 0.0, 1);
+        logprob_case(logits, &target, (int)kind % 3, 1, ROW, kind % 4 ? 1.0 : 0.6, each < 12 ? 0.0 : 20.0, 1);
     }
-    const Temperature one = {1.0, 0.0};
     for (size_t i = 0; i < 3; i++) {
+        const Temperature one = {1.0, i % 2 ? 0.0 : 20.0};
         int32_t target = 7;
         case_of("", "NaN %zu", i);
         logits[i == 0 ? 7 : 1300 * i - 1] = NAN;
@@ -247,6 +254,23 @@ TEST(logprob_entropy_of_few_words) {
         if (!isnan(result(logp, 0)) || !isnan(result(entropy, 0)))
             test_fail("logp %g, entropy %g", result(logp, 0), result(entropy, 0));
         logits[i == 0 ? 7 : 1300 * i - 1] = 0.0;
+    }
+}
+
+// ---- sinks ----------------------------------------------------------------------------------------------------------
+TEST(sinks) {
+    static const size_t shapes[][3] = {
+        {1, 1, 1},   {2, 3, 8},    {5, 7, 16},   {3, 16, 33},   {7, 17, 20}, {64, 8, 64},
+        {65, 33, 5}, {130, 4, 96}, {40, 64, 64}, {300, 5, 128}, {3, 2, 512}}; // n, NH, HD
+    for (size_t i = 0; i < 3 * COUNT_OF(shapes); i++) {
+        const size_t *shape = shapes[i / 3];
+        const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2]};
+        case_of("", "forward, sums of about %g", i % 3 ? 100.0 : 1.0);
+        drawn("lse", 0.0, i % 3 ? 100.0 : 1.0), drawn("sinks", 0.0, i % 3 == 1 ? 100.0 : 1.0);
+        case_sink_forward(&s);
+        case_of("", "backward");
+        drawn("lse", i % 3 ? 30.0 : 3.0, 1.0), drawn("sinks", i % 3 == 1 ? 30.0 : 0.0, 1.0);
+        case_sink_backward(&s);
     }
 }
 

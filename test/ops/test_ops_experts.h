@@ -30,10 +30,11 @@ enum { ROUTER_CASES = COUNT_OF(routers) * COUNT_OF(tokens_of_routers) };
 TEST(router_logits) {
     static const size_t shapes[][3] = {{1, 1, 1},   {1, 64, 128}, {5, 33, 7},    {40, 128, 16},
                                        {3, 300, 9}, {70, 96, 65}, {33, 1030, 40}}; // n, C, E
-    for (size_t i = 0; i < 2 * COUNT_OF(shapes); i++) {
-        const size_t *shape = shapes[i / 2];
-        const OpShape s = {.n = shape[0], .C = shape[1], .router = {.E = shape[2]}, .accumulate = (int)i % 2};
-        case_of("", "accumulate %d", s.accumulate);
+    for (size_t i = 0; i < 4 * COUNT_OF(shapes); i++) {
+        const size_t *shape = shapes[i / 4];
+        const OpShape s = {
+            .n = shape[0], .C = shape[1], .accumulate = (int)i % 2, .bias = (int)i / 2 % 2, .router = {.E = shape[2]}};
+        case_of("", "accumulate %d, bias %d", s.accumulate, s.bias);
         case_router_logits(&s);
     }
 }
@@ -144,11 +145,12 @@ static OpShape experts_shape(const size_t *shape, size_t i) {
         .n = shape[0], .C = shape[2], .OC = shape[3], .router = {.E = shape[1]}, .accumulate = (int)(i / 3 % 2)};
     return s;
 }
-static void experts_case(const OpShape *s, size_t i) {
+static void experts_case_of(const char *variant, const OpShape *s, size_t i) {
     static const char *const kinds[] = {"drawn", "of one expert", "of all experts"};
-    case_of("", "rows %s, accumulate %d", kinds[i % ROWS_KINDS], s->accumulate);
+    case_of(variant, "rows %s, accumulate %d", kinds[i % ROWS_KINDS], s->accumulate);
     if (i % ROWS_KINDS != ROWS_DRAWN) given("first", rows_of_experts(s, i % ROWS_KINDS));
 }
+static void experts_case(const OpShape *s, size_t i) { experts_case_of("", s, i); }
 
 TEST(experts) {
     static const size_t shapes[][4] = {{1, 1, 1, 1},      {1, 5, 16, 9},    {8, 128, 24, 17},  {3, 2, 300, 40},
@@ -166,13 +168,32 @@ TEST(experts) {
     }
 }
 
+TEST(experts_biases_and_factors) {
+    static const size_t shapes[][4] = {{1, 1, 1, 1},    {1, 5, 16, 0},   {8, 128, 24, 0},  {3, 2, 300, 0},
+                                       {40, 3, 65, 0},  {64, 4, 64, 0},  {100, 7, 130, 0}, {130, 2, 33, 0},
+                                       {257, 16, 7, 0}, {300, 5, 96, 0}, {33, 33, 40, 0},  {500, 3, 17, 0}};
+    for (size_t i = 0; i < 6 * COUNT_OF(shapes); i++) {
+        OpShape s = experts_shape(shapes[i / 6], i);
+        s.joined = (int)(i % 2);
+        experts_case(&s, i);
+        case_experts_bias_forward(&s);
+        experts_case_of(i % 5 == 4 ? ", no dbias" : "", &s, i);
+        case_experts_bias_backward(&s);
+        experts_case_of(s.joined ? ", out is weight" : "", &s, i);
+        case_experts_scale_forward(&s);
+        experts_case_of(i % 5 == 4 ? ", no dscale" : "", &s, i);
+        case_experts_scale_backward(&s);
+    }
+}
+
 TEST(experts_forward_quantised) {
     static const size_t shapes[][4] = {{1, 1, 64, 6},   {8, 128, 64, 10}, {3, 2, 33, 40},   {16, 4, 256, 33},
                                        {70, 3, 128, 9}, {2, 6, 384, 60},  {40, 16, 32, 24}, {5, 5, 7, 5}};
-    for (size_t i = 0; i < 3 * COUNT_OF(shapes); i++) {
-        OpShape s = experts_shape(shapes[i / 3], i);
-        const QuantFormat f = {i % 2 ? QUANT_NF4 : QUANT_FP4, i % 3 != 0, i % 4 ? 64 : 32,
-                               i % 5 > 2 && ops->stored != DTYPE_BF16 ? DTYPE_FP32 : DTYPE_BF16};
+    for (size_t i = 0; i < 4 * COUNT_OF(shapes); i++) {
+        OpShape s = experts_shape(shapes[i / 4], i);
+        QuantFormat f = {i % 2 ? QUANT_NF4 : QUANT_FP4, i % 3 != 0, i % 4 ? 64 : 32,
+                         i % 5 > 2 && ops->stored != DTYPE_BF16 ? DTYPE_FP32 : DTYPE_BF16};
+        if (i % 4 == 3) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding};
         s.format = f;
         experts_case(&s, i);
         case_experts_forward_quantised(&s);
@@ -218,20 +239,26 @@ ROUTER_PROBLEM(sigmoid_normalised, ROUTER_SIGMOID, 6, 2, 1, 2.5, 1, 1)
 ROUTER_PROBLEM(sigmoid_alone, ROUTER_SIGMOID, 6, 2, 0, 2.5, 1, 1)
 ROUTER_PROBLEM(every_expert, ROUTER_SIGMOID, 4, 4, 1, 1.0, 1, 1)
 
-// x[3 tokens,3] of six experts [4,3], weighed by x[2], their sum of [2 slots]
+// x[3 tokens,3] of six experts [4,3] with biases x[4], weighed by x[2] times the factors x[5], their sum of [2 slots]
 static void experts_problem_forward(double *out, double *const *x) {
-    double rows[6 * 3], wide[6 * 4], weighed[6 * 4];
+    double rows[6 * 3], wide[6 * 4], weighed[6 * 4], weight[6];
+    reference_experts_scale_forward(weight, x[2], x[5], few_first, few_sources, 6, 6);
     reference_route_gather(rows, x[0], few_sources, FEW_TOKENS, 2, 3);
     reference_experts_forward(wide, rows, x[1], few_first, 6, 6, 3, 4, 0);
-    reference_route_weigh(weighed, wide, x[2], few_sources, 6, 4);
+    reference_route_weigh(weighed, wide, weight, few_sources, 6, 4);
+    reference_experts_bias_forward(weighed, x[4], weight, few_first, few_sources, 6, 6, 4);
     reference_route_combine(out, weighed, few_places, x[3], FEW_TOKENS, 2, 4);
 }
 static void experts_problem_backward(double *const *d, const double *dout, double *const *x) {
-    double rows[6 * 3], wide[6 * 4], dwide[6 * 4], drows[6 * 3];
+    double rows[6 * 3], wide[6 * 4], dwide[6 * 4], drows[6 * 3], drows_wide[6 * 4], weight[6];
+    reference_experts_scale_forward(weight, x[2], x[5], few_first, few_sources, 6, 6);
     reference_route_gather(rows, x[0], few_sources, FEW_TOKENS, 2, 3);
     reference_experts_forward(wide, rows, x[1], few_first, 6, 6, 3, 4, 0);
     reference_route_gather(dwide, dout, few_sources, FEW_TOKENS, 2, 4);
-    reference_route_weigh_backward(d[2], dwide, wide, dwide, x[2], few_sources, 6, 4);
+    memcpy(drows_wide, dwide, sizeof(dwide));
+    reference_route_weigh_backward(d[2], dwide, wide, dwide, weight, few_sources, 6, 4);
+    reference_experts_bias_backward(d[4], d[2], drows_wide, x[4], weight, few_first, few_sources, 6, 6, 4);
+    reference_experts_scale_backward(d[5], d[2], x[2], x[5], few_first, few_sources, 6, 6);
     reference_experts_backward_weight(d[1], dwide, rows, few_first, 6, 6, 3, 4);
     reference_experts_backward_input(drows, dwide, x[1], few_first, 6, 6, 3, 4, 0);
     reference_route_combine(d[0], drows, few_places, NULL, FEW_TOKENS, 2, 3);
@@ -245,7 +272,7 @@ TEST(experts_reference_gradients) {
         {"sigmoids over their sum", {18}, 8, sigmoid_normalised_forward, sigmoid_normalised_backward},
         {"sigmoids", {18}, 8, sigmoid_alone_forward, sigmoid_alone_backward},
         {"every expert", {12}, 14, every_expert_forward, every_expert_backward},
-        {"experts", {9, 72, 6, 12}, 12, experts_problem_forward, experts_problem_backward},
+        {"experts", {9, 72, 6, 12, 24, 6}, 12, experts_problem_forward, experts_problem_backward},
     };
     for (size_t p = 0; p < COUNT_OF(all); p++) expect_gradients(&all[p]);
 }

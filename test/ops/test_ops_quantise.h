@@ -18,7 +18,8 @@ static uint8_t *random_record(QuantFormat f, size_t n) {
     const float offset = random_scale();
     memset(record, 0xff, p.bytes);
     for (size_t i = 0; i < (n + 1) / 2; i++) record[i] = (uint8_t)test_random();
-    for (size_t i = 0; f.nested && i < p.blocks; i++) record[p.scale_codes + i] = (uint8_t)test_random();
+    for (size_t i = 0; (f.nested || f.type == QUANT_MXFP4) && i < p.blocks; i++)
+        record[p.scale_codes + i] = (uint8_t)test_random();
     for (size_t i = 0; i < p.scale_count; i++) {
         const float scale = random_scale();
         memcpy(record + p.scales + i * sizeof(scale), &scale, sizeof(scale));
@@ -54,9 +55,10 @@ TEST(dequantise) {
     static const size_t blocks[] = {32, 64, 64, 128, 4096};
     static const DType roundings[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     for (size_t l = 0; l < COUNT_OF(lengths); l++)
-        for (size_t variant = l % CASE_STEP; variant < 12; variant += EMULATED ? CASE_STEP : 1) {
-            const QuantFormat f = {variant % 2 ? QUANT_NF4 : QUANT_FP4, variant / 2 % 2 == 0,
-                                   blocks[test_random_below(COUNT_OF(blocks))], roundings[variant / 4]};
+        for (size_t variant = l % CASE_STEP; variant < 15; variant += EMULATED ? CASE_STEP : 1) {
+            QuantFormat f = {variant % 2 ? QUANT_NF4 : QUANT_FP4, variant / 2 % 2 == 0,
+                             blocks[test_random_below(COUNT_OF(blocks))], roundings[variant / 4 % 3]};
+            if (variant >= 12) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, roundings[variant % 3]};
             dequantise_case(f, lengths[l]);
         }
 }
@@ -73,8 +75,9 @@ TEST(linear_forward_quantised) {
     for (size_t s = 0; s < COUNT_OF(shapes) + 30; s++) {
         const size_t any[3] = {1 + test_random_below(12), 1 + test_random_below(300), 1 + test_random_below(60)};
         const size_t *shape = s < COUNT_OF(shapes) ? shapes[s] : any;
-        const QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4, s % 3 != 0, blocks[s % 5],
-                               ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3]};
+        QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4, s % 3 != 0, blocks[s % 5],
+                         ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3]};
+        if (s % 6 == 5) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding};
         const OpShape of_case = {.n = shape[0],
                                  .C = shape[1],
                                  .OC = shape[2],

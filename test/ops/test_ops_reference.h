@@ -38,6 +38,14 @@ static void rms_backward(double *const *d, const double *dout, double *const *x)
     reference_norm_backward(d[0], d[1], NULL, dout, x[0], x[1], 3, 7, rms_norm, 0, NULL);
 }
 
+// Without a weight
+static void bare_forward(double *out, double *const *x) {
+    reference_norm_forward(out, x[0], NULL, NULL, NULL, 3, 7, rms_norm);
+}
+static void bare_backward(double *const *d, const double *dout, double *const *x) {
+    reference_norm_backward(d[0], NULL, NULL, dout, x[0], NULL, 3, 7, rms_norm, 0, NULL);
+}
+
 static void layer_forward(double *out, double *const *x) {
     reference_norm_forward(out, x[0], x[1], x[2], NULL, 3, 7, layer_norm);
 }
@@ -83,15 +91,31 @@ static void attention_backward(double *const *d, const double *dout, double *con
     reference_attention_backward(d[0], d[1], d[2], dout, out, x[0], x[1], x[2], NULL, &shape, NULL);
 }
 
-static const Temperature warm = {0.7, 0.0};
-
-static void logprob_forward(double *out, double *const *x) {
-    reference_logprob(out, NULL, x[0], targets_of_nine, NULL, 6, 9, 9, warm);
+// Attention with the sinks x[3]
+static void sinks_forward(double *out, double *const *x) {
+    const AttentionShape shape = attention_of(0);
+    double lse[6 * HEADS];
+    reference_attention_forward(out, lse, x[0], x[1], x[2], &shape, NULL);
+    reference_sink_forward(out, lse, x[3], 6, HEADS, HEAD_DIM);
 }
-static void logprob_backward(double *const *d, const double *dout, double *const *x) {
+static void sinks_backward(double *const *d, const double *dout, double *const *x) {
+    const AttentionShape shape = attention_of(0);
+    double out[6 * HEADS * HEAD_DIM], lse[6 * HEADS];
+    reference_attention_forward(out, lse, x[0], x[1], x[2], &shape, NULL);
+    reference_sink_forward(out, lse, x[3], 6, HEADS, HEAD_DIM);
+    reference_sink_backward(d[3], dout, out, lse, x[3], 6, HEADS, HEAD_DIM, NULL);
+    reference_attention_backward(d[0], d[1], d[2], dout, out, x[0], x[1], x[2], lse, &shape, NULL);
+}
+
+static void logprob_forward(double *out, double *const *x, double cap) {
+    const Temperature temperature = {0.7, cap};
+    reference_logprob(out, NULL, x[0], targets_of_nine, NULL, 6, 9, 9, temperature);
+}
+static void logprob_backward(double *const *d, const double *dout, double *const *x, double cap) {
+    const Temperature temperature = {0.7, cap};
     double logp[6];
     memcpy(d[0], x[0], 6 * 9 * sizeof(double));
-    reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 9, warm);
+    reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 9, temperature);
 }
 
 #define OF_KIND(op, kind, ...)                                                                                         \
@@ -112,10 +136,14 @@ OF_KIND(attention, windowed, 3)
 OF_KIND(activation, swiglu, ACTIVATION_SWIGLU)
 OF_KIND(activation, geglu, ACTIVATION_GEGLU)
 OF_KIND(activation, gelu, ACTIVATION_GELU)
+OF_KIND(activation, clamped, ACTIVATION_CLAMPED)
+OF_KIND(logprob, plain, 0.0)
+OF_KIND(logprob, capped, 1.5)
 
 static const Problem problems[] = {
     {"embedding", {12, 12}, 21, embedding_forward, embedding_backward},
     {"rmsnorm", {21, 7}, 21, rms_forward, rms_backward},
+    {"rmsnorm without a weight", {21}, 21, bare_forward, bare_backward},
     {"layernorm", {21, 7, 7}, 21, layer_forward, layer_backward},
     {"linear", {15, 20, 4}, 12, linear_forward, linear_backward},
     {"rope", {48}, 48, rope_forward, rope_backward},
@@ -124,7 +152,10 @@ static const Problem problems[] = {
     {"swiglu", {30}, 15, activation_swiglu_forward, activation_swiglu_backward},
     {"geglu", {30}, 15, activation_geglu_forward, activation_geglu_backward},
     {"gelu", {15}, 15, activation_gelu_forward, activation_gelu_backward},
-    {"logprob", {54}, 6, logprob_forward, logprob_backward},
+    {"clamped", {30}, 15, activation_clamped_forward, activation_clamped_backward},
+    {"sinks", {72, 42, 42, 4}, 72, sinks_forward, sinks_backward},
+    {"logprob", {54}, 6, logprob_plain_forward, logprob_plain_backward},
+    {"logprob, capped", {54}, 6, logprob_capped_forward, logprob_capped_backward},
 };
 
 static double *normals(size_t count) {

@@ -27,6 +27,9 @@ static const char *const models[] = {
     TINY_MISTRAL ",sliding_window=1",
     TINY_OLMO ",sliding_window=7",
     TINY_MIXED,
+    TINY_SINKS,
+    TINY_BESIDE,
+    TINY_OWN,
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
@@ -142,27 +145,32 @@ static void expect_sent(const Case *c, const Result *r) {
     const RunSettings *settings = &r->settings;
     const Shapes d = shapes_of(&c->tiny.model);
     const Range own = case_own(c, world);
-    const size_t S = world.sp, windows = layers_of_kind(&c->tiny.model.config, LAYER_WINDOW), rank = world.rank % S;
-    const size_t linear = layers_of_kind(&c->tiny.model.config, LAYER_LINEAR);
-    const double row = 2 * (double)d.KV, layers = (double)(d.L - windows - linear),
-                 others = (double)(S - 1) / (double)S;
+    const Config *config = &c->tiny.model.config;
+    const size_t S = world.sp, window = config->sliding_window, rank = world.rank % S;
+    const size_t linear = layers_of_kind(config, LAYER_LINEAR);
+    const double others = (double)(S - 1) / (double)S;
     const double passes = settings->method == METHOD_FULL ? 1 : 2;
     const double rounds = settings->method == METHOD_FULL || settings->keep ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
     for (const Batch *batch = c->batch + own.begin; batch < c->batch + own.begin + own.count; batch++) {
         const size_t N = batch->N, rows = (N + S - 1) / S * S; // gathered in equal shares
-        if (settings->ring) { // forwards every block but the next rank's, and once more with its gradient
-            keys += rounds * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
-            gradients += layers * row * (double)(N * d.summed);
-        } else {
-            keys += passes * layers * row * (double)(rows * d.stored) * others;
-            gradients += layers * row * (double)(rows * d.summed) * others;
-        }
-        for (size_t peer = 0; windows && peer < S; peer++) {
-            const size_t window = c->tiny.model.config.sliding_window;
-            if (peer == rank) continue;
-            keys += passes * (double)windows * row * (double)(seen_tokens(batch, S, rank, peer, window) * d.stored);
-            gradients += (double)windows * row * (double)(seen_tokens(batch, S, peer, rank, window) * d.summed);
+        for (size_t l = 0; l < d.L; l++) {
+            const Shapes of = shapes_in(&c->tiny.model, layer_form(config, l));
+            const double row = 2 * (double)of.KV, again = of.lends ? 1 : passes; // lent keys stay
+            if (layer_is_linear(config, l) || (of.borrows && !settings->ring)) continue;
+            for (size_t peer = 0; layer_window(config, l) && !of.borrows && peer < S; peer++) {
+                if (peer == rank) continue;
+                keys += again * row * (double)(seen_tokens(batch, S, rank, peer, window) * d.stored);
+                gradients += row * (double)(seen_tokens(batch, S, peer, rank, window) * d.summed);
+            }
+            if (layer_window(config, l)) continue;
+            if (settings->ring) { // forwards every block but the next rank's, and once more with its gradient
+                keys += rounds * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
+                gradients += row * (double)(N * d.summed);
+            } else {
+                keys += again * row * (double)(rows * d.stored) * others;
+                gradients += row * (double)(rows * d.summed) * others;
+            }
         }
     }
     const double states = (double)((rank > 0) + (rank + 1 < S)) * 2 * (double)(d.S * d.summed); // there and back

@@ -46,8 +46,15 @@ static const char *const models[] = {
     "qwen3_5,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_"
     "dim=8,vocab_size=23,layer_types=l,linear_num_key_heads=1,linear_num_value_heads=1,linear_key_head_dim=4,linear_"
     "value_head_dim=8,linear_conv_kernel_dim=1",
+    TINY_SINKS,
+    TINY_HEADS,
+    TINY_BESIDE,
+    TINY_OWN,
 };
 #define MODELS COUNT_OF(models)
+
+// Chunk-major orders have no keys that layers share.
+static size_t methods_of(const Model *model) { return model->config.num_kv_shared_layers ? METHOD_SECO : METHOD_SPACO; }
 
 static RunSettings pass_settings(const Model *model, size_t method, size_t chunk, int backward) {
     RunSettings settings = {0};
@@ -87,7 +94,7 @@ TEST(abbreviation_counts_the_same) {
         for (size_t t = 0; t < 3; t++) {
             SCOPED(model_free) Model model = planned_model(models[i], types[t]);
             Batch batch = tiny_batch(length, 6, 20, 0, 1);
-            for (size_t method = 0; method < METHOD_SPACO; method++) {
+            for (size_t method = 0; method < methods_of(&model); method++) {
                 for (size_t j = 0; j < COUNT_OF(chunks); j++) {
                     double flops;
                     size_t peak;
@@ -250,7 +257,7 @@ TEST(shorter_streams_need_no_more) {
     for (size_t m = 0; m < MODELS + 3; m++) {
         SCOPED(model_free)
         Model model = planned_model(m < MODELS ? models[m] : wide[m - MODELS], m % 2 ? DTYPE_BF16 : DTYPE_FP32);
-        for (size_t method = 0; method < METHOD_SPACO; method++) {
+        for (size_t method = 0; method < methods_of(&model); method++) {
             for (size_t c = 0; c < (method_has_chunks((Method)method) ? 4u : 1u); c++) {
                 for (size_t l = 0; l < 4; l++) {
                     RunSettings settings = pass_settings(&model, method, chunks[c], l != 2);
@@ -284,12 +291,13 @@ TEST(formula_counts_what_the_walk_counts) {
     size_t walks = 0;
     for (size_t m = 0; m < MODELS; m++) {
         SCOPED(model_free) Model model = planned_model(models[m], DTYPE_FP32);
+        const int lends = model.config.num_kv_shared_layers > 0;
         Lora lora = {0};
         lora.rank = 3, lora.alpha = 6, lora.modules = lora_modules(model.config.family, "all", "test", EXIT_USAGE);
         if (m % 2) lora_vary(&lora, &model.config);
         lora_build(&lora, &model);
         for (size_t i = 0; i < 3 * 3 * 3 * 4 * 2 * 3; i += step) { // method, keep, chunk, lengths, adapters, ranks
-            const Method method = i / 216 ? (Method)(i % 3) : (Method)(i % 3 + i / 27 % 2 * 3);
+            const Method method = i / 216 || lends ? (Method)(i % 3) : (Method)(i % 3 + i / 27 % 2 * 3);
             RunSettings settings = pass_settings(&model, method, chunks[i / 9 % 3], 1);
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
             settings.sparse.keep = 0.25;

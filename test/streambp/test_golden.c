@@ -57,10 +57,15 @@ static Batch reference_batch(const Reference *reference) {
 static void reference_gradient(const Reference *reference, const char *name, const Parameter *p, double *values) {
     size_t count;
     const float *stored = (float *)reference_read(reference, name, &count);
-    if (count != parameter_elements(p)) test_fail("%s has %zu elements, not %zu", name, count, parameter_elements(p));
-    for (size_t j = 0; j < count; j++) {
-        const size_t row = p->cols ? j / p->cols : j, col = p->cols ? j % p->cols : 0;
-        values[j] = (double)stored[p->transposed ? col * p->rows + row : j];
+    if (count != parameter_file_elements(p))
+        test_fail("%s has %zu elements, not %zu", name, count, parameter_file_elements(p));
+    for (size_t j = 0; j < parameter_elements(p); j++) {
+        size_t from = p->joined ? joined_element(p, j) : j;
+        if (p->transposed) {
+            const MatrixPart m = matrix_part(p, j, 1);
+            from = m.first + m.begin % p->cols * m.rows + m.begin / p->cols;
+        }
+        values[j] = (double)stored[from];
     }
 }
 
@@ -82,7 +87,7 @@ static void golden_open(Golden *g, const char *model_path, const char *reference
     g->source = weights_open(model_path);
     g->config = g->source->config;
     g->model = model_build(&g->config, ops_device->stored);
-    model_copy_biases(&g->model, &g->source->model);
+    model_copy_constants(&g->model, &g->source->model);
     g->reference = reference_open(reference_path);
     g->batch = reference_batch(&g->reference);
     g->weights = (double *)checked_malloc(g->model.elements * sizeof(double), "weights");
@@ -181,7 +186,7 @@ static void golden(const char *model_path, const char *reference_path) {
     const size_t ranks = dist_ranks(), step = ranks > 1 && !all_cases() ? 3 : EMULATED ? 2 : 1;
     for (size_t i = ranks > 1 ? call++ % step : EMULATED; i < COUNT_OF(variants); i += step) {
         const Variant v = variants[i];
-        if (ranks > 1 && v.method == METHOD_SECO) continue;
+        if (v.method == METHOD_SECO && (ranks > 1 || g.config.num_kv_shared_layers)) continue;
         TinyResult found = shared_run(&g.model, g.weights, v, (i + call) % 2, &g.batch);
         snprintf(testing.about, sizeof(testing.about), "%s, method %d, chunks %zu and %zu, %zu ranks", model_path,
                  v.method, v.chunk, v.logits_chunk, ranks);
@@ -213,6 +218,10 @@ TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
+TEST(gpt_oss) { FOLDER("gpt_oss"); }
+TEST(gemma4) { FOLDER("gemma4"); }
+TEST(gemma4_moe) { FOLDER("gemma4-moe"); }
+TEST(gemma4_e) { FOLDER("gemma4-e"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }

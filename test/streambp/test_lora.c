@@ -15,8 +15,10 @@ static double bound(void) {
 #define EXPERTS                                                                                                        \
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \
     "head_dim=8,vocab_size=31,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=10,mlp_only_layers=1"
-static const char *const models[] = {TINY_GPT2, TINY_BIASED, TINY_QWEN3, TINY_GEMMA ",sliding_window=9,layer_types=ssf",
-                                     TINY_LLLF, EXPERTS,     TINY_SHARED};
+static const char *const models[] = {
+    TINY_GPT2,   TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf",
+    TINY_LLLF,   EXPERTS,     TINY_SHARED, TINY_SINKS,
+    TINY_BESIDE, TINY_OWN};
 enum { MODELS = COUNT_OF(models) };
 
 static const struct {
@@ -24,13 +26,15 @@ static const struct {
     double alpha, dropout;
     int rslora;
     const char *gpt2_targets, *targets, *hybrid_targets, *expert_targets; // exist in some kinds of layers, alternately
+    const char *stack_targets;                                            // where experts have no names of their own
 } adapters[] = {
-    {3, 6, 0, 0, "all", "all", "all", "all"},
-    {1, 1, 0, 0, "c_attn", "q_proj,v_proj", "q_proj", "experts.gate_up_proj"},
-    {4, 3, 0, 1, "mlp.c_proj,c_fc", "up_proj,down_proj,o_proj", "in_proj_z", "experts.down_proj,gate"},
-    {3, 6, 0, 1, "all", "all", "all", "all"},     // layers that differ (lora_vary)
-    {2, 6, 0, 0, "c_fc", "k_proj", "all", "all"}, // with copies of embedding and head if untied
-    {2, 2, 0.3, 0, "all", "all", "all", "all"},
+    {3, 6, 0, 0, "all", "all", "all", "all", "all"},
+    {1, 1, 0, 0, "c_attn", "q_proj,v_proj", "q_proj", "experts.gate_up_proj", "experts.gate_up_proj,k_proj"},
+    {4, 3, 0, 1, "mlp.c_proj,c_fc", "up_proj,down_proj,o_proj", "in_proj_z", "experts.down_proj,gate",
+     "experts.down_proj,o_proj"},
+    {3, 6, 0, 1, "all", "all", "all", "all", "all"},     // layers that differ (lora_vary)
+    {2, 6, 0, 0, "c_fc", "k_proj", "all", "all", "all"}, // with copies of embedding and head if untied
+    {2, 2, 0.3, 0, "all", "all", "all", "all", "all"},
 };
 enum { ADAPTERS = COUNT_OF(adapters) };
 
@@ -41,7 +45,8 @@ static TinyCase case_make(size_t m, size_t a) {
     c.lora.rslora = adapters[a].rslora;
     const char *targets = !m ? adapters[a].gpt2_targets : adapters[a].targets;
     if (family_has_linear(c.model.config.family)) targets = adapters[a].hybrid_targets;
-    if (c.model.config.family->router) targets = adapters[a].expert_targets;
+    const Family *family = c.model.config.family;
+    if (family->router) targets = family->expert_names[0] ? adapters[a].expert_targets : adapters[a].stack_targets;
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
     c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
     if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3) lora_give_outer(&c.lora);
@@ -49,7 +54,7 @@ static TinyCase case_make(size_t m, size_t a) {
     lora_build(&c.lora, &c.model);
     c.adapters = tiny_weights(&c.lora.table, 19);
     c.batch = tiny_batch(length, 4, c.model.config.vocab_size, 1, 11);
-    test_case("%.20s..., rank %zu, %s", models[m], adapters[a].rank, targets);
+    test_case("model %zu, %.8s..., rank %zu, %s", m, models[m], adapters[a].rank, targets);
     return c;
 }
 
@@ -119,6 +124,7 @@ TEST(methods_agree) {
                 static const Method methods[] = {METHOD_STREAM, METHOD_SECO, METHOD_MST};
                 for (size_t k = 0; k < 1 + (i + a) % 3; k++) {
                     if (EMULATED && k != i % 3) continue;
+                    if (methods[k] == METHOD_SECO && c.model.config.num_kv_shared_layers) continue; // refused
                     other = case_run(&c, methods[k], sizes[i], sizes[(i + a) % 5]);
                     expect_same(&c, other, full, bound());
                     free(other.gradient);
@@ -176,6 +182,7 @@ TEST(finite_differences) {
     for (size_t m = 0; m < MODELS; m++) {
         TinyCase c = case_make(m, ADAPTERS - 1);
         c.model.config.pad_token_id = NO_ROW; // with one the gradient is not the slope
+        c.model.config.swiglu_limit = 1.4;    // at 1.5 an activation lies within a step of the clamp
         TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
         const int routed = c.model.config.family->router != ROUTER_NONE; // a step may change a route
         const double h = layers_of_kind(&c.model.config, LAYER_LINEAR) || routed ? 3e-6 : 1e-4; // as in test_methods.c
@@ -260,12 +267,12 @@ TEST(dropout_follows_a) {
         StreamBP s = {0};
         s.model = &c.model, s.memory.lora = &c.lora, s.now.dropout_seed = 5;
         for (size_t i = 0; i < 3; i++) {
-            assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, tensors[i]), adapter), 1);
+            assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, 0, tensors[i]), adapter), 1);
             seed[i] = adapter[0].seed;
         }
-        adapters_of(&s, 1, w, linear_of(&s, V_WEIGHT), adapter), other_layer = adapter[0].seed;
+        adapters_of(&s, 1, w, linear_of(&s, 1, V_WEIGHT), adapter), other_layer = adapter[0].seed;
         s.now.dropout_seed = 6;
-        adapters_of(&s, 0, w, linear_of(&s, V_WEIGHT), adapter), other_step = adapter[0].seed;
+        adapters_of(&s, 0, w, linear_of(&s, 0, V_WEIGHT), adapter), other_step = adapter[0].seed;
         assert_int_equal(seed[0] == seed[1] && seed[1] == seed[2], m == 0);
         assert_int_equal(seed[0] == seed[1] || seed[1] == seed[2], m == 0);
         assert_true(other_layer != seed[2] && other_step != seed[2]);

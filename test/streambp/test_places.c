@@ -37,7 +37,7 @@ enum {
     DEFERS, // 1: defers the step to the next pass
     FACTORS
 };
-enum { MOST_LEVELS = 5, MOST_CASES = 64, TRAINED_STEPS = 2 };
+enum { MOST_LEVELS = 7, MOST_CASES = 64, TRAINED_STEPS = 2 };
 
 typedef struct {
     size_t of[FACTORS];
@@ -57,7 +57,10 @@ static const char *const models[] = {
     "linear_value_head_dim=4",
     "qwen3_moe,hidden_size=12,intermediate_size=16,moe_intermediate_size=8,num_hidden_layers=5,num_attention_heads=2,"
     "num_key_value_heads=1,head_dim=8,vocab_size=23,num_experts=5,num_experts_per_tok=2,decoder_sparse_step=2",
+    TINY_SINKS,
+    TINY_OWN ",num_experts=5,num_experts_per_tok=2,moe_intermediate_size=12",
 };
+enum { SHARED_KEYS = COUNT_OF(models) - 1 }; // the model whose layers share keys
 static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL, METHOD_MST, METHOD_SECO};
 static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
 static const size_t everies[] = {1, 2, 3, 9};
@@ -72,10 +75,11 @@ static size_t levels_of(int factor) {
 }
 
 // Whether two levels combine. Methods full and seco keep every activation. Chunk-major methods run in a process alone;
-// stage 3 cannot gather weights for ranks with different chunks.
+// stage 3 cannot gather weights for ranks with different chunks. Their layers cannot share keys.
 static int possible(int a, size_t x, int b, size_t y) {
     if (b == METHOD) return possible(b, y, a, x);
     if (a != METHOD || y == 0) return 1;
+    if (b == MODEL) return y != SHARED_KEYS || methods[x] != METHOD_SECO;
     const Method method = methods[x];
     if (b == KEPT || b == EVERY) return method_recomputes(method);
     if (b == SHARED) return method < METHOD_MST;

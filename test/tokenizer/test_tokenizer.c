@@ -9,8 +9,8 @@ harm.
 #include "llmc/base/text.h"
 
 #define FOLDER "test/golden/tokenizers/"
-static const char *const styles[] = {"gpt2",   "llama3", "qwen2",  "qwen3.5", "gemma",  "llama2", "mistral",
-                                     "tekken", "o200k",  "digits", "ruby",    "stages", "pieces", "removed"};
+static const char *const styles[] = {"gpt2",  "llama3", "qwen2", "qwen3.5", "gemma",  "llama2",  "mistral", "tekken",
+                                     "o200k", "digits", "ruby",  "stages",  "pieces", "harmony", "gemma4",  "removed"};
 enum { STYLES = COUNT_OF(styles), WHOLE = STYLES - 1 }; // the last one does not restore texts
 
 static const char *style_path(const char *style, const char *ending) {
@@ -139,8 +139,8 @@ static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int 
 
 // GPT-2 and Qwen prepend nothing, the others their first token. The end ids are eos_token's and those of the lists.
 TEST(beginnings_and_ends) {
-    static const char *const begin[] = {NULL,           "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>",
-                                        "<|im_start|>", NULL,           NULL, NULL, NULL,  "<s>", NULL};
+    static const char *const begin[] = {NULL, "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>", "<|im_start|>",
+                                        NULL, NULL,           NULL, NULL, "<s>", NULL,  "<s>", NULL};
     size_t bytes;
     for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
@@ -152,8 +152,10 @@ TEST(beginnings_and_ends) {
         assert_int_equal(tokenizer_is_special(t, ids.id[0]), begin[s] != NULL);
         if (begin[s]) assert_memory_equal(first, begin[s], strlen(begin[s]));
         expect_ids(t, &ids, "a b", begin[s] ? ids.id[0] : -1);
-        tokenizer_encode(t, "<|end|>", 7, 1, &end);
-        assert_int_equal(end.count, 1);
+        const int harmony = !strcmp(styles[s], "harmony"); // there <|end|> ends the reasoning, too
+        tokenizer_encode(t, harmony ? "<|call|><|end|>" : "<|end|>", harmony ? 15 : 7, 1, &end);
+        assert_int_equal(end.count, 1 + harmony);
+        assert_false(harmony && tokenizer_is_end(t, end.id[1]));
         assert_true(tokenizer_is_end(t, end.id[0]) && !tokenizer_is_end(t, ids.id[ids.count - 1]));
         end.count = 0;
         tokenizer_encode(t, "<|end|>", 7, 0, &end); // as plain text
@@ -302,6 +304,47 @@ TEST(chat_with_reasoning) {
         free(text.at), free(ids.id);
     }
     tokenizer_close(t);
+}
+
+// Marks of reasoning that a file has of its own: gone from old answers, whatever the model wrote.
+TEST(chat_with_channels) {
+#define FINAL   "<|channel|>final<|message|>"
+#define THOUGHT "<|channel|>analysis<|message|>hm <|end|><|start|>assistant"
+    static const struct {
+        const char *style, *answer, *kept;
+    } rows[] = {
+        {"harmony", THOUGHT FINAL " Hello \n", FINAL " Hello \n"},
+        {"harmony", THOUGHT THOUGHT FINAL, FINAL},
+        {"harmony", FINAL "Hello", FINAL "Hello"},
+        {"harmony", "<|channel|>analysis<|message|>no end", "<|channel|>analysis<|message|>no end"},
+        {"harmony", "", ""},
+        {"gemma4", "<|channel>thought\nhm\n<channel|>Hello \n", "Hello"},
+        {"gemma4", "a <|channel>b<|channel>c<channel|> d<channel|>e <|channel>no end", "a  de"},
+        {"gemma4", " <channel|>", ""},
+        {"gemma4", "", ""},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        char expected[400];
+        Tokenizer *t = open_style(rows[i].style);
+        Scratch text = {NULL, 0, 0};
+        TokenIds ids = {NULL, 0, 0};
+        test_case("%s", rows[i].answer);
+        assert_true(chat_forgets(t));
+        chat_append_turn(&text, t, NULL, "Hi", 2, 1);
+        chat_append_answer(&text, t, THINKING_AUTO, rows[i].answer, strlen(rows[i].answer));
+        chat_append_turn(&text, t, NULL, "And?", 4, 0);
+        chat_encode(t, &text, THINKING_AUTO, &ids);
+        snprintf(expected, sizeof(expected),
+                 *rows[i].style == 'h'
+                     ? "<|start|>user<|message|>Hi<|end|><|start|>assistant%s<|end|><|start|>user"
+                       "<|message|>And?<|end|><|start|>assistant"
+                     : "<s><|turn>user\nHi<turn|>\n<|turn>model\n%s<turn|>\n<|turn>user\nAnd?<turn|>\n"
+                       "<|turn>model\n",
+                 rows[i].kept);
+        expect_ids(t, &ids, expected, -1);
+        free(text.at), free(ids.id);
+        tokenizer_close(t);
+    }
 }
 
 // ---- refusals and damage --------------------------------------------------------------------------------------------
@@ -459,7 +502,7 @@ TEST(damaged_files) {
         CUT_TO(TOK, 463, DAMAGED),
         CUT_TO(TOK, -1, DAMAGED),
         EXTENDED_BY(TOK, 8, DAMAGED),
-        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads versions 1 to 3"),
+        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads versions 1 to 4"),
         OTHER_NUMBER(TOK, 32, 4, 0, NULL), // decodes only
         OTHER_NUMBER(TOK, 8, 4, 0, "of version 0"),
         OTHER_NUMBER(TOK, 32, 4, 1 << 20, "unknown flags"),

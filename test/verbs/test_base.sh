@@ -7,23 +7,26 @@ ranks() { count=$1; shift; test/ranks/mpirun.sh $count "$TRAIN" "$@" >"$WORK/out
 ids() { sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out"; }
 lora='--lora-rank 3 --seq-len 30 --batch 6 --quiet --overwrite'
 # ---- the same gradients --------------------------------------------------------------------------------------------------------
-for model in qwen3 gpt2 qwen3_5 qwen3_5_moe; do
-    type=nf4
+gpt_oss='hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=16,num_experts=4,num_experts_per_tok=2'
+succeeds convert --init gpt_oss,$gpt_oss,intermediate_size=32,vocab_size=96,sliding_window=8 --seed 5 --out "$WORK/gpt_oss" --quiet
+for model in qwen3 gpt2 qwen3_5 qwen3_5_moe gpt_oss; do
+    type=nf4 of=$GOLDEN/$model
     [ $model = gpt2 ] && type=fp4
+    [ $model = gpt_oss ] && type=mxfp4 of=$WORK/gpt_oss
     decoded=$WORK/decoded-$model
-    succeeds convert --model $GOLDEN/$model --base $type --out "$decoded" --quiet
-    succeeds bp --model $GOLDEN/$model --base $type $lora --grads-out "$WORK/a.safetensors"
+    succeeds convert --model "$of" --base $type --out "$decoded" --quiet
+    succeeds bp --model "$of" --base $type $lora --grads-out "$WORK/a.safetensors"
     succeeds bp --model "$decoded" $lora --grads-out "$WORK/b.safetensors"
     check "$model: 4 bits, decoded" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
-    succeeds bp --model $GOLDEN/$model --base $type $lora --method full --weights host --grads-out "$WORK/a.safetensors"
+    succeeds bp --model "$of" --base $type $lora --method full --weights host --grads-out "$WORK/a.safetensors"
     succeeds bp --model "$decoded" $lora --method full --grads-out "$WORK/b.safetensors"
     check "$model: 4 bits in host memory, method full" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
-    succeeds bp --model $GOLDEN/$model --base $type $lora --chunk 7 --inputs-every 2 --inputs host --grads-out "$WORK/a.safetensors"
+    succeeds bp --model "$of" --base $type $lora --chunk 7 --inputs-every 2 --inputs host --weights disk --disk "$WORK" --grads-out "$WORK/a.safetensors"
     succeeds bp --model "$decoded" $lora --chunk 7 --grads-out "$WORK/b.safetensors"
     check "$model: 4 bits, chunks, inputs of every second layer" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
     # Tokens one by one: products read the codes, and differ in their last bits.
     sample='--prompt-ids 7,1,2,3 --max-new-tokens 20 --temperature 0 --json'
-    succeeds sample --model $GOLDEN/$model --base $type $sample
+    succeeds sample --model "$of" --base $type $sample
     ids=$(ids)
     succeeds sample --model "$decoded" $sample
     check "$model: 4 bits write what decoded ones write" [ -n "$ids" -a "$(ids)" = "$ids" ]
@@ -34,18 +37,21 @@ ids=$(ids)
 succeeds sample --model "$WORK/decoded-head" $sample
 check 'and with the head in 4 bits' [ "$(ids)" = "$ids" ]
 command -v mpirun >/dev/null || skip 'ranks that share a base in 4 bits' 'there is no mpirun'
-for options in '--zero 3' '--zero 3 --weights host' '--sp 3'; do
+for options in '--zero 3' '--zero 3 --weights host' '--sp 3' '--zero 3 --base mxfp4'; do
     command -v mpirun >/dev/null || break
-    check "3 ranks $options" ranks 3 bp --model $GOLDEN/qwen3 --base nf4 $lora $options --grads-out "$WORK/a.safetensors"
-    check "3 ranks $options" ranks 3 bp --model "$WORK/decoded-qwen3" $lora $options --grads-out "$WORK/b.safetensors"
+    coded="$GOLDEN/qwen3 --base nf4" decoded=$WORK/decoded-qwen3
+    case $options in *mxfp4) coded=$WORK/gpt_oss decoded=$WORK/decoded-gpt_oss ;; esac
+    check "3 ranks $options" ranks 3 bp --model $coded $lora $options --grads-out "$WORK/a.safetensors"
+    check "3 ranks $options" ranks 3 bp --model "$decoded" $lora ${options% --base*} --grads-out "$WORK/b.safetensors"
     check "3 ranks, $options: 4 bits, decoded" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
 done
 
 # ---- folders -------------------------------------------------------------------------------------------------------------------
-for model in qwen3-nf4 gpt2-fp4; do
+for model in qwen3-nf4 gpt2-fp4 gpt_oss-mxfp4; do
     type=${model#*-}
     succeeds convert --model $GOLDEN/$model --to $type --out "$WORK/$model" --quiet
     check "$model is copied to the byte" cmp -s $GOLDEN/$model/model.safetensors "$WORK/$model/model.safetensors"
+    [ $type = mxfp4 ] && check 'its config.json, too' cmp -s $GOLDEN/$model/config.json "$WORK/$model/config.json"
     succeeds plan --for bp --model $GOLDEN/$model $(echo $lora | sed s/--overwrite//) --json
     planned=$(json total_bytes)
     succeeds bp --model $GOLDEN/$model $lora --json
@@ -115,5 +121,9 @@ refuses 2 'weights in 4 bits are frozen: give --lora-rank to train adapters, or 
 refuses 2 'or --base none to train them as they are decoded' bp --model $GOLDEN/qwen3-nf4
 succeeds bp --model $GOLDEN/qwen3-nf4 --base none --seq-len 20
 refuses 2 '--base fp4: .* is in nf4 already' bp --model $GOLDEN/qwen3-nf4 --base fp4 --lora-rank 2
+refuses 2 '--base mxfp4 is for experts, and this qwen3 model has none; give --base nf4' bp --model $GOLDEN/qwen3 --base mxfp4 --lora-rank 2
+refuses 2 'down_proj has rows of 24 elements, not a multiple of 32' bp --init gpt_oss,$gpt_oss,intermediate_size=24 --base mxfp4 --lora-rank 2
+refuses 2 '--quantise-head has no meaning' bp --model "$WORK/gpt_oss" --base mxfp4 --quantise-head --lora-rank 2
+refuses 2 '--to mxfp4 is a format of gpt_oss models' convert --init qwen3_moe,hidden_size=64 --to mxfp4 --out "$WORK/none"
 refuses 2 '--quantise-head: the head of this model is its embedding' bp --model $GOLDEN/llama-tied --base nf4 --quantise-head --lora-rank 2
 finish

@@ -76,6 +76,8 @@ TEST(every_op_is_found_wrong) {
     expect_rows("qwen3," TINY);
     expect_rows(TINY_GPT2);
     expect_rows("gemma3," TINY ",sliding_window=5");
+    expect_rows("gpt_oss," TINY ",sliding_window=5,num_experts=4,num_experts_per_tok=2");
+    expect_rows("gemma4," TINY ",global_head_dim=8,sliding_window=5,final_logit_softcapping=3");
     expect_rows("qwen3_5," TINY
                 ",partial_rotary_factor=0.5,linear_num_key_heads=1,linear_num_value_heads=3,linear_key_head_dim=5,"
                 "linear_value_head_dim=7,linear_conv_kernel_dim=8");

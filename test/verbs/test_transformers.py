@@ -4,6 +4,7 @@ the program, an empty folder.
 """
 import json
 import os
+import shutil
 
 from checks import GOLDEN, WORK, check, close, train
 from hybrid_trials import trials
@@ -11,8 +12,10 @@ from hybrid_trials import trials
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Mistral3Config,
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Gemma4Config,
+                          Gemma4UnifiedConfig, Mistral3Config,
                           Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig)
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -210,6 +213,26 @@ def grown(name, source=None):
             check(f"{out}: added rows of {key}", torch.allclose(value[rows:], mean, rtol=1e-6, atol=1e-9))
 
 
+def mxfp4():
+    """gpt-oss's experts, decoded by `convert` as transformers does it: every scale that gives finite values."""
+    source, changed = f"{GOLDEN}/gpt_oss-mxfp4", f"{WORK}/mxfp4-scales"
+    convert("--model", source, "--out", f"{WORK}/mxfp4-decoded")
+    compare("mxfp4, decoded", source, f"{WORK}/mxfp4-decoded")
+    tensors = load_file(f"{source}/model.safetensors")
+    for k, t in tensors.items():
+        if k.endswith("_scales"):
+            tensors[k] = (torch.arange(t.numel()) % 253).to(torch.uint8).reshape(t.shape)
+    shutil.copytree(source, changed)
+    save_file(tensors, f"{changed}/model.safetensors", metadata={"format": "pt"})
+    convert("--model", changed, "--out", f"{changed}-decoded")
+    ours = load_file(f"{changed}-decoded/model.safetensors")
+    for k, t in tensors.items():
+        if k.endswith("_blocks"):
+            theirs = convert_moe_packed_tensors(t, tensors[k.replace("_blocks", "_scales")])
+            ours_k = ours[k.removesuffix("_blocks")]
+            check(f"mxfp4, every scale: {k}", torch.equal(ours_k.view(torch.int16), theirs.view(torch.int16)))
+
+
 LIKE_OTHERS = () if os.environ.get("ALL_CASES") else (
     "qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
 names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/reference.safetensors") and d not in LIKE_OTHERS)
@@ -225,6 +248,7 @@ scaled("mistral", "linear,factor=2.5", {"rope_type": "linear", "factor": 2.5, "r
 for tied in (True, False):
     hybrid = composite(tied)
 grown("qwen3_5-hub", hybrid)
+mxfp4()
 for name in ("llama", "llama-tied", "gpt2", "glm4_moe"):
     grown(name)
 TEXT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -240,6 +264,11 @@ beside_images("qwen3_5_moe", Qwen3_5MoeConfig, TEXT | {
         "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 2,
         "num_position_embeddings": 16})
 further_layer()
+TEXT4 = TEXT | {"sliding_window": 9, "tie_word_embeddings": True, "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 6}
+beside_images("gemma4", Gemma4Config, TEXT4, {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8})
+beside_images("gemma4_unified", Gemma4UnifiedConfig, TEXT | {"sliding_window": 9, "tie_word_embeddings": True}, {
+    "patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 32})
 beside_images("gemma3", Gemma3Config, TEXT | {"sliding_window": 9, "tie_word_embeddings": True}, IMAGES)
 scaled("qwen3_5-hub", "yarn,factor=4,original_max_position_embeddings=16", YARN4 | {
     "rope_theta": 1e6, "partial_rotary_factor": 0.25}, source=hybrid, max_position_embeddings=64)
@@ -260,13 +289,14 @@ for pattern in ("s", "f", "fs", "sf"):
                  "rope_type=llama3,factor=8,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64")
 for number, (family, keys) in enumerate((
         ("qwen3_moe", "num_experts=6,num_experts_per_tok=3,moe_intermediate_size=8,mlp_only_layers=1,head_dim=8"),
-        ("mixtral", "num_experts=4"), ("glm4_moe", "num_experts=4,moe_intermediate_size=8,num_experts_per_tok=2,use_qk_norm=true"),
+        ("mixtral", "num_experts=4"), ("gpt_oss", "num_experts=3,num_experts_per_tok=2,head_dim=8,sliding_window=5"), ("glm4_moe", "num_experts=4,moe_intermediate_size=8,num_experts_per_tok=2,use_qk_norm=true"),
         ("ministral3", "original_max_position_embeddings=16,head_dim=10"), ("ministral3", "rope_type=default,sliding_window=4,head_dim=8"),
         ("ministral3", "rope_type=linear,factor=2,head_dim=8"), ("smollm3", "layer_types=nf,mlp_bias=true,rope_type=linear,factor=3"),
         ("olmo2", "attention_bias=true,rope_theta=500000"), ("olmo3", "layer_types=fs,sliding_window=4,rope_local_base_freq=3000"),
         ("olmo3", "layer_types=sf,sliding_window=4,rope_type=yarn,factor=8,original_max_position_embeddings=32"),
         ("phi3", "partial_rotary_factor=0.75,sliding_window=6"), ("phi3", "tie_word_embeddings=true"),
         ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"),
+        ("gemma4", "layer_types=sf,head_dim=8,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,hidden_size_per_layer_input=6"),
         ("granite", "embedding_multiplier=12,attention_multiplier=0.3,residual_multiplier=0.22,logits_scaling=0.4,mlp_bias=true"))):
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")

@@ -11,13 +11,14 @@ than its bytes, and at most a fourth as many values are rounded.
 
 enum { PICKED = 32 }; // elements picked at once: 16 bytes of codes; divides every block's length
 
-// out[PICKED] = table[code] of 16 bytes of codes
+// out[PICKED] = table[code] of 16 bytes of codes; first: quant_first_shift()
 #if defined(__AVX2__) && !defined(PRECISION_DOUBLE)
-// Unpacks codes, the first of two in the high half, into the low four bits of each byte of two vectors. Permutations of
-// 16 values ignore the bits above.
-static inline void codes_in_order(__m128i order[2], const uint8_t *codes) {
-    const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)codes), high = _mm_srli_epi16(low, 4);
-    order[0] = _mm_unpacklo_epi8(high, low), order[1] = _mm_unpackhi_epi8(high, low);
+// Unpacks codes into the low four bits of each byte of two vectors. Permutations of 16 values ignore the bits above.
+static inline void codes_in_order(__m128i order[2], const uint8_t *codes, int first) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    const __m128i even = _mm_srl_epi16(bytes, _mm_cvtsi32_si128(first));
+    const __m128i odd = _mm_srl_epi16(bytes, _mm_cvtsi32_si128(4 - first));
+    order[0] = _mm_unpacklo_epi8(even, odd), order[1] = _mm_unpackhi_epi8(even, odd);
 }
 
 // w[] = value[code] of 16 bytes of codes, as vectors of float
@@ -25,9 +26,9 @@ static inline void codes_in_order(__m128i order[2], const uint8_t *codes) {
 #if defined(__AVX512F__)
 typedef __m512 ValueTable;
 VECTOR_INLINE ValueTable value_table(const float value[16]) { return _mm512_loadu_ps(value); }
-VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, ValueTable table) {
+VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, ValueTable table, int first) {
     __m128i order[2];
-    codes_in_order(order, codes);
+    codes_in_order(order, codes, first);
     for (int half = 0; half < 2; half++)
         w[half] = (Vector)_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(order[half]), table);
 }
@@ -38,9 +39,9 @@ typedef struct {
 VECTOR_INLINE ValueTable value_table(const float value[16]) {
     return (ValueTable){_mm256_loadu_ps(value), _mm256_loadu_ps(value + 8)};
 }
-VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, ValueTable table) {
+VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, ValueTable table, int first) {
     __m128i order[2];
-    codes_in_order(order, codes);
+    codes_in_order(order, codes, first);
     for (int part = 0; part < 4; part++) {
         const __m128i bytes = part % 2 ? _mm_srli_si128(order[part / 2], 8) : order[part / 2];
         const __m256i index = _mm256_cvtepu8_epi32(bytes);
@@ -56,10 +57,10 @@ typedef __m512i PickTable; // the 16 values twice: bit 4 of an index does not ma
 static inline PickTable pick_table(const floatX table[16]) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)table));
 }
-static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table, int first) {
     const __m512i byte = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes));
-    const __m512i index =
-        _mm512_or_si512(_mm512_srli_epi32(byte, 4), _mm512_slli_epi32(byte, 16)); // a byte, two elements
+    const __m512i index = _mm512_or_si512(_mm512_srl_epi32(byte, _mm_cvtsi32_si128(first)), // a byte, two elements
+                                          _mm512_sll_epi32(byte, _mm_cvtsi32_si128(12 + first)));
     _mm512_storeu_si512(out, _mm512_permutexvar_epi16(index, table));
 }
 #elif defined(__AVX2__) && defined(PRECISION_BF16)
@@ -72,9 +73,9 @@ static inline PickTable pick_table(const floatX table[16]) {
     return (PickTable){_mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte)),
                        _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8))};
 }
-static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table, int first) {
     __m128i order[2], *to = (__m128i *)(void *)out;
-    codes_in_order(order, codes);
+    codes_in_order(order, codes, first);
     for (int half = 0; half < 2; half++) {
         const __m128i index = _mm_and_si128(order[half], _mm_set1_epi8(15));
         const __m128i low = _mm_shuffle_epi8(table.low, index), high = _mm_shuffle_epi8(table.high, index);
@@ -85,16 +86,17 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
 #elif defined(PICKED_VECTORS) && !defined(PRECISION_BF16)
 typedef ValueTable PickTable;
 static inline PickTable pick_table(const floatX table[16]) { return value_table(table); }
-static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table, int first) {
     Vector w[PICKED_VECTORS];
-    pick_vectors(w, codes, table);
+    pick_vectors(w, codes, table, first);
     for (size_t i = 0; i < PICKED_VECTORS; i++) vector_store(out + i * VECTOR_LANES, w[i]);
 }
 #else
 typedef const floatX *PickTable;
 static inline PickTable pick_table(const floatX table[16]) { return table; }
-static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
-    for (size_t i = 0; i < PICKED; i += 2) out[i] = table[codes[i / 2] >> 4], out[i + 1] = table[codes[i / 2] & 15];
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table, int first) {
+    for (size_t i = 0; i < PICKED; i += 2)
+        out[i] = table[codes[i / 2] >> first & 15], out[i + 1] = table[codes[i / 2] >> (4 - first) & 15];
 }
 #endif
 
@@ -157,19 +159,19 @@ static void decode_elements(floatX *out, const void *record, QuantFormat f, cons
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
     const uint8_t *codes = (const uint8_t *)record;
     const size_t end = begin + count;
-    const int shift = block_shift(f);
+    const int shift = block_shift(f), first = quant_first_shift(f.type);
     for (size_t i = begin; i < end;) {
-        const size_t first = i >> shift, blocks = min_size(SCALES, ((end - 1) >> shift) + 1 - first);
+        const size_t block = i >> shift, blocks = min_size(SCALES, ((end - 1) >> shift) + 1 - block);
         float scale[SCALES];
-        quant_scales_of(scale, f, codes, p, first, blocks);
+        quant_scales_of(scale, f, codes, p, block, blocks);
         for (size_t b = 0; b < blocks; b++) {
-            const size_t stop = min_size((first + b + 1) << shift, end);
+            const size_t stop = min_size((block + b + 1) << shift, end);
             floatX values[16] __attribute__((aligned(64)));
             block_values(values, quant_codes[f.type], f.rounding, scale[b]);
             const PickTable table = pick_table(values);
-            if (i % 2) out[i - begin] = values[codes[i / 2] & 15], i++;
-            for (; i + PICKED <= stop; i += PICKED) pick(out + (i - begin), codes + i / 2, table);
-            for (; i < stop; i++) out[i - begin] = values[codes[i / 2] >> (i % 2 ? 0 : 4) & 15];
+            if (i % 2) out[i - begin] = values[quant_code(f.type, codes, i)], i++;
+            for (; i + PICKED <= stop; i += PICKED) pick(out + (i - begin), codes + i / 2, table, first);
+            for (; i < stop; i++) out[i - begin] = values[quant_code(f.type, codes, i)];
         }
     }
 }

@@ -5,6 +5,9 @@ overwrite it with its gradient. In fp32 the exponentials replace the logits: the
 block by its maximum relative to the row's. bf16 would round them once more, so it recomputes them. Exponentials are
 fp32, their sum over blocks is double.
 
+A cap's tanh is computed in both readings, in fp32, too: its slope needs the logit, which exponentials do not replace
+then. Capped logits of a row have its maximum where the others have it.
+
 Entropy is found in the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) /
 S, two terms that are never negative and so do not cancel.
 */
@@ -31,23 +34,25 @@ VECTOR_INLINE floatS maximum(const floatX *x, size_t count, floatS top) {
     return vector_max_across(vector_max(most[0], most[1]));
 }
 
-// Returns cap tanh(x / cap); infinite logits stay infinite.
-VECTOR_INLINE Vector capped(Vector x, floatS cap) {
-    const Vector y = cap * vector_tanh(x * (1 / cap));
-    return vector_select((VectorBits)(x - x == 0), y, x);
+// Returns cap tanh(x / cap) and its slope; infinite logits stay infinite.
+VECTOR_INLINE Vector capped(Vector x, floatS cap, Vector *slope) {
+    const Vector y = vector_tanh(x * (1 / cap));
+    *slope = 1 - y * y;
+    return vector_select((VectorBits)(x - x == 0), cap * y, x);
 }
-static double capped_logit(double x, double cap) { return cap > 0 && isfinite(x) ? cap * tanh(x / cap) : x; }
 
-// Returns the slope of cap tanh(x / cap), given its value.
-VECTOR_INLINE Vector cap_slope(Vector y, floatS cap) {
-    const Vector t = vector_max(vector_of(-1), y * (1 / cap)); // -inf: 0
-    return 1 - t * t;
+// Returns the same digits for one logit; without a cap x and slope 1.
+VECTOR_INLINE floatS capped_logit(floatS x, floatS cap, floatS *slope) {
+    Vector slopes = vector_of(1);
+    const floatS y = cap > 0 ? capped(vector_of(x), cap, &slopes)[0] : x;
+    *slope = slopes[0];
+    return y;
 }
 
 // Loads logits, with a cap (capping: constant once inlined) those after it; lanes from `count` on are -inf.
-VECTOR_INLINE Vector logits_load(const floatX *x, size_t count, const int capping, floatS cap) {
+VECTOR_INLINE Vector logits_load(const floatX *x, size_t count, const int capping, floatS cap, Vector *slope) {
     const Vector logits = vector_load_first(x, count, -INFINITY);
-    return capping ? capped(logits, cap) : logits;
+    return capping ? capped(logits, cap, slope) : logits;
 }
 
 // Sums the row's exponentials; with tops, logits of block b become exp((x - tops[b]) / temperature).
@@ -59,12 +64,13 @@ VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inver
     for (size_t begin = 0; begin < V; begin += block) {
         const size_t count = min_size(block, V - begin);
         largest = maximum(x + begin, count, largest);
-        const floatS top = capping ? (floatS)fmax((double)e.top, capped_logit((double)largest, (double)cap)) : largest;
-        Vector sum = {0}, sum_weighted = {0};
+        floatS unused;
+        const floatS top = capping ? capped_logit(largest, cap, &unused) : largest;
+        Vector sum = {0}, sum_weighted = {0}, slope;
         if (top > e.top) raise_top(&e, top, (double)inverse_temperature);
         for (size_t i = 0; i < count; i += VECTOR_LANES) {
-            const Vector z = (logits_load(x + begin + i, count - i, capping, cap) - top) * inverse_temperature;
-            const Vector p = vector_exp(z);
+            const Vector logits = logits_load(x + begin + i, count - i, capping, cap, &slope);
+            const Vector z = (logits - top) * inverse_temperature, p = vector_exp(z);
             sum += p;
             if (weighted) sum_weighted += p * vector_max(vector_of(LEAST_Z), z);
             if (tops) vector_store_first(x + begin + i, p, count - i);
@@ -86,10 +92,10 @@ VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const E
             tops ? scale * (floatS)exp(((double)tops[begin / block] - (double)e->top) * inverse_temperature) : scale;
         for (size_t i = begin; i < begin + count; i += VECTOR_LANES) {
             const size_t lanes = begin + count - i;
-            const Vector logits = tops ? vector_of(0) : logits_load(x + i, lanes, capping, cap);
+            Vector slope, logits = tops ? vector_of(0) : logits_load(x + i, lanes, capping, cap, &slope);
             Vector p =
                 tops ? vector_load_first(x + i, lanes, 0) : vector_exp((logits - e->top) * (floatS)inverse_temperature);
-            if (capping) p *= cap_slope(logits, cap);
+            if (capping) p *= slope;
             vector_store_first(x + i, by * p, lanes);
         }
     }
@@ -106,7 +112,8 @@ static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS
     const floatS by = (floatS)inverse, cap = (floatS)temperature.cap;
     const int capping = temperature.cap > 0;
     const floatX logit = x[target];
-    double value = capped_logit((double)load(logit), temperature.cap);
+    floatS cap_slope;
+    double value = (double)capped_logit(load(logit), cap, &cap_slope);
     x[target] = store(-INFINITY);
     Exponentials others = capping   ? sum_of_exponentials(x, V, by, entropy != NULL, NULL, 1, cap)
                           : entropy ? sum_of_exponentials(x, V, by, 1, tops, 0, 0)
@@ -125,12 +132,11 @@ static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS
     }
     if (!weight) return (floatS)logp;
     double slope = (double)*weight * inverse;
-    if (capping) {
+    if (capping)
         scale_exponentials(x, V, (floatS)(-slope / sum), &others, NULL, inverse, 1, cap);
-        slope *= 1 - (value / temperature.cap) * (value / temperature.cap);
-    } else
+    else
         scale_exponentials(x, V, (floatS)(-slope / sum), &others, KEEPS_EXPONENTIALS ? of_blocks : NULL, inverse, 0, 0);
-    x[target] = store((floatS)(slope * (others.sum / sum)));
+    x[target] = store((floatS)(slope * (double)cap_slope * (others.sum / sum)));
     return (floatS)logp;
 }
 

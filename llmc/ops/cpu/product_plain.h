@@ -455,7 +455,7 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
         __builtin_prefetch(codes + 1024); // 2048 elements ahead
         const ValueTable table = value_table(value);
         for (size_t i = 0; i < q.block; i += PICKED, codes += PICKED / 2, few += PICKED * FEW_ROWS) {
-            pick_vectors(w, codes, table);
+            pick_vectors(w, codes, table, quant_first_shift(q.type));
             for (int r = 0; r < rows; r++)
                 for (size_t v = 0; v < PICKED_VECTORS; v++)
                     sum[r][v] += w[v] * vector_load(few + (v * FEW_ROWS + (size_t)r) * VECTOR_LANES);

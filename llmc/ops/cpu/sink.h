@@ -21,11 +21,11 @@ static VECTOR_FUNCTION void sink_row(floatX *out, floatS *lse, const floatX *sin
     for (size_t first = 0; first < NH; first += VECTOR_LANES) {
         const size_t heads = min_size(VECTOR_LANES, NH - first);
         const Vector l = sums_load_first(lse + first, heads), s = vector_load_first(sinks + first, heads, 0);
-        Vector slope, share = vector_logistic(l - s, &slope), most = vector_max(l, s), d = l + s - 2 * most;
-        d = vector_exp(d);
+        const Vector most = vector_max(l, s), rest = vector_exp(-vector_max(l - s, s - l));
+        Vector slope, share = vector_logistic(l - s, &slope);
         for (size_t i = 0; i < heads; i++) {
             floatX *head = out + (first + i) * HD;
-            lse[first + i] = most[i] + (floatS)log1p((double)d[i]);
+            lse[first + i] = most[i] + (floatS)log1p((double)rest[i]);
             for (size_t c = 0; c < HD; c += VECTOR_LANES)
                 vector_store_first(head + c, vector_load_first(head + c, HD - c, 0) * share[i], HD - c);
         }

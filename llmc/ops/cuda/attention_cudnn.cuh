@@ -162,9 +162,7 @@ static AttentionChoice attention_choice;
 
 static void cudnn_or_own_choose(AttentionChoice choice) { attention_choice = choice; }
 
-static bool cudnn_takes(size_t HD, bool aligned) {
-    return sizeof(floatX) == 2 && HD % 8 == 0 && HD <= CUDNN_MOST_HEAD && aligned;
-}
+static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && cudnn_has_head(HD) && aligned; }
 
 struct CudnnCut : AttentionCut {
     double scale;

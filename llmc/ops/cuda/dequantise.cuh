@@ -1,11 +1,12 @@
 /*
 Matrices in 4 bits (llmc/base/quantise.h) to floatX, of op set "cuda". A thread takes the 4 bytes of 8 elements, so that
 a warp reads and writes without gaps; they share a scale, looked up and rounded as by quant_scales_of. Bytes moved per
-element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64.
+element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64, in mxfp4 1/32.
 
 linear_forward_quantised: a warp for each element of a few rows of out reads a row of codes once; rows of x are in the
 caches. Half a warp takes PART elements, which share a scale: lane k rounds the value of code k, and the others fetch it
-by their codes. If rows are not whole parts, a lane takes single elements.
+by their codes. If rows are not whole parts, a lane takes single elements. A part of mxfp4 has two scales: lane k holds
+code k's value, which is multiplied by the scale of the lane that fetches it; that is exact.
 */
 #ifndef LLMC_CUDA_DEQUANTISE_CUH
 #define LLMC_CUDA_DEQUANTISE_CUH
@@ -26,10 +27,14 @@ __device__ inline float fp16_rounded(float value) { return quant_round_fp16(valu
 __device__ inline float fp16_rounded(float value) { return __half2float(__float2half_rn(value)); }
 #endif
 
-__device__ inline float block_scale(const uint8_t *record, const QuantParts &p, const float *map, bool nested,
+__device__ inline float block_scale(const uint8_t *record, const QuantParts &p, const float *map, QuantFormat format,
                                     size_t block) {
     const float *scales = (const float *)(record + p.scales);
-    if (!nested) return scales[block];
+    if (format.type == QUANT_MXFP4) { // as quant_mxfp4_scale
+        const unsigned byte = record[p.scale_codes + block];
+        return bf16_value((uint16_t)(byte < 2 ? 0x20u << byte : (byte - 1) << 7));
+    }
+    if (!format.nested) return scales[block];
     const float product =
         rounded_product(map[record[p.scale_codes + block]], scales[block / (size_t)QUANT_NESTED_BLOCK]);
     return product + *(const float *)(record + p.offset);
@@ -41,8 +46,10 @@ template <DType ROUNDING> __device__ inline floatX decoded(float code, float sca
     return store(ROUNDING == DTYPE_BF16 ? bf16_value(bf16_nearest(value)) : fp16_rounded(value));
 }
 
-// Returns by how much to shift a word of codes for element j.
-__device__ inline unsigned code_shift(unsigned j) { return j / 2 * 8 + (j % 2 ? 0 : 4); }
+__device__ inline unsigned first_shift(QuantFormat format) { return format.type == QUANT_MXFP4 ? 0 : 4; }
+
+// Returns by how much to shift a word of codes for element j; first: first_shift()
+__device__ inline unsigned code_shift(unsigned first, unsigned j) { return j / 2 * 8 + (j % 2 ? 4 - first : first); }
 
 __device__ inline void load_tables(float *code, float *map, const DequantiseTables &tables) {
     static_assert(LOOP_THREADS == 256);
@@ -61,10 +68,11 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     FOR_EACH_PACK(i, (n + CODES_OF_WORD - 1) / CODES_OF_WORD) {
         const size_t begin = i * CODES_OF_WORD;
         const uint32_t word = ((const uint32_t *)record)[i]; // the last code is followed by padding
-        const float scale = block_scale(record, p, map, format.nested, begin >> shift);
+        const float scale = block_scale(record, p, map, format, begin >> shift);
+        const unsigned first = first_shift(format);
         Pack<floatX, W> values[CODES_OF_WORD / W];
         for (unsigned j = 0; j < CODES_OF_WORD; j++)
-            values[j / W].x[j % W] = decoded<ROUNDING>(code[word >> code_shift(j) & 15], scale);
+            values[j / W].x[j % W] = decoded<ROUNDING>(code[word >> code_shift(first, j) & 15], scale);
         if (PACKED && begin + CODES_OF_WORD <= n)
             for (unsigned j = 0; j < CODES_OF_WORD / W; j++) pack_write(out + begin + j * W, values[j]);
         else
@@ -114,31 +122,38 @@ struct QuantisedMatrix {
     size_t row;              // the record's first element of the row
 };
 
-// Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. A warp; ROWS: at least n; WHOLE: rows are
-// whole parts
-template <DType ROUNDING, bool WHOLE, int ROWS, typename F>
+// Scales of a part. NO_PARTS: rows are not whole parts; EXACT_SCALES: of mxfp4
+enum PartScales { NO_PARTS, ONE_SCALE, EXACT_SCALES };
+
+// Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. A warp; ROWS: at least n
+template <DType ROUNDING, PartScales SCALES, int ROWS, typename F>
 __device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, size_t n, size_t C, F f) {
     constexpr int W = PART * 2 / LANES; // elements of a lane
-    const unsigned lane = threadIdx.x % LANES;
+    const unsigned lane = threadIdx.x % LANES, order = first_shift(m.format);
     float sum[ROWS] = {};
     const auto x_row = [=](int r) { return x + ((size_t)r < n ? (size_t)r : n - 1) * C; };
-    if constexpr (WHOLE) {
+    if constexpr (SCALES != NO_PARTS) {
+        constexpr bool EXACT = SCALES == EXACT_SCALES;
+        constexpr unsigned BLOCKS = EXACT ? PART / MXFP4_BLOCK : 1; // of a part
         const unsigned half = lane / 16, own = lane % 16, parts = (unsigned)(C / PART);
         const uint16_t *const codes = (const uint16_t *)(m.record + m.row / 2) + lane;
         const float own_code = m.code[own];
         for (size_t first = 0; first < parts; first += 2 * PARTS_AT_ONCE) {
-            const size_t scaled = first + lane % (2 * PARTS_AT_ONCE); // the part whose scale this lane looks up
-            const size_t element = m.row + (scaled < parts ? scaled : first) * PART;
-            const float scale = block_scale(m.record, m.parts, m.map, m.format.nested, element >> m.shift);
+            const size_t scaled = first * BLOCKS + lane % (2 * PARTS_AT_ONCE * BLOCKS); // the one this lane looks up
+            const size_t element = m.row + (scaled < parts * BLOCKS ? scaled : first * BLOCKS) * (PART / BLOCKS);
+            const float scale = block_scale(m.record, m.parts, m.map, m.format, element >> m.shift);
 #pragma unroll
             for (unsigned i = 0; i < PARTS_AT_ONCE; i++) {
                 const bool there = first + 2 * i + half < parts;
                 const unsigned word = there ? codes[first * (PART / W) + i * LANES] : 0;
-                const float value =
-                    load(decoded<ROUNDING>(own_code, __shfl_sync(ALL_LANES, scale, (int)(2 * i + half))));
+                const unsigned owner = (2 * i + half) * BLOCKS + own * BLOCKS / 16;
+                const float shared = __shfl_sync(ALL_LANES, scale, (int)owner);
+                const float value = EXACT ? own_code : load(decoded<ROUNDING>(own_code, shared));
                 float weight[W];
-                for (unsigned j = 0; j < W; j++)
-                    weight[j] = __shfl_sync(ALL_LANES, value, (int)(word >> code_shift(j)), 16);
+                for (unsigned j = 0; j < W; j++) {
+                    weight[j] = __shfl_sync(ALL_LANES, value, (int)(word >> code_shift(order, j)), 16);
+                    if (EXACT) weight[j] *= shared;
+                }
                 for (int r = 0; r < ROWS && there; r++) {
                     float values[W];
                     read_wide<W>(values, x_row(r) + (first * PART + lane * W) + i * (LANES * W));
@@ -149,8 +164,8 @@ __device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, 
     } else {
         for (size_t i = lane; i < C; i += LANES) {
             const size_t element = m.row + i;
-            const unsigned index = m.record[element / 2] >> code_shift(element % 2) & 15;
-            const float scale = block_scale(m.record, m.parts, m.map, m.format.nested, element >> m.shift);
+            const unsigned index = m.record[element / 2] >> code_shift(order, element % 2) & 15;
+            const float scale = block_scale(m.record, m.parts, m.map, m.format, element >> m.shift);
             const float weight = load(decoded<ROUNDING>(m.code[index], scale));
             for (int r = 0; r < ROWS; r++) sum[r] += load(x_row(r)[i]) * weight;
         }
@@ -162,7 +177,7 @@ __device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, 
 }
 
 // begin: weight's first element in the record
-template <DType ROUNDING, bool WHOLE, int ROWS>
+template <DType ROUNDING, PartScales SCALES, int ROWS>
 __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record, QuantFormat format,
                                                 QuantParts p, unsigned shift, DequantiseTables tables, size_t begin,
                                                 const floatX *bias, const floatX *residual, size_t n, size_t C,
@@ -173,15 +188,22 @@ __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, co
     const size_t o = (size_t)blockIdx.x * (LOOP_THREADS / LANES) + threadIdx.x / LANES;
     if (o >= OC) return;
     const QuantisedMatrix matrix = {record, format, p, shift, code, map, begin + o * C};
-    quantised_row<ROUNDING, WHOLE, ROWS>(matrix, x, n, C, [&](int r, float sum) {
+    quantised_row<ROUNDING, SCALES, ROWS>(matrix, x, n, C, [&](int r, float sum) {
         const size_t at = (size_t)r * stride + o;
         out[at] = store(sum + (bias ? load(bias[o]) : 0.0f) + (residual ? load(residual[at]) : 0.0f));
     });
 }
 
-// Returns whether rows of C elements are whole parts.
-static bool quantised_whole(const QuantFormat *format, size_t C, const void *x) {
-    return C % PART == 0 && format->block >= PART && all_aligned(x);
+// Calls launch(ROUNDING, SCALES) with constants for rows of C elements.
+template <typename F> static void with_parts(const QuantFormat *format, size_t C, const void *x, F launch) {
+    const bool whole = C % PART == 0 && all_aligned(x);
+    if (whole && format->type == QUANT_MXFP4 && format->rounding != DTYPE_FP16) // exact in the other types
+        return launch(std::integral_constant<DType, DTYPE_FP32>(), std::integral_constant<PartScales, EXACT_SCALES>());
+    with_flag(whole && format->block >= PART, [&](auto WHOLE) {
+        with_rounding(format, [&](auto ROUNDING) {
+            launch(ROUNDING, std::integral_constant < PartScales, WHOLE ? ONE_SCALE : NO_PARTS > ());
+        });
+    });
 }
 
 static void cuda_linear_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
@@ -194,22 +216,19 @@ static void cuda_linear_forward_quantised(Stored *out, const Stored *x, const vo
         const size_t count = min_size(QUANTISED_ROWS, n - token);
         const floatX *in = (const floatX *)x + token * C;
         const floatX *added = residual ? (const floatX *)residual + token * stride : NULL;
-        with_flag(quantised_whole(format, C, in), [&](auto WHOLE) {
-            with_rounding(format, [&](auto ROUNDING) {
-                const auto launch = [&](auto kernel_rows) {
-                    constexpr int ROWS = kernel_rows;
-                    LAUNCH((linear_forward_quantised_kernel<ROUNDING, WHOLE, ROWS>), grid, LOOP_THREADS, 0)
-                    ((floatX *)out + token * stride, in, (const uint8_t *)record, *format,
-                     quant_parts(*format, rows * C), shift, tables, first * C, (const floatX *)bias, added, count, C,
-                     OC, stride);
-                };
-                if (count == 1)
-                    launch(Width<1>());
-                else if (count <= 4)
-                    launch(Width<4>());
-                else
-                    launch(Width<(int)QUANTISED_ROWS>());
-            });
+        with_parts(format, C, in, [&](auto ROUNDING, auto SCALES) {
+            const auto launch = [&](auto kernel_rows) {
+                constexpr int ROWS = kernel_rows;
+                LAUNCH((linear_forward_quantised_kernel<ROUNDING, SCALES, ROWS>), grid, LOOP_THREADS, 0)
+                ((floatX *)out + token * stride, in, (const uint8_t *)record, *format, quant_parts(*format, rows * C),
+                 shift, tables, first * C, (const floatX *)bias, added, count, C, OC, stride);
+            };
+            if (count == 1)
+                launch(Width<1>());
+            else if (count <= 4)
+                launch(Width<4>());
+            else
+                launch(Width<(int)QUANTISED_ROWS>());
         });
     }
 }

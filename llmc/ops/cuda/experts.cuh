@@ -290,7 +290,7 @@ static void cuda_experts_backward_weight(Summed *dweight, const Stored *dout, co
 
 // ---- few rows with matrices in 4 bits -------------------------------------------------------------------------------
 // A block has LOOP_THREADS / LANES columns of a tile of up to QUANTISED_ROWS rows.
-template <DType ROUNDING, bool WHOLE>
+template <DType ROUNDING, PartScales SCALES>
 __global__ void experts_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record,
                                                  QuantFormat format, QuantParts parts, unsigned shift,
                                                  DequantiseTables tables, const int32_t *first, unsigned E,
@@ -303,8 +303,8 @@ __global__ void experts_forward_quantised_kernel(floatX *out, const floatX *x, c
     if (!tile.rows || o >= OC) return;
     const QuantisedMatrix matrix = {record, format, parts, shift, code, map, (tile.expert * OC + o) * C};
     const auto sums = [&](auto ROWS) {
-        quantised_row<ROUNDING, WHOLE, ROWS>(matrix, x + tile.begin * C, tile.rows, C,
-                                             [&](int r, float sum) { out[(tile.begin + r) * OC + o] = store(sum); });
+        quantised_row<ROUNDING, SCALES, ROWS>(matrix, x + tile.begin * C, tile.rows, C,
+                                              [&](int r, float sum) { out[(tile.begin + r) * OC + o] = store(sum); });
     };
     if (tile.rows == 1)
         sums(Width<1>());
@@ -321,12 +321,10 @@ static void cuda_experts_forward_quantised(Stored *out, const Stored *x, const v
     const size_t columns = blocks_for(OC, LOOP_THREADS / LANES);
     const dim3 grid((unsigned)(most_row_tiles(rows, E, QUANTISED_ROWS) * columns));
     if (!rows) return;
-    with_flag(quantised_whole(format, C, x), [&](auto WHOLE) {
-        with_rounding(format, [&](auto ROUNDING) {
-            LAUNCH((experts_forward_quantised_kernel<ROUNDING, WHOLE>), grid, LOOP_THREADS, 0)
-            ((floatX *)out, (const floatX *)x, (const uint8_t *)record, *format, quant_parts(*format, E * OC * C),
-             shift, tables, first, (unsigned)E, (unsigned)columns, C, OC);
-        });
+    with_parts(format, C, x, [&](auto ROUNDING, auto SCALES) {
+        LAUNCH((experts_forward_quantised_kernel<ROUNDING, SCALES>), grid, LOOP_THREADS, 0)
+        ((floatX *)out, (const floatX *)x, (const uint8_t *)record, *format, quant_parts(*format, E * OC * C), shift,
+         tables, first, (unsigned)E, (unsigned)columns, C, OC);
     });
 }
 
