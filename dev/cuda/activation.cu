@@ -95,8 +95,7 @@ static void forward_real(Forward &c) {
     cuda_activation_forward(c.out.stored(), c.gate_up.stored(), SWIGLU, c.shape.n, c.shape.FF);
 }
 static void backward_real(Backward &c) {
-    cuda_activation_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), SWIGLU, c.shape.n,
-                             c.shape.FF);
+    cuda_activation_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), SWIGLU, c.shape.n, c.shape.FF);
 }
 
 static dim3 packs_grid(Shape2 s) { return loop_grid(s.n * s.FF / full_pack<floatX>); }

@@ -207,7 +207,8 @@ static void bench_elements(const Bench &b) {
     static const struct {
         const char *of;
         SamplingSettings settings;
-    } draws[] = {{"the likeliest", {0, 0, 0, 1, 0}}, {"temperature", {1, 0, 0, 1, 0}}, {"top-k and top-p", {1, 0, 50, 0.9, 0}}};
+    } draws[] = {
+        {"the likeliest", {0, 0, 0, 1, 0}}, {"temperature", {1, 0, 0, 1, 0}}, {"top-k and top-p", {1, 0, 50, 0.9, 0}}};
     ops->zero(t.lse.data, TEXTS * sizeof(double)); // instead of uniform numbers, which cost the same
     for (const auto &draw : draws)
         b.bytes("draw", draw.of, TEXTS, V, 1.0 * TEXTS * V * STORED, [&] {

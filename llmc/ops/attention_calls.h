@@ -58,7 +58,8 @@ typedef struct AttentionCut {
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
-// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans)
+// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans); as in the
+// support matrix of its documentation (operations/Attention, 9.18.1)
 static const struct {
     int architecture;
     size_t widest[2];

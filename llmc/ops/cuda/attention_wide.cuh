@@ -17,7 +17,7 @@ constexpr unsigned WIDE_WARPS = 8, WIDE_THREADS = WIDE_WARPS * LANES;
 // Registers hold sums and operands: forward two tensors of a part, dq three, dk and dv two
 template <int HD>
 constexpr WideTiles WIDE_FORWARD = sizeof(floatX) == 2 ? WideTiles{HD / 256, 32, 1} : WideTiles{HD / 128, 16, 1};
-template <int HD> constexpr WideTiles WIDE_DQ = {HD / 128, 16, 1};
+template <int HD> constexpr WideTiles WIDE_DQ = {HD / 128, sizeof(floatX) == 2 ? 32 : 16, 1};
 template <int HD>
 constexpr WideTiles WIDE_DKV = sizeof(floatX) == 2 ? WideTiles{HD / 256, 16, 2} : WideTiles{HD / 128, 16, 1};
 
@@ -41,15 +41,38 @@ __device__ inline void hold_rows(OperandA (&a)[N / 16], const floatX *x, HeadRow
         }
 }
 
+// As tile_fetch, from a head's row `x` on; zeros from `valid` on
+template <int HD, unsigned THREADS>
+__device__ inline void rows_fetch(floatX *tile, const floatX *x, const HeadRows &h, unsigned valid, unsigned rows) {
+    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // rows at once
+    static_assert(THREADS % PACKS == 0);
+    const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
+    const size_t stride = h.heads * h.HD;
+    const floatX *from = x + first * stride + d;
+    floatX *to = tile + first * tile_stride<HD> + d;
+    if (h.packed) {
+        if (d >= h.HD) valid = 0;
+#pragma unroll
+        for (unsigned i = 0; i < rows; i += STEP, from += STEP * stride, to += STEP * tile_stride<HD>)
+            fetch<16>(to, from, first + i < valid);
+        return;
+    }
+#pragma unroll 1
+    for (unsigned row = first; row < rows; row += STEP, from += STEP * stride, to += STEP * tile_stride<HD>)
+        for (unsigned j = 0; j < W; j++) to[j] = row < valid && d + j < h.HD ? from[j] : store(0.0f);
+}
+
 // c[16 rows][N] = a b[N, COLUMNS]^T
 template <int HD, int N, int COLUMNS>
 __device__ inline void product_of_held(float (*c)[4], const OperandA (&a)[COLUMNS / 16], const floatX *b) {
+    constexpr int SUMS = 32 / N; // so that four instructions of a warp do not wait for each other
+    float sums[SUMS][N / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < COLUMNS; d += 16)
+        mma_columns<N>(sums[d / 16 % SUMS], a[d / 16], [&](int n) { return load_b(b, tile_stride<HD>, n, d); });
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
-        for (int e = 0; e < 4; e++) c[j][e] = 0.0f;
-#pragma unroll(sizeof(floatX) == 2 ? COLUMNS / 16 : 1)
-    for (int d = 0; d < COLUMNS; d += 16)
-        mma_columns<N>(c, a[d / 16], [&](int n) { return load_b(b, tile_stride<HD>, n, d); });
+        for (int e = 0; e < 4; e++) c[j][e] = SUMS == 1 ? sums[0][j][e] : sums[0][j][e] + sums[SUMS - 1][j][e];
 }
 
 // ---- scores of several warps: meeting[WIDE_WARPS][N / 8][LANES][4] --------------------------------------------------
@@ -109,12 +132,13 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     floatX *const tv = tk + KEYS * tile_stride<HD>;
     float *const meeting = (float *)(tv + KEYS * tile_stride<HD>);
     const SpanBlock block = span_block(blocks, wide_rows<T>, false);
-    const size_t head = blockIdx.y, end = block.end;
+    const size_t head = blockIdx.y;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp / PARTS * 16;
-    const unsigned column = warp % PARTS * OWN;           // of this warp's part
-    const size_t row = block.begin + warp_row + lane / 4; // and row + 8
+    const unsigned column = warp % PARTS * OWN;                                        // of this warp's part
+    const unsigned row = (unsigned)(block.begin - block.origin) + warp_row + lane / 4; // of q and out, and row + 8
+    const int rows = (int)(block.end - block.begin) - (int)(warp_row + lane / 4);      // from `row` on
     const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
     float o[OWN / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2] = {}; // times scale
@@ -126,8 +150,8 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const auto for_outputs = [&](auto f) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (row + 8 * i >= end) continue;
-            Result<SUMS> *const to = out + ((row + 8 * i - block.origin) * shape.NH + head) * shape.HD;
+            if (8 * i >= rows) continue;
+            Result<SUMS> *const to = out + ((size_t)(row + 8 * i) * shape.NH + head) * shape.HD;
 #pragma unroll
             for (int d = 0; d < (int)OWN / 8; d++)
 #pragma unroll
@@ -137,8 +161,10 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
                 }
         }
     };
+    const size_t at = (block.keys.begin * keys.heads + keys.head) * keys.HD; // of the first key
     const auto bring = [&](floatX *tile, const floatX *from, unsigned i) {
-        tile_fetch<HD, WIDE_THREADS>(tile, from, keys, block.keys.begin + i * KEYS, block.keys.end, KEYS);
+        rows_fetch<HD, WIDE_THREADS>(tile, from + at + i * KEYS * keys.heads * keys.HD, keys, sight.length - i * KEYS,
+                                     KEYS);
     };
     const auto score = [&](unsigned i) {
         if (!sees(sight, i * KEYS, KEYS, blocks.window)) return;
@@ -151,8 +177,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         if (!sees(sight, key, KEYS, blocks.window)) return;
         add_met<KEYS, PARTS>(s, meeting, warp / PARTS * PARTS);
         hide<KEYS, RANGE>(s, sight, key, lane / 4, blocks.window);
-        weights_of<KEYS>(s, scale, largest, sum, shrink,
-                         (RANGE && sight.first < 0) || has_far(sight, key, blocks.window));
+        weights_of<KEYS>(s, scale, largest, sum, shrink, RANGE || has_far(sight, key, blocks.window));
         if (shrink[0] != 1.0f || shrink[1] != 1.0f)
 #pragma unroll
             for (unsigned d = 0; d < OWN / 8; d++)
@@ -172,13 +197,13 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         for_outputs([&](int, float &sum, const Result<SUMS> &from) { sum = load(from); });
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (row + 8 * i < end) {
-                largest[i] = lse[(row + 8 * i - block.origin) * shape.NH + head] * LOG2_E;
+            if (8 * i < rows) {
+                largest[i] = lse[(size_t)(row + 8 * i) * shape.NH + head] * LOG2_E;
                 if (lane % 4 == 0 && largest[i] != -INFINITY) sum[i] = 1;
             }
         __syncthreads(); // all parts have read lse
     }
-    hold_rows<OWN>(held, q, queries, block.begin + warp_row - block.origin, end - block.origin, column);
+    hold_rows<OWN>(held, q, queries, block.begin + warp_row - block.origin, block.end - block.origin, column);
     pass_in_turn(
         tiles_in<KEYS>(sight.length), [&](unsigned i) { bring(tk, k, i); }, score, [&](unsigned i) { bring(tv, v, i); },
         add_values);
@@ -187,8 +212,8 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     for (int i = 0; i < 2; i++) {
         total[i] = (float)quad_sum(sum[i]);
         if (folded) shrink[i] = exp2f(folded_largest[i] - largest[i]);
-        if (row + 8 * i < end && lane % 4 == 0 && column == 0)
-            lse[(row + 8 * i - block.origin) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
+        if (8 * i < rows && lane % 4 == 0 && column == 0)
+            lse[(size_t)(row + 8 * i) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
         if (total[i] == 0.0f) total[i] = 1.0f, shrink[i] = 0.0f; // the row has seen no key: its output is 0
     }
     for_outputs([&](int i, float sum, Result<SUMS> &to) {
@@ -209,23 +234,26 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     float *const meeting_s = (float *)(tv + KEYS * tile_stride<HD>), *const meeting_ds =
                                                                          meeting_s + WIDE_WARPS * 16 * KEYS;
     const SpanBlock block = span_block(blocks, wide_rows<T>, false);
-    const size_t head = blockIdx.y, end = block.end;
+    const size_t head = blockIdx.y;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp / PARTS * 16;
-    const unsigned column = warp % PARTS * OWN;           // of this warp's part
-    const size_t row = block.begin + warp_row + lane / 4; // and row + 8
+    const unsigned column = warp % PARTS * OWN;                                        // of this warp's part
+    const unsigned row = (unsigned)(block.begin - block.origin) + warp_row + lane / 4; // of q and dq, and row + 8
+    const int rows = (int)(block.end - block.begin) - (int)(warp_row + lane / 4);      // from `row` on
     const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
     float sums[OWN / 8][4] = {}, row_lse[2] = {INFINITY, INFINITY}, row_delta[2] = {0.0f, 0.0f};
     float s[KEYS / 8][4], ds[KEYS / 8][4];
     OperandA held_q[OWN / 16], held_d[OWN / 16];
     for (int i = 0; i < 2; i++) {
-        const size_t place = (row + 8 * i - block.origin) * shape.NH + head;
-        if (row + 8 * i < end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
+        const size_t place = (size_t)(row + 8 * i) * shape.NH + head;
+        if (8 * i < rows) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
+    const size_t at = (block.keys.begin * keys.heads + keys.head) * keys.HD; // of the first key
     const auto bring = [&](floatX *tile, const floatX *from, unsigned i) {
-        tile_fetch<HD, WIDE_THREADS>(tile, from, keys, block.keys.begin + i * KEYS, block.keys.end, KEYS);
+        rows_fetch<HD, WIDE_THREADS>(tile, from + at + i * KEYS * keys.heads * keys.HD, keys, sight.length - i * KEYS,
+                                     KEYS);
     };
     const auto slope = [&](unsigned i) {
         if (!sees(sight, i * KEYS, KEYS, blocks.window)) return;
@@ -252,8 +280,8 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         product_with_rows<HD, KEYS, OWN>(sums, ds, tk + column);
     };
     const size_t first = block.begin + warp_row - block.origin;
-    hold_rows<OWN>(held_q, q, queries, first, end - block.origin, column);
-    hold_rows<OWN>(held_d, dout, queries, first, end - block.origin, column);
+    hold_rows<OWN>(held_q, q, queries, first, block.end - block.origin, column);
+    hold_rows<OWN>(held_d, dout, queries, first, block.end - block.origin, column);
     pass_in_turn(
         tiles_in<KEYS>(sight.length), [&](unsigned i) { bring(tv, v, i); }, slope, [&](unsigned i) { bring(tk, k, i); },
         add_keys);
@@ -261,9 +289,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     for (unsigned d = 0; d < OWN / 8; d++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const size_t c = column + d * 8 + lane % 4 * 2 + e % 2, t = row + 8 * (e / 2);
-            if (t >= end || c >= shape.HD) continue;
-            Result<SUMS> *const to = dq + ((t - block.origin) * shape.NH + head) * shape.HD + c;
+            const size_t c = column + d * 8 + lane % 4 * 2 + e % 2;
+            if (8 * (e / 2) >= rows || c >= shape.HD) continue;
+            Result<SUMS> *const to = dq + ((size_t)(row + 8 * (e / 2)) * shape.NH + head) * shape.HD + c;
             set_value(to, sums[d][e] * shape.scale + (SUMS && accumulate ? load(*to) : 0.0f));
         }
 }
@@ -281,7 +309,8 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const SpanBlock block = span_block(blocks, wide_rows<T> / 2, true);
     const size_t window = (size_t)blocks.window, group = shape.NH / shape.NKV, end = block.span.end,
                  key_end = block.end;
-    const HeadRows keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed};
+    const HeadRows keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed},
+                   queries = {shape.NH, 0, shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp / (2 * PARTS) * 16;
     const unsigned first_warp = warp / (2 * PARTS) * 2 * PARTS, column = warp % PARTS * OWN; // of this warp's part
     const bool owns_dk = warp - first_warp >= PARTS;
@@ -292,29 +321,31 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const float scale = shape.scale * LOG2_E;
     float sums[OWN / 8][4] = {}; // of dk or dv
     OperandA held[OWN / 16];     // of v or k
-    size_t coming = first, coming_head = blockIdx.y * group, next = first;
+    // From here on queries, and the warp's keys, count from `first`.
+    const unsigned count = (unsigned)(query_end - first), head = blockIdx.y * (unsigned)group;
+    const int key = (int)((long long)warp_first - (long long)first);
+    const size_t first_row = first - block.origin;
+    unsigned coming = 0, coming_head = head, next = 0;
     const auto bring = [&](unsigned, unsigned stage) {
         floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
-        const HeadRows queries = {shape.NH, coming_head, shape.HD, shape.packed};
-        tile_fetch<HD, WIDE_THREADS>(tq, q, queries, coming - block.origin, query_end - block.origin, QUERIES);
-        tile_fetch<HD, WIDE_THREADS>(td, dout, queries, coming - block.origin, query_end - block.origin, QUERIES);
-        for (unsigned i = threadIdx.x; i < QUERIES; i += WIDE_THREADS) {
-            const size_t place = (coming + i - block.origin) * shape.NH + coming_head;
-            fetch<4>(beside_row<HD>(tq, i), lse + place, coming + i < query_end);
-            fetch<4>(beside_row<HD>(td, i), delta + place, coming + i < query_end);
+        const size_t at = (first_row + coming) * shape.NH + coming_head;
+        rows_fetch<HD, WIDE_THREADS>(tq, q + at * shape.HD, queries, count - coming, QUERIES);
+        rows_fetch<HD, WIDE_THREADS>(td, dout + at * shape.HD, queries, count - coming, QUERIES);
+        if (const unsigned i = threadIdx.x; i < QUERIES) {
+            fetch<4>(beside_row<HD>(tq, i), lse + at + i * shape.NH, coming + i < count);
+            fetch<4>(beside_row<HD>(td, i), delta + at + i * shape.NH, coming + i < count);
         }
         coming += QUERIES;
-        if (coming >= query_end) coming = first, coming_head++;
+        if (coming >= count) coming = 0, coming_head++;
     };
     // Rows beyond the end are zero, so their products are, whatever p is.
     const auto use = [&](unsigned, unsigned stage) {
         const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
-        const size_t query = next;
+        const int query = (int)next;
         float p[QUERIES / 8][4], ds[QUERIES / 8][4];
-        next = query + QUERIES < query_end ? query + QUERIES : first; // then the next head's
+        next = next + QUERIES < count ? next + QUERIES : 0; // then the next head's
         // whether a query of the tile sees a key of this warp
-        const bool seen = query + QUERIES > warp_first && warp_first < key_end &&
-                          (query < warp_first + 15 || query - warp_first - 15 < window);
+        const bool seen = query + (int)QUERIES > key && warp_first < key_end && query - key - 15 < blocks.window;
         if (seen) {
             product_of_held<HD, QUERIES, OWN>(p, held, (owns_dk ? td : tq) + column);
             meet<QUERIES>(meeting, p);
@@ -323,9 +354,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         if (!seen) return;
         add_met<QUERIES, PARTS>(p, meeting, first_warp);
         if (owns_dk) add_met<QUERIES, PARTS>(ds, meeting, first_warp + PARTS);
-        if (query < warp_first + 15) hide_unseen<QUERIES, true>(p, (int)(row - query));
-        if (query + QUERIES - 1 - warp_first >= window)
-            hide_far<QUERIES, true>(p, (int)((long long)row - (long long)query + (long long)window));
+        const int lane_key = key + (int)(lane / 4) - query;
+        if (query < key + 15) hide_unseen<QUERIES, true>(p, lane_key);
+        if (query + (int)QUERIES - 1 - key >= blocks.window) hide_far<QUERIES, true>(p, lane_key + blocks.window);
 #pragma unroll
         for (unsigned j = 0; j < QUERIES / 8; j++)
 #pragma unroll
@@ -337,7 +368,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         product_with_rows<HD, QUERIES, OWN>(sums, p, (owns_dk ? tq : td) + column);
     };
     hold_rows<OWN>(held, owns_dk ? v : k, keys, warp_first, key_end, column);
-    pass_tiles<T.stages>((unsigned)group * tiles_in<QUERIES>(query_end - first), bring, use);
+    pass_tiles<T.stages>((unsigned)group * tiles_in<QUERIES>(count), bring, use);
 #pragma unroll
     for (unsigned d = 0; d < OWN / 8; d++)
 #pragma unroll
