@@ -61,10 +61,10 @@ template <bool BACKWARDS, typename F> __device__ inline void for_row(RowCut cut,
     for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) f(Width<1>(), single_of(cut, i));
 }
 
-// The soft cap of logits
+// The soft cap of logits; infinite ones stay infinite
 template <bool CAPPED> struct SoftCap { float cap, inverse; };
 template <bool CAPPED> __device__ inline float capped(float x, SoftCap<CAPPED> c) {
-    return CAPPED ? c.cap * tanhf(x * c.inverse) : x;
+    return CAPPED && x - x == 0 ? c.cap * tanhf(x * c.inverse) : x;
 }
 // Returns 1 - tanh(x / cap)^2 without cancellation.
 template <bool CAPPED> __device__ inline float cap_slope(float x, SoftCap<CAPPED> c) {
