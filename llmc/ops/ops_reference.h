@@ -368,7 +368,7 @@ static void reference_logprob(double *logp, double *entropy, double *logits, con
         if (entropy) entropy[t] = 0.0;
         for (size_t i = 0; i < V; i++) {
             const double log_p = (row[i] - largest) / T - lse, p = exp(log_p);
-            const double slope = cap > 0.0 ? 1.0 - pow(tanh(logits[t * stride + i] / cap), 2.0) : 1.0;
+            const double slope = cap > 0.0 ? pow(cosh(logits[t * stride + i] / cap), -2.0) : 1.0;
             if (entropy && target < V && p > 0.0) entropy[t] -= p * log_p;
             if (weight)
                 logits[t * stride + i] = target < V ? weight[t] / T * ((i == target ? 1.0 : 0.0) - p) * slope : 0.0;

@@ -36,8 +36,7 @@ VECTOR_INLINE floatS maximum(const floatX *x, size_t count, floatS top) {
 
 // Returns cap tanh(x / cap) and its slope; infinite logits stay infinite.
 VECTOR_INLINE Vector capped(Vector x, floatS cap, Vector *slope) {
-    const Vector y = vector_tanh(x * (1 / cap));
-    *slope = 1 - y * y;
+    const Vector y = vector_tanh(x * (1 / cap), slope);
     return vector_select((VectorBits)(x - x == 0), cap * y, x);
 }
 
