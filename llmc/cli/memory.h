@@ -99,7 +99,8 @@ static Search run_search(const Run *run, size_t limit) {
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs live in the same memory
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
-    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3);
+    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3) &&
+               !run->model.config.num_kv_shared_layers;
     c.every = !o->inputs_every && c.places[PLACED_INPUTS] != 1u << PLACE_DEVICE && c.open.backward &&
               method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;

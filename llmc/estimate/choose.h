@@ -92,7 +92,6 @@ static int candidate_is_open(const Search *search, const Candidate *c) {
     const RunSettings s = candidate_settings(search, c);
     int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;
     if (method_is_chunk_major(s.method)) open &= !s.keep && s.inputs_every <= 1; // has neither
-    if (method_is_chunk_major(s.method)) open &= !s.model->config.num_kv_shared_layers;
     open &= s.chunk <= search->open.chunk && 16 * s.chunk >= search->open.chunk;
     if (search->defers && s.defers) open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // else nothing overlaps
     for (int kind = 0; kind < PLACED; kind++)

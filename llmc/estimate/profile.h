@@ -104,9 +104,13 @@ static double row_bytes(const TimedRow *row) { return row->counts.operands + row
 static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
     const Shapes d = shapes_of(s->model);
     const size_t out = row->rows, in = row->cols;
-    const int attention = (in == d.C && (out == d.Q || out == d.KV)) || (in == d.Q && out == d.C);
-    const int mlp = (in == d.C && out == d.H) || (in == d.FF && out == d.C);
-    int adapters = 0;
+    static const unsigned forms[] = {0, FORM_WINDOW, FORM_BORROWS}; // whose heads or MLPs may have other widths
+    int attention = 0, mlp = 0, adapters = 0;
+    for (size_t i = 0; i < 3; i++) {
+        const Shapes of = shapes_in(s->model, forms[i]);
+        attention |= (in == d.C && (out == of.Q || out == of.KV)) || (in == of.Q && out == d.C);
+        mlp |= (in == d.C && out == of.H) || (in == of.FF && out == d.C);
+    }
     for (size_t i = 0; s->memory.lora && i < d.L * LAYER_TENSORS; i++) {
         const size_t rank = s->memory.lora->part[i].rank;
         adapters |= rank && (in == rank || out == rank);
