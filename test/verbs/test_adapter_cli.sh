@@ -114,6 +114,11 @@ change_keys 'rank_pattern": {}' 'rank_pattern": {"experts.down_proj": 4}'
 refuses 1 'has shape \[18, 16\], but rank 4 and this base ask for \[24, 16\]' eval ${experts% --lora-rank 3} --adapter "$WORK/wrong"
 succeeds plan --init qwen3-30b-a3b --lora-rank 16 --lora-targets experts --seq-len 64 --memory-limit 1TiB
 says err 'note: adapters of experts hold 629.15 M parameters: with AdamW in fp32 9.38 GiB, and 7.03 GiB on disk'
+own=gemma4,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8
+own="--init $own,global_head_dim=8,hidden_size_per_layer_input=8,vocab_size=96,vocab_size_per_layer_input=96 --seq-len 20 --lora-rank 2"
+succeeds bp $own --lora-targets all-linear
+says err 'note: --lora-targets all-linear: not per_layer_model_projection, which is one matrix for all layers'
+refuses 2 "'per_layer_model_projection' is not a linear layer that can have an adapter" bp $own --lora-targets per_layer_model_projection
 
 # ---- refusals on resuming -------------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
