@@ -19,6 +19,7 @@ typedef struct {
     double moved;   // bytes that other ops move, and that attention stages
     // counted for a known machine (DryCount.library)
     double own_forward, own_backward;        // attention FLOPs in our own kernels
+    double wide_backward;                    // part of own_backward: of heads that cuDNN has on no card
     double any_order;                        // part of attention_backward: in the library, sums in any order
     double masked_forward, masked_any_order; // part in the library: AttentionCounts.masked
     double library_calls, staged;            // calls of the library; bytes of `moved` that they stage
@@ -136,6 +137,7 @@ static void dry_attention(const AttentionShape *shape, int backward) {
     if (shape->partial) dry.op = backward ? "attention_backward_part" : "attention_forward_part";
     *(backward ? &counts->attention_backward : &counts->attention_forward) += flops;
     *(backward ? &counts->own_backward : &counts->own_forward) += own;
+    if (backward && shape->HD > 256) counts->wide_backward += own;
     if (!backward) counts->masked_forward += masked;
     if (backward && dry.attention.any_order) counts->any_order += flops - own, counts->masked_any_order += masked;
     counts->flops += flops;
