@@ -161,7 +161,7 @@ def gemma4(r):
                             global_head_dim=2 * r.randrange(2, 20), attention_k_eq_v=full, num_kv_shared_layers=shared,
                             num_global_key_value_heads=r.choice([None, *(n for n in range(1, heads + 1) if heads % n == 0)]),
                             use_double_wide_mlp=r.random() < 0.5, attention_bias=r.random() < 0.3,
-                            final_logit_softcapping=r.choice([None, 0.7, 3.0, 30.0]),
+                            final_logit_softcapping=r.choice([None, 2.0, 5.0, 30.0]),
                             hidden_size_per_layer_input=r.choice([0, 0, r.randrange(1, 20)]),
                             vocab_size_per_layer_input=s["vocab_size"] + r.choice([0, 0, 7]))
 

@@ -286,10 +286,6 @@ def gemma4(layer_types, **keys):
 
 GEMMA4 = gemma4("sfsf", vocab_size=101, num_global_key_value_heads=1, attention_k_eq_v=True)
 
-# Experts beside the dense MLP of each layer.
-GEMMA4_MOE = gemma4("sf", vocab_size=99, num_global_key_value_heads=1, attention_k_eq_v=True, enable_moe_block=True,
-                    num_experts=5, top_k_experts=2, moe_intermediate_size=20)
-
 # The last three layers read keys of the first two and have MLPs twice as wide. Inputs of their own for all layers.
 GEMMA4_E = gemma4("sfssf", vocab_size=103, hidden_size=24, num_kv_shared_layers=3, use_double_wide_mlp=True,
                   hidden_size_per_layer_input=8, vocab_size_per_layer_input=103)
@@ -351,7 +347,6 @@ CASES = [
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
     Case("gemma4", GEMMA4, seed=3797, pad=30),
-    Case("gemma4-moe", GEMMA4_MOE, seed=0),
     Case("gemma4-e", GEMMA4_E, seed=1005, pad=30),
 ]
 

@@ -220,7 +220,6 @@ TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
 TEST(gpt_oss) { FOLDER("gpt_oss"); }
 TEST(gemma4) { FOLDER("gemma4"); }
-TEST(gemma4_moe) { FOLDER("gemma4-moe"); }
 TEST(gemma4_e) { FOLDER("gemma4-e"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
