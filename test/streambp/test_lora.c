@@ -41,6 +41,7 @@ enum { ADAPTERS = COUNT_OF(adapters) };
 static TinyCase case_make(size_t m, size_t a) {
     static const size_t length[] = {6, 1, 13, 9};
     TinyCase c = tiny_case(models[m], 0);
+    if (c.model.config.family->sinks) c.model.config.swiglu_limit = 1.4; // at 1.5 an activation lies on the clamp
     c.lora.rank = adapters[a].rank, c.lora.alpha = adapters[a].alpha, c.lora.dropout = adapters[a].dropout;
     c.lora.rslora = adapters[a].rslora;
     const char *targets = !m ? adapters[a].gpt2_targets : adapters[a].targets;
@@ -64,7 +65,7 @@ static TinyResult case_run(const TinyCase *c, Method method, size_t chunk, size_
 
 static void expect_same(const TinyCase *c, TinyResult found, TinyResult expected, double allowed) {
     const int routed = c->model.config.family->router && c->model.dtype == DTYPE_FP32; // small gradients of routers
-    tiny_expect_same(&c->lora.table, found, expected, routed ? 4 * allowed : allowed, 0, 0);
+    tiny_expect_same(&c->lora.table, found, expected, routed ? 8 * allowed : allowed, 0, 0);
 }
 
 // One product term of W + scale B A: elements of W, A and B
@@ -182,7 +183,6 @@ TEST(finite_differences) {
     for (size_t m = 0; m < MODELS; m++) {
         TinyCase c = case_make(m, ADAPTERS - 1);
         c.model.config.pad_token_id = NO_ROW; // with one the gradient is not the slope
-        c.model.config.swiglu_limit = 1.4;    // at 1.5 an activation lies within a step of the clamp
         TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
         const int routed = c.model.config.family->router != ROUTER_NONE; // a step may change a route
         const double h = layers_of_kind(&c.model.config, LAYER_LINEAR) || routed ? 3e-6 : 1e-4; // as in test_methods.c
@@ -264,7 +264,10 @@ TEST(dropout_follows_a) {
         GroupWeights w = {.adapters = (char *)c.adapters};
         uint64_t seed[3], other_layer, other_step;
         Adapter adapter[ADAPTERS_MOST];
+        uint8_t form[8] = {0};
+        Setup setup = {0};
         StreamBP s = {0};
+        setup.form = form, s.setup = &setup;
         s.model = &c.model, s.memory.lora = &c.lora, s.now.dropout_seed = 5;
         for (size_t i = 0; i < 3; i++) {
             assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, 0, tensors[i]), adapter), 1);
