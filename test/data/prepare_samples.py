@@ -5,11 +5,15 @@ import math
 import os
 import random
 import re
+import sys
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-import records
-import templates
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "data")]
+
+import records  # noqa: E402
+import templates  # noqa: E402
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 LINES = ["hello world, how are you doing today?", "the weather is nice and the sun shines", "two and two is four: 2 + 2 = 4",
