@@ -68,7 +68,7 @@ static size_t fence_block(const void *pointer) {
 }
 
 // ---- transfers in flight --------------------------------------------------------------------------------------------
-enum { FENCE_TRANSFERS = 256 };
+enum { FENCE_TRANSFERS = 1024 };
 
 typedef struct {
     const void *to, *from;

@@ -2,7 +2,7 @@
 Shares of attention's work for up to 64 threads: the tasks of llmc/ops/cpu/attention_tasks.h in order, each taken by the
 first free thread and begun after its dependencies. A task takes as long as it has query-key pairs. Cases: the heads and
 windows of every preset, 4096 tokens in chunks of 1024. A pass takes at most 1.1 times the mean of the threads' work
-(1.3 in windows below 256).
+(1.5 in windows below 256).
 */
 #include "test/base/testing.h"
 #include "llmc/model/config.h"
@@ -78,7 +78,7 @@ static void shares_of(const char *name, AttentionShape shape, size_t threads, si
         forward += forward_time(&a, spans), backward += backward_time(&a, spans);
         mean += span_pairs(span, a.keys, a.window) * (double)a.NKV / (double)threads;
     }
-    const double most = shape.spans.window && shape.spans.window < 256 ? 1.3 : 1.1; // a window of few blocks
+    const double most = shape.spans.window && shape.spans.window < 256 ? 1.5 : 1.1; // a window of few blocks
     if (fmax(forward, backward) > most * mean)
         test_fail("%s, %zu threads: forward %.3f, backward %.3f of the mean share", name, threads, forward / mean,
                   backward / mean);
