@@ -30,8 +30,8 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers, and mxfp4 of models other
-// than gpt-oss.
+// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers, and mxfp4 of any model
+// but gpt-oss.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");

@@ -135,8 +135,8 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 }
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
-// Tells whether a folder has a matrix in 4 bits: bitsandbytes quantises modules, and a stack of experts is none. Matrices
-// that layers join there stay as they are.
+// Tells whether a folder has a matrix in 4 bits: bitsandbytes quantises modules, and a stack of experts is none.
+// Matrices that layers join there stay as they are.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
     return parameter_quantises(model, p, type, head) && (type == QUANT_MXFP4 || (!p->experts && !p->joined));
 }

@@ -1,6 +1,7 @@
 /*
 Matrices in 4 bits match bitsandbytes: test/golden/quantised.bin has its records and decoded values for inputs by a
-formula (make_quantised.py), and transformers' values of every code and scale of mxfp4. Cases that the file lacks are checked on their own.
+formula (make_quantised.py), and transformers' values of every code and scale of mxfp4. Cases that the file
+lacks are checked on their own.
 */
 #include "child.h"
 #include "llmc/base/quantise.h"
