@@ -84,8 +84,10 @@ static double *tiny_weights(const Model *model, uint64_t seed) {
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         double deviation = p->role == ROLE_EMBEDDING ? 0.7 : p->cols ? sqrt(1.5 / (double)p->cols) : 0.2;
+        const int queries = model->config.family->unscaled_attention && text_ends_with(p->name, "q_norm.weight");
+        const double scale = queries ? 1 / sqrt((double)p->rows) : 1; // their norm scales the scores, as in Gemma 4
         for (size_t j = 0; j < parameter_elements(p); j++)
-            w[p->offset + j] = p->ones + deviation * random_normal(seed, i, j);
+            w[p->offset + j] = scale * (p->ones + deviation * random_normal(seed, i, j));
     }
     return w;
 }
