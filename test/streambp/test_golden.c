@@ -132,9 +132,9 @@ static const Variant variants[] = {
 };
 
 static void expect_close(const Golden *g, TinyResult found) {
-    const double allowed = ops_device->stored == DTYPE_FP64       ? 5e-7
-                           : g->config.family->unscaled_attention ? 5e-5 // magnifies rounding
-                                                                  : 1e-5;
+    const double allowed = ops_device->stored == DTYPE_FP64        ? 5e-7
+                           : g->config.hidden_size_per_layer_input ? 2e-5 // one norm of all layers' own inputs
+                                                                   : 1e-5;
     if (!(fabs(found.loss - g->loss) <= allowed * g->loss))
         test_fail("loss %.9g, transformers has %.9g", found.loss, g->loss);
     for (size_t i = 0; i < g->model.parameter_count; i++) {
@@ -151,9 +151,12 @@ static void expect_no_worse(const Golden *g, TinyResult found) {
     double error = tiny_difference(&whole, found.gradient, g->gradients);
     double full = tiny_difference(&whole, g->full.gradient, g->gradients);
     testing.worst = fmax(testing.worst, error / (1.05 * full));
-    // Unscaled scores and clamps magnify rounding: transformers in bf16 is off by 0.09 (gemma4), 0.30 (gemma4-e), 0.13.
+    // Some models magnify rounding: 1.5 times as far off as transformers in bf16 is of gemma4-e, gemma4 and gpt_oss.
     const Family *family = g->config.family;
-    const double most = family->unscaled_attention ? 0.4 : family->activation == ACTIVATION_CLAMPED ? 0.2 : 0.05;
+    const double most = g->config.hidden_size_per_layer_input      ? 1.5 * 0.301
+                        : family->unscaled_attention               ? 1.5 * 0.087
+                        : family->activation == ACTIVATION_CLAMPED ? 1.5 * 0.132
+                                                                   : 0.05;
     if (!(full < most)) test_fail("full is off by %.3g", full);
     if (!(error <= 1.05 * full)) test_fail("off by %.4g, full by %.4g", error, full);
     for (size_t i = 0; i < g->model.parameter_count; i++) {
