@@ -95,7 +95,8 @@ typedef struct {
 // dev/cuda/cycles.py finds in the machine code, times as long by a fifth, as kernels were that have run.
 // So are the products of experts in full tiles: 470 TFLOP/s in the machine code for an H100 become 390.
 // Our own attention is taken to reach two fifths of mma.sync's peak; backward computes 7 products for 5. For heads of
-// 512 the machine code for an H100 has 1.15 times the forward rate of heads of 128, taken as 1, and 0.76 times backward's.
+// 512 the machine code for an H100 has 1.15 times the forward rate of heads of 128, taken as 1, and 0.76 times that of
+// backward.
 // H200: as an H100. A100: the same shares of its own peak; mma.sync has all of it. B200: FlashAttention-4 is published
 // at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop cards
 // and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090 72 %,
