@@ -351,6 +351,9 @@ static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
             *least = min_size(*least, lora->outer[t].rank), *most = max_size(*most, lora->outer[t].rank);
 }
 
+// Tells whether an adapter or a full copy of the embedding is trained.
+static int lora_trains_embedding(const Lora *lora) { return lora->saves[EMBEDDING] || lora->outer[EMBEDDING].rank; }
+
 static int lora_has_outer(const Lora *lora) { return lora->outer[EMBEDDING].rank || lora->outer[LM_HEAD].rank; }
 
 // Counts the elements of full copies.

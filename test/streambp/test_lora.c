@@ -16,9 +16,8 @@ static double bound(void) {
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \
     "head_dim=8,vocab_size=31,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=10,mlp_only_layers=1"
 static const char *const models[] = {
-    TINY_GPT2,   TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf",
-    TINY_LLLF,   EXPERTS,     TINY_SHARED, TINY_SINKS,
-    TINY_BESIDE, TINY_OWN};
+    TINY_GPT2,   TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf", TINY_LLLF, EXPERTS,
+    TINY_SHARED, TINY_SINKS,  TINY_BESIDE, TINY_OWN ",tie_word_embeddings=false"};
 enum { MODELS = COUNT_OF(models) };
 
 static const struct {
