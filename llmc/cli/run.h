@@ -221,6 +221,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (run->source) model_copy_constants(&run->model, &run->source->model);
     run_choose_base(run, run->source || init ? NULL : model);
     run_open_lora(run);
+    if (run->lora.rank && *run->model_path) run->lora.modules_prefix = hf_adapter_prefix(run->model_path);
     checkpoint_release();
 }
 

@@ -36,6 +36,7 @@ typedef struct {
     double alpha, dropout;
     int rslora;
     int split;                       // written with a tensor for each matrix of an expert (files/adapter_split.h)
+    const char *modules_prefix;      // of layers in files, "model.language_model."; NULL: the family's own
     unsigned modules;                // bit i: lora_module(.., i) has adapters, in all layers
     int saves[MODEL_TENSORS];        // EMBEDDING, LM_HEAD: a full copy is trained (modules_to_save)
     LoraModule outer[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: their adapters
