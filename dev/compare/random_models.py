@@ -580,6 +580,15 @@ def trial(seed, number, names, work, verbose):
     return name, off, apart.item(), worst
 
 
+def prepare_torch():
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    for function in ("cos", "sin"):  # torch's own are off by an ulp now and then
+        setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
+    torch.topk = torch.Tensor.topk = topk_of_the_lowest
+    torch.log = lambda x, f=torch.log: f(x.double()).to(x.dtype)
+
+
 def main():
     arguments = argparse.ArgumentParser(description="Random configurations against transformers.")
     arguments.add_argument("--seed", type=int, default=1)
@@ -590,12 +599,7 @@ def main():
     arguments.add_argument("--families", default=",".join(FAMILIES), help="of these families")
     options = arguments.parse_args()
     names = options.families.split(",")
-    torch.set_num_threads(1)
-    transformers.utils.logging.set_verbosity_error()
-    for function in ("cos", "sin"):  # torch's own are off by an ulp now and then
-        setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
-    torch.topk = torch.Tensor.topk = topk_of_the_lowest
-    torch.log = lambda x, f=torch.log: f(x.double()).to(x.dtype)
+    prepare_torch()
     counts, failed, worst = {}, 0, (0.0, 0.0, 0.0)
     numbers = [options.only] if options.only is not None else range(options.first, options.first + options.trials)
     for number in numbers if options.mutate else []:

@@ -1,9 +1,10 @@
 /*
-Times every op of the linked op set at the shapes of Qwen3-8B; linear attention at Qwen3.5-9B's. `stream` calls them so
-for chunks of 4096 tokens of a stream of 32768 (the last chunk, which sees all keys) and logits chunks of 2048. Prints
-one JSON object on stdout, the same as a table on stderr: median milliseconds with cold caches, the rate, and its share
-of a copy's rate or of cuBLASLt's best square product, measured in the same run. Bytes are the least an op needs: every
-input read once, every output written once; a sum that is added to is read and written. dev/bench_gpu.sh runs it.
+Times every op of the linked op set at the shapes of Qwen3-8B; linear attention at Qwen3.5-9B's, heads of 512 at
+Gemma 4 26B-A4B's, sinks at gpt-oss'. `stream` calls them so for chunks of 4096 tokens of a stream of 32768 (the last
+chunk, which sees all keys) and logits chunks of 2048. Prints one JSON object on stdout, the same as a table on stderr:
+median milliseconds with cold caches, the rate, and its share of a copy's rate or of cuBLASLt's best square product,
+measured in the same run. Bytes are the least an op needs: every input read once, every output written once; a sum that
+is added to is read and written. dev/bench_gpu.sh runs it.
 
     bench [REPEATS]
 
@@ -26,10 +27,12 @@ nothing.
 #ifdef CUDA_ON_CPU
 constexpr size_t n = 32, T = 96, m = 8, C = 64, NH = 4, NKV = 2, HD = 16, FF = 96, V = 320, TEXTS = 3;
 constexpr size_t HK = 1, HV = 2, DK = 16, DV = 16; // of linear attention, as in streambp.h
+constexpr size_t WIDE_NH = 2, WIDE_NKV = 1, WIDE_HD = 32;
 #else
 constexpr size_t n = 4096, T = 32768, m = 2048, C = 4096, NH = 32, NKV = 8, HD = 128, FF = 12288, V = 151936,
                  TEXTS = 64;
 constexpr size_t HK = 16, HV = 32, DK = 128, DV = 128;
+constexpr size_t WIDE_NH = 16, WIDE_NKV = 2, WIDE_HD = 512;
 #endif
 constexpr size_t LAYER = 2 * C * NH * HD + 2 * C * NKV * HD + 3 * C * FF;
 constexpr size_t CHANNELS = 2 * HK * DK + HV * DV, VALUES = HV * DV, PROJECTED = CHANNELS + VALUES + 2 * HV, TAPS = 4;
@@ -51,6 +54,8 @@ struct Tensors {
 
 constexpr size_t WIDE = n * 2 * FF > m *V ? n * 2 * FF : m *V, MATRIX = V * C > 3 * LAYER ? V *C : 3 * LAYER;
 static_assert(T * C <= MATRIX, "embedding_backward takes its dx from there");
+constexpr size_t WIDE_OUT = n * WIDE_NH * WIDE_HD, SINK_NH = 2 * NH, SINK_HD = HD / 2;
+static_assert(WIDE_NKV * WIDE_HD <= NKV * HD && WIDE_NH <= NH && WIDE_OUT <= WIDE && 2 * WIDE_OUT <= MATRIX);
 static_assert(n * PROJECTED <= WIDE && n * PROJECTED <= MATRIX && VALUES <= NH * HD, "so do linear attention's ops");
 
 // The whole chunk belongs to one document, which begins before it.
@@ -72,7 +77,8 @@ static size_t scratch_of_all(void) {
     }
     const Span span = {0, T - n, T, 0};
     const DeltaShape delta = delta_shape(&span);
-    return std::max({attention, ops_device->embedding_backward_scratch(T, V, C),
+    return std::max({attention, ops_device->attention_scratch(n, WIDE_NH, WIDE_NKV, WIDE_HD),
+                     ops_device->sink_backward_scratch(n, SINK_NH), ops_device->embedding_backward_scratch(T, V, C),
                      ops_device->conv_backward_scratch(&delta), ops_device->delta_forward_scratch(&delta),
                      ops_device->delta_backward_scratch(&delta), ops_device->gated_norm_backward_scratch(n, HV, DV),
                      ops_device->norm_backward_scratch(n, C), ops_device->norm_backward_scratch(n * NH, HD)});
@@ -196,12 +202,21 @@ static void bench_elements(const Bench &b) {
             [&] { ops->activation_forward(t.y.stored(), t.x.stored(), GELU, n, FF); });
     b.bytes("gelu_backward", "", n, FF, 3.0 * n * FF * STORED,
             [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), GELU, n, FF); });
-    for (int gradient = 1; gradient >= 0; gradient--)
+    b.bytes("clamped_forward", "", n, FF, 3.0 * n * FF * STORED,
+            [&] { ops->activation_forward(t.y.stored(), t.x.stored(), CLAMPED, n, FF); });
+    b.bytes("clamped_backward", "", n, FF, 5.0 * n * FF * STORED,
+            [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), CLAMPED, n, FF); });
+    static const struct {
+        const char *of;
+        bool gradient;
+        double cap;
+    } logprobs[] = {{"with its gradient", true, 0}, {"alone", false, 0}, {"with its gradient, capped", true, 30}};
+    for (const auto &which : logprobs)
         b.measure(
-            "logprob", gradient ? "with its gradient" : "alone", m, V, 0, BYTES, (1.0 + gradient) * m * V * STORED,
+            "logprob", which.of, m, V, 0, BYTES, (which.gradient ? 2.0 : 1.0) * m * V * STORED,
             [&] {
-                ops->logprob(t.lse.summed(), NULL, t.x.stored(), t.tokens.data, gradient ? t.weights.summed() : NULL, m,
-                             V, V, Temperature{1, 0});
+                ops->logprob(t.lse.summed(), NULL, t.x.stored(), t.tokens.data,
+                             which.gradient ? t.weights.summed() : NULL, m, V, V, Temperature{1, which.cap});
             },
             [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // restores the logits
     static const struct {
@@ -289,6 +304,30 @@ static void bench_attention(const Bench &b) {
     ops->attention_choose(attention_choice(0));
 }
 
+// Results go where weights are; lse of sinks, and their sums, are positive numbers
+static void bench_wide_heads_and_sinks(const Bench &b) {
+    const Ops *ops = ops_device;
+    const Tensors &t = b.t;
+    const AttentionShape shape = {t.spans(), WIDE_NH, WIDE_NKV, WIDE_HD, 1 / sqrt((double)WIDE_HD), all_keys, 0, 0};
+    Stored *const out = t.weight.stored(), *const dq = (Stored *)(t.weight.data + WIDE_OUT);
+    const double flops = 2.0 * WIDE_NH * WIDE_HD * PAIRS;
+    b.flops("attention_forward", "heads of 512", n, WIDE_NH * WIDE_HD, 2 * flops, [&] {
+        ops->attention_forward(out, t.lse.summed(), t.x.stored(), t.k.stored(), t.v.stored(), &shape,
+                               t.scratch.summed());
+    });
+    b.flops("attention_backward", "heads of 512", n, WIDE_NH * WIDE_HD, 5 * flops, [&] {
+        ops->attention_backward(dq, t.dk.summed(), t.dv.summed(), t.y.stored(), out, t.x.stored(), t.k.stored(),
+                                t.v.stored(), t.lse.summed(), &shape, t.scratch.summed());
+    });
+    const size_t width = SINK_NH * SINK_HD;
+    b.bytes("sink_forward", "heads of 64", n, width, 2.0 * n * width * STORED,
+            [&] { ops->sink_forward(t.out.stored(), t.sums.summed(), t.q.stored(), n, SINK_NH, SINK_HD); });
+    b.bytes("sink_backward", "heads of 64", n, width, 2.0 * n * width * STORED, [&] {
+        ops->sink_backward(t.dk.summed(), t.dout.stored(), t.out.stored(), t.sums.summed(), t.q.stored(), n, SINK_NH,
+                           SINK_HD, t.scratch.summed());
+    });
+}
+
 // Linear attention; bytes and FLOPs of the chunked form as delta_flops counts them, not what the kernels move and issue
 // (dev/gpu_speed.md)
 static void bench_linear_attention(const Bench &b) {
@@ -339,9 +378,14 @@ static void bench_layer(const Bench &b) {
             [&] { ops->round_sums(t.weight.stored(), t.sums.summed(), LAYER); });
     b.bytes("gradient_add", "a layer", 1, LAYER, LAYER * (SUMMED + 2 * STORED),
             [&] { ops->gradient_add(t.weight.data, FLOATX_DTYPE, t.sums.summed(), LAYER); });
-    const QuantFormat format = {QUANT_NF4, 1, QUANT_BLOCK, FLOATX_DTYPE};
-    b.bytes("dequantise", "a layer in nf4, nested", 1, LAYER, LAYER * STORED + (double)quant_parts(format, LAYER).bytes,
-            [&] { ops->dequantise(t.weight.stored(), t.sums.data, &format, LAYER); });
+    static const struct {
+        const char *of;
+        QuantFormat format;
+    } quantised[] = {{"a layer in nf4, nested", {QUANT_NF4, 1, QUANT_BLOCK, FLOATX_DTYPE}},
+                     {"a layer in mxfp4", {QUANT_MXFP4, 0, MXFP4_BLOCK, FLOATX_DTYPE}}};
+    for (const auto &which : quantised)
+        b.bytes("dequantise", which.of, 1, LAYER, LAYER * STORED + (double)quant_parts(which.format, LAYER).bytes,
+                [&] { ops->dequantise(t.weight.stored(), t.sums.data, &which.format, LAYER); });
     b.bytes("sum_of_squares", "a layer", 1, LAYER, LAYER * STORED, [&] {
         ops->sum_of_squares((double *)(void *)t.sums.data, SQUARES_PARTS, t.weight.data, FLOATX_DTYPE, LAYER);
     });
@@ -386,6 +430,7 @@ static void bench_linear(const Bench &b, const char *of, size_t rows, size_t in,
 static void bench_all(const Bench &b) {
     bench_elements(b);
     bench_attention(b);
+    bench_wide_heads_and_sinks(b);
     bench_linear_attention(b);
     bench_layer(b);
     bench_linear(b, "query", n, C, NH * HD);

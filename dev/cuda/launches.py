@@ -1,7 +1,7 @@
 """Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
-Qwen3.5-9B's for linear attention; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as
-cycles.py prints them; where a kernel has another number of loops than `loops`, its trips are out of date, and the table
-says "stale". Then: cycles.py KERNEL --branches.
+Qwen3.5-9B's for linear attention, Gemma 4 26B-A4B's for heads of 512, gpt-oss' for sinks; of 8192 tokens at
+Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where a kernel has another
+number of loops than `loops`, its trips are out of date, and the table says "stale". Then: cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re
 from cycles import ROOT, Timing, compiled, compiler_version, goes_around
@@ -13,6 +13,8 @@ LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
 DRAM = 3.35e12  # bytes/s of an H100
 NORM_BLOCKS = 528
 ROWS, EXPERTS, C_EXPERTS, I_EXPERTS = 8 * 8192, 128, 2048, 768
+STREAM, WIDE_HEADS = 32768, 16  # tokens of whom the chunk is the last; heads of 512 elements, over 2 of keys
+PAIRS = n * (STREAM - n) + n * (n + 1) // 2  # of a query and a key that it sees
 MAIN = 0  # in trips: the main loop, whatever its number
 
 
@@ -67,6 +69,16 @@ def grouped(form, width, out_width):
                     tiles * wide, 128, shared, {**search, MAIN: depth // deep}, len(search) + 1, take=take)])
 
 
+def wide(kernel, rows, passing, loops, main, take):
+    """Heads of 512. rows: of a block, for one head of queries or all of a head of keys; passing: rows of a tile"""
+    trips = WIDE_HEADS * PAIRS // passing  # of all blocks, for each row
+    blocks = (2 * STREAM if "dkv" in kernel else WIDE_HEADS * n) // rows
+    return Launch(kernel, blocks, 256, trips={**dict.fromkeys(range(2, loops + 1), 0), main: trips // (blocks * rows)},
+                  loops=loops, take=take)
+
+
+WIDE = "attention_wide_%skernel<512, WideTiles{%s}%s>"
+NO_EDGE = ("27 others", "28 others")  # all keys of a tile are seen
 FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
 NOT_SAVED = ("12 LDS, 18 STG", "10 LDS, 19 STG", "8 STS")  # states and additions
 LAYER_LOOP = packs(LAYER, 4)
@@ -133,6 +145,25 @@ PASS = {
          [Launch("split_heads_kernel<8, false>", n * 16 // 8, 256)]),
         ("gate_forward", "", 6 * n * C, None, [elements("gate_forward_kernel<8>", n * C, 8, trips={1: 4})]),
         ("gate_backward", "", 10 * n * C, None, [elements("gate_backward_kernel<8>", n * C, 8, trips={1: 4})]),
+    ),
+    "gpt-oss and Gemma 4 26B-A4B": (
+        ("clamped_forward", "", 6 * n * FF, None, [Launch("clamped_forward_kernel<8>", n * FF // 8 // 256, 256)]),
+        ("clamped_backward", "", 10 * n * FF, None, [Launch("clamped_backward_kernel<8>", n * FF // 8 // 256, 256)]),
+        ("sink_forward", "heads of 64", 4 * n * C, None,
+         [Launch("sink_forward_kernel<8>", n * 2 * HEADS // 32, 256)]),
+        ("sink_backward", "heads of 64", 4 * n * C, None,
+         [Launch("sink_backward_kernel<8>", 2 * NORM_BLOCKS, 256, trips={1: 4, 4: 3}, loops=4),
+          column_sums(NORM_BLOCKS, 2 * HEADS)]),
+        ("logprob", "with its gradient, capped", 6 * LOGITS * V, None,
+         [Launch("logprob_kernel<false, true>", LOGITS, 512,
+                 trips={1: 37, 2: 0, 3: 9, 4: 37, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0}, loops=9)]),
+        ("dequantise", "a layer in mxfp4", 2.53125 * LAYER, None,
+         [elements("dequantise_kernel<(DType)1, true>", LAYER, 8, trips={1: packs(LAYER, 8), 2: 0}, loops=2)]),
+        ("attention_forward", "heads of 512", 4 * n * WIDE_HEADS * 512, 2048 * WIDE_HEADS * PAIRS / 250e6,
+         [wide(WIDE % ("", "2, 32, 1", ", false, false"), 64, 32, 5, 3, (*NO_EDGE, "128 others"))]),
+        ("attention_backward", "heads of 512", 8 * n * WIDE_HEADS * 512, 5120 * WIDE_HEADS * PAIRS / (145e6 * 0.76),
+         [wide(WIDE % ("dq_", "4, 32, 1", ", false"), 32, 32, 5, 3, NO_EDGE),
+          wide(WIDE % ("dkv_", "2, 16, 2", ""), 32, 16, 6, 4, ("17 others",))]),
     ),
     "Qwen3-30B-A3B": [grouped(form, *widths) for form in range(3)
                       for widths in ((C_EXPERTS, 2 * I_EXPERTS), (I_EXPERTS, C_EXPERTS))],
@@ -211,7 +242,9 @@ HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_
             "delta_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
             "logprob_kernelILb0ELb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
             "ProductTileLi128ELi128ELi64ELi64ELi3E",
-            "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E")
+            "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E", "attention_wide_dkv_kernelILi512E",
+            "attention_wide_dq_kernelILi512EXtl9WideTilesLi4ELi32ELi1EEELb0E",
+            "attention_wide_kernelILi512EXtl9WideTilesLi2ELi32ELi1EEELb0ELb0E")
 MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many
 
 

@@ -117,7 +117,7 @@ static void run_grow(Run *run, Config *config) {
 // Notes that adapters leave rows of added tokens untrained.
 static void run_note_grown(const Run *run) {
     const Lora *lora = &run->lora;
-    const int embedding = lora->saves[EMBEDDING] || lora->outer[EMBEDDING].rank;
+    const int embedding = lora_trains_embedding(lora);
     const int head = lora->saves[LM_HEAD] || lora->outer[LM_HEAD].rank;
     if (!run->grown_from || !lora->rank || (embedding && head)) return;
     if (run->model.config.tie_word_embeddings)
@@ -221,6 +221,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (run->source) model_copy_constants(&run->model, &run->source->model);
     run_choose_base(run, run->source || init ? NULL : model);
     run_open_lora(run);
+    if (run->lora.rank && *run->model_path) run->lora.modules_prefix = hf_adapter_prefix(run->model_path);
     checkpoint_release();
 }
 

@@ -1,7 +1,8 @@
 /*
 Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names
 and shapes of the table in lora.h, so they are read as a source of weights (weight_source.h), in any supported type.
-Other tensors are refused. Names of adapters trained in a composite model are read, too.
+Other tensors are refused. Over a composite model that transformers loads whole, names are those of its modules, and
+PEFT leaves its other parts out (exclude_modules); names of the text model are read, too.
 
 adapter_config.json adds alpha, dropout, rsLoRA and the modules (adapter_targets.h). It is written so that any version
 of PEFT takes it, and read strictly: an active feature that lora.h lacks is refused by name, since ignoring it would
@@ -20,7 +21,8 @@ PEFT records none; then only shapes are checked.
 #define ADAPTER_BASE_KEY    "streambp_base" // in the metadata: the keys' version, then both in hexadecimal
 #define ADAPTER_BASE_VER    "2 "
 #define ADAPTER_CONFIG_NAME "adapter_config.json"
-#define ADAPTER_CONFIG_TEXT ((size_t)1 << 18)  // most bytes written
+#define ADAPTER_NOT_TEXT    "(?!model\\.language_model\\.|lm_head).*" // modules of a composite model besides its text
+#define ADAPTER_CONFIG_TEXT ((size_t)1 << 18)                         // most bytes written
 #define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // most bytes read: PEFT may list every module of every layer
 
 // ---- adapter_config.json: writing -----------------------------------------------------------------------------------
@@ -49,6 +51,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     json_null(&json, "auto_mapping");
     json_text(&json, "base_model_name_or_path", base);
     json_text(&json, "bias", "none");
+    if (lora->modules_prefix) json_text(&json, "exclude_modules", ADAPTER_NOT_TEXT);
     json_bool(&json, "fan_in_fan_out", lora->table.config.family->conv1d);
     json_bool(&json, "inference_mode", 1);
     json_bool(&json, "init_lora_weights", 1);
@@ -221,15 +224,26 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
+// Returns the name of a tensor in the file: over a composite model that of its module there.
+static const char *adapter_name_in_file(const Lora *lora, const char *tensor, char name[256]) {
+    static const char begin[] = "base_model.model.";
+    const char *own = lora->table.config.family->layer_prefix, *rest = tensor + strlen(begin);
+    const size_t cut = strcspn(own, ".") + 1; // "model."
+    if (!lora->modules_prefix || strncmp(rest, own, cut) != 0) return tensor;
+    snprintf(name, 256, "%s%s%s", begin, lora->modules_prefix, rest + cut);
+    return name;
+}
+
 // Writes the header of adapter_model.safetensors; data follow in the table's order. Returns its length.
-static size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
-    char keys[64];
+static size_t adapter_header(const Lora *lora, DType type, const BaseKey *base, char *text, size_t room) {
+    const Model *table = &lora->table;
+    char keys[64], name[256];
     SafetensorsWriter writer;
     snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
              (unsigned long long)base->weights);
     safetensors_write_begin(&writer, NULL, text, room, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
     for (const Parameter *p = table->parameters; p < table->parameters + table->parameter_count; p++)
-        safetensors_write_named(&writer, p->name, p, type);
+        safetensors_write_named(&writer, adapter_name_in_file(lora, p->name, name), p, type);
     return (size_t)safetensors_write_end(&writer);
 }
 

@@ -362,10 +362,18 @@ static void adapter_write_entry(JsonOut *json, const char *name, double value, A
         json_number(json, name, value);
 }
 
+// Returns the names of layers in the files of these adapters.
+static const char *adapter_prefix(const Lora *lora, char prefix[64]) {
+    const char *own = lora->table.config.family->layer_prefix, *whole = lora->modules_prefix;
+    snprintf(prefix, 64, "%s%s", whole ? whole : "", whole ? strchr(own, '.') + 1 : own);
+    return prefix;
+}
+
 // Writes a key's entries, sorted: a module by its short name if its layers agree, else by its full name in each layer.
 static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora, AdapterKey key) {
     const Config *c = &lora->table.config;
-    const AdapterTargets names = {NULL, NULL, 0, c->family->layer_prefix};
+    char prefix[64];
+    const AdapterTargets names = {NULL, NULL, 0, adapter_prefix(lora, prefix)};
     struct {
         char name[64];
         double value;

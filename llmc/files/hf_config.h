@@ -63,26 +63,27 @@ typedef struct {
     const char *modules;  // the same in transformers and in adapters' names
     const char *others;   // prefixes of the further tensors, separated by "|"
     const char *defaults; // defaults of keys that text_config may omit, in --init's form, or NULL
+    int text_loads;       // transformers' AutoModelForCausalLM makes the text model alone of such a folder
 } HfComposite;
 
 #define HF_IMAGES "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector."
 #define HF_MISTRAL3                                                                                                    \
-    "mistral3", "Mistral3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES, NULL
+    "mistral3", "Mistral3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES, NULL, 0
 #define HF_GEMMA4                                                                                                      \
     "model.language_model.", "model.language_model.",                                                                  \
         "model.vision_tower.|model.audio_tower.|model.vision_embedder.|model.embed_vision.|model.embed_audio."
 #define HF_UNIFIED "max_position_embeddings=262144,sliding_window=1024"
 static const HfComposite hf_composites[] = {
     {"qwen3_5", "qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model.", "model.language_model.",
-     "mtp.|model.visual.", NULL},
+     "mtp.|model.visual.", NULL, 1},
     {"qwen3_5_moe", "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "model.language_model.",
-     "model.language_model.", "mtp.|model.visual.", NULL},
-    {"gemma4", "gemma4", "Gemma4ForConditionalGeneration", HF_GEMMA4, NULL},
-    {"gemma4", "gemma4_unified", "Gemma4UnifiedForConditionalGeneration", HF_GEMMA4, HF_UNIFIED},
+     "model.language_model.", "mtp.|model.visual.", NULL, 1},
+    {"gemma4", "gemma4", "Gemma4ForConditionalGeneration", HF_GEMMA4, NULL, 0},
+    {"gemma4", "gemma4_unified", "Gemma4UnifiedForConditionalGeneration", HF_GEMMA4, HF_UNIFIED, 0},
     {"ministral3", HF_MISTRAL3},
     {"mistral", HF_MISTRAL3},
     {"gemma3", "gemma3", "Gemma3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES,
-     "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256"}};
+     "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256", 0}};
 #define HF_COMPOSITES (sizeof(hf_composites) / sizeof(hf_composites[0]))
 
 // Another class of a family's text models, without some of its parts

@@ -363,6 +363,15 @@ static const HfComposite *hf_directory_composite(const char *directory) {
     return composite;
 }
 
+// Returns what adapters' names of layers begin with over the model at `path`, where transformers loads it whole. NULL:
+// they are those of its text model.
+static const char *hf_adapter_prefix(const char *path) {
+    char config[PATH_MAX];
+    path_join(config, path, "config.json");
+    const HfComposite *composite = path_exists(config) ? hf_directory_composite(path) : NULL;
+    return composite && !composite->text_loads ? composite->modules : NULL;
+}
+
 // Tells whether a module's name begins or ends with an entry of llm_int8_skip_modules.
 static int hf_skips(const cJSON *list, const char *name) {
     const cJSON *item;

@@ -36,6 +36,7 @@ typedef struct {
     double alpha, dropout;
     int rslora;
     int split;                       // written with a tensor for each matrix of an expert (files/adapter_split.h)
+    const char *modules_prefix;      // of layers in files, "model.language_model."; NULL: the family's own
     unsigned modules;                // bit i: lora_module(.., i) has adapters, in all layers
     int saves[MODEL_TENSORS];        // EMBEDDING, LM_HEAD: a full copy is trained (modules_to_save)
     LoraModule outer[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: their adapters
@@ -350,6 +351,9 @@ static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
         if (lora->outer[t].rank)
             *least = min_size(*least, lora->outer[t].rank), *most = max_size(*most, lora->outer[t].rank);
 }
+
+// Tells whether an adapter or a full copy of the embedding is trained.
+static int lora_trains_embedding(const Lora *lora) { return lora->saves[EMBEDDING] || lora->outer[EMBEDDING].rank; }
 
 static int lora_has_outer(const Lora *lora) { return lora->outer[EMBEDDING].rank || lora->outer[LM_HEAD].rank; }
 

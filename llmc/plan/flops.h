@@ -58,7 +58,7 @@ static ProductFlops product_flops(const RunSettings *settings, const Lora *lora,
             const double rank = times * (lora ? (double)lora_part(lora, l, t)->rank : 0);
             if (!is_product(of.role)) continue;
             sum.forward += times * 2 * in * out + 2 * rank * (in + out);
-            if (t == INPUT_PROJECTION && lora && !lora->outer[EMBEDDING].rank) continue; // no dx of frozen embeddings
+            if (t == INPUT_PROJECTION && lora && !lora_trains_embedding(lora)) continue; // no dx of frozen embeddings
             sum.backward += times * (lora ? 2 : 4) * in * out; // dx, and dW of trained weights
             sum.backward += 2 * rank * (3 * in + 2 * out);     // h again, dA, dx; dh, dB
         }

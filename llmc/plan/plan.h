@@ -244,7 +244,7 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     if (lora) adapters -= (double)(d.V * lora->outer[EMBEDDING].rank); // a token reads one row of A
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
     if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C);               // its dW
-    if (backward && lora && !lora->outer[EMBEDDING].rank) parameters -= (double)(d.L * d.P * d.C); // no dx of x_0
+    if (backward && lora && !lora_trains_embedding(lora)) parameters -= (double)(d.L * d.P * d.C); // no dx of x_0
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
     return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
            (backward ? 3 : 1) * 4 * attention_elements(&model->config, batch, all);

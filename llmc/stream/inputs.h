@@ -53,7 +53,7 @@ static Stored *kept_input(const StreamBP *s, size_t l, size_t row) {
 // ---- room -----------------------------------------------------------------------------------------------------------
 // Tells whether x_0 has a gradient that anything trains.
 static int first_input_trains(const StreamBP *s) {
-    return s->now.pass >= PASS_FORWARD && (!s->memory.lora || s->memory.lora->outer[EMBEDDING].rank);
+    return s->now.pass >= PASS_FORWARD && (!s->memory.lora || lora_trains_embedding(s->memory.lora));
 }
 
 // Pushes x_0, with its gradient if that is needed: 0.
@@ -89,7 +89,7 @@ static void first_input_keep(const StreamBP *s, const Stored *x, size_t row, siz
     const Shapes d = shapes_of(s->model);
     if (!s->inputs.first) return;
     s->ops->copy(stored_row(s, s->inputs.first, row - s->inputs.begin, d.C), x, n * d.C * d.stored);
-    s->ops->copy(s->inputs.norm, at(w.weights, s->model->model_offset[INPUTS_NORM], d.stored), d.P * d.stored);
+    s->ops->copy(s->inputs.norm, at(w.base, s->model->model_offset[INPUTS_NORM], d.stored), d.P * d.stored);
 }
 
 // ---- where an input is ----------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ static void first_input_backward(const StreamBP *s, size_t row, size_t n, GroupS
     Stored *dfirst = stored_row(s, in->dfirst, row - in->begin, d.C);
     s->ops->dropout(layer_input(s, d.L, row), dfirst, n, d.C, 0, 0, 0, 1); // adds: a rate of 0 drops none
     s->ops->zero(dfirst, n * d.C * d.stored);
-    if (!dw.tables) return;
+    if (!dw.tables || s->memory.lora) return;
     s->ops->gradient_add(at(dw.tables, s->model->model_offset[INPUTS_NORM], dtype_size(dw.tables_type)), dw.tables_type,
                          in->dnorm, d.P);
     s->ops->zero(in->dnorm, d.P * d.summed);

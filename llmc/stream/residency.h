@@ -34,6 +34,7 @@ typedef struct {
     const size_t *offset; // of a layer's tensors (layer_offsets); else NULL
     const char *stored; // matrices in 4 bits are used as they are (coded_matrix): the group as it is stored; else NULL
     size_t first;       // then: its first parameter
+    char *base;         // of the embedding or the head: weights of the model, also where a trained copy replaces them
 } GroupWeights;
 
 // Switches to the weights of the reference, and back.
@@ -157,7 +158,7 @@ static void layer_decode(Residency *r, size_t layer, size_t rows, char *stored, 
 
 static GroupWeights acquire_layer(Residency *r, size_t layer, size_t rows) {
     LayerBuffer *b = layer_ask(r, layer);
-    GroupWeights w = {NULL, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer), NULL, 0};
+    GroupWeights w = {NULL, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer), NULL, 0, NULL};
     layer_await(r, b);
     r->current = (size_t)(b - r->gathered);
     layer_decode(r, layer, rows, b->weights, &w);
@@ -218,6 +219,7 @@ static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     if (tied && !staged) w.matrix = r->weights; // the model's first tensor
     if (group == GROUP_HEAD && !tied && !w.stored)
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
+    w.base = w.weights;
     if (has_adapters(r) && group_is_trained(r, group)) acquire_outer(r, group, &w);
     return w;
 }

@@ -134,7 +134,7 @@ static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
         return sizeof(header);
     }
     if (t->lora)
-        return adapter_header(t->model, saved_type(t), &t->base, (char *)staged_reformed.bytes,
+        return adapter_header(t->lora, saved_type(t), &t->base, (char *)staged_reformed.bytes,
                               sizeof(staged_reformed.bytes));
     return flat_header(staged_reformed.bytes, t->model, t->model->dtype);
 }
@@ -142,7 +142,7 @@ static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
 // Returns the most bytes of a checkpoint.
 static uint64_t checkpoint_bytes(const TrainedTensors *t) {
     uint64_t headers = flat_header_bytes(t->model) + sizeof(OptimizerHeader);
-    if (t->lora) headers += adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
+    if (t->lora) headers += adapter_header(t->lora, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
     return headers + sections_bytes(t) + RUN_STATE_LIMIT + (t->waiting ? t->waiting->whole : 0);
 }
 

@@ -264,7 +264,7 @@ static WeightSource *random_adapters(const Model *model, Lora *lora, float **val
     const size_t bytes = lora->table.elements * sizeof(float);
     *values = (float *)case_memory(bytes);
     for (size_t i = 0; i < lora->table.elements; i++) (*values)[i] = (float)random_normal(3, 1, i);
-    const size_t length = adapter_header(&lora->table, DTYPE_FP32, &base, header, sizeof(header));
+    const size_t length = adapter_header(lora, DTYPE_FP32, &base, header, sizeof(header));
     path_join(path, folder, ADAPTER_FILE_NAME);
     write_safetensors(path, header + 8, length - 8, (char *)*values, bytes);
     path_join(path, folder, ADAPTER_CONFIG_NAME);

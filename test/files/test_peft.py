@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -23,7 +23,7 @@ STACKS = ("gpt_oss", "gemma4-moe")  # PEFT's all-linear leaves their experts out
 
 
 def folder(name):
-    return f"{WORK}/{name}" if name == "gemma4-moe" else f"{GOLDEN}/{name}"
+    return f"{WORK}/{name}" if name in ("gemma4-moe", "gemma4-images") else f"{GOLDEN}/{name}"
 
 
 def our_loss(*arguments):
@@ -206,6 +206,17 @@ ours_to_theirs("gemma4-moe", "--lora-targets", "experts,down_proj,router.proj,v_
 theirs_to_ours("gemma4-moe", "all-linear", r=3, lora_alpha=5, target_modules="all-linear", target_parameters=["experts.down_proj"])
 ours_to_theirs("gemma4-e")
 theirs_to_ours("gemma4-e", "some", r=3, lora_alpha=5, target_modules=["v_proj", "up_proj", "per_layer_projection"])
+# Text beside images: names of the whole model, whose other parts have modules of the same names.
+torch.manual_seed(3)
+Gemma4ForConditionalGeneration(Gemma4Config(
+    text_config={"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+                 "head_dim": 8, "global_head_dim": 16, "vocab_size": 112, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+                 "layer_types": ["sliding_attention", "full_attention", "full_attention"], "initializer_range": 0.2, "pad_token_id": 0},
+    vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                   "num_key_value_heads": 2, "head_dim": 8}, audio_config=None, image_token_id=109, video_token_id=110,
+    audio_token_id=111)).save_pretrained(folder("gemma4-images"))
+ours_to_theirs("gemma4-images", "--lora-targets", "all", "--lora-rank-pattern", "layers.1.self_attn.q_proj=3")
+theirs_to_ours("gemma4-images", "text", r=3, lora_alpha=5, target_modules=r"model\.language_model\..*\.(q_proj|down_proj)")
 with safe_open(f"{WORK}/ours-llama-0/checkpoint-00000006/adapter_model.safetensors", "pt") as file:
     check("the base is recorded", len(file.metadata().get("streambp_base", "")) == 35)
 close()

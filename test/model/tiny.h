@@ -69,7 +69,7 @@ and one or more passes of a method. These leave the loss and every gradient on t
 // Keys and values of earlier layers, wide MLPs, inputs of each layer's own
 #define TINY_OWN                                                                                                       \
     "gemma4,hidden_size=20,intermediate_size=16,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,"      \
-    "head_dim=8,global_head_dim=12,num_kv_shared_layers=3,use_double_wide_mlp=true,hidden_size_per_layer_input=16,"     \
+    "head_dim=8,global_head_dim=12,num_kv_shared_layers=3,use_double_wide_mlp=true,hidden_size_per_layer_input=12,"    \
     "vocab_size=29,vocab_size_per_layer_input=31,sliding_window=6,layer_types=sf,pad_token_id=3"
 
 typedef struct {

@@ -16,9 +16,8 @@ static double bound(void) {
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \
     "head_dim=8,vocab_size=31,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=10,mlp_only_layers=1"
 static const char *const models[] = {
-    TINY_GPT2,   TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf",
-    TINY_LLLF,   EXPERTS,     TINY_SHARED, TINY_SINKS,
-    TINY_BESIDE, TINY_OWN};
+    TINY_GPT2,   TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf", TINY_LLLF, EXPERTS,
+    TINY_SHARED, TINY_SINKS,  TINY_BESIDE, TINY_OWN ",tie_word_embeddings=false"};
 enum { MODELS = COUNT_OF(models) };
 
 static const struct {
@@ -114,6 +113,7 @@ static const Term *case_terms(const TinyCase *c, size_t *count) {
 
 TEST(methods_agree) {
     const size_t sizes[] = {1, 7, 10, 28, 30};
+    const int few = !all_cases() && ops_device->stored == DTYPE_BF16; // all in the double build
     for (size_t m = 0; m < MODELS; m++) {
         for (size_t a = 0; a < ADAPTERS; a++) {
             TinyCase c = case_make(m, a);
@@ -122,9 +122,11 @@ TEST(methods_agree) {
             free(other.gradient);
             for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
                 if (EMULATED && i != (m + a) % 5) continue;
+                if (few && (i + m + a) % 2) continue;
                 static const Method methods[] = {METHOD_STREAM, METHOD_SECO, METHOD_MST};
                 for (size_t k = 0; k < 1 + (i + a) % 3; k++) {
                     if (EMULATED && k != i % 3) continue;
+                    if (few && k != (i + a) % 3) continue;
                     if (methods[k] == METHOD_SECO && c.model.config.num_kv_shared_layers) continue; // refused
                     other = case_run(&c, methods[k], sizes[i], sizes[(i + a) % 5]);
                     expect_same(&c, other, full, bound());

@@ -49,6 +49,7 @@ static int thinned(void) { return !all_cases() && ops_device->stored != DTYPE_FP
 static void methods_agree_on(TinyCase c, const char *text, const size_t *length, size_t documents, int masked) {
     if (c.model.config.num_experts) c.settings.router_aux_loss = 0.7, c.settings.router_z_loss = 0.2;
     c.batch = tiny_batch(length, documents, c.model.config.vocab_size, masked, 11);
+    const int few = thinned() && ops_device->stored == DTYPE_BF16;
     const size_t N = c.batch.N, sizes[] = {1, 7, N / 3 ? N / 3 : 1, N > 1 ? N - 1 : 1, N, N + 1};
     test_case("%.40s..., %zu tokens, %zu documents, mask %d", text, N, documents, masked);
     TinyResult full = tiny_case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
@@ -57,10 +58,11 @@ static void methods_agree_on(TinyCase c, const char *text, const size_t *length,
     tiny_expect_same(&c.model, other, full, bound(), 0, 0);
     free(other.gradient);
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        if (EMULATED && i == 0 && documents > 1) continue; // chunks of one token: of one document, and in other rows
         if (EMULATED && family_has_linear(c.model.config.family) && i % 3 != 1)
             continue; // blocks of 64 tokens cost most
         for (size_t j = 0; j < COUNT_OF(sizes); j++) {
-            if (i != j && (EMULATED || (!all_cases() && j != (i + 2) % COUNT_OF(sizes))))
+            if (i != j && (EMULATED || few || (!all_cases() && j != (i + 2) % COUNT_OF(sizes))))
                 continue; // the diagonal, some
             static const Method methods[] = {METHOD_STREAM, METHOD_MST, METHOD_SECO};
             for (size_t m = 0; m < COUNT_OF(methods); m++) {
@@ -322,6 +324,7 @@ TEST(kept_attention) {
         c.settings.gradient_type = dtype_of_sums(c.model.dtype);
         for (size_t j = 0; j < COUNT_OF(chunks); j++) {
             if (EMULATED && j != 1 + i % 6) continue;
+            if (thinned() && !EMULATED && (i + j) % 2) continue;
             test_case("%.40s..., chunk %zu", models[i], chunks[j]);
             saving_changes_nothing(&c, chunks[j], batches);
         }

@@ -60,7 +60,7 @@ static const char *const models[] = {
     TINY_SINKS,
     TINY_OWN ",num_experts=5,num_experts_per_tok=2,moe_intermediate_size=12",
 };
-enum { SHARED_KEYS = COUNT_OF(models) - 1 }; // the model whose layers share keys
+enum { SHARED_KEYS = COUNT_OF(models) - 1, FEWER = SHARED_KEYS - 1 }; // layers share keys; models of the bf16 build
 static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL, METHOD_MST, METHOD_SECO};
 static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
 static const size_t everies[] = {1, 2, 3, 9};
@@ -70,6 +70,7 @@ static size_t levels_of(int factor) {
     static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, COUNT_OF(methods), 3, COUNT_OF(models), 3, 2,
                                            2, 2, 3, 4, 3, 2};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
+    if (factor == MODEL && ops_device->stored == DTYPE_BF16 && !all_cases()) return FEWER; // all in fp32, double
     if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
     return only_one ? 1 : levels[factor];
 }

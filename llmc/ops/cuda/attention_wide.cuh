@@ -26,6 +26,10 @@ template <WideTiles T> constexpr unsigned wide_rows = WIDE_WARPS / T.parts * 16;
 template <int HD, WideTiles T> constexpr size_t wide_bytes(unsigned scores) {
     return 2 * T.stages * T.passing * tile_stride<HD> * sizeof(floatX) + scores * WIDE_WARPS * 16 * T.passing * 4;
 }
+constexpr size_t LEAST_SHARED = 99 << 10; // that cards give a block: 8.6, 8.9, 12.0
+static_assert(wide_bytes<GPU_MOST_HEAD, WIDE_FORWARD<GPU_MOST_HEAD>>(1) <= LEAST_SHARED &&
+              wide_bytes<GPU_MOST_HEAD, WIDE_DQ<GPU_MOST_HEAD>>(2) <= LEAST_SHARED &&
+              wide_bytes<GPU_MOST_HEAD, WIDE_DKV<GPU_MOST_HEAD>>(1) <= LEAST_SHARED);
 
 // a = x rows [begin, begin + 16) of one head, columns [column, column + N); zeros from `end` on, and beyond h.HD
 template <int N>
