@@ -83,9 +83,7 @@ static StepReport train_step(Trainer *t, size_t step) {
         double Z; // the loss denominator: target tokens, documents or groups of the whole step
         const Batch *batch = trainer_batch(t, step, i, &Z, &report);
         const int last = i + 1 == report.micro_batches;
-        report.loss += forward_backward(s, batch, Z, last, &report.metrics);
-        report.tokens += batch_tokens(batch);
-        report.flops += flops_forward_backward(&t->run.settings, batch);
+        trainer_pass(t, batch, Z, last, &report);
     }
 
     // 3. Loss and gradient norm over all ranks. NaN or Inf ends the run before any weight is changed.
@@ -167,6 +165,8 @@ static void join_ranks(const Options *o) {
                   "--timeout above it",
                   o->reward_timeout, o->timeout);
     dist_timeout(o->timeout);
+    const DealLevels levels = deal_levels(dist_ranks());
+    for (size_t k = 0; !o->sp && k < levels.levels; k++) dist_split(levels.level[k].ranks);
     dist_split(world_from_options(o).sp);
 }
 

@@ -1,51 +1,11 @@
 /*
-The memory of a run: the largest sequence that data holds, the plan for it, and the choices that the options leave
-open, taken so that the plan fits. run_allocate makes the one allocation, or says before it what would fit.
+The memory of a run: the plan for its largest sequence, and the choices that the options leave open, taken so that the
+plan fits. run_allocate makes the one allocation, or says before it what would fit.
 */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
 #include "llmc/ops/link_rates.h"
-#include "run.h"
-
-// ---- the largest sequence ------------------------------------------------------------------------------------------
-// B documents of T tokens. B = 0: only generation
-static SequenceBound regular_bound(size_t B, size_t T) {
-    if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
-    SequenceBound bound = {B * T, B, T};
-    return bound;
-}
-
-static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
-    SequenceBound bound = {max_size(a.N, b.N), max_size(a.documents, b.documents), max_size(a.longest, b.longest)};
-    return bound;
-}
-
-// The largest sequence of this rank, of data or (NULL) of random documents. A step of so many samples may be of as many
-// micro-batches as there are replicas, which are not divided into parts then.
-static SequenceBound run_bound(const Run *run, const DataLoader *data) {
-    const Options *o = run->options;
-    const size_t parts = o->samples ? 1 : run->assignment.parts;
-    if (!(data && !data->regular) && parts > 1) assign_check_regular(run->assignment, run->settings.world, o->batch);
-    if (!data) return regular_bound(o->batch / parts * sample_documents(o), o->seq_len);
-    SequenceBound bound = dataloader_part_bound(data, parts);
-    if (!data->regular && objective_needs_mismatched(&run->settings.objective))
-        bound.longest = min_size(bound.N, o->seq_len); // mismatched documents may be longer than any of the data
-    return bound;
-}
-
-// Documents of T tokens that fill the largest sequence.
-static size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
-
-// A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
-// empty.
-static Batch batch_shape(SequenceBound bound) {
-    Batch batch = {0};
-    batch.N = bound.N, batch.documents = bound.documents;
-    if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
-    batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
-    for (size_t d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
-    return batch;
-}
+#include "levels.h"
 
 // --memory-limit, or the available memory where that is less; 0: not known
 static size_t memory_limit(const Options *o, size_t available) {
@@ -99,7 +59,7 @@ static Search run_search(const Run *run, size_t limit) {
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs live in the same memory
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
-    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3) &&
+    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals && !(world_ranks(world) > 1 && world.zero == 3) &&
                !run->model.config.num_kv_shared_layers;
     c.every = !o->inputs_every && c.places[PLACED_INPUTS] != 1u << PLACE_DEVICE && c.open.backward &&
               method_recomputes(c.open.method);
@@ -227,6 +187,28 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
                  &all.candidate[run->chosen ? best.candidate : (size_t)of_main_rank((double)least)]);
     run->choice = best, pass_works = outside;
     free(choices), free(all.candidate);
+}
+
+// Plans for the smallest groups that fit the largest sequence, then for the levels of --sp auto. After run_plan
+static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, size_t limit) {
+    const DealLevels levels = deal_levels(world_ranks(run->settings.world));
+    static Machine cpu;
+    for (size_t k = 1; k < levels.levels; k++) {
+        const Search search = run_search(run, limit);
+        double beyond = plan_pressure(&run->plan, &search.limits) > 1;
+        dist_sum(RANKS_ALL, &beyond, 1);
+        if (beyond == 0) break;
+        run->settings.world.sp = levels.level[k].ranks;
+        run_plan(run, shape, limit);
+    }
+    const Search search = run_search(run, limit);
+    cpu = levels_cpu();
+    if (plan_pressure(&run->plan, &search.limits) <= 1)
+        run_levels(run, bound, strcmp(ops_device->name, "cpu") != 0 || run->settings.gpu ? search.machine : &cpu,
+                   &search.limits);
+    run->home = world_sp(run->settings.world);
+    run->assignment = assign_rounds(assign_evaluation(run->settings.world, 1), run->assignment.batches);
+    dist_split(run->home);
 }
 
 // An option that changes nothing. After run_plan
@@ -520,6 +502,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
                   shape.N, INT32_MAX);
     run->available = limit;
     run_plan(run, &shape, limit);
+    if (run->settings.deals) run_plan_levels(run, &shape, bound, limit);
     note_attention(run);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
                  limit == run->options->memory_limit ? "--memory-limit" : ops_device->memory_name());

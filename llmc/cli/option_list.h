@@ -125,8 +125,9 @@ CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, SHORT(ON(PLAN)), "tr
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
      "shard 1: optimizer, 2: also gradients, 3: also weights; over all ranks (ZeRO)")
-SIZE(sp, "sp", "1", 1, 65536, SHORT(STEPS) | LOSSES, "S",
-     "sequence parallelism: S ranks share a sequence; each has 1/S of its tokens; other ranks take other sequences")
+SIZE(sp, "sp", "1", 1, 65536, SHORT(STEPS) | LOSSES, "S|auto",
+     "sequence parallelism: S ranks share a sequence; each has 1/S of its tokens; other ranks take other sequences; "
+     "auto: each step deals its sequences to groups of as many ranks as suit their lengths")
 CHOICE(KeysOfRanks, kv, "kv", "auto", KEYS_AUTO, KEYS_RING, LOSSES, "auto|gather|ring",
        "how ranks that share a sequence exchange keys and values; auto: gather a layer's, or ring if memory lacks room")
 REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",

@@ -364,7 +364,7 @@ static int given_as(const Options *o, const char *option, const char *typed) {
 
 // Converts what other programs count for each replica to counts of a whole step.
 static void options_add_replicas(Options *o) {
-    const size_t replicas = max_size(1, (o->verb == VERB_PLAN ? o->ranks : dist_ranks()) / o->sp);
+    const size_t replicas = max_size(1, (o->verb == VERB_PLAN ? o->ranks : dist_ranks()) / max_size(o->sp, 1));
     const int device = given_as(o, "samples", PER_DEVICE), several = given_as(o, "grad-accum", ACCUMULATION);
     const size_t samples = o->samples, sequences = several ? o->grad_accum : 1;
     if (!device && !several) return;

@@ -45,6 +45,7 @@ static int option_accepted(const OptionRow *row, Verb verb) {
 // Returns the word that means 0 for a number, or NULL.
 static const char *option_word(const OptionRow *row) {
     int number = row->kind == OPTION_SIZE || row->kind == OPTION_REAL || row->kind == OPTION_BYTES;
+    if (row->kind == OPTION_SIZE && row->value && text_ends_with(row->value, "|auto")) return "auto"; // "S|auto"
     return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
 }
 

@@ -43,6 +43,8 @@ typedef struct {
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
+    DealTable table; // --sp auto
+    size_t home;     // then: ranks that share a sequence outside of steps
     Choice choice;     // the fastest of several that fit, if `chosen`; else all that is open is on the device, or
     int chosen;        // nothing fits
     void *memory;      // plan.total_bytes

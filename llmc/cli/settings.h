@@ -53,7 +53,7 @@ static World world_from_options(const Options *o) {
     World world;
     world.ranks = o->verb == VERB_PLAN ? o->ranks : dist_ranks();
     world.rank = o->verb == VERB_PLAN ? o->ranks - 1 : dist_rank();
-    world.zero = o->zero, world.sp = o->sp;
+    world.zero = o->zero, world.sp = max_size(o->sp, 1); // auto: until levels.h has found what fits
     if (world.ranks % world.sp)
         die_usage("--sp %zu: does not divide the %zu ranks of the run; ranks share sequences in groups of equal size",
                   world.sp, world.ranks);
@@ -160,6 +160,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     options_check_storage(o, stored);
     settings.model = model, settings.lora = lora;
     settings.world = world_from_options(o);
+    settings.deals = !o->sp && world_ranks(settings.world) > 1 && trains && !o->rollout;
     settings.objective = objective_from_options(o);
     settings.reference = computed_reference(o, &settings.objective, lora);
     options_check_method(o, &model->config, settings.world);
@@ -193,7 +194,7 @@ static int scales_rewards(const Options *o) {
 // Returns how data is opened; the run adds log-probabilities and the tokenizer's path.
 static DataSettings data_settings_from_options(const Options *o, const RunSettings *run, Shuffle shuffle) {
     DataSettings settings = {0};
-    settings.step = o->samples;
+    settings.step = o->samples, settings.deals = run->deals;
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model->config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
     settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;

@@ -35,6 +35,7 @@ typedef enum {
 typedef struct {
     size_t B, T, vocab_size;
     size_t step;     // exact number of samples of a step; 0: a step is a number of sequences
+    int deals;       // a step's samples are packed anew (step_deal.h)
     Shuffle shuffle; // auto: documents are shuffled, llm.c's shards are not
     LongDocuments long_documents;
     uint64_t seed;
@@ -402,7 +403,9 @@ static void documents_pack(DataLoader *d) {
     if (shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
     packing_epoch(&d->packing, &d->epoch[0], 0);
     d->first_epoch_sequences = d->epoch[0].sequences;
-    d->bound = d->regular ? regular : shuffle ? documents_bound_shuffled(d) : documents_bound_in_order(d);
+    d->bound = d->regular                             ? regular
+               : shuffle || d->settings.deals != 0 ? documents_bound_shuffled(d)
+                                                      : documents_bound_in_order(d);
     d->advantage = (double *)checked_calloc(d->largest_sample, sizeof(double), "the advantages of a group");
 }
 

@@ -10,7 +10,7 @@ that ends in any other way stops its threads first.
 */
 #ifndef LLMC_PREFETCH_H
 #define LLMC_PREFETCH_H
-#include "dataloader.h"
+#include "step_deal.h"
 #include "llmc/ranks/world.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -19,6 +19,8 @@ typedef struct {
     Batch whole;              // as read
     Batch batch;              // this rank's part
     size_t number;            // index within its step
+    size_t sp;                // ranks that share it; 0: as ever
+    double load, bound;       // s: of the step's deal: the slowest rank, and what no deal falls below; 0: not dealt
     TargetCounts step_counts; // totals over all micro-batches of its step
     size_t step_batches;      // number of this rank's in its step
     uint64_t after;           // position after it; for a rank's last in a step, after the step
@@ -28,6 +30,8 @@ typedef struct Prefetch {
     DataLoader *loader;
     Assignment assignment; // of the step being read, for data packed by steps
     size_t step;           // micro-batches of that step; its assignment's last round may be incomplete
+    StepDeal dealt;        // --sp auto
+    size_t rank;           // of the deal
     MicroBatch slot[2];
     double waited; // total seconds in prefetch_take
     pthread_t thread;
@@ -54,6 +58,18 @@ static void prefetch_caught(int code, const char *message) {
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
+// Reads the rank's i-th pass of a step that is dealt; the loader stands at the step until the last one.
+static void prefetch_read_dealt(Prefetch *p, size_t i, MicroBatch *micro) {
+    const DealtPass pass = step_deal_pass(&p->dealt, p->rank, i);
+    const int counts = pass.sequence < p->dealt.deal.sequences;
+    if (counts) step_deal_read(&p->dealt, p->loader, pass.sequence, &micro->whole);
+    micro->batch = counts ? batch_part(&micro->whole, 1, 0) : batch_empty(&micro->whole);
+    micro->after = dataloader_after(p->loader, p->loader->next, p->step);
+    if (i + 1 == p->dealt.passes) p->loader->next = micro->after;
+    micro->number = counts ? pass.sequence : pass.sequence + p->rank, micro->step_batches = p->dealt.passes;
+    micro->sp = pass.sp, micro->load = p->dealt.deal.load, micro->bound = p->dealt.deal.bound;
+}
+
 // Reads the rank's i-th micro-batch of a step; the loader stands after the one before it.
 static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
@@ -69,14 +85,20 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->number = number, micro->step_batches = own;
 }
 
-// Begins a step; the loader stands at its first micro-batch. Returns the counts of all of them.
-static TargetCounts prefetch_begin_step(Prefetch *p) {
+// Begins a step; the loader stands at its first micro-batch. Returns the counts of all of them; *own: this rank's
+static TargetCounts prefetch_begin_step(Prefetch *p, size_t *own) {
+    TargetCounts counts;
     p->step = p->assignment.batches;
     if (p->loader->packing.step) {
         p->step = dataloader_step(p->loader, p->loader->next);
         p->assignment = assign_rounds(p->assignment, p->step);
     }
-    return dataloader_targets(p->loader, p->loader->next, p->step);
+    counts = dataloader_targets(p->loader, p->loader->next, p->step);
+    *own = assigned_batches(p->assignment);
+    if (!p->dealt.table) return counts;
+    *own = step_deal_make(&p->dealt, p->loader, p->loader->next, p->step, p->rank);
+    counts.batches = (double)p->dealt.deal.sequences;
+    return counts;
 }
 
 static void prefetch_fill(Prefetch *p) {
@@ -88,8 +110,8 @@ static void prefetch_fill(Prefetch *p) {
         while (!p->stop && p->filled - p->freed == 2) pthread_cond_wait(&p->changed, &p->lock);
         if (p->stop) break;
         pthread_mutex_unlock(&p->lock);
-        if (i == 0) counts = prefetch_begin_step(p), own = assigned_batches(p->assignment);
-        prefetch_read(p, i, micro);
+        if (i == 0) counts = prefetch_begin_step(p, &own);
+        (p->dealt.table ? prefetch_read_dealt : prefetch_read)(p, i, micro);
         micro->step_counts = counts;
         pthread_mutex_lock(&p->lock);
         p->filled++;
@@ -149,10 +171,19 @@ static void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment assign
     pthread_cond_init(&p->changed, NULL);
 }
 
+// Deals the steps of this rank by a table, --sp auto.
+static void prefetch_deal(Prefetch *p, const DealTable *table, size_t rank) {
+    const Packing *packing = &p->loader->packing;
+    const size_t largest = packing->step ? packing->step : p->assignment.batches * p->loader->bound.documents;
+    step_deal_allocate(&p->dealt, table, min_size(largest, p->loader->samples * p->assignment.batches));
+    p->rank = rank;
+}
+
 static void prefetch_free(Prefetch *p) {
     prefetch_stop(p);
     if (!p->loader) return;
     batch_free(&p->slot[0].whole), batch_free(&p->slot[1].whole);
+    step_deal_free(&p->dealt);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->changed);
     memset(p, 0, sizeof(*p));

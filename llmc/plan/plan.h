@@ -34,6 +34,7 @@ typedef struct {
     size_t cache_tokens;                   // of the longest generated text with its prompt; 0: none
     size_t rollout_slots, rollout_tokens;  // texts generated side by side, tokens of the longest; 0: none
     World world;                           // zeros: a process alone
+    int deals;                             // world.sp changes from pass to pass (--sp auto)
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: none
     double router_bias_update;             // routes_bias_update's rate; 0: never
     double ridge;                          // DryCount.ridge of the estimated machine; 0: none
@@ -137,7 +138,11 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     if (settings->method == METHOD_SPACO)
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->setup->objective)) now->host_entropy = checked_calloc(N, sum, "entropies");
-    if (S > 1) now->host_gathered = checked_calloc((S + 1) * sequence_share_max(N, S), sum, "gathered values");
+    const size_t least = settings->deals ? 2 : S, most = settings->deals ? world_ranks(settings->world) : S;
+    if (most > 1) // a rank's own values and those of all: the most in the smallest groups, or of the fewest tokens
+        now->host_gathered = checked_calloc(
+            max_size((least + 1) * sequence_share_max(N, least), (most + 1) * sequence_share_max(N, most)), sum,
+            "gathered values");
     const Shapes d = shapes_of(settings->model);
     const size_t layers = expert_layers(s);
     if (layers) {

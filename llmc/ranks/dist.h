@@ -25,7 +25,7 @@ size_t dist_rank(void);
 size_t dist_local_rank(void);       // among the ranks on this host: which device
 size_t dist_local_ranks(void);      // on this host
 const char *dist_host(size_t rank); // name of the machine
-void dist_split(size_t sp);         // makes the groups that share a stream; call once, sp divides dist_ranks()
+void dist_split(size_t sp);         // chooses groups of sp ranks that share a stream; collective when it makes them
 void dist_timeout(double seconds);  // sets how long a rank waits for a sign of life
 void dist_stop(void);               // leaves the job at the end of main; else done at exit
 

@@ -52,14 +52,21 @@ __attribute__((noreturn)) static void refuse_launch(const char *why) {
 #ifdef HAVE_MPI
 #define STAGING_BYTES ((size_t)4 << 20) // staging memory of collectives; larger tensors are cut into pieces
 
+#define SPLITS_MOST 24 // sizes of groups that share a stream
+
 static struct {
     size_t ranks, rank, local_ranks, local_rank, sp;
     int joined; // MPI is in use
     MPI_Comm group[RANK_GROUPS];
+    struct {
+        size_t sp;
+        MPI_Comm group[RANK_GROUPS];
+    } made[SPLITS_MOST];  // by dist_split
+    size_t splits, split; // their number, and the chosen one
     MPI_Request *request; // [requests]
     size_t requests;
     char *staging; // [STAGING_BYTES]
-} job = {1, 0, 1, 0, 1, 0, {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL}, NULL, 0, NULL};
+} job = {1, 0, 1, 0, 1, 0, {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL}, {{0}}, 0, 0, NULL, 0, NULL};
 #else
 static struct { size_t ranks, rank, local_ranks, local_rank, sp; } job = {1, 0, 1, 0, 1};
 #endif
@@ -131,8 +138,15 @@ void dist_split(size_t sp) {
     const int stream = (int)(job.rank / sp), place = (int)(job.rank % sp);
     job.sp = sp;
     if (job.ranks == 1) return;
-    MPI_Comm_split(MPI_COMM_WORLD, stream, place, &job.group[RANKS_SEQUENCE]);
-    MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &job.group[RANKS_SEQUENCE_REVERSED]);
+    for (job.split = 0; job.split < job.splits && job.made[job.split].sp != sp;) job.split++;
+    MPI_Comm *group = job.made[job.split].group;
+    if (job.split == job.splits) {
+        if (job.splits++ == SPLITS_MOST) die("internal: groups of more than %d sizes", SPLITS_MOST);
+        job.made[job.split].sp = sp;
+        MPI_Comm_split(MPI_COMM_WORLD, stream, place, &group[RANKS_SEQUENCE]);
+        MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &group[RANKS_SEQUENCE_REVERSED]);
+    }
+    for (int i = RANKS_SEQUENCE; i <= RANKS_SEQUENCE_REVERSED; i++) job.group[i] = group[i];
 }
 
 void dist_timeout(double seconds) { watch.timeout = seconds; }

@@ -31,6 +31,7 @@ typedef struct {
     double data_seconds;                    // of `seconds`: waiting for data
     double rollout_seconds, reward_seconds; // of `seconds`: writing completions; waiting for their rewards
     size_t micro_batches;                   // number on this rank
+    double load, bound;                     // s: of a dealt step (deal.h), by the estimate; 0: not dealt
     Metrics metrics;                        // metrics of the objective
 } StepReport;
 

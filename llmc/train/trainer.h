@@ -7,6 +7,7 @@ ranks, checks, validation, samples, checkpoints, the report. trainer_setup.h beg
 #include "checkpoint.h"
 #include "evaluate.h"
 #include "log.h"
+#include "llmc/cli/levels.h"
 #include "llmc/cli/threads.h"
 #include "llmc/cli/memory.h"
 #include "llmc/data/prefetch.h"
@@ -154,7 +155,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
         report->rollout_seconds = rollout->sampling_seconds;
         report->reward_seconds = rollout->reward_seconds;
     }
-    report->metrics = rollout->metrics;
+    if (once_per_sequence(t->run.settings.world, 1) > 0) report->metrics = rollout->metrics;
     return rollout->sequences;
 }
 
@@ -175,6 +176,8 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         counts = micro->step_counts;
         number = micro->number;
         t->next_batch = micro->after;
+        if (micro->sp) run_share(&t->run, micro->sp);
+        report->load = micro->load, report->bound = micro->bound;
         trainer_reference(t, batch, report);
     }
     *Z = objective_normaliser(&t->run.streambp.setup->objective, counts);
@@ -184,6 +187,15 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         random_bits(t->run.options->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + number);
     t->run.streambp.now.sparse.seed = t->run.streambp.now.dropout_seed;
     return batch;
+}
+
+// Runs a micro-batch; its loss, tokens and metrics count on one of the ranks that share it.
+static void trainer_pass(Trainer *t, const Batch *batch, double Z, int last, StepReport *report) {
+    const World world = t->run.settings.world;
+    Metrics *const metrics = once_per_sequence(world, 1) > 0 ? &report->metrics : NULL;
+    report->loss += once_per_sequence(world, forward_backward(&t->run.streambp, batch, Z, last, metrics));
+    report->tokens += once_per_sequence(world, batch_tokens(batch));
+    report->flops += flops_forward_backward(&t->run.settings, batch);
 }
 
 // Moves the biases of routers, with --router-bias-update.
@@ -198,11 +210,13 @@ static void trainer_update_biases(Trainer *t) {
 // ---- after a step ---------------------------------------------------------------------------------------------------
 // Reduces loss, tokens, FLOPs and metrics over ranks: identical bits on every rank, so all go on or none does.
 static void trainer_all_reduce(Trainer *t, StepReport *report) {
-    const World world = t->run.settings.world;
-    sum_over_sequences(world, &report->loss, 1);
-    sum_over_sequences(world, &report->tokens, 1);
+    World each = t->run.settings.world; // groups may differ between passes: trainer_pass has counted each sequence once
+    each.sp = 1;
+    dist_sum(RANKS_ALL, &report->loss, 1);
+    dist_sum(RANKS_ALL, &report->tokens, 1);
     dist_sum(RANKS_ALL, &report->flops, 1);
-    metrics_over_sequences(world, &report->metrics);
+    metrics_over_sequences(each, &report->metrics);
+    if (t->run.settings.deals) run_share(&t->run, t->run.home);
 }
 
 static double trainer_peak_bytes(const Trainer *t) {

@@ -77,6 +77,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
         rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
     else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
+    if (t->run.settings.deals) prefetch_deal(&t->train_batches, &t->run.table, t->run.settings.world.rank);
     rollout.in_order = 1, rollout.overlap = rollout.reference = rollout.old = rollout.records = 0; // of --val-data
     if (o->val_data.count && o->rollout)
         rollout_allocate(&t->rollout_validation, &rollout, &t->run.model, &t->validation);
@@ -300,7 +301,8 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "threads", SETTING_ROUNDS, "%d", cpu_threads());
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
-    add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), t->run.settings.ring ? ", ring" : "");
+    add_setting(t, "--sp", SETTING_ROUNDS, t->run.settings.deals ? "auto%.0zu%s" : "%zu%s",
+                t->run.settings.deals ? 0 : world_sp(world), t->run.settings.ring ? ", ring" : "");
     if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // then --keep changes no bit
     add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none")->absent = "none";
 }

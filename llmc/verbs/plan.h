@@ -274,7 +274,7 @@ static int verb_plan(const Options *given) {
     options_of_card(o);
     const int named = option_given(o, "machine");
     const Machine *machine = machine_from_options(o);
-    const World world = {o->ranks, 0, 0, o->sp};
+    const World world = {o->ranks, 0, 0, max_size(o->sp, 1)};
     size_t limit = o->memory_limit || !named ? o->memory_limit : machine_usable_bytes(machine);
     if (limit && (o->card || !o->memory_limit)) limit -= collectives_bytes(world);
     memset(&r, 0, sizeof(r)), works.count = 0;

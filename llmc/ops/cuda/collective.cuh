@@ -77,7 +77,7 @@ typedef struct {
 } Collective;
 
 static struct {
-    ncclComm_t communicator[RANK_GROUPS];
+    ncclComm_t communicator[SPLITS_MOST][RANK_GROUPS]; // of each size of groups; that of all ranks is the first one's
     cudaStream_t stream;
     Collective ring[IN_FLIGHT]; // ticket t: ring[(t - 1) % IN_FLIGHT]
     int64_t asked, done;        // tickets; done: known to the host
@@ -100,7 +100,8 @@ static bool event_happened(cudaEvent_t event) {
 // Ends the job if NCCL has failed. Returns the collective that waits for other ranks, or does not end; NULL while the
 // device has work of its own.
 static const Collective *collective_stalled(void) {
-    for (ncclComm_t communicator : collectives.communicator) {
+    for (size_t i = 0; i < job.splits * RANK_GROUPS; i++) {
+        const ncclComm_t communicator = collectives.communicator[i / RANK_GROUPS][i % RANK_GROUPS];
         ncclResult_t state = ncclSuccess;
         if (!communicator) continue;
         nccl_check(nccl.CommGetAsyncError(communicator, &state), communicator, "asking for its state");
@@ -187,7 +188,7 @@ static ncclComm_t communicator_make(RankGroup group) {
 }
 
 static ncclComm_t communicator_of(RankGroup group) {
-    ncclComm_t *communicator = &collectives.communicator[group];
+    ncclComm_t *communicator = &collectives.communicator[group == RANKS_ALL ? 0 : job.split][group];
     if (group == RANKS_SEQUENCE && world_replicas(job_world()) == 1) return communicator_of(RANKS_ALL);
     if (!*communicator) *communicator = communicator_make(group);
     return *communicator;
@@ -311,14 +312,17 @@ static void collectives_require(void) {
     before_waiting = wait_watched, before_event = event_wait, after_launch = keep_up;
     CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
     CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
-    for (int i = 0; i < 2 * RANK_GROUPS; i++) { // nothing may be in flight while groups are split off
+    const size_t chosen = job.sp, groups = job.splits * RANK_GROUPS;
+    for (size_t i = 0; i < 2 * groups; i++) { // nothing may be in flight while groups are split off
         const RankGroup group = (RankGroup)(i % RANK_GROUPS);
-        if (ranks_in(job_world(), group) == 1) continue;
-        if (i < RANK_GROUPS)
+        dist_split(job.made[i % groups / RANK_GROUPS].sp);
+        if (ranks_in(job_world(), group) == 1 || (group == RANKS_ALL && i % groups >= RANK_GROUPS)) continue;
+        if (i < groups)
             communicator_of(group);
         else
             communicator_warm(group, x);
     }
+    dist_split(chosen);
     wait_watched(true);
     CUDA_CHECK(cudaFree(x), "freeing device memory");
 }

@@ -1,0 +1,47 @@
+/*
+The largest sequence of a run, that its memory is planned for, and a batch of that size.
+*/
+#ifndef LLMC_BOUND_H
+#define LLMC_BOUND_H
+#include "run.h"
+
+// B documents of T tokens. B = 0: only generation
+static SequenceBound regular_bound(size_t B, size_t T) {
+    if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
+    SequenceBound bound = {B * T, B, T};
+    return bound;
+}
+
+static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
+    SequenceBound bound = {max_size(a.N, b.N), max_size(a.documents, b.documents), max_size(a.longest, b.longest)};
+    return bound;
+}
+
+// The largest sequence of this rank, of data or (NULL) of random documents. A step of so many samples may be of as many
+// micro-batches as there are replicas, which are not divided into parts then.
+static SequenceBound run_bound(const Run *run, const DataLoader *data) {
+    const Options *o = run->options;
+    const size_t parts = o->samples || run->settings.deals ? 1 : run->assignment.parts;
+    if (!(data && !data->regular) && parts > 1) assign_check_regular(run->assignment, run->settings.world, o->batch);
+    if (!data) return regular_bound(o->batch / parts * sample_documents(o), o->seq_len);
+    SequenceBound bound = dataloader_part_bound(data, parts);
+    if (!data->regular && objective_needs_mismatched(&run->settings.objective))
+        bound.longest = min_size(bound.N, o->seq_len); // mismatched documents may be longer than any of the data
+    return bound;
+}
+
+// Documents of T tokens that fill the largest sequence.
+static size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
+
+// A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
+// empty.
+static Batch batch_shape(SequenceBound bound) {
+    Batch batch = {0};
+    batch.N = bound.N, batch.documents = bound.documents;
+    if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
+    batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
+    for (size_t d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
+    return batch;
+}
+
+#endif

@@ -1,0 +1,120 @@
+/*
+--sp auto: the levels of groups that the deals of a run choose from (llmc/data/deal.h): how long a sequence fits each,
+by plans, and the seconds of documents there, by the estimate. Both before the run, the same on all ranks.
+
+The run's own settings hold for the smallest level that fits the largest sequence: validation and all besides training
+steps share sequences there. Smaller levels take shorter sequences; memory is planned for the largest of these passes.
+*/
+#ifndef LLMC_LEVELS_H
+#define LLMC_LEVELS_H
+#include "llmc/data/step_deal.h"
+#include "bound.h"
+
+// Rates of a CPU's core: assumed. Only their ratios matter, and they decide nothing but deals.
+static Machine levels_cpu(void) {
+    Machine m = machines[MACHINE_H100];
+    for (int i = PEAK_FLOPS; i <= DELTA_FLOPS; i++) m.value[i] = 5e10;
+    m.value[MEMORY_BANDWIDTH] = 1e10, m.value[LINK_WITHIN] = m.value[LINK_BETWEEN] = 2e9;
+    m.value[HOP_WITHIN] = m.value[HOP_BETWEEN] = 2e-5, m.value[LAUNCH_GAP] = 2e-6;
+    return m;
+}
+
+static RunSettings level_settings(const Run *run, size_t sp) {
+    RunSettings settings = run->settings;
+    settings.world.sp = sp;
+    return settings;
+}
+
+// The plan of N positions on groups of sp ranks
+static Plan level_plan(const Run *run, size_t sp, SequenceBound bound, size_t N) {
+    const RunSettings settings = level_settings(run, sp);
+    const SequenceBound part = {N, min_size(bound.documents, N), min_size(bound.longest, N)};
+    Batch shape = batch_shape(part);
+    const Plan plan = plan_make(&settings, &shape);
+    free(shape.document_start);
+    return plan;
+}
+
+// Returns the most positions, up to a 64th of the bound, that fit on every rank.
+static size_t level_capacity(const Run *run, size_t sp, SequenceBound bound, const Limits *limits) {
+    const size_t unit = bound.N / 64 + 1;
+    size_t low = 0, high = (bound.N + unit - 1) / unit, middle = high, whose;
+    for (; high > low; middle = low + (high - low + 1) / 2) {
+        const Plan plan = level_plan(run, sp, bound, min_size(middle * unit, bound.N));
+        if (plan_pressure(&plan, limits) <= 1)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return dist_smallest(min_size(low * unit, bound.N), &whose);
+}
+
+// Keeps of every place the plan that takes more.
+static void plan_join(Plan *plan, const Plan *other) {
+    for (int place = 0; place < PLACES; place++)
+        if (other->arena[place].peak > plan->arena[place].peak) plan->arena[place] = other->arena[place];
+    plan->total_bytes = plan->arena[PLACE_DEVICE].peak;
+    plan->disk_bytes = max_size(plan->disk_bytes, other->disk_bytes);
+    plan->host_bytes = max_size(plan->host_bytes, other->host_bytes);
+    for (int share = 0; share < SHARES; share++) plan->share[share] = arena_share(plan->arena, (Share)share);
+}
+
+// Estimates a pass over `documents` of n positions each on groups of sp ranks, in seconds.
+static double level_seconds(const Run *run, const Machine *machine, size_t sp, size_t documents, size_t n) {
+    const SequenceBound bound = {documents * n, documents, n};
+    const RunSettings settings = level_settings(run, sp);
+    RunSettings device = settings; // places change no work
+    for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
+    device.defers = 0;
+    Batch shape = batch_shape(bound);
+    const PassWork work = pass_work(machine, &device, &shape);
+    const Moved moved = plan_make(&settings, &shape).moved;
+    free(shape.document_start);
+    return sequence_seconds(machine, &settings, &work, &moved, &work.other);
+}
+
+// Fills the seconds of a level: those of a document in a sequence full of such.
+static void level_table(const Run *run, const Machine *machine, DealTable *table, size_t k) {
+    DealLevel *level = &table->levels.level[k];
+    level->begin = level_seconds(run, machine, level->ranks, 1, 1);
+    for (size_t i = 0; i < table->lengths; i++) {
+        const size_t documents = min_size(max_size(level->capacity / table->length[i], 1), 256);
+        const double all = level_seconds(run, machine, level->ranks, documents, table->length[i]);
+        table->seconds[i][k] = fmax(all - level->begin, 0) / (double)documents;
+    }
+}
+
+// Makes the table of a run whose settings are chosen, and joins its plan with those of other levels.
+static void run_levels(Run *run, SequenceBound bound, const Machine *machine, const Limits *limits) {
+    DealTable *table = &run->table;
+    PassWorks *const outside = pass_works;
+    double next = 1;
+    pass_works = NULL; // too many to keep
+    table->levels = deal_levels(world_ranks(run->settings.world));
+    table->in_step = world_ranks(run->settings.world) > 1 &&
+                     (sharding_of(run->settings.world, ZERO_GRADIENTS).ranks > 1 ||
+                      run->settings.gradient_type != dtype_of_sums(run->model.dtype));
+    for (table->lengths = 0; table->lengths < DEAL_LENGTHS; next *= 1.4142135623730951) {
+        const size_t length = min_size((size_t)next, max_size(bound.longest, 2));
+        if (!table->lengths || length > table->length[table->lengths - 1]) table->length[table->lengths++] = length;
+        if (length >= bound.longest && table->lengths > 1) break;
+    }
+    for (size_t k = 0; k < table->levels.levels; k++) {
+        DealLevel *level = &table->levels.level[k];
+        level->capacity = level_capacity(run, level->ranks, bound, limits);
+        if (!level->capacity) continue;
+        const Plan plan = level_plan(run, level->ranks, bound, level->capacity);
+        plan_join(&run->plan, &plan);
+        if (is_main_rank()) level_table(run, machine, table, k);
+    }
+    pass_works = outside;
+    dist_broadcast(RANKS_ALL, table, sizeof(*table), 0);
+}
+
+// Shares sequences among groups of sp ranks from now on.
+static void run_share(Run *run, size_t sp) {
+    run->settings.world.sp = sp;
+    sequence_share(&run->streambp, sp);
+}
+
+#endif
