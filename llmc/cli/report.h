@@ -323,7 +323,10 @@ static void report_planned(const Run *run) {
     fprintf(out, "memory   %s planned%s", human_bytes((double)run->plan.total_bytes),
             s->backward && !s->optimizer ? " for a pass without an optimizer update" : "");
     if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
-    if (world_ranks(w) > 1)
+    if (s->deals)
+        fprintf(out, ", on each of %zu ranks (ZeRO %zu%s)", world_ranks(w), w.zero,
+                s->ring ? ", keys and values passed around" : "");
+    else if (world_ranks(w) > 1)
         fprintf(out, ", on each of %zu ranks (%zu replicas x sp %zu, ZeRO %zu%s)", world_ranks(w), world_replicas(w),
                 world_sp(w), w.zero, s->ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
     fprintf(out, "; %s", method_text(run));

@@ -61,6 +61,12 @@ typedef struct {
     size_t work;
 } Deal;
 
+// What a log says of a deal
+typedef struct {
+    double load, mean, bound;   // s: of the slowest rank, of all on average, that no deal falls below; 0: no deal
+    size_t groups[DEAL_LEVELS]; // of each level, that have sequences
+} DealSummary;
+
 // Returns levels of 1, 2, 4 ... ranks that divide all, and of all.
 static DealLevels deal_levels(size_t ranks) {
     DealLevels l = {.ranks = ranks};
@@ -306,6 +312,15 @@ static void deal_pack(Deal *d) {
     for (size_t s = 0; s < d->sequences; s++) d->begin[s + 1] += d->begin[s], d->room[s] = d->begin[s];
     for (size_t i = 0; i < d->samples; i++) d->order[d->room[d->place[i]]++] = (uint32_t)i;
     d->load = deal_longest(d);
+}
+
+static DealSummary deal_summary(const Deal *d) {
+    DealSummary s = {.load = d->load, .bound = d->bound};
+    for (const DealGroup *g = d->group; g < d->group + d->levels.groups; g++) {
+        s.mean += g->load * (double)d->levels.level[g->level].ranks / (double)d->levels.ranks;
+        s.groups[g->level] += g->sequences > 0;
+    }
+    return s;
 }
 
 // Deals d->samples samples, each of which fits a level. The caller has set their positions and seconds.

@@ -20,7 +20,7 @@ typedef struct {
     Batch batch;              // this rank's part
     size_t number;            // index within its step
     size_t sp;                // ranks that share it; 0: as ever
-    double load, bound;       // s: of the step's deal: the slowest rank, and what no deal falls below; 0: not dealt
+    DealSummary deal;         // of its step
     TargetCounts step_counts; // totals over all micro-batches of its step
     size_t step_batches;      // number of this rank's in its step
     uint64_t after;           // position after it; for a rank's last in a step, after the step
@@ -67,7 +67,7 @@ static void prefetch_read_dealt(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->after = dataloader_after(p->loader, p->loader->next, p->step);
     if (i + 1 == p->dealt.passes) p->loader->next = micro->after;
     micro->number = counts ? pass.sequence : pass.sequence + p->rank, micro->step_batches = p->dealt.passes;
-    micro->sp = pass.sp, micro->load = p->dealt.deal.load, micro->bound = p->dealt.deal.bound;
+    micro->sp = pass.sp, micro->deal = deal_summary(&p->dealt.deal);
 }
 
 // Reads the rank's i-th micro-batch of a step; the loader stands after the one before it.

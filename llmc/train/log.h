@@ -31,7 +31,7 @@ typedef struct {
     double data_seconds;                    // of `seconds`: waiting for data
     double rollout_seconds, reward_seconds; // of `seconds`: writing completions; waiting for their rewards
     size_t micro_batches;                   // number on this rank
-    double load, bound;                     // s: of a dealt step (deal.h), by the estimate; 0: not dealt
+    DealSummary deal;                       // with --sp auto
     Metrics metrics;                        // metrics of the objective
 } StepReport;
 
@@ -180,6 +180,21 @@ static void report_gather(StepReport *sum, const StepReport *r) {
     for (size_t i = 0; i < r->metrics.count; i++) metric_merge(&sum->metrics, &r->metrics.metric[i]);
 }
 
+// Writes how many groups of each size had sequences, and the loads of ranks: their mean and the deals' bound, as
+// shares of the slowest one.
+static void deal_json(JsonOut *json, const DealSummary *deal, size_t ranks) {
+    const DealLevels levels = deal_levels(ranks);
+    char name[24];
+    json_object(json, "groups");
+    for (size_t k = 0; k < levels.levels; k++) {
+        snprintf(name, sizeof(name), "%zu", levels.level[k].ranks);
+        if (deal->groups[k]) json_size(json, name, deal->groups[k]);
+    }
+    json_object_end(json);
+    json_number(json, "deal_balance", deal->mean / deal->load);
+    json_number(json, "deal_bound", deal->bound / deal->load);
+}
+
 // Prints the line of the steps that were gathered.
 static void step_line(RunLog *log) {
     const StepReport *r = &log->since;
@@ -200,6 +215,7 @@ static void step_line(RunLog *log) {
         if (r->peak_flops > 0) line_add(&line, " %3.0f %% of peak", 100 * r->flops * per_second / r->peak_flops);
         line_add(&line, "  memory %s GiB", human_fixed(0x1p-30 * r->memory_bytes, 6) + 1);
         if (r->ranks > 1) line_add(&line, "  %s MB sent", human_fixed(1e-6 * r->sent_bytes / steps, 6) + 1);
+        if (r->deal.load > 0) line_add(&line, "  ranks %3.0f %% loaded", 100 * r->deal.mean / r->deal.load);
         line_add(&line, "  %3.0f %% waiting for data", r->seconds > 0 ? 100 * r->data_seconds / r->seconds : 0);
         if (r->seconds > 0 && r->rollout_seconds > 0)
             line_add(&line, "  %3.0f %% writing, %3.0f %% rewards", 100 * r->rollout_seconds / r->seconds,
@@ -249,6 +265,7 @@ static void runlog_step(RunLog *log, const StepReport *r) {
         json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);
         json_number(&json, "memory_bytes", r->memory_bytes);
         if (r->ranks > 1) json_number(&json, "sent_bytes", r->sent_bytes);
+        if (r->deal.load > 0) deal_json(&json, &r->deal, r->ranks);
         metrics_json(&json, &r->metrics, "");
         runlog_record_end(log, &json);
     }

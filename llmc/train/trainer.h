@@ -177,7 +177,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         number = micro->number;
         t->next_batch = micro->after;
         if (micro->sp) run_share(&t->run, micro->sp);
-        report->load = micro->load, report->bound = micro->bound;
+        report->deal = micro->deal;
         trainer_reference(t, batch, report);
     }
     *Z = objective_normaliser(&t->run.streambp.setup->objective, counts);
