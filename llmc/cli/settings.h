@@ -101,6 +101,22 @@ static void options_check_method(const Options *o, const Config *config, World w
                   name);
 }
 
+// Refuses what --sp auto cannot deal.
+static void options_check_deals(const Options *o, const RunSettings *settings) {
+    if (o->sp) return;
+    if (!options_train(o))
+        die_usage("--sp auto deals the steps of training; give --sp S, the ranks that share a sequence");
+    if (o->rollout)
+        die_usage("--sp auto: with --rollout a rank trains on the completions that it wrote; give --sp S");
+    if (settings->method == METHOD_MST || method_is_chunk_major(settings->method))
+        die_usage("--sp auto: --method %s cannot share a sequence; give --method stream", option_chosen(o, "method"));
+    if (objective_needs_mismatched(&settings->objective))
+        die_usage("--sp auto: the KL term of kto pairs answers of a micro-batch, and those would depend on the ranks; "
+                  "give --sp S");
+    if (settings->router_bias_update > 0)
+        die_usage("--sp auto: --router-bias-update counts the rows of groups of equal size; give --sp S");
+}
+
 // Notes options that have no effect.
 static void settings_note(const Options *o, World world) {
     const int gathers = world.zero == ZERO_WEIGHTS && world_ranks(world) > 1;
@@ -155,7 +171,7 @@ static void settings_add_routers(RunSettings *settings, const Options *o) {
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
     const int trains = options_train(o), several = o->rollout ? o->batch > 1 : o->grad_accum > 1;
-    const int sums = several || o->samples > o->batch;
+    const int sums = several || o->samples > o->batch || (!o->sp && o->verb == VERB_TRAIN); // dealt: several passes
     RunSettings settings = {0};
     options_check_storage(o, stored);
     settings.model = model, settings.lora = lora;
@@ -172,6 +188,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.gpu = o->verb == VERB_PLAN && option_given(o, "machine");
     settings_name_places(&settings, o);
     settings_note(o, settings.world);
+    options_check_deals(o, &settings);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
     settings.accumulates = sums;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);

@@ -53,6 +53,8 @@ static SequenceBound trainer_allocate(Trainer *t) {
     }
     run_choose_length(&t->run, o, 0);
     t->data = run_open_data(&t->run, &o->data, shuffle_from_options(o));
+    if (!o->sp && t->data.regular)
+        die_usage("--sp auto deals documents of different lengths; those of llm.c's shards have one: give --sp S");
     RolloutSettings rollout = {0};
     if (o->rollout) {
         prompt_choose_tokenizer(&t->rollout_text, &t->run);
