@@ -192,20 +192,17 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
 // Plans for the smallest groups that fit the largest sequence, then for the levels of --sp auto. After run_plan
 static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, size_t limit) {
     const DealLevels levels = deal_levels(world_ranks(run->settings.world));
-    static Machine cpu;
-    for (size_t k = 1; k < levels.levels; k++) {
+    const Machine cpu = levels_cpu();
+    const int on_cpu = !strcmp(ops_device->name, "cpu") && !run->settings.gpu;
+    for (size_t k = 0; k < levels.levels; k++) {
+        if (k) run->settings.world.sp = levels.level[k].ranks, run_plan(run, shape, limit);
         const Search search = run_search(run, limit);
         double beyond = plan_pressure(&run->plan, &search.limits) > 1;
         dist_sum(RANKS_ALL, &beyond, 1);
-        if (beyond == 0) break;
-        run->settings.world.sp = levels.level[k].ranks;
-        run_plan(run, shape, limit);
+        if (beyond > 0) continue;
+        run_levels(run, bound, on_cpu ? &cpu : search.machine, &search.limits);
+        break;
     }
-    const Search search = run_search(run, limit);
-    cpu = levels_cpu();
-    if (plan_pressure(&run->plan, &search.limits) <= 1)
-        run_levels(run, bound, strcmp(ops_device->name, "cpu") != 0 || run->settings.gpu ? search.machine : &cpu,
-                   &search.limits);
     run->home = world_sp(run->settings.world);
     run->assignment = assign_rounds(assign_evaluation(run->settings.world, 1), run->assignment.batches);
     dist_split(run->home);
@@ -231,9 +228,10 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
     const Options *o = run->options;
     const size_t B = o->batch * sample_documents(o), parts = o->samples ? 1 : run->assignment.parts;
-    const Search search = run_search(run, limit - limit / 64);
-    SequenceBound bound = {min_size(B * T, tokens), B, T};
     Run trial = *run;
+    if (run->settings.deals) trial.settings.world.sp = world_ranks(run->settings.world); // the largest groups
+    const Search search = run_search(&trial, limit - limit / 64);
+    SequenceBound bound = {min_size(B * T, tokens), B, T};
     size_t longest = T, whose;
     if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + T);
     Batch shape = batch_shape(bound);
