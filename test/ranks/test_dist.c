@@ -285,6 +285,7 @@ TEST(ranks_are_numbered_on_their_host) {
 
 TEST(ranks_of_a_host_share_its_memory) {
     const double bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    if (strcmp(ops_device->name, "cpu") != 0) return; // a GPU's is its own
     assert_true((double)ops_device->memory_available() <= bytes / (double)dist_local_ranks() + 1);
 }
 
