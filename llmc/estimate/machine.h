@@ -111,12 +111,12 @@ typedef struct {
 // driver keeps the rest, and ECC a sixteenth where it takes memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
 // Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator;
-// 1685: 3.3 GB more after exchanges with 7 peers)
+// 1685: 3.3 GB more after exchanges with 7 peers). Groups that are split off share what a pair has (986). Another pair of
+// a ring: 24 channels of 10 MiB (1685)
 #define NCCL_BYTES      (1.5 * GIBIBYTE)
 #define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
-#define NCCL_RING_BYTES                                                                                                \
-    (0.25 * GIBIBYTE)            // of another pair of a ring: 24 channels of 10 MiB (1685); splits share others
-#define WIDE_MORE (1 / 0.76 - 1) // backward's time for heads above 256, beside that of others
+#define NCCL_RING_BYTES (0.25 * GIBIBYTE)
+#define WIDE_MORE       (1 / 0.76 - 1) // backward's time for heads above 256, beside that of others
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*523 / 593, (forward)*422 / 593, (forward)*493 / 593, (forward)*417 / 593, own,  \
         (own)*0.58, (own)*1.56, (own)*0.19
