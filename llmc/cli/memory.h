@@ -405,7 +405,9 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
                  o->verb == VERB_PLAN ? "" : " ...");
         if (trial.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", trial.settings.world.sp);
         if (alone) strcat(options, " --method stream");
-        const size_t more = gpu ? collectives_bytes(trial.settings.world) - collectives_bytes(world) : 0;
+        const int deals = run->settings.deals;
+        const size_t more =
+            gpu ? collectives_bytes(trial.settings.world, deals) - collectives_bytes(world, deals) : 0;
         if (P == 1 || (P == ranks && world.zero == ZERO_WEIGHTS) || more >= limit) continue;
         if (recommend(&trial, B, limit - more, options, text)) return;
     }

@@ -6,7 +6,8 @@ each level, made before the run: a sample takes as long as its documents.
 
 Gradients are reduced in the last pass of a rank, so ranks may have different numbers of passes. Where every pass has
 collectives of all ranks (--zero 2 and 3), all have the number of the busiest: others add passes over a token that does
-not count, in groups of one.
+not count, in groups of one. Without, a rank adds one if a rank of its last group has more passes: that one joins the
+reductions there, so exchanges between them would wait forever.
 */
 #ifndef LLMC_STEP_DEAL_H
 #define LLMC_STEP_DEAL_H
@@ -70,6 +71,17 @@ static size_t step_deal_sequences(const StepDeal *s, size_t rank) {
     return sequences;
 }
 
+// Counts the passes of a rank where its last one alone has collectives of all ranks.
+static size_t step_deal_passes(const StepDeal *s, size_t rank) {
+    const DealLevels *l = &s->table->levels;
+    const size_t own = step_deal_sequences(s, rank);
+    size_t k = 0, more = own == 0;
+    while (k + 1 < l->levels && !step_deal_group(s, rank, k)->sequences) k++;
+    for (size_t place = 0; place < l->level[k].ranks; place++)
+        more |= step_deal_sequences(s, rank - rank % l->level[k].ranks + place) > own;
+    return own + more;
+}
+
 // Deals the samples of `count` micro-batches from a position on. Returns the passes of this rank.
 static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size_t count, size_t rank) {
     const size_t levels = s->table->levels.levels;
@@ -96,7 +108,7 @@ static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size
     }
     deal_make(&s->deal);
     for (size_t r = 0; r < s->table->levels.ranks; r++) most = max_size(most, step_deal_sequences(s, r));
-    return s->passes = max_size(s->table->in_step ? most : step_deal_sequences(s, rank), 1);
+    return s->passes = s->table->in_step ? most : step_deal_passes(s, rank);
 }
 
 // Returns the i-th pass of a rank, those of its largest group first.

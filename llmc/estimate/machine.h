@@ -6,6 +6,7 @@ Each number is printed with its source; estimates are no better than they are.
 */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
+#include "llmc/data/deal.h"
 #include "llmc/ranks/world.h"
 #include "llmc/base/utils.h"
 #include "llmc/plan/plan.h"
@@ -110,9 +111,11 @@ typedef struct {
 // driver keeps the rest, and ECC a sixteenth where it takes memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
 // Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator;
-// 1685: 3.3 GB more after exchanges with 7 peers)
+// 1685: 3.3 GB more after exchanges with 7 peers). Groups that are split off share what a pair has (986). Another pair of
+// a ring: 24 channels of 10 MiB (1685)
 #define NCCL_BYTES      (1.5 * GIBIBYTE)
 #define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
+#define NCCL_RING_BYTES (0.25 * GIBIBYTE)
 #define WIDE_MORE       (1 / 0.76 - 1) // backward's time for heads above 256, beside that of others
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*523 / 593, (forward)*422 / 593, (forward)*493 / 593, (forward)*417 / 593, own,  \
@@ -156,10 +159,13 @@ static const Machine machines[MACHINES] = {
 // Returns the bytes that its card leaves to a plan.
 static size_t machine_usable_bytes(const Machine *m) { return (size_t)(m->card_gib * GIBIBYTE - CARD_RESERVED); }
 
-// Returns what NCCL takes of it on a rank. Exchanges are with the next rank and the one before.
-static size_t collectives_bytes(World w) {
-    const size_t peers = min_size(world_sp(w) - 1, 2);
-    return world_ranks(w) > 1 ? (size_t)(NCCL_BYTES + (double)peers * NCCL_PEER_BYTES) : 0;
+// Returns what NCCL takes of it on a rank. Exchanges are with the next rank and the one before. deals: groups of every
+// size (--sp auto), whose first and last rank are a pair of their own; the ranks between have the same neighbours.
+static size_t collectives_bytes(World w, int deals) {
+    size_t peers = min_size((deals ? world_ranks(w) : world_sp(w)) - 1, 2);
+    if (deals) peers = max_size(peers, deal_levels(world_ranks(w)).levels - 1);
+    const double rings = peers > 2 ? (double)peers - 2 : 0;
+    return world_ranks(w) > 1 ? (size_t)(NCCL_BYTES + (double)peers * NCCL_PEER_BYTES + rings * NCCL_RING_BYTES) : 0;
 }
 
 // Finds a card's row by CUDA's name; NULL: none. PCIe, NVL and laptop boards are slower and have none.

@@ -276,7 +276,7 @@ static int verb_plan(const Options *given) {
     const Machine *machine = machine_from_options(o);
     const World world = {o->ranks, 0, 0, max_size(o->sp, 1)};
     size_t limit = o->memory_limit || !named ? o->memory_limit : machine_usable_bytes(machine);
-    if (limit && (o->card || !o->memory_limit)) limit -= collectives_bytes(world);
+    if (limit && (o->card || !o->memory_limit)) limit -= collectives_bytes(world, !o->sp);
     memset(&r, 0, sizeof(r)), works.count = 0;
     if (!o->model && !o->init) return plan_presets(o, machine, limit);
     run_open(&run, o, NULL);

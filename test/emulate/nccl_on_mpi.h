@@ -56,7 +56,7 @@ static void *nccl_on_mpi_symbol(const char *name);
 namespace nccl_on_mpi {
 
 // Queries of an event until it happens; LATE: for a collective that the default stream does not await.
-constexpr int SOON = 3, LATE = 100;
+constexpr int SOON = 3, LATE = 200;
 const cudaStream_t SECOND_STREAM = (cudaStream_t)16;
 
 struct Communicator {

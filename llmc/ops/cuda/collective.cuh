@@ -5,6 +5,12 @@ host. NCCL is loaded, and connected over MPI (dist.h), if a run has several rank
 
 A rank's device is given by its local rank, or by its launcher (CUDA_VISIBLE_DEVICES).
 
+Order. All collectives of a rank lie on one stream: each waits for those asked before it, of whatever group. So no two
+of NCCL's kernels wait on a device side by side, and communicators that share resources are never used at a time, which
+NCCL forbids. Ranks must only agree on the order of any two collectives that both take part in. They do: in a pass a
+group's ranks ask alike, collectives of all ranks at the same turns; a step leaves groups from all ranks down to one
+(step_deal.h), so that groups may differ in how often they exchange between two turns.
+
 Same bits. A sum depends on its order, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is set. The order of a ring,
 its channels and its protocol follow from the topology that NCCL finds, the element count and the NCCL_* variables; NCCL
 does not tune by measuring. Another set of devices, another NCCL or another NCCL_ALGO may add in another order; NVLS and
@@ -312,16 +318,17 @@ static void collectives_require(void) {
     before_waiting = wait_watched, before_event = event_wait, after_launch = keep_up;
     CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
     CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
-    const size_t chosen = job.sp, groups = job.splits * RANK_GROUPS;
-    for (size_t i = 0; i < 2 * groups; i++) { // nothing may be in flight while groups are split off
-        const RankGroup group = (RankGroup)(i % RANK_GROUPS);
-        dist_split(job.made[i % groups / RANK_GROUPS].sp);
-        if (ranks_in(job_world(), group) == 1 || (group == RANKS_ALL && i % groups >= RANK_GROUPS)) continue;
-        if (i < groups)
-            communicator_of(group);
-        else
-            communicator_warm(group, x);
-    }
+    const size_t chosen = job.sp;
+    for (int warms = 0; warms < 2; warms++) // nothing may be in flight while groups are split off
+        for (size_t i = 0; i < job.splits * RANK_GROUPS; i++) {
+            const RankGroup group = (RankGroup)(i % RANK_GROUPS);
+            dist_split(job.made[i / RANK_GROUPS].sp);
+            if (ranks_in(job_world(), group) == 1 || (group == RANKS_ALL && i)) continue;
+            if (warms)
+                communicator_warm(group, x);
+            else
+                communicator_of(group);
+        }
     dist_split(chosen);
     wait_watched(true);
     CUDA_CHECK(cudaFree(x), "freeing device memory");
