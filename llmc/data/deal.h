@@ -22,6 +22,7 @@ A deal depends on the samples, the table and nothing else, so every rank makes t
 #define LLMC_DEAL_H
 #include "llmc/base/random.h"
 #include "llmc/base/utils.h"
+#include <stddef.h>
 
 #define DEAL_LEVELS 24
 #define DEAL_WORK   60000 // groups whose paths deal_improve computes
@@ -39,14 +40,14 @@ typedef struct {
     DealLevel level[DEAL_LEVELS];
 } DealLevels;
 
-// A group, or a joint of groups: where a group has more than two parts, joints make the tree binary.
+// A group, or a joint: where a group has more than two parts, joints make the tree binary.
 typedef struct {
     size_t level, up, part[2]; // in Deal.group; part[1] = 0: a single rank
-    int redealt;               // its samples are being dealt again
     size_t positions, large;   // sums; large: samples of more than half a sequence
     double work, load;         // s: of its samples; with its sequences
     double longest;            // s: of the longest path from here down
     double least[DEAL_LEVELS]; // s: the same through each group of a level; of these the least
+    int redealt;               // its samples are being dealt again
     size_t begin, sequences;   // results: its sequences, of Deal.begin
 } DealGroup;
 
@@ -83,47 +84,40 @@ static DealLevels deal_levels(size_t ranks) {
 
 static size_t deal_root(const Deal *d) { return d->levels.groups - 1; }
 
-// Makes the parts of each group a binary tree: the first two of those in a queue are joined until two are left.
-static void deal_join(Deal *d) {
-    size_t joints = d->levels.groups, *const queue = (size_t *)checked_calloc(2 * d->levels.ranks, sizeof(size_t), "");
-    for (size_t k = 0; k < d->levels.levels; k++) {
+// Makes the parts of each group a binary tree: joins the first two of a queue until two are left.
+static void deal_join(Deal *d, size_t *queue) {
+    size_t joints = d->levels.groups;
+    for (size_t g = 0, k = 0; g < d->levels.groups; g++) {
+        while (k + 1 < d->levels.levels && g >= d->levels.level[k + 1].first) k++;
         const DealLevel *l = &d->levels.level[k];
         const size_t parts = k ? l->ranks / l[-1].ranks : 0;
-        for (size_t i = 0; i < d->levels.ranks / l->ranks; i++) {
-            size_t begin = 0, end = parts;
-            for (size_t p = 0; p < parts; p++) queue[p] = l[-1].first + i * parts + p;
-            d->group[l->first + i].level = k;
-            for (; begin < end; begin += 2) {
-                const size_t g = end - begin > 2 ? joints++ : l->first + i;
-                d->group[g].level = k;
-                for (size_t p = 0; p < 2; p++)
-                    d->group[g].part[p] = queue[begin + p], d->group[queue[begin + p]].up = g;
-                if (end - begin > 2) queue[end++] = g;
-            }
+        d->group[g].level = k;
+        for (size_t p = 0; p < parts; p++) queue[p] = l[-1].first + (g - l->first) * parts + p;
+        for (size_t begin = 0, end = parts; begin < end; begin += 2) {
+            const size_t joint = end - begin > 2 ? queue[end++] = joints++ : g;
+            d->group[joint].level = k;
+            for (size_t p = 0; p < 2; p++) d->group[d->group[joint].part[p] = queue[begin + p]].up = joint;
         }
     }
-    free(queue);
 }
 
 // Allocates for steps of at most `samples`.
 static Deal deal_allocate(DealLevels levels, size_t samples) {
     const char *const what = "the deals of steps";
     Deal d = {.levels = levels};
-    d.positions = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
+    size_t *const queue = (size_t *)checked_calloc(2 * levels.ranks, sizeof(size_t), what);
+    d.positions = (uint32_t *)checked_calloc(6 * samples + 1, sizeof(uint32_t), what);
+    d.order = d.positions + samples, d.place = d.order + samples, d.best = d.place + samples;
+    d.room = d.best + samples, d.begin = d.room + samples;
     d.seconds = (double *)checked_calloc(samples * levels.levels, sizeof(double), what);
     d.group = (DealGroup *)checked_calloc(2 * levels.ranks, sizeof(DealGroup), what);
-    d.order = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
-    d.begin = (uint32_t *)checked_calloc(samples + 1, sizeof(uint32_t), what);
-    d.place = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
-    d.best = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
-    d.room = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
-    deal_join(&d);
+    deal_join(&d, queue);
+    free(queue);
     return d;
 }
 
 static void deal_free(Deal *d) {
-    free(d->positions), free(d->seconds), free(d->group), free(d->order), free(d->begin);
-    free(d->place), free(d->best), free(d->room);
+    free(d->positions), free(d->seconds), free(d->group);
     memset(d, 0, sizeof(*d));
 }
 
@@ -131,32 +125,32 @@ static double deal_seconds(const Deal *d, size_t i, size_t k) { return d->second
 static int deal_fits(const Deal *d, size_t i, size_t k) { return d->positions[i] <= d->levels.level[k].capacity; }
 
 // ---- the bound ------------------------------------------------------------------------------------------------------
-// Returns whether no deal ends within T, as one of three inequalities shows. On a rank's path let W be the seconds of
-// samples, u their shares of full sequences, c the number of sequences. Then W + begin c <= T, where
-//     0: c >= u    1: c >= 1    2: c >= f + (u - f) / m, where f full sequences end within T, f + 1 only if their
-//     shares sum to at most f + m, m < 1: a full one takes at least `rate`.
-// So W + weight u <= T - less. Summed over ranks, each sample counts at its cheapest level: the linear program's optimum.
-static int deal_excludes(const Deal *d, double T, int inequality, double begin, double rate) {
+// Returns whether no deal ends within T. On the path of a rank let W be the seconds of samples, u the sum of their
+// shares of a sequence's capacity, c the number of sequences. W + begin c <= T, and c is at least
+//   1. u    2. 1    3. f + (u - f) / m: f full sequences end within T, one more only if it is m full, m < 1.
+// So W + weight u <= T - less. These are summed over ranks, with each sample at the level where that is least: the
+// linear program's optimum. begin, rate: least of any sequence, and of the samples of any full one
+static int deal_excludes(const Deal *d, double T, double begin, double rate) {
     const double f = floor(T / (rate + begin)), m = (T - begin * (f + 1)) / rate - f;
-    if (inequality == 2 && (m <= 0 || m >= 1)) return 0;
-    const double weight = begin * (inequality == 0 ? 1 : inequality == 1 ? 0 : 1 / m);
-    const double less = begin * (inequality == 0 ? 0 : inequality == 1 ? 1 : f * (1 - 1 / m));
-    double sum = 0;
-    for (size_t i = 0; i < d->samples; i++) {
-        double least = INFINITY;
-        for (size_t k = 0; k < d->levels.levels; k++) {
-            const DealLevel *l = &d->levels.level[k];
-            const double seconds = deal_seconds(d, i, k);
-            if (!deal_fits(d, i, k) || l->begin + seconds > T) continue;
-            least = fmin(least, (double)l->ranks * (seconds + weight * d->positions[i] / (double)l->capacity));
+    const double weight[] = {begin, 0, begin / m}, less[] = {0, begin, begin * f * (1 - 1 / m)};
+    for (int w = 0; w < (m > 0 && m < 1 ? 3 : 2); w++) {
+        double left = (double)d->levels.ranks * (T - less[w]);
+        for (size_t i = 0; i < d->samples; i++) {
+            double least = INFINITY;
+            for (size_t k = 0; k < d->levels.levels; k++) {
+                const DealLevel *l = &d->levels.level[k];
+                const double seconds = deal_seconds(d, i, k);
+                if (!deal_fits(d, i, k) || l->begin + seconds > T) continue;
+                least = fmin(least, (double)l->ranks * (seconds + weight[w] * d->positions[i] / (double)l->capacity));
+            }
+            if ((left -= least) < 0) return 1;
         }
-        sum += least;
     }
-    return !(sum <= (double)d->levels.ranks * (T - less));
+    return 0;
 }
 
 static double deal_bound(const Deal *d) {
-    double low = 1e-9, begin = INFINITY, rate = INFINITY;
+    double low = 1e-9, high = low, begin = INFINITY, rate = INFINITY;
     for (size_t i = 0; i < d->samples; i++)
         for (size_t k = 0; k < d->levels.levels; k++) {
             const DealLevel *l = &d->levels.level[k];
@@ -164,14 +158,10 @@ static double deal_bound(const Deal *d) {
             begin = fmin(begin, l->begin);
             rate = fmin(rate, deal_seconds(d, i, k) * (double)l->capacity / d->positions[i]);
         }
-    for (int inequality = 0; inequality < 3; inequality++) {
-        double high = low * 1.001;
-        if (!deal_excludes(d, high, inequality, begin, rate)) continue;
-        for (; deal_excludes(d, high, inequality, begin, rate); high *= 2) low = high;
-        while (high - low > 1e-5 * low) {
-            const double T = (low + high) / 2;
-            *(deal_excludes(d, T, inequality, begin, rate) ? &low : &high) = T;
-        }
+    for (; deal_excludes(d, high, begin, rate); high *= 2) low = high;
+    while (high - low > 1e-5 * low) {
+        const double T = (low + high) / 2;
+        *(deal_excludes(d, T, begin, rate) ? &low : &high) = T;
     }
     return low;
 }
@@ -179,68 +169,43 @@ static double deal_bound(const Deal *d) {
 // ---- groups ---------------------------------------------------------------------------------------------------------
 // Updates the paths through a group, also of those that it is a part of.
 static void deal_update(Deal *d, size_t g) {
-    for (;; g = d->group[g].up) {
-        DealGroup *group = &d->group[g];
+    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work++) {
+        group = &d->group[g];
         const DealGroup *a = &d->group[group->part[0]], *b = &d->group[group->part[1]];
         group->longest = group->load + (group->part[1] ? fmax(a->longest, b->longest) : 0);
         for (size_t k = 0; k < group->level; k++) group->least[k] = group->load + fmin(a->least[k], b->least[k]);
-        group->least[group->level] = g < d->levels.groups ? group->longest : INFINITY;
-        d->work++;
-        if (g == deal_root(d)) return;
+        group->least[group->level] = group->longest;
     }
 }
 
-// Returns the load of group g with sample i in place of nothing, or without it. Sequences: at least as many as full ones
-// and a 64th, so that their packing succeeds, and as large samples.
-static double deal_load(const Deal *d, size_t g, size_t i, int in) {
-    const DealGroup *group = &d->group[g];
-    const DealLevel *l = &d->levels.level[group->level];
-    const size_t n = d->positions[i], large = 2 * n > l->capacity;
-    const double work = group->work + (in ? 1 : -1) * deal_seconds(d, i, group->level);
-    const size_t positions = in ? group->positions + n : group->positions - n;
+// Returns the load of a group. It has as many sequences as full ones, where more than one and a 64th, so that packing
+// needs no more; but no fewer than large samples.
+static double deal_load(const DealLevel *l, double work, size_t positions, size_t large) {
     const size_t packed = positions > l->capacity ? positions + positions / 64 : positions;
-    const size_t full = (packed + l->capacity - 1) / l->capacity;
-    return positions ? work + l->begin * (double)max_size(full, in ? group->large + large : group->large - large) : 0;
+    return positions ? work + l->begin * (double)max_size((packed + l->capacity - 1) / l->capacity, large) : 0;
 }
 
 // Puts sample i into group g, or takes it out.
 static void deal_put(Deal *d, size_t i, size_t g, int in) {
     DealGroup *group = &d->group[g];
-    const size_t n = d->positions[i], large = 2 * n > d->levels.level[group->level].capacity;
-    group->load = deal_load(d, g, i, in);
-    group->work += (in ? 1 : -1) * deal_seconds(d, i, group->level);
+    const DealLevel *l = &d->levels.level[group->level];
+    const size_t n = d->positions[i], large = 2 * n > l->capacity;
     group->positions = in ? group->positions + n : group->positions - n;
     group->large = in ? group->large + large : group->large - large;
-    if (!group->positions) group->work = 0;
+    group->work = group->positions ? group->work + (in ? 1 : -1) * deal_seconds(d, i, group->level) : 0;
+    group->load = deal_load(l, group->work, group->positions, group->large);
     d->place[i] = (uint32_t)g;
     deal_update(d, g);
 }
 
-static void deal_empty(Deal *d) {
-    for (DealGroup *g = d->group; g < d->group + 2 * d->levels.ranks; g++) {
-        g->positions = g->large = g->sequences = 0;
-        g->work = g->load = g->longest = 0;
-        for (size_t k = 0; k < DEAL_LEVELS; k++) g->least[k] = 0;
-    }
-    for (size_t g = 0; g < d->levels.groups; g++) deal_update(d, g);
-}
-
-// Returns the group of level k whose longest path is the least.
-static size_t deal_first(const Deal *d, size_t k) {
+// Returns the group of level k whose longest path is the least; k = levels: the rank that ends last.
+static size_t deal_find(const Deal *d, size_t k) {
+    const int last = k == d->levels.levels;
     size_t g = deal_root(d);
-    while (g >= d->levels.groups || d->group[g].level > k) {
+    while (last ? d->group[g].part[1] != 0 : g >= d->levels.groups || d->group[g].level > k) {
         const size_t *part = d->group[g].part;
-        g = part[d->group[part[1]].least[k] < d->group[part[0]].least[k]];
-    }
-    return g;
-}
-
-// Returns the rank that ends last.
-static size_t deal_slowest(const Deal *d) {
-    size_t g = deal_root(d);
-    while (d->group[g].part[1]) {
-        const size_t *part = d->group[g].part;
-        g = part[d->group[part[1]].longest > d->group[part[0]].longest];
+        const DealGroup *a = &d->group[part[0]], *b = &d->group[part[1]];
+        g = part[last ? b->longest > a->longest : b->least[k] < a->least[k]];
     }
     return g;
 }
@@ -252,71 +217,71 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
     double least = INFINITY, end = INFINITY;
     size_t found = d->levels.groups;
     for (size_t k = 0; k < d->levels.levels; k++) {
-        const double ranks = (double)d->levels.level[k].ranks;
-        if (!deal_fits(d, i, k) || ranks * deal_seconds(d, i, k) >= least) continue;
-        const size_t g = deal_first(d, k);
-        const double added = deal_load(d, g, i, 1) - d->group[g].load, ends = d->group[deal_root(d)].least[k] + added;
-        if (ends <= T ? ranks * added >= least : least < INFINITY || ends >= end) continue;
-        if (ends <= T) least = ranks * added;
+        const DealLevel *l = &d->levels.level[k];
+        const size_t g = deal_find(d, k), n = d->positions[i];
+        const DealGroup *group = &d->group[g];
+        if (!deal_fits(d, i, k)) continue;
+        const double load = deal_load(l, group->work + deal_seconds(d, i, k), group->positions + n,
+                                      group->large + (2 * n > l->capacity));
+        const double area = (double)l->ranks * (load - group->load),
+                     ends = d->group[deal_root(d)].least[k] + load - group->load;
+        if (ends <= T ? area >= least : least < INFINITY || ends >= end) continue;
+        if (ends <= T) least = area;
         found = g, end = ends;
     }
     return found;
 }
 
 // ---- the search -----------------------------------------------------------------------------------------------------
-// Keeps the current deal if it is the best so far. Returns whether all end within T.
-static int deal_keep(Deal *d, double T) {
-    if (deal_longest(d) < d->load) {
-        d->load = deal_longest(d);
-        memcpy(d->best, d->place, d->samples * sizeof(uint32_t));
-    }
-    return deal_longest(d) <= T;
+static void deal_empty(Deal *d) {
+    for (DealGroup *g = d->group; g < d->group + 2 * d->levels.ranks; g++)
+        memset(&g->positions, 0, sizeof(*g) - offsetof(DealGroup, positions));
 }
 
-// Deals all samples to end within T. Returns whether they do.
-static int deal_all(Deal *d, double T) {
+// Keeps the current deal if it is the best so far. Returns the time that it takes.
+static double deal_keep(Deal *d) {
+    if (deal_longest(d) < d->load) d->load = deal_longest(d), memcpy(d->best, d->place, d->samples * sizeof(uint32_t));
+    return deal_longest(d);
+}
+
+// Deals all samples to end within T; T = 0: as in the best deal. Returns the time that they take.
+static double deal_all(Deal *d, double T) {
     deal_empty(d);
-    for (size_t i = 0; i < d->samples; i++) deal_put(d, i, deal_choose(d, i, T), 1);
-    return deal_keep(d, T);
+    for (size_t i = 0; i < d->samples; i++) deal_put(d, i, T > 0 ? deal_choose(d, i, T) : d->best[i], 1);
+    return deal_keep(d);
 }
 
-static void deal_restore(Deal *d) {
-    deal_empty(d);
-    for (size_t i = 0; i < d->samples; i++) deal_put(d, i, d->best[i], 1);
+// Marks or unmarks the groups on the path of a rank.
+static void deal_mark(Deal *d, size_t rank, int redealt) {
+    for (size_t g = rank; d->group[g].redealt = redealt, g != deal_root(d);) g = d->group[g].up;
 }
 
-// Takes three quarters of the samples on the paths of the slowest rank and of another out, and deals them again, the
-// longest first, in what all end earlier, else puts them back.
+// Takes out most samples of the slowest rank and of another, and deals them again, the longest first. If not all end
+// earlier, puts them back.
 static void deal_improve(Deal *d) {
     for (uint64_t turn = 0; d->work < DEAL_WORK && deal_longest(d) > d->bound * 1.0001; turn++) {
         const double T = deal_longest(d) * (1 - 1e-9);
-        const size_t rank[2] = {deal_slowest(d), random_below(1, 0, turn, d->levels.ranks)};
+        const size_t slowest = deal_find(d, d->levels.levels), other = random_below(1, 0, turn, d->levels.ranks);
         size_t count = 0;
-        for (int redealt = 1; redealt >= 0; redealt--) {
-            for (int r = 0; r < 2; r++)
-                for (size_t g = rank[r];; g = d->group[g].up) {
-                    d->group[g].redealt = redealt;
-                    if (g == deal_root(d)) break;
-                }
-            for (size_t i = 0; redealt && i < d->samples; i++) {
-                if (!d->group[d->place[i]].redealt || random_below(1, 1, turn * d->samples + i, 4) == 0) continue;
-                d->order[count] = (uint32_t)i, d->room[count++] = d->place[i];
-                deal_put(d, i, d->place[i], 0);
-            }
+        deal_mark(d, slowest, 1), deal_mark(d, other, 1);
+        for (size_t i = 0; i < d->samples; i++) {
+            if (!d->group[d->place[i]].redealt || random_below(1, 1, turn * d->samples + i, 4) == 0) continue;
+            d->order[count] = (uint32_t)i, d->room[count++] = d->place[i];
+            deal_put(d, i, d->place[i], 0);
         }
+        deal_mark(d, slowest, 0), deal_mark(d, other, 0);
         for (size_t c = 0; c < count; c++) deal_put(d, d->order[c], deal_choose(d, d->order[c], T), 1);
-        if (!(deal_longest(d) <= T)) {
-            for (size_t c = 0; c < count; c++) deal_put(d, d->order[c], d->place[d->order[c]], 0);
-            for (size_t c = 0; c < count; c++) deal_put(d, d->order[c], d->room[c], 1);
-        }
+        const int better = deal_longest(d) <= T;
+        for (size_t c = 0; !better && c < count; c++) deal_put(d, d->order[c], d->place[d->order[c]], 0);
+        for (size_t c = 0; !better && c < count; c++) deal_put(d, d->order[c], d->room[c], 1);
         d->work += d->samples / 64;
     }
-    deal_keep(d, INFINITY);
+    deal_keep(d);
 }
 
 // Deals samples i and later in all ways that may take less than the best so far.
 static void deal_search(Deal *d, size_t i) {
-    if (i == d->samples) deal_keep(d, INFINITY);
+    if (i == d->samples) deal_keep(d);
     for (size_t g = 0; i < d->samples && g < d->levels.groups && d->work < 10 * DEAL_WORK; g++) {
         if (!deal_fits(d, i, d->group[g].level)) continue;
         deal_put(d, i, g, 1);
@@ -328,24 +293,24 @@ static void deal_search(Deal *d, size_t i) {
 // ---- the result -----------------------------------------------------------------------------------------------------
 // Packs the samples of every group into sequences by first-fit, the longest first.
 static void deal_pack(Deal *d) {
-    deal_restore(d);
+    deal_all(d, 0);
     d->sequences = 0;
+    memset(d->begin, 0, (d->samples + 1) * sizeof(uint32_t));
     for (size_t g = 0; g < d->levels.groups; g++) {
         DealGroup *group = &d->group[g];
-        const DealLevel *level = &d->levels.level[group->level];
+        const DealLevel *l = &d->levels.level[group->level];
         group->begin = d->sequences;
-        for (size_t i = 0, s; group->positions && i < d->samples; i++) {
+        for (size_t i = 0; group->positions && i < d->samples; i++) {
+            size_t s = group->begin;
             if (d->best[i] != g) continue;
-            for (s = group->begin; s < d->sequences && d->room[s] < d->positions[i];) s++;
-            if (s == d->sequences) d->room[d->sequences++] = (uint32_t)level->capacity;
-            d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s;
+            while (s < d->sequences && d->room[s] < d->positions[i]) s++;
+            if (s == d->sequences) d->room[d->sequences++] = (uint32_t)l->capacity;
+            d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s, d->begin[s + 1]++;
         }
         group->sequences = d->sequences - group->begin;
-        group->load = group->work + level->begin * (double)group->sequences;
+        group->load = group->work + l->begin * (double)group->sequences;
         deal_update(d, g);
     }
-    memset(d->begin, 0, (d->samples + 1) * sizeof(uint32_t));
-    for (size_t i = 0; i < d->samples; i++) d->begin[d->place[i] + 1]++;
     for (size_t s = 0; s < d->sequences; s++) d->begin[s + 1] += d->begin[s], d->room[s] = d->begin[s];
     for (size_t i = 0; i < d->samples; i++) d->order[d->room[d->place[i]]++] = (uint32_t)i;
     d->load = deal_longest(d);
@@ -364,12 +329,12 @@ static DealSummary deal_summary(const Deal *d) {
 static void deal_make(Deal *d) {
     double low = d->bound = deal_bound(d), high = 2 * low;
     d->load = INFINITY;
-    if (!deal_all(d, low * 1.0001))
-        while (high - low > .002 * low) {
+    if (deal_all(d, low * 1.0001) > low * 1.0001)
+        while (high - low > 0.002 * low) {
             const double T = (low + high) / 2;
-            *(deal_all(d, T) ? &high : &low) = T;
+            *(deal_all(d, T) <= T ? &high : &low) = T;
         }
-    deal_restore(d), d->work = 0;
+    deal_all(d, 0), d->work = 0;
     deal_improve(d);
     if (d->samples <= 8 && d->levels.groups <= 15) deal_empty(d), d->work = 0, deal_search(d, 0);
     deal_pack(d);
