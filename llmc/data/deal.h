@@ -6,17 +6,18 @@ this goal, but gives a rank one group a step).
 
     level       groups of equally many ranks, side by side: aligned, so that a group stays within a node while it can
     load        seconds of a group: of its samples, by a table of the caller, and of its sequences besides them
-    path        a rank's groups, from the root down; their loads sum to the time at which the rank ends
-    bound       no deal is faster: see deal_excludes
+    path        a rank's groups, from the root down: the rank ends after the sum of their loads
 
-1. deal_bound bisects the bound.
-2. deal_all deals all samples, the longest first, for a time T to end within. Each goes to the level of least seconds
-   times ranks among those that end within T, there to the group that ends first. T is bisected above the bound.
-3. deal_improve deals samples of the slowest rank and of another one again, many times. deal_search tries all deals
-   of few samples.
+1. deal_bound finds a time that no deal is faster than.
+2. deal_all deals the samples anew, the longest first, to end within a time T a little above the bound: each to the
+   level of least seconds times ranks among those that end within T, there to the group that ends first.
+3. deal_improve deals samples of the slowest rank and of another again, many times; deal_search tries all deals of few.
 4. deal_pack packs the samples of each group into sequences.
 
 A deal depends on the samples, the table and nothing else, so every rank makes the same one, and a resumed run, too.
+
+Where all ranks go through every pass together (--zero 2 and 3), a step lasts the sum over passes of the slowest one:
+the same deal is used, though its bound is further off there.
 */
 #ifndef LLMC_DEAL_H
 #define LLMC_DEAL_H
@@ -25,7 +26,7 @@ A deal depends on the samples, the table and nothing else, so every rank makes t
 #include <stddef.h>
 
 #define DEAL_LEVELS 24
-#define DEAL_WORK   60000 // groups whose paths deal_improve computes
+#define DEAL_WORK   150000 // groups whose paths deal_improve computes
 
 // Groups of equally many ranks
 typedef struct {
@@ -84,19 +85,22 @@ static DealLevels deal_levels(size_t ranks) {
 
 static size_t deal_root(const Deal *d) { return d->levels.groups - 1; }
 
-// Makes the parts of each group a binary tree: joins the first two of a queue until two are left.
-static void deal_join(Deal *d, size_t *queue) {
+// Makes the parts of each group a binary tree: joins the first two of a queue until two are left. In the queue are the
+// parts, then joints.
+static void deal_join(Deal *d) {
     size_t joints = d->levels.groups;
     for (size_t g = 0, k = 0; g < d->levels.groups; g++) {
         while (k + 1 < d->levels.levels && g >= d->levels.level[k + 1].first) k++;
         const DealLevel *l = &d->levels.level[k];
-        const size_t parts = k ? l->ranks / l[-1].ranks : 0;
+        const size_t parts = k ? l->ranks / l[-1].ranks : 0, joined = joints;
         d->group[g].level = k;
-        for (size_t p = 0; p < parts; p++) queue[p] = l[-1].first + (g - l->first) * parts + p;
-        for (size_t begin = 0, end = parts; begin < end; begin += 2) {
-            const size_t joint = end - begin > 2 ? queue[end++] = joints++ : g;
-            d->group[joint].level = k;
-            for (size_t p = 0; p < 2; p++) d->group[d->group[joint].part[p] = queue[begin + p]].up = joint;
+        for (size_t begin = 0; begin < parts + joints - joined; begin += 2) {
+            const size_t up = begin + 2 < parts + joints - joined ? joints++ : g;
+            d->group[up].level = k;
+            for (size_t p = 0, q = begin; p < 2; p++, q++) {
+                const size_t part = q < parts ? l[-1].first + (g - l->first) * parts + q : joined + q - parts;
+                d->group[up].part[p] = part, d->group[part].up = up;
+            }
         }
     }
 }
@@ -105,14 +109,12 @@ static void deal_join(Deal *d, size_t *queue) {
 static Deal deal_allocate(DealLevels levels, size_t samples) {
     const char *const what = "the deals of steps";
     Deal d = {.levels = levels};
-    size_t *const queue = (size_t *)checked_calloc(2 * levels.ranks, sizeof(size_t), what);
     d.positions = (uint32_t *)checked_calloc(6 * samples + 1, sizeof(uint32_t), what);
     d.order = d.positions + samples, d.place = d.order + samples, d.best = d.place + samples;
     d.room = d.best + samples, d.begin = d.room + samples;
     d.seconds = (double *)checked_calloc(samples * levels.levels, sizeof(double), what);
     d.group = (DealGroup *)checked_calloc(2 * levels.ranks, sizeof(DealGroup), what);
-    deal_join(&d, queue);
-    free(queue);
+    deal_join(&d);
     return d;
 }
 
@@ -218,14 +220,12 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
     size_t found = d->levels.groups;
     for (size_t k = 0; k < d->levels.levels; k++) {
         const DealLevel *l = &d->levels.level[k];
-        const size_t g = deal_find(d, k), n = d->positions[i];
+        const size_t g = deal_find(d, k), n = d->positions[i], large = 2 * n > l->capacity;
         const DealGroup *group = &d->group[g];
-        if (!deal_fits(d, i, k)) continue;
-        const double load = deal_load(l, group->work + deal_seconds(d, i, k), group->positions + n,
-                                      group->large + (2 * n > l->capacity));
-        const double area = (double)l->ranks * (load - group->load),
-                     ends = d->group[deal_root(d)].least[k] + load - group->load;
-        if (ends <= T ? area >= least : least < INFINITY || ends >= end) continue;
+        const double work = group->work + deal_seconds(d, i, k);
+        const double added = deal_load(l, work, group->positions + n, group->large + large) - group->load;
+        const double area = (double)l->ranks * added, ends = d->group[deal_root(d)].least[k] + added;
+        if (!deal_fits(d, i, k) || (ends <= T ? area >= least : least < INFINITY || ends >= end)) continue;
         if (ends <= T) least = area;
         found = g, end = ends;
     }
@@ -272,9 +272,9 @@ static void deal_improve(Deal *d) {
         deal_mark(d, slowest, 0), deal_mark(d, other, 0);
         for (size_t c = 0; c < count; c++) deal_put(d, d->order[c], deal_choose(d, d->order[c], T), 1);
         const int better = deal_longest(d) <= T;
-        for (size_t c = 0; !better && c < count; c++) deal_put(d, d->order[c], d->place[d->order[c]], 0);
-        for (size_t c = 0; !better && c < count; c++) deal_put(d, d->order[c], d->room[c], 1);
-        d->work += d->samples / 64;
+        for (size_t c = 0; !better && c < count; c++)
+            deal_put(d, d->order[c], d->place[d->order[c]], 0), deal_put(d, d->order[c], d->room[c], 1);
+        d->work += 1 + d->samples / 64;
     }
     deal_keep(d);
 }
@@ -282,7 +282,7 @@ static void deal_improve(Deal *d) {
 // Deals samples i and later in all ways that may take less than the best so far.
 static void deal_search(Deal *d, size_t i) {
     if (i == d->samples) deal_keep(d);
-    for (size_t g = 0; i < d->samples && g < d->levels.groups && d->work < 10 * DEAL_WORK; g++) {
+    for (size_t g = 0; i < d->samples && g < d->levels.groups && d->work < 4 * DEAL_WORK; g++) {
         if (!deal_fits(d, i, d->group[g].level)) continue;
         deal_put(d, i, g, 1);
         if (deal_longest(d) < d->load) deal_search(d, i + 1);
@@ -327,13 +327,9 @@ static DealSummary deal_summary(const Deal *d) {
 
 // Deals d->samples samples, each of which fits a level. The caller has set their positions and seconds.
 static void deal_make(Deal *d) {
-    double low = d->bound = deal_bound(d), high = 2 * low;
-    d->load = INFINITY;
-    if (deal_all(d, low * 1.0001) > low * 1.0001)
-        while (high - low > 0.002 * low) {
-            const double T = (low + high) / 2;
-            *(deal_all(d, T) <= T ? &high : &low) = T;
-        }
+    d->load = INFINITY, d->bound = deal_bound(d);
+    for (double T = d->bound * 1.0001, more = 0.005; deal_all(d, T) > T && more < 0.2; more *= 2)
+        T = d->bound * (1 + more);
     deal_all(d, 0), d->work = 0;
     deal_improve(d);
     if (d->samples <= 8 && d->levels.groups <= 15) deal_empty(d), d->work = 0, deal_search(d, 0);
