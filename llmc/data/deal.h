@@ -219,13 +219,14 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
     double least = INFINITY, end = INFINITY;
     size_t found = d->levels.groups;
     for (size_t k = 0; k < d->levels.levels; k++) {
+        if (!deal_fits(d, i, k)) continue;
         const DealLevel *l = &d->levels.level[k];
         const size_t g = deal_find(d, k), n = d->positions[i], large = 2 * n > l->capacity;
         const DealGroup *group = &d->group[g];
         const double work = group->work + deal_seconds(d, i, k);
         const double added = deal_load(l, work, group->positions + n, group->large + large) - group->load;
         const double area = (double)l->ranks * added, ends = d->group[deal_root(d)].least[k] + added;
-        if (!deal_fits(d, i, k) || (ends <= T ? area >= least : least < INFINITY || ends >= end)) continue;
+        if (ends <= T ? area >= least : least < INFINITY || ends >= end) continue;
         if (ends <= T) least = area;
         found = g, end = ends;
     }
@@ -259,7 +260,8 @@ static void deal_mark(Deal *d, size_t rank, int redealt) {
 // Takes out most samples of the slowest rank and of another, and deals them again, the longest first. If not all end
 // earlier, puts them back.
 static void deal_improve(Deal *d) {
-    for (uint64_t turn = 0; d->work < DEAL_WORK && deal_longest(d) > d->bound * 1.0001; turn++) {
+    const size_t end = min_size(DEAL_WORK, 1000 * d->samples);
+    for (uint64_t turn = 0; d->work < end && deal_longest(d) > d->bound * 1.0001; turn++) {
         const double T = deal_longest(d) * (1 - 1e-9);
         const size_t slowest = deal_find(d, d->levels.levels), other = random_below(1, 0, turn, d->levels.ranks);
         size_t count = 0;
