@@ -1,23 +1,19 @@
 /*
 Deals the samples of a step to groups of ranks, for --sp auto. Groups lie in a tree: all ranks are its root, a group's
-parts are its children, single ranks the leaves. A rank computes the sequences of its groups one after the other, from
-the root down, so that the ranks of a group begin together. All ranks are to end early (FlexSP, arXiv 2412.01523, has
-this goal, but gives a rank one group a step).
-
-    level       groups of equally many ranks, side by side: aligned, so that a group stays within a node while it can
-    load        seconds of a group: of its samples, by a table of the caller, and of its sequences besides them
-    path        a rank's groups, from the root down: the rank ends after the sum of their loads
+parts are its children, single ranks the leaves. A rank computes the sequences of the groups on its path from the root
+down, so that the ranks of a group begin together. It ends after the sum of their loads: seconds of samples, by a table
+of the caller, and of sequences besides these. All ranks are to end early, as in FlexSP (arXiv 2412.01523), where a
+rank has one group a step. Groups are aligned, so they stay within a node while they can.
 
 1. deal_bound finds a time that no deal is faster than.
-2. deal_all deals the samples anew, the longest first, to end within a time T a little above the bound: each to the
-   level of least seconds times ranks among those that end within T, there to the group that ends first.
+2. deal_all deals the samples, the longest first, to end within a time a little above the bound: each to the level of
+   least seconds times ranks among those that end within it, there to the group that ends first.
 3. deal_improve deals samples of the slowest rank and of another again, many times; deal_search tries all deals of few.
-4. deal_pack packs the samples of each group into sequences.
+4. deal_pack packs the samples of each group into sequences, the longest first.
 
-A deal depends on the samples, the table and nothing else, so every rank makes the same one, and a resumed run, too.
-
-Where all ranks go through every pass together (--zero 2 and 3), a step lasts the sum over passes of the slowest one:
-the same deal is used, though its bound is further off there.
+A deal depends on the samples and the table alone, so every rank makes the same one, and a resumed run, too.
+Where all ranks go through every pass together (--zero 2 and 3), a step lasts the sum over passes of the slowest one.
+It has the same deal: near the bound with one pass a rank, up to twice it with two, which begin with the longer one.
 */
 #ifndef LLMC_DEAL_H
 #define LLMC_DEAL_H
@@ -54,12 +50,12 @@ typedef struct {
 
 typedef struct {
     DealLevels levels;
-    size_t samples;
-    uint32_t *positions; // [samples], longest first
-    double *seconds;     // [samples,levels]
-    DealGroup *group;    // [2 ranks] level by level, single ranks first; then joints
-    uint32_t *order;     // results: [samples] sequence by sequence
-    uint32_t *begin;     // [samples + 1] of each sequence in order
+    size_t samples, nodes; // nodes: groups and joints
+    uint32_t *positions;   // [samples], longest first
+    double *seconds;       // [samples,levels]
+    DealGroup *group;      // [2 ranks] level by level, single ranks first; then joints
+    uint32_t *order;       // results: [samples] sequence by sequence
+    uint32_t *begin;       // [samples + 1] of each sequence in order
     size_t sequences;
     double load, bound; // s: of the slowest rank; bound
     // the search
@@ -85,23 +81,14 @@ static DealLevels deal_levels(size_t ranks) {
 
 static size_t deal_root(const Deal *d) { return d->levels.groups - 1; }
 
-// Makes the parts of each group a binary tree: joins the first two of a queue until two are left. In the queue are the
-// parts, then joints.
-static void deal_join(Deal *d) {
-    size_t joints = d->levels.groups;
-    for (size_t g = 0, k = 0; g < d->levels.groups; g++) {
-        while (k + 1 < d->levels.levels && g >= d->levels.level[k + 1].first) k++;
-        const DealLevel *l = &d->levels.level[k];
-        const size_t parts = k ? l->ranks / l[-1].ranks : 0, joined = joints;
-        d->group[g].level = k;
-        for (size_t begin = 0; begin < parts + joints - joined; begin += 2) {
-            const size_t up = begin + 2 < parts + joints - joined ? joints++ : g;
-            d->group[up].level = k;
-            for (size_t p = 0, q = begin; p < 2; p++, q++) {
-                const size_t part = q < parts ? l[-1].first + (g - l->first) * parts + q : joined + q - parts;
-                d->group[up].part[p] = part, d->group[part].up = up;
-            }
-        }
+// Makes groups first ... first + count - 1 the parts of group or joint g, in halves.
+static void deal_join(Deal *d, size_t g, size_t level, size_t first, size_t count) {
+    d->group[g].level = level;
+    for (size_t p = 0; p < 2; p++) {
+        const size_t half = p ? count - count / 2 : count / 2, part = half > 1 ? d->nodes++ : first;
+        d->group[g].part[p] = part, d->group[part].up = g;
+        if (half > 1) deal_join(d, part, level, first, half);
+        first += half;
     }
 }
 
@@ -114,7 +101,13 @@ static Deal deal_allocate(DealLevels levels, size_t samples) {
     d.room = d.best + samples, d.begin = d.room + samples;
     d.seconds = (double *)checked_calloc(samples * levels.levels, sizeof(double), what);
     d.group = (DealGroup *)checked_calloc(2 * levels.ranks, sizeof(DealGroup), what);
-    deal_join(&d);
+    d.nodes = levels.groups;
+    for (size_t k = 1; k < levels.levels; k++) {
+        const DealLevel *l = &levels.level[k];
+        const size_t parts = l->ranks / l[-1].ranks;
+        for (size_t i = 0; i < levels.ranks / l->ranks; i++)
+            deal_join(&d, l->first + i, k, l[-1].first + i * parts, parts);
+    }
     return d;
 }
 
@@ -235,7 +228,7 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
 
 // ---- the search -----------------------------------------------------------------------------------------------------
 static void deal_empty(Deal *d) {
-    for (DealGroup *g = d->group; g < d->group + 2 * d->levels.ranks; g++)
+    for (DealGroup *g = d->group; g < d->group + d->nodes; g++)
         memset(&g->positions, 0, sizeof(*g) - offsetof(DealGroup, positions));
 }
 
