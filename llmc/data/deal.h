@@ -57,18 +57,10 @@ typedef struct {
     uint32_t *order;       // results: [samples] sequence by sequence
     uint32_t *begin;       // [samples + 1] of each sequence in order
     size_t sequences;
-    double load, bound; // s: of the slowest rank; bound
-    // the search
-    uint32_t *place, *best; // [samples] the group of each
-    uint32_t *room;         // [samples] of a sequence
-    size_t work;
+    double load, bound;            // s: of the slowest rank; that no deal is below
+    uint32_t *place, *best, *room; // [samples] the group of each now, in the best deal so far; scratch
+    size_t work;                   // groups whose paths were computed
 } Deal;
-
-// What a log says of a deal
-typedef struct {
-    double load, mean, bound;   // s: of the slowest rank, of all on average, that no deal falls below; 0: no deal
-    size_t groups[DEAL_LEVELS]; // of each level, that have sequences
-} DealSummary;
 
 // Returns levels of 1, 2, 4 ... ranks that divide all, and of all.
 static DealLevels deal_levels(size_t ranks) {
@@ -227,11 +219,6 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
 }
 
 // ---- the search -----------------------------------------------------------------------------------------------------
-static void deal_empty(Deal *d) {
-    for (DealGroup *g = d->group; g < d->group + d->nodes; g++)
-        memset(&g->positions, 0, sizeof(*g) - offsetof(DealGroup, positions));
-}
-
 // Keeps the current deal if it is the best so far. Returns the time that it takes.
 static double deal_keep(Deal *d) {
     if (deal_longest(d) < d->load) d->load = deal_longest(d), memcpy(d->best, d->place, d->samples * sizeof(uint32_t));
@@ -240,7 +227,8 @@ static double deal_keep(Deal *d) {
 
 // Deals all samples to end within T; T = 0: as in the best deal. Returns the time that they take.
 static double deal_all(Deal *d, double T) {
-    deal_empty(d);
+    for (size_t g = 0; g < d->nodes; g++)
+        memset(&d->group[g].positions, 0, sizeof(DealGroup) - offsetof(DealGroup, positions));
     for (size_t i = 0; i < d->samples; i++) deal_put(d, i, T > 0 ? deal_choose(d, i, T) : d->best[i], 1);
     return deal_keep(d);
 }
@@ -311,15 +299,6 @@ static void deal_pack(Deal *d) {
     d->load = deal_longest(d);
 }
 
-static DealSummary deal_summary(const Deal *d) {
-    DealSummary s = {.load = d->load, .bound = d->bound};
-    for (const DealGroup *g = d->group; g < d->group + d->levels.groups; g++) {
-        s.mean += g->load * (double)d->levels.level[g->level].ranks / (double)d->levels.ranks;
-        s.groups[g->level] += g->sequences > 0;
-    }
-    return s;
-}
-
 // Deals d->samples samples, each of which fits a level. The caller has set their positions and seconds.
 static void deal_make(Deal *d) {
     d->load = INFINITY, d->bound = deal_bound(d);
@@ -327,7 +306,10 @@ static void deal_make(Deal *d) {
         T = d->bound * (1 + more);
     deal_all(d, 0), d->work = 0;
     deal_improve(d);
-    if (d->samples <= 8 && d->levels.groups <= 15) deal_empty(d), d->work = 0, deal_search(d, 0);
+    if (d->samples <= 8 && d->levels.groups <= 15) {
+        for (size_t i = 0; i < d->samples; i++) deal_put(d, i, d->place[i], 0);
+        d->work = 0, deal_search(d, 0);
+    }
     deal_pack(d);
 }
 
