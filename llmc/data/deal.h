@@ -13,7 +13,7 @@ rank has one group a step. Groups are aligned, so they stay within a node while 
 
 A deal depends on the samples and the table alone, so every rank makes the same one, and a resumed run, too.
 Where all ranks go through every pass together (--zero 2 and 3), a step lasts the sum over passes of the slowest one.
-It has the same deal: near the bound with one pass a rank, up to twice it with two, which begin with the longer one.
+The deal is the same: as near the bound with one pass a rank, up to 2.2 times it with more passes.
 */
 #ifndef LLMC_DEAL_H
 #define LLMC_DEAL_H
@@ -137,7 +137,7 @@ static int deal_excludes(const Deal *d, double T, double begin, double rate) {
 }
 
 static double deal_bound(const Deal *d) {
-    double low = 1e-9, high = low, begin = INFINITY, rate = INFINITY;
+    double low = 1e-9, high = INFINITY, begin = INFINITY, rate = INFINITY;
     for (size_t i = 0; i < d->samples; i++)
         for (size_t k = 0; k < d->levels.levels; k++) {
             const DealLevel *l = &d->levels.level[k];
@@ -145,9 +145,8 @@ static double deal_bound(const Deal *d) {
             begin = fmin(begin, l->begin);
             rate = fmin(rate, deal_seconds(d, i, k) * (double)l->capacity / d->positions[i]);
         }
-    for (; deal_excludes(d, high, begin, rate); high *= 2) low = high;
-    while (high - low > 1e-5 * low) {
-        const double T = (low + high) / 2;
+    while (!(high - low <= 1e-5 * low)) {
+        const double T = high < INFINITY ? (low + high) / 2 : 2 * low;
         *(deal_excludes(d, T, begin, rate) ? &low : &high) = T;
     }
     return low;
