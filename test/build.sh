@@ -81,7 +81,7 @@ build_program() { # name, precision, op set
     case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
+    case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | step_deal | dist) ;; *) flags="$flags -O0" ;; esac
     source=$(ls test/*/test_"$1".c test/*/test_"$1".cc 2>/dev/null)
     case $source in
     *.cc) make_with "$target" "$CXX $flags $as_cxx -MMD -MF $target.d $source $libraries -o $target" ;;

@@ -1,27 +1,28 @@
 /*
 Deals the samples of a step to groups of ranks, for --sp auto. Groups lie in a tree: all ranks are its root, a group's
-parts are its children, single ranks the leaves. A rank computes the sequences of its groups one after the other, from
-the root down, so that the ranks of a group begin together. All ranks are to end early (FlexSP, arXiv 2412.01523, has
-this goal, but gives a rank one group a step).
+parts are its children, single ranks the leaves. A rank computes the sequences of the groups on its path from the root
+down, so that the ranks of a group begin together. It ends after the sum of their loads: seconds of samples, by a table
+of the caller, and of sequences besides these. All ranks are to end early, as in FlexSP (arXiv 2412.01523), where a
+rank has one group a step. Groups are aligned, so they stay within a node while they can.
 
-    level       groups of equally many ranks, side by side: aligned, so that a group stays within a node while it can
-    load        seconds of a group: of its samples, by a table of the caller, and of its sequences besides them
-    bound       no deal is faster: the least T with (samples' seconds times ranks, each at the level where that is
-                least among those with at most T seconds) <= T times all ranks: the linear program's optimum, whose
-                samples may be cut over groups, but take no longer than the longest may
+1. deal_bound finds a time that no deal is faster than.
+2. deal_all deals the samples, the longest first, to end within a time a little above the bound: each to the level of
+   least seconds times ranks among those that end within it, there to the group that ends first.
+3. deal_improve deals samples of the slowest rank and of another again, many times; deal_search tries all deals of few.
+4. deal_pack packs the samples of each group into sequences, the longest first.
 
-Between bound and twice the bound, T is bisected: the longest sample first, each goes to the level of least seconds
-times ranks that ends within T, there to the group that ends first. Then samples of the slowest ranks are moved and
-exchanged. Few samples are searched to the end.
-
-A deal depends on the samples, the table and nothing else, so every rank makes the same one, and a resumed run, too.
+A deal depends on the samples and the table alone, so every rank makes the same one, and a resumed run, too.
+Where all ranks go through every pass together (--zero 2 and 3), a step lasts the sum over passes of the slowest one.
+The deal is the same: as near the bound with one pass a rank, up to 2.2 times it with more passes.
 */
 #ifndef LLMC_DEAL_H
 #define LLMC_DEAL_H
+#include "llmc/base/random.h"
 #include "llmc/base/utils.h"
+#include <stddef.h>
 
 #define DEAL_LEVELS 24
-#define DEAL_WORK   60000 // visits to groups' paths, of one search
+#define DEAL_WORK   150000 // groups whose paths deal_improve computes
 
 // Groups of equally many ranks
 typedef struct {
@@ -36,36 +37,30 @@ typedef struct {
     DealLevel level[DEAL_LEVELS];
 } DealLevels;
 
+// A group, or a joint: where a group has more than two parts, joints make the tree binary.
 typedef struct {
-    size_t level, parts;        // parts: children
-    double work;                // s: sum of its samples'
-    size_t positions, large;    // sums; large: samples of more than half a sequence
-    double load;                // s
-    double least[DEAL_LEVELS];  // s: of the paths through each group of a level below, the longest; of these the least
-    size_t begin, sequences;    // results: its sequences, of Deal.begin
+    size_t level, up, part[2]; // in Deal.group; part[1] = 0: a single rank
+    size_t positions, large;   // sums; large: samples of more than half a sequence
+    double work, load;         // s: of its samples; with its sequences
+    double longest;            // s: of the longest path from here down
+    double least[DEAL_LEVELS]; // s: the same through each group of a level; of these the least
+    int redealt;               // its samples are being dealt again
+    size_t begin, sequences;   // results: its sequences, of Deal.begin
 } DealGroup;
 
 typedef struct {
     DealLevels levels;
-    size_t samples;
-    uint32_t *positions; // [samples], longest first
-    double *seconds;     // [samples,levels]
-    DealGroup *group;    // [groups] level by level, single ranks first
-    uint32_t *order;     // results: [samples] sequence by sequence
-    uint32_t *begin;     // [samples + 1] of each sequence in order
+    size_t samples, nodes; // nodes: groups and joints
+    uint32_t *positions;   // [samples], longest first
+    double *seconds;       // [samples,levels]
+    DealGroup *group;      // [2 ranks] level by level, single ranks first; then joints
+    uint32_t *order;       // results: [samples] sequence by sequence
+    uint32_t *begin;       // [samples + 1] of each sequence in order
     size_t sequences;
-    double load, bound; // s: of the slowest rank; bound
-    // the search
-    uint32_t *place, *best; // [samples] the group of each
-    uint32_t *room;         // [samples] of a sequence
-    size_t work;
+    double load, bound;            // s: of the slowest rank; that no deal is below
+    uint32_t *place, *best, *room; // [samples] the group of each now, in the best deal so far; scratch
+    size_t work;                   // groups whose paths were computed
 } Deal;
-
-// What a log says of a deal
-typedef struct {
-    double load, mean, bound;   // s: of the slowest rank, of all on average, that no deal falls below; 0: no deal
-    size_t groups[DEAL_LEVELS]; // of each level, that have sequences
-} DealSummary;
 
 // Returns levels of 1, 2, 4 ... ranks that divide all, and of all.
 static DealLevels deal_levels(size_t ranks) {
@@ -76,24 +71,40 @@ static DealLevels deal_levels(size_t ranks) {
     return l;
 }
 
+static size_t deal_root(const Deal *d) { return d->levels.groups - 1; }
+
+// Makes groups first ... first + count - 1 the parts of group or joint g, in halves.
+static void deal_join(Deal *d, size_t g, size_t level, size_t first, size_t count) {
+    d->group[g].level = level;
+    for (size_t p = 0; p < 2; p++) {
+        const size_t half = p ? count - count / 2 : count / 2, part = half > 1 ? d->nodes++ : first;
+        d->group[g].part[p] = part, d->group[part].up = g;
+        if (half > 1) deal_join(d, part, level, first, half);
+        first += half;
+    }
+}
+
 // Allocates for steps of at most `samples`.
 static Deal deal_allocate(DealLevels levels, size_t samples) {
     const char *const what = "the deals of steps";
     Deal d = {.levels = levels};
-    d.positions = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
+    d.positions = (uint32_t *)checked_calloc(6 * samples + 1, sizeof(uint32_t), what);
+    d.order = d.positions + samples, d.place = d.order + samples, d.best = d.place + samples;
+    d.room = d.best + samples, d.begin = d.room + samples;
     d.seconds = (double *)checked_calloc(samples * levels.levels, sizeof(double), what);
-    d.group = (DealGroup *)checked_calloc(levels.groups, sizeof(DealGroup), what);
-    d.order = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
-    d.begin = (uint32_t *)checked_calloc(samples + 1, sizeof(uint32_t), what);
-    d.place = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
-    d.best = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
-    d.room = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), what);
+    d.group = (DealGroup *)checked_calloc(2 * levels.ranks, sizeof(DealGroup), what);
+    d.nodes = levels.groups;
+    for (size_t k = 1; k < levels.levels; k++) {
+        const DealLevel *l = &levels.level[k];
+        const size_t parts = l->ranks / l[-1].ranks;
+        for (size_t i = 0; i < levels.ranks / l->ranks; i++)
+            deal_join(&d, l->first + i, k, l[-1].first + i * parts, parts);
+    }
     return d;
 }
 
 static void deal_free(Deal *d) {
-    free(d->positions), free(d->seconds), free(d->group), free(d->order), free(d->begin);
-    free(d->place), free(d->best), free(d->room);
+    free(d->positions), free(d->seconds), free(d->group);
     memset(d, 0, sizeof(*d));
 }
 
@@ -101,185 +112,159 @@ static double deal_seconds(const Deal *d, size_t i, size_t k) { return d->second
 static int deal_fits(const Deal *d, size_t i, size_t k) { return d->positions[i] <= d->levels.level[k].capacity; }
 
 // ---- the bound ------------------------------------------------------------------------------------------------------
-// Returns the least seconds times ranks of sample i, with its share of full sequences, at levels where it takes at
-// most T seconds; INFINITY: at none.
-static double deal_area(const Deal *d, size_t i, double T) {
-    double least = INFINITY;
-    for (size_t k = 0; k < d->levels.levels; k++) {
-        const DealLevel *l = &d->levels.level[k];
-        if (!deal_fits(d, i, k) || l->begin + deal_seconds(d, i, k) > T) continue;
-        const double share = l->begin * (double)d->positions[i] / (double)l->capacity;
-        least = fmin(least, (double)l->ranks * (deal_seconds(d, i, k) + share));
+// Returns whether no deal ends within T. On the path of a rank let W be the seconds of samples, u the sum of their
+// shares of a sequence's capacity, c the number of sequences. W + begin c <= T, and c is at least
+//   1. u    2. 1    3. f + (u - f) / m: f full sequences end within T, one more only if it is m full, m < 1.
+// So W + weight u <= T - less. These are summed over ranks, with each sample at the level where that is least: the
+// linear program's optimum. begin, rate: least of any sequence, and of the samples of any full one
+static int deal_excludes(const Deal *d, double T, double begin, double rate) {
+    const double f = floor(T / (rate + begin)), m = (T - begin * (f + 1)) / rate - f;
+    const double weight[] = {begin, 0, begin / m}, less[] = {0, begin, begin * f * (1 - 1 / m)};
+    for (int w = 0; w < (m > 0 && m < 1 ? 3 : 2); w++) {
+        double left = (double)d->levels.ranks * (T - less[w]);
+        for (size_t i = 0; i < d->samples; i++) {
+            double least = INFINITY;
+            for (size_t k = 0; k < d->levels.levels; k++) {
+                const DealLevel *l = &d->levels.level[k];
+                const double seconds = deal_seconds(d, i, k);
+                if (!deal_fits(d, i, k) || l->begin + seconds > T) continue;
+                least = fmin(least, (double)l->ranks * (seconds + weight[w] * d->positions[i] / (double)l->capacity));
+            }
+            if ((left -= least) < 0) return 1;
+        }
     }
-    return least;
+    return 0;
 }
 
 static double deal_bound(const Deal *d) {
-    double low = 0, high = 1e-9;
-    for (int found = 0, i = 0; i < 30; i += found) {
-        const double T = found ? (low + high) / 2 : high;
-        double sum = 0;
-        for (size_t s = 0; s < d->samples && sum < INFINITY; s++) sum += deal_area(d, s, T);
-        const int may = sum <= T * (double)d->levels.ranks;
-        if (may) found = 1, high = T;
-        if (!may) low = T, high = found ? high : 2 * high;
+    double low = 1e-9, high = INFINITY, begin = INFINITY, rate = INFINITY;
+    for (size_t i = 0; i < d->samples; i++)
+        for (size_t k = 0; k < d->levels.levels; k++) {
+            const DealLevel *l = &d->levels.level[k];
+            if (!deal_fits(d, i, k)) continue;
+            begin = fmin(begin, l->begin);
+            rate = fmin(rate, deal_seconds(d, i, k) * (double)l->capacity / d->positions[i]);
+        }
+    while (!(high - low <= 1e-5 * low)) {
+        const double T = high < INFINITY ? (low + high) / 2 : 2 * low;
+        *(deal_excludes(d, T, begin, rate) ? &low : &high) = T;
     }
     return low;
 }
 
 // ---- groups ---------------------------------------------------------------------------------------------------------
-// Updates the paths of a group and of those that it is a part of.
+// Updates the paths through a group, also of those that it is a part of.
 static void deal_update(Deal *d, size_t g) {
-    for (;; d->work++) {
-        DealGroup *group = &d->group[g];
-        const size_t k = group->level, index = g - d->levels.level[k].first;
-        const DealGroup *part = k ? &d->group[d->levels.level[k - 1].first + index * group->parts] : NULL;
-        double longest = 0;
-        for (size_t j = 0; j < k; j++) group->least[j] = INFINITY;
-        for (size_t p = 0; p < group->parts; p++) {
-            longest = fmax(longest, part[p].least[k - 1]);
-            for (size_t j = 0; j < k; j++) group->least[j] = fmin(group->least[j], group->load + part[p].least[j]);
-        }
-        group->least[k] = group->load + longest;
-        if (k + 1 == d->levels.levels) return;
-        g = d->levels.level[k + 1].first + index / d->group[d->levels.level[k + 1].first].parts;
+    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work++) {
+        group = &d->group[g];
+        const DealGroup *a = &d->group[group->part[0]], *b = &d->group[group->part[1]];
+        group->longest = group->load + (group->part[1] ? fmax(a->longest, b->longest) : 0);
+        for (size_t k = 0; k < group->level; k++) group->least[k] = group->load + fmin(a->least[k], b->least[k]);
+        group->least[group->level] = group->longest;
     }
 }
 
-// Returns the load of group g with sample i in place of nothing, or without it.
-static double deal_load(const Deal *d, size_t g, size_t i, int in) {
-    const DealGroup *group = &d->group[g];
-    const DealLevel *l = &d->levels.level[group->level];
-    const size_t n = d->positions[i], large = 2 * n > l->capacity;
-    const double work = group->work + (in ? 1 : -1) * deal_seconds(d, i, group->level);
-    const size_t positions = in ? group->positions + n : group->positions - n;
-    const size_t full = (positions + l->capacity - 1) / l->capacity;
-    return positions ? work + l->begin * (double)max_size(full, in ? group->large + large : group->large - large) : 0;
+// Returns the load of a group. It has as many sequences as full ones, where more than one and a 64th, so that packing
+// needs no more; but no fewer than large samples.
+static double deal_load(const DealLevel *l, double work, size_t positions, size_t large) {
+    const size_t packed = positions > l->capacity ? positions + positions / 64 : positions;
+    return positions ? work + l->begin * (double)max_size((packed + l->capacity - 1) / l->capacity, large) : 0;
 }
 
 // Puts sample i into group g, or takes it out.
 static void deal_put(Deal *d, size_t i, size_t g, int in) {
     DealGroup *group = &d->group[g];
-    const size_t n = d->positions[i], large = 2 * n > d->levels.level[group->level].capacity;
-    group->load = deal_load(d, g, i, in);
-    group->work += (in ? 1 : -1) * deal_seconds(d, i, group->level);
+    const DealLevel *l = &d->levels.level[group->level];
+    const size_t n = d->positions[i], large = 2 * n > l->capacity;
     group->positions = in ? group->positions + n : group->positions - n;
     group->large = in ? group->large + large : group->large - large;
-    if (!group->positions) group->work = 0;
+    group->work = group->positions ? group->work + (in ? 1 : -1) * deal_seconds(d, i, group->level) : 0;
+    group->load = deal_load(l, group->work, group->positions, group->large);
     d->place[i] = (uint32_t)g;
     deal_update(d, g);
 }
 
-static void deal_empty(Deal *d) {
-    const DealLevels *l = &d->levels;
-    memset(d->group, 0, l->groups * sizeof(DealGroup));
-    for (size_t k = 0; k < l->levels; k++)
-        for (size_t g = l->level[k].first; g < l->level[k].first + l->ranks / l->level[k].ranks; g++)
-            d->group[g].level = k, d->group[g].parts = k ? l->level[k].ranks / l->level[k - 1].ranks : 0;
-}
-
-// Returns the group of level k whose longest path is the least; k of all levels: a single rank on the longest path.
+// Returns the group of level k whose longest path is the least; k = levels: the rank that ends last.
 static size_t deal_find(const Deal *d, size_t k) {
-    const DealLevels *l = &d->levels;
-    const int longest = k == l->levels;
-    size_t g = l->groups - 1;
-    for (size_t at = l->levels - 1; longest ? at > 0 : at > k; at--) {
-        const size_t first = l->level[at - 1].first + (g - l->level[at].first) * d->group[g].parts;
-        const size_t j = longest ? at - 1 : k, parts = d->group[g].parts;
-        g = first;
-        for (size_t p = 1; p < parts; p++)
-            if (longest ? d->group[first + p].least[j] > d->group[g].least[j]
-                        : d->group[first + p].least[j] < d->group[g].least[j])
-                g = first + p;
+    const int last = k == d->levels.levels;
+    size_t g = deal_root(d);
+    while (last ? d->group[g].part[1] != 0 : g >= d->levels.groups || d->group[g].level > k) {
+        const size_t *part = d->group[g].part;
+        const DealGroup *a = &d->group[part[0]], *b = &d->group[part[1]];
+        g = part[last ? b->longest > a->longest : b->least[k] < a->least[k]];
     }
     return g;
 }
 
-static double deal_longest(const Deal *d) { return d->group[d->levels.groups - 1].least[d->levels.levels - 1]; }
+static double deal_longest(const Deal *d) { return d->group[deal_root(d)].longest; }
 
 // Returns the group for sample i: of those that end within T the one of least work, else the one that ends first.
-// *end: its longest path then
-static size_t deal_choose(const Deal *d, size_t i, double T, double *end) {
-    const DealGroup *root = &d->group[d->levels.groups - 1];
-    double least = INFINITY;
+static size_t deal_choose(const Deal *d, size_t i, double T) {
+    double least = INFINITY, end = INFINITY;
     size_t found = d->levels.groups;
-    *end = INFINITY;
     for (size_t k = 0; k < d->levels.levels; k++) {
-        const double ranks = (double)d->levels.level[k].ranks;
-        if (!deal_fits(d, i, k) || ranks * deal_seconds(d, i, k) >= least) continue;
-        const size_t g = deal_find(d, k);
-        const double added = deal_load(d, g, i, 1) - d->group[g].load, ends = root->least[k] + added;
-        if (ends <= T ? ranks * added >= least : least < INFINITY || ends >= *end) continue;
-        if (ends <= T) least = ranks * added;
-        found = g, *end = ends;
+        if (!deal_fits(d, i, k)) continue;
+        const DealLevel *l = &d->levels.level[k];
+        const size_t g = deal_find(d, k), n = d->positions[i], large = 2 * n > l->capacity;
+        const DealGroup *group = &d->group[g];
+        const double work = group->work + deal_seconds(d, i, k);
+        const double added = deal_load(l, work, group->positions + n, group->large + large) - group->load;
+        const double area = (double)l->ranks * added, ends = d->group[deal_root(d)].least[k] + added;
+        if (ends <= T ? area >= least : least < INFINITY || ends >= end) continue;
+        if (ends <= T) least = area;
+        found = g, end = ends;
     }
     return found;
 }
 
-// Deals all samples anew; returns the slowest rank's load.
+// ---- the search -----------------------------------------------------------------------------------------------------
+// Keeps the current deal if it is the best so far. Returns the time that it takes.
+static double deal_keep(Deal *d) {
+    if (deal_longest(d) < d->load) d->load = deal_longest(d), memcpy(d->best, d->place, d->samples * sizeof(uint32_t));
+    return deal_longest(d);
+}
+
+// Deals all samples to end within T; T = 0: as in the best deal. Returns the time that they take.
 static double deal_all(Deal *d, double T) {
-    double end;
-    deal_empty(d);
-    for (size_t i = 0; i < d->samples; i++) deal_put(d, i, deal_choose(d, i, T, &end), 1);
-    return deal_longest(d);
+    for (size_t g = 0; g < d->nodes; g++)
+        memset(&d->group[g].positions, 0, sizeof(DealGroup) - offsetof(DealGroup, positions));
+    for (size_t i = 0; i < d->samples; i++) deal_put(d, i, T > 0 ? deal_choose(d, i, T) : d->best[i], 1);
+    return deal_keep(d);
 }
 
-// Keeps the current deal if it is the best so far.
-static void deal_keep(Deal *d, double load) {
-    if (!(load < d->load)) return;
-    d->load = load;
-    memcpy(d->best, d->place, d->samples * sizeof(uint32_t));
+// Marks or unmarks the groups on the path of a rank.
+static void deal_mark(Deal *d, size_t rank, int redealt) {
+    for (size_t g = rank; d->group[g].redealt = redealt, g != deal_root(d);) g = d->group[g].up;
 }
 
-// ---- moves ----------------------------------------------------------------------------------------------------------
-static int deal_holds(const Deal *d, size_t g, size_t rank) {
-    const DealLevel *l = &d->levels.level[d->group[g].level];
-    return g - l->first == rank / l->ranks;
-}
-
-// Puts sample i where it ends first. Returns the slowest rank's load.
-static double deal_put_best(Deal *d, size_t i) {
-    double end;
-    deal_put(d, i, deal_choose(d, i, deal_longest(d), &end), 1);
-    return deal_longest(d);
-}
-
-// Moves samples of the slowest rank to other groups, alone or in exchange for another, while all end earlier.
-static void deal_improve(Deal *d, size_t work) {
-    const size_t end = d->work + work;
-    double most = deal_longest(d);
-    for (int found = 1; found && d->work < end;) {
-        const size_t rank = deal_find(d, d->levels.levels);
-        found = 0;
-        for (size_t i = 0; i < d->samples && !found; i++) {
-            const size_t home = d->place[i];
-            if (!deal_holds(d, home, rank)) continue;
-            deal_put(d, i, home, 0);
-            double load = deal_put_best(d, i);
-            for (size_t j = i + 1; !(load < most * (1 - 1e-9)) && j < d->samples && d->work < end; j++) {
-                const size_t other = d->place[j], at = d->place[i];
-                if (other == home || !deal_fits(d, i, d->group[other].level) || !deal_fits(d, j, d->group[home].level))
-                    continue;
-                deal_put(d, i, at, 0), deal_put(d, j, other, 0);
-                deal_put(d, i, other, 1), deal_put(d, j, home, 1);
-                load = deal_longest(d);
-                if (load < most * (1 - 1e-9)) break;
-                deal_put(d, i, other, 0), deal_put(d, j, home, 0);
-                deal_put(d, j, other, 1), deal_put(d, i, at, 1);
-            }
-            if ((found = load < most * (1 - 1e-9))) most = load;
-            if (!found) deal_put(d, i, d->place[i], 0), deal_put(d, i, home, 1);
+// Takes out most samples of the slowest rank and of another, and deals them again, the longest first. If not all end
+// earlier, puts them back.
+static void deal_improve(Deal *d) {
+    const size_t end = min_size(DEAL_WORK, 1000 * d->samples);
+    for (uint64_t turn = 0; d->work < end && deal_longest(d) > d->bound * 1.0001; turn++) {
+        const double T = deal_longest(d) * (1 - 1e-9);
+        const size_t slowest = deal_find(d, d->levels.levels), other = random_below(1, 0, turn, d->levels.ranks);
+        size_t count = 0;
+        deal_mark(d, slowest, 1), deal_mark(d, other, 1);
+        for (size_t i = 0; i < d->samples; i++) {
+            if (!d->group[d->place[i]].redealt || random_below(1, 1, turn * d->samples + i, 4) == 0) continue;
+            d->order[count] = (uint32_t)i, d->room[count++] = d->place[i];
+            deal_put(d, i, d->place[i], 0);
         }
+        deal_mark(d, slowest, 0), deal_mark(d, other, 0);
+        for (size_t c = 0; c < count; c++) deal_put(d, d->order[c], deal_choose(d, d->order[c], T), 1);
+        const int better = deal_longest(d) <= T;
+        for (size_t c = 0; !better && c < count; c++)
+            deal_put(d, d->order[c], d->place[d->order[c]], 0), deal_put(d, d->order[c], d->room[c], 1);
+        d->work += 1 + d->samples / 64;
     }
+    deal_keep(d);
 }
 
 // Deals samples i and later in all ways that may take less than the best so far.
 static void deal_search(Deal *d, size_t i) {
-    if (i == d->samples) {
-        deal_keep(d, deal_longest(d));
-        return;
-    }
-    for (size_t g = 0; g < d->levels.groups && d->work < 10 * DEAL_WORK; g++) {
+    if (i == d->samples) deal_keep(d);
+    for (size_t g = 0; i < d->samples && g < d->levels.groups && d->work < 4 * DEAL_WORK; g++) {
         if (!deal_fits(d, i, d->group[g].level)) continue;
         deal_put(d, i, g, 1);
         if (deal_longest(d) < d->load) deal_search(d, i + 1);
@@ -290,54 +275,40 @@ static void deal_search(Deal *d, size_t i) {
 // ---- the result -----------------------------------------------------------------------------------------------------
 // Packs the samples of every group into sequences by first-fit, the longest first.
 static void deal_pack(Deal *d) {
-    deal_empty(d);
+    deal_all(d, 0);
     d->sequences = 0;
+    memset(d->begin, 0, (d->samples + 1) * sizeof(uint32_t));
     for (size_t g = 0; g < d->levels.groups; g++) {
         DealGroup *group = &d->group[g];
-        const DealLevel *level = &d->levels.level[group->level];
+        const DealLevel *l = &d->levels.level[group->level];
         group->begin = d->sequences;
-        for (size_t i = 0, s; i < d->samples; i++) {
+        for (size_t i = 0; group->positions && i < d->samples; i++) {
+            size_t s = group->begin;
             if (d->best[i] != g) continue;
-            for (s = group->begin; s < d->sequences && d->room[s] < d->positions[i];) s++;
-            if (s == d->sequences) d->room[d->sequences++] = (uint32_t)level->capacity;
-            d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s;
-            group->work += deal_seconds(d, i, group->level);
+            while (s < d->sequences && d->room[s] < d->positions[i]) s++;
+            if (s == d->sequences) d->room[d->sequences++] = (uint32_t)l->capacity;
+            d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s, d->begin[s + 1]++;
         }
         group->sequences = d->sequences - group->begin;
-        group->load = group->work + level->begin * (double)group->sequences;
+        group->load = group->work + l->begin * (double)group->sequences;
         deal_update(d, g);
     }
-    memset(d->begin, 0, (d->samples + 1) * sizeof(uint32_t));
-    for (size_t i = 0; i < d->samples; i++) d->begin[d->place[i] + 1]++;
     for (size_t s = 0; s < d->sequences; s++) d->begin[s + 1] += d->begin[s], d->room[s] = d->begin[s];
     for (size_t i = 0; i < d->samples; i++) d->order[d->room[d->place[i]]++] = (uint32_t)i;
     d->load = deal_longest(d);
 }
 
-static DealSummary deal_summary(const Deal *d) {
-    DealSummary s = {.load = d->load, .bound = d->bound};
-    for (const DealGroup *g = d->group; g < d->group + d->levels.groups; g++) {
-        s.mean += g->load * (double)d->levels.level[g->level].ranks / (double)d->levels.ranks;
-        s.groups[g->level] += g->sequences > 0;
-    }
-    return s;
-}
-
 // Deals d->samples samples, each of which fits a level. The caller has set their positions and seconds.
 static void deal_make(Deal *d) {
-    double low = deal_bound(d), high = 2 * low;
-    d->load = INFINITY, d->work = 0, d->bound = low;
-    for (int i = 0; i < 12; i++) {
-        const double T = i ? (low + high) / 2 : low * 1.0001, load = deal_all(d, T);
-        deal_keep(d, load);
-        if (load <= T * 1.0000001 && i == 0) break;
-        *(load <= T ? &high : &low) = T;
+    d->load = INFINITY, d->bound = deal_bound(d);
+    for (double T = d->bound * 1.0001, more = 0.005; deal_all(d, T) > T && more < 0.2; more *= 2)
+        T = d->bound * (1 + more);
+    deal_all(d, 0), d->work = 0;
+    deal_improve(d);
+    if (d->samples <= 8 && d->levels.groups <= 15) {
+        for (size_t i = 0; i < d->samples; i++) deal_put(d, i, d->place[i], 0);
+        d->work = 0, deal_search(d, 0);
     }
-    deal_empty(d);
-    for (size_t i = 0; i < d->samples; i++) deal_put(d, i, d->best[i], 1);
-    deal_improve(d, DEAL_WORK);
-    deal_keep(d, deal_longest(d));
-    if (d->samples <= 8 && d->levels.groups <= 15) deal_empty(d), d->work = 0, deal_search(d, 0);
     deal_pack(d);
 }
 

@@ -38,6 +38,12 @@ typedef struct {
     size_t sequence; // of Deal.begin; Deal.sequences: a token that does not count
 } DealtPass;
 
+// What a log says of a deal
+typedef struct {
+    double load, mean, bound;   // s: of the slowest rank, of all on average, that no deal falls below; 0: no deal
+    size_t groups[DEAL_LEVELS]; // of each level, that have sequences
+} DealSummary;
+
 static double deal_table_seconds(const DealTable *t, size_t positions, size_t level) {
     const size_t i = min_size(last_at_most(t->length, sizeof(size_t), t->lengths, positions), t->lengths - 2);
     const double share = ((double)positions - (double)t->length[i]) / (double)(t->length[i + 1] - t->length[i]);
@@ -109,6 +115,15 @@ static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size
     deal_make(&s->deal);
     for (size_t r = 0; r < s->table->levels.ranks; r++) most = max_size(most, step_deal_sequences(s, r));
     return s->passes = s->table->in_step ? most : step_deal_passes(s, rank);
+}
+
+static DealSummary deal_summary(const Deal *d) {
+    DealSummary s = {.load = d->load, .bound = d->bound};
+    for (const DealGroup *g = d->group; g < d->group + d->levels.groups; g++) {
+        s.mean += g->load * (double)d->levels.level[g->level].ranks / (double)d->levels.ranks;
+        s.groups[g->level] += g->sequences > 0;
+    }
+    return s;
 }
 
 // Returns the i-th pass of a rank, those of its largest group first.
