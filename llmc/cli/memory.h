@@ -207,7 +207,9 @@ static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, s
         run_levels(run, bound, strcmp(ops_device->name, "cpu") != 0 || run->settings.gpu ? search.machine : &cpu,
                    &search.limits);
     run->home = world_sp(run->settings.world);
-    run->assignment = assign_rounds(assign_evaluation(run->settings.world, 1), run->assignment.batches);
+    const size_t batches = run->assignment.batches; // for any number of ranks
+    run->assignment = assign_evaluation(run->settings.world, 1);
+    run->assignment.batches = batches;
     dist_split(run->home);
 }
 
