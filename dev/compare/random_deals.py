@@ -49,7 +49,7 @@ def draw(r):
     lengths = [max(3, min(T + r.choice([1, 1, 20]) * (unit == 1), int(r.lognormvariate(2.6, 1.1)))) for _ in range(unit * r.randrange(6, 40))]
     made = [",".join(map(str, lengths)), r.randrange(1000), r.choice([0, 1, 7]), *kind]
     lora = r.random() < 0.3
-    options = f"--init {model} --seq-len {T} --batch {r.choice([1, 1, 2, 3])} --objective {objective} --lr 0.05 --adam-epsilon 0.1 --schedule constant --seed {r.randrange(99)}"
+    options = f"--init {model} --seq-len {T} --batch {r.choice([1, 1, 2, 3])} --objective {objective} --lr 0.0005 --epsilon 1e-3 --schedule constant --seed {r.randrange(99)}"
     options += f" --samples {r.randrange(1, 30)}" if r.random() < 0.6 else f" --grad-accum {r.randrange(1, 7)}"
     if "experts" in model:
         options += " --router-aux-loss 0"  # its unit is the packed sequence
