@@ -6,7 +6,8 @@ each level, made before the run: a sample takes as long as its documents.
 
 Gradients are reduced in the last pass of a rank, so ranks may have different numbers of passes. Where every pass has
 collectives of all ranks (--zero 2 and 3), all have the number of the busiest: others add passes over a token that does
-not count, in groups of one.
+not count, in groups of one. So does a rank whose last sequence is not the last one of others in its group: among its
+ranks a pass either reduces or does not, else those that wait for all ranks would keep others in this pass.
 */
 #ifndef LLMC_STEP_DEAL_H
 #define LLMC_STEP_DEAL_H
@@ -70,6 +71,16 @@ static size_t step_deal_sequences(const StepDeal *s, size_t rank) {
     return sequences;
 }
 
+// Tells whether ranks that share the last sequence of this one have more sequences after it; none: whether any has some.
+static int step_deal_parts(const StepDeal *s, size_t rank) {
+    const DealLevels *l = &s->table->levels;
+    size_t k = 0, r;
+    while (k + 1 < l->levels && !step_deal_group(s, rank, k)->sequences) k++;
+    const size_t own = step_deal_sequences(s, rank), ranks = l->level[k].ranks, end = rank / ranks * ranks + ranks;
+    for (r = end - ranks; r < end && step_deal_sequences(s, r) == own;) r++;
+    return r < end;
+}
+
 // Deals the samples of `count` micro-batches from a position on. Returns the passes of this rank.
 static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size_t count, size_t rank) {
     const size_t levels = s->table->levels.levels;
@@ -96,7 +107,7 @@ static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size
     }
     deal_make(&s->deal);
     for (size_t r = 0; r < s->table->levels.ranks; r++) most = max_size(most, step_deal_sequences(s, r));
-    return s->passes = max_size(s->table->in_step ? most : step_deal_sequences(s, rank), 1);
+    return s->passes = s->table->in_step ? most : step_deal_sequences(s, rank) + (size_t)step_deal_parts(s, rank);
 }
 
 // Returns the i-th pass of a rank, those of its largest group first.
