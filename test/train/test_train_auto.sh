@@ -76,6 +76,7 @@ same alone on-two
 
 # ---- failures -----------------------------------------------------------------------------------------------------------------
 printf 'echo $$ >"%s/pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"\nexec "$@"\n' "$WORK" >"$WORK/rank.sh"
+rm "$WORK/out"
 (
     for i in $(seq 600); do
         sleep 0.1
@@ -83,7 +84,6 @@ printf 'echo $$ >"%s/pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"\nexec "$@"\n' "$WOR
     done
     kill -KILL "$(cat "$WORK/pid.3")"
 ) &
-rm "$WORK/out"
 LAUNCHED="timeout 60 test/ranks/mpirun.sh 4 sh $WORK/rank.sh"
 run train $(echo "$texts" | sed 's/steps 10/steps 1000000/') --sp auto --memory-limit 1200KiB --log-every 1 --timeout 3
 check "a rank that is killed: exit $?" grep -q '^train: rank 0 on [^ ]*: rank 3 on [^ ]* was killed' "$WORK/err"
