@@ -63,6 +63,12 @@ check "one short one: $(groups six | xargs)" [ "$(groups six | xargs)" = '1: 1, 
 succeeds train $six --grad-accum 5 --out "$WORK/over-alone" # the end of an epoch: short ones twice in a sequence
 ranks 2 $six --grad-accum 5 --sp auto --out "$WORK/over"
 same over-alone over
+make_documents "$WORK/single.bin" 96 64,40,50,60,35,62,58 3 # one in a sequence, the unit of routers' losses
+experts="--init $(echo "$model" | sed 's/qwen3/qwen3_moe/'),num_experts=4,num_experts_per_tok=2,moe_intermediate_size=16 --data $WORK/single.bin
+    --seq-len 64 --samples 3 --steps 4 --epsilon 1e-3 --router-aux-loss 0.1 --router-z-loss 0.01"
+succeeds train $experts --out "$WORK/experts-alone"
+ranks 2 $experts --sp auto --zero 2 --out "$WORK/experts"
+same experts-alone experts
 
 # ---- resumed ------------------------------------------------------------------------------------------------------------------
 mkdir "$WORK/again"
