@@ -110,7 +110,7 @@ def trial(seed, number, folder, make_documents, shows):
         planned = re.sub(" --(val|sample)-every.*", "", options)  # which are the last
         fixed = f"--data DATA/data.bin {planned} {re.sub('--(sp|kv) [a-z]*', '', auto)} --ranks {ranks}"
         least, most = (total(folder / "many", f"{fixed} --sp {size}") for size in (ranks, 1))
-        auto += f" --memory-limit {int(1.05 * least + share * max(most - least, 0)) // 1024}KiB"
+        auto += f" --memory-limit {int(1.1 * least + share * max(most - least, 0)) // 1024}KiB"
     if halves:
         run(folder / "many", ranks, f"{train} {auto}".replace(f"--steps {STEPS}", "--steps 2"))
     run(folder / "many", ranks, f"{train} {auto}" + " --resume" * halves)
