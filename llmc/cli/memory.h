@@ -204,7 +204,9 @@ static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, s
         break;
     }
     run->home = world_sp(run->settings.world);
-    run->assignment = assign_rounds(assign_evaluation(run->settings.world, 1), run->assignment.batches);
+    const size_t batches = run->assignment.batches; // for any number of ranks
+    run->assignment = assign_evaluation(run->settings.world, 1);
+    run->assignment.batches = batches;
     dist_split(run->home);
 }
 
@@ -227,11 +229,12 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 // Plans full documents; leaves a 64th of `limit` for more and shorter ones.
 static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
     const Options *o = run->options;
-    const size_t B = o->batch * sample_documents(o), parts = o->samples ? 1 : run->assignment.parts;
-    Run trial = *run;
-    if (run->settings.deals) trial.settings.world.sp = world_ranks(run->settings.world); // the largest groups
-    const Search search = run_search(&trial, limit - limit / 64);
+    const int deals = run->settings.deals;
+    const size_t B = o->batch * sample_documents(o), parts = o->samples || deals ? 1 : run->assignment.parts;
     SequenceBound bound = {min_size(B * T, tokens), B, T};
+    Run trial = *run;
+    if (deals) trial.settings.world.sp = world_ranks(run->settings.world);
+    const Search search = run_search(&trial, limit - limit / 64);
     size_t longest = T, whose;
     if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + T);
     Batch shape = batch_shape(bound);

@@ -364,6 +364,8 @@ static SequenceBound documents_bound_shuffled(const DataLoader *d) {
         bound.documents++;
     }
     bound.documents = min_size(bound.documents, together * d->largest_sample);
+    if (d->settings.deals && !d->packing.step) // a step over the end of an epoch has samples twice
+        bound.documents = bound.N / max_size(item[d->segments - 1].positions, 1);
     free(item);
     return bound;
 }

@@ -3,6 +3,5 @@
 . test/cli.sh
 . test/find_python.sh
 find_python 'torch, transformers, datasets, trl, numpy'
-[ -z "$python" ] || make -s PRECISION=double SUFFIX= build/cpu-double/train >/dev/null || fail 'the double build cannot be made'
-TRAIN=build/cpu-double/train
+[ -z "$python" ] || double_build
 run_python 'torch, transformers, datasets, trl, numpy' test/train/test_trl_steps.py 'steps beside TRL'
