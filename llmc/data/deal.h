@@ -22,6 +22,7 @@ A deal depends on the samples, the table and nothing else, so every rank makes t
 
 #define DEAL_LEVELS 24
 #define DEAL_WORK   60000 // visits to groups' paths, of one search
+#define DEAL_BEGINS 8     // a sample on several ranks that takes longer than so many begins of a sequence is not packed
 
 // Groups of equally many ranks
 typedef struct {
@@ -37,12 +38,12 @@ typedef struct {
 } DealLevels;
 
 typedef struct {
-    size_t level, parts;        // parts: children
-    double work;                // s: sum of its samples'
-    size_t positions, large;    // sums; large: samples of more than half a sequence
-    double load;                // s
-    double least[DEAL_LEVELS];  // s: of the paths through each group of a level below, the longest; of these the least
-    size_t begin, sequences;    // results: its sequences, of Deal.begin
+    size_t level, parts;       // parts: children
+    double work;               // s: sum of its samples'
+    size_t positions, large;   // sums; large: samples that share no sequence
+    double load;               // s
+    double least[DEAL_LEVELS]; // s: of the paths through each group of a level below, the longest; of these the least
+    size_t begin, sequences;   // results: its sequences, of Deal.begin
 } DealGroup;
 
 typedef struct {
@@ -100,6 +101,16 @@ static void deal_free(Deal *d) {
 static double deal_seconds(const Deal *d, size_t i, size_t k) { return d->seconds[i * d->levels.levels + k]; }
 static int deal_fits(const Deal *d, size_t i, size_t k) { return d->positions[i] <= d->levels.level[k].capacity; }
 
+// Tells whether a sample has a sequence of its own: several ranks would have unequal parts of packed samples' pairs.
+static int deal_alone(const Deal *d, size_t i, size_t k) {
+    return d->levels.level[k].ranks > 1 && deal_seconds(d, i, k) > DEAL_BEGINS * d->levels.level[k].begin;
+}
+
+// Tells whether no two such samples share a sequence.
+static int deal_large(const Deal *d, size_t i, size_t k) {
+    return 2 * (size_t)d->positions[i] > d->levels.level[k].capacity || deal_alone(d, i, k);
+}
+
 // ---- the bound ------------------------------------------------------------------------------------------------------
 // Returns the least seconds times ranks of sample i, with its share of full sequences, at levels where it takes at
 // most T seconds; INFINITY: at none.
@@ -150,7 +161,7 @@ static void deal_update(Deal *d, size_t g) {
 static double deal_load(const Deal *d, size_t g, size_t i, int in) {
     const DealGroup *group = &d->group[g];
     const DealLevel *l = &d->levels.level[group->level];
-    const size_t n = d->positions[i], large = 2 * n > l->capacity;
+    const size_t n = d->positions[i], large = (size_t)deal_large(d, i, group->level);
     const double work = group->work + (in ? 1 : -1) * deal_seconds(d, i, group->level);
     const size_t positions = in ? group->positions + n : group->positions - n;
     const size_t full = (positions + l->capacity - 1) / l->capacity;
@@ -160,7 +171,7 @@ static double deal_load(const Deal *d, size_t g, size_t i, int in) {
 // Puts sample i into group g, or takes it out.
 static void deal_put(Deal *d, size_t i, size_t g, int in) {
     DealGroup *group = &d->group[g];
-    const size_t n = d->positions[i], large = 2 * n > d->levels.level[group->level].capacity;
+    const size_t n = d->positions[i], large = (size_t)deal_large(d, i, group->level);
     group->load = deal_load(d, g, i, in);
     group->work += (in ? 1 : -1) * deal_seconds(d, i, group->level);
     group->positions = in ? group->positions + n : group->positions - n;
@@ -298,8 +309,9 @@ static void deal_pack(Deal *d) {
         group->begin = d->sequences;
         for (size_t i = 0, s; i < d->samples; i++) {
             if (d->best[i] != g) continue;
-            for (s = group->begin; s < d->sequences && d->room[s] < d->positions[i];) s++;
-            if (s == d->sequences) d->room[d->sequences++] = (uint32_t)level->capacity;
+            const int alone = deal_alone(d, i, group->level);
+            for (s = alone ? d->sequences : group->begin; s < d->sequences && d->room[s] < d->positions[i];) s++;
+            if (s == d->sequences) d->room[d->sequences++] = alone ? d->positions[i] : (uint32_t)level->capacity;
             d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s;
             group->work += deal_seconds(d, i, group->level);
         }
