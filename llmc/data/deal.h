@@ -23,6 +23,7 @@ The deal is the same: as near the bound with one pass a rank, up to 2.2 times it
 
 #define DEAL_LEVELS 24
 #define DEAL_WORK   150000 // groups whose paths deal_improve computes
+#define DEAL_BEGINS 8      // a sample on several ranks that takes longer than so many begins of a sequence is not packed
 
 // Groups of equally many ranks
 typedef struct {
@@ -40,7 +41,7 @@ typedef struct {
 // A group, or a joint: where a group has more than two parts, joints make the tree binary.
 typedef struct {
     size_t level, up, part[2]; // in Deal.group; part[1] = 0: a single rank
-    size_t positions, large;   // sums; large: samples of more than half a sequence
+    size_t positions, large;   // sums; large: samples that share no sequence
     double work, load;         // s: of its samples; with its sequences
     double longest;            // s: of the longest path from here down
     double least[DEAL_LEVELS]; // s: the same through each group of a level; of these the least
@@ -111,6 +112,16 @@ static void deal_free(Deal *d) {
 static double deal_seconds(const Deal *d, size_t i, size_t k) { return d->seconds[i * d->levels.levels + k]; }
 static int deal_fits(const Deal *d, size_t i, size_t k) { return d->positions[i] <= d->levels.level[k].capacity; }
 
+// Tells whether a sample has a sequence of its own: several ranks would have unequal parts of packed samples' pairs.
+static int deal_alone(const Deal *d, size_t i, size_t k) {
+    return d->levels.level[k].ranks > 1 && deal_seconds(d, i, k) > DEAL_BEGINS * d->levels.level[k].begin;
+}
+
+// Tells whether no two such samples share a sequence.
+static int deal_large(const Deal *d, size_t i, size_t k) {
+    return 2 * (size_t)d->positions[i] > d->levels.level[k].capacity || deal_alone(d, i, k);
+}
+
 // ---- the bound ------------------------------------------------------------------------------------------------------
 // Returns whether no deal ends within T. On the path of a rank let W be the seconds of samples, u the sum of their
 // shares of a sequence's capacity, c the number of sequences. W + begin c <= T, and c is at least
@@ -175,7 +186,7 @@ static double deal_load(const DealLevel *l, double work, size_t positions, size_
 static void deal_put(Deal *d, size_t i, size_t g, int in) {
     DealGroup *group = &d->group[g];
     const DealLevel *l = &d->levels.level[group->level];
-    const size_t n = d->positions[i], large = 2 * n > l->capacity;
+    const size_t n = d->positions[i], large = (size_t)deal_large(d, i, group->level);
     group->positions = in ? group->positions + n : group->positions - n;
     group->large = in ? group->large + large : group->large - large;
     group->work = group->positions ? group->work + (in ? 1 : -1) * deal_seconds(d, i, group->level) : 0;
@@ -285,8 +296,10 @@ static void deal_pack(Deal *d) {
         for (size_t i = 0; group->positions && i < d->samples; i++) {
             size_t s = group->begin;
             if (d->best[i] != g) continue;
+            const int alone = deal_alone(d, i, group->level);
+            if (alone) s = d->sequences;
             while (s < d->sequences && d->room[s] < d->positions[i]) s++;
-            if (s == d->sequences) d->room[d->sequences++] = (uint32_t)l->capacity;
+            if (s == d->sequences) d->room[d->sequences++] = alone ? d->positions[i] : (uint32_t)l->capacity;
             d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s, d->begin[s + 1]++;
         }
         group->sequences = d->sequences - group->begin;

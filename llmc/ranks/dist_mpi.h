@@ -149,6 +149,7 @@ void dist_split(size_t sp) {
     for (int i = RANKS_SEQUENCE; i <= RANKS_SEQUENCE_REVERSED; i++) job.group[i] = group[i];
 }
 
+double dist_busy(void) { return processor_seconds() - watch.idle; }
 void dist_timeout(double seconds) { watch.timeout = seconds; }
 void dist_stop(void) { leave_job(); }
 const char *dist_host(size_t rank) { return job.ranks > 1 ? watch.host[rank] : "this host"; }
@@ -222,6 +223,7 @@ void dist_start(void) {
                       "(libopenmpi-dev) and build again, or start one process");
 }
 void dist_split(size_t sp) { job.sp = sp; }
+double dist_busy(void) { return processor_seconds(); }
 void dist_timeout(double seconds) { (void)seconds; }
 void dist_stop(void) {}
 const char *dist_host(size_t rank) { return (void)rank, "this host"; }
