@@ -218,10 +218,18 @@ static void note_attention(const Run *run) {
              run->attention ? " backward" : "");
 }
 
+// Returns a run in which, with --sp auto, all ranks share a sequence.
+static Run run_of_all(const Run *run) {
+    Run largest = *run;
+    if (run->settings.deals) largest.settings.world.sp = world_ranks(run->settings.world);
+    return largest;
+}
+
 // Returns the most tokens of a document with which a sequence of B documents fits `limit` bytes, under the best
 // candidate and the smallest workspace; 0: none.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
-    const Search search = run_search(run, limit);
+    const Run largest = run_of_all(run);
+    const Search search = run_search(&largest, limit);
     return search_longest(&search, B);
 }
 
@@ -230,10 +238,10 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 // Plans full documents; leaves a 64th of `limit` for more and shorter ones.
 static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
     const Options *o = run->options;
-    const size_t B = o->batch * sample_documents(o), parts = o->samples ? 1 : run->assignment.parts;
-    const Search search = run_search(run, limit - limit / 64);
+    const size_t B = o->batch * sample_documents(o), parts = o->samples || run->settings.deals ? 1 : run->assignment.parts;
+    Run trial = run_of_all(run);
+    const Search search = run_search(&trial, limit - limit / 64);
     SequenceBound bound = {min_size(B * T, tokens), B, T};
-    Run trial = *run;
     size_t longest = T, whose;
     if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + T);
     Batch shape = batch_shape(bound);

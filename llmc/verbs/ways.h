@@ -63,12 +63,13 @@ static StepShape way_step(const Run *run, SequenceBound whole) {
 static void way_plan(WayToTrain *w, const WayBounds *b) {
     w->run.barred = ~((2u << w->uses) - 1);
     run_plan(&w->run, &b->shape, b->limit);
+    if (w->run.settings.deals) run_plan_levels(&w->run, &b->shape, b->part, b->limit);
     const Search search = run_search(&w->run, b->limit);
     w->fits = plan_pressure(&w->run.plan, &search.limits) <= 1;
     plan_bytes(&w->run.plan, w->bytes);
     w->longest = b->limit ? run_longest(&w->run, b->documents, b->limit) : 0;
     if (b->machine) w->estimate = estimate_step(b->machine, &w->run.settings, &b->shape, way_step(&w->run, b->whole));
-    if (b->no_estimate) w->estimate.seconds = 0; // its traffic is known
+    if (b->no_estimate || w->run.settings.deals) w->estimate.seconds = 0; // its traffic is known; lengths differ
 }
 
 // Copies a run to train adapters, or all weights.
