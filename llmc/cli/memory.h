@@ -59,8 +59,8 @@ static Search run_search(const Run *run, size_t limit) {
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs live in the same memory
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
-    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals && !(world_ranks(world) > 1 && world.zero == 3) &&
-               !run->model.config.num_kv_shared_layers;
+    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals &&
+               !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers;
     c.every = !o->inputs_every && c.places[PLACED_INPUTS] != 1u << PLACE_DEVICE && c.open.backward &&
               method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
@@ -238,7 +238,8 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 // Plans full documents; leaves a 64th of `limit` for more and shorter ones.
 static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
     const Options *o = run->options;
-    const size_t B = o->batch * sample_documents(o), parts = o->samples || run->settings.deals ? 1 : run->assignment.parts;
+    const size_t B = o->batch * sample_documents(o),
+                 parts = o->samples || run->settings.deals ? 1 : run->assignment.parts;
     Run trial = run_of_all(run);
     const Search search = run_search(&trial, limit - limit / 64);
     SequenceBound bound = {min_size(B * T, tokens), B, T};

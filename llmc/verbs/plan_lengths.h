@@ -3,8 +3,8 @@
 beside the best fixed --sp. Lengths are those of --data, of a file, drawn from a distribution, or all --seq-len.
 
 A step ends with its slowest rank. Where every pass has collectives of all ranks (--zero 2, 3), passes begin together,
-and each takes as long as the slowest rank's. A fixed --sp packs by first-fit, or into as many sequences as its groups
-take in equal turns, the longest samples first; then it deals the sequences of most seconds first.
+and each takes as long as the slowest rank's. A fixed --sp is dealt and packed in the same way, but to groups of one
+size.
 */
 #ifndef LLMC_PLAN_LENGTHS_H
 #define LLMC_PLAN_LENGTHS_H
@@ -17,14 +17,17 @@ typedef struct {
     size_t count, longest;
 } Lengths;
 
-// Averages over steps
+// Sums over steps, of --sp auto or of one level
 typedef struct {
-    size_t steps, fixed;                  // fixed: the level of the best fixed --sp; of all levels: none holds all
-    double tokens, load, mean, bound;     // s: the slowest rank, the average one, the deals' bound
-    double seconds, fixed_seconds[DEAL_LEVELS]; // of a step, with `besides`; 0: does not hold the longest
-    double besides;                       // s: of the optimizer, and what only the last pass sends
-    double groups[DEAL_LEVELS], sequences[DEAL_LEVELS], share[DEAL_LEVELS]; // of each level; share: of tokens
-    double *rank[2];                      // [ranks] s, of the first step: dealt, fixed
+    double seconds, load, mean, bound; // s: of steps; of the slowest rank alone, of the average one, no deal takes less
+    double groups[DEAL_LEVELS], sequences[DEAL_LEVELS], tokens[DEAL_LEVELS]; // of each level
+    double *rank;                                                            // [ranks] s, of the first step
+} LengthsSum;
+
+typedef struct {
+    LengthsSum dealt, fixed[DEAL_LEVELS]; // fixed: seconds 0 where a level does not hold the longest
+    size_t best;                          // the fixed level of least seconds; of all levels: none
+    double besides, tokens;               // s of a step besides its passes; tokens of all steps
 } LengthsPlan;
 
 // ---- lengths --------------------------------------------------------------------------------------------------------
@@ -91,11 +94,10 @@ static void lengths_deal(StepDeal *s, const Lengths *all, size_t samples, size_t
     deal_make(d);
 }
 
-// Adds a deal's step. load: [ranks] of each
-static void lengths_add(LengthsPlan *p, const StepDeal *s, double *load) {
+// Adds a step that is dealt, and in the first the seconds of each rank.
+static void lengths_add(LengthsSum *sum, const StepDeal *s, int first) {
     const Deal *d = &s->deal;
     const DealLevels *l = &d->levels;
-    const DealSummary summary = deal_summary(d);
     double turns = 0, slowest = 1;
     for (size_t t = 0; slowest > 0; t++, turns += slowest) {
         slowest = 0;
@@ -107,110 +109,115 @@ static void lengths_add(LengthsPlan *p, const StepDeal *s, double *load) {
             double seconds = l->level[k].begin;
             for (uint32_t i = d->begin[pass.sequence]; i < d->begin[pass.sequence + 1]; i++)
                 seconds += deal_seconds(d, d->order[i], k);
-            slowest = fmax(slowest, seconds), load[r] += seconds;
+            slowest = fmax(slowest, seconds);
+            if (first) sum->rank[r] += seconds;
         }
     }
-    p->seconds += s->table->in_step ? turns : d->load;
-    p->load += d->load, p->mean += summary.mean, p->bound += d->bound;
+    sum->seconds += s->table->in_step ? turns : d->load;
+    sum->load += d->load, sum->mean += deal_summary(d).mean, sum->bound += d->bound;
     for (const DealGroup *g = d->group; g < d->group + l->groups; g++) {
-        p->groups[g->level] += g->sequences > 0, p->sequences[g->level] += (double)g->sequences;
-        p->share[g->level] += (double)g->positions;
+        sum->groups[g->level] += g->sequences > 0, sum->sequences[g->level] += (double)g->sequences;
+        for (uint32_t i = d->begin[g->begin]; i < d->begin[g->begin + g->sequences]; i++)
+            sum->tokens[g->level] += d->positions[d->order[i]];
     }
-    for (size_t i = 0; i < d->samples; i++) p->tokens += d->positions[i];
 }
 
-// Packs the samples of a step for groups of level k: by first-fit, or (bins > 0) into that many sequences, each into
-// the one of least seconds with room. Returns the sequences; 0: they are too few.
-static size_t fixed_pack(const Deal *d, size_t k, size_t bins, double *seconds, size_t *room) {
-    size_t sequences = bins;
-    for (size_t s = 0; s < max_size(bins, d->samples); s++) seconds[s] = 0, room[s] = d->levels.level[k].capacity;
-    for (size_t i = 0; i < d->samples; i++) {
-        size_t found = SIZE_MAX;
-        for (size_t s = 0; s < (bins ? bins : d->samples) && (bins || found == SIZE_MAX); s++)
-            if (room[s] >= d->positions[i] && (found == SIZE_MAX || seconds[s] < seconds[found])) found = s;
-        if (found == SIZE_MAX) return 0;
-        seconds[found] += deal_seconds(d, i, k), room[found] -= d->positions[i];
-        sequences = max_size(sequences, found + 1);
-    }
-    for (size_t s = 0; s < sequences; s++)
-        if (seconds[s] > 0) seconds[s] += d->levels.level[k].begin;
-    return sequences;
-}
-
-// Deals sequences to the groups of level k, those of most seconds first. Returns the step's seconds. load: of each
-// group
-static double fixed_deal(const StepDeal *s, size_t k, double *seconds, size_t sequences, double *load) {
-    const size_t groups = s->deal.levels.ranks / s->deal.levels.level[k].ranks;
-    double turns = 0, most = 0;
-    qsort(seconds, sequences, sizeof(double), compare_doubles);
-    memset(load, 0, groups * sizeof(double));
-    for (size_t i = 0; i < sequences; i++) {
-        const double next = seconds[sequences - 1 - i];
-        size_t least = s->table->in_step ? i % groups : 0;
-        for (size_t g = 1; g < groups && !s->table->in_step; g++)
-            if (load[g] < load[least]) least = g;
-        if (i % groups == 0) turns += next;
-        load[least] += next, most = fmax(most, load[least]);
-    }
-    return s->table->in_step ? turns : most;
-}
-
-// Returns the seconds of a step on groups of level k alone. load: [ranks]
-static double fixed_seconds(const StepDeal *s, size_t k, double *load) {
-    const Deal *d = &s->deal;
-    const size_t S = d->levels.level[k].ranks, groups = d->levels.ranks / S, most = d->samples + 2 * groups;
-    double *seconds = (double *)checked_calloc(most + groups, sizeof(double), "lengths"), *other = seconds + most;
-    size_t *room = (size_t *)checked_calloc(most, sizeof(size_t), "lengths"), sequences = fixed_pack(d, k, 0, seconds, room);
-    double least = fixed_deal(s, k, seconds, sequences, load);
-    size_t bins = (sequences + groups - 1) / groups * groups;
-    if (!(sequences = fixed_pack(d, k, bins, seconds, room))) sequences = fixed_pack(d, k, bins += groups, seconds, room);
-    const double even = sequences ? fixed_deal(s, k, seconds, sequences, other) : INFINITY;
-    if (even < least) least = even, memcpy(load, other, groups * sizeof(double));
-    for (size_t r = d->levels.ranks; r-- > 0;) load[r] = load[r / S];
-    free(seconds), free(room);
-    return least;
-}
-
-// Plans steps of the data, of lengths, or (none) of documents of --seq-len. Returns steps 0 where a length fits no group
-static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *data, Lengths *all, const Batch *shape) {
+// Plans steps of the data, of lengths, or (none) of documents of --seq-len.
+static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *data, Lengths all, const Batch *shape) {
     const Options *o = run->options;
-    const RunSettings *settings = &run->settings;
     const DealLevels *l = &run->table.levels;
-    const Assignment a = run->assignment;
-    StepDeal s = {0};
-    LengthsPlan p = {.fixed = l->levels};
+    const PassWork work = pass_work(m, &run->settings, shape);
     uint32_t seq_len = (uint32_t)o->seq_len;
-    if (!all->count && !o->data.count) all->length = &seq_len, all->count = 1, all->longest = seq_len;
-    const size_t longest = o->data.count ? data->bound.longest : all->longest;
+    const Lengths equal = {&seq_len, 1, seq_len};
     const size_t samples = o->samples ? o->samples : o->batch * o->grad_accum;
-    double *load = (double *)checked_calloc(4 * l->ranks, sizeof(double), "loads of ranks");
-    const PassWork work = pass_work(m, settings, shape);
-    p.besides = step_seconds(m, settings, &work, &run->plan.moved, 1) -
-                sequence_seconds(m, settings, &work, &run->plan.moved, &work.other);
-    p.rank[0] = load, p.rank[1] = load + l->ranks;
+    double *rank = (double *)checked_calloc((l->levels + 1) * l->ranks, sizeof(double), "loads of ranks");
+    StepDeal s = {0};
+    LengthsPlan p = {.best = l->levels};
+    if (!all.count) all = equal;
+    if (o->data.count) all.longest = dataloader_part_bound(data, 1).longest;
+    p.besides = step_seconds(m, &run->settings, &work, &run->plan.moved, 1) -
+                sequence_seconds(m, &run->settings, &work, &run->plan.moved, &work.other);
+    p.dealt.rank = rank + l->levels * l->ranks;
     step_deal_allocate(&s, &run->table, o->data.count ? max_size(samples, data->samples) : samples);
-    for (uint64_t at = 0; p.steps < LENGTHS_STEPS; p.steps++) {
-        const size_t count = o->data.count && data->packing.step ? dataloader_step(data, at) : a.batches;
+    uint64_t at = 0;
+    for (size_t step = 0; step < LENGTHS_STEPS; step++) {
+        const size_t count = o->data.count && data->packing.step ? dataloader_step(data, at) : run->assignment.batches;
         if (o->data.count)
             step_deal_make(&s, data, at, count, 0), at = dataloader_after(data, at, count);
         else
-            lengths_deal(&s, all, samples, o->seed, p.steps);
-        lengths_add(&p, &s, p.steps ? load + 2 * l->ranks : p.rank[0]);
-        for (size_t k = 0; k < l->levels; k++)
-            if (l->level[k].capacity >= longest)
-                p.fixed_seconds[k] += fixed_seconds(&s, k, load + 3 * l->ranks);
+            lengths_deal(&s, &all, samples, o->seed, step);
+        lengths_add(&p.dealt, &s, !step);
+        for (size_t i = 0; i < s.deal.samples; i++) p.tokens += s.deal.positions[i];
+        for (size_t k = 0; k < l->levels; k++) {
+            if (l->level[k].capacity < all.longest) continue;
+            for (size_t j = 0; j < l->levels; j++) s.deal.levels.level[j].capacity = j == k ? l->level[j].capacity : 0;
+            p.fixed[k].rank = rank + k * l->ranks;
+            deal_make(&s.deal);
+            lengths_add(&p.fixed[k], &s, !step);
+        }
+        s.deal.levels = *l;
     }
     step_deal_free(&s);
-    for (size_t k = 0; k < l->levels; k++)
-        if (p.fixed_seconds[k] > 0 && (p.fixed == l->levels || p.fixed_seconds[k] < p.fixed_seconds[p.fixed])) p.fixed = k;
+    for (size_t k = l->levels; k-- > 0;)
+        if (p.fixed[k].rank && (p.best == l->levels || p.fixed[k].seconds <= p.fixed[p.best].seconds)) p.best = k;
     return p;
 }
 
+// ---- results --------------------------------------------------------------------------------------------------------
+// Returns the seconds of an average step.
+static double lengths_seconds(const LengthsPlan *p, const LengthsSum *sum) {
+    return sum->seconds / LENGTHS_STEPS + p->besides;
+}
+
 static void lengths_print(FILE *out, const LengthsPlan *p, const DealLevels *l) {
-    const double n = (double)p->steps;
-    fprintf(out, "step %.4g s (load %.4g bound %.4g mean %.4g besides %.4g) tokens %.0f\n", p->seconds / n, p->load / n, p->bound / n, p->mean / n, p->besides, p->tokens / n);
-    for (size_t k = 0; k < l->levels; k++)
-        fprintf(out, "%4zu cap %8zu begin %.4g fixed %.4g  groups %.2f seqs %.2f share %.3f\n", l->level[k].ranks, l->level[k].capacity, l->level[k].begin, p->fixed_seconds[k] / n, p->groups[k] / n, p->sequences[k] / n, p->share[k] / p->tokens);
+    const double seconds = lengths_seconds(p, &p->dealt), tokens = p->tokens / LENGTHS_STEPS;
+    const char *before = "groups    of an average step:";
+    fprintf(out,
+            "step      %.3g s for %.0f tokens, estimated: %.0f tokens/s; %.0f %% of the bound, ranks %.0f %% loaded\n",
+            seconds, tokens, tokens / seconds, 100 * p->dealt.bound / p->dealt.seconds,
+            100 * p->dealt.mean / p->dealt.seconds);
+    for (size_t k = 0; k < l->levels; k++) {
+        if (p->dealt.tokens[k] == 0) continue;
+        fprintf(out, "%s %.3g of %zu rank%s (%.0f %% of the tokens)", before, p->dealt.groups[k] / LENGTHS_STEPS,
+                l->level[k].ranks, l->level[k].ranks > 1 ? "s" : "", 100 * p->dealt.tokens[k] / p->tokens);
+        before = ",";
+    }
+    fputc('\n', out);
+    if (p->best == l->levels) return;
+    const double fixed = lengths_seconds(p, &p->fixed[p->best]);
+    fprintf(out, "fixed     --sp %zu, the best: %.3g s, %.0f tokens/s; auto is %.3g times as fast\n",
+            l->level[p->best].ranks, fixed, tokens / fixed, fixed / seconds);
+}
+
+static void lengths_json(JsonOut *json, const LengthsPlan *p, const DealLevels *l) {
+    const LengthsSum *best = &p->fixed[min_size(p->best, l->levels - 1)];
+    const double seconds = lengths_seconds(p, &p->dealt), fixed = best->rank ? lengths_seconds(p, best) : NAN;
+    json_object(json, "lengths");
+    json_size(json, "steps", LENGTHS_STEPS);
+    json_number(json, "tokens", p->tokens / LENGTHS_STEPS);
+    json_number(json, "estimated_seconds", seconds);
+    json_number(json, "estimated_tokens_per_second", p->tokens / LENGTHS_STEPS / seconds);
+    json_number(json, "deal_balance", p->dealt.mean / p->dealt.seconds);
+    json_number(json, "deal_bound", p->dealt.bound / p->dealt.seconds);
+    json_numbers(json, "rank_seconds", p->dealt.rank, l->ranks);
+    json_size(json, "fixed_sp", best->rank ? l->level[p->best].ranks : 0);
+    json_number(json, "fixed_seconds", fixed);
+    json_number(json, "fixed_tokens_per_second", p->tokens / LENGTHS_STEPS / fixed);
+    json_numbers(json, "fixed_rank_seconds", best->rank, best->rank ? l->ranks : 0);
+    json_number(json, "gain", fixed / seconds);
+    json_array(json, "levels");
+    for (size_t k = 0; k < l->levels; k++) {
+        json_object(json, NULL);
+        json_size(json, "sp", l->level[k].ranks);
+        json_number(json, "begin_seconds", l->level[k].begin);
+        json_number(json, "groups", p->dealt.groups[k] / LENGTHS_STEPS);
+        json_number(json, "sequences", p->dealt.sequences[k] / LENGTHS_STEPS);
+        json_number(json, "token_share", p->dealt.tokens[k] / p->tokens);
+        json_number(json, "fixed_seconds", p->fixed[k].rank ? lengths_seconds(p, &p->fixed[k]) : NAN);
+        json_object_end(json);
+    }
+    json_array_end(json);
+    json_object_end(json);
 }
 
 #endif
