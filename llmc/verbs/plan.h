@@ -75,11 +75,6 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
     if (!w->run.settings.optimizer) fputs(", for a pass without an optimizer update", out);
     fputc('\n', out);
     if (w->longest) fprintf(out, "longest   --seq-len %zu\n", w->longest);
-    const DealTable *table = &w->run.table;
-    for (size_t k = 0; table->lengths && k < table->levels.levels; k++)
-        fprintf(out, "%s%zu on %zu", k ? ", " : "levels    tokens of a sequence: ", table->levels.level[k].capacity,
-                table->levels.level[k].ranks);
-    if (table->lengths) fprintf(out, "; validation on %zu\n", w->run.home);
 }
 
 // Prints time, speed and the planner's choices.
@@ -89,8 +84,8 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     const Estimate *e = &r->plan.estimate;
     const double tokens = (double)r->bounds.whole.N * (double)run->assignment.batches;
     char seconds[32];
-    if (r->lengths.tokens > 0)
-        lengths_print(out, &r->lengths, &run->table.levels);
+    if (s->deals)
+        lengths_print(out, &r->lengths, &run->table.levels, r->plan.longest);
     else if (e->seconds > 0)
         fprintf(out, "step      %s for %.0f tokens, estimated: %.0f tokens/s, %.0f %% MFU\n",
                 way_seconds(&r->plan, seconds), tokens, e->tokens_per_second, 100 * e->mfu);
@@ -217,17 +212,7 @@ static void plan_result_json(const PlanResult *r) {
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
-    if (run->table.lengths) {
-        json_array(&json, "levels");
-        for (size_t k = 0; k < run->table.levels.levels; k++) {
-            json_object(&json, NULL);
-            json_size(&json, "sp", run->table.levels.level[k].ranks);
-            json_size(&json, "max_sequence", run->table.levels.level[k].capacity);
-            json_object_end(&json);
-        }
-        json_array_end(&json);
-    }
-    if (r->lengths.tokens > 0) lengths_json(&json, &r->lengths, &run->table.levels);
+    if (run->table.lengths) lengths_json(&json, &r->lengths, &run->table.levels);
     json_finish(&json);
 }
 
@@ -312,6 +297,8 @@ static int verb_plan(const Options *given) {
         prompt_free(&prompt);
     }
     run_choose_length(&run, o, limit);
+    if (lengths.count && !(machine && !estimate_missing(&run)))
+        die_usage("--lengths: give --machine, by whose rates steps are dealt%s", machine ? ", and --dtype bf16" : "");
     if (lengths.longest > o->seq_len)
         die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths.longest,
                   o->seq_len);
@@ -323,7 +310,7 @@ static int verb_plan(const Options *given) {
     note_attention(&r.plan.run);
     for (int seco = 0; run_search(&run, limit).method && seco < 2; seco++)
         plan_order(&r, method_names[seco ? METHOD_SECO : METHOD_STREAM]);
-    if (r.plan.run.table.lengths && r.bounds.machine)
+    if (r.plan.run.table.lengths && machine && !r.bounds.no_estimate)
         r.lengths = lengths_plan(&r.plan.run, machine, &data, lengths, &r.bounds.shape);
     if (named && run.settings.optimizer && !r.bounds.no_estimate && !run.settings.deals)
         r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);

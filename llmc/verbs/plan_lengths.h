@@ -25,9 +25,9 @@ typedef struct {
 } LengthsSum;
 
 typedef struct {
-    LengthsSum dealt, fixed[DEAL_LEVELS]; // fixed: seconds 0 where a level does not hold the longest
-    size_t best;                          // the fixed level of least seconds; of all levels: none
-    double besides, tokens;               // s of a step besides its passes; tokens of all steps
+    LengthsSum dealt, fixed[DEAL_LEVELS + 1]; // fixed: no rank where a level does not hold the longest
+    size_t best;                              // the fixed level of least seconds; of all levels: none has any
+    double besides, tokens;                   // s of a step besides its passes; tokens of all steps
 } LengthsPlan;
 
 // ---- lengths --------------------------------------------------------------------------------------------------------
@@ -164,60 +164,59 @@ static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *da
 }
 
 // ---- results --------------------------------------------------------------------------------------------------------
-// Returns the seconds of an average step.
+// Returns the seconds of an average step; NAN: a level does not hold the longest.
 static double lengths_seconds(const LengthsPlan *p, const LengthsSum *sum) {
-    return sum->seconds / LENGTHS_STEPS + p->besides;
+    return sum->rank ? sum->seconds / LENGTHS_STEPS + p->besides : NAN;
 }
 
-static void lengths_print(FILE *out, const LengthsPlan *p, const DealLevels *l) {
-    const double seconds = lengths_seconds(p, &p->dealt), tokens = p->tokens / LENGTHS_STEPS;
-    const char *before = "groups    of an average step:";
+static void lengths_print(FILE *out, const LengthsPlan *p, const DealLevels *l, size_t longest) {
+    const LengthsSum *d = &p->dealt, *best = &p->fixed[p->best];
+    const double seconds = lengths_seconds(p, d), tokens = p->tokens / LENGTHS_STEPS, fixed = lengths_seconds(p, best);
+    if (!l->levels && longest)
+        fprintf(out, "levels    no group of ranks holds the longest document; %zu tokens would fit\n", longest);
+    for (size_t k = 0; k < l->levels; k++)
+        fprintf(out, "%-9s of %zu rank%s: %zu tokens fit", k ? "" : "groups", l->level[k].ranks, k ? "s" : "",
+                l->level[k].capacity),
+            fprintf(out, tokens > 0 ? "; a step has %.3g, with %.0f %% of the tokens\n" : "\n",
+                    d->groups[k] / LENGTHS_STEPS, 100 * d->tokens[k] / p->tokens);
+    if (tokens == 0) return;
     fprintf(out,
             "step      %.3g s for %.0f tokens, estimated: %.0f tokens/s; %.0f %% of the bound, ranks %.0f %% loaded\n",
-            seconds, tokens, tokens / seconds, 100 * p->dealt.bound / p->dealt.seconds,
-            100 * p->dealt.mean / p->dealt.seconds);
-    for (size_t k = 0; k < l->levels; k++) {
-        if (p->dealt.tokens[k] == 0) continue;
-        fprintf(out, "%s %.3g of %zu rank%s (%.0f %% of the tokens)", before, p->dealt.groups[k] / LENGTHS_STEPS,
-                l->level[k].ranks, l->level[k].ranks > 1 ? "s" : "", 100 * p->dealt.tokens[k] / p->tokens);
-        before = ",";
-    }
-    fputc('\n', out);
-    if (p->best == l->levels) return;
-    const double fixed = lengths_seconds(p, &p->fixed[p->best]);
-    fprintf(out, "fixed     --sp %zu, the best: %.3g s, %.0f tokens/s; auto is %.3g times as fast\n",
-            l->level[p->best].ranks, fixed, tokens / fixed, fixed / seconds);
+            seconds, tokens, tokens / seconds, 100 * d->bound / d->seconds, 100 * d->mean / d->seconds);
+    if (best->rank)
+        fprintf(out, "fixed     --sp %zu, the best: %.3g s, %.0f tokens/s; auto is %.3g times as fast\n",
+                l->level[p->best].ranks, fixed, tokens / fixed, fixed / seconds);
 }
 
 static void lengths_json(JsonOut *json, const LengthsPlan *p, const DealLevels *l) {
-    const LengthsSum *best = &p->fixed[min_size(p->best, l->levels - 1)];
-    const double seconds = lengths_seconds(p, &p->dealt), fixed = best->rank ? lengths_seconds(p, best) : NAN;
-    json_object(json, "lengths");
-    json_size(json, "steps", LENGTHS_STEPS);
-    json_number(json, "tokens", p->tokens / LENGTHS_STEPS);
-    json_number(json, "estimated_seconds", seconds);
-    json_number(json, "estimated_tokens_per_second", p->tokens / LENGTHS_STEPS / seconds);
-    json_number(json, "deal_balance", p->dealt.mean / p->dealt.seconds);
-    json_number(json, "deal_bound", p->dealt.bound / p->dealt.seconds);
-    json_numbers(json, "rank_seconds", p->dealt.rank, l->ranks);
-    json_size(json, "fixed_sp", best->rank ? l->level[p->best].ranks : 0);
-    json_number(json, "fixed_seconds", fixed);
-    json_number(json, "fixed_tokens_per_second", p->tokens / LENGTHS_STEPS / fixed);
-    json_numbers(json, "fixed_rank_seconds", best->rank, best->rank ? l->ranks : 0);
-    json_number(json, "gain", fixed / seconds);
+    const LengthsSum *d = &p->dealt, *best = &p->fixed[p->best];
+    const double seconds = lengths_seconds(p, d), tokens = p->tokens / LENGTHS_STEPS, fixed = lengths_seconds(p, best);
     json_array(json, "levels");
     for (size_t k = 0; k < l->levels; k++) {
         json_object(json, NULL);
         json_size(json, "sp", l->level[k].ranks);
+        json_size(json, "max_tokens", l->level[k].capacity);
         json_number(json, "begin_seconds", l->level[k].begin);
-        json_number(json, "groups", p->dealt.groups[k] / LENGTHS_STEPS);
-        json_number(json, "sequences", p->dealt.sequences[k] / LENGTHS_STEPS);
-        json_number(json, "token_share", p->dealt.tokens[k] / p->tokens);
-        json_number(json, "fixed_seconds", p->fixed[k].rank ? lengths_seconds(p, &p->fixed[k]) : NAN);
+        json_number(json, "groups", d->groups[k] / LENGTHS_STEPS);
+        json_number(json, "sequences", d->sequences[k] / LENGTHS_STEPS);
+        json_number(json, "token_share", d->tokens[k] / p->tokens);
+        json_number(json, "fixed_seconds", lengths_seconds(p, &p->fixed[k]));
         json_object_end(json);
     }
     json_array_end(json);
-    json_object_end(json);
+    if (tokens == 0) return;
+    json_size(json, "step_tokens", (size_t)tokens);
+    json_number(json, "step_seconds", seconds);
+    json_number(json, "step_tokens_per_second", tokens / seconds);
+    json_number(json, "deal_balance", d->mean / d->seconds);
+    json_number(json, "deal_bound", d->bound / d->seconds);
+    json_numbers(json, "rank_seconds", d->rank, l->ranks);
+    if (!best->rank) return;
+    json_size(json, "fixed_sp", l->level[p->best].ranks);
+    json_number(json, "fixed_seconds", fixed);
+    json_number(json, "fixed_tokens_per_second", tokens / fixed);
+    json_numbers(json, "fixed_rank_seconds", best->rank, l->ranks);
+    json_number(json, "gain", fixed / seconds);
 }
 
 #endif

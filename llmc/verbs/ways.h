@@ -141,7 +141,7 @@ static const char *preset_hub(const char *init) {
 
 // Prints the command line of a training run that names what the planner chose.
 static void way_echo(FILE *out, const WayToTrain *w) {
-    static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks"};
+    static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks", "lengths"};
     static const char *const shards[] = {"shards/train-*.bin"};
     const RunSettings *s = &w->run.settings;
     const char *hub = preset_hub(w->options.init);
