@@ -297,8 +297,8 @@ static int verb_plan(const Options *given) {
         prompt_free(&prompt);
     }
     run_choose_length(&run, o, limit);
-    if (lengths.count && !(machine && !estimate_missing(&run)))
-        die_usage("--lengths: give --machine, by whose rates steps are dealt%s", machine ? ", and --dtype bf16" : "");
+    if (lengths.count && !(run.settings.deals && machine && !estimate_missing(&run)))
+        die_usage("--lengths: give also --sp auto, --ranks above 1 and --machine, by whose rates steps are dealt");
     if (lengths.longest > o->seq_len)
         die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths.longest,
                   o->seq_len);

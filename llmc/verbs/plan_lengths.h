@@ -173,7 +173,7 @@ static void lengths_print(FILE *out, const LengthsPlan *p, const DealLevels *l, 
     const LengthsSum *d = &p->dealt, *best = &p->fixed[p->best];
     const double seconds = lengths_seconds(p, d), tokens = p->tokens / LENGTHS_STEPS, fixed = lengths_seconds(p, best);
     if (!l->levels && longest)
-        fprintf(out, "levels    no group of ranks holds the longest document; %zu tokens would fit\n", longest);
+        fprintf(out, "groups    none holds the longest document; %zu tokens would fit\n", longest);
     for (size_t k = 0; k < l->levels; k++)
         fprintf(out, "%-9s of %zu rank%s: %zu tokens fit", k ? "" : "groups", l->level[k].ranks, k ? "s" : "",
                 l->level[k].capacity),
