@@ -35,20 +35,6 @@ static Plan level_plan(const Run *run, size_t sp, SequenceBound bound, size_t N)
     return plan;
 }
 
-// Returns the most positions, up to a 64th of the bound, that fit on every rank.
-static size_t level_capacity(const Run *run, size_t sp, SequenceBound bound, const Limits *limits) {
-    const size_t unit = bound.N / 64 + 1;
-    size_t low = 0, high = (bound.N + unit - 1) / unit, middle = high, whose;
-    for (; high > low; middle = low + (high - low + 1) / 2) {
-        const Plan plan = level_plan(run, sp, bound, min_size(middle * unit, bound.N));
-        if (plan_pressure(&plan, limits) <= 1)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return dist_smallest(min_size(low * unit, bound.N), &whose);
-}
-
 // Keeps of every place the plan that takes more.
 static void plan_join(Plan *plan, const Plan *other) {
     for (int place = 0; place < PLACES; place++)
@@ -57,6 +43,20 @@ static void plan_join(Plan *plan, const Plan *other) {
     plan->disk_bytes = max_size(plan->disk_bytes, other->disk_bytes);
     plan->host_bytes = max_size(plan->host_bytes, other->host_bytes);
     for (int share = 0; share < SHARES; share++) plan->share[share] = arena_share(plan->arena, (Share)share);
+}
+
+// Returns the most positions, up to a 64th of them, that fit on every rank together with the plans so far.
+static size_t level_capacity(const Run *run, size_t sp, SequenceBound bound, const Limits *limits) {
+    size_t low = 0, high = bound.N, middle = high, whose;
+    for (; high > low; middle = high - (high - low) / 2) {
+        Plan plan = level_plan(run, sp, bound, middle);
+        plan_join(&plan, &run->plan);
+        if (plan_pressure(&plan, limits) <= 1)
+            low = middle;
+        else
+            high = high - low > low / 64 ? middle - 1 : low;
+    }
+    return dist_smallest(low, &whose);
 }
 
 // Estimates a pass over `documents` of n positions each on groups of sp ranks, in seconds.
@@ -91,9 +91,9 @@ static void run_levels(Run *run, SequenceBound bound, const Machine *machine, co
     double next = 1;
     pass_works = NULL; // too many to keep
     table->levels = deal_levels(world_ranks(run->settings.world));
-    table->in_step = world_ranks(run->settings.world) > 1 &&
-                     (sharding_of(run->settings.world, ZERO_GRADIENTS).ranks > 1 ||
-                      run->settings.gradient_type != dtype_of_sums(run->model.dtype));
+    table->in_step =
+        world_ranks(run->settings.world) > 1 && (sharding_of(run->settings.world, ZERO_GRADIENTS).ranks > 1 ||
+                                                 run->settings.gradient_type != dtype_of_sums(run->model.dtype));
     for (table->lengths = 0; table->lengths < DEAL_LENGTHS; next *= 1.4142135623730951) {
         const size_t length = min_size((size_t)next, max_size(bound.longest, 2));
         if (!table->lengths || length > table->length[table->lengths - 1]) table->length[table->lengths++] = length;

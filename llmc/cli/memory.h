@@ -59,8 +59,8 @@ static Search run_search(const Run *run, size_t limit) {
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs live in the same memory
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
-    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals && !(world_ranks(world) > 1 && world.zero == 3) &&
-               !run->model.config.num_kv_shared_layers;
+    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals &&
+               !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers;
     c.every = !o->inputs_every && c.places[PLACED_INPUTS] != 1u << PLACE_DEVICE && c.open.backward &&
               method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
@@ -217,10 +217,18 @@ static void note_attention(const Run *run) {
              run->attention ? " backward" : "");
 }
 
+// Returns a run in which, with --sp auto, all ranks share a sequence.
+static Run run_of_all(const Run *run) {
+    Run largest = *run;
+    if (run->settings.deals) largest.settings.world.sp = world_ranks(run->settings.world);
+    return largest;
+}
+
 // Returns the most tokens of a document with which a sequence of B documents fits `limit` bytes, under the best
 // candidate and the smallest workspace; 0: none.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
-    const Search search = run_search(run, limit);
+    const Run largest = run_of_all(run);
+    const Search search = run_search(&largest, limit);
     return search_longest(&search, B);
 }
 

@@ -216,7 +216,7 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
     for (size_t k = 0; k < d->levels.levels; k++) {
         if (!deal_fits(d, i, k)) continue;
         const DealLevel *l = &d->levels.level[k];
-        const size_t g = deal_find(d, k), n = d->positions[i], large = 2 * n > l->capacity;
+        const size_t g = deal_find(d, k), n = d->positions[i], large = (size_t)deal_large(d, i, k);
         const DealGroup *group = &d->group[g];
         const double work = group->work + deal_seconds(d, i, k);
         const double added = deal_load(l, work, group->positions + n, group->large + large) - group->load;

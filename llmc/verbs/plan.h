@@ -9,6 +9,7 @@ regions and rates.
 #include "llmc/generate/prompt.h"
 #include "llmc/plan/flops.h"
 #include "llmc/train/rollout_options.h"
+#include "plan_lengths.h"
 #include "ways.h"
 
 typedef struct {
@@ -17,6 +18,7 @@ typedef struct {
     size_t orders;                     // plans of --method auto; 0: the method is named
     size_t train_bytes, train_longest; // of training with the options of a pass
     WayBounds bounds;
+    LengthsPlan lengths; // of --sp auto on a machine
 } PlanResult;
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
@@ -82,7 +84,9 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     const Estimate *e = &r->plan.estimate;
     const double tokens = (double)r->bounds.whole.N * (double)run->assignment.batches;
     char seconds[32];
-    if (e->seconds > 0)
+    if (s->deals)
+        lengths_print(out, &r->lengths, &run->table.levels, r->plan.longest);
+    else if (e->seconds > 0)
         fprintf(out, "step      %s for %.0f tokens, estimated: %.0f tokens/s, %.0f %% MFU\n",
                 way_seconds(&r->plan, seconds), tokens, e->tokens_per_second, 100 * e->mfu);
     else
@@ -94,7 +98,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     if (s->keep) fputs(", attention kept", out);
     if (s->defers) fputs(", update in the next forward pass", out);
     fputc('\n', out);
-    if (world_ranks(s->world) <= 1 || !r->bounds.machine) return;
+    if (world_ranks(s->world) <= 1 || !r->bounds.machine || s->deals) return;
     fputs("sent      by a rank in a step: ", out);
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++)
         fprintf(out, "%s%s %s", kind ? ", " : "", traffic_names[kind], human_bytes(e->sent.bytes[kind]));
@@ -208,6 +212,7 @@ static void plan_result_json(const PlanResult *r) {
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
+    if (run->table.lengths) lengths_json(&json, &r->lengths, &run->table.levels);
     json_finish(&json);
 }
 
@@ -274,7 +279,8 @@ static int verb_plan(const Options *given) {
     options_of_card(o);
     const int named = option_given(o, "machine");
     const Machine *machine = machine_from_options(o);
-    const World world = {o->ranks, 0, 0, max_size(o->sp, 1)};
+    const World world = {o->ranks, 0, 0, o->sp ? o->sp : o->ranks};
+    Lengths lengths = lengths_open(o);
     size_t limit = o->memory_limit || !named ? o->memory_limit : machine_usable_bytes(machine);
     if (limit && (o->card || !o->memory_limit)) limit -= collectives_bytes(world, !o->sp);
     memset(&r, 0, sizeof(r)), works.count = 0;
@@ -283,6 +289,7 @@ static int verb_plan(const Options *given) {
     if (limit && !o->quiet && o->dtype == DTYPE_AUTO && run.model.dtype != DTYPE_BF16)
         note("planned in %s, as this build is; a card's name, or --dtype bf16, plans for a GPU",
              dtype_name(run.model.dtype));
+    if (lengths.count && !option_given(o, "seq-len")) option_type_size(o, "seq-len", lengths.longest);
     if (named && !option_given(o, "seq-len") && !o->data.count) plan_longest_of_machine(&run, o, limit);
     if (o->sample_every) {
         Prompt prompt = prompt_from_options(&run);
@@ -290,6 +297,11 @@ static int verb_plan(const Options *given) {
         prompt_free(&prompt);
     }
     run_choose_length(&run, o, limit);
+    if (lengths.count && !(run.settings.deals && machine && !estimate_missing(&run)))
+        die_usage("--lengths: give also --sp auto, --ranks above 1 and --machine, by whose rates steps are dealt");
+    if (lengths.longest > o->seq_len)
+        die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths.longest,
+                  o->seq_len);
     r.bounds = plan_bounds(&run, &data, limit);
     pass_works = &works; // while `run` and the ways stay
     way_open(&r.plan, &run, run.settings.lora != NULL);
@@ -298,7 +310,9 @@ static int verb_plan(const Options *given) {
     note_attention(&r.plan.run);
     for (int seco = 0; run_search(&run, limit).method && seco < 2; seco++)
         plan_order(&r, method_names[seco ? METHOD_SECO : METHOD_STREAM]);
-    if (named && run.settings.optimizer && !r.bounds.no_estimate)
+    if (r.plan.run.table.lengths && machine && !r.bounds.no_estimate)
+        r.lengths = lengths_plan(&r.plan.run, machine, &data, lengths, &r.bounds.shape);
+    if (named && run.settings.optimizer && !r.bounds.no_estimate && !run.settings.deals)
         r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
     if (!run.settings.optimizer) {
         Run train = run;
@@ -310,6 +324,7 @@ static int verb_plan(const Options *given) {
         if (limit) r.train_longest = run_longest(&train, r.bounds.documents, limit);
     }
     pass_works = NULL;
+    free(lengths.length);
     plan_print(&r, &data);
     if (o->json) plan_result_json(&r);
     const int nothing = limit && !r.plan.longest;

@@ -63,12 +63,13 @@ static StepShape way_step(const Run *run, SequenceBound whole) {
 static void way_plan(WayToTrain *w, const WayBounds *b) {
     w->run.barred = ~((2u << w->uses) - 1);
     run_plan(&w->run, &b->shape, b->limit);
+    if (w->run.settings.deals) run_plan_levels(&w->run, &b->shape, b->part, b->limit);
     const Search search = run_search(&w->run, b->limit);
     w->fits = plan_pressure(&w->run.plan, &search.limits) <= 1;
     plan_bytes(&w->run.plan, w->bytes);
     w->longest = b->limit ? run_longest(&w->run, b->documents, b->limit) : 0;
     if (b->machine) w->estimate = estimate_step(b->machine, &w->run.settings, &b->shape, way_step(&w->run, b->whole));
-    if (b->no_estimate) w->estimate.seconds = 0; // its traffic is known
+    if (b->no_estimate || w->run.settings.deals) w->estimate.seconds = 0; // its traffic is known; lengths differ
 }
 
 // Copies a run to train adapters, or all weights.
@@ -140,7 +141,7 @@ static const char *preset_hub(const char *init) {
 
 // Prints the command line of a training run that names what the planner chose.
 static void way_echo(FILE *out, const WayToTrain *w) {
-    static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks"};
+    static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks", "lengths"};
     static const char *const shards[] = {"shards/train-*.bin"};
     const RunSettings *s = &w->run.settings;
     const char *hub = preset_hub(w->options.init);

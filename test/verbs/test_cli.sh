@@ -238,6 +238,20 @@ refuses 1 'no length fits' plan --init qwen3-8b --dtype bf16 --machine h100,host
 says err '--zero 3 --sp [0-9]* --method stream  *gives --seq-len [0-9]*, with as much memory for each'
 succeeds plan --init qwen3-8b --seq-len 100000 --method seco --machine h100,host=512GiB --json --quiet
 check 'seco has no layer inputs to leave out' [ "$(json inputs_every)" = 1 ]
+# --sp auto: steps of given lengths, beside the best groups of one size.
+printf '100\n3000\n20000\n' >"$WORK/lengths"
+dealt="plan --init qwen3-0.6b --machine h100 --ranks 8 --sp auto --samples 16"
+succeeds $dealt --lengths "$WORK/lengths" --json
+check 'a sequence is as long as the longest document' [ "$(json max_tokens) $(json fixed_sp)" = '20000 1' ]
+says out '"deal_bound": 0\.[89]' '"rank_seconds": \[[0-9.]*, ' '"gain": [12]\.'
+succeeds $dealt --zero 3 --lengths lognormal,median=800,sigma=1.5,max=30000,count=50 --seq-len 40000
+says out '^groups    of 1 rank: 40000 tokens fit; a step has ' '^fixed     --sp [124], the best: '
+succeeds $dealt --lengths lognormal,median=1000,sigma=9,max=90000000
+says out '^groups    none holds the longest document; [0-9]* tokens would fit$'
+echo 2O >>"$WORK/lengths"
+refuses 1 "lengths:4: '2O' is not a length" $dealt --lengths "$WORK/lengths"
+refuses 2 "lengths: 'mean=3' is not median=M" $dealt --lengths lognormal,mean=3
+refuses 2 'lengths: give also --sp auto' plan --init qwen3-0.6b --lengths lognormal,median=9,sigma=1,max=90
 succeeds plan --init qwen3-0.6b --zero 3
 says err 'zero 3 has no effect in a single process'
 refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
