@@ -1,7 +1,8 @@
 #!/bin/sh
 # Checks several GPUs of one machine together: scripts/multi_gpu_check.sh [--dry-run] [PART ...]; without a PART all parts.
 #
-#   correctness   `bp` on every GPU, for each ZeRO stage and each way of sharing streams, against one GPU: loss, gradient norm
+#   correctness   `bp` on every GPU, for each ZeRO stage and each way of sharing streams, against one GPU: loss, gradient norm;
+#                 two steps of `train --sp auto`, whose groups have every size, against one GPU: loss
 #   bandwidth     the collectives through our ops (dev/collectives.c), and those of nccl-tests if installed
 #   scaling       tokens/s of `bp` on 1, 2, 4, ... GPUs: with equal tokens for each GPU; and of one length, its stream shared (--sp)
 #
@@ -64,14 +65,14 @@ ranks_run() {
     [ -z "$dry" ] || { echo "OMP_NUM_THREADS=$OMP_NUM_THREADS $*" >&2; return 1; }
     "$@" </dev/null
 }
-# pass RANKS OPTIONS...: runs one `bp` and sets $json; fails with a line if it does not run or has another number of ranks
+# pass RANKS VERB OPTIONS...: runs one and sets $json; fails with a line if it does not run or has another number of ranks
 pass() {
     pass_ranks=$1
     shift
-    json=$(ranks_run "$pass_ranks" "$BUILD/train" bp "$@" --json --quiet)
-    case $?$dry in 0) ;; *yes) return 1 ;; *) wrong "bp on $pass_ranks: $*"; return 1 ;; esac
+    json=$(ranks_run "$pass_ranks" "$BUILD/train" "$@" --json --quiet)
+    case $?$dry in 0) ;; *yes) return 1 ;; *) wrong "on $pass_ranks ranks: $*"; return 1 ;; esac
     [ "$pass_ranks" = 1 ] || [ "$(number ranks)" = "$pass_ranks" ] ||
-        { wrong "bp on $pass_ranks says that it ran on '$(number ranks)' ranks: $*"; return 1; }
+        { wrong "$1 on $pass_ranks ranks says that it ran on '$(number ranks)' ranks: $*"; return 1; }
 }
 number() { echo "$json" | tr '\n' ' ' | json_number "$1"; }
 sent() { # bytes that a rank has sent in the pass, of all kinds
@@ -90,7 +91,7 @@ powers() { # 1, 2, 4, ... and the last: $1
 
 # ---- correctness: one command line, one GPU and all of them ---------------------------------------------------------------------------
 correctness() {
-    set -- --init "$CHECK_MODEL" --seq-len "$CHECK_SEQ_LEN" --batch "$RANKS" --grad-accum 2 --chunk $((CHECK_SEQ_LEN / 4 + 1))
+    set -- bp --init "$CHECK_MODEL" --seq-len "$CHECK_SEQ_LEN" --batch "$RANKS" --grad-accum 2 --chunk $((CHECK_SEQ_LEN / 4 + 1))
     pass 1 "$@" || [ -n "$dry" ] || return
     one_loss=$(number loss) one_norm=$(number grad_norm)
     table '\n%-22s %12s %12s %10s %10s %14s\n' 'correctness' loss 'grad norm' 'loss off' 'norm off' 'bytes sent'
@@ -105,6 +106,21 @@ correctness() {
             within "$loss_off" $loss_bound && within "$norm_off" $norm_bound || { ok=false; wrong "zero $zero, sp $sp: not the result of one process"; }
             entry correctness "{\"ranks\": $RANKS, \"zero\": $zero, \"sp\": $sp, \"loss_off\": $loss_off, \"norm_off\": $norm_off, \"sent_bytes\": $(sent), \"ok\": $ok}"
         done
+    done
+    dealt
+}
+dealt() { # documents of many lengths, the longest as long as a sequence
+    [ -n "$dry" ] || ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$folder/make_documents" || { wrong 'make_documents does not build'; return; }
+    [ -n "$dry" ] || "$folder/make_documents" "$folder/documents.bin" 32 "$(awk -v n=$((8 * RANKS)) -v T="$CHECK_SEQ_LEN" 'BEGIN { for (i = 0; i < n; i++) printf "%s%d", i ? "," : "", T / (1 + i % 8 * i % 64) + 1 }')"
+    set -- train --init "$CHECK_MODEL" --data "$folder/documents.bin" --seq-len "$CHECK_SEQ_LEN" --samples $((4 * RANKS)) --steps 2 --out none
+    pass 1 "$@" || [ -n "$dry" ] || return
+    one_loss=$(number loss)
+    for zero in 0 1 2 3; do
+        pass "$RANKS" "$@" --zero $zero --sp auto || continue
+        loss_off=$(apart "$(number loss)" "$one_loss") ok=true
+        table '%-22s %12s %12s %10s\n' "$RANKS, zero $zero, sp auto" "$(number loss)" - "$loss_off"
+        within "$loss_off" $loss_bound || { ok=false; wrong "zero $zero, sp auto: not the result of one process"; }
+        entry correctness "{\"ranks\": $RANKS, \"zero\": $zero, \"sp\": \"auto\", \"loss_off\": $loss_off, \"ok\": $ok}"
     done
 }
 
@@ -142,7 +158,7 @@ bandwidth() {
 scaling_row() {
     kind=$1 n=$2
     shift 2
-    pass "$n" --init "$MODEL" --repeat "$REPEATS" "$@" || return
+    pass "$n" bp --init "$MODEL" --repeat "$REPEATS" "$@" || return
     rate=$(calculate "$(number tokens) / $(number seconds)" 1)
     [ "$n" != 1 ] || one_rate=$rate
     efficiency=$([ -z "${one_rate:-}" ] || calculate "$rate / $n / $one_rate" 3)

@@ -259,7 +259,7 @@ static void look_at_connections(DoctorRow *row, size_t i) {
     const World world = {dist_ranks(), dist_rank(), 0, 1};
     const size_t before = doctor.ops->memory_peak();
     doctor_probe(row, i);
-    const size_t after = doctor.ops->memory_peak(), planned = collectives_bytes(world, !doctor.options->sp);
+    const size_t after = doctor.ops->memory_peak(), planned = collectives_bytes(world, 0);
     doctor_value(row, (double)(after - before), "bytes");
     const int more = after - before > planned;
     doctor_say(row, more ? FINDING_NOTE : FINDING_OK,

@@ -104,6 +104,7 @@ says out 'build/tell bp --out run$'
 
 several 0 RANKS=4 scripts/multi_gpu_check.sh --dry-run correctness
 check 'one process, then each stage and each way of sharing streams' [ "$(grep -c "$WORK/build/train bp" "$WORK/err")" = 13 ]
+check 'and each stage with groups of every size' [ "$(grep -c "$WORK/build/train train .* --sp auto" "$WORK/err")" = 4 ]
 check 'nothing is written' [ ! -e "$WORK/results" ]
 several 0 RANKS=4 scripts/multi_gpu_check.sh
 says out '^more streams *4 .* 0.250 '
