@@ -76,7 +76,6 @@ static void options_check_files(const Options *o) {
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
         {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
-        {o->lengths && o->data.count, "--lengths and --data exclude each other: steps have the data's own lengths"},
         {prompts > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
         {sample && !prompts && !o->chat && !o->system,
          "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,..."},

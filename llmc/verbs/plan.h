@@ -297,6 +297,8 @@ static int verb_plan(const Options *given) {
         prompt_free(&prompt);
     }
     run_choose_length(&run, o, limit);
+    if (lengths.count && o->data.count)
+        die_usage("--lengths and --data exclude each other: steps have the data's own lengths");
     if (lengths.count && !(run.settings.deals && machine && !estimate_missing(&run)))
         die_usage("--lengths: give also --sp auto, --ranks above 1 and --machine, by whose rates steps are dealt");
     if (lengths.longest > o->seq_len)
