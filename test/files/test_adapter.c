@@ -252,12 +252,14 @@ TEST(base_key_is_of_the_model_alone) {
 
 // ---- merging --------------------------------------------------------------------------------------------------------
 // Writes a folder with random adapters for the model; their values go to `values` [table.elements].
+static const char *modules_prefix; // of the next random_adapters: a composite model's
+
 static WeightSource *random_adapters(const Model *model, Lora *lora, float **values, const char *targets) {
     const char *folder = fresh_folder("adapters");
     char header[1 << 16], config[ADAPTER_CONFIG_TEXT], path[PATH_MAX];
     BaseKey base = {0, 0};
     memset(lora, 0, sizeof(*lora));
-    lora->rank = 5, lora->alpha = 3, lora->rslora = 1;
+    lora->rank = 5, lora->alpha = 3, lora->rslora = 1, lora->modules_prefix = modules_prefix;
     lora->modules = lora_modules(model->config.family, targets, "test", EXIT_USAGE);
     if (!strcmp(targets, "all")) lora_vary(lora, &model->config); // then the folder uses patterns
     lora_build(lora, model);
@@ -367,6 +369,21 @@ TEST(layers_of_two_kinds) {
     }
     Lora lora;
     float *values;
+    test_case("all, by the names of a composite model"); // with patterns for single layers
+    modules_prefix = "model.language_model.";
+    WeightSource *adapter = random_adapters(&model, &lora, &values, "all");
+    modules_prefix = NULL;
+    for (size_t p = 0; p < adapter->model.parameter_count; p++) {
+        const Parameter *parameter = &adapter->model.parameters[p];
+        assert_memory_equal(read_parameter(adapter, p, DTYPE_FP32), values + parameter->offset,
+                            parameter_elements(parameter) * sizeof(float));
+    }
+    weights_close(adapter), lora_free(&lora);
+    char config[PATH_MAX];
+    path_join(config, scratch_path("adapters"), ADAPTER_CONFIG_NAME);
+    cJSON *root = json_read_object(config, ADAPTER_CONFIG_MAX);
+    assert_string_equal(cJSON_GetStringValue(json_get(root, "exclude_modules")), ADAPTER_NOT_TEXT);
+    cJSON_Delete(root);
     weights_close(random_adapters(&model, &lora, &values, "q_proj")), lora_free(&lora);
     const char *folder = scratch_path("adapters");
     edit_file(folder, ADAPTER_CONFIG_NAME, "\"q_proj\"", "\"model.layers.3.self_attn.q_proj\"");

@@ -379,7 +379,7 @@ TEST(gradients_are_written_together) {
     static const char *const globs[STAGES] = {NULL, "*.0.*,*ln_f*,*model.norm*", NULL, "*.1.*"};
     char path[2][64];
     size_t bytes[2];
-    snprintf(path[0], sizeof(path[0]), "build/test_zero-alone-%zu.safetensors", world.rank);
+    snprintf(path[0], sizeof(path[0]), "build/test_zero-%zu-%zu.safetensors", world.ranks, world.rank);
     snprintf(path[1], sizeof(path[1]), "build/test_zero-%zu.safetensors", world.ranks);
     for (size_t m = 0; m < MODELS; m += 2)
         for (size_t stage = m / 2; stage < STAGES; stage += 2) {
