@@ -357,7 +357,7 @@ static double deal_turns(Deal *d, double T, int pack) {
     double seconds = 0;
     size_t left = d->samples;
     for (size_t i = 0; i < d->samples; i++) d->best[i] = deal_open;
-    for (size_t turn = 0; left; turn++) {
+    for (size_t turn = 0; left; turn++, d->work += d->samples + d->nodes) {
         deal_clear(d);
         for (size_t i = 0; i < d->samples; i++) {
             const size_t g = d->best[i] == deal_open ? deal_choose(d, i, T) : DEAL_NONE;
@@ -376,16 +376,12 @@ static double deal_turns(Deal *d, double T, int pack) {
 // Takes the turns of the shortest step among those of times a little above the bound and its parts.
 static void deal_take_turns(Deal *d) {
     static const double more[] = {1.01, 1.03, 1.06, 1.1, 1.2, 1.5};
-    const size_t tries = sizeof(more) / sizeof(*more);
-    double best = INFINITY, longest = INFINITY;
-    for (size_t k = 0; k < d->levels.levels; k++)
-        if (deal_fits(d, 0, k)) longest = fmin(longest, deal_sequence(&d->levels.level[k], 1, deal_seconds(d, 0, k)));
+    const size_t tries = sizeof(more) / sizeof(*more), most = tries * min_size(d->samples + 1, 64);
+    double best = 0;
     d->work = 0;
-    for (size_t i = 0; d->work < 3 * DEAL_WORK && d->load > 1.01 * d->bound; i++) {
-        const double T = d->bound / (double)(1 + i / tries) * more[i % tries];
-        if (T < longest && i % tries == 0 && best < INFINITY) break;
-        const double seconds = deal_turns(d, fmax(T, longest * (1 + 1e-9)), 0);
-        if (seconds < d->load) d->load = seconds, best = fmax(T, longest * (1 + 1e-9));
+    for (size_t i = 0; i < most && d->work < 2 * DEAL_WORK && d->load > 1.01 * d->bound; i++) {
+        const double T = d->bound / (double)(1 + i / tries) * more[i % tries], seconds = deal_turns(d, T, 0);
+        if (seconds < d->load) d->load = seconds, best = T;
     }
     deal_turns(d, best, 1);
 }
