@@ -50,9 +50,8 @@ typedef struct {
     size_t large, alone; // number that fill more than half a sequence; that share none
 } DealSum;
 
-// A group, or a joint: where a group has more than two parts, joints make the tree binary.
 typedef struct {
-    size_t level, up, part[2]; // in Deal.group; part[1] = 0: a single rank
+    size_t level, up, part, parts; // up: the group that it is a part of; part: its first part, of Deal.group
     DealSum sum;
     double load;               // s: of its sequences
     double longest;            // s: of the longest path from here down
@@ -61,14 +60,14 @@ typedef struct {
 
 typedef struct {
     DealLevels levels;
-    size_t samples, nodes; // nodes: groups and joints
-    uint32_t *positions;   // [samples], longest first
-    double *seconds;       // [samples,levels]
-    DealGroup *group;      // [2 ranks] level by level, single ranks first; then joints
-    uint32_t *order;       // results: [samples] sequence by sequence
-    uint32_t *begin;       // [samples + 1] of each sequence in order; those of a rank as it computes them
-    uint32_t *to;          // [samples] the group of each sequence
-    uint32_t *turn;        // [samples] of each sample
+    size_t samples;
+    uint32_t *positions; // [samples], longest first
+    double *seconds;     // [samples,levels]
+    DealGroup *group;    // [groups] level by level, single ranks first
+    uint32_t *order;     // results: [samples] sequence by sequence
+    uint32_t *begin;     // [samples + 1] of each sequence in order; those of a rank as it computes them
+    uint32_t *to;        // [samples] the group of each sequence
+    uint32_t *turn;      // [samples] of each sample
     size_t sequences;
     double load, bound;            // s: of the slowest rank, or of all turns; that no deal is below
     uint32_t *place, *best, *room; // [samples] the group of each now, in the best deal so far; scratch
@@ -91,17 +90,6 @@ static int deal_has(const Deal *d, size_t group, size_t rank) {
     return group == l->first + rank / l->ranks;
 }
 
-// Makes groups first ... first + count - 1 the parts of group or joint g, in halves.
-static void deal_join(Deal *d, size_t g, size_t level, size_t first, size_t count) {
-    d->group[g].level = level;
-    for (size_t p = 0; p < 2; p++) {
-        const size_t half = p ? count - count / 2 : count / 2, part = half > 1 ? d->nodes++ : first;
-        d->group[g].part[p] = part, d->group[part].up = g;
-        if (half > 1) deal_join(d, part, level, first, half);
-        first += half;
-    }
-}
-
 // Allocates for steps of at most `samples`.
 static Deal deal_allocate(DealLevels levels, size_t samples) {
     const char *const what = "the deals of steps";
@@ -110,14 +98,14 @@ static Deal deal_allocate(DealLevels levels, size_t samples) {
     d.order = d.positions + samples, d.place = d.order + samples, d.best = d.place + samples;
     d.room = d.best + samples, d.to = d.room + samples, d.turn = d.to + samples, d.begin = d.turn + samples;
     d.seconds = (double *)checked_calloc(samples * levels.levels, sizeof(double), what);
-    d.group = (DealGroup *)checked_calloc(2 * levels.ranks, sizeof(DealGroup), what);
-    d.nodes = levels.groups;
-    for (size_t k = 1; k < levels.levels; k++) {
-        const DealLevel *l = &levels.level[k];
-        const size_t parts = l->ranks / l[-1].ranks;
-        for (size_t i = 0; i < levels.ranks / l->ranks; i++)
-            deal_join(&d, l->first + i, k, l[-1].first + i * parts, parts);
-    }
+    d.group = (DealGroup *)checked_calloc(levels.groups, sizeof(DealGroup), what);
+    for (const DealLevel *l = levels.level + 1; l < levels.level + levels.levels; l++)
+        for (size_t parts = l->ranks / l[-1].ranks, i = 0; i < levels.ranks / l[-1].ranks; i++) {
+            DealGroup *group = &d.group[l->first + i / parts];
+            d.group[l[-1].first + i].up = l->first + i / parts;
+            if (i % parts == 0)
+                group->level = (size_t)(l - levels.level), group->parts = parts, group->part = l[-1].first + i;
+        }
     return d;
 }
 
@@ -201,14 +189,17 @@ static double deal_bound(const Deal *d) {
 // ---- groups ---------------------------------------------------------------------------------------------------------
 // Updates the paths through a group, also of those that it is a part of.
 static void deal_update(Deal *d, size_t g) {
-    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work++) {
+    const int turns = d->levels.turns; // then one group on a path has samples
+    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work += 1 + group->parts / 2) {
         group = &d->group[g];
-        const DealGroup *a = &d->group[group->part[0]], *b = &d->group[group->part[1]];
-        const double below = group->part[1] ? fmax(a->longest, b->longest) : 0;
-        const int turns = d->levels.turns; // then one group on a path has samples
-        for (size_t k = 0; k < group->level; k++)
-            group->least[k] =
-                turns && group->load > 0 ? INFINITY : group->load + (a->least[k] < b->least[k] ? a : b)->least[k];
+        const DealGroup *part = &d->group[group->part];
+        double below = 0;
+        for (size_t p = 0; p < group->parts; p++) below = fmax(below, part[p].longest);
+        for (size_t k = 0; k < group->level; k++) {
+            double least = INFINITY;
+            for (size_t p = 0; p < group->parts; p++) least = part[p].least[k] < least ? part[p].least[k] : least;
+            group->least[k] = turns && group->load > 0 ? INFINITY : group->load + least;
+        }
         group->longest = group->load + below;
         group->least[group->level] = turns && below > 0 ? INFINITY : group->longest;
     }
@@ -224,17 +215,19 @@ static void deal_put(Deal *d, size_t i, size_t g, int in) {
 }
 
 static void deal_clear(Deal *d) {
-    for (size_t g = 0; g < d->nodes; g++) memset(&d->group[g].sum, 0, sizeof(DealGroup) - offsetof(DealGroup, sum));
+    for (size_t g = 0; g < d->levels.groups; g++)
+        memset(&d->group[g].sum, 0, sizeof(DealGroup) - offsetof(DealGroup, sum));
 }
 
 // Returns the group of level k whose longest path is the least; k = levels: the rank that ends last.
 static size_t deal_find(const Deal *d, size_t k) {
     const int last = k == d->levels.levels;
     size_t g = deal_root(d);
-    while (last ? d->group[g].part[1] != 0 : g >= d->levels.groups || d->group[g].level > k) {
-        const size_t *part = d->group[g].part;
-        const DealGroup *a = &d->group[part[0]], *b = &d->group[part[1]];
-        g = part[last ? b->longest > a->longest : b->least[k] < a->least[k]];
+    while (last ? d->group[g].parts > 0 : d->group[g].level > k) {
+        const DealGroup *group = &d->group[g];
+        g = group->part;
+        for (size_t p = g + 1; p < group->part + group->parts; p++)
+            if (last ? d->group[p].longest > d->group[g].longest : d->group[p].least[k] < d->group[g].least[k]) g = p;
     }
     return g;
 }
@@ -352,7 +345,7 @@ static double deal_turns(Deal *d, double T, int pack) {
     double seconds = 0;
     size_t left = d->samples;
     for (size_t i = 0; i < d->samples; i++) d->turn[i] = DEAL_NONE;
-    for (uint32_t turn = 0; left; turn++, d->work += d->samples + d->nodes) {
+    for (uint32_t turn = 0; left; turn++, d->work += d->samples + d->levels.groups) {
         deal_clear(d);
         for (size_t i = 0; i < d->samples; i++) {
             const size_t g = d->turn[i] == DEAL_NONE ? deal_choose(d, i, T) : DEAL_NONE;
