@@ -66,8 +66,17 @@ TEST(numbers_come_back) { // random bits of a finite double
 
 // ---- log.jsonl ------------------------------------------------------------------------------------------------------
 static StepReport report_of(size_t step) {
-    const StepReport r = {step, 10.0 / (double)step, 1.5, 3e-4, 8192, 0.5, 1e12, 4e12, 3e9, 0, 1, 0.001, 0, 0,
-                          0,    {{{0}}, 0}};
+    const StepReport r = {.step = step,
+                          .loss = 10.0 / (double)step,
+                          .grad_norm = 1.5,
+                          .learning_rate = 3e-4,
+                          .tokens = 8192,
+                          .seconds = 0.5,
+                          .flops = 1e12,
+                          .peak_flops = 4e12,
+                          .memory_bytes = 3e9,
+                          .ranks = 1,
+                          .data_seconds = 0.001};
     return r;
 }
 
