@@ -113,8 +113,9 @@ static void run_levels(Run *run, SequenceBound bound, const Machine *machine, co
 
 // Shares sequences among groups of sp ranks from now on.
 static void run_share(Run *run, size_t sp) {
-    run->settings.world.sp = sp;
-    sequence_share(&run->streambp, sp);
+    run->settings.world.sp = run->streambp.memory.world.sp = sp;
+    run->streambp.loops = loops_of(run->settings.method, run->settings.world);
+    dist_split(sp);
 }
 
 #endif
