@@ -30,6 +30,7 @@ typedef struct {
     size_t ranks;
     size_t capacity; // positions of a sequence whose plan fits; 0: none does
     double begin;    // s: of a sequence besides its samples
+    double least;    // s: no sequence takes less: weights are gathered or loaded meanwhile
     size_t first;    // its groups in Deal.group
 } DealLevel;
 
