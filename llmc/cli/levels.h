@@ -59,46 +59,84 @@ static size_t level_capacity(const Run *run, size_t sp, SequenceBound bound, con
     return dist_smallest(low, &whose);
 }
 
-// Estimates a pass over `documents` of n positions each on groups of sp ranks, in seconds.
-static double level_seconds(const Run *run, const Machine *machine, size_t sp, size_t documents, size_t n) {
+typedef enum {
+    LEVEL_PASS,
+    LEVEL_ALONE, // a pass without what moves meanwhile: weights that are gathered, and all between places
+    LEVEL_STEP   // of this pass
+} LevelPart;
+
+// Estimates seconds on groups of sp ranks, of `documents` of n positions each.
+static double level_seconds(const Run *run, const Machine *machine, size_t sp, size_t documents, size_t n,
+                            LevelPart part) {
     const SequenceBound bound = {documents * n, documents, n};
-    const RunSettings settings = level_settings(run, sp);
+    RunSettings settings = level_settings(run, sp);
+    if (part == LEVEL_ALONE) settings.world.zero = 0;
     RunSettings device = settings; // places change no work
     for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
     device.defers = 0;
     Batch shape = batch_shape(bound);
     const PassWork work = pass_work(machine, &device, &shape);
-    const Moved moved = plan_make(&settings, &shape).moved;
+    const Moved moved = plan_make(part == LEVEL_ALONE ? &device : &settings, &shape).moved;
     free(shape.document_start);
-    return sequence_seconds(machine, &settings, &work, &moved, &work.other);
+    return part == LEVEL_STEP ? step_seconds(machine, &settings, &work, &moved, 1)
+                              : sequence_seconds(machine, &settings, &work, &moved, &work.other);
 }
 
-// Fills the seconds of a level: those of a document in a sequence full of such.
+// Fills the seconds of a level: of a sequence's beginning by a chunk of each rank, of documents in a sequence full of
+// such, or alone where the deal packs none (DEAL_BEGINS).
 static void level_table(const Run *run, const Machine *machine, DealTable *table, size_t k) {
     DealLevel *level = &table->levels.level[k];
-    level->begin = level_seconds(run, machine, level->ranks, 1, 1);
-    for (size_t i = 0; i < table->lengths; i++) {
-        const size_t documents = min_size(max_size(level->capacity / table->length[i], 1), 256);
-        const double all = level_seconds(run, machine, level->ranks, documents, table->length[i]);
+    const size_t S = level->ranks, n = 128, half = min_size(S * run->plan.chunk, level->capacity) / (2 * n);
+    level->least = level->begin = level_seconds(run, machine, S, 1, min_size(16 * S, level->capacity), LEVEL_PASS);
+    if (half)
+        level->begin = 2 * level_seconds(run, machine, S, half, n, LEVEL_ALONE) -
+                       level_seconds(run, machine, S, 2 * half, n, LEVEL_ALONE);
+    for (size_t i = 1; i < table->lengths; i++) {
+        const size_t length = table->length[i], full = min_size(max_size(level->capacity / length, 1), 256);
+        const double own = level_seconds(run, machine, S, 1, length, LEVEL_ALONE) - level->begin;
+        const size_t documents = S > 1 && own > DEAL_BEGINS * level->begin ? 1 : full;
+        double all = level_seconds(run, machine, S, documents, length, LEVEL_PASS);
+        if (all <= level->least) all = level_seconds(run, machine, S, documents, length, LEVEL_ALONE);
         table->seconds[i][k] = fmax(all - level->begin, 0) / (double)documents;
     }
+    table->seconds[0][k] = table->seconds[1][k] / (double)table->length[1];
 }
 
-// Makes the table of a run whose settings are chosen, and joins its plan with those of other levels.
-static void run_levels(Run *run, SequenceBound bound, const Machine *machine, const Limits *limits) {
+// Estimates a step of long-tailed documents: the longest, one half as long, one a third, and so on.
+static double levels_seconds(const Run *run, const Machine *machine, size_t longest) {
+    const DealTable *table = &run->table;
+    const Options *o = run->options;
+    const size_t levels = table->levels.levels, samples = o->samples ? o->samples : o->batch * o->grad_accum;
+    Deal d = deal_allocate(table->levels, samples);
+    double seconds[2], positions = 0; // of the deal, of the step besides
+    for (d.samples = 0; d.samples < samples; positions += d.positions[d.samples++]) {
+        d.positions[d.samples] = (uint32_t)max_size(longest / (d.samples + 1), 1);
+        for (size_t k = 0; k < levels; k++)
+            d.seconds[d.samples * levels + k] = deal_table_seconds(table, d.positions[d.samples], k);
+    }
+    deal_make(&d);
+    const size_t n = max_size((size_t)(positions / (double)table->levels.ranks), 1); // of a rank
+    seconds[0] = d.load;
+    seconds[1] = level_seconds(run, machine, 1, 1, n, LEVEL_STEP) - level_seconds(run, machine, 1, 1, n, LEVEL_PASS);
+    deal_free(&d);
+    dist_broadcast(RANKS_ALL, seconds, sizeof(seconds), 0);
+    return seconds[0] + seconds[1];
+}
+
+// Makes the table of a run whose settings are chosen, and joins its plan with those of other levels. Returns the seconds
+// of a step.
+static double run_levels(Run *run, SequenceBound bound, const Machine *machine, const Limits *limits) {
     DealTable *table = &run->table;
     PassWorks *const outside = pass_works;
-    double next = 1;
+    double next = 256; // shorter ones have few pairs
     pass_works = NULL; // too many to keep
     table->levels = deal_levels(world_ranks(run->settings.world));
     table->levels.turns =
         world_ranks(run->settings.world) > 1 && (sharding_of(run->settings.world, ZERO_GRADIENTS).ranks > 1 ||
                                                  run->settings.gradient_type != dtype_of_sums(run->model.dtype));
-    for (table->lengths = 0; table->lengths < DEAL_LENGTHS; next *= 1.4142135623730951) {
-        const size_t length = min_size((size_t)next, max_size(bound.longest, 2));
-        if (!table->lengths || length > table->length[table->lengths - 1]) table->length[table->lengths++] = length;
-        if (length >= bound.longest && table->lengths > 1) break;
-    }
+    table->length[0] = 1, table->lengths = 1;
+    for (size_t length = 0; length < bound.longest && table->lengths < DEAL_LENGTHS; next *= 1.4142135623730951)
+        table->length[table->lengths++] = length = min_size((size_t)next, max_size(bound.longest, 2));
     for (size_t k = 0; k < table->levels.levels; k++) {
         DealLevel *level = &table->levels.level[k];
         level->capacity = level_capacity(run, level->ranks, bound, limits);
@@ -109,12 +147,16 @@ static void run_levels(Run *run, SequenceBound bound, const Machine *machine, co
     }
     pass_works = outside;
     dist_broadcast(RANKS_ALL, table, sizeof(*table), 0);
+    return levels_seconds(run, machine, bound.longest);
 }
 
 // Shares sequences among groups of sp ranks from now on.
 static void run_share(Run *run, size_t sp) {
+    const DealLevel *level = run->table.levels.level;
+    while (level->ranks != sp) level++;
     run->settings.world.sp = run->streambp.memory.world.sp = sp;
     run->streambp.loops = loops_of(run->settings.method, run->settings.world);
+    run->streambp.memory.visits = pass_visits(&run->streambp, level->capacity); // of its plan
     dist_split(sp);
 }
 

@@ -189,19 +189,27 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
     free(choices), free(all.candidate);
 }
 
-// Plans for the smallest groups that fit the largest sequence, then for the levels of --sp auto. After run_plan
+// Plans the levels of --sp auto, for the home level with the fastest step: of those up to the first that has weights and
+// gradients on the device, where a pass begins the earliest. In place of run_plan
 static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, size_t limit) {
     const DealLevels levels = deal_levels(world_ranks(run->settings.world));
+    const Run open = *run;
     const Machine cpu = levels_cpu();
     const int on_cpu = !strcmp(ops_device->name, "cpu") && !run->settings.gpu;
-    for (size_t k = 0; k < levels.levels; k++) {
-        if (k) run->settings.world.sp = levels.level[k].ranks, run_plan(run, shape, limit);
-        const Search search = run_search(run, limit);
-        double beyond = plan_pressure(&run->plan, &search.limits) > 1;
+    double least = INFINITY;
+    for (size_t k = 0, done = 0; k < levels.levels && !done; k++) {
+        Run trial = open;
+        trial.settings.world.sp = levels.level[k].ranks;
+        run_plan(&trial, shape, limit);
+        const Search search = run_search(&trial, limit);
+        const Place *place = trial.settings.place;
+        double beyond = plan_pressure(&trial.plan, &search.limits) > 1, seconds = INFINITY;
         dist_sum(RANKS_ALL, &beyond, 1);
-        if (beyond > 0) continue;
-        run_levels(run, bound, on_cpu ? &cpu : search.machine, &search.limits);
-        break;
+        if (beyond == 0) {
+            done = place[PLACED_WEIGHTS] <= PLACE_DEVICE && place[PLACED_GRADIENTS] <= PLACE_DEVICE;
+            seconds = run_levels(&trial, bound, on_cpu ? &cpu : search.machine, &search.limits);
+        }
+        if (seconds < least || least == INFINITY) *run = trial, least = seconds;
     }
     run->home = world_sp(run->settings.world);
     const size_t batches = run->assignment.batches; // for any number of ranks
@@ -417,8 +425,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         if (trial.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", trial.settings.world.sp);
         if (alone) strcat(options, " --method stream");
         const int deals = run->settings.deals;
-        const size_t more =
-            gpu ? collectives_bytes(trial.settings.world, deals) - collectives_bytes(world, deals) : 0;
+        const size_t more = gpu ? collectives_bytes(trial.settings.world, deals) - collectives_bytes(world, deals) : 0;
         if (P == 1 || (P == ranks && world.zero == ZERO_WEIGHTS) || more >= limit) continue;
         if (recommend(&trial, B, limit - more, options, text)) return;
     }
@@ -512,8 +519,10 @@ static void run_allocate(Run *run, SequenceBound bound) {
         die_usage("--batch x --seq-len: %zu tokens in one sequence, at most %d can be indexed; use --grad-accum",
                   shape.N, INT32_MAX);
     run->available = limit;
-    run_plan(run, &shape, limit);
-    if (run->settings.deals) run_plan_levels(run, &shape, bound, limit);
+    if (run->settings.deals)
+        run_plan_levels(run, &shape, bound, limit);
+    else
+        run_plan(run, &shape, limit);
     note_attention(run);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
                  limit == run->options->memory_limit ? "--memory-limit" : ops_device->memory_name());

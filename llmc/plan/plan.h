@@ -161,6 +161,12 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     }
 }
 
+// Counts the visits to chunks of layers of a pass over N positions.
+static size_t pass_visits(const StreamBP *s, size_t N) {
+    const int chunks = s->setup->method == METHOD_STREAM || method_is_chunk_major(s->setup->method);
+    return s->model->config.num_hidden_layers * (chunks ? N / world_sp(s->memory.world) / s->setup->chunk + 1 : 1);
+}
+
 // Pushes what lives as long as the run, each in its place. A run, unlike its plan, allocates on the host, too.
 // largest: the run's largest micro-batch
 static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
@@ -183,9 +189,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
                                           model_router_biases(settings->model), sizeof(float));
     s->setup = setup_make(settings, ops, frequency, router_bias, largest->N);
     s->routes.coefficient = settings->router_aux_loss, s->routes.z_coefficient = settings->router_z_loss;
-    s->memory.visits = config->num_hidden_layers;
-    if (settings->method == METHOD_STREAM || method_is_chunk_major(settings->method))
-        s->memory.visits *= largest->N / world_sp(settings->world) / s->setup->chunk + 1;
+    s->memory.visits = pass_visits(s, largest->N);
     s->now.host_tokens = largest->N, s->now.host_documents = largest->documents;
     s->now.sparse = settings->sparse;
     s->now.span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1),

@@ -62,8 +62,10 @@ static StepShape way_step(const Run *run, SequenceBound whole) {
 // Takes the planner's choices for w->run with the places that it uses.
 static void way_plan(WayToTrain *w, const WayBounds *b) {
     w->run.barred = ~((2u << w->uses) - 1);
-    run_plan(&w->run, &b->shape, b->limit);
-    if (w->run.settings.deals) run_plan_levels(&w->run, &b->shape, b->part, b->limit);
+    if (w->run.settings.deals)
+        run_plan_levels(&w->run, &b->shape, b->part, b->limit);
+    else
+        run_plan(&w->run, &b->shape, b->limit);
     const Search search = run_search(&w->run, b->limit);
     w->fits = plan_pressure(&w->run.plan, &search.limits) <= 1;
     plan_bytes(&w->run.plan, w->bytes);
