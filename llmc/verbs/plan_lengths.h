@@ -19,7 +19,7 @@ typedef struct {
     double sp[DEAL_LEVELS], fits[DEAL_LEVELS];          // ranks of a group, tokens of a sequence
     double sequences[DEAL_LEVELS], tokens[DEAL_LEVELS]; // that --sp auto deals to a level
     double seconds[DEAL_LEVELS + 1];                    // s: of a step; INFINITY: --seq-len does not fit
-    double *rank;                                       // [levels + 1, ranks] s: in passes of the first step
+    double *rank;                                       // [2, levels, ranks] s: in the first step's passes
     double all, bound; // tokens of a step; s: that no deal's passes are below, as a share of those of --sp auto
 } LengthsPlan;
 
@@ -68,13 +68,13 @@ static void lengths_deal(StepDeal *s, const Lengths *all, size_t samples, size_t
 
 // Adds a dealt step of a level, or (way = levels) of --sp auto.
 static void lengths_add(LengthsPlan *p, const Deal *d, size_t way, size_t step) {
+    const size_t dealt = way == p->levels;
     for (size_t q = 0; q < d->sequences; q++) {
         const size_t k = d->group[d->to[q]].level, S = d->levels.level[k].ranks;
-        double *rank = p->rank + way * p->ranks + (d->to[q] - d->levels.level[k].first) * S;
+        double *rank = p->rank + (dealt * p->levels + k) * p->ranks + (d->to[q] - d->levels.level[k].first) * S;
         for (size_t r = 0; !step && r < S; r++) rank[r] += deal_sequence_seconds(d, q);
-        p->sequences[k] += way == p->levels;
-        for (uint32_t i = d->begin[q]; way == p->levels && i < d->begin[q + 1]; i++)
-            p->tokens[k] += d->positions[d->order[i]];
+        for (uint32_t i = d->begin[q]; dealt && i < d->begin[q + 1]; i++) p->tokens[k] += d->positions[d->order[i]];
+        p->sequences[k] += (double)dealt;
     }
     p->seconds[way] += d->load / LENGTHS_STEPS;
 }
@@ -93,7 +93,7 @@ static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *da
     LengthsPlan p = {0};
     p.ranks = l->ranks, p.levels = l->levels, p.best = l->levels - 1;
     if (!all.count) all.length = &seq_len, all.count = 1;
-    p.rank = (double *)checked_calloc((p.levels + 1) * p.ranks, sizeof(double), "loads of ranks");
+    p.rank = (double *)checked_calloc(2 * p.levels * p.ranks, sizeof(double), "loads of ranks");
     step_deal_allocate(&s, &run->table, max_size(samples, data->samples));
     for (size_t step = 0; step < LENGTHS_STEPS; step++, s.deal.levels = *l) {
         const size_t count = data->packing.step ? dataloader_step(data, at) : run->assignment.batches;
@@ -141,7 +141,9 @@ static void lengths_json(JsonOut *json, const LengthsPlan *p) {
     json_number(json, "step_seconds", p->seconds[p->levels]);
     json_number(json, "deal_bound", p->bound);
     json_number(json, "fixed_sp", p->sp[p->best]);
-    json_numbers(json, "rank_seconds", p->rank + p->levels * p->ranks, p->ranks);
+    json_array(json, "rank_seconds");
+    for (size_t k = p->levels; k < 2 * p->levels; k++) json_numbers(json, NULL, p->rank + k * p->ranks, p->ranks);
+    json_array_end(json);
     json_numbers(json, "fixed_rank_seconds", p->rank + p->best * p->ranks, p->ranks);
 }
 
