@@ -20,7 +20,7 @@ LENGTHS = {  # name: median, deviation of the logarithm, maximum
     "encyclopedias": (400, 1.6, 393216),
 }
 SAMPLES = 64, 256, 1024
-DRAWN = 1, 256  # --zero and samples of the picture
+DRAWN = 1, 256  # --zero and samples of the picture, as plot.py's caption says
 
 
 def planned(name, zero, samples):
