@@ -25,7 +25,7 @@ A deal depends on the samples and the table alone, so every rank makes the same 
 
 #define DEAL_LEVELS 24
 #define DEAL_WORK   150000 // groups whose paths deal_improve computes
-#define DEAL_NONE   SIZE_MAX
+#define DEAL_NONE   UINT32_MAX
 #define DEAL_BEGINS 8 // a sample on several ranks that takes longer than so many begins of a sequence is not packed
 
 // Groups of equally many ranks
@@ -50,33 +50,29 @@ typedef struct {
     size_t large, alone; // number that fill more than half a sequence; that share none
 } DealSum;
 
-// A group, or a joint: where a group has more than two parts, joints make the tree binary.
 typedef struct {
-    size_t level, up, part[2]; // in Deal.group; part[1] = 0: a single rank
+    size_t level, up, part, parts; // up: the group that it is a part of; part: its first part, of Deal.group
     DealSum sum;
     double load;               // s: of its sequences
     double longest;            // s: of the longest path from here down
     double least[DEAL_LEVELS]; // s: the same through each group of a level; of these the least
-    int redealt;               // its samples are being dealt again
 } DealGroup;
 
 typedef struct {
     DealLevels levels;
-    size_t samples, nodes; // nodes: groups and joints
-    uint32_t *positions;   // [samples], longest first
-    double *seconds;       // [samples,levels]
-    DealGroup *group;      // [2 ranks] level by level, single ranks first; then joints
-    uint32_t *order;       // results: [samples] sequence by sequence
-    uint32_t *begin;       // [samples + 1] of each sequence in order; those of a rank as it computes them
-    uint32_t *to, *turn;   // [samples] group and turn of each sequence
+    size_t samples;
+    uint32_t *positions; // [samples], longest first
+    double *seconds;     // [samples,levels]
+    DealGroup *group;    // [groups] level by level, single ranks first
+    uint32_t *order;     // results: [samples] sequence by sequence
+    uint32_t *begin;     // [samples + 1] of each sequence in order; those of a rank as it computes them
+    uint32_t *to;        // [samples] the group of each sequence
+    uint32_t *turn;      // [samples] of each sample
     size_t sequences;
     double load, bound;            // s: of the slowest rank, or of all turns; that no deal is below
     uint32_t *place, *best, *room; // [samples] the group of each now, in the best deal so far; scratch
     size_t work;                   // groups whose paths were computed
 } Deal;
-
-static const uint32_t deal_open = UINT32_MAX,
-                      deal_done = UINT32_MAX - 1; // in Deal.best: not in a turn yet; in an earlier turn
 
 // Returns levels of 1, 2, 4 ... ranks that divide all, and of all.
 static DealLevels deal_levels(size_t ranks) {
@@ -89,15 +85,9 @@ static DealLevels deal_levels(size_t ranks) {
 
 static size_t deal_root(const Deal *d) { return d->levels.groups - 1; }
 
-// Makes groups first ... first + count - 1 the parts of group or joint g, in halves.
-static void deal_join(Deal *d, size_t g, size_t level, size_t first, size_t count) {
-    d->group[g].level = level;
-    for (size_t p = 0; p < 2; p++) {
-        const size_t half = p ? count - count / 2 : count / 2, part = half > 1 ? d->nodes++ : first;
-        d->group[g].part[p] = part, d->group[part].up = g;
-        if (half > 1) deal_join(d, part, level, first, half);
-        first += half;
-    }
+static int deal_has(const Deal *d, size_t group, size_t rank) {
+    const DealLevel *l = &d->levels.level[d->group[group].level];
+    return group == l->first + rank / l->ranks;
 }
 
 // Allocates for steps of at most `samples`.
@@ -108,14 +98,14 @@ static Deal deal_allocate(DealLevels levels, size_t samples) {
     d.order = d.positions + samples, d.place = d.order + samples, d.best = d.place + samples;
     d.room = d.best + samples, d.to = d.room + samples, d.turn = d.to + samples, d.begin = d.turn + samples;
     d.seconds = (double *)checked_calloc(samples * levels.levels, sizeof(double), what);
-    d.group = (DealGroup *)checked_calloc(2 * levels.ranks, sizeof(DealGroup), what);
-    d.nodes = levels.groups;
-    for (size_t k = 1; k < levels.levels; k++) {
-        const DealLevel *l = &levels.level[k];
-        const size_t parts = l->ranks / l[-1].ranks;
-        for (size_t i = 0; i < levels.ranks / l->ranks; i++)
-            deal_join(&d, l->first + i, k, l[-1].first + i * parts, parts);
-    }
+    d.group = (DealGroup *)checked_calloc(levels.groups, sizeof(DealGroup), what);
+    for (const DealLevel *l = levels.level + 1; l < levels.level + levels.levels; l++)
+        for (size_t parts = l->ranks / l[-1].ranks, i = 0; i < levels.ranks / l[-1].ranks; i++) {
+            DealGroup *group = &d.group[l->first + i / parts];
+            d.group[l[-1].first + i].up = l->first + i / parts;
+            if (i % parts == 0)
+                group->level = (size_t)(l - levels.level), group->parts = parts, group->part = l[-1].first + i;
+        }
     return d;
 }
 
@@ -199,14 +189,17 @@ static double deal_bound(const Deal *d) {
 // ---- groups ---------------------------------------------------------------------------------------------------------
 // Updates the paths through a group, also of those that it is a part of.
 static void deal_update(Deal *d, size_t g) {
-    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work++) {
+    const int turns = d->levels.turns; // then one group on a path has samples
+    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work += 1 + group->parts / 2) {
         group = &d->group[g];
-        const DealGroup *a = &d->group[group->part[0]], *b = &d->group[group->part[1]];
-        const double below = group->part[1] ? fmax(a->longest, b->longest) : 0;
-        const int turns = d->levels.turns; // then one group on a path has samples
-        for (size_t k = 0; k < group->level; k++)
-            group->least[k] =
-                turns && group->load > 0 ? INFINITY : group->load + (a->least[k] < b->least[k] ? a : b)->least[k];
+        const DealGroup *part = &d->group[group->part];
+        double below = 0;
+        for (size_t p = 0; p < group->parts; p++) below = fmax(below, part[p].longest);
+        for (size_t k = 0; k < group->level; k++) {
+            double least = INFINITY;
+            for (size_t p = 0; p < group->parts; p++) least = part[p].least[k] < least ? part[p].least[k] : least;
+            group->least[k] = turns && group->load > 0 ? INFINITY : group->load + least;
+        }
         group->longest = group->load + below;
         group->least[group->level] = turns && below > 0 ? INFINITY : group->longest;
     }
@@ -222,17 +215,19 @@ static void deal_put(Deal *d, size_t i, size_t g, int in) {
 }
 
 static void deal_clear(Deal *d) {
-    for (size_t g = 0; g < d->nodes; g++) memset(&d->group[g].sum, 0, sizeof(DealGroup) - offsetof(DealGroup, sum));
+    for (size_t g = 0; g < d->levels.groups; g++)
+        memset(&d->group[g].sum, 0, sizeof(DealGroup) - offsetof(DealGroup, sum));
 }
 
 // Returns the group of level k whose longest path is the least; k = levels: the rank that ends last.
 static size_t deal_find(const Deal *d, size_t k) {
     const int last = k == d->levels.levels;
     size_t g = deal_root(d);
-    while (last ? d->group[g].part[1] != 0 : g >= d->levels.groups || d->group[g].level > k) {
-        const size_t *part = d->group[g].part;
-        const DealGroup *a = &d->group[part[0]], *b = &d->group[part[1]];
-        g = part[last ? b->longest > a->longest : b->least[k] < a->least[k]];
+    while (last ? d->group[g].parts > 0 : d->group[g].level > k) {
+        const DealGroup *group = &d->group[g];
+        g = group->part;
+        for (size_t p = g + 1; p < group->part + group->parts; p++)
+            if (last ? d->group[p].longest > d->group[g].longest : d->group[p].least[k] < d->group[g].least[k]) g = p;
     }
     return g;
 }
@@ -274,11 +269,6 @@ static double deal_all(Deal *d, double T) {
     return deal_keep(d);
 }
 
-// Marks or unmarks the groups on the path of a rank.
-static void deal_mark(Deal *d, size_t rank, int redealt) {
-    for (size_t g = rank; d->group[g].redealt = redealt, g != deal_root(d);) g = d->group[g].up;
-}
-
 // Takes out most samples of the slowest rank and of another, and deals them again, the longest first. If not all end
 // earlier, puts them back.
 static void deal_improve(Deal *d) {
@@ -287,13 +277,12 @@ static void deal_improve(Deal *d) {
         const double T = deal_longest(d) * (1 - 1e-9);
         const size_t slowest = deal_find(d, d->levels.levels), other = random_below(1, 0, turn, d->levels.ranks);
         size_t count = 0;
-        deal_mark(d, slowest, 1), deal_mark(d, other, 1);
         for (size_t i = 0; i < d->samples; i++) {
-            if (!d->group[d->place[i]].redealt || random_below(1, 1, turn * d->samples + i, 4) == 0) continue;
+            const int theirs = deal_has(d, d->place[i], slowest) || deal_has(d, d->place[i], other);
+            if (!theirs || random_below(1, 1, turn * d->samples + i, 4) == 0) continue;
             d->order[count] = (uint32_t)i, d->room[count++] = d->place[i];
             deal_put(d, i, d->place[i], 0);
         }
-        deal_mark(d, slowest, 0), deal_mark(d, other, 0);
         for (size_t c = 0; c < count; c++) deal_put(d, d->order[c], deal_choose(d, d->order[c], T), 1);
         const int better = deal_longest(d) <= T;
         for (size_t c = 0; !better && c < count; c++)
@@ -315,21 +304,20 @@ static void deal_search(Deal *d, size_t i) {
 }
 
 // ---- the result -----------------------------------------------------------------------------------------------------
-// Packs the samples of every group of d->best into sequences by first-fit, the longest first; the largest groups first.
+// Packs a turn's samples of every group into sequences by first-fit, the longest first; the largest groups first.
 static void deal_pack(Deal *d, size_t turn) {
     for (size_t g = d->levels.groups; g-- > 0;) {
-        const DealGroup *group = &d->group[g];
-        const size_t capacity = d->levels.level[group->level].capacity, first = d->sequences;
-        for (size_t i = 0; group->load > 0 && i < d->samples; i++) {
-            size_t s = first;
-            if (d->best[i] != g) continue;
-            const int alone = deal_add(d, (DealSum){0}, i, group->level, 1).alone != 0;
-            while (s < d->sequences && (alone || d->room[s] < d->positions[i])) s++;
+        const size_t level = d->group[g].level, first = d->sequences;
+        for (size_t i = 0; d->group[g].load > 0 && i < d->samples; i++) {
+            if (d->place[i] != g || d->turn[i] != turn) continue;
+            const size_t alone = deal_add(d, (DealSum){0}, i, level, 1).alone, n = d->positions[i];
+            size_t s = alone ? d->sequences : first;
+            while (s < d->sequences && d->room[s] < n) s++;
             if (s == d->sequences) {
-                d->room[s] = (uint32_t)(alone ? d->positions[i] : capacity);
-                d->to[s] = (uint32_t)g, d->turn[s] = (uint32_t)turn, d->begin[++d->sequences] = 0;
+                d->to[s] = (uint32_t)g, d->room[s] = (uint32_t)(alone ? n : d->levels.level[level].capacity);
+                d->begin[++d->sequences] = 0;
             }
-            d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s, d->begin[s + 1]++;
+            d->room[s] -= (uint32_t)n, d->best[i] = (uint32_t)s, d->begin[s + 1]++;
         }
     }
 }
@@ -345,7 +333,7 @@ static double deal_sequence_seconds(const Deal *d, size_t s) {
 // Lists the samples of all sequences. Returns the seconds of the slowest rank.
 static double deal_list(Deal *d) {
     for (size_t s = 0; s < d->sequences; s++) d->begin[s + 1] += d->begin[s], d->room[s] = d->begin[s];
-    for (size_t i = 0; i < d->samples; i++) d->order[d->room[d->place[i]]++] = (uint32_t)i;
+    for (size_t i = 0; i < d->samples; i++) d->order[d->room[d->best[i]]++] = (uint32_t)i;
     deal_clear(d);
     for (size_t s = 0; s < d->sequences; s++)
         d->group[d->to[s]].load += deal_sequence_seconds(d, s), deal_update(d, d->to[s]);
@@ -356,19 +344,15 @@ static double deal_list(Deal *d) {
 static double deal_turns(Deal *d, double T, int pack) {
     double seconds = 0;
     size_t left = d->samples;
-    for (size_t i = 0; i < d->samples; i++) d->best[i] = deal_open;
-    for (size_t turn = 0; left; turn++, d->work += d->samples + d->nodes) {
+    for (size_t i = 0; i < d->samples; i++) d->turn[i] = DEAL_NONE;
+    for (uint32_t turn = 0; left; turn++, d->work += d->samples + d->levels.groups) {
         deal_clear(d);
         for (size_t i = 0; i < d->samples; i++) {
-            const size_t g = d->best[i] == deal_open ? deal_choose(d, i, T) : DEAL_NONE;
-            if (g == DEAL_NONE) continue;
-            deal_put(d, i, g, 1);
-            d->best[i] = (uint32_t)g, left--;
+            const size_t g = d->turn[i] == DEAL_NONE ? deal_choose(d, i, T) : DEAL_NONE;
+            if (g != DEAL_NONE) deal_put(d, i, g, 1), d->turn[i] = turn, left--;
         }
         seconds += deal_longest(d);
         if (pack) deal_pack(d, turn);
-        for (size_t i = 0; i < d->samples; i++)
-            if (d->best[i] < deal_done) d->best[i] = deal_done;
     }
     return seconds;
 }
@@ -378,7 +362,6 @@ static void deal_take_turns(Deal *d) {
     static const double more[] = {1.01, 1.03, 1.06, 1.1, 1.2, 1.5};
     const size_t tries = sizeof(more) / sizeof(*more), most = tries * min_size(d->samples + 1, 64);
     double best = 0;
-    d->work = 0;
     for (size_t i = 0; i < most && d->work < 2 * DEAL_WORK && d->load > 1.01 * d->bound; i++) {
         const double T = d->bound / (double)(1 + i / tries) * more[i % tries], seconds = deal_turns(d, T, 0);
         if (seconds < d->load) d->load = seconds, best = T;
@@ -388,7 +371,7 @@ static void deal_take_turns(Deal *d) {
 
 // Deals d->samples samples, each of which fits a level. The caller has set their positions and seconds.
 static void deal_make(Deal *d) {
-    d->load = INFINITY, d->bound = deal_bound(d), d->sequences = 0, d->begin[0] = 0;
+    d->load = INFINITY, d->bound = deal_bound(d), d->work = d->sequences = d->begin[0] = 0;
     if (d->levels.turns) {
         deal_take_turns(d), deal_list(d);
         return;
@@ -397,11 +380,9 @@ static void deal_make(Deal *d) {
         T = d->bound * (1 + more);
     deal_all(d, 0), d->work = 0;
     deal_improve(d);
-    if (d->samples <= 8 && d->levels.groups <= 15) {
-        for (size_t i = 0; i < d->samples; i++) deal_put(d, i, d->place[i], 0);
-        d->work = 0, deal_search(d, 0);
-    }
+    if (d->samples <= 8 && d->levels.groups <= 15) deal_clear(d), d->work = 0, deal_search(d, 0);
     deal_all(d, 0);
+    memset(d->turn, 0, d->samples * sizeof(uint32_t));
     deal_pack(d, 0);
     d->load = deal_list(d);
 }

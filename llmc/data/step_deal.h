@@ -63,17 +63,17 @@ static void step_deal_free(StepDeal *s) {
     memset(s, 0, sizeof(*s));
 }
 
-// Returns the i-th pass of a rank: of its sequences, or the turn's.
+// Returns the i-th pass of a rank: of its sequences, or in turn i.
 static DealtPass step_deal_pass(const StepDeal *s, size_t rank, size_t i) {
     const Deal *d = &s->deal;
-    const DealtPass none = {1, d->sequences};
-    for (size_t sequence = 0; sequence < d->sequences; sequence++) {
-        const DealLevel *l = &d->levels.level[d->group[d->to[sequence]].level];
-        const DealtPass pass = {l->ranks, sequence};
-        if (d->to[sequence] != l->first + rank / l->ranks) continue;
-        if (d->levels.turns ? d->turn[sequence] == i : i-- == 0) return pass;
+    DealtPass pass = {1, 0};
+    for (; pass.sequence < d->sequences; pass.sequence++) {
+        const size_t group = d->to[pass.sequence], turn = d->turn[d->order[d->begin[pass.sequence]]];
+        if (!deal_has(d, group, rank) || (d->levels.turns ? turn != i : i-- > 0)) continue;
+        pass.sp = d->levels.level[d->group[group].level].ranks;
+        break;
     }
-    return none;
+    return pass;
 }
 
 // Counts the passes of a rank that count.
@@ -87,7 +87,7 @@ static size_t step_deal_sequences(const StepDeal *s, size_t rank, size_t *last) 
 // Counts the passes of a rank.
 static size_t step_deal_passes(const StepDeal *s, size_t rank) {
     size_t last, ignored;
-    if (s->deal.levels.turns) return s->deal.turn[s->deal.sequences - 1] + 1;
+    if (s->deal.levels.turns) return s->deal.turn[s->deal.order[s->deal.samples - 1]] + 1;
     const size_t own = step_deal_sequences(s, rank, &last);
     size_t more = own == 0;
     for (size_t other = rank - rank % last; other < rank - rank % last + last; other++)
