@@ -319,6 +319,8 @@ if [ -n "$python" ]; then
     plot 'one metric' 1 --only reward=share --title '{first} to {last}' "$WORK/runs/grpo"
     plot 'two rows of all' 1 "$WORK/runs/dpo" "$WORK/runs/grpo" "$WORK/runs/sft"
     plot 'stages' 1 --stages --mean 16 "$WORK/runs/first" "$WORK/runs/later"
+    scripts/plan_lengths_mixed.py --points "$WORK/mixed.csv" && "$python" scripts/plot.py mixed --in "$WORK/mixed.csv" --out "$WORK/mixed.png"
+    check 'a picture of mixed lengths' [ "$(head -c 4 "$WORK/mixed.png" | tail -c 3)" = PNG ]
     check 'a picture of many GPUs' [ "$(head -c 4 "$WORK/scale/scale.png" | tail -c 3)" = PNG ]
     cat >"$WORK/plots.py" <<'END'
 import os, sys
