@@ -66,7 +66,7 @@ here looks inside one. The includes are the map: one block per room, and a room 
 static StepReport train_step(Trainer *t, size_t step) {
     const Options *o = t->run.options;
     StreamBP *s = &t->run.streambp;
-    const double busy = dist_busy(), begin = seconds_now(), waited = t->train_batches.waited;
+    const double begin = seconds_now(), waited = t->train_batches.waited;
     const Traffic sent = s->memory.sent;
     StepReport report = {0};
     report.step = step;
@@ -120,7 +120,6 @@ static StepReport train_step(Trainer *t, size_t step) {
     ops_device->finish();
     report.seconds = seconds_now() - begin;
     report.data_seconds = t->train_batches.waited - waited;
-    report.busy_seconds = dist_busy() - busy;
     trainer_count_step(t, &report, &sent);
     return report;
 }

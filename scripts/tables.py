@@ -19,6 +19,7 @@ import sys
 import tempfile
 
 import plan_lengths
+import plan_lengths_mixed
 import plan_methods
 from plan_lengths import ROOT, plan
 
@@ -240,7 +241,7 @@ def compare_short():
 
 TABLES = {"fit": fit, "lengths-short": lengths_short, "compare-short": compare_short, "lengths": lengths, "experts": experts,
           "recipes": recipes, "trained": trained, "passes": passes, "methods": methods, "further": plan_methods.table, "scale": scale,
-          "compare": compare, "tests": tests}
+          "mixed": plan_lengths_mixed.table, "compare": compare, "tests": tests}
 
 
 def main():

@@ -66,7 +66,7 @@ golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 # ordered by time; earlier versions had a row of waits for nothing. Method full lists its regions in the order of
 # llmc/layer/activations.h now.
 times='seconds|seconds_each|(data|profile|warmup|rollout|reward)_seconds'
-times="$times|time|commit|tokens_per_second|flops_per_second|executed_tflops_per_s|mfu_causal|mfu_full_attention|peak_share|peak_bytes|memory_bytes|busy_seconds|busy_mean"
+times="$times|time|commit|tokens_per_second|flops_per_second|executed_tflops_per_s|mfu_causal|mfu_full_attention|peak_share|peak_bytes|memory_bytes"
 gone='"draw": "independent", "clamp": 0, |, draw=independent, clamp=0|, "biased": false' # spaco's biased variants
 masked() { # file: a text of JSON, or the list of a checkpoint's files
     sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/'"$gone"'//g; s/^state.json .*/state.json/

@@ -134,7 +134,7 @@ static double run_levels(Run *run, SequenceBound bound, const Search *search) {
     double next = 256; // shorter ones have few pairs
     pass_works = NULL; // too many to keep
     table->levels = deal_levels(world_ranks(run->settings.world));
-    table->in_step =
+    table->levels.turns =
         world_ranks(run->settings.world) > 1 && (sharding_of(run->settings.world, ZERO_GRADIENTS).ranks > 1 ||
                                                  run->settings.gradient_type != dtype_of_sums(run->model.dtype));
     table->length[0] = 1, table->lengths = 1;
@@ -156,10 +156,11 @@ static double run_levels(Run *run, SequenceBound bound, const Search *search) {
 // Shares sequences among groups of sp ranks from now on.
 static void run_share(Run *run, size_t sp) {
     const DealLevel *level = run->table.levels.level;
-    run->settings.world.sp = sp;
-    sequence_share(&run->streambp, sp);
     while (level->ranks != sp) level++;
+    run->settings.world.sp = run->streambp.memory.world.sp = sp;
+    run->streambp.loops = loops_of(run->settings.method, run->settings.world);
     run->streambp.memory.visits = pass_visits(&run->streambp, level->capacity); // of its plan
+    dist_split(sp);
 }
 
 #endif

@@ -133,7 +133,7 @@ CHOICE(KeysOfRanks, kv, "kv", "auto", KEYS_AUTO, KEYS_RING, LOSSES, "auto|gather
 REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
        "end the job if a rank is silent for this long, as in a reward command, while another waits for it")
 SIZE(ranks, "ranks", "1", 1, 1048576, SHORT(ON(PLAN)), "P", "processes of the planned run")
-TEXT(lengths, "lengths", NULL, ON(PLAN), "FILE|lognormal,median=M,sigma=S,max=L[,count=N]",
+TEXT(lengths, "lengths", NULL, ON(PLAN), "FILE|lognormal,median=M,sigma=S,max=L",
      "with --sp auto: plan steps of --samples documents of these lengths; a file has one a line, in tokens")
 TEXT(machine, "machine", "h100", SHORT(ON(PLAN)) | PASSES, "CARD[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
      "also estimate time; plan: of a step on nodes of this card (its memory is --memory-limit), host memory and disk; "

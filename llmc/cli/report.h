@@ -137,6 +137,7 @@ static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     json_size(json, "ranks", world_ranks(w));
     json_size(json, "zero", w.zero);
     json_size(json, "sp", world_sp(w));
+    if (!sent) return; // of deals, by lengths
     json_object(json, "sent");
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++) json_number(json, traffic_names[kind], sent->bytes[kind]);
     json_object_end(json);

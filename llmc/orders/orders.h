@@ -33,13 +33,6 @@ static const LayerLoops *loops_of(Method method, World world) {
     return world_sp(world) > 1 ? &shared_loops : method == METHOD_MST ? &mst_loops : &stream_loops;
 }
 
-// Shares sequences among groups of sp ranks from now on.
-static void sequence_share(StreamBP *s, size_t sp) {
-    s->memory.world.sp = sp;
-    s->loops = loops_of(s->setup->method, s->memory.world);
-    dist_split(sp);
-}
-
 // Runs a micro-batch forward and backward. Returns its share of the accumulated batch's loss, whose denominator is Z.
 // Adds its gradients to the stored ones and its metrics to `metrics` (or NULL). last: it completes the step's gradient
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {

@@ -138,11 +138,8 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     if (settings->method == METHOD_SPACO)
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->setup->objective)) now->host_entropy = checked_calloc(N, sum, "entropies");
-    const size_t least = settings->deals ? 2 : S, most = settings->deals ? world_ranks(settings->world) : S;
-    if (most > 1) // a rank's own values and those of all: the most in the smallest groups, or of the fewest tokens
-        now->host_gathered = checked_calloc(
-            max_size((least + 1) * sequence_share_max(N, least), (most + 1) * sequence_share_max(N, most)), sum,
-            "gathered values");
+    if (S > 1 || settings->deals) // a rank's own values and its group's: at most (S + 1) sequence_share_max(N, S)
+        now->host_gathered = checked_calloc(N + N / 2 + world_ranks(settings->world), sum, "gathered values");
     const Shapes d = shapes_of(settings->model);
     const size_t layers = expert_layers(s);
     if (layers) {

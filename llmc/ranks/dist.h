@@ -37,8 +37,6 @@ void dist_sum(RankGroup group, double *values, size_t count);
 size_t dist_smallest(size_t number, size_t *whose);
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root);
 void dist_barrier(void);
-// Returns the processors' seconds of this process so far, without those of waits for other ranks.
-double dist_busy(void);
 // Returns 1 if all ranks give up their work here because one of them asks. All pass this point equally often.
 int dist_stop_point(int asks);
 

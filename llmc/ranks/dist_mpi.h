@@ -57,16 +57,16 @@ __attribute__((noreturn)) static void refuse_launch(const char *why) {
 static struct {
     size_t ranks, rank, local_ranks, local_rank, sp;
     int joined; // MPI is in use
-    MPI_Comm group[RANK_GROUPS];
     struct {
         size_t sp;
         MPI_Comm group[RANK_GROUPS];
     } made[SPLITS_MOST];  // by dist_split
     size_t splits, split; // their number, and the chosen one
+    MPI_Comm *group;      // that one's
     MPI_Request *request; // [requests]
     size_t requests;
     char *staging; // [STAGING_BYTES]
-} job = {1, 0, 1, 0, 1, 0, {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL}, {{0}}, 0, 0, NULL, 0, NULL};
+} job = {1, 0, 1, 0, 1, 0, {{0}}, 0, 0, job.made[0].group, NULL, 0, NULL};
 #else
 static struct { size_t ranks, rank, local_ranks, local_rank, sp; } job = {1, 0, 1, 0, 1};
 #endif
@@ -139,17 +139,14 @@ void dist_split(size_t sp) {
     job.sp = sp;
     if (job.ranks == 1) return;
     for (job.split = 0; job.split < job.splits && job.made[job.split].sp != sp;) job.split++;
-    MPI_Comm *group = job.made[job.split].group;
-    if (job.split == job.splits) {
-        if (job.splits++ == SPLITS_MOST) die("internal: groups of more than %d sizes", SPLITS_MOST);
-        job.made[job.split].sp = sp;
-        MPI_Comm_split(MPI_COMM_WORLD, stream, place, &group[RANKS_SEQUENCE]);
-        MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &group[RANKS_SEQUENCE_REVERSED]);
-    }
-    for (int i = RANKS_SEQUENCE; i <= RANKS_SEQUENCE_REVERSED; i++) job.group[i] = group[i];
+    job.group = job.made[job.split].group;
+    if (job.split < job.splits) return;
+    if (job.splits++ == SPLITS_MOST) die("internal: groups of more than %d sizes", SPLITS_MOST);
+    job.made[job.split].sp = sp, job.group[RANKS_ALL] = MPI_COMM_WORLD;
+    MPI_Comm_split(MPI_COMM_WORLD, stream, place, &job.group[RANKS_SEQUENCE]);
+    MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &job.group[RANKS_SEQUENCE_REVERSED]);
 }
 
-double dist_busy(void) { return processor_seconds() - watch.idle; }
 void dist_timeout(double seconds) { watch.timeout = seconds; }
 void dist_stop(void) { leave_job(); }
 const char *dist_host(size_t rank) { return job.ranks > 1 ? watch.host[rank] : "this host"; }
@@ -223,7 +220,6 @@ void dist_start(void) {
                       "(libopenmpi-dev) and build again, or start one process");
 }
 void dist_split(size_t sp) { job.sp = sp; }
-double dist_busy(void) { return processor_seconds(); }
 void dist_timeout(double seconds) { (void)seconds; }
 void dist_stop(void) {}
 const char *dist_host(size_t rank) { return (void)rank, "this host"; }

@@ -41,7 +41,6 @@ static struct {
     MPI_Comm words; // where ranks ask and answer
     size_t ranks, rank;
     double timeout;                      // s
-    double idle;                         // s of processors that waits took
     char (*host)[WATCH_HOST];            // [ranks]
     int64_t *process;                    // [ranks] ids of those that this rank sees, or 0
     Word own;                            // this rank's state
@@ -238,13 +237,11 @@ static void watch_wait(Wait *w) {
 
 // Waits until all of request[n] are done.
 static void wait_all(MPI_Request *request, int n, const char *what) {
-    const double begin = processor_seconds();
     Wait wait = watch_begin(what);
     int done = 0;
     for (MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE); !done;
          MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE))
         watch_wait(&wait);
-    watch.idle += processor_seconds() - begin;
 }
 
 // Returns 1 if all ranks give up their work at this point, because one asks. All pass points equally often. Ranks tell

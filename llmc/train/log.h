@@ -30,7 +30,6 @@ typedef struct {
     size_t ranks;
     double data_seconds;                    // of `seconds`: waiting for data
     double rollout_seconds, reward_seconds; // of `seconds`: writing completions; waiting for their rewards
-    double busy_seconds, busy_mean;         // of processors, less waits for other ranks: slowest rank's, mean
     size_t micro_batches;                   // number on this rank
     DealSummary deal;                       // with --sp auto
     Metrics metrics;                        // metrics of the objective
@@ -266,10 +265,6 @@ static void runlog_step(RunLog *log, const StepReport *r) {
         json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);
         json_number(&json, "memory_bytes", r->memory_bytes);
         if (r->ranks > 1) json_number(&json, "sent_bytes", r->sent_bytes);
-        if (r->ranks > 1 && !strcmp(ops_device->name, "cpu")) { // elsewhere a wait may be for the rank's own work
-            json_number(&json, "busy_seconds", r->busy_seconds);
-            json_number(&json, "busy_mean", r->busy_mean);
-        }
         if (r->deal.load > 0) deal_json(&json, &r->deal, r->ranks);
         metrics_json(&json, &r->metrics, "");
         runlog_record_end(log, &json);

@@ -243,9 +243,6 @@ static void trainer_watch(Trainer *t) {
 static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *sent) {
     const World world = t->run.settings.world;
     report->ranks = world_ranks(world);
-    report->busy_mean = report->busy_seconds / (double)report->ranks;
-    dist_sum(RANKS_ALL, &report->busy_mean, 1);
-    report->busy_seconds = max_over_ranks(world, report->busy_seconds);
     t->sent = sent_since(world, sent, &t->run.streambp.memory.sent, 1);
     report->sent_bytes = traffic_bytes(&t->sent);
     if (t->peak_flops > 0 && report->flops > t->peak_flops * report->seconds) // the measurement was disturbed

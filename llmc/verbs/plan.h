@@ -84,8 +84,8 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     const Estimate *e = &r->plan.estimate;
     const double tokens = (double)r->bounds.whole.N * (double)run->assignment.batches;
     char seconds[32];
-    if (s->deals)
-        lengths_print(out, &r->lengths, &run->table.levels, r->plan.longest);
+    if (r->lengths.levels)
+        lengths_print(out, &r->lengths);
     else if (e->seconds > 0)
         fprintf(out, "step      %s for %.0f tokens, estimated: %.0f tokens/s, %.0f %% MFU\n",
                 way_seconds(&r->plan, seconds), tokens, e->tokens_per_second, 100 * e->mfu);
@@ -152,7 +152,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
 // Writes into an open object; null without an estimate.
 static void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
     const double known = e->seconds > 0 ? 1 : NAN;
-    report_world_json(json, run->settings.world, &e->sent);
+    report_world_json(json, run->settings.world, run->settings.deals ? NULL : &e->sent);
     json_text(json, "machine", machine->name);
     json_number(json, "estimated_seconds", known * e->seconds);
     json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
@@ -212,7 +212,7 @@ static void plan_result_json(const PlanResult *r) {
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
-    if (run->table.lengths) lengths_json(&json, &r->lengths, &run->table.levels);
+    if (r->lengths.levels) lengths_json(&json, &r->lengths);
     json_finish(&json);
 }
 
@@ -297,10 +297,9 @@ static int verb_plan(const Options *given) {
         prompt_free(&prompt);
     }
     run_choose_length(&run, o, limit);
-    if (lengths.count && o->data.count)
-        die_usage("--lengths and --data exclude each other: steps have the data's own lengths");
-    if (lengths.count && !(run.settings.deals && machine && !estimate_missing(&run)))
-        die_usage("--lengths: give also --sp auto, --ranks above 1 and --machine, by whose rates steps are dealt");
+    if (lengths.count && !(run.settings.deals && machine && !estimate_missing(&run) && !o->data.count))
+        die_usage(
+            "--lengths: give also --sp auto, --ranks above 1, --machine, by whose rates steps are dealt, no --data");
     if (lengths.longest > o->seq_len)
         die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths.longest,
                   o->seq_len);

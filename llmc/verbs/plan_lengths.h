@@ -1,10 +1,6 @@
 /*
 `plan --sp auto`: what deals (llmc/data/deal.h) make of steps of given lengths, by the estimate of the planned machine,
-beside the best fixed --sp. Lengths are those of --data, of a file, drawn from a distribution, or all --seq-len.
-
-A step ends with its slowest rank. Where every pass has collectives of all ranks (--zero 2, 3), passes begin together,
-and each takes as long as the slowest rank's. A fixed --sp is dealt and packed in the same way, but to groups of one
-size.
+beside the best fixed --sp, dealt and packed alike. Lengths are those of --data or a file, drawn, or all --seq-len.
 */
 #ifndef LLMC_PLAN_LENGTHS_H
 #define LLMC_PLAN_LENGTHS_H
@@ -17,109 +13,70 @@ typedef struct {
     size_t count, longest;
 } Lengths;
 
-// Sums over steps, of --sp auto or of one level
+// Means over steps; seconds and rank: of each level without the others, then of --sp auto
 typedef struct {
-    double seconds, load, mean, bound; // s: of steps; of the slowest rank alone, of the average one, no deal takes less
-    double groups[DEAL_LEVELS], sequences[DEAL_LEVELS], tokens[DEAL_LEVELS]; // of each level
-    double *rank;                                                            // [ranks] s, of the first step
-} LengthsSum;
-
-typedef struct {
-    LengthsSum dealt, fixed[DEAL_LEVELS + 1]; // fixed: no rank where a level does not hold the longest
-    size_t best;                              // the fixed level of least seconds; of all levels: none has any
-    double besides, tokens;                   // s of a step besides its passes; tokens of all steps
+    size_t ranks, levels, best;                         // best: the level of least seconds
+    double sp[DEAL_LEVELS], fits[DEAL_LEVELS];          // ranks of a group, tokens of a sequence
+    double sequences[DEAL_LEVELS], tokens[DEAL_LEVELS]; // that --sp auto deals to a level
+    double seconds[DEAL_LEVELS + 1];                    // s: of a step; INFINITY: --seq-len does not fit
+    double *rank;                                       // [2, levels, ranks] s: in the first step's passes
+    double all, bound; // tokens of a step; s: that no deal's passes are below, as a share of those of --sp auto
 } LengthsPlan;
 
-// ---- lengths --------------------------------------------------------------------------------------------------------
-// Draws from "lognormal,median=M,sigma=S,max=L[,count=N]".
-static void lengths_draw(Lengths *all, const Options *o) {
-    static const char *const keys[] = {"median", "sigma", "max", "count"};
-    double value[4] = {0, 0, 0, 100000};
-    for (const char *text = strchr(o->lengths, ','); text; text = strchr(text, ',')) {
-        char number[32];
-        size_t k = 0, name = strcspn(++text, "=,");
-        while (k < 4 && (strlen(keys[k]) != name || strncmp(keys[k], text, name) != 0)) k++;
-        snprintf(number, sizeof(number), "%.*s", (int)strcspn(text + name, ",") - 1, text + name + 1);
-        if (k == 4 || !parse_double(number, &value[k]) || !(value[k] >= (k == 1 ? 0 : 1) && value[k] <= INT32_MAX))
-            die_usage("--lengths: '%.32s' is not median=M, sigma=S, max=L or count=N", text);
-    }
-    if (value[0] == 0 || value[2] == 0) die_usage("--lengths lognormal: give its median=M, sigma=S and max=L");
-    all->count = (size_t)value[3];
-    all->length = (uint32_t *)checked_calloc(all->count, sizeof(uint32_t), "lengths");
-    for (size_t i = 0; i < all->count; i++) {
-        const double radius = sqrt(-2 * log(1 - random_uniform(o->seed, 1, i)));
-        const double normal = radius * cos(6.283185307179586 * random_uniform(o->seed, 2, i));
-        all->length[i] = (uint32_t)fmin(fmax(value[0] * exp(value[1] * normal), 1), value[2]);
-    }
-}
-
-// Reads a length a line.
-static void lengths_read(Lengths *all, const Options *o) {
-    size_t bytes, value;
-    char *text = input_read_text(o->lengths, (size_t)1 << 30, &bytes), *rest = text, *word;
-    all->length = (uint32_t *)checked_calloc(bytes / 2 + 1, sizeof(uint32_t), o->lengths);
-    while ((word = strsep(&rest, "\n")) && (*word || rest)) {
-        if (!parse_size(word, &value) || !value || value > INT32_MAX)
-            die("%s:%zu: '%.32s' is not a length; give one number of tokens a line", o->lengths, all->count + 1, word);
-        all->length[all->count++] = (uint32_t)value;
-    }
-    if (!all->count) die("%s: has no lengths; give one number of tokens a line", o->lengths);
-    free(text);
-}
-
+// Draws lengths from a distribution, or reads one a line.
 static Lengths lengths_open(const Options *o) {
     Lengths all = {0};
-    if (o->lengths && !strncmp(o->lengths, "lognormal", 9) && (!o->lengths[9] || o->lengths[9] == ','))
-        lengths_draw(&all, o);
-    else if (o->lengths)
-        lengths_read(&all, o);
-    for (size_t i = 0; i < all.count; i++) all.longest = max_size(all.longest, all.length[i]);
+    if (o->lengths && !strncmp(o->lengths, "lognormal,", 10)) {
+        double median, sigma, most;
+        float normal[2];
+        int end = 0;
+        sscanf(o->lengths, "lognormal,median=%lf,sigma=%lf,max=%lf%n", &median, &sigma, &most, &end);
+        if (!end || o->lengths[end] || !(median >= 1 && median <= most && most <= INT32_MAX && sigma >= 0))
+            die_usage("--lengths: '%.64s' is not lognormal,median=M,sigma=S,max=L", o->lengths);
+        all.count = 100000, all.longest = (size_t)most;
+        all.length = (uint32_t *)checked_calloc(all.count, sizeof(uint32_t), o->lengths);
+        for (size_t i = 0; i < all.count; i++) {
+            normal_pair(random_bits(o->seed, 1, i), &normal[0], &normal[1]);
+            all.length[i] = (uint32_t)fmin(fmax(median * exp(sigma * normal[0]), 1), most);
+        }
+    } else if (o->lengths) {
+        size_t bytes, value;
+        char *text = input_read_text(o->lengths, (size_t)1 << 30, &bytes), *rest = text, *word;
+        all.length = (uint32_t *)checked_calloc(bytes / 2 + 1, sizeof(uint32_t), o->lengths);
+        do {
+            if (!parse_size(word = strsep(&rest, "\n"), &value) || !value || value > INT32_MAX)
+                die("%s:%zu: '%.32s' is not a length; give a number a line", o->lengths, all.count + 1, word);
+            all.length[all.count++] = (uint32_t)value, all.longest = max_size(all.longest, value);
+        } while (rest && *rest);
+        free(text);
+    }
     return all;
 }
 
-// ---- steps ----------------------------------------------------------------------------------------------------------
 // Deals a step of lengths, each drawn from all.
 static void lengths_deal(StepDeal *s, const Lengths *all, size_t samples, size_t seed, size_t step) {
     const size_t levels = s->table->levels.levels;
-    Deal *d = &s->deal;
-    d->samples = samples;
-    for (size_t j = 0; j < samples; j++)
-        s->item[j].positions = all->length[random_below(seed, 3, step * samples + j, all->count)];
-    packing_sort(s->item, s->spare, samples);
-    for (size_t j = 0; j < samples; j++) {
-        d->positions[j] = s->item[j].positions;
-        for (size_t k = 0; k < levels; k++)
-            d->seconds[j * levels + k] = deal_table_seconds(s->table, d->positions[j], k);
+    for (size_t i = 0; i < samples; i++)
+        s->item[i].positions = all->length[random_below(seed, 3, step * samples + i, all->count)];
+    packing_sort(s->item, s->spare, s->deal.samples = samples);
+    for (size_t i = 0; i < samples * levels; i++) {
+        s->deal.positions[i / levels] = s->item[i / levels].positions;
+        s->deal.seconds[i] = deal_table_seconds(s->table, s->item[i / levels].positions, i % levels);
     }
-    deal_make(d);
+    deal_make(&s->deal);
 }
 
-// Adds a step that is dealt, and in the first the seconds of each rank.
-static void lengths_add(LengthsSum *sum, const StepDeal *s, int first) {
-    const Deal *d = &s->deal;
-    const DealLevels *l = &d->levels;
-    double turns = 0, slowest = 1;
-    for (size_t t = 0; slowest > 0; t++, turns += slowest) {
-        slowest = 0;
-        for (size_t r = 0; r < l->ranks; r++) {
-            const DealtPass pass = step_deal_pass(s, r, t);
-            size_t k = 0;
-            if (pass.sequence == d->sequences) continue;
-            while (l->level[k].ranks != pass.sp) k++;
-            double seconds = l->level[k].begin;
-            for (uint32_t i = d->begin[pass.sequence]; i < d->begin[pass.sequence + 1]; i++)
-                seconds += deal_seconds(d, d->order[i], k);
-            slowest = fmax(slowest, seconds);
-            if (first) sum->rank[r] += seconds;
-        }
+// Adds a dealt step of a level, or (way = levels) of --sp auto.
+static void lengths_add(LengthsPlan *p, const Deal *d, size_t way, size_t step) {
+    const size_t dealt = way == p->levels;
+    for (size_t q = 0; q < d->sequences; q++) {
+        const size_t k = d->group[d->to[q]].level, S = d->levels.level[k].ranks;
+        double *rank = p->rank + (dealt * p->levels + k) * p->ranks + (d->to[q] - d->levels.level[k].first) * S;
+        for (size_t r = 0; !step && r < S; r++) rank[r] += deal_sequence_seconds(d, q);
+        for (uint32_t i = d->begin[q]; dealt && i < d->begin[q + 1]; i++) p->tokens[k] += d->positions[d->order[i]];
+        p->sequences[k] += (double)dealt;
     }
-    sum->seconds += s->table->in_step ? turns : d->load;
-    sum->load += d->load, sum->mean += deal_summary(d).mean, sum->bound += d->bound;
-    for (const DealGroup *g = d->group; g < d->group + l->groups; g++) {
-        sum->groups[g->level] += g->sequences > 0, sum->sequences[g->level] += (double)g->sequences;
-        for (uint32_t i = d->begin[g->begin]; i < d->begin[g->begin + g->sequences]; i++)
-            sum->tokens[g->level] += d->positions[d->order[i]];
-    }
+    p->seconds[way] += d->load / LENGTHS_STEPS;
 }
 
 // Plans steps of the data, of lengths, or (none) of documents of --seq-len.
@@ -127,96 +84,67 @@ static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *da
     const Options *o = run->options;
     const DealLevels *l = &run->table.levels;
     const PassWork work = pass_work(m, &run->settings, shape);
-    uint32_t seq_len = (uint32_t)o->seq_len;
-    const Lengths equal = {&seq_len, 1, seq_len};
+    const double besides = step_seconds(m, &run->settings, &work, &run->plan.moved, 1) -
+                           sequence_seconds(m, &run->settings, &work, &run->plan.moved, &work.other);
     const size_t samples = o->samples ? o->samples : o->batch * o->grad_accum;
-    double *rank = (double *)checked_calloc((l->levels + 1) * l->ranks, sizeof(double), "loads of ranks");
-    StepDeal s = {0};
-    LengthsPlan p = {.best = l->levels};
-    if (!all.count) all = equal;
-    if (o->data.count) all.longest = dataloader_part_bound(data, 1).longest;
-    p.besides = step_seconds(m, &run->settings, &work, &run->plan.moved, 1) -
-                sequence_seconds(m, &run->settings, &work, &run->plan.moved, &work.other);
-    p.dealt.rank = rank + l->levels * l->ranks;
-    step_deal_allocate(&s, &run->table, o->data.count ? max_size(samples, data->samples) : samples);
+    uint32_t seq_len = (uint32_t)o->seq_len;
     uint64_t at = 0;
-    for (size_t step = 0; step < LENGTHS_STEPS; step++) {
-        const size_t count = o->data.count && data->packing.step ? dataloader_step(data, at) : run->assignment.batches;
+    StepDeal s = {0};
+    LengthsPlan p = {0};
+    p.ranks = l->ranks, p.levels = l->levels, p.best = l->levels - 1;
+    if (!all.count) all.length = &seq_len, all.count = 1;
+    p.rank = (double *)checked_calloc(2 * p.levels * p.ranks, sizeof(double), "loads of ranks");
+    step_deal_allocate(&s, &run->table, max_size(samples, data->samples));
+    for (size_t step = 0; step < LENGTHS_STEPS; step++, s.deal.levels = *l) {
+        const size_t count = data->packing.step ? dataloader_step(data, at) : run->assignment.batches;
         if (o->data.count)
             step_deal_make(&s, data, at, count, 0), at = dataloader_after(data, at, count);
         else
             lengths_deal(&s, &all, samples, o->seed, step);
-        lengths_add(&p.dealt, &s, !step);
-        for (size_t i = 0; i < s.deal.samples; i++) p.tokens += s.deal.positions[i];
-        for (size_t k = 0; k < l->levels; k++) {
-            if (l->level[k].capacity < all.longest) continue;
-            for (size_t j = 0; j < l->levels; j++) s.deal.levels.level[j].capacity = j == k ? l->level[j].capacity : 0;
-            p.fixed[k].rank = rank + k * l->ranks;
-            deal_make(&s.deal);
-            lengths_add(&p.fixed[k], &s, !step);
+        p.bound += s.deal.bound / LENGTHS_STEPS;
+        lengths_add(&p, &s.deal, p.levels, step);
+        for (size_t k = 0; k < p.levels; k++) {
+            const int fits = l->level[k].capacity >= max_size(shape->document_start[1], s.deal.positions[0]);
+            for (size_t j = 0; j < p.levels; j++) s.deal.levels.level[j].capacity = j == k ? l->level[j].capacity : 0;
+            if (fits) deal_make(&s.deal), lengths_add(&p, &s.deal, k, step);
+            if (!fits) p.seconds[k] = INFINITY;
         }
-        s.deal.levels = *l;
+    }
+    p.bound /= p.seconds[p.levels], p.seconds[p.levels] += besides;
+    for (size_t k = p.levels; k-- > 0;) {
+        p.sp[k] = (double)l->level[k].ranks, p.fits[k] = (double)l->level[k].capacity, p.seconds[k] += besides;
+        p.sequences[k] /= LENGTHS_STEPS, p.tokens[k] /= LENGTHS_STEPS, p.all += p.tokens[k];
+        if (p.seconds[k] <= p.seconds[p.best]) p.best = k;
     }
     step_deal_free(&s);
-    for (size_t k = l->levels; k-- > 0;)
-        if (p.fixed[k].rank && (p.best == l->levels || p.fixed[k].seconds <= p.fixed[p.best].seconds)) p.best = k;
     return p;
 }
 
-// ---- results --------------------------------------------------------------------------------------------------------
-// Returns the seconds of an average step; NAN: a level does not hold the longest.
-static double lengths_seconds(const LengthsPlan *p, const LengthsSum *sum) {
-    return sum->rank ? sum->seconds / LENGTHS_STEPS + p->besides : NAN;
+static void lengths_print(FILE *out, const LengthsPlan *p) {
+    const double seconds = p->seconds[p->levels], fixed = p->seconds[p->best];
+    for (size_t k = 0; k < p->levels; k++)
+        fprintf(out, "%-9s of %.0f rank%s: %.0f tokens fit; a step has %.3g sequences, %.0f %% of the tokens\n",
+                k ? "" : "groups", p->sp[k], k ? "s" : "", p->fits[k], p->sequences[k], 100 * p->tokens[k] / p->all);
+    fprintf(out, "step      %.3g s for %.0f tokens, estimated: %.0f tokens/s; passes %.0f %% of the bound\n", seconds,
+            p->all, p->all / seconds, 100 * p->bound);
+    fprintf(out, "fixed     --sp %.0f, the best: %.3g s; auto is %.3g times as fast\n", p->sp[p->best], fixed,
+            fixed / seconds);
 }
 
-static void lengths_print(FILE *out, const LengthsPlan *p, const DealLevels *l, size_t longest) {
-    const LengthsSum *d = &p->dealt, *best = &p->fixed[p->best];
-    const double seconds = lengths_seconds(p, d), tokens = p->tokens / LENGTHS_STEPS, fixed = lengths_seconds(p, best);
-    if (!l->levels && longest)
-        fprintf(out, "groups    none holds the longest document; %zu tokens would fit\n", longest);
-    for (size_t k = 0; k < l->levels; k++)
-        fprintf(out, "%-9s of %zu rank%s: %zu tokens fit", k ? "" : "groups", l->level[k].ranks, k ? "s" : "",
-                l->level[k].capacity),
-            fprintf(out, tokens > 0 ? "; a step has %.3g, with %.0f %% of the tokens\n" : "\n",
-                    d->groups[k] / LENGTHS_STEPS, 100 * d->tokens[k] / p->tokens);
-    if (tokens == 0) return;
-    fprintf(out,
-            "step      %.3g s for %.0f tokens, estimated: %.0f tokens/s; %.0f %% of the bound, ranks %.0f %% loaded\n",
-            seconds, tokens, tokens / seconds, 100 * d->bound / d->seconds, 100 * d->mean / d->seconds);
-    if (best->rank)
-        fprintf(out, "fixed     --sp %zu, the best: %.3g s, %.0f tokens/s; auto is %.3g times as fast\n",
-                l->level[p->best].ranks, fixed, tokens / fixed, fixed / seconds);
-}
-
-static void lengths_json(JsonOut *json, const LengthsPlan *p, const DealLevels *l) {
-    const LengthsSum *d = &p->dealt, *best = &p->fixed[p->best];
-    const double seconds = lengths_seconds(p, d), tokens = p->tokens / LENGTHS_STEPS, fixed = lengths_seconds(p, best);
-    json_array(json, "levels");
-    for (size_t k = 0; k < l->levels; k++) {
-        json_object(json, NULL);
-        json_size(json, "sp", l->level[k].ranks);
-        json_size(json, "max_tokens", l->level[k].capacity);
-        json_number(json, "begin_seconds", l->level[k].begin);
-        json_number(json, "groups", d->groups[k] / LENGTHS_STEPS);
-        json_number(json, "sequences", d->sequences[k] / LENGTHS_STEPS);
-        json_number(json, "token_share", d->tokens[k] / p->tokens);
-        json_number(json, "fixed_seconds", lengths_seconds(p, &p->fixed[k]));
-        json_object_end(json);
-    }
+static void lengths_json(JsonOut *json, const LengthsPlan *p) {
+    json_numbers(json, "level_sp", p->sp, p->levels);
+    json_numbers(json, "level_max_tokens", p->fits, p->levels);
+    json_numbers(json, "level_sequences", p->sequences, p->levels);
+    json_numbers(json, "level_tokens", p->tokens, p->levels);
+    json_numbers(json, "level_seconds", p->seconds, p->levels);
+    json_number(json, "step_tokens", p->all);
+    json_number(json, "step_seconds", p->seconds[p->levels]);
+    json_number(json, "deal_bound", p->bound);
+    json_number(json, "fixed_sp", p->sp[p->best]);
+    json_array(json, "rank_seconds");
+    for (size_t k = p->levels; k < 2 * p->levels; k++) json_numbers(json, NULL, p->rank + k * p->ranks, p->ranks);
     json_array_end(json);
-    if (tokens == 0) return;
-    json_size(json, "step_tokens", (size_t)tokens);
-    json_number(json, "step_seconds", seconds);
-    json_number(json, "step_tokens_per_second", tokens / seconds);
-    json_number(json, "deal_balance", d->mean / d->seconds);
-    json_number(json, "deal_bound", d->bound / d->seconds);
-    json_numbers(json, "rank_seconds", d->rank, l->ranks);
-    if (!best->rank) return;
-    json_size(json, "fixed_sp", l->level[p->best].ranks);
-    json_number(json, "fixed_seconds", fixed);
-    json_number(json, "fixed_tokens_per_second", tokens / fixed);
-    json_numbers(json, "fixed_rank_seconds", best->rank, l->ranks);
-    json_number(json, "gain", fixed / seconds);
+    json_numbers(json, "fixed_rank_seconds", p->rank + p->best * p->ranks, p->ranks);
 }
 
 #endif

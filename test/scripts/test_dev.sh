@@ -24,6 +24,11 @@ dev=build/test-dev # only compiling and linking are tested
 builds "make's programs" with_make BUILD=$dev CFLAGS=-O0 $dev/bench $dev/bench_ops $dev/collectives $dev/pack_bytes
 builds dev/make_llmc_files.c $CC -Wall -Wextra -Werror dev/make_llmc_files.c -lm -o "$WORK/program"
 builds dev/cuda/libcuda_stand_in.c $CC -Wall -Wextra -Werror -shared -fPIC dev/cuda/libcuda_stand_in.c -o "$WORK/program"
+if command -v mpicc >/dev/null; then
+    builds dev/busy.c mpicc -Wall -Wextra -Werror -shared -fPIC dev/busy.c -o "$WORK/program"
+else
+    skip dev/busy.c 'mpicc is not installed'
+fi
 for source in dev/cuda/*.cu; do
     case $source in
     */linear.cu | */bench.cu) # cuBLASLt's and the driver's own

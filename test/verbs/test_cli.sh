@@ -242,15 +242,15 @@ check 'seco has no layer inputs to leave out' [ "$(json inputs_every)" = 1 ]
 printf '100\n3000\n20000\n' >"$WORK/lengths"
 dealt="plan --init qwen3-0.6b --machine h100 --ranks 8 --sp auto --samples 16"
 succeeds $dealt --lengths "$WORK/lengths" --json
-check 'a sequence is as long as the longest document' [ "$(json max_tokens) $(json fixed_sp)" = '20000 1' ]
-says out '"deal_bound": 0\.[89]' '"rank_seconds": \[[0-9.]*, ' '"gain": [12]\.'
-succeeds $dealt --zero 3 --lengths lognormal,median=800,sigma=1.5,max=30000,count=50 --seq-len 40000
+check 'groups of one size alone are slower' [ "$(json fixed_sp)" = 1 ]
+says out '"level_max_tokens": \[20000, 20000, 20000, 20000\]' '"deal_bound": 0\.[89]' '"rank_seconds": \[\[[0-9.]*, '
+succeeds $dealt --zero 3 --lengths lognormal,median=800,sigma=1.5,max=30000 --seq-len 40000
 says out '^groups    of 1 rank: 40000 tokens fit; a step has ' '^fixed     --sp [124], the best: '
 succeeds $dealt --lengths lognormal,median=1000,sigma=9,max=90000000
-says out '^groups    none holds the longest document; [0-9]* tokens would fit$'
+says out '^fits      no: ' '^longest   --seq-len [0-9]*$'
 echo 2O >>"$WORK/lengths"
 refuses 1 "lengths:4: '2O' is not a length" $dealt --lengths "$WORK/lengths"
-refuses 2 "lengths: 'mean=3' is not median=M" $dealt --lengths lognormal,mean=3
+refuses 2 "lengths: 'lognormal,mean=3' is not lognormal,median=M" $dealt --lengths lognormal,mean=3
 refuses 2 'lengths: give also --sp auto' plan --init qwen3-0.6b --lengths lognormal,median=9,sigma=1,max=90
 succeeds plan --init qwen3-0.6b --zero 3
 says err 'zero 3 has no effect in a single process'
@@ -338,10 +338,13 @@ if [ $TEST_DEVICE = cpu ] && OMP_DISPLAY_ENV=verbose "$TRAIN" --version 2>&1 | g
         wait $pids
         echo $((($(date +%s%N) - before) / 1000000))
     }
-    one=$(runs 1) two=$(runs 2)
+    for _ in 1 2 3; do # other work of this machine may have slowed one of them
+        one=$(runs 1) two=$(runs 2)
+        [ "$two" -ge $((10 * one + 500)) ] || break
+    done
     check "two runs at once: $two ms, one: $one ms" [ "$two" -lt $((10 * one + 500)) ]
     env -u OMP_WAIT_POLICY "$TRAIN" bp --init $TINY --seq-len 30000 --chunk 1 --quiet >/dev/null 2>&1 &
-    sleep 0.5
+    for _ in $(seq 600); do ! tr '\0' '\n' <"/proc/$!/environ" | grep -q '^GOMP_SPINCOUNT=' || break; sleep 0.1; done # it has restarted
     name=$(cat /proc/$!/comm)
     kill -9 $!
     wait $! 2>/dev/null

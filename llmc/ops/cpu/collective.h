@@ -12,10 +12,8 @@ enum { COLLECTIVES = 16, MESSAGES = 64 };
 
 typedef struct {
     CollectiveKind kind;
-    size_t ranks, rank; // of the group
-#ifdef HAVE_MPI
-    MPI_Comm group; // as it was when asked: dist_split may have chosen other groups since
-#endif
+    RankGroup group;
+    size_t sp; // of the groups when it was asked
     char *x;
     size_t count, unit, size; // elements, or messages; a part's multiple; bytes of an element
     Message message[MESSAGES];
@@ -36,9 +34,9 @@ static Range piece_of(Range p, size_t begin, size_t most) {
 static int move_piece(int n, const Collective *c, int sends, void *data, size_t bytes, size_t peer) {
     if (!bytes) return n;
     if (sends)
-        MPI_Isend(data, (int)bytes, MPI_BYTE, (int)peer, 0, c->group, &job.request[n]);
+        MPI_Isend(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[c->group], &job.request[n]);
     else
-        MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)peer, 0, c->group, &job.request[n]);
+        MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[c->group], &job.request[n]);
     return n + 1;
 }
 
@@ -60,7 +58,7 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
 
 // Runs a reduce-scatter, sending pieces of the others' parts to be added there, or an all-gather, sending its own.
 static void run_parts(const Collective *c) {
-    const size_t ranks = c->ranks, rank = c->rank, size = c->size;
+    const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
     const int reduces = c->kind == REDUCE_SCATTER;
     const size_t most = max_size(STAGING_BYTES / size / (reduces ? ranks : 1), 1);
     const Range own = shard_range(c->count, c->unit, ranks, rank);
@@ -98,7 +96,13 @@ static void run_exchange(const Collective *c) {
 
 static void cpu_await(int64_t ticket) {
     static void (*const run[])(const Collective *) = {run_parts, run_parts, run_exchange};
-    for (; done < ticket; done++) run[queue[done % COLLECTIVES].kind](&queue[done % COLLECTIVES]);
+    const size_t chosen = job.sp;
+    for (; done < ticket; done++) {
+        const Collective *c = &queue[done % COLLECTIVES];
+        dist_split(c->sp);
+        run[c->kind](c);
+    }
+    dist_split(chosen);
 }
 
 #else
@@ -108,12 +112,7 @@ static void cpu_await(int64_t ticket) { done = ticket; } // no other ranks
 static int64_t enqueue(CollectiveKind kind, RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     if (asked - done == COLLECTIVES) cpu_await(done + 1);
     Collective *c = &queue[asked % COLLECTIVES];
-    c->kind = kind;
-#ifdef HAVE_MPI
-    c->ranks = ranks_in(job_world(), group), c->rank = rank_in(job_world(), group), c->group = job.group[group];
-#else
-    (void)group;
-#endif
+    c->kind = kind, c->group = group, c->sp = job.sp;
     c->x = (char *)x, c->count = count, c->unit = unit, c->size = size;
     return ++asked;
 }

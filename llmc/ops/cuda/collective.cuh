@@ -83,7 +83,7 @@ typedef struct {
 } Collective;
 
 static struct {
-    ncclComm_t communicator[SPLITS_MOST][RANK_GROUPS]; // of each size of groups; that of all ranks is the first one's
+    ncclComm_t communicator[SPLITS_MOST * RANK_GROUPS]; // by size of groups; that of all ranks is the first one's
     cudaStream_t stream;
     Collective ring[IN_FLIGHT]; // ticket t: ring[(t - 1) % IN_FLIGHT]
     int64_t asked, done;        // tickets; done: known to the host
@@ -106,8 +106,7 @@ static bool event_happened(cudaEvent_t event) {
 // Ends the job if NCCL has failed. Returns the collective that waits for other ranks, or does not end; NULL while the
 // device has work of its own.
 static const Collective *collective_stalled(void) {
-    for (size_t i = 0; i < job.splits * RANK_GROUPS; i++) {
-        const ncclComm_t communicator = collectives.communicator[i / RANK_GROUPS][i % RANK_GROUPS];
+    for (ncclComm_t communicator : collectives.communicator) {
         ncclResult_t state = ncclSuccess;
         if (!communicator) continue;
         nccl_check(nccl.CommGetAsyncError(communicator, &state), communicator, "asking for its state");
@@ -194,7 +193,7 @@ static ncclComm_t communicator_make(RankGroup group) {
 }
 
 static ncclComm_t communicator_of(RankGroup group) {
-    ncclComm_t *communicator = &collectives.communicator[group == RANKS_ALL ? 0 : job.split][group];
+    ncclComm_t *communicator = &collectives.communicator[group == RANKS_ALL ? 0 : job.split * RANK_GROUPS + group];
     if (group == RANKS_SEQUENCE && world_replicas(job_world()) == 1) return communicator_of(RANKS_ALL);
     if (!*communicator) *communicator = communicator_make(group);
     return *communicator;
