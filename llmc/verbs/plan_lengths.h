@@ -90,11 +90,11 @@ static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *da
     uint32_t seq_len = (uint32_t)o->seq_len;
     uint64_t at = 0;
     StepDeal s = {0};
-    LengthsPlan p = {0};
-    p.ranks = l->ranks, p.levels = l->levels, p.best = l->levels - 1;
+    LengthsPlan p = {.ranks = l->ranks, .levels = l->levels, .best = l->levels - 1};
     if (!all.count) all.length = &seq_len, all.count = 1;
     p.rank = (double *)checked_calloc(2 * p.levels * p.ranks, sizeof(double), "loads of ranks");
-    step_deal_allocate(&s, &run->table, max_size(samples, data->samples));
+    step_deal_allocate(&s, &run->table,
+                       max_size(samples, run->assignment.batches * min_size(data->bound.documents, data->samples)));
     for (size_t step = 0; step < LENGTHS_STEPS; step++, s.deal.levels = *l) {
         const size_t count = data->packing.step ? dataloader_step(data, at) : run->assignment.batches;
         if (o->data.count)
