@@ -66,8 +66,8 @@ TEST(numbers_come_back) { // random bits of a finite double
 
 // ---- log.jsonl ------------------------------------------------------------------------------------------------------
 static StepReport report_of(size_t step) {
-    const StepReport r = {step, 10.0 / (double)step, 1.5, 3e-4, 8192, 0.5, 1e12, 4e12, 3e9, 0, 1, 0.001, 0, 0,
-                          0,    {{{0}}, 0}};
+    const StepReport r = {step, 10.0 / (double)step, 1.5,       3e-4, 8192, 0.5, 1e12, 4e12, 3e9, 0, 1, 0.001, 0, 0,
+                          0,    {0, 0, 0, {0}},      {{{0}}, 0}};
     return r;
 }
 
