@@ -15,6 +15,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:exitcode=99:allocator_may_ret
 export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=test/leaks.supp:print_suppressions=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 export OMP_WAIT_POLICY=passive
+export LC_ALL=C # messages of compilers and tools, orders of names
 limit='timeout -k 10 900' # what hangs fails
 [ -z "${LIMIT:-}" ] || limit="timeout -k 10 $LIMIT"
 . test/build.sh
@@ -162,9 +163,12 @@ case ${1:-} in
     exit
     ;;
 --build-job)
-    read_row $(sed -n "${2}p" "$run/rows")
-    mkdir -p "${log%/*}"
-    build_row || [ $? = 77 ] || echo "unbuilt $2"
+    shift
+    for number; do
+        read_row $(sed -n "${number}p" "$run/rows")
+        mkdir -p "${log%/*}"
+        build_row || [ $? = 77 ] || echo "unbuilt $number"
+    done
     exit 0
     ;;
 esac
@@ -222,8 +226,8 @@ foundations() {
         sort -u | awk '{ print ($2 ~ /^cu/ ? 0 : 1), $0 }' | sort -s -n -k 1,1 | sed 's/^[01]/--program ops/'
     needs_train && echo '--program plain'
 }
-# Rows that share a program form one job.
-jobs() { awk '{ key = $1 " " $2 " " $3; if ($3 !~ /^(script|gpu-script|sanitizer)$/ && key in of) { line[of[key]] = line[of[key]] " " NR } else { of[key] = ++n; line[n] = NR } }
+# Rows that share a program form one job; so do those of the other compiler that share an op set, which they build.
+jobs() { awk '{ key = ($3 == "other" ? "" : $1 " ") $2 " " $3; if ($3 !~ /^(script|gpu-script|sanitizer)$/ && key in of) { line[of[key]] = line[of[key]] " " NR } else { of[key] = ++n; line[n] = NR } }
     END { for (i = 1; i <= n; i++) print "'"$1"'", line[i] }' "$run/rows"; }
 
 # ---- reporting ----------------------------------------------------------------------------------------------------------------------

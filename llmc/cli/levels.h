@@ -90,7 +90,7 @@ static void run_levels(Run *run, SequenceBound bound, const Machine *machine, co
     double next = 1;
     pass_works = NULL; // too many to keep
     table->levels = deal_levels(world_ranks(run->settings.world));
-    table->in_step =
+    table->levels.turns =
         world_ranks(run->settings.world) > 1 && (sharding_of(run->settings.world, ZERO_GRADIENTS).ranks > 1 ||
                                                  run->settings.gradient_type != dtype_of_sums(run->model.dtype));
     for (table->lengths = 0; table->lengths < DEAL_LENGTHS; next *= 1.4142135623730951) {

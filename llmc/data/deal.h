@@ -11,9 +11,11 @@ rank has one group a step. Groups are aligned, so they stay within a node while 
 3. deal_improve deals samples of the slowest rank and of another again, many times; deal_search tries all deals of few.
 4. deal_pack packs the samples of each group into sequences, the longest first.
 
+Where all ranks go through every pass together (--zero 2 and 3), they take turns: a rank has at most one sequence in a
+turn, and a step lasts the sum over turns of the slowest one. deal_turns fills turn after turn with the longest samples
+left that end within a time T. deal_take_turns keeps the T of the shortest step.
+
 A deal depends on the samples and the table alone, so every rank makes the same one, and a resumed run, too.
-Where all ranks go through every pass together (--zero 2 and 3), a step lasts the sum over passes of the slowest one.
-The deal is the same: as near the bound with one pass a rank, up to 2.2 times it with more passes.
 */
 #ifndef LLMC_DEAL_H
 #define LLMC_DEAL_H
@@ -23,42 +25,51 @@ The deal is the same: as near the bound with one pass a rank, up to 2.2 times it
 
 #define DEAL_LEVELS 24
 #define DEAL_WORK   150000 // groups whose paths deal_improve computes
-#define DEAL_BEGINS 8      // a sample on several ranks that takes longer than so many begins of a sequence is not packed
+#define DEAL_NONE   UINT32_MAX
+#define DEAL_BEGINS 8 // a sample on several ranks that takes longer than so many begins of a sequence is not packed
 
 // Groups of equally many ranks
 typedef struct {
     size_t ranks;
     size_t capacity; // positions of a sequence whose plan fits; 0: none does
     double begin;    // s: of a sequence besides its samples
+    double least;    // s: no sequence takes less: weights are gathered or loaded meanwhile
     size_t first;    // its groups in Deal.group
 } DealLevel;
 
 typedef struct {
     size_t ranks, levels, groups; // levels: from single ranks to all
+    int turns;                    // all ranks begin every pass together
     DealLevel level[DEAL_LEVELS];
 } DealLevels;
 
-// A group, or a joint: where a group has more than two parts, joints make the tree binary.
+// Samples of a group
 typedef struct {
-    size_t level, up, part[2]; // in Deal.group; part[1] = 0: a single rank
-    size_t positions, large;   // sums; large: samples that share no sequence
-    double work, load;         // s: of its samples; with its sequences
+    double work;         // s
+    size_t positions;    // of those that may share a sequence
+    size_t large, alone; // number that fill more than half a sequence; that share none
+} DealSum;
+
+typedef struct {
+    size_t level, up, part, parts; // up: the group that it is a part of; part: its first part, of Deal.group
+    DealSum sum;
+    double load;               // s: of its sequences
     double longest;            // s: of the longest path from here down
     double least[DEAL_LEVELS]; // s: the same through each group of a level; of these the least
-    int redealt;               // its samples are being dealt again
-    size_t begin, sequences;   // results: its sequences, of Deal.begin
 } DealGroup;
 
 typedef struct {
     DealLevels levels;
-    size_t samples, nodes; // nodes: groups and joints
-    uint32_t *positions;   // [samples], longest first
-    double *seconds;       // [samples,levels]
-    DealGroup *group;      // [2 ranks] level by level, single ranks first; then joints
-    uint32_t *order;       // results: [samples] sequence by sequence
-    uint32_t *begin;       // [samples + 1] of each sequence in order
+    size_t samples;
+    uint32_t *positions; // [samples], longest first
+    double *seconds;     // [samples,levels]
+    DealGroup *group;    // [groups] level by level, single ranks first
+    uint32_t *order;     // results: [samples] sequence by sequence
+    uint32_t *begin;     // [samples + 1] of each sequence in order; those of a rank as it computes them
+    uint32_t *to;        // [samples] the group of each sequence
+    uint32_t *turn;      // [samples] of each sample
     size_t sequences;
-    double load, bound;            // s: of the slowest rank; that no deal is below
+    double load, bound;            // s: of the slowest rank, or of all turns; that no deal is below
     uint32_t *place, *best, *room; // [samples] the group of each now, in the best deal so far; scratch
     size_t work;                   // groups whose paths were computed
 } Deal;
@@ -74,33 +85,27 @@ static DealLevels deal_levels(size_t ranks) {
 
 static size_t deal_root(const Deal *d) { return d->levels.groups - 1; }
 
-// Makes groups first ... first + count - 1 the parts of group or joint g, in halves.
-static void deal_join(Deal *d, size_t g, size_t level, size_t first, size_t count) {
-    d->group[g].level = level;
-    for (size_t p = 0; p < 2; p++) {
-        const size_t half = p ? count - count / 2 : count / 2, part = half > 1 ? d->nodes++ : first;
-        d->group[g].part[p] = part, d->group[part].up = g;
-        if (half > 1) deal_join(d, part, level, first, half);
-        first += half;
-    }
+static int deal_has(const Deal *d, size_t group, size_t rank) {
+    const DealLevel *l = &d->levels.level[d->group[group].level];
+    return group == l->first + rank / l->ranks;
 }
 
 // Allocates for steps of at most `samples`.
 static Deal deal_allocate(DealLevels levels, size_t samples) {
     const char *const what = "the deals of steps";
     Deal d = {.levels = levels};
-    d.positions = (uint32_t *)checked_calloc(6 * samples + 1, sizeof(uint32_t), what);
+    d.positions = (uint32_t *)checked_calloc(8 * samples + 1, sizeof(uint32_t), what);
     d.order = d.positions + samples, d.place = d.order + samples, d.best = d.place + samples;
-    d.room = d.best + samples, d.begin = d.room + samples;
+    d.room = d.best + samples, d.to = d.room + samples, d.turn = d.to + samples, d.begin = d.turn + samples;
     d.seconds = (double *)checked_calloc(samples * levels.levels, sizeof(double), what);
-    d.group = (DealGroup *)checked_calloc(2 * levels.ranks, sizeof(DealGroup), what);
-    d.nodes = levels.groups;
-    for (size_t k = 1; k < levels.levels; k++) {
-        const DealLevel *l = &levels.level[k];
-        const size_t parts = l->ranks / l[-1].ranks;
-        for (size_t i = 0; i < levels.ranks / l->ranks; i++)
-            deal_join(&d, l->first + i, k, l[-1].first + i * parts, parts);
-    }
+    d.group = (DealGroup *)checked_calloc(levels.groups, sizeof(DealGroup), what);
+    for (const DealLevel *l = levels.level + 1; l < levels.level + levels.levels; l++)
+        for (size_t parts = l->ranks / l[-1].ranks, i = 0; i < levels.ranks / l[-1].ranks; i++) {
+            DealGroup *group = &d.group[l->first + i / parts];
+            d.group[l[-1].first + i].up = l->first + i / parts;
+            if (i % parts == 0)
+                group->level = (size_t)(l - levels.level), group->parts = parts, group->part = l[-1].first + i;
+        }
     return d;
 }
 
@@ -112,34 +117,52 @@ static void deal_free(Deal *d) {
 static double deal_seconds(const Deal *d, size_t i, size_t k) { return d->seconds[i * d->levels.levels + k]; }
 static int deal_fits(const Deal *d, size_t i, size_t k) { return d->positions[i] <= d->levels.level[k].capacity; }
 
-// Tells whether a sample has a sequence of its own: several ranks would have unequal parts of packed samples' pairs.
-static int deal_alone(const Deal *d, size_t i, size_t k) {
-    return d->levels.level[k].ranks > 1 && deal_seconds(d, i, k) > DEAL_BEGINS * d->levels.level[k].begin;
+// Returns the seconds of sequences of a level.
+static double deal_sequence(const DealLevel *l, size_t sequences, double work) {
+    return fmax(l->least * (double)sequences, l->begin * (double)sequences + work);
 }
 
-// Tells whether no two such samples share a sequence.
-static int deal_large(const Deal *d, size_t i, size_t k) {
-    return 2 * (size_t)d->positions[i] > d->levels.level[k].capacity || deal_alone(d, i, k);
+// Adds sample i to those of a group of level k, or takes it out. On several ranks packing makes parts of a long one's
+// pairs unequal, so it has a sequence of its own; but not in a turn, where a rank has no other.
+static DealSum deal_add(const Deal *d, DealSum sum, size_t i, size_t k, int in) {
+    const DealLevel *l = &d->levels.level[k];
+    const size_t one = in ? 1 : SIZE_MAX, n = d->positions[i];
+    const double seconds = deal_seconds(d, i, k), begin = fmax(l->begin, l->least);
+    const int alone = l->ranks > 1 && !d->levels.turns && seconds > DEAL_BEGINS * begin;
+    sum.alone += alone ? one : 0, sum.large += !alone && 2 * n > l->capacity ? one : 0;
+    sum.positions += alone ? 0 : one * n;
+    sum.work = sum.positions || sum.alone ? sum.work + (in ? seconds : -seconds) : 0;
+    return sum;
+}
+
+// Returns the load of samples on a group. They have as many sequences as full ones, where more than one and a 64th, so
+// that packing needs no more; but no fewer than large samples. INFINITY: several in a turn
+static double deal_load(const Deal *d, DealSum sum, size_t k) {
+    const DealLevel *l = &d->levels.level[k];
+    const size_t packed = sum.positions > l->capacity ? sum.positions + sum.positions / 64 : sum.positions;
+    const size_t sequences = sum.alone + max_size((packed + l->capacity - 1) / max_size(l->capacity, 1), sum.large);
+    return d->levels.turns && sequences > 1 ? INFINITY : deal_sequence(l, sequences, sum.work);
 }
 
 // ---- the bound ------------------------------------------------------------------------------------------------------
 // Returns whether no deal ends within T. On the path of a rank let W be the seconds of samples, u the sum of their
 // shares of a sequence's capacity, c the number of sequences. W + begin c <= T, and c is at least
 //   1. u    2. 1    3. f + (u - f) / m: f full sequences end within T, one more only if it is m full, m < 1.
-// So W + weight u <= T - less. These are summed over ranks, with each sample at the level where that is least: the
-// linear program's optimum. begin, rate: least of any sequence, and of the samples of any full one
+// So W + weight u <= T - less; and 4. u times the least time of a sequence <= T. These are summed over ranks, with each
+// sample at the level where that is least: the linear program's optimum. begin, rate: least of any sequence, and of the
+// samples of any full one
 static int deal_excludes(const Deal *d, double T, double begin, double rate) {
     const double f = floor(T / (rate + begin)), m = (T - begin * (f + 1)) / rate - f;
-    const double weight[] = {begin, 0, begin / m}, less[] = {0, begin, begin * f * (1 - 1 / m)};
-    for (int w = 0; w < (m > 0 && m < 1 ? 3 : 2); w++) {
+    const double weight[] = {begin, 0, 0, begin / m}, less[] = {0, begin, 0, begin * f * (1 - 1 / m)};
+    for (int w = 0; w < (m > 0 && m < 1 ? 4 : 3); w++) {
         double left = (double)d->levels.ranks * (T - less[w]);
         for (size_t i = 0; i < d->samples; i++) {
             double least = INFINITY;
             for (size_t k = 0; k < d->levels.levels; k++) {
                 const DealLevel *l = &d->levels.level[k];
-                const double seconds = deal_seconds(d, i, k);
-                if (!deal_fits(d, i, k) || l->begin + seconds > T) continue;
-                least = fmin(least, (double)l->ranks * (seconds + weight[w] * d->positions[i] / (double)l->capacity));
+                const double seconds = deal_seconds(d, i, k), share = d->positions[i] / (double)l->capacity;
+                if (!deal_fits(d, i, k) || deal_sequence(l, 1, seconds) > T) continue;
+                least = fmin(least, (double)l->ranks * (w == 2 ? l->least * share : seconds + weight[w] * share));
             }
             if ((left -= least) < 0) return 1;
         }
@@ -166,43 +189,45 @@ static double deal_bound(const Deal *d) {
 // ---- groups ---------------------------------------------------------------------------------------------------------
 // Updates the paths through a group, also of those that it is a part of.
 static void deal_update(Deal *d, size_t g) {
-    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work++) {
+    const int turns = d->levels.turns; // then one group on a path has samples
+    for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work += 1 + group->parts / 2) {
         group = &d->group[g];
-        const DealGroup *a = &d->group[group->part[0]], *b = &d->group[group->part[1]];
-        group->longest = group->load + (group->part[1] ? fmax(a->longest, b->longest) : 0);
-        for (size_t k = 0; k < group->level; k++) group->least[k] = group->load + fmin(a->least[k], b->least[k]);
-        group->least[group->level] = group->longest;
+        const DealGroup *part = &d->group[group->part];
+        double below = 0;
+        for (size_t p = 0; p < group->parts; p++) below = fmax(below, part[p].longest);
+        for (size_t k = 0; k < group->level; k++) {
+            double least = INFINITY;
+            for (size_t p = 0; p < group->parts; p++) least = part[p].least[k] < least ? part[p].least[k] : least;
+            group->least[k] = turns && group->load > 0 ? INFINITY : group->load + least;
+        }
+        group->longest = group->load + below;
+        group->least[group->level] = turns && below > 0 ? INFINITY : group->longest;
     }
-}
-
-// Returns the load of a group. It has as many sequences as full ones, where more than one and a 64th, so that packing
-// needs no more; but no fewer than large samples.
-static double deal_load(const DealLevel *l, double work, size_t positions, size_t large) {
-    const size_t packed = positions > l->capacity ? positions + positions / 64 : positions;
-    return positions ? work + l->begin * (double)max_size((packed + l->capacity - 1) / l->capacity, large) : 0;
 }
 
 // Puts sample i into group g, or takes it out.
 static void deal_put(Deal *d, size_t i, size_t g, int in) {
     DealGroup *group = &d->group[g];
-    const DealLevel *l = &d->levels.level[group->level];
-    const size_t n = d->positions[i], large = (size_t)deal_large(d, i, group->level);
-    group->positions = in ? group->positions + n : group->positions - n;
-    group->large = in ? group->large + large : group->large - large;
-    group->work = group->positions ? group->work + (in ? 1 : -1) * deal_seconds(d, i, group->level) : 0;
-    group->load = deal_load(l, group->work, group->positions, group->large);
+    group->sum = deal_add(d, group->sum, i, group->level, in);
+    group->load = deal_load(d, group->sum, group->level);
     d->place[i] = (uint32_t)g;
     deal_update(d, g);
+}
+
+static void deal_clear(Deal *d) {
+    for (size_t g = 0; g < d->levels.groups; g++)
+        memset(&d->group[g].sum, 0, sizeof(DealGroup) - offsetof(DealGroup, sum));
 }
 
 // Returns the group of level k whose longest path is the least; k = levels: the rank that ends last.
 static size_t deal_find(const Deal *d, size_t k) {
     const int last = k == d->levels.levels;
     size_t g = deal_root(d);
-    while (last ? d->group[g].part[1] != 0 : g >= d->levels.groups || d->group[g].level > k) {
-        const size_t *part = d->group[g].part;
-        const DealGroup *a = &d->group[part[0]], *b = &d->group[part[1]];
-        g = part[last ? b->longest > a->longest : b->least[k] < a->least[k]];
+    while (last ? d->group[g].parts > 0 : d->group[g].level > k) {
+        const DealGroup *group = &d->group[g];
+        g = group->part;
+        for (size_t p = g + 1; p < group->part + group->parts; p++)
+            if (last ? d->group[p].longest > d->group[g].longest : d->group[p].least[k] < d->group[g].least[k]) g = p;
     }
     return g;
 }
@@ -210,17 +235,19 @@ static size_t deal_find(const Deal *d, size_t k) {
 static double deal_longest(const Deal *d) { return d->group[deal_root(d)].longest; }
 
 // Returns the group for sample i: of those that end within T the one of least work, else the one that ends first.
+// DEAL_NONE: has no place in this turn
 static size_t deal_choose(const Deal *d, size_t i, double T) {
+    const DealGroup *root = &d->group[deal_root(d)];
     double least = INFINITY, end = INFINITY;
-    size_t found = d->levels.groups;
+    size_t found = DEAL_NONE;
     for (size_t k = 0; k < d->levels.levels; k++) {
-        if (!deal_fits(d, i, k)) continue;
         const DealLevel *l = &d->levels.level[k];
-        const size_t g = deal_find(d, k), n = d->positions[i], large = (size_t)deal_large(d, i, k);
-        const DealGroup *group = &d->group[g];
-        const double work = group->work + deal_seconds(d, i, k);
-        const double added = deal_load(l, work, group->positions + n, group->large + large) - group->load;
-        const double area = (double)l->ranks * added, ends = d->group[deal_root(d)].least[k] + added;
+        const double load = root->least[k] + (root->least[k] > l->least ? deal_seconds(d, i, k) : 0);
+        if (!deal_fits(d, i, k) || (d->levels.turns && load > T && root->longest > 0)) continue;
+        const size_t g = deal_find(d, k);
+        const double added = deal_load(d, deal_add(d, d->group[g].sum, i, k, 1), k) - d->group[g].load;
+        const double area = (double)l->ranks * added, ends = root->least[k] + added;
+        if (d->levels.turns && (ends == INFINITY || (ends > T && root->longest > 0))) continue;
         if (ends <= T ? area >= least : least < INFINITY || ends >= end) continue;
         if (ends <= T) least = area;
         found = g, end = ends;
@@ -237,15 +264,9 @@ static double deal_keep(Deal *d) {
 
 // Deals all samples to end within T; T = 0: as in the best deal. Returns the time that they take.
 static double deal_all(Deal *d, double T) {
-    for (size_t g = 0; g < d->nodes; g++)
-        memset(&d->group[g].positions, 0, sizeof(DealGroup) - offsetof(DealGroup, positions));
+    deal_clear(d);
     for (size_t i = 0; i < d->samples; i++) deal_put(d, i, T > 0 ? deal_choose(d, i, T) : d->best[i], 1);
     return deal_keep(d);
-}
-
-// Marks or unmarks the groups on the path of a rank.
-static void deal_mark(Deal *d, size_t rank, int redealt) {
-    for (size_t g = rank; d->group[g].redealt = redealt, g != deal_root(d);) g = d->group[g].up;
 }
 
 // Takes out most samples of the slowest rank and of another, and deals them again, the longest first. If not all end
@@ -256,13 +277,12 @@ static void deal_improve(Deal *d) {
         const double T = deal_longest(d) * (1 - 1e-9);
         const size_t slowest = deal_find(d, d->levels.levels), other = random_below(1, 0, turn, d->levels.ranks);
         size_t count = 0;
-        deal_mark(d, slowest, 1), deal_mark(d, other, 1);
         for (size_t i = 0; i < d->samples; i++) {
-            if (!d->group[d->place[i]].redealt || random_below(1, 1, turn * d->samples + i, 4) == 0) continue;
+            const int theirs = deal_has(d, d->place[i], slowest) || deal_has(d, d->place[i], other);
+            if (!theirs || random_below(1, 1, turn * d->samples + i, 4) == 0) continue;
             d->order[count] = (uint32_t)i, d->room[count++] = d->place[i];
             deal_put(d, i, d->place[i], 0);
         }
-        deal_mark(d, slowest, 0), deal_mark(d, other, 0);
         for (size_t c = 0; c < count; c++) deal_put(d, d->order[c], deal_choose(d, d->order[c], T), 1);
         const int better = deal_longest(d) <= T;
         for (size_t c = 0; !better && c < count; c++)
@@ -284,45 +304,87 @@ static void deal_search(Deal *d, size_t i) {
 }
 
 // ---- the result -----------------------------------------------------------------------------------------------------
-// Packs the samples of every group into sequences by first-fit, the longest first.
-static void deal_pack(Deal *d) {
-    deal_all(d, 0);
-    d->sequences = 0;
-    memset(d->begin, 0, (d->samples + 1) * sizeof(uint32_t));
-    for (size_t g = 0; g < d->levels.groups; g++) {
-        DealGroup *group = &d->group[g];
-        const DealLevel *l = &d->levels.level[group->level];
-        group->begin = d->sequences;
-        for (size_t i = 0; group->positions && i < d->samples; i++) {
-            size_t s = group->begin;
-            if (d->best[i] != g) continue;
-            const int alone = deal_alone(d, i, group->level);
-            if (alone) s = d->sequences;
-            while (s < d->sequences && d->room[s] < d->positions[i]) s++;
-            if (s == d->sequences) d->room[d->sequences++] = alone ? d->positions[i] : (uint32_t)l->capacity;
-            d->room[s] -= d->positions[i], d->place[i] = (uint32_t)s, d->begin[s + 1]++;
+// Packs a turn's samples of every group into sequences by first-fit, the longest first; the largest groups first.
+static void deal_pack(Deal *d, size_t turn) {
+    for (size_t g = d->levels.groups; g-- > 0;) {
+        const size_t level = d->group[g].level, first = d->sequences;
+        for (size_t i = 0; d->group[g].load > 0 && i < d->samples; i++) {
+            if (d->place[i] != g || d->turn[i] != turn) continue;
+            const size_t alone = deal_add(d, (DealSum){0}, i, level, 1).alone, n = d->positions[i];
+            size_t s = alone ? d->sequences : first;
+            while (s < d->sequences && d->room[s] < n) s++;
+            if (s == d->sequences) {
+                d->to[s] = (uint32_t)g, d->room[s] = (uint32_t)(alone ? n : d->levels.level[level].capacity);
+                d->begin[++d->sequences] = 0;
+            }
+            d->room[s] -= (uint32_t)n, d->best[i] = (uint32_t)s, d->begin[s + 1]++;
         }
-        group->sequences = d->sequences - group->begin;
-        group->load = group->work + l->begin * (double)group->sequences;
-        deal_update(d, g);
     }
+}
+
+// Returns the seconds of sequence s.
+static double deal_sequence_seconds(const Deal *d, size_t s) {
+    const size_t k = d->group[d->to[s]].level;
+    double work = 0;
+    for (size_t i = d->begin[s]; i < d->begin[s + 1]; i++) work += deal_seconds(d, d->order[i], k);
+    return deal_sequence(&d->levels.level[k], 1, work);
+}
+
+// Lists the samples of all sequences. Returns the seconds of the slowest rank.
+static double deal_list(Deal *d) {
     for (size_t s = 0; s < d->sequences; s++) d->begin[s + 1] += d->begin[s], d->room[s] = d->begin[s];
-    for (size_t i = 0; i < d->samples; i++) d->order[d->room[d->place[i]]++] = (uint32_t)i;
-    d->load = deal_longest(d);
+    for (size_t i = 0; i < d->samples; i++) d->order[d->room[d->best[i]]++] = (uint32_t)i;
+    deal_clear(d);
+    for (size_t s = 0; s < d->sequences; s++)
+        d->group[d->to[s]].load += deal_sequence_seconds(d, s), deal_update(d, d->to[s]);
+    return deal_longest(d);
+}
+
+// Fills turns one after the other with samples that end within T, or the first sample left. Returns the seconds of all.
+static double deal_turns(Deal *d, double T, int pack) {
+    double seconds = 0;
+    size_t left = d->samples;
+    for (size_t i = 0; i < d->samples; i++) d->turn[i] = DEAL_NONE;
+    for (uint32_t turn = 0; left; turn++, d->work += d->samples + d->levels.groups) {
+        deal_clear(d);
+        for (size_t i = 0; i < d->samples; i++) {
+            const size_t g = d->turn[i] == DEAL_NONE ? deal_choose(d, i, T) : DEAL_NONE;
+            if (g != DEAL_NONE) deal_put(d, i, g, 1), d->turn[i] = turn, left--;
+        }
+        seconds += deal_longest(d);
+        if (pack) deal_pack(d, turn);
+    }
+    return seconds;
+}
+
+// Takes the turns of the shortest step among those of times a little above the bound and its parts.
+static void deal_take_turns(Deal *d) {
+    static const double more[] = {1.01, 1.03, 1.06, 1.1, 1.2, 1.5};
+    const size_t tries = sizeof(more) / sizeof(*more), most = tries * min_size(d->samples + 1, 64);
+    double best = 0;
+    for (size_t i = 0; i < most && d->work < 2 * DEAL_WORK && d->load > 1.01 * d->bound; i++) {
+        const double T = d->bound / (double)(1 + i / tries) * more[i % tries], seconds = deal_turns(d, T, 0);
+        if (seconds < d->load) d->load = seconds, best = T;
+    }
+    deal_turns(d, best, 1);
 }
 
 // Deals d->samples samples, each of which fits a level. The caller has set their positions and seconds.
 static void deal_make(Deal *d) {
-    d->load = INFINITY, d->bound = deal_bound(d);
+    d->load = INFINITY, d->bound = deal_bound(d), d->work = d->sequences = d->begin[0] = 0;
+    if (d->levels.turns) {
+        deal_take_turns(d), deal_list(d);
+        return;
+    }
     for (double T = d->bound * 1.0001, more = 0.005; deal_all(d, T) > T && more < 0.2; more *= 2)
         T = d->bound * (1 + more);
     deal_all(d, 0), d->work = 0;
     deal_improve(d);
-    if (d->samples <= 8 && d->levels.groups <= 15) {
-        for (size_t i = 0; i < d->samples; i++) deal_put(d, i, d->place[i], 0);
-        d->work = 0, deal_search(d, 0);
-    }
-    deal_pack(d);
+    if (d->samples <= 8 && d->levels.groups <= 15) deal_clear(d), d->work = 0, deal_search(d, 0);
+    deal_all(d, 0);
+    memset(d->turn, 0, d->samples * sizeof(uint32_t));
+    deal_pack(d, 0);
+    d->load = deal_list(d);
 }
 
 #endif

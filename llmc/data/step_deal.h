@@ -4,10 +4,10 @@ The deal of a step (deal.h): which sequences of its samples this rank takes, on 
 The samples are those that the step would have with any --sp. Their seconds come from a table of a document alone on
 each level, made before the run: a sample takes as long as its documents.
 
-Gradients are reduced in the last pass of a rank, so ranks may have different numbers of passes. Where every pass has
-collectives of all ranks (--zero 2 and 3), all have the number of the busiest: others add passes over a token that does
-not count, in groups of one. Without, a rank adds one if a rank of its last group has more passes: that one joins the
-reductions there, so exchanges between them would wait forever.
+Gradients are reduced in the last pass of a rank, so ranks may have different numbers of passes. Where they take turns,
+all have as many: those without a sequence in a turn compute a token that does not count, in groups of one. Else, a rank
+adds such a pass if a rank of its last group has more passes: that one joins the reductions there, so exchanges between
+them would wait forever.
 */
 #ifndef LLMC_STEP_DEAL_H
 #define LLMC_STEP_DEAL_H
@@ -19,7 +19,6 @@ reductions there, so exchanges between them would wait forever.
 // Seconds of a document by its positions, between the lengths on a line
 typedef struct {
     DealLevels levels;
-    int in_step; // all ranks have equally many passes
     size_t lengths;
     size_t length[DEAL_LENGTHS]; // positions, ascending from 1
     double seconds[DEAL_LENGTHS][DEAL_LEVELS];
@@ -29,7 +28,7 @@ typedef struct {
     const DealTable *table; // NULL: steps are not dealt
     Deal deal;
     PackingItem *item, *spare; // [samples of a step]
-    size_t passes;             // of a rank in the current step, with those that do not count
+    size_t passes;             // of this rank in the current step, with those that do not count
 } StepDeal;
 
 // A pass of a rank
@@ -41,7 +40,7 @@ typedef struct {
 // What a log says of a deal
 typedef struct {
     double load, mean, bound;   // s: of the slowest rank, of all on average, that no deal falls below; 0: no deal
-    size_t groups[DEAL_LEVELS]; // of each level, that have sequences
+    size_t groups[DEAL_LEVELS]; // sequences of each level
 } DealSummary;
 
 static double deal_table_seconds(const DealTable *t, size_t positions, size_t level) {
@@ -64,34 +63,42 @@ static void step_deal_free(StepDeal *s) {
     memset(s, 0, sizeof(*s));
 }
 
-// Returns the first group of the rank's path, of level k.
-static const DealGroup *step_deal_group(const StepDeal *s, size_t rank, size_t k) {
-    const DealLevel *l = &s->table->levels.level[k];
-    return &s->deal.group[l->first + rank / l->ranks];
+// Returns the i-th pass of a rank: of its sequences, or in turn i.
+static DealtPass step_deal_pass(const StepDeal *s, size_t rank, size_t i) {
+    const Deal *d = &s->deal;
+    DealtPass pass = {1, 0};
+    for (; pass.sequence < d->sequences; pass.sequence++) {
+        const size_t group = d->to[pass.sequence], turn = d->turn[d->order[d->begin[pass.sequence]]];
+        if (!deal_has(d, group, rank) || (d->levels.turns ? turn != i : i-- > 0)) continue;
+        pass.sp = d->levels.level[d->group[group].level].ranks;
+        break;
+    }
+    return pass;
 }
 
-// Counts the sequences of a rank.
-static size_t step_deal_sequences(const StepDeal *s, size_t rank) {
-    size_t sequences = 0;
-    for (size_t k = 0; k < s->table->levels.levels; k++) sequences += step_deal_group(s, rank, k)->sequences;
-    return sequences;
+// Counts the passes of a rank that count.
+static size_t step_deal_sequences(const StepDeal *s, size_t rank, size_t *last) {
+    DealtPass pass;
+    size_t i = 0;
+    for (*last = 1; pass = step_deal_pass(s, rank, i), pass.sequence < s->deal.sequences; i++) *last = pass.sp;
+    return i;
 }
 
-// Counts the passes of a rank where its last one alone has collectives of all ranks.
+// Counts the passes of a rank.
 static size_t step_deal_passes(const StepDeal *s, size_t rank) {
-    const DealLevels *l = &s->table->levels;
-    const size_t own = step_deal_sequences(s, rank);
-    size_t k = 0, more = own == 0;
-    while (k + 1 < l->levels && !step_deal_group(s, rank, k)->sequences) k++;
-    for (size_t place = 0; place < l->level[k].ranks; place++)
-        more |= step_deal_sequences(s, rank - rank % l->level[k].ranks + place) > own;
+    size_t last, ignored;
+    if (s->deal.levels.turns) return s->deal.turn[s->deal.order[s->deal.samples - 1]] + 1;
+    const size_t own = step_deal_sequences(s, rank, &last);
+    size_t more = own == 0;
+    for (size_t other = rank - rank % last; other < rank - rank % last + last; other++)
+        more |= step_deal_sequences(s, other, &ignored) > own;
     return own + more;
 }
 
 // Deals the samples of `count` micro-batches from a position on. Returns the passes of this rank.
 static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size_t count, size_t rank) {
     const size_t levels = s->table->levels.levels;
-    size_t samples = 0, most = 0;
+    size_t samples = 0;
     for (size_t b = 0; b < count; b++) {
         const EpochSequences *e;
         size_t begin, end;
@@ -113,29 +120,17 @@ static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size
                     deal_table_seconds(s->table, documents_segment(d, first).positions, k);
     }
     deal_make(&s->deal);
-    for (size_t r = 0; r < s->table->levels.ranks; r++) most = max_size(most, step_deal_sequences(s, r));
-    return s->passes = s->table->in_step ? most : step_deal_passes(s, rank);
+    return s->passes = step_deal_passes(s, rank);
 }
 
 static DealSummary deal_summary(const Deal *d) {
     DealSummary s = {.load = d->load, .bound = d->bound};
-    for (const DealGroup *g = d->group; g < d->group + d->levels.groups; g++) {
-        s.mean += g->load * (double)d->levels.level[g->level].ranks / (double)d->levels.ranks;
-        s.groups[g->level] += g->sequences > 0;
+    for (size_t i = 0; i < d->sequences; i++) {
+        const size_t level = d->group[d->to[i]].level;
+        s.mean += deal_sequence_seconds(d, i) * (double)d->levels.level[level].ranks / (double)d->levels.ranks;
+        s.groups[level]++;
     }
     return s;
-}
-
-// Returns the i-th pass of a rank, those of its largest group first.
-static DealtPass step_deal_pass(const StepDeal *s, size_t rank, size_t i) {
-    DealtPass pass = {1, s->deal.sequences};
-    for (size_t k = s->table->levels.levels; k-- > 0; i -= step_deal_group(s, rank, k)->sequences) {
-        const DealGroup *g = step_deal_group(s, rank, k);
-        if (i >= g->sequences) continue;
-        pass.sp = s->table->levels.level[k].ranks, pass.sequence = g->begin + i;
-        break;
-    }
-    return pass;
 }
 
 // Reads a sequence into `batch`, the longest sample last: then the parts of several ranks differ the least.

@@ -19,9 +19,9 @@ typedef struct {
 
 // Sums over steps, of --sp auto or of one level
 typedef struct {
-    double seconds, load, mean, bound; // s: of steps; of the slowest rank alone, of the average one, no deal takes less
-    double groups[DEAL_LEVELS], sequences[DEAL_LEVELS], tokens[DEAL_LEVELS]; // of each level
-    double *rank;                                                            // [ranks] s, of the first step
+    double seconds, mean, bound;                     // s: of steps, of the average rank, no deal takes less
+    double groups[DEAL_LEVELS], tokens[DEAL_LEVELS]; // of each level: sequences, their tokens
+    double *rank;                                    // [ranks] s, of the first step
 } LengthsSum;
 
 typedef struct {
@@ -98,28 +98,15 @@ static void lengths_deal(StepDeal *s, const Lengths *all, size_t samples, size_t
 static void lengths_add(LengthsSum *sum, const StepDeal *s, int first) {
     const Deal *d = &s->deal;
     const DealLevels *l = &d->levels;
-    double turns = 0, slowest = 1;
-    for (size_t t = 0; slowest > 0; t++, turns += slowest) {
-        slowest = 0;
-        for (size_t r = 0; r < l->ranks; r++) {
-            const DealtPass pass = step_deal_pass(s, r, t);
-            size_t k = 0;
-            if (pass.sequence == d->sequences) continue;
-            while (l->level[k].ranks != pass.sp) k++;
-            double seconds = l->level[k].begin;
-            for (uint32_t i = d->begin[pass.sequence]; i < d->begin[pass.sequence + 1]; i++)
-                seconds += deal_seconds(d, d->order[i], k);
-            slowest = fmax(slowest, seconds);
-            if (first) sum->rank[r] += seconds;
-        }
+    const DealSummary summary = deal_summary(d);
+    for (size_t q = 0; q < d->sequences; q++) {
+        const DealGroup *g = &d->group[d->to[q]];
+        const size_t S = l->level[g->level].ranks, rank = (d->to[q] - l->level[g->level].first) * S;
+        for (size_t r = rank; first && r < rank + S; r++) sum->rank[r] += deal_sequence_seconds(d, q);
+        sum->groups[g->level]++;
+        for (uint32_t i = d->begin[q]; i < d->begin[q + 1]; i++) sum->tokens[g->level] += d->positions[d->order[i]];
     }
-    sum->seconds += s->table->in_step ? turns : d->load;
-    sum->load += d->load, sum->mean += deal_summary(d).mean, sum->bound += d->bound;
-    for (const DealGroup *g = d->group; g < d->group + l->groups; g++) {
-        sum->groups[g->level] += g->sequences > 0, sum->sequences[g->level] += (double)g->sequences;
-        for (uint32_t i = d->begin[g->begin]; i < d->begin[g->begin + g->sequences]; i++)
-            sum->tokens[g->level] += d->positions[d->order[i]];
-    }
+    sum->seconds += d->load, sum->mean += summary.mean, sum->bound += d->bound;
 }
 
 // Plans steps of the data, of lengths, or (none) of documents of --seq-len.
@@ -197,8 +184,7 @@ static void lengths_json(JsonOut *json, const LengthsPlan *p, const DealLevels *
         json_size(json, "sp", l->level[k].ranks);
         json_size(json, "max_tokens", l->level[k].capacity);
         json_number(json, "begin_seconds", l->level[k].begin);
-        json_number(json, "groups", d->groups[k] / LENGTHS_STEPS);
-        json_number(json, "sequences", d->sequences[k] / LENGTHS_STEPS);
+        json_number(json, "sequences", d->groups[k] / LENGTHS_STEPS);
         json_number(json, "token_share", d->tokens[k] / p->tokens);
         json_number(json, "fixed_seconds", lengths_seconds(p, &p->fixed[k]));
         json_object_end(json);

@@ -182,7 +182,9 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
     r->memory = poisoned(ops, ops->allocate(r->plan.total_bytes), r->plan.total_bytes);
     if (r->plan.arena[PLACE_HOST].peak)
         r->host = poisoned(ops, ops->host_allocate(r->plan.arena[PLACE_HOST].peak), r->plan.arena[PLACE_HOST].peak);
-    if (r->plan.disk_bytes) r->disk = poisoned(ops, ops->disk_allocate("/tmp", r->plan.disk_bytes), r->plan.disk_bytes);
+    const char *folder = getenv("TMPDIR");
+    if (!folder || !*folder) folder = "/tmp";
+    if (r->plan.disk_bytes) r->disk = poisoned(ops, ops->disk_allocate(folder, r->plan.disk_bytes), r->plan.disk_bytes);
     arena_init(&r->arena[PLACE_DEVICE], r->memory, r->plan.total_bytes);
     arena_init(&r->arena[PLACE_HOST], r->host, r->plan.arena[PLACE_HOST].peak);
     arena_init(&r->arena[PLACE_DISK], r->disk, r->plan.disk_bytes);

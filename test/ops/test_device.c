@@ -25,7 +25,7 @@ static void run(const void *context) {
     setenv("CUDA_FAULT", fault, 1);
     snprintf(words, sizeof(words), "%s", (const char *)context);
     for (char *w = strtok(words, " "); w; w = strtok(NULL, " ")) word[n++] = w;
-    alarm(20);
+    alarm(200);
     exit(train_main(n, word));
 }
 

@@ -9,7 +9,7 @@ if ! command -v mpirun >/dev/null; then
     exit
 fi
 export WORK TRAIN
-LIMIT=150 # s, on a busy machine
+LIMIT=300 # s, on a busy machine
 
 # Each process's command. RANK1_*: another folder, program or more options for rank 1 alone.
 cat >"$WORK/rank.sh" <<'EOF'
@@ -70,22 +70,22 @@ mkdir "$WORK/folder"
 RANK1_FOLDER=$WORK/folder refused 3 "train --init $TINY --data $SHARD --seq-len 32 --batch 3 --steps 1000000 --out none --timeout 60" 1 "rank 1 on [^ ]*: .*$SHARD" "a file that one rank misses"
 
 # ---- a rank that is killed, or stopped ---------------------------------------------------------------------------------------
-# in_training SIGNAL: sends it to rank 1 once rank 0 has shown steps
+# in_training SIGNAL TIMEOUT: sends it to rank 1 once rank 0 has shown steps
 in_training() {
     rm -f "$WORK"/pid.* "$WORK/out"
     (
-        for i in $(seq 600); do
+        for i in $(seq 1200); do
             sleep 0.1
             [ -s "$WORK/out" ] && grep -q '^step' "$WORK/out" && break
         done
         kill -"$1" "$(cat "$WORK/pid.1")"
     ) &
-    ranks 2 train --init $TINY --data $SHARD --seq-len 32 --batch 2 --steps 1000000 --out none --timeout 3
+    ranks 2 train --init $TINY --data $SHARD --seq-len 32 --batch 2 --steps 1000000 --out none --timeout $2
     wait
 }
-in_training KILL
+in_training KILL 60
 ends 137 'rank 0 on [^ ]*: rank 1 on [^ ]* was killed' "a rank that is killed"
-in_training STOP
+in_training STOP 5
 ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
 
 # Of 2 ranks that share a single document, one works longer than --timeout while the other waits.
@@ -113,7 +113,7 @@ int main(int argc, char **argv) {
     int i;
     dist_start();
     dist_split(dist_ranks());
-    dist_timeout(1);
+    dist_timeout(2);
     what = argv[dist_rank() == 1 && argc > 2 ? 2 : 1];
     if (is(what, "exit")) exit(0);
 #ifdef GPUS

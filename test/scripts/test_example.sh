@@ -105,17 +105,20 @@ fi
 # ---- a run of adapters over 4 bits, stopped by Ctrl-C and resumed; more in test_stop.sh -----------------------------------------------
 train=$(grep 'train --model' "$WORK/section" | sed 's/--seq-len [0-9]*/--seq-len 512/; s/--samples [0-9]*/--samples 4/; s/--out run//')
 way='--lora-rank 4 --base nf4' out=stopped
+shows_a_step() { for _ in $(seq 6000); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done; }
 here "$(echo "$train" | sed 's/train /train plan /') $way"
+: >"$WORK/out"
 (cd "$HERE" && eval "exec env --default-signal=INT $train $way --steps 300 --out $out" >"$WORK/out" 2>"$WORK/err") &
-for _ in $(seq 1200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
+shows_a_step
 kill -INT $!
 wait $!
 check "Ctrl-C: exit 130 $way" [ $? = 130 ]
 says err "stopped by SIGINT after step .* of 300: it is saved in $out/checkpoint-"
 sed -n '/^go on with:$/,$ { s/\\$//; p }' "$WORK/err" | tail -n +2 | tr -d '\n' >"$WORK/go_on"
 check 'it prints a command' grep -q -- '--resume' "$WORK/go_on"
+: >"$WORK/out"
 (cd "$HERE" && eval "exec env --default-signal=TERM $(cat "$WORK/go_on")" >"$WORK/out" 2>"$WORK/err") &
-for _ in $(seq 1200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
+shows_a_step
 kill -TERM $!
 wait $!
 check "which goes on $way" [ $? = 143 ]

@@ -66,8 +66,17 @@ TEST(numbers_come_back) { // random bits of a finite double
 
 // ---- log.jsonl ------------------------------------------------------------------------------------------------------
 static StepReport report_of(size_t step) {
-    const StepReport r = {step, 10.0 / (double)step, 1.5,       3e-4, 8192, 0.5, 1e12, 4e12, 3e9, 0, 1, 0.001, 0, 0,
-                          0,    {0, 0, 0, {0}},      {{{0}}, 0}};
+    const StepReport r = {.step = step,
+                          .loss = 10.0 / (double)step,
+                          .grad_norm = 1.5,
+                          .learning_rate = 3e-4,
+                          .tokens = 8192,
+                          .seconds = 0.5,
+                          .flops = 1e12,
+                          .peak_flops = 4e12,
+                          .memory_bytes = 3e9,
+                          .ranks = 1,
+                          .data_seconds = 0.001};
     return r;
 }
 
@@ -488,18 +497,22 @@ TEST(the_bar_on_a_terminal) {
     Progress progress = progress_begin(screen, "training", 0, 100);
     progress_update(&progress, 1);
     assert_string_equal(screen_text(master), ""); // short work needs no bar
-    progress.begun_at = seconds_now() - 10;       // 10 seconds for a tenth: 90 are left
-    update_late(&progress, 10);
-    const char *seen = screen_text(master);
+    const char *seen;
+    do { // again if this process had to wait: 10 seconds for a tenth, so 90 are left
+        progress.begun_at = seconds_now() - 10;
+        update_late(&progress, 10);
+        seen = screen_text(master);
+    } while (progress.drawn_at - progress.begun_at > 10.05);
     if (strncmp(seen, "\rtraining  10 % [=>", 19) != 0 || !strstr(seen, "] 1 min 30 s left\033[K"))
         test_fail("%s", seen);
     assert_int_equal(strlen(seen), 1 + 49 + 3); // one column less than the terminal, so that no line wraps
-    for (int i = 0; i < 1000; i++) {            // at most ten times a second
+    const double begin = seconds_now();
+    for (int i = 0; i < 1000; i++) { // at most ten times a second
         double before = progress.drawn_at;
         progress_update(&progress, 11);
         draws += progress.drawn_at != before;
     }
-    assert_in_range(draws, 0, 1);
+    assert_true(draws <= 1 + 10 * (seconds_now() - begin));
     screen_text(master);
     note("this note makes the bar give way"); // as errors do
     assert_string_equal(screen_text(master), "\r\033[K");

@@ -11,18 +11,18 @@ begin() { # arguments of train: starts a run in the background. The shell makes 
     env --default-signal=INT,TERM,HUP,USR1 "$TRAIN" train "$@" >"$WORK/out" 2>"$WORK/err" &
     process=$!
 }
-until_true() { # command...: waits until it succeeds, for 10 s at least
+until_true() { # command...: waits until it succeeds, for a minute at least
     tries=0
     until "$@" >/dev/null 2>&1; do
         tries=$((tries + 1))
-        [ $tries -lt 1000 ] && kill -0 $process 2>/dev/null || { fail "never: $*"; [ $process = $$ ] || kill -9 $process; return 1; }
+        [ $tries -lt 6000 ] && kill -0 $process 2>/dev/null || { fail "never: $*"; [ $process = $$ ] || kill -9 $process; return 1; }
         sleep 0.01
     done
 }
 until_step() { until_true grep -q "^step  *$1/.*  norm " "$WORK/out"; }
 there() { ls -d "$1"/$2; } # folder, pattern
 ends() { # exit code, pattern of the last words: the run ends so, and has saved every printed step
-    { sleep 60; kill -9 $process; } >/dev/null 2>&1 & # an earlier failure must not wait for ever
+    { for _ in $(seq 300); do sleep 1; done; kill -9 $process; } >/dev/null 2>&1 & # an earlier failure must not wait for ever
     guard=$!
     wait $process
     status=$?
@@ -80,11 +80,11 @@ check 'a second signal ends at once' [ $? = 130 -a -z "$(last_step "$WORK/twice"
 # ---- completions and their rewards -------------------------------------------------------------------------------------------------
 make_documents "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
 rollout="--init $TINY --data $WORK/prompts.bin --rollout --objective grpo --group-size 6 --batch 4 --steps 1000 --grace 0"
-answers='n=0; while read -r line; do n=$((n + 1)); [ $n -le 24 ] || sleep 47; echo $((n % 2)); done'
+answers='n=0; while read -r line; do n=$((n + 1)); [ $n -le 24 ] || sleep 47'$$'; echo $((n % 2)); done' # the number is this run's own
 begin $rollout --seq-len 32 --max-new-tokens 4 --out "$WORK/asks" --reward-command "$answers"
 until_step 1 && sleep 0.2 && kill $process
 ends 143 '^stopped by SIGTERM after step 1 of 1000 (step 2 did not end within'
-check 'no reward command is left' [ -z "$(ps -eo args | grep '^sleep 47')" ]
+check 'no reward command is left' [ -z "$(ps -eo args | grep "^sleep 47$$\$")" ]
 begin $rollout --seq-len 2000 --max-new-tokens 1900 --out "$WORK/draws" --reward-command "$answers"
 until_true there "$WORK/draws" log.jsonl && sleep 0.2 && kill -USR1 $process
 ends 0 '^stopped by SIGUSR1 after step 0 of 1000 (step 1 did not end within --grace 0 s and is given up): there is nothing to save$'
@@ -121,7 +121,7 @@ ends 143 '^stopped by SIGTERM'
 
 # ---- ranks: a signal to mpirun, and to one of them ---------------------------------------------------------------------------------
 if command -v mpirun >/dev/null; then
-    export OMPI_MCA_odls_base_sigkill_timeout=2 # s until mpirun passes SIGTERM on, and again until it kills
+    export OMPI_MCA_odls_base_sigkill_timeout=5 # s until mpirun passes SIGTERM on, and again until it kills
     for to in mpirun rank; do
         : >"$WORK/out" >"$WORK/err"
         env --default-signal=TERM,USR1 test/ranks/mpirun.sh 2 "$TRAIN_PLAIN" train $endless --grad-accum 2 --out "$WORK/ranks-$to" >"$WORK/out" 2>"$WORK/err" &

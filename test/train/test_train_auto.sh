@@ -57,7 +57,7 @@ done
 make_documents "$WORK/six.bin" 96 380,20,375,30,370,25 3
 six="$common --data $WORK/six.bin --shuffle off --steps 3"
 succeeds train $six --samples 2 --out "$WORK/six-alone"
-ranks 3 $six --samples 2 --sp auto --memory-limit 1300KiB --timeout 5 --out "$WORK/six"
+ranks 3 $six --samples 2 --sp auto --memory-limit 1300KiB --timeout 60 --out "$WORK/six"
 same six-alone six
 check "one short one: $(groups six | xargs)" [ "$(groups six | xargs)" = '1: 1, 3: 1 1: 1, 3: 1 1: 1, 3: 1' ]
 succeeds train $six --grad-accum 8 --out "$WORK/over-alone" # the end of an epoch: short ones twice in a sequence
@@ -87,14 +87,14 @@ same alone on-two
 printf 'echo $$ >"%s/pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"\nexec "$@"\n' "$WORK" >"$WORK/rank.sh"
 rm "$WORK/out"
 (
-    for i in $(seq 600); do
+    for i in $(seq 2400); do
         sleep 0.1
         grep -q '^step' "$WORK/out" 2>/dev/null && break
     done
     kill -KILL "$(cat "$WORK/pid.3")"
 ) &
-LAUNCHED="timeout 60 test/ranks/mpirun.sh 4 sh $WORK/rank.sh"
-run train $(echo "$texts" | sed 's/steps 10/steps 1000000/') --sp auto --memory-limit 1200KiB --log-every 1 --timeout 3
+LAUNCHED="timeout 300 test/ranks/mpirun.sh 4 sh $WORK/rank.sh"
+run train $(echo "$texts" | sed 's/steps 10/steps 1000000/') --sp auto --memory-limit 1200KiB --log-every 1 --timeout 60
 check "a rank that is killed: exit $?: $(cut -c1-150 "$WORK/err")" grep -q '^train: rank 0 on [^ ]*: rank 3 on [^ ]* was killed' "$WORK/err"
 wait
 LAUNCHED="test/ranks/mpirun.sh 2"

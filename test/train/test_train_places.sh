@@ -23,6 +23,7 @@ begin $disk --out "$WORK/first"
 "$TRAIN" train $common $disk --out "$WORK/second" >/dev/null 2>&1 &
 second=$!
 reaches "$WORK/first" 2
+while kill -0 $second 2>/dev/null && ! [ -e "$WORK/second/checkpoint-00000002" ]; do sleep 0.01; done
 check 'files have no names' nothing_stays
 mv $DISK $DISK-gone
 check 'a run whose folder goes away ends well' wait $process

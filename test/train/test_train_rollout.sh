@@ -158,12 +158,12 @@ unset STREAMBP_ALLOCATION_GUARD
 
 # ---- failing commands: the last good step stays --------------------------------------------------------------------------
 kept=$(cat "$WORK/straight/checkpoint-00000024/optimizer.bin" | cksum)
-more="$common --steps 30 --out $WORK/straight --resume --reward-timeout 2"
+more="$common --steps 30 --out $WORK/straight --resume --reward-timeout 60"
 refuses 1 'step 25: the reward command ended after 0 of 24 answers, with exit code 3' train $more --reward-command 'exit 3'
 refuses 1 'step 25: .*7 of 24' train $more --reward-command 'for i in 1 2 3 4 5 6 7; do read -r x; echo 1; done'
 check 'no wrong step was taken' [ "$(ls "$WORK/straight" | grep -c checkpoint-00000024)" = 1 ]
 check 'the last checkpoint is what it was' [ "$(cat "$WORK/straight/checkpoint-00000024/optimizer.bin" | cksum)" = "$kept" ]
-succeeds train $common --steps 2 --reward-failure skip --reward-timeout 2 \
+succeeds train $common --steps 2 --reward-failure skip --reward-timeout 60 \
     --reward-command 'for i in 1 2 3 4 5 6 7 8 9; do read -r x; echo $((i % 3)); done'
 check 'groups without rewards are left out' grep -q '3 of 4 groups are left out' "$WORK/err"
 refuses 1 'step 1: .* with exit code 3; no completion got a reward in the first step' \

@@ -118,7 +118,7 @@ static void run_doctor(const void *context) {
     options_set_defaults(&options);
     options.verb = VERB_DOCTOR, options.seq_len = 16, options.json = 1, options.init = "qwen3," TINY;
     if (((const Ops *)context)->await_transfer == await_slowly) options.disk = ".";
-    doctor.ops = (const Ops *)context, doctor.patience = 2;
+    doctor.ops = (const Ops *)context, doctor.patience = ((const Ops *)context)->scale == scale_that_hangs ? 5 : 100;
     is_child = 1;
     exit(verb_doctor(&options));
 }

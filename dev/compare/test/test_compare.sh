@@ -70,7 +70,7 @@ falsified garbage FAKE_BREAK=garbage && set -- "$@" --contender "$falsified"
 falsified short FAKE_BREAK=short && set -- "$@" --contender "$falsified"
 falsified hangs FAKE_BREAK=sleep && set -- "$@" --contender "$falsified"
 falsified large FAKE_LONGEST=100 && set -- "$@" --contender "$falsified"
-compare 1 --contenders "${names#,}" --timeout 5 "$@"
+compare 1 --contenders "${names#,}" --timeout 10 "$@"
 says 'another loss' '^FAILED: loss, T = 128: loss differs from stream.s by 0.001' err
 check 'is marked' [ "$(grep -c '| .loss. .*1.0e-03 WRONG' "$WORK/out")" = 2 ]
 says 'no number for a loss' '^FAILED: nan, T = 64: loss differs from stream.s by nan' err
@@ -79,7 +79,7 @@ says 'and its norm at every length' '^FAILED: gradient, T = 128: norm differs' e
 says 'one that fails' '^FAILED: dies, T = 64: failed: fake: broken on purpose' err
 says 'one that writes no JSON' '^FAILED: garbage, T = 64: failed: a line of its output is no JSON object' err
 says 'one that leaves passes out' '^FAILED: short, T = 64: failed: its result lacks .* the seconds of 2 passes' err
-check 'one that hangs' [ "$(grep -c '| .hangs. | [0-9]* | timed out after 5 s |' "$WORK/out")" = 2 ]
+check 'one that hangs' [ "$(grep -c '| .hangs. | [0-9]* | timed out after 10 s |' "$WORK/out")" = 2 ]
 says 'too little memory is a result' '^| .large. | 128 | out of memory |' out
 check 'of that length only' [ -n "$(field large 64 time_ratio)" ]
 check 'neither is a failure' [ "$(grep -cE '^FAILED: (hangs|large)' "$WORK/err")" = 0 ]
@@ -88,7 +88,7 @@ check 'neither is a failure' [ "$(grep -cE '^FAILED: (hangs|large)' "$WORK/err")
 FAKE_CALLS=$WORK/begun FAKE_BREAK=sleep python3 dev/compare/compare.py --train "$TRAIN" --init $TINY --seq-lens 32 --device cpu --no-picture \
     --out "$WORK/ended" --contenders fake --contender "$FAKE" >/dev/null 2>&1 &
 ended=$!
-for _ in $(seq 200); do [ -s "$WORK/begun" ] || sleep 0.1; done
+for _ in $(seq 600); do [ -s "$WORK/begun" ] || sleep 0.1; done
 kill -TERM $ended
 wait $ended
 check 'exit 143 of one that is ended' [ $? = 143 ]

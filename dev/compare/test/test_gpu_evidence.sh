@@ -39,7 +39,7 @@ evidence 2 $EVIDENCE speed-32k
 # ---- a program and a GPU that only tell ------------------------------------------------------------------------------------------
 # Programs that are watched wait until the GPU has told once.
 cat >"$WORK/sampled" <<'END_OF_SAMPLED'
-for i in $(seq 100); do [ -e "$WORK/told_once" ] && break || sleep 0.02; done
+for i in $(seq 3000); do [ -e "$WORK/told_once" ] && break || sleep 0.02; done
 rm -f "$WORK/told_once"
 END_OF_SAMPLED
 cat >"$WORK/train" <<'END_OF_TRAIN'
@@ -56,7 +56,7 @@ END_OF_TRAIN
 cat >"$WORK/nvidia-smi" <<'END_OF_SMI'
 #!/bin/sh
 case "$*" in
-*-lms*) printf '0, 345, 80.10, 30\n97, 1700, 690.50, 60\n98, 1500, 700.00, 64\n99, 1600, 699.00, 70\n'; : >"$WORK/told_once"; exec sleep 9 ;;
+*-lms*) printf '0, 345, 80.10, 30\n97, 1700, 690.50, 60\n98, 1500, 700.00, 64\n99, 1600, 699.00, 70\n'; : >"$WORK/told_once"; exec sleep 99 ;;
 *=name*) echo "${GPU_NAME:-NVIDIA H200}" ;;
 *=driver*) echo 580.65.06 ;;
 *=memory.free*) echo 140000 ;;
