@@ -7,7 +7,6 @@ steps share sequences there. Smaller levels take shorter sequences; memory is pl
 */
 #ifndef LLMC_LEVELS_H
 #define LLMC_LEVELS_H
-#include "llmc/data/step_deal.h"
 #include "bound.h"
 
 // Rates of a CPU's core: assumed. Only their ratios matter, and they decide nothing but deals.
