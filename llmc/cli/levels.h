@@ -2,8 +2,8 @@
 --sp auto: the levels of groups that the deals of a run choose from (llmc/data/deal.h): how long a sequence fits each,
 by plans, and the seconds of documents there, by the estimate. Both before the run, the same on all ranks.
 
-The run's own settings hold for the smallest level that fits the largest sequence: validation and all besides training
-steps share sequences there. Smaller levels take shorter sequences; memory is planned for the largest of these passes.
+Validation and all besides training steps share sequences on the home level (memory.h), whose settings, as where tensors
+lie, hold for all levels. Smaller levels take shorter sequences; memory is planned for the largest of all passes.
 */
 #ifndef LLMC_LEVELS_H
 #define LLMC_LEVELS_H
@@ -60,8 +60,8 @@ static size_t level_capacity(const Run *run, size_t sp, SequenceBound bound, con
 
 typedef enum {
     LEVEL_PASS,
-    LEVEL_ALONE, // a pass without what moves meanwhile: weights that are gathered, and all between places
-    LEVEL_STEP   // of this pass
+    LEVEL_ALONE, // a pass that waits neither for weights of other ranks nor for transfers between places
+    LEVEL_STEP   // a step of one pass
 } LevelPart;
 
 // Estimates seconds on groups of sp ranks, of `documents` of n positions each.
@@ -81,8 +81,8 @@ static double level_seconds(const Run *run, const Machine *machine, size_t sp, s
                               : sequence_seconds(machine, &settings, &work, &moved, &work.other);
 }
 
-// Fills the seconds of a level: of a sequence's beginning by a chunk of each rank, of documents in a sequence full of
-// such, or alone where the deal packs none (DEAL_BEGINS).
+// Fills the seconds of a level: a sequence's beginning by chunks of one and of half a length, a document's by a sequence
+// full of such, or alone where the deal packs none (DEAL_BEGINS). What hides behind `least` counts as work alone.
 static void level_table(const Run *run, const Machine *machine, DealTable *table, size_t k) {
     DealLevel *level = &table->levels.level[k];
     const size_t S = level->ranks, n = 128, half = min_size(S * run->plan.chunk, level->capacity) / (2 * n);
