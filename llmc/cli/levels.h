@@ -7,7 +7,6 @@ steps share sequences there. Smaller levels take shorter sequences; memory is pl
 */
 #ifndef LLMC_LEVELS_H
 #define LLMC_LEVELS_H
-#include "llmc/data/step_deal.h"
 #include "bound.h"
 
 // Rates of a CPU's core: assumed. Only their ratios matter, and they decide nothing but deals.
@@ -125,7 +124,10 @@ static double levels_seconds(const Run *run, const Machine *machine, size_t long
 
 // Makes the table of a run whose settings are chosen, and joins its plan with those of other levels. Returns the seconds
 // of a step.
-static double run_levels(Run *run, SequenceBound bound, const Machine *machine, const Limits *limits) {
+static double run_levels(Run *run, SequenceBound bound, const Search *search) {
+    const Machine cpu = levels_cpu();
+    const int on_cpu = !strcmp(ops_device->name, "cpu") && !run->settings.gpu;
+    const Machine *machine = on_cpu ? &cpu : search->machine;
     DealTable *table = &run->table;
     PassWorks *const outside = pass_works;
     double next = 256; // shorter ones have few pairs
@@ -139,7 +141,7 @@ static double run_levels(Run *run, SequenceBound bound, const Machine *machine, 
         table->length[table->lengths++] = length = min_size((size_t)next, max_size(bound.longest, 2));
     for (size_t k = 0; k < table->levels.levels; k++) {
         DealLevel *level = &table->levels.level[k];
-        level->capacity = level_capacity(run, level->ranks, bound, limits);
+        level->capacity = level_capacity(run, level->ranks, bound, &search->limits);
         if (!level->capacity) continue;
         const Plan plan = level_plan(run, level->ranks, bound, level->capacity);
         plan_join(&run->plan, &plan);

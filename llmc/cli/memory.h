@@ -189,15 +189,14 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
     free(choices), free(all.candidate);
 }
 
-// Plans the levels of --sp auto, for the home level with the fastest step: of those up to the first that has weights and
-// gradients on the device, where a pass begins the earliest. In place of run_plan
+// Plans the levels of --sp auto. The home level is the one with the fastest step of those up to the first with weights
+// and gradients on the device: larger ones would spare nothing. In place of run_plan
 static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, size_t limit) {
+    const size_t batches = run->assignment.batches; // for any number of ranks
     const DealLevels levels = deal_levels(world_ranks(run->settings.world));
     const Run open = *run;
-    const Machine cpu = levels_cpu();
-    const int on_cpu = !strcmp(ops_device->name, "cpu") && !run->settings.gpu;
     double least = INFINITY;
-    for (size_t k = 0, done = 0; k < levels.levels && !done; k++) {
+    for (size_t k = 0, on_device = 0; k < levels.levels && !on_device; k++) {
         Run trial = open;
         trial.settings.world.sp = levels.level[k].ranks;
         run_plan(&trial, shape, limit);
@@ -205,14 +204,11 @@ static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, s
         const Place *place = trial.settings.place;
         double beyond = plan_pressure(&trial.plan, &search.limits) > 1, seconds = INFINITY;
         dist_sum(RANKS_ALL, &beyond, 1);
-        if (beyond == 0) {
-            done = place[PLACED_WEIGHTS] <= PLACE_DEVICE && place[PLACED_GRADIENTS] <= PLACE_DEVICE;
-            seconds = run_levels(&trial, bound, on_cpu ? &cpu : search.machine, &search.limits);
-        }
+        if (beyond == 0) seconds = run_levels(&trial, bound, &search);
+        on_device = beyond == 0 && place[PLACED_WEIGHTS] <= PLACE_DEVICE && place[PLACED_GRADIENTS] <= PLACE_DEVICE;
         if (seconds < least || least == INFINITY) *run = trial, least = seconds;
     }
     run->home = world_sp(run->settings.world);
-    const size_t batches = run->assignment.batches; // for any number of ranks
     run->assignment = assign_evaluation(run->settings.world, 1);
     run->assignment.batches = batches;
     dist_split(run->home);

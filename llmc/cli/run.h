@@ -12,6 +12,7 @@ After that nothing is allocated. run_close ends it.
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 #include "llmc/data/logprobs.h"
+#include "llmc/data/step_deal.h"
 #include "llmc/files/adapter_file.h"
 #include "llmc/files/checkpoint_folder.h"
 #include "llmc/files/run_source.h"
@@ -43,8 +44,8 @@ typedef struct {
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
-    DealTable table; // --sp auto
-    size_t home;     // then: ranks that share a sequence outside of steps
+    DealTable table;   // --sp auto
+    size_t home;       // then: ranks that share a sequence outside of steps
     Choice choice;     // the fastest of several that fit, if `chosen`; else all that is open is on the device, or
     int chosen;        // nothing fits
     void *memory;      // plan.total_bytes

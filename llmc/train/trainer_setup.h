@@ -303,8 +303,12 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "threads", SETTING_ROUNDS, "%d", cpu_threads());
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
-    add_setting(t, "--sp", SETTING_ROUNDS, t->run.settings.deals ? "auto%.0zu%s" : "%zu%s",
-                t->run.settings.deals ? 0 : world_sp(world), t->run.settings.ring ? ", ring" : "");
+    const char *const ring = t->run.settings.ring ? ", ring" : "";
+    if (t->run.settings.deals) // what fits may differ where memory does
+        add_setting(t, "--sp", SETTING_ROUNDS, "auto, table %016llx%s",
+                    (unsigned long long)checksum_of(0, &t->run.table, sizeof(t->run.table)), ring);
+    else
+        add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), ring);
     if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // then --keep changes no bit
     add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none")->absent = "none";
 }
@@ -414,7 +418,7 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
         o->chunk = strtoull(chunk, NULL, 10);
         if (!o->logits_chunk) o->logits_chunk = strtoull(logits, NULL, 10);
     }
-    if (o->kv == KEYS_AUTO && o->sp > 1 && strtoull(shared, NULL, 10) == o->sp)
+    if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // auto: 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
     if (o->keep == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
         o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
