@@ -242,7 +242,7 @@ check 'seco has no layer inputs to leave out' [ "$(json inputs_every)" = 1 ]
 printf '100\n3000\n20000\n' >"$WORK/lengths"
 dealt="plan --init qwen3-0.6b --machine h100 --ranks 8 --sp auto --samples 16"
 succeeds $dealt --lengths "$WORK/lengths" --json
-check 'groups of one size alone are slower' [ "$(json fixed_sp)" = 1 ]
+check 'single ranks are the best fixed groups' [ "$(json fixed_sp)" = 1 ]
 says out '"level_max_tokens": \[20000, 20000, 20000, 20000\]' '"deal_bound": 0\.[89]' '"rank_seconds": \[\[[0-9.]*, '
 succeeds $dealt --zero 3 --lengths lognormal,median=800,sigma=1.5,max=30000 --seq-len 40000
 says out '^groups    of 1 rank: 40000 tokens fit; a step has ' '^fixed     --sp [124], the best: '
