@@ -41,12 +41,13 @@ MODELS = [
 
 def draw(r):
     """Returns the processes, the options of both runs, those of --sp auto alone, and arguments of make_documents."""
-    T, objective = r.choice([48, 96, 200]), r.choice(["sft"] * 4 + ["dpo", "simpo", "orpo", "grpo"])
+    T, objective = r.choice([48, 96, 200, 400]), r.choice(["sft"] * 4 + ["dpo", "simpo", "orpo", "grpo"])
     model = r.choice(MODELS)
     model += "" if "num_attention_heads" in model else f",{HEADS}"
     kind = {"sft": ["documents"], "grpo": [str(r.randrange(2, 5))]}.get(objective, ["pairs"])
     unit = int(kind[0]) if objective == "grpo" else 2 if kind == ["pairs"] else 1
-    lengths = [max(3, min(T + r.choice([1, 1, 20]) * (unit == 1), int(r.lognormvariate(2.6, 1.1)))) for _ in range(unit * r.randrange(6, 40))]
+    longest, long = T + r.choice([1, 1, 20]) * (unit == 1), r.choice([0, 0.1, 0.3])
+    lengths = [max(3, min(longest, int(r.lognormvariate(2.6, 1.1) if r.random() >= long else T * r.uniform(0.5, 1.1)))) for _ in range(unit * r.randrange(6, 40))]
     made = [",".join(map(str, lengths)), r.randrange(1000), r.choice([0, 1, 7]), *kind]
     lora = r.random() < 0.3
     options = f"--init {model} --seq-len {T} --batch {r.choice([1, 1, 2, 3])} --objective {objective} --lr 0.0005 --epsilon 1e-3 --schedule constant --seed {r.randrange(99)}"
@@ -60,7 +61,7 @@ def draw(r):
     for chance, some in [(0.2, "--shuffle off"), (0.15, "--moments int8"), (0.3, f"--chunk {r.choice([8, 16, 33])} --logits-chunk 10"),
                          (0.3, "--val-every 2 --val-data DATA/val.bin"), (0.2, "--sample-every 2 --prompt-ids 1,2,3 --max-new-tokens 5")]:
         options += f" {some}" if r.random() < chance else ""
-    auto = f"--sp auto --zero {r.randrange(4)}"
+    auto = f"--sp auto --zero {r.choice([0, 1, 2, 2, 3, 3])}"
     for what, places in dict(weights="host disk", gradients="host", optimizer="host disk", inputs="host disk").items():
         auto += f" --{what} {r.choice(places.split())}" if r.random() < 0.12 else ""
     for some in ["--update forward", "--keep attention", "--kv ring", "--kv gather", "--keep attention --keep-on host", "--inputs-every 2"]:
@@ -97,7 +98,7 @@ def logged(folder):
 def trial(seed, number, folder, make_documents, shows):
     r = random.Random(f"{seed} {number}")
     ranks, options, auto, made, objective = draw(r)
-    limited, halves, share = r.random() < 0.5, r.random() < 0.3, r.random()
+    limited, halves, share = r.random() < 0.8, r.random() < 0.3, r.random() ** 3
     if shows:
         print(number, ranks, options, auto, made, limited, halves)
     for name in ("one", "many"):  # each with data of its own: a reference is stored beside them
@@ -110,7 +111,7 @@ def trial(seed, number, folder, make_documents, shows):
         planned = re.sub(" --(val|sample)-every.*", "", options)  # which are the last
         fixed = f"--data DATA/data.bin {planned} {re.sub('--(sp|kv) [a-z]*', '', auto)} --ranks {ranks}"
         least, most = (total(folder / "many", f"{fixed} --sp {size}") for size in (ranks, 1))
-        auto += f" --memory-limit {int(1.1 * least + share * max(most - least, 0)) // 1024}KiB"
+        auto += f" --memory-limit {int(1.05 * least + share * max(most - least, 0)) // 1024}KiB"
     if halves:
         run(folder / "many", ranks, f"{train} {auto}".replace(f"--steps {STEPS}", "--steps 2"))
     run(folder / "many", ranks, f"{train} {auto}" + " --resume" * halves)

@@ -31,7 +31,7 @@ static Lengths lengths_open(const Options *o) {
         float normal[2];
         int end = 0;
         sscanf(o->lengths, "lognormal,median=%lf,sigma=%lf,max=%lf%n", &median, &sigma, &most, &end);
-        if (!end || o->lengths[end] || !(median >= 1 && median <= most && most <= INT32_MAX && sigma >= 0))
+        if (!end || o->lengths[end] || !(median >= 1 && median <= most && most <= MOST_TOKENS && sigma >= 0))
             die_usage("--lengths: '%.64s' is not lognormal,median=M,sigma=S,max=L", o->lengths);
         all.count = 100000, all.longest = (size_t)most;
         all.length = (uint32_t *)checked_calloc(all.count, sizeof(uint32_t), o->lengths);
@@ -41,13 +41,14 @@ static Lengths lengths_open(const Options *o) {
         }
     } else if (o->lengths) {
         size_t bytes, value;
-        char *text = input_read_text(o->lengths, (size_t)1 << 30, &bytes), *rest = text, *word;
+        char *text = input_read_text(o->lengths, (size_t)1 << 30, &bytes), *word = text;
         all.length = (uint32_t *)checked_calloc(bytes / 2 + 1, sizeof(uint32_t), o->lengths);
         do {
-            if (!parse_size(word = strsep(&rest, "\n"), &value) || !value || value > INT32_MAX)
+            word[strcspn(word, "\n")] = 0;
+            if (!parse_size(word, &value) || !value || value > (size_t)MOST_TOKENS)
                 die("%s:%zu: '%.32s' is not a length; give a number a line", o->lengths, all.count + 1, word);
             all.length[all.count++] = (uint32_t)value, all.longest = max_size(all.longest, value);
-        } while (rest && *rest);
+        } while ((word += strlen(word) + 1) < text + bytes);
         free(text);
     }
     return all;

@@ -23,7 +23,10 @@ ranks() { # processes, arguments: trains
     succeeds train "$@"
     LAUNCHED=
 }
-steps() { grep '"grad_norm"' "$WORK/$1/log.jsonl" | sed 's/, "seconds".*//; s/"[a-z_]*"//g; s/[{:,]//g'; } # numbers alone
+steps() { # numbers of each step alone, without times, but with metrics
+    grep '"grad_norm"' "$WORK/$1/log.jsonl" | sed 's/, "seconds".*"memory_bytes": [0-9]*//; s/, "sent_bytes.*"deal_bound": [0-9.e-]*//
+        s/, "time".*//; s/"[a-z_/]*"//g; s/[{}:,]//g'
+}
 weights() { od -An -v -w8 -t f8 -j "$(($(wc -c <"$1") % 8))" "$1"; } # and what precedes them, as numbers
 near() { # numbers of one process and of several differ by 1e-12 at most
     paste -d ' ' "$1" "$2" | awk '{ for (i = 1; i <= NF / 2; i++) { d = $i - $(i + NF / 2); s = $i < 0 ? -$i : $i
@@ -67,7 +70,7 @@ make_documents "$WORK/single.bin" 96 64,40,50,60,35,62,58 3 # one in a sequence,
 experts="--init $(echo "$model" | sed 's/qwen3/qwen3_moe/'),num_experts=4,num_experts_per_tok=2,moe_intermediate_size=16 --data $WORK/single.bin
     --seq-len 64 --samples 3 --steps 4 --epsilon 1e-3 --router-aux-loss 0.1 --router-z-loss 0.01"
 succeeds train $experts --out "$WORK/experts-alone"
-ranks 2 $experts --sp auto --zero 2 --out "$WORK/experts"
+ranks 3 $experts --sp auto --zero 2 --batch 2 --out "$WORK/experts"
 same experts-alone experts
 make_documents "$WORK/long.bin" 96 1500,60,40 3
 ranks 2 --init $model --chunk 64 --logits-chunk 64 --keep none --data "$WORK/long.bin" --samples 3 --sp auto --memory-limit 3MiB
