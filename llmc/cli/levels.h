@@ -93,7 +93,7 @@ static void level_table(const Run *run, const Machine *machine, DealTable *table
     for (size_t i = 1; i < table->lengths; i++) {
         const size_t length = table->length[i], full = min_size(max_size(level->capacity / length, 1), 256);
         const double own = level_seconds(run, machine, S, 1, length, LEVEL_ALONE) - level->begin;
-        const size_t documents = S > 1 && own > DEAL_BEGINS * level->begin ? 1 : full;
+        const size_t documents = deal_alone(&table->levels, k, own) ? 1 : full;
         double all = level_seconds(run, machine, S, documents, length, LEVEL_PASS);
         if (all <= level->least) all = level_seconds(run, machine, S, documents, length, LEVEL_ALONE);
         table->seconds[i][k] = fmax(all - level->begin, 0) / (double)documents;

@@ -122,13 +122,19 @@ static double deal_sequence(const DealLevel *l, size_t sequences, double work) {
     return fmax(l->least * (double)sequences, l->begin * (double)sequences + work);
 }
 
-// Adds sample i to those of a group of level k, or takes it out. On several ranks packing makes parts of a long one's
-// pairs unequal, so it has a sequence of its own; but not in a turn, where a rank has no other.
+// Tells whether a sample of a level has a sequence of its own. On several ranks packing makes parts of a long one's pairs
+// unequal; but in a turn a rank has no other sequence.
+static int deal_alone(const DealLevels *levels, size_t k, double seconds) {
+    const DealLevel *l = &levels->level[k];
+    return l->ranks > 1 && !levels->turns && seconds > DEAL_BEGINS * fmax(l->begin, l->least);
+}
+
+// Adds sample i to those of a group of level k, or takes it out.
 static DealSum deal_add(const Deal *d, DealSum sum, size_t i, size_t k, int in) {
     const DealLevel *l = &d->levels.level[k];
     const size_t one = in ? 1 : SIZE_MAX, n = d->positions[i];
-    const double seconds = deal_seconds(d, i, k), begin = fmax(l->begin, l->least);
-    const int alone = l->ranks > 1 && !d->levels.turns && seconds > DEAL_BEGINS * begin;
+    const double seconds = deal_seconds(d, i, k);
+    const int alone = deal_alone(&d->levels, k, seconds);
     sum.alone += alone ? one : 0, sum.large += !alone && 2 * n > l->capacity ? one : 0;
     sum.positions += alone ? 0 : one * n;
     sum.work = sum.positions || sum.alone ? sum.work + (in ? seconds : -seconds) : 0;
@@ -310,7 +316,8 @@ static void deal_pack(Deal *d, size_t turn) {
         const size_t level = d->group[g].level, first = d->sequences;
         for (size_t i = 0; d->group[g].load > 0 && i < d->samples; i++) {
             if (d->place[i] != g || d->turn[i] != turn) continue;
-            const size_t alone = deal_add(d, (DealSum){0}, i, level, 1).alone, n = d->positions[i];
+            const int alone = deal_alone(&d->levels, level, deal_seconds(d, i, level));
+            const size_t n = d->positions[i];
             size_t s = alone ? d->sequences : first;
             while (s < d->sequences && d->room[s] < n) s++;
             if (s == d->sequences) {

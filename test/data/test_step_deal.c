@@ -142,15 +142,15 @@ static void try_all(AllDeals *a) {
     for (size_t s = 0; s < sequences + (turns + 1) * d->levels.groups; s++) {
         const size_t at = min_size(s, sequences), g = s < sequences ? a->group[s] : (s - sequences) % d->levels.groups;
         const size_t k = d->group[g].level;
-        const DealSum alone = deal_add(d, (DealSum){0}, i, k, 1);
+        const int alone = deal_alone(&d->levels, k, deal_seconds(d, i, k));
         if (s >= sequences) {
             a->room[at] = d->levels.level[k].capacity, a->group[at] = g, a->work[at] = 0;
             a->turn[at] = (s - sequences) / d->levels.groups;
         }
-        if (a->room[at] < n || (alone.alone && s < sequences)) continue;
+        if (a->room[at] < n || (alone && s < sequences)) continue;
         const size_t room = a->room[at];
         const double work = a->work[at];
-        a->sequences = max_size(sequences, at + 1), a->room[at] = alone.alone ? 0 : room - n;
+        a->sequences = max_size(sequences, at + 1), a->room[at] = alone ? 0 : room - n;
         a->work[at] += deal_seconds(d, i, k);
         try_all(a);
         a->sequences = sequences, a->room[at] = room, a->work[at] = work;
@@ -183,6 +183,24 @@ static void few_samples(int turns, double most, double mean) {
 
 TEST(few_samples_are_dealt_as_well_as_can_be) { few_samples(0, 1.03, 1.001); }
 TEST(few_samples_take_turns) { few_samples(1, 1.5, 1.01); }
+
+// Rank 0 computes nothing in the first turn, where rank 1 has a sequence; both share that of the second.
+TEST(a_rank_may_wait_in_a_turn) {
+    DealTable table = {.levels = deal_levels(2)};
+    table.levels.turns = 1;
+    StepDeal s = {.table = &table, .deal = deal_allocate(table.levels, 2)};
+    Deal *d = &s.deal;
+    d->samples = d->sequences = 2;
+    for (uint32_t i = 0; i < 2; i++) d->to[i] = i + 1, d->turn[i] = d->order[i] = i, d->begin[i + 1] = i + 1;
+    for (size_t rank = 0; rank < 2; rank++) {
+        assert_int_equal(step_deal_passes(&s, rank), 2);
+        assert_int_equal(step_deal_pass(&s, rank, 0).sequence, rank ? 0 : 2);
+        assert_int_equal(step_deal_pass(&s, rank, 0).sp, 1);
+        assert_int_equal(step_deal_pass(&s, rank, 1).sequence, 1);
+        assert_int_equal(step_deal_pass(&s, rank, 1).sp, 2);
+    }
+    deal_free(d);
+}
 
 // ---- many samples ---------------------------------------------------------------------------------------------------
 TEST(long_tailed_lengths_end_near_the_bound) {
