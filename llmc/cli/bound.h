@@ -17,8 +17,8 @@ static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
     return bound;
 }
 
-// The largest sequence of this rank, of data or (NULL) of random documents. A step of so many samples may be of as many
-// micro-batches as there are replicas, which are not divided into parts then.
+// The largest sequence of this rank, of data or (NULL) of random documents. With --samples a step may have as many
+// micro-batches as replicas, which are not divided into parts then.
 static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = o->samples || run->settings.deals ? 1 : run->assignment.parts;

@@ -81,8 +81,8 @@ static double level_seconds(const Run *run, const Machine *machine, size_t sp, s
                               : sequence_seconds(machine, &settings, &work, &moved, &work.other);
 }
 
-// Fills the seconds of a level: a sequence's beginning by chunks of one and of half a length, a document's by a sequence
-// full of such, or alone where the deal packs none (DEAL_BEGINS). What hides behind `least` counts as work alone.
+// Fills the seconds of a level: a sequence's beginning by a whole chunk beside half of one, a document's by a sequence
+// full of such, or alone where the deal packs none (deal_alone). Work that ends within `least` counts without it.
 static void level_table(const Run *run, const Machine *machine, DealTable *table, size_t k) {
     DealLevel *level = &table->levels.level[k];
     const size_t S = level->ranks, n = 128, half = min_size(S * run->plan.chunk, level->capacity) / (2 * n);
@@ -122,8 +122,8 @@ static double levels_seconds(const Run *run, const Machine *machine, size_t long
     return seconds[0] + seconds[1];
 }
 
-// Makes the table of a run whose settings are chosen, and joins its plan with those of other levels. Returns the seconds
-// of a step.
+// Makes the table of a run whose settings are chosen, and joins its plan with those of other levels. Returns a step's
+// seconds.
 static double run_levels(Run *run, SequenceBound bound, const Search *search) {
     const Machine cpu = levels_cpu();
     const int on_cpu = !strcmp(ops_device->name, "cpu") && !run->settings.gpu;

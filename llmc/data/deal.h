@@ -26,7 +26,7 @@ A deal depends on the samples and the table alone, so every rank makes the same 
 #define DEAL_LEVELS 24
 #define DEAL_WORK   150000 // groups whose paths deal_improve computes
 #define DEAL_NONE   UINT32_MAX
-#define DEAL_BEGINS 8 // a sample on several ranks that takes longer than so many begins of a sequence is not packed
+#define DEAL_BEGINS 8 // times the begin of a sequence: a longer sample on several ranks is not packed
 
 // Groups of equally many ranks
 typedef struct {
@@ -122,8 +122,8 @@ static double deal_sequence(const DealLevel *l, size_t sequences, double work) {
     return fmax(l->least * (double)sequences, l->begin * (double)sequences + work);
 }
 
-// Tells whether a sample of a level has a sequence of its own. On several ranks packing makes parts of a long one's pairs
-// unequal; but in a turn a rank has no other sequence.
+// Tells whether a sample of a level has a sequence of its own. On several ranks packing makes parts of a long one's
+// pairs unequal; but in a turn a rank has no other sequence.
 static int deal_alone(const DealLevels *levels, size_t k, double seconds) {
     const DealLevel *l = &levels->level[k];
     return l->ranks > 1 && !levels->turns && seconds > DEAL_BEGINS * fmax(l->begin, l->least);
@@ -376,7 +376,7 @@ static void deal_take_turns(Deal *d) {
     deal_turns(d, best, 1);
 }
 
-// Deals d->samples samples, each of which fits a level. The caller has set their positions and seconds.
+// Deals d->samples samples, which all fit a level. The caller has set their positions and seconds.
 static void deal_make(Deal *d) {
     d->load = INFINITY, d->bound = deal_bound(d), d->work = d->sequences = d->begin[0] = 0;
     if (d->levels.turns) {

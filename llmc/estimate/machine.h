@@ -111,8 +111,8 @@ typedef struct {
 // driver keeps the rest, and ECC a sixteenth where it takes memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
 // Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator;
-// 1685: 3.3 GB more after exchanges with 7 peers). Groups that are split off share what a pair has (986). Another pair of
-// a ring: 24 channels of 10 MiB (1685)
+// 1685: 3.3 GB more after exchanges with 7 peers). Groups that are split off share what a pair has (986). Another pair
+// of a ring: 24 channels of 10 MiB (1685)
 #define NCCL_BYTES      (1.5 * GIBIBYTE)
 #define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
 #define NCCL_RING_BYTES (0.25 * GIBIBYTE)

@@ -115,7 +115,7 @@ typedef struct {
     size_t answered;   // rewards before the failure
 } Verdict;
 
-// Expects one line about each failure, in time; then a new command answers. timeout: seconds; short for those that hang.
+// Expects one line about each failure, in time; then a new command answers. timeout: seconds; less for those that hang
 static void expect_verdicts(const Verdict *verdict, size_t count, double timeout) {
     float reward[40];
     for (size_t i = 0; i < count; i++) {

@@ -32,7 +32,7 @@ near() { # numbers of one process and of several differ by 1e-12 at most
     paste -d ' ' "$1" "$2" | awk '{ for (i = 1; i <= NF / 2; i++) { d = $i - $(i + NF / 2); s = $i < 0 ? -$i : $i
         if (!(d * d <= 1e-24 * (1 + s * s))) bad++ } } END { exit bad || NR < 3 }'
 }
-same() { # runs, of which the first is of one process, and a name
+same() { # two runs, the first of one process
     steps "$1" >"$WORK/a" && steps "$2" >"$WORK/b"
     check "$2: losses, norms and tokens" near "$WORK/a" "$WORK/b"
     [ -f "$WORK/$1/checkpoint-00000010/model.bin" ] || return
