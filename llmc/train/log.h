@@ -180,7 +180,7 @@ static void report_gather(StepReport *sum, const StepReport *r) {
     for (size_t i = 0; i < r->metrics.count; i++) metric_merge(&sum->metrics, &r->metrics.metric[i]);
 }
 
-// Writes how many groups of each size had sequences, and the loads of ranks: their mean and the deals' bound, as
+// Writes how many sequences groups of each size had, and the loads of ranks: their mean and the deal's bound, as
 // shares of the slowest one.
 static void deal_json(JsonOut *json, const DealSummary *deal, size_t ranks) {
     const DealLevels levels = deal_levels(ranks);
