@@ -181,7 +181,7 @@ static void report_gather(StepReport *sum, const StepReport *r) {
 }
 
 // Writes how many sequences groups of each size had, and the loads of ranks: their mean and the deal's bound, as
-// shares of the slowest one.
+// shares of the step's.
 static void deal_json(JsonOut *json, const DealSummary *deal, size_t ranks) {
     const DealLevels levels = deal_levels(ranks);
     char name[24];
