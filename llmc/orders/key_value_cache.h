@@ -38,6 +38,7 @@ typedef struct {
     int32_t *row;                      // [slots] step_row; device
     int32_t *token;                    // [slots] drawn tokens; device
     double *uniform;                   // [slots] uniform numbers of the draws; device
+    Span *span;                        // [slots] step_span; device
     // Experts, host; NULL: routes are not recorded
     uint16_t **route; // [slots] of a slot's tokens, [capacity,layers with experts,k]; NULL: none
     uint16_t *fed;    // [layers with experts,n,k] of a pass
@@ -99,6 +100,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a step", cache->slots, sizeof(int32_t));
     cache->token = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "drawn tokens", cache->slots, sizeof(int32_t));
     cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", cache->slots, sizeof(double));
+    cache->span = (Span *)arena_push(s->arena, SHARE_WORKSPACE, "spans of a step", cache->slots, sizeof(Span));
     for (size_t b = 0; b < cache->slots; b++)
         s->ops->copy_in(s->now.position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
 }
@@ -138,12 +140,26 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     }
 }
 
-// Runs tokens (host) of chunk c through every layer. Afterwards `inputs` holds their x_L. rows: in a step [c.n], the
-// rows of the slots that K, V are scattered to; else NULL
-static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
+// ---- graphs: op set "cuda" repeats the launches of a step as a whole -------------------------------------------------
+// Makes the key of a part of a step of n tokens; of: settings of its draws, or NULL. Returns NULL if the step's calls
+// are not alike: weights are loaded or gathered, or the optimizer's step waits for them.
+static const GraphKey *graph_key(const Cache *cache, const StreamBP *s, GraphKey *key, size_t n, size_t part,
+                                 const SamplingSettings *of) {
+    const Residency *r = &s->memory;
+    if (cache->slots == 1 || weights_are_staged(r) || r->hook.context) return NULL;
+    memset(key, 0, sizeof(*key));
+    key->span = s->now.span, key->copied = cache->span, key->n = n, key->part = part;
+    if (of) key->of = *of;
+    return key;
+}
+
+// for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) ...; key NULL: makes the calls once
+static int graph_begin(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_begin(key) : 1; }
+static int graph_end(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_end() : 0; }
+
+// Runs the tokens of chunk c, on the device, through every layer.
+static void cache_layers(StreamBP *s, Chunk c, const int32_t *rows) {
     Stored *kv[2] = {s->kv.k, s->kv.v};
-    s->inputs.begin = c.row;
-    s->ops->copy_in(s->now.tokens + c.row, tokens, c.n * sizeof(int32_t));
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
@@ -161,6 +177,14 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
         weights_release(&s->memory, l);
     }
     layers_end(&s->memory);
+}
+
+// Runs tokens (host) of chunk c through every layer. Afterwards `inputs` holds their x_L. rows: in a step [c.n], the
+// rows of the slots that K, V are scattered to; else NULL. key: the step's, or NULL
+static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows, const GraphKey *key) {
+    s->inputs.begin = c.row;
+    s->ops->copy_in(s->now.tokens + c.row, tokens, c.n * sizeof(int32_t));
+    for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) cache_layers(s, c, rows);
 }
 
 // Copies the routes of the last pass to those of slots: of n tokens at the end of slot[0], or (step) of one at the end
@@ -181,7 +205,7 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
     for (size_t done = 0; done < count;) {
         const Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], min_size(count - done, cache->chunk));
         cache_turn(cache, s, TURN_FORWARD);
-        cache_forward(s, tokens ? tokens + done : NULL, c, NULL);
+        cache_forward(s, tokens ? tokens + done : NULL, c, NULL, NULL);
         cache->used[slot] += c.n, done += c.n;
         cache_take_routes(cache, s, &slot, c.n, 0);
         cache->last = c;
@@ -193,6 +217,7 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
 static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     const size_t row = cache->slots * cache->capacity;
     const Chunk c = {row, n, row, 0, 1, cache->step_span};
+    GraphKey key;
     if (cache->slots == 1) {
         cache_feed(cache, s, slot[0], tokens, n);
         return;
@@ -206,8 +231,9 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     }
     s->ops->copy_in(s->now.position + c.row, cache->step_position, n * sizeof(int32_t));
     s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
+    s->ops->copy_in(cache->span, cache->step_span, n * sizeof(Span));
     cache_turn(cache, s, TURN_FORWARD);
-    cache_forward(s, tokens, c, cache->row);
+    cache_forward(s, tokens, c, cache->row, graph_key(cache, s, &key, n, 0, NULL));
     cache_take_routes(cache, s, slot, n, 1);
     cache->last = c;
 }
@@ -272,28 +298,35 @@ static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, 
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
+    GraphKey key;
     SamplingSettings scaled = *settings;
     scaled.temperature *= s->model->config.logits_scaling, scaled.cap = s->model->config.final_logit_softcapping;
     cache_turn(cache, s, TURN_DRAW);
     GroupWeights w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n);
     Chunk c = cache->last;
+    const int step = c.row == cache->slots * cache->capacity;
     s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
         c.row = c.token = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
-        Stored *logits = head_forward(s, c, w).logits;
-        Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
-        s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, &scaled, scratch);
+        const GraphKey *part = step ? graph_key(cache, s, &key, cache->last.n, 1 + done, &scaled) : NULL;
+        for (int calls = graph_begin(s, part); calls; calls = graph_end(s, part)) {
+            Stored *logits = head_forward(s, c, w).logits;
+            Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
+            s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, &scaled, scratch);
+            arena_pop(s->arena, mark);
+        }
         s->ops->copy_out(token ? token + done : NULL, cache->token, c.n * sizeof(int32_t));
         for (size_t i = 0; token && i < c.n; i++)
             if (token[done + i] < 0)
-                cache_refuse(cache, s, stored_row(s, logits, i, d.logits_stride), done + i, token[done + i]);
-        arena_pop(s->arena, mark);
+                cache_refuse(cache, s, stored_row(s, head_forward(s, c, w).logits, i, d.logits_stride), done + i,
+                             token[done + i]);
     }
     weights_release(&s->memory, GROUP_HEAD);
 }
 
 static void cache_end(Cache *cache, StreamBP *s) {
+    s->ops->graphs_forget();
     s->routes.fed = NULL;
     arena_pop(s->arena, cache->mark);
 }

@@ -160,6 +160,76 @@ TEST(logits_of_steps) {
     }
 }
 
+// ---- graphs --------------------------------------------------------------------------------------------------------
+static size_t graph_replays, graph_calls;
+static int counted_begin(const GraphKey *key) {
+    const int calls = ops_device->graph_begin(key);
+    graph_replays += !calls, graph_calls += calls != 0;
+    return calls;
+}
+
+// Returns the bits of the logits of 12 steps, of slots that differ in length, and pauses of one: steps of 3 or 2 texts.
+static char *logits_bits(Run *run, size_t slots, size_t V, size_t *bytes) {
+    const size_t row = V * dtype_size(ops_device->stored), steps = 9;
+    char *bits = (char *)case_memory(steps * slots * row);
+    Cache cache;
+    *bytes = 0;
+    cache_allocate(&cache, slots, TOKENS);
+    cache_begin(&cache, &run->tiny.s);
+    for (size_t b = 0; b < slots; b++) {
+        int32_t prompt[LONGEST_PROMPT];
+        for (size_t t = 0; t < LONGEST_PROMPT; t++) prompt[t] = (int32_t)random_below(31, b, t, V);
+        cache_feed(&cache, &run->tiny.s, b, prompt, 1 + b);
+    }
+    for (size_t step = 0; step < steps; step++) {
+        size_t listed[8], active = 0;
+        int32_t next[8];
+        for (size_t i = 0; i < slots; i++) {
+            const size_t b = (i + step) % slots;
+            if (step % 3 == 2 && i == 1) continue;
+            listed[active] = b, next[active++] = (int32_t)random_below(32, step, b, V);
+        }
+        cache_step(&cache, &run->tiny.s, listed, next, active);
+        cache_logits(&cache, &run->tiny.s, bits + *bytes);
+        *bytes += active * row;
+    }
+    cache_end(&cache, &run->tiny.s);
+    cache_free(&cache);
+    return bits;
+}
+
+// Steps that op set "cuda" records and launches again give the bits of steps that it makes call by call: logits and
+// texts. Other op sets make every call.
+TEST(graphs_keep_the_bits) {
+    static const SamplingSettings settings = {1.5, 0, 0, 1, 0};
+    static Texts texts[2];
+    const size_t slots = 3;
+    for (size_t i = 0; i < MODELS; i++) {
+        char *bits[2];
+        size_t bytes[2], calls[2];
+        test_case("%.30s...", models[i]);
+        for (size_t off = 0; off < 2; off++) {
+            Run *run = batch_run(i, 0, 2, slots, NULL);
+            Ops counted = *run->tiny.ops;
+            counted.graph_begin = counted_begin;
+            run->tiny.s.ops = &counted;
+            graph_replays = graph_calls = 0;
+            setenv("STREAMBP_GRAPHS", off ? "0" : "1", 1);
+            bits[off] = logits_bits(run, slots, vocabulary(i), &bytes[off]);
+            write_together(run, slots, some_texts(&texts[off], vocabulary(i)), settings, NULL, 0);
+            calls[off] = graph_replays + graph_calls;
+            if (off ? graph_replays : strcmp(ops_device->name, "cuda") == 0 && graph_replays < calls[off] / 2)
+                test_fail("%zu of %zu parts of steps were launched as graphs", graph_replays, calls[off]);
+            run->tiny.s.ops = run->tiny.ops;
+            run_close(run);
+        }
+        unsetenv("STREAMBP_GRAPHS");
+        assert_true(bytes[0] == bytes[1] && calls[0] == calls[1]);
+        assert_memory_equal(bits[0], bits[1], bytes[0]);
+        expect_texts(&texts[0], &texts[1]);
+    }
+}
+
 // The plan holds a rollout's cache, and the run uses all of it. A step's loss and gradients keep their bits after a
 // rollout.
 TEST(plan_and_training) {
