@@ -304,12 +304,11 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     cache_turn(cache, s, TURN_DRAW);
     GroupWeights w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n);
     Chunk c = cache->last;
-    const int step = c.row == cache->slots * cache->capacity;
     s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
         c.row = c.token = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
-        const GraphKey *part = step ? graph_key(cache, s, &key, cache->last.n, 1 + done, &scaled) : NULL;
+        const GraphKey *part = graph_key(cache, s, &key, cache->last.n, 1 + c.row, &scaled);
         for (int calls = graph_begin(s, part); calls; calls = graph_end(s, part)) {
             Stored *logits = head_forward(s, c, w).logits;
             Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));

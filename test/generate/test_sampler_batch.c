@@ -168,7 +168,7 @@ static int counted_begin(const GraphKey *key) {
     return calls;
 }
 
-// Returns the bits of the logits of 12 steps, of slots that differ in length, and pauses of one: steps of 3 or 2 texts.
+// Returns the bits of the logits of nine steps, of three texts or two, of slots that differ in length.
 static char *logits_bits(Run *run, size_t slots, size_t V, size_t *bytes) {
     const size_t row = V * dtype_size(ops_device->stored), steps = 9;
     char *bits = (char *)case_memory(steps * slots * row);
@@ -207,6 +207,7 @@ TEST(graphs_keep_the_bits) {
     for (size_t i = 0; i < MODELS; i++) {
         char *bits[2];
         size_t bytes[2], calls[2];
+        if (EMULATED && i > 1 && i < 7 && i != 5) continue; // as GPT-2 and LLaMA
         test_case("%.30s...", models[i]);
         for (size_t off = 0; off < 2; off++) {
             Run *run = batch_run(i, 0, 2, slots, NULL);

@@ -15,8 +15,8 @@ struct SpanBlocks {
     Span span[MOST_SPANS];
     unsigned first[MOST_SPANS + 1]; // first block of each span; the last: their number
     unsigned count;
-    int window;    // most keys that a query sees; MOST_POSITIONS: all
-    KeyRange keys; // keys that may be read
+    int window;           // most keys that a query sees; MOST_POSITIONS: all
+    KeyRange keys;        // keys that may be read
     const Span *recorded; // device memory, read in place of `span`; NULL: none
 };
 
