@@ -19,6 +19,8 @@ What a wrong kernel does here:
                                        launched: tests compare the results with those of launches
     a copy to the host while recording a message names the op
 
+GRAPH_FAULT=1: no graph can be made of what was recorded.
+
 It cannot show: lane layouts of the matrix instructions other than those written here (from the PTX manual's tables),
 the asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
 */
@@ -516,6 +518,7 @@ enum { cudaStreamNonBlocking = 1, cudaStreamCaptureModeRelaxed = 2 };
 inline cudaStream_t launch_stream;
 
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char *cudaGetErrorString(cudaError_t) { return "an error"; }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, int) {
     *stream = new cuda_on_cpu::Stream{};
     return cudaSuccess;
@@ -530,6 +533,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return *graph ? cudaSuccess : cudaErrorInvalidValue;
 }
 inline cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, int) {
+    if (getenv("GRAPH_FAULT")) return cudaErrorInvalidValue;
     *made = new cuda_on_cpu::Graph(*graph);
     return cudaSuccess;
 }

@@ -1,11 +1,11 @@
 /*
 Decoding steps of op set "cuda" as CUDA graphs. A step of a small model is some 500 launches of kernels that take a few
 microseconds each: launched one by one, the device waits for the host. The first time a part of a step (GraphKey) is
-made as usual, which also loads kernels and chooses products. The second time its launches are recorded, from then on
-launched again as one graph. Kernels read the spans of a recorded part from device memory, so nothing of a step is in
+made as usual, which also loads kernels and chooses products. The second time its launches are recorded, and from
+then on launched again as one graph. Kernels read the spans of a recorded part from device memory, so nothing of a step is in
 their arguments.
 
-Recording needs a stream other than the default one; graphs are launched on the default stream. If anything fails, the
+Recording needs a stream other than the default one; graphs are launched on the default stream. If recording fails, the
 calls are made as usual. STREAMBP_GRAPHS=0 records nothing.
 */
 #ifndef LLMC_CUDA_GRAPH_CUH
@@ -49,8 +49,13 @@ static KeptGraph *graph_of(const GraphKey *key, bool *known) {
 }
 
 static void graph_refuse(KeptGraph *kept) {
+    static bool told;
+    const cudaError_t error = cudaGetLastError(); // handled: hides it from the next check
     kept->refused = true;
-    cudaGetLastError(); // handled: hides it from the next check
+    if (error != cudaSuccess && !told)
+        note("decoding launches its kernels one by one: they could not be recorded as a CUDA graph (%s)",
+             cudaGetErrorString(error));
+    told |= error != cudaSuccess;
 }
 
 static int cuda_graph_begin(const GraphKey *key) {
