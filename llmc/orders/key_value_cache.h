@@ -140,7 +140,7 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     }
 }
 
-// ---- graphs: op set "cuda" repeats the launches of a step as a whole -------------------------------------------------
+// ---- graphs: op set "cuda" repeats the launches of a step as a whole ------------------------------------------------
 // Makes the key of a part of a step of n tokens; of: settings of its draws, or NULL. Returns NULL if the step's calls
 // are not alike: weights are loaded or gathered, or the optimizer's step waits for them.
 static const GraphKey *graph_key(const Cache *cache, const StreamBP *s, GraphKey *key, size_t n, size_t part,

@@ -1,8 +1,8 @@
 /*
 Decoding steps of op set "cuda" as CUDA graphs. A step of a small model is some 500 launches of kernels that take a few
 microseconds each: launched one by one, the device waits for the host. The first time a part of a step (GraphKey) is
-made as usual, which also loads kernels and chooses products. The second time its launches are recorded, and from
-then on launched again as one graph. Kernels read the spans of a recorded part from device memory, so nothing of a step is in
+made as usual, which also loads kernels and chooses products. The second time its launches are recorded, and from then
+on launched again as one graph. Kernels read the spans of a recorded part from device memory, so nothing of a step is in
 their arguments.
 
 Recording needs a stream other than the default one; graphs are launched on the default stream. If recording fails, the
