@@ -5,6 +5,7 @@ matrix products of op set "cpu" in place of the libraries'.
 */
 #include "llmc/ops/ops.h"
 #include "platform.cuh" // floatX, packs, reductions, launches
+#include "graph.cuh"    // launches of decoding steps, recorded
 #ifdef CUDA_ON_CPU
 #include "test/emulate/cuda_library_on_cpu.h"
 #else
