@@ -213,11 +213,18 @@ static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
+// Returns the window of heads of head_dim, if no layer's see all keys; else 0.
+static size_t window_of_heads(const Config *c) {
+    const int all = c->global_head_dim || layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers;
+    return all ? window_of_model(c) : 0;
+}
+
 // Returns the directions of this model's attention that are planned for cuDNN.
 static int machine_attends(const Machine *m, const Model *model) {
     const Config *c = &model->config;
+    const int takes = !window_of_heads(c) || CUDNN_WINDOWS;
     if (model->dtype != DTYPE_BF16) return 0;
-    return cudnn_directions(m->architecture, c->head_dim) +
+    return (takes ? cudnn_directions(m->architecture, c->head_dim) : 0) +
            LIBRARY_GLOBAL * (c->global_head_dim ? cudnn_directions(m->architecture, c->global_head_dim) : 0);
 }
 
