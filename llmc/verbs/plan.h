@@ -223,6 +223,7 @@ static int plan_sample(Run *run, size_t limit) {
     const Options *o = run->options;
     PlanResult r = {0};
     Batch shape = batch_shape(regular_bound(0, 0));
+    char text[160];
     run->settings.cache_tokens = chat_tokens(run);
     run_plan(run, &shape, limit);
     free(shape.document_start);
@@ -232,7 +233,9 @@ static int plan_sample(Run *run, size_t limit) {
     r.plan.fits = plan_pressure(&run->plan, &search.limits) <= 1;
     if (!o->quiet || !o->json) {
         plan_print_memory(run->text, &r);
-        report_places(run->text, run);
+        for (int place = PLACE_HOST; place < PLACES; place++)
+            if (*placed_text(run, place, text, sizeof(text)))
+                fprintf(run->text, "placed    %s: %s\n", place == PLACE_HOST ? "in host memory" : "on disk", text);
         fprintf(run->text, "text      %zu tokens\n", run->settings.cache_tokens);
         if (o->verbose) report_regions(run->text, run->plan.arena);
     }
