@@ -307,12 +307,14 @@ static const char *const placed_words[PLACED] = {"inputs",    "weights",        
                                                  "optimizer", "kept attention", "reference"};
 
 static const char *placed_word(const RunSettings *s, int kind) {
-    return kind == PLACED_INPUTS && method_is_chunk_major(s->method) ? "keys and values" : placed_words[kind];
+    const int keys = method_is_chunk_major(s->method) || s->context.window;
+    return kind == PLACED_INPUTS && keys ? "keys and values" : placed_words[kind];
 }
 
 // The plan's tensors in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
-    const Share inputs = method_is_chunk_major(run->settings.method) ? SHARE_KV : SHARE_LAYER_INPUTS;
+    const int keys = method_is_chunk_major(run->settings.method) || run->settings.context.window;
+    const Share inputs = keys ? SHARE_KV : SHARE_LAYER_INPUTS;
     const Share shares[PLACED] = {inputs, SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_KEPT, SHARE_WEIGHTS};
     *text = 0;
     for (int kind = 0; kind < PLACED; kind++) {

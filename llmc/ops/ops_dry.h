@@ -155,6 +155,14 @@ static void dry_attention(const AttentionShape *shape, int backward) {
     counts->flops += flops;
 }
 
+// Counts one product of length HD for each pair and query head.
+static void dry_received(size_t n, size_t keys, size_t NH, size_t NKV, size_t HD) {
+    const double flops = 2 * query_key_pairs(keys - n, keys, 0) * (double)(NH * HD);
+    dry.counts.flops += dry.factor * flops, dry.counts.attention_forward += dry.factor * flops;
+    dry.counts.own_forward += dry.factor * flops;
+    dry_move((n * NH + keys * NKV) * HD, dry.stored);
+}
+
 // Counts the chunked form: products of blocks of DELTA_BLOCK tokens; triangular matrices count half.
 static void dry_delta(const DeltaShape *shape, DeltaWork work, int transfer) {
     static const double launches[] = {3, 3, 6, 3};

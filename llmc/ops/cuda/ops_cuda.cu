@@ -21,6 +21,7 @@ matrix products of op set "cpu" in place of the libraries'.
 #ifdef HAVE_CUDNN
 #include "attention_cudnn.cuh" // its long spans by cuDNN
 #endif
+#include "received.cuh"     // attention that each key gets
 #include "sink.cuh"         // sinks of attention
 #include "gate.cuh"         // the gate of attention's output
 #include "conv.cuh"         // linear attention: the convolution
