@@ -84,8 +84,9 @@ static void context_allocate(ContextMemory *m, ContextSettings set, const Model 
     m->blocks = (LoadedBlocks *)checked_calloc(m->layers, sizeof(LoadedBlocks), "blocks of a long text");
     m->blocks->block = (size_t *)checked_calloc(m->layers * m->slots + 1, sizeof(size_t), "blocks of a long text");
     for (size_t l = 1; l < m->layers; l++) m->blocks[l].block = m->blocks->block + l * m->slots;
-    m->host = checked_calloc(max_size(max_size(m->most, 2 * masks), groups * shapes_of(model).NKV), sizeof(double),
-                             "scores of blocks");
+    m->host = checked_calloc(max_size(max_size(max_size(m->most, 2 * masks), set.window),
+                                      groups * shapes_of(model).NKV),
+                             sizeof(double), "scores of blocks");
     m->wanted = (uint8_t *)checked_calloc(m->most + 1, 1, "blocks of a long text");
 }
 
@@ -108,14 +109,15 @@ static void context_fill(const ContextMemory *m, const Cache *cache, const Strea
     const Shapes d = shapes_of(s->model);
     int32_t *position = (int32_t *)m->host;
     if (s->setup->dry) return;
-    s->ops->zero(m->zero, cache->chunk * sizeof(int32_t));
-    for (size_t t = 0; t < cache->chunk; t++) position[t] = (int32_t)m->set.window;
-    s->ops->copy_in(m->edge, position, cache->chunk * sizeof(int32_t));
-    s->ops->copy_in(m->row, cache->position, min_size(m->set.window, cache->capacity) * sizeof(int32_t));
-    memset(m->host, 0, cache->chunk * d.NH * d.NKV * d.stored);
-    for (size_t i = 0; i < cache->chunk * d.NH; i++)
+    s->ops->zero(m->zero, cache->rows * sizeof(int32_t));
+    for (size_t t = 0; t < cache->rows; t++) position[t] = (int32_t)m->set.window;
+    s->ops->copy_in(m->edge, position, cache->rows * sizeof(int32_t));
+    for (size_t t = 0; t < s->kv.rows[0]; t++) position[t] = (int32_t)t;
+    s->ops->copy_in(m->row, position, s->kv.rows[0] * sizeof(int32_t));
+    memset(m->host, 0, cache->rows * d.NH * d.NKV * d.stored);
+    for (size_t i = 0; i < cache->rows * d.NH; i++)
         set_number(m->host, s->model->dtype, i * d.NKV + i % d.NH / (d.NH / d.NKV), 1);
-    s->ops->copy_in(m->groups, m->host, cache->chunk * d.NH * d.NKV * d.stored);
+    s->ops->copy_in(m->groups, m->host, cache->rows * d.NH * d.NKV * d.stored);
 }
 
 // Pushes the memory of an empty text; `cache` has one slot and stores no keys.
@@ -124,12 +126,12 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     const size_t L = d.L, linear = layers_of_kind(&s->model->config, LAYER_LINEAR), block = m->set.block * d.KV;
     const size_t window = min_size(m->set.window, cache->capacity);
     m->mark = marks_of(s->arena), m->held = m->left = 0;
-    cache->chunk = min_size(context_chunk(m->set, s->setup->chunk), cache->capacity), cache->used[0] = 0;
+    cache->rows = min_size(context_chunk(m->set, s->setup->chunk), cache->capacity), cache->used[0] = 0;
     memset(m->blocks->block, 0, m->layers * m->slots * sizeof(size_t));
     for (size_t l = 0; l < m->layers; l++) memset(&m->blocks[l].page, 0, sizeof(PageSlot));
     s->now.pass = PASS_FORWARD_ONLY, s->now.batch = &cache->documents;
     sequence_split(s, 1);
-    set_key_rows(s, L, cache->tokens, cache->chunk);
+    set_key_rows(s, L, cache->capacity, cache->rows);
     s->kv.rows[0] = window;
     s->kv.k = push_stored(s, SHARE_KV, "keys in windows", keys_of_layers(s, 1));
     s->kv.v = push_stored(s, SHARE_KV, "values in windows", keys_of_layers(s, 1));
@@ -145,17 +147,17 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
                                           j ? "values of blocks" : "keys in blocks", m->layers * m->most * block,
                                           d.stored);
     }
-    s->now.rows = cache->chunk;
+    s->now.rows = cache->rows;
     push_inputs(s);
     if (expert_layers(s))
         s->routes.fed = (uint16_t *)arena_push(s->arena, SHARE_WORKSPACE, "routes of a pass",
-                                               expert_layers(s) * cache->chunk * d.router.k, sizeof(uint16_t));
-    s->now.tokens = push_positions(s, "tokens", cache->chunk);
-    m->running = push_positions(s, "positions", cache->chunk), m->zero = push_positions(s, "positions 0", cache->chunk);
-    m->row = push_positions(s, "rows of the window", window), m->edge = push_positions(s, "its edge", cache->chunk);
+                                               expert_layers(s) * cache->rows * d.router.k, sizeof(uint16_t));
+    s->now.tokens = push_positions(s, "tokens", cache->rows);
+    m->running = push_positions(s, "positions", cache->rows), m->zero = push_positions(s, "positions 0", cache->rows);
+    m->row = push_positions(s, "rows of the window", window), m->edge = push_positions(s, "its edge", cache->rows);
     cache->token = push_positions(s, "drawn tokens", 1);
     cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", 1, sizeof(double));
-    m->groups = push_stored(s, SHARE_WORKSPACE, "heads of groups", cache->chunk * d.NH * d.NKV);
+    m->groups = push_stored(s, SHARE_WORKSPACE, "heads of groups", cache->rows * d.NH * d.NKV);
     context_fill(m, cache, s);
 }
 
@@ -347,14 +349,15 @@ static void context_attention(ContextMemory *m, StreamBP *s, size_t l, Chunk c, 
 
 // ---- a text ---------------------------------------------------------------------------------------------------------
 // Runs n tokens (host; NULL in the dry run) through every layer. Afterwards `inputs` holds their x_L.
-static void context_forward(ContextMemory *m, const Cache *cache, StreamBP *s, const int32_t *tokens, size_t n) {
+static void context_forward(ContextMemory *m, Cache *cache, StreamBP *s, const int32_t *tokens, size_t n) {
     const size_t over = m->held + n > s->kv.rows[0] ? m->held + n - s->kv.rows[0] : 0;
     m->leaving = (over + m->set.block - 1) / m->set.block;
     m->held -= m->leaving * m->set.block, m->left += m->leaving;
-    const Chunk text = {0, n, cache->used[0], 0, 1, NULL}, window = {0, n, m->held, 0, 1, NULL};
-    s->inputs.begin = 0;
-    s->ops->copy_in(s->now.tokens, tokens, n * sizeof(int32_t));
-    s->ops->copy_in(m->running, cache->position + cache->used[0], n * sizeof(int32_t));
+    const Chunk text = {0, n, cache->used[0], 0, 1, &cache->spans}, window = {0, n, m->held, 0, 1, NULL};
+    cache->spans.count = 0, cache->last = text;
+    cache_add(cache, 0, tokens, n, 0);
+    s->ops->copy_in(s->now.tokens, cache->pass_token, n * sizeof(int32_t));
+    s->ops->copy_in(m->running, cache->pass_position, n * sizeof(int32_t));
     s->now.position = m->running;
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, text, w);
@@ -380,18 +383,16 @@ static void context_forward(ContextMemory *m, const Cache *cache, StreamBP *s, c
     }
     layers_end(&s->memory);
     m->held += n;
+    cache->last.row = n - 1, cache->last.n = 1;
 }
 
 // Appends tokens (host; NULL in the dry run) to the text. Once blocks have left, the last token is a chunk of its own:
 // what follows it is drawn from the blocks that it chooses.
 static void context_feed(ContextMemory *m, Cache *cache, StreamBP *s, const int32_t *tokens, size_t count) {
     for (size_t done = 0, n; done < count; done += n) {
-        n = min_size(count - done, cache->chunk);
+        n = min_size(count - done, cache->rows);
         if (cache->used[0] + count - done > s->kv.rows[0] && count - done > 1) n = min_size(n, count - done - 1);
         context_forward(m, cache, s, tokens ? tokens + done : NULL, n);
-        cache->used[0] += n;
-        const Chunk last = {n - 1, 1, n - 1, 0, 1, NULL};
-        cache->last = last;
     }
 }
 
@@ -403,16 +404,15 @@ static void context_walk(StreamBP *s, ContextSettings set, size_t capacity) {
     cache_allocate(&cache, 1, capacity);
     context_allocate(&m, set, s->model, capacity);
     context_begin(&m, &cache, s);
-    context_forward(&m, &cache, s, NULL, cache.chunk);
+    context_forward(&m, &cache, s, NULL, cache.rows);
     if (m.most) {
-        const size_t over = min_size(cache.chunk, capacity - s->kv.rows[0]);
-        m.held = s->kv.rows[0] + over - cache.chunk, m.left = m.most - (over + set.block - 1) / set.block;
-        context_forward(&m, &cache, s, NULL, cache.chunk);
-        m.held = s->kv.rows[0] - 1;
+        const size_t over = min_size(cache.rows, capacity - s->kv.rows[0]);
+        cache.used[0] = 0;
+        m.held = s->kv.rows[0] + over - cache.rows, m.left = m.most - (over + set.block - 1) / set.block;
+        context_forward(&m, &cache, s, NULL, cache.rows);
+        m.held = s->kv.rows[0] - 1, cache.used[0] = 0;
     }
     if (m.held < s->kv.rows[0]) context_forward(&m, &cache, s, NULL, 1);
-    const Chunk last = {0, 1, 0, 0, 1, NULL};
-    cache.last = last;
     cache_draw(&cache, s, &likeliest, NULL, NULL);
     context_end(&m, s);
     context_free(&m), cache_free(&cache);
