@@ -78,10 +78,11 @@ CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, SHORT(ON(
        "faster one of stream and seco that fits")
 REAL(keep_chunks, "keep-chunks", "1", 1e-6, 1, PASSES, "Q",
      "spaco: probability that a chunk has a backward pass, whose gradient is then scaled by 1/Q")
-SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS, "N",
+SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS | ON(SAMPLE), "N",
      "tokens of a chunk; auto: the fastest that fits; the last two share tokens if the last would be below an eighth; "
      "mst: intermediate_size / hidden_size chunks, vocab_size / hidden_size of logits")
-SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at the same time")
+SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS | ON(SAMPLE), "N",
+     "tokens whose logits exist at the same time")
 CHOICE(KeepActivations, keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: what forward saves for backward beside layer inputs; attention: each layer's attention "
        "output and log-sum-exp, so that backward need not run attention's forward again; auto: if that is faster and "
@@ -92,7 +93,7 @@ CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WO
        "where layer inputs are stored; seco and spaco: keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
      "store every K-th layer's input, and recompute those between in backward; auto: 1 if that fits")
-CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
+CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES | ON(SAMPLE), PLACE_WORDS,
        "where weights are stored; off the device they are loaded layer by layer")
 CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS, "where gradients are stored")
 CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
@@ -102,7 +103,7 @@ CHOICE(WhenUpdated, update, "update", "auto", UPDATE_NOW, UPDATE_AUTO, STEPS, "n
        "optimizer's state overlap it; results are the same bits; auto: if that is faster and fits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where the reference's weights are stored: for kto, or --rollout with --beta, if all weights are trained")
-TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES, "DIR",
+TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES | ON(SAMPLE), "DIR",
      "folder on a local disk for what is stored there; its space is reserved from the first step to any end")
 CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
        "off: cuDNN's attention backward adds in any order: faster, but the last bits differ from run to run")
@@ -112,12 +113,12 @@ CHOICE(Moments, moments, "moments", "fp32", MOMENTS_FP32, MOMENTS_INT8, STEPS, "
        "type of AdamW's moments; int8: as in bitsandbytes' AdamW8bit (fp32 for parameters below 4096 elements)")
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "fp32 master weights for the optimizer; auto: if the weights are bf16")
-BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES), "BYTES|CARD",
+BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES) | ON(SAMPLE), "BYTES|CARD",
       "device memory for the run, such as 40GiB or h100; of a card what it leaves to a program; plan finds the longest "
       "T within it; a run that needs more is refused before it starts")
-BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES, "BYTES",
+BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of host memory for what is stored there, over all ranks of a machine")
-BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES, "BYTES",
+BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, SHORT(ON(PLAN)), "train|bp",
        "plan a training run, or one pass; that has no optimizer update and needs far less")
@@ -199,9 +200,6 @@ FLAG(mask_truncated, "mask-truncated", STEPS,
 SIZE(keep_rollouts, "keep-rollouts", "20", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps that rollouts.jsonl in --out holds; rollouts.1.jsonl holds as many before; 0: none")
 SIZE(show, "show", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "completions to print for each step, with rewards")
-SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",
-     "completions written in parallel, each with a key/value cache; auto: all of a step, at most 64")
-IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside the tokenizer's own")
 FLAG(overlap, "overlap", STEPS,
      "write the next completions while rewards are computed: one step off-policy, corrected by old log-probabilities")
 SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the completions of one rollout")
@@ -318,6 +316,13 @@ SECTION("Sampling")
 TEXT(prompt, "prompt", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "text to continue")
 TEXT(prompt_file, "prompt-file", NULL, SHORT(ON(SAMPLE)) | TEXTS, "FILE", "file with that text; -: standard input")
 IDS(prompt_ids, "prompt-ids", TEXTS, "ID,ID,...", "token ids to continue")
+TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
+     "prompts, one a line, answered in parallel; a line is a text, or a JSON object with prompt, messages or "
+     "prompt_ids; answers are JSON lines in the same order; -: standard input")
+SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
+     "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
+     "at most 64, on a GPU 256")
+IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
 SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, SHORT(ON(SAMPLE)) | LOSSES, "N",
      "most tokens to sample; dr_grpo divides by it")
 REAL(temperature, "temperature", "1", 0, 1000, SHORT(ON(SAMPLE)) | LOSSES | ON(LOGPROBS), "X",
@@ -334,7 +339,8 @@ TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message 
 CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHORT(ON(SAMPLE)) | TEXTS,
        "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
-     "tokens of a chat from standard input, all turns together; auto: the model's positions, at most 8192")
+     "tokens of a chat from standard input, all turns together; auto: the model's positions, at most 8192; of "
+     "--prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")
 FLAG(show_special, "show-special", TEXTS, "also print special tokens")
 

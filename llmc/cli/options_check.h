@@ -61,7 +61,8 @@ static void options_check_files(const Options *o) {
     const Verb verb = o->verb;
     const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE;
     const int models = verb == VERB_PLAN && option_given(o, "machine"); // those that can be trained there
-    const int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
+    const int one = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
+    const int prompts = one + (o->prompts != NULL);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
                         o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK;
@@ -76,10 +77,18 @@ static void options_check_files(const Options *o) {
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
         {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
-        {prompts > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
+        {one > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
+        {one && o->prompts,
+         "--prompts excludes --prompt, --prompt-file and --prompt-ids: give a file of prompts, or one prompt"},
+        {sample && option_given(o, "slots") && !o->prompts,
+         "--slots has no meaning without --prompts: one text has one slot"},
+        {option_given(o, "thinking") && !o->chat && !o->prompts,
+         "--thinking has no meaning without --chat; give both or none"},
         {sample && !prompts && !o->chat && !o->system,
-         "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,..."},
+         "no prompt: give --prompt TEXT, --prompt-file FILE, --prompt-ids ID,ID,... or --prompts FILE"},
         {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
+        {sample && !prompts && option_given(o, "stop-ids"),
+         "--stop-ids: a chat's turns end where the tokenizer says; leave it out, or give a prompt"},
         {(o->chat || o->system) && o->prompt_ids.count,
          "--chat and --prompt-ids exclude each other: ids are given as they are"},
         {o->adapter && verb == VERB_CONVERT && !o->merge && !o->adapter_only,
@@ -117,6 +126,10 @@ static void options_check_steps(const Options *o) {
         {train && o->lr > 1 && !o->any_lr,
          "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller one, or --any-lr"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
+        {!rollout && verb != VERB_SAMPLE && option_given(o, "slots"),
+         "--slots has no meaning without --rollout; give both or none"},
+        {!rollout && verb != VERB_SAMPLE && option_given(o, "stop-ids"),
+         "--stop-ids has no meaning without --rollout; give both or none"},
         {rollout && train && !o->reward_command.count,
          "--rollout needs --reward-command, which says what a completion is worth"},
         {rollout && verb == VERB_PLAN && !o->data.count,
