@@ -316,7 +316,7 @@ static const struct {
 };
 #define OF_OBJECTIVES (sizeof(of_objectives) / sizeof(of_objectives[0]))
 
-// Options without effect unless another is given
+// Options without effect unless another is given, of verbs that take both
 static const struct {
     const char *option, *needs;
 } of_options[] = {
@@ -328,6 +328,8 @@ static const struct {
     {"lora-targets", "lora-rank"},
     {"lora-dropout", "lora-rank"},
     {"rslora", "lora-rank"},
+    {"slots", "rollout"},
+    {"stop-ids", "rollout"},
     {"grads-of", "grads-out"},
     {"json-lines", "json"},
     {"mask-truncated", "rollout"},

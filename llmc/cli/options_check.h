@@ -40,7 +40,8 @@ static void options_check_tables(const Options *o) {
                        objective_names[o->objective], names);
     }
     for (size_t i = 0; i < OF_OPTIONS; i++)
-        if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
+        if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs) &&
+            option_accepted(&option_rows[option_find(of_options[i].needs)], o->verb))
             options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
                            of_options[i].needs);
 }
@@ -126,10 +127,6 @@ static void options_check_steps(const Options *o) {
         {train && o->lr > 1 && !o->any_lr,
          "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller one, or --any-lr"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
-        {!rollout && verb != VERB_SAMPLE && option_given(o, "slots"),
-         "--slots has no meaning without --rollout; give both or none"},
-        {!rollout && verb != VERB_SAMPLE && option_given(o, "stop-ids"),
-         "--stop-ids has no meaning without --rollout; give both or none"},
         {rollout && train && !o->reward_command.count,
          "--rollout needs --reward-command, which says what a completion is worth"},
         {rollout && verb == VERB_PLAN && !o->data.count,

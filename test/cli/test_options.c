@@ -540,7 +540,7 @@ TEST(lines_are_refused) {
     assert_true(parse("bp --init gpt2 --objective grpo --old-logprobs f --any-reference").any_reference);
     assert_true(parse("sample --init gpt2 --prompt x --temperature 0").temperature == 0);
     assert_true(parse("sample --init gpt2 --prompts - --chat --thinking off --json").slots == 0);
-    assert_int_equal(parse("sample --init gpt2 --prompts f --slots 7 --stop-ids 1,2").slots, 7);
+    assert_int_equal(parse("sample --init gpt2 --prompts f --slots 7").slots, 7);
 }
 
 // An option of some objectives is refused with the others.
