@@ -14,9 +14,9 @@ beside it (except for rounding: products of few and of many rows may sum in anot
     sampler_batch            completes any number of texts
 
 Nothing else allocates. Every step of sampler_batch draws a token for each slot. A text that draws an end token, or
-fills its `room`, gives its slot to the next waiting one. Consecutive texts with the same `prompt` pointer run it
-through the model once; the others copy its keys, values and states. A prompt's last token is fed by a step like any
-token drawn.
+fills its `room`, gives its slot to the next waiting one. The prompts of all slots that open between two steps are
+packed into passes (prepacking, arXiv 2404.09529). Consecutive texts with the same `prompt` pointer run it through the
+model once; the others copy its keys, values and states. A prompt's last token is fed by a step like any token drawn.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -119,6 +119,9 @@ typedef struct {
     Cache cache;
     const int32_t **prompt; // [slots] prompt in the slot, without its last token; NULL: none
     size_t *text;           // [slots] completion written there
+    size_t *opened;         // [slots] slots that open between two steps
+    size_t *source;         // [slots] for each of these the slot with its prompt, or itself
+    Append *append;         // [slots] prompts that run through the model
     size_t *active;         // [active_count] slots with an incomplete text
     int32_t *next;          // [active_count] token to feed next
     int32_t *drawn;         // [slots] tokens drawn in a step, by `uniform` in [0, 1)
@@ -136,6 +139,9 @@ static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, si
     if (model->config.num_experts) cache_record(&sampler->cache, &model->config);
     sampler->prompt = (const int32_t **)checked_calloc(slots, sizeof(*sampler->prompt), "prompts of texts");
     sampler->text = (size_t *)checked_calloc(slots, sizeof(size_t), "texts by slot");
+    sampler->opened = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
+    sampler->source = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
+    sampler->append = (Append *)checked_calloc(slots, sizeof(Append), "prompts of texts");
     sampler->active = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
     sampler->next = (int32_t *)checked_calloc(slots, sizeof(int32_t), "tokens of texts");
     sampler->drawn = (int32_t *)checked_calloc(slots, sizeof(int32_t), "tokens of texts");
@@ -144,8 +150,8 @@ static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, si
 
 static void sampler_batch_free(SamplerBatch *sampler) {
     cache_free(&sampler->cache);
-    free(sampler->prompt), free(sampler->text), free(sampler->active), free(sampler->next);
-    free(sampler->drawn), free(sampler->uniform);
+    free(sampler->prompt), free(sampler->text), free(sampler->opened), free(sampler->source), free(sampler->append);
+    free(sampler->active), free(sampler->next), free(sampler->drawn), free(sampler->uniform);
     memset(sampler, 0, sizeof(*sampler));
 }
 
@@ -162,36 +168,75 @@ static void sampler_batch_check(const SamplerBatch *sampler, const Completion *t
                 V - 1);
 }
 
-// Fills a slot with a prompt, without its last token: copies a slot that has it, or runs the model. Layers of linear
-// attention keep only the state after the last prompt, so only that prompt can be copied.
-static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
-    Cache *cache = &sampler->cache;
-    const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0, keeps = cache_keeps_all(cache, s);
-    size_t count = text->prompt_tokens - 1, from = sampler->prompt[slot] == text->prompt ? slot : 0;
-    while (from < cache->slots && sampler->prompt[from] != text->prompt) from++;
-    const uint16_t *route = cache->route && from < cache->slots ? cache->route[from] : NULL; // of another text
-    if (cache->route) cache->route[slot] = text->route;
-    if (from < cache->slots) {
-        cache_copy(cache, s, from, slot, count);
-        if (route)
-            memcpy(text->route, route,
-                   count * expert_layers(s) * s->model->config.num_experts_per_tok * sizeof(*route));
-    } else {
-        cache_clear(cache, s, slot);
-        cache_feed(cache, s, slot, text->prompt, count);
-        if (linear) memset(sampler->prompt, 0, cache->slots * sizeof(*sampler->prompt));
-        if (linear && keeps) cache_keep(cache, s, slot);
-    }
-    sampler->prompt[slot] = keeps ? text->prompt : NULL;
+// Copies a prompt without its last token from slot `from`, and its routes. cache_copy says what `state` is.
+static void slot_copy(SamplerBatch *sampler, StreamBP *s, size_t from, size_t state, size_t slot,
+                      const Completion *text, const uint16_t *route) {
+    const size_t count = text->prompt_tokens - 1;
+    cache_copy(&sampler->cache, s, from, state, slot, count);
+    if (route && route != text->route)
+        memcpy(text->route, route, count * expert_layers(s) * s->model->config.num_experts_per_tok * sizeof(*route));
 }
 
-// Opens a slot for text number `number`.
-static void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Completion *text, size_t number) {
-    slot_fill(sampler, s, slot, text);
-    text->tokens = 0, text->ended = 0;
-    sampler->text[slot] = number;
-    sampler->active[sampler->active_count] = slot;
-    sampler->next[sampler->active_count++] = text->prompt[text->prompt_tokens - 1];
+// Returns a slot with this prompt, `slot` itself first; SIZE_MAX: none.
+static size_t slot_with(const SamplerBatch *sampler, size_t slot, const int32_t *prompt) {
+    if (sampler->prompt[slot] == prompt) return slot;
+    for (size_t b = 0; b < sampler->cache.slots; b++)
+        if (sampler->prompt[b] == prompt) return b;
+    return SIZE_MAX;
+}
+
+// Fills opened[count] with the prompts of their texts. A prompt that a slot has is copied; all others run through the
+// model together, each once. Layers of linear attention keep the state after one prompt, that which ran last.
+static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *texts, size_t count) {
+    Cache *cache = &sampler->cache;
+    const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0, keeps = cache_keeps_all(cache, s);
+    const size_t none = SIZE_MAX;
+    size_t fed = 0;
+    for (size_t i = 0; i < count; i++) { // a prompt that its slot is about to lose is no source
+        const size_t slot = sampler->opened[i];
+        if (sampler->prompt[slot] != texts[sampler->text[slot]].prompt) sampler->prompt[slot] = NULL;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const size_t slot = sampler->opened[i];
+        const Completion *text = &texts[sampler->text[slot]];
+        const size_t from = slot_with(sampler, slot, text->prompt);
+        const uint16_t *route = cache->route && from != none ? cache->route[from] : NULL; // of another text
+        if (cache->route) cache->route[slot] = text->route;
+        sampler->source[i] = none;
+        if (from != none) {
+            slot_copy(sampler, s, from, cache->slots, slot, text, route);
+            sampler->prompt[slot] = text->prompt;
+            continue;
+        }
+        for (size_t j = 0; j < fed && keeps; j++)
+            if (sampler->append[j].tokens == text->prompt) sampler->source[i] = sampler->append[j].slot;
+        if (sampler->source[i] != none) continue;
+        const Append append = {slot, text->prompt, text->prompt_tokens - 1};
+        cache_clear(cache, s, slot);
+        sampler->append[fed++] = append;
+    }
+    cache_append(cache, s, sampler->append, fed);
+    const Append *last = fed ? &sampler->append[fed - 1] : NULL;
+    if (last && linear) memset(sampler->prompt, 0, cache->slots * sizeof(*sampler->prompt));
+    if (last && linear && keeps) cache_keep(cache, s, last->slot);
+    for (size_t i = 0; i < count; i++) {
+        const size_t slot = sampler->opened[i], from = sampler->source[i];
+        const Completion *text = &texts[sampler->text[slot]];
+        if (from != none) slot_copy(sampler, s, from, from, slot, text, cache->route ? cache->route[from] : NULL);
+        sampler->prompt[slot] = keeps && (!linear || !last || text->prompt == last->tokens) ? text->prompt : NULL;
+    }
+}
+
+// Opens opened[count] for the texts that they are to have.
+static void slots_open(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count) {
+    slots_fill(sampler, s, texts, count);
+    for (size_t i = 0; i < count; i++) {
+        const size_t slot = sampler->opened[i];
+        Completion *text = &texts[sampler->text[slot]];
+        text->tokens = 0, text->ended = 0;
+        sampler->active[sampler->active_count] = slot;
+        sampler->next[sampler->active_count++] = text->prompt[text->prompt_tokens - 1];
+    }
 }
 
 // Appends a token to a text. Returns 1 if that completes it.
@@ -205,14 +250,15 @@ static int text_append(Completion *text, int32_t id, const uint32_t *end_ids, si
 // Not during forward_backward or forward_only. Collective with ZeRO 3; each rank has its own texts, or none.
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
-    size_t waiting = 0, slot, steps;
+    size_t waiting = 0, opened = 0, steps;
     for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i, s->model->config.vocab_size);
     memset(sampler->prompt, 0, sampler->cache.slots * sizeof(*sampler->prompt));
     sampler->active_count = 0;
     sampler->cache.turns = weights_sharding(&s->memory).ranks > 1;
     cache_begin(&sampler->cache, s);
-    for (slot = 0; slot < sampler->cache.slots && waiting < count; slot++, waiting++)
-        slot_open(sampler, s, slot, &texts[waiting], waiting);
+    for (; opened < sampler->cache.slots && waiting < count; opened++, waiting++)
+        sampler->opened[opened] = opened, sampler->text[opened] = waiting;
+    slots_open(sampler, s, texts, opened);
     while ((steps = sampler->active_count) > 0) {
         cache_step(&sampler->cache, s, sampler->active, sampler->next, steps);
         for (size_t i = 0; i < steps; i++) {
@@ -221,21 +267,19 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             sampler->uniform[i] = random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position);
         }
         cache_draw(&sampler->cache, s, settings, sampler->uniform, sampler->drawn);
-        sampler->active_count = 0; // refilled below with texts that continue or begin: never beyond i
+        sampler->active_count = opened = 0; // refilled below with texts that continue: never beyond i
         for (size_t i = 0; i < steps; i++) {
-            Completion *text;
-            slot = sampler->active[i], text = &texts[sampler->text[slot]];
+            const size_t slot = sampler->active[i];
+            Completion *text = &texts[sampler->text[slot]];
             if (!text_append(text, sampler->drawn[i], end_ids, end_count)) {
                 sampler->active[sampler->active_count] = slot;
                 sampler->next[sampler->active_count++] = text->ids[text->tokens - 1];
                 continue;
             }
             if (sampler->completed) sampler->completed(sampler->context);
-            if (waiting < count) {
-                slot_open(sampler, s, slot, &texts[waiting], waiting);
-                waiting++;
-            }
+            if (waiting < count) sampler->opened[opened++] = slot, sampler->text[slot] = waiting++;
         }
+        slots_open(sampler, s, texts, opened);
     }
     cache_turn(&sampler->cache, s, TURN_NONE); // other ranks may still need this rank's weights
     cache_end(&sampler->cache, s);

@@ -1,11 +1,12 @@
 /*
-The key/value cache: generation as one more order of the steps of streambp.h. It is chunk-major: a chunk passes through
-every layer before the next one starts. K and V of all layers are kept, and one chunk of the residual stream. The cache
-is on the arena between two training passes, never during one.
+The key/value cache: generation as one more order of the steps of streambp.h. It is chunk-major: a pass takes a chunk of
+tokens through every layer before the next one starts. K and V of all layers are kept, and one chunk of the residual
+stream. The cache is on the arena between two training passes, never during one.
 
 A cache is a sequence of `slots` documents of `capacity` tokens each; slot b is tokens [b * capacity, (b + 1) *
-capacity). With several slots, `slots` scratch rows follow: a decoding step computes there and scatters K, V to the
-slots. In a single slot, layers with a window keep only the window; several slots keep all keys.
+capacity). A pass appends runs of tokens to any slots, as documents packed into a sequence: a prompt to one slot, many
+prompts to as many, a token to each of many. With several slots it computes K, V in rows of its own and scatters them to
+the slots. In a single slot, layers with a window keep only the window; several slots keep all keys.
 
 A layer of linear attention has one state for each slot, that after its last token. To let several slots begin with the
 same tokens, one more state after the slots' saves that of the common prefix.
@@ -13,7 +14,8 @@ same tokens, one more state after the slots' saves that of the common prefix.
     cache_allocate   once, before training: host memory
     cache_record     the same: has the routes of tokens recorded, in a model with experts
     cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
-    cache_feed       appends tokens to one slot
+    cache_append     appends tokens to slots, in as few passes as their number takes
+    cache_feed       the same to one slot
     cache_step       appends one token to each of many slots
     cache_keep       saves the state of a slot, for cache_copy to others that begin with its tokens
     cache_draw       draws the next token of each text that was fed last
@@ -23,84 +25,94 @@ same tokens, one more state after the slots' saves that of the common prefix.
 #define LLMC_KEY_VALUE_CACHE_H
 #include "streambp.h"
 
+enum { CACHE_PASS = 8192 }; // most tokens of a pass over several slots: more gain nothing
+
+// Tokens to append to a slot
+typedef struct {
+    size_t slot;
+    const int32_t *tokens; // [n] host; NULL in the dry run
+    size_t n;
+} Append;
+
 typedef struct {
     size_t slots, capacity; // number of documents, room in each in tokens
-    size_t tokens;          // of all slots, and scratch rows
-    size_t chunk;           // tokens that pass through the layers at once
+    size_t rows;            // most tokens of a pass
     int turns;              // ZeRO 3: ranks gather weights together but generate different texts (cache_turn)
     size_t mark;            // the arena's, before cache_begin
     Chunk last;             // tokens fed last: cache_draw draws their successors
     Batch documents;
-    size_t *used;                      // [slots] tokens in each
-    int32_t *position;                 // [capacity] 0, 1, 2, ...
-    int32_t *step_position, *step_row; // [slots] of a step
-    Span *step_span;                   // [slots] of a step: a token and the keys of its slot
-    int32_t *row;                      // [slots] step_row; device
-    int32_t *token;                    // [slots] drawn tokens; device
-    double *uniform;                   // [slots] uniform numbers of the draws; device
+    size_t *used; // [slots] tokens in each
+    // Host, of a pass
+    int32_t *pass_token, *pass_position, *pass_row; // [rows] row: in the slots
+    Span *span;                                     // [slots] its runs of tokens
+    Spans spans;
+    int32_t *row;    // [rows] pass_row; device
+    int32_t *token;  // [slots] drawn tokens; device
+    double *uniform; // [slots] uniform numbers of the draws; device
     // Experts, host; NULL: routes are not recorded
     uint16_t **route; // [slots] of a slot's tokens, [capacity,layers with experts,k]; NULL: none
     uint16_t *fed;    // [layers with experts,n,k] of a pass
 } Cache;
 
+// Returns the tokens of the longest pass.
+static size_t cache_rows(const Cache *cache, size_t chunk) {
+    if (cache->slots == 1) return min_size(chunk, cache->capacity);
+    return max_size(cache->slots, min_size(min_size(chunk, CACHE_PASS), cache->slots * cache->capacity));
+}
+
 // Allocates host memory, which outlives the cache on the arena.
 static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     memset(cache, 0, sizeof(*cache));
-    if (!slots || !capacity || capacity > ((size_t)INT32_MAX - slots) / slots)
+    if (!slots || !capacity || capacity > ((size_t)INT32_MAX - CACHE_PASS) / slots)
         die("a key/value cache of %zu texts of %zu tokens is more than can be indexed; take fewer or shorter ones",
             slots, capacity);
-    cache->slots = slots, cache->capacity = capacity, cache->tokens = slots * capacity + (slots > 1 ? slots : 0);
-    cache->documents.N = cache->tokens, cache->documents.documents = slots;
-    cache->documents.document_start =
-        (size_t *)checked_calloc(slots + 1, sizeof(size_t), "the documents of a key/value cache");
+    cache->slots = slots, cache->capacity = capacity;
+    const size_t rows = cache_rows(cache, SIZE_MAX);
+    cache->documents.N = slots * capacity;
     cache->used = (size_t *)checked_calloc(slots, sizeof(size_t), "the lengths of texts");
-    cache->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
-    cache->step_position = (int32_t *)checked_calloc(slots, sizeof(int32_t), "positions to sample at");
-    cache->step_row = (int32_t *)checked_calloc(slots, sizeof(int32_t), "rows to sample at");
-    cache->step_span = (Span *)checked_calloc(slots, sizeof(Span), "keys to sample from");
-    for (size_t b = 0; b <= slots; b++) cache->documents.document_start[b] = b * capacity;
-    for (size_t t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
+    cache->pass_token = (int32_t *)checked_calloc(rows, sizeof(int32_t), "tokens of texts");
+    cache->pass_position = (int32_t *)checked_calloc(rows, sizeof(int32_t), "positions of texts");
+    cache->pass_row = (int32_t *)checked_calloc(rows, sizeof(int32_t), "rows of texts");
+    cache->span = (Span *)checked_calloc(slots, sizeof(Span), "keys of texts");
+    cache->spans.span = cache->span;
 }
 
 static void cache_record(Cache *cache, const Config *config) {
     const size_t layers = expert_layers_before(config, config->num_hidden_layers), k = config->num_experts_per_tok;
-    const size_t tokens = max_size(cache->capacity, cache->slots);
     cache->route = (uint16_t **)checked_calloc(cache->slots, sizeof(uint16_t *), "routes of texts");
-    cache->fed = (uint16_t *)checked_calloc(layers * tokens * k, sizeof(uint16_t), "routes of texts");
+    cache->fed =
+        (uint16_t *)checked_calloc(layers * cache_rows(cache, SIZE_MAX) * k, sizeof(uint16_t), "routes of texts");
 }
 
 static void cache_free(Cache *cache) {
     free(cache->route), free(cache->fed);
-    free(cache->documents.document_start), free(cache->used);
-    free(cache->position), free(cache->step_position), free(cache->step_row), free(cache->step_span);
+    free(cache->used), free(cache->pass_token), free(cache->pass_position), free(cache->pass_row), free(cache->span);
     memset(cache, 0, sizeof(*cache));
 }
 
 static void cache_begin(Cache *cache, StreamBP *s) {
-    const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR);
+    const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR), tokens = cache->documents.N;
     const int several = cache->slots > 1;
     cache->mark = arena_mark(s->arena);
-    cache->chunk = min_size(s->setup->chunk, cache->capacity);
+    cache->rows = cache_rows(cache, s->setup->chunk);
     memset(cache->used, 0, cache->slots * sizeof(size_t));
     s->now.pass = PASS_FORWARD_ONLY;
     s->now.batch = &cache->documents;
     sequence_split(s, 1); // every rank generates for itself
-    push_key_value(s, s->model->config.num_hidden_layers, cache->tokens, several ? cache->tokens : cache->chunk, 0);
+    push_all_key_values(s, tokens, several ? tokens : cache->rows, several ? cache->rows : 0);
     if (linear) push_states(s, linear, several ? cache->slots + 1 : 1, several ? cache->capacity : 0);
-    s->now.rows = max_size(cache->chunk, cache->slots);
+    s->now.rows = cache->rows;
     push_inputs(s);
     if (expert_layers(s))
         s->routes.fed =
             (uint16_t *)arena_push(s->arena, SHARE_WORKSPACE, "routes of a pass",
-                                   expert_layers(s) * s->now.rows * shapes_of(s->model).router.k, sizeof(uint16_t));
-    s->now.rows = s->now.N;
-    s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
-    s->now.position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
-    cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a step", cache->slots, sizeof(int32_t));
+                                   expert_layers(s) * cache->rows * shapes_of(s->model).router.k, sizeof(uint16_t));
+    s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->rows, sizeof(int32_t));
+    s->now.position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->rows, sizeof(int32_t));
+    cache->row =
+        (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a pass", several ? cache->rows : 0, sizeof(int32_t));
     cache->token = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "drawn tokens", cache->slots, sizeof(int32_t));
     cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", cache->slots, sizeof(double));
-    for (size_t b = 0; b < cache->slots; b++)
-        s->ops->copy_in(s->now.position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
 }
 
 // ---- ranks that gather weights for each other (ZeRO 3) --------------------------------------------------------------
@@ -138,12 +150,10 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     }
 }
 
-// Runs tokens (host) of chunk c through every layer. Afterwards `inputs` holds their x_L. rows: in a step [c.n], the
-// rows of the slots that K, V are scattered to; else NULL
-static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
+// Runs the tokens of chunk c through every layer. Afterwards `inputs` holds their x_L. With several slots, scatters K, V
+// to cache->row.
+static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
     Stored *kv[2] = {s->kv.k, s->kv.v};
-    s->inputs.begin = c.row;
-    s->ops->copy_in(s->now.tokens + c.row, tokens, c.n * sizeof(int32_t));
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
@@ -154,8 +164,8 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
         weights_prefetch(&s->memory, l);
         Activations a = forward_activations(s, l, c, w);
         mixer_keys(s, l, c, w, &a);
-        for (size_t j = 0; j < 2 && rows && keys_of_layer(s, l); j++)
-            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n,
+        for (size_t j = 0; j < 2 && cache->slots > 1 && keys_of_layer(s, l); j++)
+            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.token), cache->row, c.n,
                                  layer_shapes(s, l).KV);
         rest_forward(s, l, c, w, &a);
         weights_release(&s->memory, l);
@@ -163,53 +173,76 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
     layers_end(&s->memory);
 }
 
-// Copies the routes of the last pass to those of slots: of n tokens at the end of slot[0], or (step) of one at the end
-// of each slot[n].
-static void cache_take_routes(const Cache *cache, const StreamBP *s, const size_t *slot, size_t n, int step) {
+// Copies the routes of the last pass to those of its slots.
+static void cache_take_routes(const Cache *cache, const StreamBP *s, size_t n) {
     const size_t layers = expert_layers(s), k = shapes_of(s->model).router.k;
-    if (!cache->route || !cache->route[slot[0]]) return;
+    int wanted = 0;
+    for (size_t i = 0; cache->route && i < cache->spans.count; i++)
+        wanted |= cache->route[cache->span[i].document / cache->capacity] != NULL;
+    if (!wanted) return;
     s->ops->copy_out(cache->fed, s->routes.fed, layers * n * k * sizeof(uint16_t));
-    for (size_t i = 0; i < n; i++) {
-        const size_t b = slot[step ? i : 0], token = cache->used[b] - (step ? 1 : n - i);
-        for (size_t l = 0; l < layers; l++)
-            memcpy(cache->route[b] + (token * layers + l) * k, cache->fed + (l * n + i) * k, k * sizeof(uint16_t));
+    for (size_t i = 0; i < cache->spans.count; i++) {
+        const Span *span = &cache->span[i];
+        uint16_t *route = cache->route[span->document / cache->capacity];
+        for (size_t t = span->begin; route && t < span->end; t++)
+            for (size_t l = 0; l < layers; l++)
+                memcpy(route + ((t - span->document) * layers + l) * k,
+                       cache->fed + (l * n + span->row + t - span->begin) * k, k * sizeof(uint16_t));
     }
 }
 
-// Appends tokens (host; NULL in the dry run) to one slot, a chunk at a time.
-static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t count) {
-    for (size_t done = 0; done < count;) {
-        const Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], min_size(count - done, cache->chunk));
-        cache_turn(cache, s, TURN_FORWARD);
-        cache_forward(s, tokens ? tokens + done : NULL, c, NULL);
-        cache->used[slot] += c.n, done += c.n;
-        cache_take_routes(cache, s, &slot, c.n, 0);
-        cache->last = c;
-        cache->last.row = cache->last.token = c.row + c.n - 1, cache->last.n = 1;
+// Adds n tokens at the end of a slot to the pass, at its row `row`. tokens: NULL in the dry run
+static void cache_add(Cache *cache, size_t slot, const int32_t *tokens, size_t n, size_t row) {
+    const size_t document = slot * cache->capacity, begin = document + cache->used[slot];
+    const Span span = {document, begin, begin + n, row};
+    cache->span[cache->spans.count++] = span;
+    for (size_t t = 0; t < n; t++) {
+        cache->pass_token[row + t] = tokens ? tokens[t] : 0;
+        cache->pass_position[row + t] = (int32_t)(cache->used[slot] + t);
+        cache->pass_row[row + t] = (int32_t)(begin + t);
     }
+    cache->used[slot] += n;
 }
 
-// Appends one token (host) to each of n different slots: products of n rows, attention of each row to its slot's keys.
-static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
-    const size_t row = cache->slots * cache->capacity;
-    const Chunk c = {row, n, row, 0, 1, cache->step_span};
-    if (cache->slots == 1) {
-        cache_feed(cache, s, slot[0], tokens, n);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        size_t position = cache->used[slot[i]]++;
-        Span *span = &cache->step_span[i];
-        span->document = slot[i] * cache->capacity;
-        span->begin = span->document + position, span->end = span->begin + 1, span->row = i;
-        cache->step_position[i] = (int32_t)position, cache->step_row[i] = (int32_t)span->begin;
-    }
-    s->ops->copy_in(s->now.position + c.row, cache->step_position, n * sizeof(int32_t));
-    s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
+// Runs the n tokens that were added through the model.
+static void cache_pass(Cache *cache, StreamBP *s, size_t n) {
+    const Chunk c = {0, n, cache->slots > 1 ? cache->documents.N : cache->span[0].begin, 0, 1, &cache->spans};
     cache_turn(cache, s, TURN_FORWARD);
-    cache_forward(s, tokens, c, cache->row);
-    cache_take_routes(cache, s, slot, n, 1);
+    s->ops->copy_in(s->now.tokens, cache->pass_token, n * sizeof(int32_t));
+    s->ops->copy_in(s->now.position, cache->pass_position, n * sizeof(int32_t));
+    if (cache->slots > 1) s->ops->copy_in(cache->row, cache->pass_row, n * sizeof(int32_t));
+    cache_forward(cache, s, c);
+    cache_take_routes(cache, s, n);
     cache->last = c;
+}
+
+// Appends tokens to different slots; an append may have none. cache_draw then draws the last append's next token.
+static void cache_append(Cache *cache, StreamBP *s, const Append *append, size_t count) {
+    for (size_t i = 0, done = 0; i < count;) {
+        size_t n = 0;
+        for (cache->spans.count = 0; i < count && n < cache->rows;) {
+            const Append *a = &append[i];
+            const size_t part = min_size(a->n - done, cache->rows - n);
+            if (part) cache_add(cache, a->slot, a->tokens ? a->tokens + done : NULL, part, n);
+            n += part, done += part;
+            if (done == a->n) i++, done = 0;
+        }
+        if (!n) continue;
+        cache_pass(cache, s, n);
+        cache->last.row = n - 1, cache->last.n = 1;
+    }
+}
+
+static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t count) {
+    const Append append = {slot, tokens, count};
+    cache_append(cache, s, &append, 1);
+}
+
+// Appends one token (host) to each of n different slots; cache_draw then draws the next token of each.
+static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
+    cache->spans.count = 0;
+    for (size_t i = 0; i < n; i++) cache_add(cache, slot[i], tokens ? &tokens[i] : NULL, 1, i);
+    cache_pass(cache, s, n);
 }
 
 // Tells whether slots keep K, V of all their tokens (no window slides) and a state can be saved.
@@ -236,8 +269,8 @@ static void cache_copy_states(const StreamBP *s, size_t from, size_t to) {
 static void cache_keep(const Cache *cache, const StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
 
 // Makes slot `to` a document of the first n tokens of slot `from`, which may be the same. Needs cache_keeps_all. With
-// linear attention the last cache_keep must have been called after exactly these tokens.
-static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t to, size_t n) {
+// linear attention slot `state` must have been after exactly these tokens: `from`, or `slots` at the last cache_keep.
+static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t state, size_t to, size_t n) {
     const size_t L = s->model->config.num_hidden_layers;
     const size_t source = from * cache->capacity, target = to * cache->capacity;
     for (size_t l = 0; l < L && from != to; l++) {
@@ -247,7 +280,7 @@ static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t to, 
         s->ops->copy(key_value_at(s, s->kv.k, l, target), key_value_at(s, s->kv.k, l, source), bytes);
         s->ops->copy(key_value_at(s, s->kv.v, l, target), key_value_at(s, s->kv.v, l, source), bytes);
     }
-    cache_copy_states(s, cache->slots, to);
+    cache_copy_states(s, state, to);
     cache->used[to] = n;
 }
 
@@ -260,15 +293,15 @@ static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
 // Ends the program: row `row` of what was fed last has a logit that is not finite, of token -1 - drawn.
 static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, size_t row, int32_t drawn) {
     const size_t id = (size_t)(-1 - (int64_t)drawn);
-    const size_t position = cache->slots > 1 ? (size_t)cache->step_position[row] + 1 : cache->used[0];
+    const size_t position = (size_t)cache->pass_position[cache->last.row + row] + 1;
     double logit; // room for any type
     s->ops->copy_out(&logit, stored_row(s, logits, id, 1), dtype_size(s->model->dtype));
     die("the logit of token %zu at position %zu is %g: the weights are damaged or training has diverged", id, position,
         element_to_double(&logit, s->model->dtype, 0));
 }
 
-// Draws token[n] (host) with uniform[n] (host) from logits: of the last token of cache_feed (n = 1), or of the n tokens
-// of the last cache_step. Ends the program on a logit that is not finite. token, uniform: NULL in the dry run
+// Draws token[n] (host) with uniform[n] (host) from logits: of the last token appended (n = 1), or of the n tokens of
+// the last cache_step. Ends the program on a logit that is not finite. token, uniform: NULL in the dry run
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
@@ -280,7 +313,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
-        c.row = c.token = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
+        c.row = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
         Stored *logits = head_forward(s, c, w).logits;
         Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
         s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, &scaled, scratch);
@@ -298,22 +331,31 @@ static void cache_end(Cache *cache, StreamBP *s) {
     arena_pop(s->arena, cache->mark);
 }
 
-// Dry run of generation: the longest chunk, a single token, a step of all slots, and draws.
+// Dry run of generation: the longest pass, in as many runs as make the most blocks of linear attention, a single token,
+// a step of all slots, and draws.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     const SamplingSettings likeliest = {0};
     Cache cache;
     size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a dry run");
-    for (size_t b = 0; b < slots; b++) slot[b] = b;
+    Append *append = (Append *)checked_calloc(slots, sizeof(Append), "slots of a dry run");
     cache_allocate(&cache, slots, capacity);
     cache_begin(&cache, s);
-    cache_feed(&cache, s, 0, NULL, cache.chunk);
-    if (cache.used[0] < capacity) cache_feed(&cache, s, 0, NULL, 1);
+    size_t left = cache.rows - slots; // one slot or more rows than slots
+    for (size_t b = 0; b < slots; b++) slot[b] = append[b].slot = b, append[b].n = 1;
+    for (size_t unit = DELTA_BLOCK, b = 0; left; b = (b + 1) % slots) {
+        const size_t more = min_size(left, capacity - append[b].n) / unit * unit;
+        append[b].n += more, left -= more;
+        if (b + 1 == slots) unit = 1;
+    }
+    cache_append(&cache, s, append, slots);
     cache_clear(&cache, s, 0);
+    cache_feed(&cache, s, 0, NULL, 1);
+    for (size_t b = 0; b < slots; b++) cache_clear(&cache, s, b);
     if (slots > 1) cache_step(&cache, s, slot, NULL, slots);
     cache_draw(&cache, s, &likeliest, NULL, NULL);
     cache_end(&cache, s);
     cache_free(&cache);
-    free(slot);
+    free(slot), free(append);
 }
 
 #endif

@@ -79,6 +79,15 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
     if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count);
 }
 
+// The same for generation, all layers at a time. staged: rows of a pass after them, at tokens from `tokens` on; 0: none
+static void push_all_key_values(StreamBP *s, size_t tokens, size_t chunk, size_t staged) {
+    set_key_rows(s, s->model->config.num_hidden_layers, tokens, chunk);
+    const size_t count = keys_of_layers(s, 1) + staged * (keys_of_layers(s, 0) / tokens);
+    s->kv.staged = staged ? tokens : 0;
+    s->kv.k = push_stored(s, SHARE_KV, "keys of all layers", count);
+    s->kv.v = push_stored(s, SHARE_KV, "values of all layers", count);
+}
+
 static void push_key_value_gradients(StreamBP *s) {
     const size_t count = keys_of_layers(s, 0);
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", count);
@@ -143,6 +152,8 @@ static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
 
 // A token's row in kv.k, kv.v or kv.k_linear, and in kv.dk or kv.dv, which are of one layer at a time
 static Stored *key_value_at(const StreamBP *s, Stored *base, size_t l, size_t token) {
+    if (s->kv.staged && token >= s->kv.staged)
+        return stored_row(s, base, keys_of_layers(s, 1) + (token - s->kv.staged) * layer_shapes(s, l).KV, 1);
     return stored_row(s, layer_keys(s, base, l), token - tokens_skipped(s, l, token), layer_shapes(s, l).KV);
 }
 

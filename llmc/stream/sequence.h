@@ -14,11 +14,11 @@ those of the whole sequence: ranks that share it copy their own tokens' values a
 #include "routes.h"
 
 typedef struct {
-    size_t row, n;     // rows [row, row + n) of inputs and activations
-    size_t token;      // tokens [token, token + n) of the sequence; a process alone: token = row
-    size_t index;      // position among the chunks of a loop
-    double times;      // chunks that a visit counts for; 1 in a run
-    const Span *given; // [n] the key ranges of a generation step (key_value_cache.h); NULL: those of the documents
+    size_t row, n;      // rows [row, row + n) of inputs and activations
+    size_t token;       // tokens [token, token + n) of the sequence; a process alone: token = row
+    size_t index;       // position among the chunks of a loop
+    double times;       // chunks that a visit counts for; 1 in a run
+    const Spans *given; // those of a generation pass (key_value_cache.h); NULL: those of the documents
 } Chunk;
 
 // ---- the rows of a rank ---------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
 static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first) {
     const size_t *start = s->now.batch->document_start, end = c.token + c.n, documents = s->now.batch->documents;
     Spans spans = {s->now.span, 0, window, 0};
-    for (size_t i = 0; c.given && i < c.n; i++) spans_add(&spans, s->now.span, c.given[i], first);
+    for (size_t i = 0; c.given && i < c.given->count; i++) spans_add(&spans, s->now.span, c.given->span[i], first);
     for (size_t i = document_of(s->now.batch, c.token); !c.given && i < documents && start[i] < end; i++) {
         const size_t begin = max_size(start[i], c.token);
         const Span span = {start[i], begin, min_size(start[i + 1], end), begin - c.token};

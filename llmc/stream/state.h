@@ -66,6 +66,7 @@ typedef struct {
     size_t rows[2];   // of a full-attention layer, of a layer with a window
     size_t layers;    // 1: one layer's at a time
     size_t first;     // token in row 0 of layers with a window; moves with the window
+    size_t staged;    // generation: tokens from here on lie after all layers' keys, one layer at a time; 0: none
     Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
 } KeyValue;
 

@@ -109,13 +109,16 @@ TEST(texts_as_if_alone) {
     assert_true(ended > MODELS && ended < 3 * MODELS * TEXTS - MODELS); // some texts end early, some do not
 }
 
-// Compares a step's logits with those of a text alone; in bf16 too, where tokens may differ.
-static void compare_logits(size_t i, size_t slots) {
-    Run *run = batch_run(i, 3, 2, slots, NULL);
-    size_t V = vocabulary(i), row = V * dtype_size(ops_device->stored), t, b, active, listed[8];
+// Compares logits with those of a text alone; in bf16 too, where tokens may differ. The texts grow by random packings of
+// several tokens each, and by steps of one token.
+static void compare_logits(size_t i, size_t chunk, size_t slots, size_t packings) {
+    Run *run = batch_run(i, chunk, 2, slots, NULL);
+    size_t V = vocabulary(i), row = V * dtype_size(ops_device->stored), t, b, count, left;
     double *alone = case_doubles(slots * TOKENS * V);
     char *stored = (char *)case_memory(slots * row);
     int32_t *text = (int32_t *)case_memory(slots * TOKENS * sizeof(int32_t)), next[8];
+    size_t listed[8];
+    Append append[8];
     Cache cache;
     for (b = 0; b < slots; b++) {
         sampler_begin(&run->sampler, &run->tiny.s);
@@ -127,36 +130,44 @@ static void compare_logits(size_t i, size_t slots) {
         sampler_end(&run->sampler);
     }
     cache_allocate(&cache, slots, TOKENS);
-    cache_begin(&cache, &run->tiny.s);
-    for (b = 0; b < slots; b++) cache_feed(&cache, &run->tiny.s, b, text + b * TOKENS, 1 + b % 3);
-    for (;;) { // steps some of the unfinished texts, in any order
-        for (b = 0, active = 0; b < slots; b++) {
-            size_t slot = (b * 5 + 3) % slots;
-            if (cache.used[slot] == TOKENS || (test_random_below(4) == 0 && cache.used[slot] < TOKENS - 1)) continue;
-            listed[active] = slot, next[active++] = text[slot * TOKENS + cache.used[slot]];
+    for (size_t packing = 0; packing < packings; packing++) {
+        cache_begin(&cache, &run->tiny.s);
+        for (left = slots * TOKENS; left;) {
+            const int step = test_random_below(2) && slots > 1;
+            for (b = 0, count = 0; b < slots; b++) { // some of the unfinished texts, in any order
+                const size_t slot = (2 * slots + packing - b) % slots, used = cache.used[slot], room = TOKENS - used;
+                if (!room || test_random_below(4) == 0) continue;
+                const size_t n = step ? 1 : min_size(room, test_random_below(7));
+                append[count].slot = listed[count] = slot;
+                append[count].tokens = text + slot * TOKENS + used, next[count] = text[slot * TOKENS + used];
+                append[count++].n = n, left -= n;
+            }
+            if (count && step) cache_step(&cache, &run->tiny.s, listed, next, count);
+            if (!step) cache_append(&cache, &run->tiny.s, append, count);
+            while (count && !append[count - 1].n) count--;
+            if (!count) continue;
+            cache_logits(&cache, &run->tiny.s, stored);
+            for (b = step ? 0 : count - 1; b < count; b++) {
+                const size_t at = cache.used[append[b].slot] - 1;
+                const double *expected = alone + (append[b].slot * TOKENS + at) * V;
+                for (size_t v = 0; v < V; v++)
+                    expect_logit(element_to_double(stored, ops_device->stored, (step ? b : 0) * V + v), expected[v], v,
+                                 at);
+            }
         }
-        for (b = 0, t = 0; b < slots; b++) t += cache.used[b] == TOKENS;
-        if (t == slots) break;
-        if (!active) continue;
-        cache_step(&cache, &run->tiny.s, listed, next, active);
-        cache_logits(&cache, &run->tiny.s, stored);
-        for (b = 0; b < active; b++) {
-            const double *expected = alone + (listed[b] * TOKENS + cache.used[listed[b]] - 1) * V;
-            for (size_t v = 0; v < V; v++)
-                expect_logit(element_to_double(stored, ops_device->stored, b * V + v), expected[v], v,
-                             cache.used[listed[b]] - 1);
-        }
+        cache_end(&cache, &run->tiny.s);
     }
-    cache_end(&cache, &run->tiny.s);
     cache_free(&cache);
     run_close(run);
 }
 
-TEST(logits_of_steps) {
+TEST(logits_of_packings) {
     for (size_t i = 0; i < MODELS; i++) {
-        const size_t slots = i % 2 ? 7 : 2;
-        test_case("%.30s..., %zu slots", models[i], slots);
-        compare_logits(i, slots);
+        for (size_t k = 0; k < 5; k++) {
+            const size_t slots = 2 + (i + 3 * k) % 6, chunk = 1 + (7 * i + 5 * k) % 23;
+            test_case("%.30s..., %zu slots, chunks of %zu", models[i], slots, chunk);
+            compare_logits(i, chunk, slots, EMULATED ? 1 : 4);
+        }
     }
 }
 
