@@ -203,7 +203,7 @@ static int run_fits_with(const Run *run, size_t limit, Place weights) {
 static void run_plan(Run *run, const Batch *shape, size_t limit) {
     RunSettings *s = &run->settings;
     const int open = s->rollout_slots > 1 && !run->options->slots;
-    if (open) s->rollout_slots = min_size(s->rollout_slots, max_size(1, INT32_MAX / (s->rollout_tokens + 1)));
+    if (open) s->rollout_slots = min_size(s->rollout_slots, max_size(1, (INT32_MAX - CACHE_PASS) / s->rollout_tokens));
     const Run most = *run;
     run_plan_places(run, shape, limit);
     if (!open || s->rollout_slots == 1 || run_fits_with(run, limit, PLACE_DEVICE)) return;
