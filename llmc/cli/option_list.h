@@ -316,13 +316,6 @@ SECTION("Sampling")
 TEXT(prompt, "prompt", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "text to continue")
 TEXT(prompt_file, "prompt-file", NULL, SHORT(ON(SAMPLE)) | TEXTS, "FILE", "file with that text; -: standard input")
 IDS(prompt_ids, "prompt-ids", TEXTS, "ID,ID,...", "token ids to continue")
-TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
-     "prompts, one a line, answered in parallel; a line is a text, or a JSON object with prompt, messages or "
-     "prompt_ids; answers are JSON lines in the same order; -: standard input")
-SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
-     "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
-     "at most 64, on a GPU 256")
-IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
 SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, SHORT(ON(SAMPLE)) | LOSSES, "N",
      "most tokens to sample; dr_grpo divides by it")
 REAL(temperature, "temperature", "1", 0, 1000, SHORT(ON(SAMPLE)) | LOSSES | ON(LOGPROBS), "X",
@@ -330,6 +323,13 @@ REAL(temperature, "temperature", "1", 0, 1000, SHORT(ON(SAMPLE)) | LOSSES | ON(L
 SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, SHORT(ON(SAMPLE)) | TEXTS, "K", "sample from the K likeliest tokens")
 REAL(top_p, "top-p", "1", 0, 1, SHORT(ON(SAMPLE)) | TEXTS, "P",
      "sample from likeliest tokens of probability P together")
+TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
+     "prompts, one a line, answered in parallel; a line is a text, or a JSON object with prompt, messages or "
+     "prompt_ids; answers are JSON lines in the same order; -: standard input")
+SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
+     "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
+     "at most 64, on a GPU 256")
+IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
 TEXT(tokenizer, "tokenizer", "auto", TEXTS, "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "
      "folder or the one above it (train: or beside --data), else bytes if the vocabulary has 256 tokens")

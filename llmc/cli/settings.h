@@ -166,8 +166,8 @@ static void settings_add_routers(RunSettings *settings, const Options *o) {
     settings->router_z_loss = o->router_z_loss, settings->router_bias_update = o->router_bias_update;
 }
 
-// Most of --slots auto. A step of decoding reads the weights once for all texts. On a GPU that bounds it up to about 300
-// texts: an H100's FLOP/s in bf16 over its byte/s.
+// Most of --slots auto. A step of decoding reads the weights once for all texts. On a GPU that bounds it up to about
+// 300 texts: an H100's FLOP/s in bf16 over its byte/s.
 #define SLOTS_OF_CPU ((size_t)64)
 #define SLOTS_OF_GPU ((size_t)256)
 
