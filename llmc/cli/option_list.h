@@ -335,6 +335,9 @@ CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHOR
        "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
      "tokens of a chat from standard input, all turns together; auto: the model's positions, at most 8192")
+FLAG(iterative, "iterative", ON(SAMPLE),
+     "with --chat: reason in rounds; a <summary> in an answer begins another round, whose prompt ends with it")
+SIZE(max_rounds, "max-rounds", "16", 1, OPTION_UNBOUNDED, ON(SAMPLE), "N", "most rounds of --iterative")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")
 FLAG(show_special, "show-special", TEXTS, "also print special tokens")
 

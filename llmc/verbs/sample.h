@@ -6,6 +6,7 @@ standard input, and the cache lives across turns.
 #define LLMC_SAMPLE_H
 #include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
+#include "sample_iterative.h"
 
 #define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
 
@@ -103,6 +104,7 @@ static int verb_sample(const Options *options) {
     run_open(&run, options, NULL);
     Prompt prompt = prompt_from_options(&run);
     run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
+    if (options->iterative) run.settings.cache_tokens = iterative_cache_tokens(&prompt, options);
     if (chat) run.settings.cache_tokens = options->max_context;
     if (chat && !options->max_context)
         run.settings.cache_tokens = min_size(CHAT_TOKENS, run.model.config.max_position_embeddings);
@@ -112,7 +114,9 @@ static int verb_sample(const Options *options) {
     sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
     run_load_weights(&run);
     int32_t *ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
-    if (chat) {
+    if (options->iterative) {
+        sample_iterative(&run, &sampler, &prompt, ids);
+    } else if (chat) {
         sample_chat(&run, &sampler, &prompt, ids);
     } else {
         size_t drawn = generate(&sampler, &run.streambp, &prompt, &sampling, ids, options->max_new_tokens,
