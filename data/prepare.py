@@ -97,6 +97,10 @@ def read_arguments(argv):
         "them; the line break after a turn counts with it, as in TRL's assistant_only_loss")
     add("--reasoning", choices=("keep", "drop"), default="keep", help="what is done with a sample whose reasoning is cut off, <think> without "
         "</think> (default keep: as the beginning of a turn that does not end)")
+    add("--iterative", action="store_true", help="cut the reasoning of the last turn into segments with summaries, each a sample of its own")
+    add("--segment-tokens", type=count, metavar="N", help="with --iterative: most tokens of a segment (default 4096)")
+    add("--summary-command", metavar="COMMAND", help="with --iterative: a command that summarises, for rows without a column summaries: a line "
+        "of JSON in (question, history, segment), a text as JSON out")
     add("--roles", metavar="NAME,...", default="", help="roles that the template knows beside the common ones")
     add("--eos", choices=("yes", "no"), default="yes", help="end texts and completions with the end-of-text token (default yes)")
     add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")
@@ -121,9 +125,12 @@ def read_arguments(argv):
     for wrong, why in ((not arguments.files, "no FILE to read"), (not arguments.tokenizer, "no --tokenizer"),
                        (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
                        (arguments.long != "keep" and not arguments.max_tokens, f"--long {arguments.long} needs --max-tokens"),
+                       (not arguments.iterative and arguments.segment_tokens, "--segment-tokens needs --iterative"),
+                       (not arguments.iterative and arguments.summary_command, "--summary-command needs --iterative"),
                        (len({*map(os.path.realpath, arguments.files)}) < len(arguments.files), "a FILE is named twice")):
         if wrong:
             parser.error(why)
+    arguments.segment_tokens = arguments.segment_tokens or (4096 if arguments.iterative else None)
     return arguments
 
 
@@ -305,9 +312,10 @@ def show(arguments):
         for text in dict.fromkeys(workers.tell(record, documents)):
             print(f"{where}: {text}")
         for i, document in enumerate(documents):
+            rounds = f" round {i + 1} of {len(documents)}" if kind == shards.DOCUMENTS and len(documents) > 1 else ""
             which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
                      shards.LABELS: " desirable" if document.reward else " undesirable",
-                     shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
+                     shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, rounds)
             prompt = f", {document.prompt} of the prompt" if document.prompt else ""
             print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
             for text, counts in pieces(encoder, document.ids, document.counts):

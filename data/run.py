@@ -296,7 +296,7 @@ class Run:
         last = int(table["begin"][-1] + table["tokens"][-1])
         table["begin"] -= np.uint64(first)
         values = result.values[first:last] if self.kind == shards.ADVANTAGES else None
-        if self.kind == shards.LABELS:  # a pair gives two
+        if self.kind in (shards.LABELS, shards.DOCUMENTS):  # a pair gives two answers, a long reasoning several rounds
             documents = [1] * len(table)
         columns = result.columns[begin:end] if self.kind == shards.PROMPTS else None
         self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents, values, columns)
