@@ -4,7 +4,7 @@
 #     scripts/recipes/cat_lm.sh [FOLDER...]   this program's own sources by default; needs ./train and a Python with tokenizers, jinja2, numpy
 #
 # Everything goes into build/cat_lm/, which is replaced. Variables: STEPS (20) of training, SIZE (64) of the model, SEQ_LEN (2048) bytes: longer
-# documents are cut into parts. A real run takes a model and its tokenizer, and a SEQ_LEN that holds a file with its tests.
+# documents are trained on in parts; OUT, another folder. A real run takes a model and its tokenizer, and a SEQ_LEN that holds a file with its tests.
 set -eu
 cd "$(dirname "$0")/../.."
 RECIPE=cat_lm

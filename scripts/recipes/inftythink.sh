@@ -4,16 +4,16 @@
 #
 #     scripts/recipes/inftythink.sh           some minutes on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)
 #
-# Everything goes into build/inftythink/, which is replaced. Variables: STEPS (450) of training, QUESTIONS (10) to answer, SIZE (128) of the
-# model, SEGMENT (64) tokens.
+# Everything goes into build/inftythink/, which is replaced. Variables: SAMPLES (3000) of data, STEPS (350) of training, QUESTIONS (10) to
+# answer, SIZE (128) of the model, SEGMENT (64) tokens, OUT, another folder.
 set -eu
 cd "$(dirname "$0")/../.."
 RECIPE=inftythink
 . scripts/recipes/common_recipe.sh
-STEPS=${STEPS:-450} QUESTIONS=${QUESTIONS:-10} SIZE=${SIZE:-128} SEGMENT=${SEGMENT:-64}
+SAMPLES=${SAMPLES:-3000} STEPS=${STEPS:-350} QUESTIONS=${QUESTIONS:-10} SIZE=${SIZE:-128} SEGMENT=${SEGMENT:-64}
 task() { "$PYTHON" scripts/recipes/inftythink.py "$@"; }
 
-task data "$OUT/train.jsonl" 3000 1
+task data "$OUT/train.jsonl" "$SAMPLES" 1
 task data "$OUT/test.jsonl" "$QUESTIONS" 2
 
 say "Rounds of $SEGMENT tokens, with summaries by a command"

@@ -5,7 +5,7 @@
 #     scripts/recipes/longwriter_zero.sh      a minute on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)
 #
 # Everything goes into build/longwriter_zero/, which is replaced. Variables: FORM_STEPS (200) on data, STEPS (100) of GRPO, SIZE (64) of the
-# model, JUDGE, a reward command of one's own (the toy's: do the numbers follow each other?).
+# model, JUDGE, a reward command of one's own (the toy's: do the numbers follow each other?), OUT, another folder.
 set -eu
 cd "$(dirname "$0")/../.."
 RECIPE=longwriter_zero
