@@ -18,7 +18,7 @@ SEPARATOR = b"<|codetestpair|>"  # the paper's token
 LANGUAGES = ("py pyi", "c h cc cpp cxx hpp hh cu cuh m mm", "java", "kt kts", "scala", "cs", "js jsx ts tsx mjs cjs", "go", "rs", "rb", "php", "swift",
              "sh bash", "pl pm t", "lua", "jl", "r", "hs", "ml mli", "ex exs", "dart", "zig")
 LANGUAGE = {suffix: number for number, suffixes in enumerate(LANGUAGES) for suffix in suffixes.split()}
-TEST = re.compile(r"(?i:test)_(?P<a>.+)|(?P<b>.+?)(?:_(?i:tests?|spec|unittest)|\.test|\.spec)|(?P<c>.+[a-z0-9])Tests?|Test(?P<d>[A-Z].*)")
+TEST = re.compile(r"(?i:test)_(?P<a>.+)|(?P<b>.+?)(?:_(?i:tests?|spec|unittest)|\.test|\.spec)|(?P<c>.*[A-Za-z0-9])Tests?|Test(?P<d>[A-Z].*)")
 
 
 def named(path):
@@ -53,11 +53,11 @@ def pairs(paths):
     for path, (_, stem, suffix) in files.items():
         of.setdefault((LANGUAGE.get(suffix), stem), []).append(path)
     found = []
-    for number, (test, (folders, stem, suffix)) in enumerate(files.items()):
+    for test, (folders, stem, suffix) in files.items():
         for code in of.get((LANGUAGE.get(suffix), tested(stem)), ()):
-            found.append((-common(folders, files[code][0]), suffix != files[code][2], number, code, test))
+            found.append((-common(folders, files[code][0]), suffix != files[code][2], test, code))
     result, taken = {}, set()
-    for *_, code, test in sorted(found):
+    for *_, test, code in sorted(found):
         if not {code, test} & taken:
             taken |= {code, test}
             result[code] = test
@@ -86,7 +86,7 @@ def plan(paths):
     tests = {test: code for code, test in found.items()}
     digest = {path: hashlib.sha256(content(path)).digest() for path in paths}
     empty, seen, kept = hashlib.sha256(b"").digest(), set(), {}
-    for path in sorted(paths, key=lambda path: path not in found and path not in tests):  # documents of two files first
+    for path in sorted(paths, key=lambda path: (path not in found, path)):  # documents of two files first
         whole = (digest[path], digest.get(found.get(path)))
         if path in tests or whole == (empty, None) or whole in seen:
             continue
