@@ -17,5 +17,5 @@ say() { printf '\n== %s\n' "$1"; }
 prepare() { "$PYTHON" data/prepare.py --tokenizer "$OUT/tokenizer" "$@"; }
 # A small model from scratch. SIZE: its hidden_size
 small_model() {
-    echo "qwen3,hidden_size=$SIZE,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=4,head_dim=$((SIZE / 4)),intermediate_size=$((2 * SIZE)),vocab_size=272,max_position_embeddings=65536,rope_theta=10000"
+    echo "llama,hidden_size=$SIZE,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=4,head_dim=$((SIZE / 4)),intermediate_size=$((2 * SIZE)),vocab_size=272,max_position_embeddings=65536,rope_theta=10000"
 }

@@ -20,7 +20,7 @@ say "Rounds of $SEGMENT tokens, with summaries by a command"
 prepare --iterative --segment-tokens "$SEGMENT" --summary-command "'$PYTHON' scripts/recipes/inftythink.py columns" --out "$OUT/shards" "$OUT/train.jsonl"
 
 say "$STEPS steps"
-"$TRAIN" --init "$(small_model)" --data "$OUT/shards/train-*.bin" --samples 16 --steps "$STEPS" --lr 4e-3 --warmup 20 --out "$OUT/run" --quiet
+"$TRAIN" --init "$(small_model)" --data "$OUT/shards/train-*.bin" --samples 16 --steps "$STEPS" --lr 2e-3 --warmup 20 --out "$OUT/run" --quiet
 
 say "Questions, answered in rounds"
 "$PYTHON" -c 'import json, sys
