@@ -15,8 +15,8 @@ import inputs
 import records
 
 SEPARATOR = b"<|codetestpair|>"  # the paper's token
-LANGUAGES = ("py pyi", "c h cc cpp cxx hpp hh cu cuh m mm", "java", "kt kts", "scala", "cs", "js jsx ts tsx mjs cjs", "go", "rs", "rb", "php", "swift",
-             "sh bash", "pl pm t", "lua", "jl", "r", "hs", "ml mli", "ex exs", "dart", "zig")
+LANGUAGES = ("py pyi", "c h cc cpp cxx hpp hh cu cuh m mm", "java", "kt kts", "scala", "cs", "js jsx ts tsx mjs cjs", "go", "rs", "rb", "php",
+             "swift", "sh bash", "pl pm t", "lua", "jl", "r", "hs", "ml mli", "ex exs", "dart", "zig")
 LANGUAGE = {suffix: number for number, suffixes in enumerate(LANGUAGES) for suffix in suffixes.split()}
 TEST = re.compile(r"(?i:test)_(?P<a>.+)|(?P<b>.+?)(?:_(?i:tests?|spec|unittest)|\.test|\.spec)|(?P<c>.*[A-Za-z0-9])Tests?|Test(?P<d>[A-Z].*)")
 

@@ -18,4 +18,5 @@ prepare --with-tests --val-fraction 0.05 --out "$OUT/shards" "$@"
 say "$STEPS steps on sequences of $SEQ_LEN bytes"
 "$TRAIN" --init "$(small_model)" --data "$OUT/shards/train-*.bin" --val-data "$OUT/shards/val-*.bin" --val-every "$STEPS" --val-steps 8 \
     --seq-len "$SEQ_LEN" --shuffle on --steps "$STEPS" --lr 3e-3 --warmup 5 --out "$OUT/run" --quiet
-"$TRAIN" sample --model "$OUT/run" --prompt "$(printf 'int add(int a, int b) {\n    return a + b;\n}\n<|codetestpair|>\n')" --max-new-tokens 64 --quiet
+printf 'int add(int a, int b) {\n    return a + b;\n}\n<|codetestpair|>\n' >"$OUT/prompt"
+"$TRAIN" sample --model "$OUT/run" --prompt-file "$OUT/prompt" --max-new-tokens 64 --quiet

@@ -15,7 +15,9 @@ mkdir -p "$OUT"
 
 say() { printf '\n== %s\n' "$1"; }
 prepare() { "$PYTHON" data/prepare.py --tokenizer "$OUT/tokenizer" "$@"; }
-# A small model from scratch. SIZE: its hidden_size
+# Prints a small model from scratch. SIZE: its hidden_size
 small_model() {
-    echo "llama,hidden_size=$SIZE,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=4,head_dim=$((SIZE / 4)),intermediate_size=$((2 * SIZE)),vocab_size=272,max_position_embeddings=65536,rope_theta=10000"
+    printf 'llama,hidden_size=%d,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=4,head_dim=%d,intermediate_size=%d,' \
+        "$SIZE" $((SIZE / 4)) $((2 * SIZE))
+    echo vocab_size=272,max_position_embeddings=65536,rope_theta=10000
 }

@@ -1,7 +1,7 @@
-"""Data and summaries for inftythink.sh: the leading digits of long sums, column by column, with all reasoning in one block.
+"""Data and summaries for inftythink.sh: repeated addition modulo 100, step by step, with all reasoning in one block.
 
-    inftythink.py data FILE COUNT [SEED]    conversations: "a4+9 b2+1", least column first; reasoning "a4+9+0=13", "b2+1+1=4"; answer "4"
-    inftythink.py columns                   a summary command for these: the next column and the carry
+    inftythink.py data FILE COUNT [SEED]    conversations: "17+7 02 times", reasoning "01 24", "02 31", answer "31"
+    inftythink.py steps                     a summary command for these: the last step
     inftythink.py extract                   a summary command for any text: the summary before, the first sentence and the last one
     inftythink.py right FILE                of a file of data and, on standard input, outputs of `sample --json`: how many are right
 
@@ -13,19 +13,14 @@ import random
 import re
 import sys
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-FEWEST = 10
+TIMES = (10, 40)  # fewest and most steps
 
 
 def sample(draw):
-    columns = [(letter, draw.randrange(10), draw.randrange(10)) for letter in LETTERS[:draw.randint(FEWEST, len(LETTERS))]]
-    result, lines = 0, []
-    for letter, a, b in columns:
-        carry = result // 10
-        result = a + b + carry
-        lines.append(f"{letter}{a}+{b}+{carry}={result}")
-    return {"messages": [{"role": "user", "content": " ".join(f"{letter}{a}+{b}" for letter, a, b in columns)},
-                         {"role": "assistant", "reasoning_content": "\n".join(lines), "content": str(result)}]}
+    value, step, times = draw.randrange(100), draw.randrange(1, 10), draw.randint(*TIMES)
+    lines = [f"{i:02d} {(value + i * step) % 100:02d}" for i in range(1, times + 1)]
+    return {"messages": [{"role": "user", "content": f"{value:02d}+{step} {times} times"},
+                         {"role": "assistant", "reasoning_content": "\n".join(lines), "content": lines[-1][-2:]}]}
 
 
 def data(path, count, seed="1"):
@@ -35,9 +30,8 @@ def data(path, count, seed="1"):
             file.write(json.dumps(sample(draw)) + "\n")
 
 
-def columns(line):
-    letter, result = re.findall(r"(.)\d\+\d\+\d=(\d+)", line["segment"])[-1]
-    return f"next {LETTERS[LETTERS.index(letter) + 1]} carry {int(result) // 10}"
+def steps(line):
+    return re.findall(r"\d\d \d\d", line["segment"])[-1]
 
 
 def extract(line):
@@ -56,9 +50,9 @@ def right(path):
 
 if __name__ == "__main__":
     verb, *arguments = sys.argv[1:] or [""]
-    if verb in ("columns", "extract") and not arguments:
+    if verb in ("steps", "extract") and not arguments:
         for text in sys.stdin:
-            print(json.dumps((columns if verb == "columns" else extract)(json.loads(text))), flush=True)
+            print(json.dumps((steps if verb == "steps" else extract)(json.loads(text))), flush=True)
     elif verb == "data" and len(arguments) in (2, 3):
         data(*arguments)
     elif verb == "right" and len(arguments) == 1:

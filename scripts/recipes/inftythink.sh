@@ -1,23 +1,24 @@
 #!/bin/sh
 # InftyThink (arXiv 2503.06692) at toy size: a small model learns to reason in rounds of 64 tokens, each with a summary, from conversations
-# whose reasoning is up to 200 tokens in one block. Then it answers questions that it has not seen by `sample --iterative`.
+# whose reasoning is up to 240 tokens in one block. Then it answers questions that it has not seen by `sample --iterative`.
 #
 #     scripts/recipes/inftythink.sh           some minutes on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)
 #
-# Everything goes into build/inftythink/, which is replaced. Variables: SAMPLES (3000) of data, STEPS (350) of training, QUESTIONS (10) to
+# Everything goes into build/inftythink/, which is replaced. Variables: SAMPLES (3000) of data, STEPS (300) of training, QUESTIONS (10) to
 # answer, SIZE (128) of the model, SEGMENT (64) tokens, OUT, another folder.
 set -eu
 cd "$(dirname "$0")/../.."
 RECIPE=inftythink
 . scripts/recipes/common_recipe.sh
-SAMPLES=${SAMPLES:-3000} STEPS=${STEPS:-350} QUESTIONS=${QUESTIONS:-10} SIZE=${SIZE:-128} SEGMENT=${SEGMENT:-64}
+SAMPLES=${SAMPLES:-3000} STEPS=${STEPS:-300} QUESTIONS=${QUESTIONS:-10} SIZE=${SIZE:-128} SEGMENT=${SEGMENT:-64}
 task() { "$PYTHON" scripts/recipes/inftythink.py "$@"; }
 
 task data "$OUT/train.jsonl" "$SAMPLES" 1
 task data "$OUT/test.jsonl" "$QUESTIONS" 2
 
 say "Rounds of $SEGMENT tokens, with summaries by a command"
-prepare --iterative --segment-tokens "$SEGMENT" --summary-command "'$PYTHON' scripts/recipes/inftythink.py columns" --out "$OUT/shards" "$OUT/train.jsonl"
+prepare --iterative --segment-tokens "$SEGMENT" --summary-command "'$PYTHON' scripts/recipes/inftythink.py steps" \
+    --out "$OUT/shards" "$OUT/train.jsonl"
 
 say "$STEPS steps"
 "$TRAIN" --init "$(small_model)" --data "$OUT/shards/train-*.bin" --samples 16 --steps "$STEPS" --lr 2e-3 --warmup 20 --out "$OUT/run" --quiet

@@ -58,7 +58,7 @@ def repetition(sample, n=4):
     return len(set(runs)) / len(runs) if runs else float(bool(words))
 
 
-# ---- the toy: count to any number, then from rewards as far as is asked ---------------------------------------------------------
+# ---- the toy: count to any number, then from rewards to the number that is asked ------------------------------------------------
 def counts(sample):
     numbers = [int(word) if word.isdecimal() else -1 for word in words_of(sample)]
     return sum(a == b for a, b in zip(numbers, range(1, len(numbers) + 1))) / max(len(numbers), 1)

@@ -260,7 +260,7 @@ def rewards():
     row = {"question": "Q", "history": "old", "segment": "One is so. Two is not.\nThree. Four!"}
     for verb, given, wanted in (("extract", row, "old\nOne is so.\nFour!"), ("extract", {**row, "history": None}, "One is so.\nFour!"),
                                 ("extract", {**row, "segment": "One."}, "old\nOne."),
-                                ("columns", {**row, "segment": "a1+2+0=3\nb9+9+0=18"}, "next c carry 1")):
+                                ("steps", {**row, "segment": "01 24\n02 31"}, "02 31")):
         done = run(sys.executable, f"{RECIPES}/inftythink.py", verb, lines=[given, given])
         check(f"inftythink.py {verb}", [json.loads(text) for text in done.stdout.splitlines()] == [wanted] * 2, done.stdout + done.stderr)
 
