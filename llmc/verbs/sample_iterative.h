@@ -27,6 +27,7 @@ static size_t iterative_summary(const Tokenizer *t, const char *answer, size_t b
     const char *end = answer + bytes, *mark, *closed = NULL;
     size_t length;
     const char *thought = chat_thought_end(t, &length);
+    if (!bytes) return 0;
     while ((mark = (const char *)memmem(answer, (size_t)(end - answer), thought, length)) != NULL)
         answer = mark + length;
     mark = (const char *)memmem(answer, (size_t)(end - answer), open, sizeof(open) - 1);
@@ -40,17 +41,15 @@ static size_t iterative_summary(const Tokenizer *t, const char *answer, size_t b
     return (size_t)(closed - *summary);
 }
 
-// Encodes the prompt of a round into prompt->id. summary[bytes]: the last round's; 0 bytes: the first round
+// Encodes the prompt of a later round into prompt->id: the question with summary[bytes] of the round before.
 static void iterative_prompt(Prompt *prompt, const Options *o, const Scratch *question, const char *summary,
                              size_t bytes, size_t V) {
     Scratch text = {NULL, 0, 0};
     TokenIds ids = {NULL, 0, 0};
     scratch_append(&text, question->at, question->count);
-    if (bytes) {
-        scratch_append(&text, iterative_marks[0], strlen(iterative_marks[0]));
-        scratch_append(&text, summary, bytes);
-        scratch_append(&text, iterative_marks[1], strlen(iterative_marks[1]));
-    }
+    scratch_append(&text, iterative_marks[0], strlen(iterative_marks[0]));
+    scratch_append(&text, summary, bytes);
+    scratch_append(&text, iterative_marks[1], strlen(iterative_marks[1]));
     chat_turn(prompt->tokenizer, o->system, o->thinking, (const char *)text.at, text.count, 1, &ids);
     free(prompt->id), free(text.at);
     prompt->id = ids.id, prompt->count = ids.count;

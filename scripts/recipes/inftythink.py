@@ -1,6 +1,6 @@
-"""Data and summaries for inftythink.sh: repeated addition modulo 100, step by step, with all reasoning in one block.
+"""Data and summaries for inftythink.sh: addition modulo 100 by counting, with all reasoning in one block.
 
-    inftythink.py data FILE COUNT [SEED]    conversations: "17+7 02 times", reasoning "01 24", "02 31", answer "31"
+    inftythink.py data FILE COUNT [SEED]    conversations: "17+02", reasoning "01 18", "02 19", answer "19"
     inftythink.py steps                     a summary command for these: the last step
     inftythink.py extract                   a summary command for any text: the summary before, the first sentence and the last one
     inftythink.py right FILE                of a file of data and, on standard input, outputs of `sample --json`: how many are right
@@ -13,13 +13,13 @@ import random
 import re
 import sys
 
-TIMES = (10, 40)  # fewest and most steps
+STEPS = (10, 40)  # fewest and most steps
 
 
 def sample(draw):
-    value, step, times = draw.randrange(100), draw.randrange(1, 10), draw.randint(*TIMES)
-    lines = [f"{i:02d} {(value + i * step) % 100:02d}" for i in range(1, times + 1)]
-    return {"messages": [{"role": "user", "content": f"{value:02d}+{step} {times} times"},
+    value, steps = draw.randrange(100), draw.randint(*STEPS)
+    lines = [f"{i:02d} {(value + i) % 100:02d}" for i in range(1, steps + 1)]
+    return {"messages": [{"role": "user", "content": f"{value:02d}+{steps:02d}"},
                          {"role": "assistant", "reasoning_content": "\n".join(lines), "content": lines[-1][-2:]}]}
 
 
@@ -30,7 +30,7 @@ def data(path, count, seed="1"):
             file.write(json.dumps(sample(draw)) + "\n")
 
 
-def steps(line):
+def last_step(line):
     return re.findall(r"\d\d \d\d", line["segment"])[-1]
 
 
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     verb, *arguments = sys.argv[1:] or [""]
     if verb in ("steps", "extract") and not arguments:
         for text in sys.stdin:
-            print(json.dumps((steps if verb == "steps" else extract)(json.loads(text))), flush=True)
+            print(json.dumps((last_step if verb == "steps" else extract)(json.loads(text))), flush=True)
     elif verb == "data" and len(arguments) in (2, 3):
         data(*arguments)
     elif verb == "right" and len(arguments) == 1:
