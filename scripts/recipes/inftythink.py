@@ -1,6 +1,6 @@
 """Data and summaries for inftythink.sh: addition modulo 100 by counting, with all reasoning in one block.
 
-    inftythink.py data FILE COUNT [SEED]    conversations: "17+02", reasoning "01 18", "02 19", answer "19"
+    inftythink.py data FILE COUNT [SEED]    conversations: "17+02", reasoning "01 18", "00 19", answer "19"
     inftythink.py steps                     a summary command for these: the last step
     inftythink.py extract                   a summary command for any text: the summary before, the first sentence and the last one
     inftythink.py right FILE                of a file of data and, on standard input, outputs of `sample --json`: how many are right
@@ -18,7 +18,7 @@ STEPS = (10, 40)  # fewest and most steps
 
 def sample(draw):
     value, steps = draw.randrange(100), draw.randint(*STEPS)
-    lines = [f"{i:02d} {(value + i) % 100:02d}" for i in range(1, steps + 1)]
+    lines = [f"{steps - i:02d} {(value + i) % 100:02d}" for i in range(1, steps + 1)]
     return {"messages": [{"role": "user", "content": f"{value:02d}+{steps:02d}"},
                          {"role": "assistant", "reasoning_content": "\n".join(lines), "content": lines[-1][-2:]}]}
 
