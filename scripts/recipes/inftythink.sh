@@ -2,7 +2,7 @@
 # InftyThink (arXiv 2503.06692) at toy size: a small model learns to reason in rounds of 64 tokens, each with a summary, from conversations
 # whose reasoning is up to 240 tokens in one block. Then it answers questions that it has not seen by `sample --iterative`.
 #
-#     scripts/recipes/inftythink.sh           a minute or two on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)
+#     scripts/recipes/inftythink.sh           some minutes on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)
 #
 # Everything goes into build/inftythink/, which is replaced. Variables: SAMPLES (3000) of data, STEPS (450) of training, QUESTIONS (20) to
 # answer, SIZE (128) of the model, SEGMENT (64) tokens, OUT, another folder.
@@ -13,8 +13,8 @@ RECIPE=inftythink
 SAMPLES=${SAMPLES:-3000} STEPS=${STEPS:-450} QUESTIONS=${QUESTIONS:-20} SIZE=${SIZE:-128} SEGMENT=${SEGMENT:-64}
 task() { "$PYTHON" scripts/recipes/inftythink.py "$@"; }
 
-task data "$OUT/train.jsonl" "$SAMPLES" 1
-task data "$OUT/test.jsonl" "$QUESTIONS" 2
+task data "$OUT/train.jsonl" "$SAMPLES" train
+task data "$OUT/test.jsonl" "$QUESTIONS" test
 
 say "Rounds of $SEGMENT tokens, with summaries by a command"
 prepare --iterative --segment-tokens "$SEGMENT" --summary-command "'$PYTHON' scripts/recipes/inftythink.py steps" \
