@@ -333,6 +333,7 @@ static const struct {
     {"grads-of", "grads-out"},
     {"json-lines", "json"},
     {"thinking", "chat"},
+    {"iterative", "chat"},
     {"max-rounds", "iterative"},
     {"mask-truncated", "rollout"},
     {"reward-names", "rollout"},

@@ -80,8 +80,6 @@ static void options_check_files(const Options *o) {
         {sample && !prompts && !o->chat && !o->system,
          "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,..."},
         {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
-        {o->iterative && !o->chat && !o->system,
-         "--iterative needs --chat: each round is a question in the tokenizer's chat template"},
         {o->iterative && (!prompts || (o->prompt_file && !strcmp(o->prompt_file, "-"))),
          "--iterative asks its question again in each round: give --prompt TEXT or --prompt-file FILE"},
         {(o->chat || o->system) && o->prompt_ids.count,

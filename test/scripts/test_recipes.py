@@ -227,7 +227,7 @@ def sampling():
     check("as text", train(*ask("--prompt", "q", "--iterative")) == "\n\n".join(said) + "\n")
     text = run(TRAIN, "sample", "--model", model, "--chat", "--prompt", "q", "--iterative", "--max-rounds", 1, "--temperature", 0)
     check("a note says that there is no answer", "note: the rounds end without an answer (max_rounds); raise --max-rounds" in text.stderr, text.stderr)
-    for words, message in ((("--prompt", "q", "--iterative"), "--iterative needs --chat"), (("--chat", "--iterative"), "give --prompt TEXT"),
+    for words, message in ((("--prompt", "q", "--iterative"), "--iterative has no meaning without --chat"), (("--chat", "--iterative"), "give --prompt TEXT"),
                            (("--chat", "--prompt-file", "-", "--iterative"), "give --prompt TEXT"),
                            (("--chat", "--prompt", "q", "--max-rounds", 3), "--max-rounds has no meaning without --iterative")):
         done = run(TRAIN, "sample", "--model", model, *words, ASAN_OPTIONS="detect_leaks=0")
