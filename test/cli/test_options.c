@@ -558,7 +558,8 @@ TEST(options_of_objectives) {
 TEST(options_that_need_another) {
     for (size_t i = 0; i < OF_OPTIONS; i++) {
         const OptionRow *row = &option_rows[option_find(of_options[i].option)];
-        CommandLine line = words(option_of(row, VERB_PLAN) ? "plan --init gpt2" : "sample --init gpt2 --prompt p");
+        CommandLine line =
+            words(option_accepted(row, VERB_PLAN) ? "plan --init gpt2" : "sample --init gpt2 --prompt p");
         char text[128];
         add_example(&line, row);
         snprintf(text, sizeof(text), "--%s has no meaning without --%s", of_options[i].option, of_options[i].needs);
