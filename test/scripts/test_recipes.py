@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -143,6 +144,7 @@ def whole_runs():
     done = [prepare(*options, "--workers", workers, "--out", os.path.join(WORK, f"long-{workers}"), path) for workers in (1, 3)]
     check("runs of prepare.py --iterative", all(run.returncode == 0 for run in done), done[0].stderr + done[1].stderr)
     check("say that they cut", "40 samples: reasoning was cut into rounds" in done[0].stdout, done[0].stdout)
+    check("each round counts as a sample", len(set(re.search(r"train: (\d+) samples, (\d+) documents", done[0].stdout).groups())) == 1, done[0].stdout)
     one, three = (texts(os.path.join(WORK, f"long-{workers}")) for workers in (1, 3))
     check("workers change nothing", one == three and len(one) > 80)
     question = lambda text: text.partition("user\n")[2].partition("?")[0]
@@ -161,17 +163,19 @@ def whole_runs():
 def code():
     root = os.path.join(WORK, "code")
     files = {"src/a/util.py": "def util_a(): pass\n", "src/b/util.py": "def util_b(): pass\n", "tests/b/test_util.py": "test b\n",
-             "tests/a/util_test.py": "test a\n", "src/x.c": "int x;\n", "src/x.h": "extern int x;\n", "test/test_x.c": "test x\n",
+             "tests/z/a/util_test.py": "test a\n", "src/x.c": "int x;\n", "src/x.h": "extern int x;\n", "test/test_x.c": "test x\n",
              "src/only.h": "header\n", "test/test_only.cc": "test header\n", "java/main/com/Foo.java": "class Foo\n",
              "java/test/com/FooTest.java": "class FooTest\n", "js/app.js": "app\n", "js/app.test.js": "test app\n", "go/s.go": "package s\n",
              "go/s_test.go": "package s test\n", "src/latest.py": "latest\n", "src/test_alone.py": "no file\n", "src/__init__.py": "",
              "src/copy.py": "def util_a(): pass\n", "src/x.py": "x = 3\n", "twice/y.py": "y\n", "twice/test_y.py": "test y\n",
-             "twice/y_test.py": "another of y\n", "notes.json": "{}", "README.md": "read"}
+             "twice/y_test.py": "another of y\n", "src/k.c": "int k;\n", "src/k.h": "extern int k;\n",
+             "test/test_k.h": "test k\n", "notes.json": "{}", "README.md": "read"}
     for name, text in files.items():
         write(os.path.join(root, name), text)
-    pairs = {"src/a/util.py": "tests/a/util_test.py", "src/b/util.py": "tests/b/test_util.py", "src/x.c": "test/test_x.c", "src/only.h": "test/test_only.cc",
-             "java/main/com/Foo.java": "java/test/com/FooTest.java", "js/app.js": "js/app.test.js", "go/s.go": "go/s_test.go", "twice/y.py": "twice/test_y.py"}
-    alone = {"src/x.h", "src/latest.py", "src/test_alone.py", "src/x.py", "twice/y_test.py"}
+    pairs = {"src/a/util.py": "tests/z/a/util_test.py", "src/b/util.py": "tests/b/test_util.py", "src/x.c": "test/test_x.c", "src/only.h": "test/test_only.cc",
+             "java/main/com/Foo.java": "java/test/com/FooTest.java", "js/app.js": "js/app.test.js", "go/s.go": "go/s_test.go", "twice/y.py": "twice/test_y.py",
+             "src/k.h": "test/test_k.h"}
+    alone = {"src/x.h", "src/k.c", "src/latest.py", "src/test_alone.py", "src/x.py", "twice/y_test.py"}
     whole = lambda name, mark: files[name].strip() + (f"\n{mark}\n{files[pairs[name]].strip()}" if name in pairs else "")
     for mark in ("<|codetestpair|>", "=== tests"):
         out = os.path.join(WORK, "code-" + mark[:1])
@@ -182,7 +186,7 @@ def code():
         check("each file is in one document, with its tests", [text for text, _ in found] ==
               [whole(name, mark) + "<|im_end|>" for name in sorted({*pairs, *alone})], repr(found))
         check("all of it counts", all(text.endswith(counted) and len(text) - len(counted) < 12 for text, counted in found))
-        check("what was found is said", "23 files: 8 with their tests, 5 alone (2 of them tests without their file), 2 empty or copies" in done.stdout and
+        check("what was found is said", "26 files: 9 with their tests, 6 alone (2 of them tests without their file), 2 empty or copies" in done.stdout and
               "left out 2 files that are not source code" in done.stderr, done.stdout + done.stderr)
     names = [os.path.join(root, name) for name in files if name.endswith((".py", ".c", ".h"))]
     once, _ = code_tests.plan(sorted(names))
@@ -271,7 +275,7 @@ def recipes():
     for name, more, words, last in (
             ("inftythink", {"SAMPLES": "20", "QUESTIONS": "1"}, (), " of 1 answers are right, in "),
             ("longwriter_zero", {"FORM_STEPS": "2"}, (), "judge       0."),
-            ("cat_lm", {"SEQ_LEN": "256"}, (os.path.join(WORK, "code"),), "8 with their tests")):
+            ("cat_lm", {"SEQ_LEN": "256"}, (os.path.join(WORK, "code"),), "9 with their tests")):
         out = os.path.join(WORK, "recipe-" + name)
         done = run(f"{RECIPES}/{name}.sh", *words, OUT=out, **small, **more)
         check(f"{name}.sh", done.returncode == 0 and last in done.stdout, done.stdout[-400:] + done.stderr[-400:])
