@@ -341,6 +341,9 @@ CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHOR
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
      "tokens of a chat from standard input, all turns together, or of a planned text; auto: the model's positions, at "
      "most 8192; of --prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
+FLAG(iterative, "iterative", ON(SAMPLE),
+     "with --chat: reason in rounds; a <summary> in an answer begins another round, whose prompt ends with it")
+SIZE(max_rounds, "max-rounds", "16", 1, OPTION_UNBOUNDED, ON(SAMPLE), "N", "most rounds of --iterative")
 CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
        SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
        "texts longer than the model was trained on or the device holds: old keys and values lie in blocks, of which each "

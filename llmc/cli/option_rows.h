@@ -336,6 +336,8 @@ static const struct {
     {"context-window", "context-memory"},
     {"context-blocks", "context-memory"},
     {"context-on", "context-memory"},
+    {"iterative", "chat"},
+    {"max-rounds", "iterative"},
     {"mask-truncated", "rollout"},
     {"reward-names", "rollout"},
     {"reward-weights", "rollout"},

@@ -518,6 +518,8 @@ TEST(lines_are_refused) {
         {"sample --model m --prompts f --weights disk", "a place is on disk: give --disk"},
         {"train --model m --data d --slots 3", "--slots has no meaning without --rollout; give both or none"},
         {"plan --model m --stop-ids 3", "--stop-ids has no meaning without --rollout; give both or none"},
+        {"sample --model m --prompt a --iterative", "--iterative has no meaning without --chat"},
+        {"sample --model m --chat --prompt-file - --iterative", "give --prompt TEXT or --prompt-file FILE"},
         {"bp --init gpt2 --gamma 1", "--gamma has no meaning with --objective sft; it belongs to simpo;"},
         {"bp --init gpt2 --lora-rank off --rslora", "--rslora has no meaning without --lora-rank; give both or none"},
         {"train --model m --data d --lora-rank 4 --adapter a", "--lora-rank and --adapter exclude each other"},
@@ -567,9 +569,11 @@ TEST(options_of_objectives) {
 
 TEST(options_that_need_another) {
     for (size_t i = 0; i < OF_OPTIONS; i++) {
-        CommandLine line = words("plan --init gpt2");
+        const OptionRow *row = &option_rows[option_find(of_options[i].option)];
+        CommandLine line =
+            words(option_accepted(row, VERB_PLAN) ? "plan --init gpt2" : "sample --init gpt2 --prompt p");
         char text[128];
-        add_example(&line, &option_rows[option_find(of_options[i].option)]);
+        add_example(&line, row);
         snprintf(text, sizeof(text), "--%s has no meaning without --%s", of_options[i].option, of_options[i].needs);
         expect_refused(parse_in_child, &line, EXIT_USAGE, text);
     }
