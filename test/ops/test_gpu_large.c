@@ -187,7 +187,7 @@ TEST(attention_large) {
     expect_cudnn();
 }
 
-// ---- sliding windows by cuDNN, each call beside our own kernels ------------------------------------------------------
+// ---- sliding windows by cuDNN, each call beside our own kernels -----------------------------------------------------
 #pragma weak cudnn_attention_has
 #pragma weak cudnn_attention_forward
 #pragma weak cudnn_attention_backward
