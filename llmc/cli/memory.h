@@ -75,7 +75,6 @@ static Search run_search(const Run *run, size_t limit) {
 // Finds the library that takes attention of this run, the same on all ranks; of a plan that of the planned GPU.
 static void run_attention(Run *run) {
     const Config *c = &run->model.config;
-    const int windows = c->global_head_dim || layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers;
     const Machine *planned = machine_from_options(run->options);
     const int on_cpu = !strcmp(ops_device->name, "cpu");
     double have[4] = {0}; // forward, backward; of global heads
@@ -91,7 +90,7 @@ static void run_attention(Run *run) {
         const unsigned form = i < 2 ? FORM_WINDOW : FORM_FULL;
         const char *library =
             ops_device->attention_library(c->num_attention_heads, key_value_heads_of(c, form), head_dim_of(c, form),
-                                          form && windows ? window_of_model(c) : 0, backward);
+                                          form ? window_of_heads(c) : 0, backward);
         if (!library || (backward && !run->settings.backward)) continue;
         have[i] = 1, found |= backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD;
         run->settings.library |= form ? found : LIBRARY_GLOBAL * found;
