@@ -33,10 +33,10 @@ if [ "${MODEL:-}" != keep ] || [ ! -d "$OUT/model" ]; then
     rm -rf "$OUT"
     mkdir -p "$OUT/texts-128" "$OUT/texts-1024"
     say "A model that repeats a key, from texts of 128 and of 1,024 bytes"
-    "$PYTHON" scripts/passkey_demo.py data "$OUT/texts-128" 128 20000
-    "$PYTHON" scripts/passkey_demo.py data "$OUT/texts-1024" 1024 5000
+    "$PYTHON" scripts/passkey_demo.py data "$OUT/texts-128" 128 $((STEPS * 7))
+    "$PYTHON" scripts/passkey_demo.py data "$OUT/texts-1024" 1024 $((STEPS * 2))
     "$TRAIN" --init $SHAPE --data "$OUT/texts-128/key-00000.bin" --seq-len 128 --batch 32 --steps "$STEPS" --lr 3e-3 --beta2 0.98 \
-        --log-every $((STEPS / 10)) --out "$OUT/short"
+        --log-every $((STEPS / 10 + 1)) --out "$OUT/short"
     "$TRAIN" --model "$OUT/short" --data "$OUT/texts-1024/key-00000.bin" --seq-len 1024 --batch 8 --steps $((STEPS / 5)) --lr 1e-3 \
         --log-every $((STEPS / 50 + 1)) --out "$OUT/model"
 fi
