@@ -72,7 +72,7 @@ refuses 2 '--context-memory: a gpt2 model cannot have it: its positions are a le
     sample --init gpt2,vocab_size=256 --prompt x --context-memory blocks
 refuses 2 '--context-memory: a gemma4 model cannot have it: its last layers read keys of earlier ones' \
     plan --for sample --init gemma4-e4b --context-memory blocks
-refuses 2 '--context-memory only writes text.*give --for sample' plan --init qwen3-8b --seq-len 1024 --context-memory
+refuses 2 '--context-memory only writes text.*give --for sample' plan --init qwen3-8b --seq-len 1024 --context-memory blocks
 refuses 2 '--context-window 8192 is above the 1024 positions' \
     sample --init llama,max_position_embeddings=1024 --prompt-ids 1 --context-memory blocks --context-window 8192
 refuses 2 '--context-blocks has no meaning without --context-memory' sample --init $TINY --prompt-ids 1 --context-blocks 4
