@@ -1,7 +1,7 @@
 """Draws the pictures of this project. A kind of picture is a function below; its docstring says what its file holds.
 
     plot.py log --out run.png [--mean 20] [--only reward] [--level 3.21 --level-name "unigram entropy"] [--stages] RUN...
-    plot.py curve|memory|scale|lengths|mixed|methods|compare --in points.csv --out picture.png [--title TEXT] [--caption TEXT]
+    plot.py curve|memory|scale|lengths|mixed|methods|recall|compare --in points.csv --out picture.png [--title TEXT] [--caption TEXT]
     plot.py KIND --help     what it draws, and its other options
 
 A picture's title is its message, in which numbers of what is drawn stand in braces: --title "{first} at first, {last} at the end".
@@ -532,6 +532,31 @@ def compare(options):
     return figure, "", {}, ""
 
 
+# ---- recall -------------------------------------------------------------------------------------------------------------------
+def recall(options):
+    """Draws what scripts/passkey_demo.sh measured: the share of keys found, by length of the text and depth of the key."""
+    lengths = sorted({int(row["length"]) for row in options.rows})
+    depths = sorted({float(row["depth"]) for row in options.rows})
+    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 0.9 + 0.3 * len(depths)), sharey=True)
+    share = {(row["memory"], int(row["length"]), float(row["depth"])): int(row["found"]) / int(row["texts"]) for row in options.rows}
+    for axes, memory, title in zip(panels, ("blocks", "off"), ("--context-memory blocks", "without it")):
+        grid = [[share.get((memory, length, depth), math.nan) for length in lengths] for depth in depths]
+        axes.imshow(grid, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+        axes.grid(visible=False)
+        axes.set_title(title)
+        axes.set_xticks(range(len(lengths)), [tokens(length) for length in lengths])
+        axes.set_xlabel("tokens of the text")
+        for y, row in enumerate(grid):
+            for x, found in enumerate(row):
+                axes.text(x, y, "" if math.isnan(found) else f"{100 * found:.0f} %", ha="center", va="center")
+    panels[0].set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
+    panels[0].set_ylabel("depth of the key")
+    figure.tight_layout(w_pad=2.0)
+    means = {memory: numpy.mean([s for (m, _, _), s in share.items() if m == memory]) for memory in ("blocks", "off")}
+    facts = {"found": f"{100 * means['blocks']:.0f} %", "without": f"{100 * means['off']:.0f} %"}
+    return figure, "Keys found in long texts: {found} with the memory, {without} without", facts, "A model trained on 1,024 tokens."
+
+
 # ---- main ---------------------------------------------------------------------------------------------------------------------
 def limit_of(text):
     name, bytes_ = text.rsplit("=", 1)
@@ -556,6 +581,7 @@ KINDS = {  # how each is drawn, the columns of its CSV, and its own arguments
     "lengths": (lengths, "series,source,tokens,seconds", {}),
     "mixed": (mixed, "lengths,way,rank,sp,seconds", {}),
     "methods": (methods, "model,method,source,tokens,bytes_per_token,seconds", {"--model": {"default": "qwen3-8b"}}),
+    "recall": (recall, "memory,length,depth,found,texts", {}),
     "compare": (compare, "contender,seq_len,time_ratio,peak_bytes,error", {}),
 }
 

@@ -346,8 +346,8 @@ FLAG(iterative, "iterative", ON(SAMPLE),
 SIZE(max_rounds, "max-rounds", "16", 1, OPTION_UNBOUNDED, ON(SAMPLE), "N", "most rounds of --iterative")
 CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
        SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
-       "texts longer than the model was trained on or the device holds: old keys and values lie in blocks, of which each "
-       "chunk of the text loads the best (InfLLM)")
+       "for texts longer than the model was trained on or the device holds; blocks: old keys and values lie in blocks, "
+       "and each chunk of the text loads the best (InfLLM)")
 SIZE(context_window, "context-window", "auto", 256, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
      "with --context-memory: last tokens that are all seen, and the distance of all others; auto: half of the model's "
      "positions, at most 4096")

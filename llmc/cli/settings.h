@@ -170,9 +170,9 @@ static void settings_add_routers(RunSettings *settings, const Options *o) {
 // Returns the long memory of a text. Refuses models that cannot have it.
 static ContextSettings context_from_options(const Options *o, const Config *c) {
     const size_t half = max_size(c->max_position_embeddings / 2, 2 * CONTEXT_BLOCK);
-    const ContextSettings none = {0, 0, 0}, set = {o->context_window ? o->context_window
-                                                                     : min_size(CONTEXT_WINDOW, half),
-                                                   CONTEXT_BLOCK, o->context_blocks};
+    const ContextSettings none = {0, 0, 0},
+                          set = {o->context_window ? o->context_window : min_size(CONTEXT_WINDOW, half), CONTEXT_BLOCK,
+                                 o->context_blocks};
     const char *problem = context_problem(c);
     if (!o->context_memory) return none;
     if (problem) die_usage("--context-memory: a %s model cannot have it: %s; leave it out", c->family->name, problem);

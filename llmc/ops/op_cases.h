@@ -462,8 +462,7 @@ static void case_attention_backward(const OpShape *s) {
     expect(dv, attention_slack(s->HD), 0.3);
 }
 
-// The last n of `positions` keys are the queries' own. A query of size `factor` keeps the scores small. lse is about
-// the logarithm of the number of keys.
+// The last n of `positions` keys are the queries' own. lse is drawn like any tensor: it need not be that of these keys.
 static void case_attention_received(const OpShape *s) {
     check_begin("%zu of %zu keys", s->n, s->positions);
     const Dim N = all_of(s->n), keys = all_of(s->positions), heads = all_of(s->NH);

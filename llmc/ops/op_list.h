@@ -360,8 +360,8 @@ OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
 OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window, int backward),
         (NH, NKV, HD, window, backward))
 
-// received[keys] += sum over the n queries and their heads of exp(scale q k - lse): the attention that each key gets. lse
-// [n,NH]: of attention over these and maybe other keys; query t sees the first keys - n + t + 1 of them
+// received[keys] += sum over the n queries and their heads of exp(scale q k - lse): the attention that each key gets.
+// lse[n,NH]: of attention over these and maybe other keys; query t sees the first keys - n + t + 1 of them
 OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
                               size_t keys, size_t NH, size_t NKV, size_t HD, double scale),
    (received, q, k, lse, n, keys, NH, NKV, HD, scale),

@@ -84,9 +84,9 @@ static void context_allocate(ContextMemory *m, ContextSettings set, const Model 
     m->blocks = (LoadedBlocks *)checked_calloc(m->layers, sizeof(LoadedBlocks), "blocks of a long text");
     m->blocks->block = (size_t *)checked_calloc(m->layers * m->slots + 1, sizeof(size_t), "blocks of a long text");
     for (size_t l = 1; l < m->layers; l++) m->blocks[l].block = m->blocks->block + l * m->slots;
-    m->host = checked_calloc(max_size(max_size(max_size(m->most, 2 * masks), set.window),
-                                      groups * shapes_of(model).NKV),
-                             sizeof(double), "scores of blocks");
+    m->host =
+        checked_calloc(max_size(max_size(max_size(m->most, 2 * masks), set.window), groups * shapes_of(model).NKV),
+                       sizeof(double), "scores of blocks");
     m->wanted = (uint8_t *)checked_calloc(m->most + 1, 1, "blocks of a long text");
 }
 
@@ -140,12 +140,11 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     m->received = push_summed(s, SHARE_KV, "attention received", m->layers * window);
     m->key = push_stored(s, SHARE_KV, "keys of blocks", m->layers * m->most * d.KV);
     for (size_t j = 0; j < 2; j++) {
-        m->outside[j] =
-            push_stored(s, SHARE_KV, j ? "values of loaded blocks" : "keys of loaded blocks",
-                        m->most ? m->layers * (1 + m->slots) * block : 0);
-        m->home[j] = (Stored *)arena_push(memory_of(&s->memory, PLACED_INPUTS), SHARE_KV,
-                                          j ? "values of blocks" : "keys in blocks", m->layers * m->most * block,
-                                          d.stored);
+        m->outside[j] = push_stored(s, SHARE_KV, j ? "values of loaded blocks" : "keys of loaded blocks",
+                                    m->most ? m->layers * (1 + m->slots) * block : 0);
+        m->home[j] =
+            (Stored *)arena_push(memory_of(&s->memory, PLACED_INPUTS), SHARE_KV,
+                                 j ? "values of blocks" : "keys in blocks", m->layers * m->most * block, d.stored);
     }
     s->now.rows = cache->rows;
     push_inputs(s);
@@ -271,8 +270,7 @@ static void blocks_choose(ContextMemory *m, const StreamBP *s, size_t l, const S
     for (size_t i = 0; i < m->slots; i++) {
         size_t best = 0; // of 1, 2, ...
         for (size_t b = 1; b <= blocks; b++)
-            if (!m->wanted[b] &&
-                (!best || value_at(m->host, sums, b - 1) > value_at(m->host, sums, best - 1)))
+            if (!m->wanted[b] && (!best || value_at(m->host, sums, b - 1) > value_at(m->host, sums, best - 1)))
                 best = b;
         m->wanted[best] = 1;
     }

@@ -79,6 +79,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"conv", 2, SIZE_MAX, 0},
                    {"delta", 2, SIZE_MAX, 0},
                    {"state_combine", 2, SIZE_MAX, 0},
+                   {"attention_received", 1, 256, 1},
                    {"attention", 3, SIZE_MAX, 1},
                    {"logprob", 1, 40, 0.9},
                    {"draw", 3, 3, 0},
@@ -94,6 +95,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strcmp(kind, "rope")) s->positions = 131072;
     if (!strcmp(kind, "draw")) s->seed = i;
     if (!strcmp(op, "scatter_rows")) s->V = 2 * n;
+    if (!strcmp(kind, "attention_received")) s->positions = 2 * s->n;
     if (!strcmp(kind, "norm")) { // the second: of heads; the third: of values
         shapes = c->family->value_norm ? 3 : config_qk_norm(c) ? 2 : 1, s->bare = i == 2;
         if (i) s->n = n * s->NH, s->C = s->HD;

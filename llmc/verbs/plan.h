@@ -72,8 +72,7 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
             fprintf(out, " of %s%s", human_bytes((double)search.limits.bytes[place]),
                     place == PLACE_HOST && !o->host_limit && !machine_from_options(o)->host_given ? " (assumed)" : "");
     }
-    if (w->run.settings.backward && !w->run.settings.optimizer)
-        fputs(", for a pass without an optimizer update", out);
+    if (w->run.settings.backward && !w->run.settings.optimizer) fputs(", for a pass without an optimizer update", out);
     fputc('\n', out);
     if (w->longest) fprintf(out, "longest   --seq-len %zu\n", w->longest);
 }

@@ -275,9 +275,9 @@ TEST(sinks) {
 }
 
 TEST(attention_received) {
-    static const size_t shapes[][5] = {
-        {1, 1, 1, 1, 1},     {1, 40, 4, 2, 8},   {3, 3, 2, 1, 20},     {7, 64, 6, 3, 16},    {33, 35, 2, 2, 33},
-        {32, 96, 4, 1, 128}, {40, 200, 8, 2, 64}, {65, 130, 5, 5, 5}, {2, 70, 2, 1, 512}}; // n, keys, NH, NKV, HD
+    static const size_t shapes[][5] = {{1, 1, 1, 1, 1},    {1, 40, 4, 2, 8},    {3, 3, 2, 1, 20},    {7, 64, 6, 3, 16},
+                                       {33, 35, 2, 2, 33}, {32, 96, 4, 1, 128}, {40, 200, 8, 2, 64}, {65, 130, 5, 5, 5},
+                                       {2, 70, 2, 1, 512}}; // n, keys, NH, NKV, HD
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         const size_t *shape = shapes[i];
         const OpShape s = {.n = shape[0], .positions = shape[1], .NH = shape[2], .NKV = shape[3], .HD = shape[4]};

@@ -363,4 +363,16 @@ END
 else
     skip 'pictures of logs' 'no Python has matplotlib (Debian, Ubuntu: python3-matplotlib)'
 fi
+
+# ---- keys in long texts, at the smallest size: a model that finds none --------------------------------------------------------
+if python3 -c 'import numpy' 2>/dev/null; then
+    PYTHON=python3 STEPS=10 LENGTHS='300 2000' DEPTHS='0 1' TEXTS=1 ENOUGH=0 OUT=$WORK/passkey scripts/passkey_demo.sh >"$WORK/out" 2>"$WORK/err"
+    check 'passkey_demo.sh: a row for each length, depth and memory' [ $? = 0 -a "$(grep -cE '^(blocks|off),(300|2000),[01],[01],1$' "$WORK/passkey/recall.csv")" = 8 ]
+    python3 scripts/passkey_demo.py text 2000 0.5 7 >"$WORK/text"
+    check 'a text has its key, and the question for it' grep -q "the key is <$(python3 scripts/passkey_demo.py key 7)> .*what is the key? <$" "$WORK/text"
+    PYTHON=python3 STEPS=10 LENGTHS=300 DEPTHS=0 TEXTS=1 MODEL=keep OUT=$WORK/passkey scripts/passkey_demo.sh >"$WORK/out" 2>"$WORK/err"
+    check 'keys that are not found are an error' [ $? = 1 -a "$(grep -c 'found less than' "$WORK/err")" = 1 ]
+else
+    skip 'keys in long texts' 'python3 has no numpy'
+fi
 finish

@@ -67,6 +67,34 @@ refuses 1 'qwen2.tok: this tokenizer has a vocabulary of 440, the model 439' \
 refuses 2 'outside the vocabulary of 441' sample --init ${TINY%96}441 --tokenizer $TOKENIZERS/qwen2.tok --prompt 'x<|end|>'
 refuses 2 '--system: .*gemma.tok: no system text' sample --init $LARGE --tokenizer $TOKENIZERS/gemma.tok --system x --prompt x
 
+# ---- long texts -----------------------------------------------------------------------------------------------------------------
+refuses 2 '--context-memory: a gpt2 model cannot have it: its positions are a learned table' \
+    sample --init gpt2,vocab_size=256 --prompt x --context-memory blocks
+refuses 2 '--context-memory: a gemma4 model cannot have it: its last layers read keys of earlier ones' \
+    plan --for sample --init gemma4-e4b --context-memory blocks
+refuses 2 '--context-memory only writes text.*give --for sample' plan --init qwen3-8b --seq-len 1024 --context-memory blocks
+refuses 2 '--context-window 8192 is above the 1024 positions' \
+    sample --init llama,max_position_embeddings=1024 --prompt-ids 1 --context-memory blocks --context-window 8192
+refuses 2 '--context-blocks has no meaning without --context-memory' sample --init $TINY --prompt-ids 1 --context-blocks 4
+refuses 2 'a place is on disk: give --disk' sample --init $TINY --prompt-ids 1 --context-memory blocks --context-on disk
+BYTES=llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=256
+seq 1000 >"$WORK/numbers"
+for place in device host disk; do
+    succeeds sample --init $BYTES,max_position_embeddings=512 --prompt-file "$WORK/numbers" --max-new-tokens 20 --temperature 0 --json \
+        --context-memory blocks --context-on $place --disk "$WORK" --context-blocks 3
+    mv "$WORK/out" "$WORK/text-$place"
+done
+check 'a long text is the same from any place' cmp -s "$WORK/text-device" "$WORK/text-host"
+check 'from a disk, too' cmp -s "$WORK/text-device" "$WORK/text-disk"
+million="plan --for sample --init qwen3-8b --context-memory blocks --max-context 1M --json"
+succeeds $million --machine rtx4090,host=160GiB
+check 'a million tokens of Qwen3-8B fit 24 GB and 160 GiB of host memory' grep -q '"fits": true' "$WORK/out"
+check 'within which keys and values lie' awk -v host="$(json host_bytes)" 'BEGIN { exit !(host > 143 * 2^30 && host < 144 * 2^30) }'
+succeeds $million --machine rtx4090,host=64GiB,disk=200GiB
+check 'or 64 GiB and a disk' sh -c "grep -q '\"fits\": true' '$WORK/out' && [ $(json disk_bytes) -gt $(json host_bytes) ]"
+succeeds plan --for sample --init qwen3-8b --max-context 1M --json --machine rtx4090,host=160GiB
+check 'they do not without it' grep -q '"fits": false' "$WORK/out"
+
 # ---- memory and disks ---------------------------------------------------------------------------------------------------------
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' bp --init $TINY --seq-len 4096 --chunk 1024 --memory-limit 4MiB
 says err '^ *[0-9.]* MiB .* %  #* *layer inputs$' # what takes it

@@ -20,8 +20,8 @@ __device__ inline void received_load(float *tile, const floatX *x, size_t first,
 
 __global__ void attention_received_kernel(float *received, const floatX *q, const floatX *k, const float *lse, size_t n,
                                           size_t keys, size_t NH, size_t NKV, size_t HD, float scale) {
-    SHARED(float, queries, RECEIVED_TILE * (RECEIVED_TILE + 1));
-    SHARED(float, own, RECEIVED_TILE * (RECEIVED_TILE + 1));
+    SHARED(float, queries, RECEIVED_TILE *(RECEIVED_TILE + 1));
+    SHARED(float, own, RECEIVED_TILE *(RECEIVED_TILE + 1));
     SHARED(float, sums, RECEIVED_THREADS *RECEIVED_TILE);
     const size_t first = (size_t)blockIdx.x * RECEIVED_TILE, key = first + threadIdx.x, before = keys - n;
     float sum = 0.0f;
@@ -52,7 +52,8 @@ __global__ void attention_received_kernel(float *received, const floatX *q, cons
 
 static void cuda_attention_received(Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
                                     size_t keys, size_t NH, size_t NKV, size_t HD, double scale) {
-    LAUNCH(attention_received_kernel, (unsigned)blocks_for(keys, RECEIVED_TILE), dim3(RECEIVED_TILE, RECEIVED_THREADS), 0)
+    LAUNCH(attention_received_kernel, (unsigned)blocks_for(keys, RECEIVED_TILE), dim3(RECEIVED_TILE, RECEIVED_THREADS),
+           0)
     ((float *)received, (const floatX *)q, (const floatX *)k, (const float *)lse, n, keys, NH, NKV, HD, (float)scale);
 }
 
