@@ -12,7 +12,8 @@ so that other load on the machine affects all equally; prints medians of the rep
     bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
     bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout
-                                    seconds and ids. dev/compare/decode.py does so in turns with transformers
+                                    seconds and ids. dev/compare/decode.py does so in turns with transformers. On a
+                                    GPU: make BACKEND=cuda PRECISION=bf16 build/.../bench_decode
     bench prefill   [REPEATS]       prompts packed into passes over prompts one after the other: 256 of 4 to 64 tokens, 64
                                     of 16 to 4096 (lognormal, in slots for 16); 4 layers of Qwen3-0.6B's widths
 */
@@ -23,7 +24,7 @@ so that other load on the machine affects all equally; prints medians of the rep
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
 
-double product_rate(void); // dev/product_rate.c
+double product_rate(void) __attribute__((weak)); // dev/product_rate.c; a build for GPUs has `decode` alone
 
 #define MOST 64
 
@@ -346,6 +347,8 @@ int main(int argc, char **argv) {
         die_usage("repeats are 1 to %d", MOST);
     if ((!strcmp(what, "methods") || !strcmp(what, "orders")) && argc > 3 && (!parse_size(argv[3], &T) || !T))
         die_usage("T is a number of tokens");
+    if (!product_rate && strcmp(what, "decode") != 0)
+        die_usage("usage: bench_decode decode MODEL TEXTS PROMPT NEW GROUP");
     if (!strcmp(what, "layers"))
         bench_layers(repeats);
     else if (!strcmp(what, "seconds"))

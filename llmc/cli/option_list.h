@@ -102,7 +102,7 @@ CHOICE(WhenUpdated, update, "update", "auto", UPDATE_NOW, UPDATE_AUTO, STEPS, "n
        "optimizer's state overlap it; results are the same bits; auto: if that is faster and fits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where the reference's weights are stored: for kto, or --rollout with --beta, if all weights are trained")
-TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES, "DIR",
+TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES | ON(SAMPLE), "DIR",
      "folder on a local disk for what is stored there; its space is reserved from the first step to any end")
 CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
        "off: cuDNN's attention backward adds in any order: faster, but the last bits differ from run to run")
@@ -112,15 +112,15 @@ CHOICE(Moments, moments, "moments", "fp32", MOMENTS_FP32, MOMENTS_INT8, STEPS, "
        "type of AdamW's moments; int8: as in bitsandbytes' AdamW8bit (fp32 for parameters below 4096 elements)")
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "fp32 master weights for the optimizer; auto: if the weights are bf16")
-BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES), "BYTES|CARD",
+BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES) | ON(SAMPLE), "BYTES|CARD",
       "device memory for the run, such as 40GiB or h100; of a card what it leaves to a program; plan finds the longest "
       "T within it; a run that needs more is refused before it starts")
-BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES, "BYTES",
+BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of host memory for what is stored there, over all ranks of a machine")
-BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES, "BYTES",
+BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
-CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, SHORT(ON(PLAN)), "train|bp",
-       "plan a training run, or one pass; that has no optimizer update and needs far less")
+CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_SAMPLE, SHORT(ON(PLAN)), "train|bp|sample",
+       "plan a training run, one pass, which has no optimizer update and needs far less, or a text of --max-context")
 
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
@@ -333,8 +333,20 @@ FLAG(chat, "chat", SHORT(ON(SAMPLE)) | TEXTS,
 TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message of a chat; implies --chat")
 CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHORT(ON(SAMPLE)) | TEXTS,
        "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")
-SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
-     "tokens of a chat from standard input, all turns together; auto: the model's positions, at most 8192")
+SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
+     "tokens of a chat from standard input, all turns together, or of a planned text; auto: the model's positions, at "
+     "most 8192")
+CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
+       SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
+       "texts longer than the model was trained on or the device holds: old keys and values lie in blocks, of which each "
+       "chunk of the text loads the best (InfLLM)")
+SIZE(context_window, "context-window", "auto", 256, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
+     "with --context-memory: last tokens that are all seen, and the distance of all others; auto: half of the model's "
+     "positions, at most 4096")
+SIZE(context_blocks, "context-blocks", "16", 1, 65536, ON(SAMPLE) | ON(PLAN), "K",
+     "with --context-memory: blocks of 128 tokens that a chunk loads")
+CHOICE(Place, context_on, "context-on", "auto", PLACE_AUTO, PLACE_DISK, ON(SAMPLE) | ON(PLAN), PLACE_WORDS,
+       "where --context-memory stores keys and values of blocks")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")
 FLAG(show_special, "show-special", TEXTS, "also print special tokens")
 

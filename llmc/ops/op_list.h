@@ -360,6 +360,14 @@ OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
 OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window, int backward),
         (NH, NKV, HD, window, backward))
 
+// received[keys] += sum over the n queries and their heads of exp(scale q k - lse): the attention that each key gets. lse
+// [n,NH]: of attention over these and maybe other keys; query t sees the first keys - n + t + 1 of them
+OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
+                              size_t keys, size_t NH, size_t NKV, size_t HD, double scale),
+   (received, q, k, lse, n, keys, NH, NKV, HD, scale),
+   TENSOR(received, keys, SUMMED) TENSOR(q, n * NH * HD, STORED) TENSOR(k, keys * NKV * HD, STORED)
+   TENSOR(lse, n * NH, SUMMED) COUNT(dry_received(n, keys, NH, NKV, HD)))
+
 // Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
 // without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). attention_backward takes these as usual
 OP(void, sink_forward, (Stored *out, Summed *lse, const Stored *sinks, size_t n, size_t NH, size_t HD),

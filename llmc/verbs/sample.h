@@ -7,8 +7,6 @@ standard input, and the cache lives across turns.
 #include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
 
-#define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
-
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
     char *text = (char *)checked_calloc(count, prompt_token_bytes(prompt), "the sampled text");
@@ -103,13 +101,12 @@ static int verb_sample(const Options *options) {
     run_open(&run, options, NULL);
     Prompt prompt = prompt_from_options(&run);
     run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
-    if (chat) run.settings.cache_tokens = options->max_context;
-    if (chat && !options->max_context)
-        run.settings.cache_tokens = min_size(CHAT_TOKENS, run.model.config.max_position_embeddings);
-    check_positions(&run, run.settings.cache_tokens,
-                    chat ? "--max-context" : "the prompt and --max-new-tokens together,");
+    if (chat) run.settings.cache_tokens = chat_tokens(&run);
+    if (!options->context_memory) // else no token is farther away than the window
+        check_positions(&run, run.settings.cache_tokens,
+                        chat ? "--max-context" : "the prompt and --max-new-tokens together,");
     run_allocate(&run, regular_bound(0, 0));
-    sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
+    sampler_allocate(&sampler, &run.model, run.settings.cache_tokens, run.settings.context);
     run_load_weights(&run);
     int32_t *ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
     if (chat) {

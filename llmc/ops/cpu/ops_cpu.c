@@ -18,6 +18,7 @@ per precision (precision.h) and linked to the driver.
 #include "adapter.h"    // adapters (LoRA)
 #include "rope.h"       // rotary position embedding
 #include "attention.h"  // attention of one chunk over its documents' keys
+#include "received.h"   // attention that each key gets
 #include "sink.h"       // sinks of attention
 #include "gate.h"       // the gate of attention's output
 #include "conv.h"       // linear attention: the convolution
