@@ -279,7 +279,10 @@ dev-cudnn-plans: $(BUILD)/stand_in/libcuda.so.1 $(if $(WITH_CUDNN),$(BUILD)/cudn
 $(BUILD)/bench.o: dev/cuda/bench.cu $(BUILD)/flags
 	$(DEV_NVCC) -MMD -MP -c $< -o $@
 
-$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cuda.o
+$(BUILD)/bench_decode.o: dev/bench.c $(BUILD)/flags
+	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/bench $(BUILD)/bench_decode: %: %.o $(BUILD)/ops_cuda.o
 	$(NVCC_LINK) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
 else
 $(BUILD)/bench.o: dev/bench.c $(BUILD)/flags

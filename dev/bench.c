@@ -12,7 +12,10 @@ so that other load on the machine affects all equally; prints medians of the rep
     bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
     bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout
-                                    seconds and ids. dev/compare/decode.py does so in turns with transformers
+                                    seconds and ids. dev/compare/decode.py does so in turns with transformers. On a
+                                    GPU: make BACKEND=cuda PRECISION=bf16 build/.../bench_decode
+    bench prefill   [REPEATS]       prompts packed into passes over prompts one after the other: 256 of 4 to 64 tokens, 64
+                                    of 16 to 4096 (lognormal, in slots for 16); 4 layers of Qwen3-0.6B's widths
 */
 #include "llmc/plan/plan.h"
 #include "llmc/estimate/profile.h"
@@ -21,7 +24,7 @@ so that other load on the machine affects all equally; prints medians of the rep
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
 
-double product_rate(void); // dev/product_rate.c
+double product_rate(void) __attribute__((weak)); // dev/product_rate.c; a build for GPUs has `decode` alone
 
 #define MOST 64
 
@@ -276,6 +279,65 @@ static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t
     }
 }
 
+// Seconds of running prompts through the model, `slots` at a time: packed, or one after the other.
+static double prefill_seconds(BenchPass *pass, Cache *cache, Append *prompt, size_t count, int packed) {
+    cache_begin(cache, &pass->stream);
+    const double begin = seconds_now();
+    for (size_t first = 0; first < count; first += cache->slots) {
+        for (size_t b = 0; b < cache->slots; b++) cache_clear(cache, &pass->stream, b);
+        for (size_t b = 0; b < cache->slots && !packed; b++)
+            cache_feed(cache, &pass->stream, b, prompt[first + b].tokens, prompt[first + b].n);
+        if (packed) cache_append(cache, &pass->stream, prompt + first, cache->slots);
+    }
+    const double seconds = seconds_now() - begin;
+    cache_end(cache, &pass->stream);
+    return seconds;
+}
+
+static void bench_prefill(size_t repeats) {
+    static const struct { size_t prompts, slots, least, most; } cases[] = {{256, 256, 4, 64}, {64, 16, 16, 4096}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        static BenchPass pass;
+        static const Batch none;
+        const size_t count = cases[i].prompts, slots = cases[i].slots, most = cases[i].most;
+        double ratio[MOST], tokens = 0;
+        Cache cache;
+        Append *prompt = (Append *)checked_calloc(count, sizeof(Append), "prompts");
+        int32_t *ids = (int32_t *)checked_calloc(most, sizeof(int32_t), "prompts");
+        const BenchPass fresh = {0};
+        pass = fresh;
+        const Config config = config_from_text("qwen3-0.6b,num_hidden_layers=4", "bench", EXIT_USAGE);
+        pass.model = model_build(&config, ops_device->stored);
+        pass.settings.gradient_type = ops_device->stored, pass.settings.moment_type = dtype_of_sums(ops_device->stored);
+        pass.settings.rollout_slots = slots, pass.settings.rollout_tokens = most;
+        pass_place(&pass, &none);
+        weights_init_random(&pass.model, sharding_whole(), ops_device, pass.stream.memory.weights, 1);
+        for (size_t t = 0; t < most; t++) ids[t] = (int32_t)random_below(1, 2, t, config.vocab_size);
+        for (size_t p = 0; p < count; p++) { // lognormal: 16 e^(1.8 + 1.2 z) tokens, z a sum of uniform numbers
+            double z = -6;
+            for (size_t k = 0; k < 12; k++) z += random_uniform(3, k, p);
+            const double n = i ? 16 * exp(1.8 + 1.2 * z) : 4 + 61 * random_uniform(5, 6, p);
+            const Append drawn = {p % slots, ids, (size_t)fmax(fmin(n, (double)most), (double)cases[i].least)};
+            prompt[p] = drawn, tokens += (double)drawn.n;
+        }
+        cache_allocate(&cache, slots, most);
+        prefill_seconds(&pass, &cache, prompt, count, 1);
+        for (size_t k = 0; k < repeats; k++) { // the order alternates
+            double packed = k % 2 ? 0 : prefill_seconds(&pass, &cache, prompt, count, 1);
+            const double alone = prefill_seconds(&pass, &cache, prompt, count, 0);
+            if (k % 2) packed = prefill_seconds(&pass, &cache, prompt, count, 1);
+            ratio[k] = packed / alone;
+        }
+        printf("prefill: %zu prompts of %zu to %zu tokens, %.0f in all: packed in %.3f of the time of one after the "
+               "other (%zu repeats)\n",
+               count, cases[i].least, most, tokens, median(ratio, repeats), repeats);
+        fflush(stdout);
+        cache_free(&cache);
+        ops_device->release(pass.memory, pass.plan.total_bytes);
+        free(prompt), free(ids);
+    }
+}
+
 int main(int argc, char **argv) {
     threads_wait_briefly(argv);
     const char *what = argc > 1 ? argv[1] : "";
@@ -285,6 +347,8 @@ int main(int argc, char **argv) {
         die_usage("repeats are 1 to %d", MOST);
     if ((!strcmp(what, "methods") || !strcmp(what, "orders")) && argc > 3 && (!parse_size(argv[3], &T) || !T))
         die_usage("T is a number of tokens");
+    if (!product_rate && strcmp(what, "decode") != 0)
+        die_usage("usage: bench_decode decode MODEL TEXTS PROMPT NEW GROUP");
     if (!strcmp(what, "layers"))
         bench_layers(repeats);
     else if (!strcmp(what, "seconds"))
@@ -295,6 +359,8 @@ int main(int argc, char **argv) {
         bench_orders(repeats, T ? T : 8192);
     else if (!strcmp(what, "chunks"))
         bench_chunks(repeats);
+    else if (!strcmp(what, "prefill"))
+        bench_prefill(repeats);
     else if (!strcmp(what, "gpt2") && argc > 4 && parse_size(argv[2], &B) && parse_size(argv[3], &T))
         bench_gpt2(B, T, argv[4], repeats);
     else if (!strcmp(what, "pass") && argc > 3 && parse_size(argv[2], &T) && parse_size(argv[3], &B))
@@ -305,8 +371,8 @@ int main(int argc, char **argv) {
             argv[2], B, T, repeats, group,
             (SamplingSettings){.temperature = argc > 7 ? atof(argv[7]) : 0, .top_p = argc > 8 ? atof(argv[8]) : 1});
     else
-        die_usage(
-            "usage: bench layers|methods|orders|chunks|seconds [REPEATS [T]], bench pass T V [REPEATS], bench gpt2 B T "
-            "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]");
+        die_usage("usage: bench layers|methods|orders|chunks|prefill|seconds [REPEATS [T]], bench pass T V [REPEATS], "
+                  "bench gpt2 B T "
+                  "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]");
     return 0;
 }

@@ -48,7 +48,8 @@ step() {
     [ $status != 0 ] || return 0
     case $status-$most in 124-$left | 137-$left) left_out="$left_out, $what" && return 3 ;; esac
     said=$(cat "$out/step.out" "$out/step.err" | grep . | tr '|' ' ')
-    row FAILED "$what" 'exit 0' "exit $status: $(echo "$said" | { grep -E '^doctor  |^[0-9]+ passed' || echo "$said" | tail -n 1; } | cut -c1-150)"
+    row FAILED "$what" 'exit 0' "exit $status: $(echo "$said" | { grep -E '^doctor  |^[0-9]+ passed' || echo "$said" | tail -n 1; } | cut -c1-150)$(
+        echo "$said" | sed -n 's/^ERROR: /; /p' | head -n 1 | cut -c1-200)"
     return 1
 }
 value() { grep -o "\"$1\": [-+.0-9eE]*" | head -n 1 | cut -d ' ' -f 2; } # the first of a JSON
@@ -167,7 +168,8 @@ gradient 'our own attention' ''
 [ -n "$cudnn" ] || unset STREAMBP_CUDNN
 tests 'tests of ops' 40 ops test_ops ''
 tests 'tests of long attention' 120 attention test_gpu_large attention
-[ -e "$out/right" ] || ! grep -qE '^(WRONG|FAILED)' "$table" || finish 'something is wrong, so nothing is measured'
+[ -e "$out/right" ] || ! grep -qE '^(WRONG|FAILED)' "$table" ||
+    finish "nothing is measured, for something is wrong: $(sed -nE 's/^(WRONG|FAILED)[|]([^|]*)[|].*[|]/\2: /p' "$table" | paste -sd ';' - | cut -c1-300)"
 [ -z "$left_out" ] || finish
 : >"$out/right"
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a kit for a machine with a GPU and no network: scripts/gpu_kit.sh FOLDER, then there: sh FOLDER/first.sh OUT
-# FOLDER gets the portable program, tests of ops, their benchmark, their libraries, and first.sh (dev/gpu_first.sh), which needs a
+# FOLDER gets the portable program, tests of ops, benchmarks, their libraries, and first.sh (dev/gpu_first.sh), which needs a
 # driver and CUDA's libraries (those of PyTorch's wheels do). 5 MB for each CUDA. No GPU is needed to make it.
 # CUDA [toolkit, made by scripts/cuda_wheels.sh if missing]: a toolkit of CUDA 13 with cuDNN, for drivers from 580 on.
 # CUDA12: also one of CUDA 12, for drivers from 525 on. No wheel has nvcc 12: NVIDIA's packages do, and Debian's nvidia-cuda-toolkit.
@@ -8,7 +8,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 [ $# = 1 ] && [ -n "$1" ] && [ "${1#-}" = "$1" ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
-kit=$1 ARCHS=${ARCHS:-90} CUDA=${CUDA:-toolkit} CUDA12=${CUDA12:-} parts='train bench test_ops test_gpu_large'
+kit=$1 ARCHS=${ARCHS:-90} CUDA=${CUDA:-toolkit} CUDA12=${CUDA12:-} parts='train bench bench_decode test_ops test_gpu_large'
 mkdir -p "$kit"
 [ -x "$CUDA/bin/nvcc" ] || scripts/cuda_wheels.sh "$CUDA"
 kit=$(cd "$kit" && pwd)
@@ -18,10 +18,10 @@ trap 'rm -rf "$work"' EXIT
 pack() { # cuda13 or cuda12, toolkit: its programs become $kit/cuda13.tar.xz
     build=build/$1-bf16-portable programs=$work/$1
     words="BACKEND=cuda PRECISION=bf16 PORTABLE=1 BUILD=$build ARCHS='$ARCHS' CUDA='$2'"
-    eval make -j "$(nproc)" "$words" $build/train $build/bench
+    eval make -j "$(nproc)" "$words" $build/train $build/bench $build/bench_decode
     eval make "$words" "PARTS='attention/bf16 ops/bf16'" test-gpu-build
     mkdir -p "$programs/lib"
-    cp $build/train $build/bench build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large "$programs"
+    cp $build/train $build/bench $build/bench_decode build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large "$programs"
     (cd "$programs" && strip $parts && ldd $parts) | awk '$2 == "=>" { print $1, $3 }' | sort -u >"$work/needed"
     while read -r name file; do
         case $name in

@@ -75,7 +75,6 @@ static Search run_search(const Run *run, size_t limit) {
 // Finds the library that takes attention of this run, the same on all ranks; of a plan that of the planned GPU.
 static void run_attention(Run *run) {
     const Config *c = &run->model.config;
-    const int windows = c->global_head_dim || layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers;
     const Machine *planned = machine_from_options(run->options);
     const int on_cpu = !strcmp(ops_device->name, "cpu");
     double have[4] = {0}; // forward, backward; of global heads
@@ -91,7 +90,7 @@ static void run_attention(Run *run) {
         const unsigned form = i < 2 ? FORM_WINDOW : FORM_FULL;
         const char *library =
             ops_device->attention_library(c->num_attention_heads, key_value_heads_of(c, form), head_dim_of(c, form),
-                                          form && windows ? window_of_model(c) : 0, backward);
+                                          form ? window_of_heads(c) : 0, backward);
         if (!library || (backward && !run->settings.backward)) continue;
         have[i] = 1, found |= backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD;
         run->settings.library |= form ? found : LIBRARY_GLOBAL * found;
@@ -342,12 +341,14 @@ static const char *const placed_words[PLACED] = {"inputs",    "weights",        
                                                  "optimizer", "kept attention", "reference"};
 
 static const char *placed_word(const RunSettings *s, int kind) {
-    return kind == PLACED_INPUTS && method_is_chunk_major(s->method) ? "keys and values" : placed_words[kind];
+    const int keys = method_is_chunk_major(s->method) || s->context.window;
+    return kind == PLACED_INPUTS && keys ? "keys and values" : placed_words[kind];
 }
 
 // The plan's tensors in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
-    const Share inputs = method_is_chunk_major(run->settings.method) ? SHARE_KV : SHARE_LAYER_INPUTS;
+    const int keys = method_is_chunk_major(run->settings.method) || run->settings.context.window;
+    const Share inputs = keys ? SHARE_KV : SHARE_LAYER_INPUTS;
     const Share shares[PLACED] = {inputs, SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_KEPT, SHARE_WEIGHTS};
     *text = 0;
     for (int kind = 0; kind < PLACED; kind++) {

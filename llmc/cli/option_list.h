@@ -120,8 +120,8 @@ BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of host memory for what is stored there, over all ranks of a machine")
 BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
-CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, SHORT(ON(PLAN)), "train|bp",
-       "plan a training run, or one pass; that has no optimizer update and needs far less")
+CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_SAMPLE, SHORT(ON(PLAN)), "train|bp|sample",
+       "plan a training run, one pass, which has no optimizer update and needs far less, or a text of --max-context")
 
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
@@ -338,9 +338,20 @@ FLAG(chat, "chat", SHORT(ON(SAMPLE)) | TEXTS,
 TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message of a chat; implies --chat")
 CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHORT(ON(SAMPLE)) | TEXTS,
        "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")
-SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
-     "tokens of a chat from standard input, all turns together; auto: the model's positions, at most 8192; of "
-     "--prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
+SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
+     "tokens of a chat from standard input, all turns together, or of a planned text; auto: the model's positions, at "
+     "most 8192; of --prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
+CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
+       SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
+       "texts longer than the model was trained on or the device holds: old keys and values lie in blocks, of which each "
+       "chunk of the text loads the best (InfLLM)")
+SIZE(context_window, "context-window", "auto", 256, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
+     "with --context-memory: last tokens that are all seen, and the distance of all others; auto: half of the model's "
+     "positions, at most 4096")
+SIZE(context_blocks, "context-blocks", "16", 1, 65536, ON(SAMPLE) | ON(PLAN), "K",
+     "with --context-memory: blocks of 128 tokens that a chunk loads")
+CHOICE(Place, context_on, "context-on", "auto", PLACE_AUTO, PLACE_DISK, ON(SAMPLE) | ON(PLAN), PLACE_WORDS,
+       "where --context-memory stores keys and values of blocks")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")
 FLAG(show_special, "show-special", TEXTS, "also print special tokens")
 

@@ -15,10 +15,10 @@ A new option is a row of option_list.h.
 typedef enum {
     VERB_TRAIN,
     VERB_BP,
+    VERB_SAMPLE,
     VERB_PLAN,
     VERB_EVAL,
     VERB_LOGPROBS,
-    VERB_SAMPLE,
     VERB_CONVERT,
     VERB_INFO,
     VERB_DOCTOR,
@@ -32,12 +32,12 @@ static const struct {
      "--model Qwen3-0.6B --data 'shards/train-*.bin' --seq-len 8192 --out run"},
     {"bp", "one forward and backward pass: loss, seconds, peak memory, gradients",
      "--init qwen3-0.6b,num_hidden_layers=2 --seq-len 2048 --json"},
+    {"sample", "text from a model", "--model run --prompt 'Once upon a time' --max-new-tokens 200"},
     {"plan", "memory and FLOPs of a run, before anything is allocated",
      "--init qwen3-8b --seq-len 100000 --machine rtx4090,host=128GiB"},
     {"eval", "loss of a model on data", "--model run --data 'shards/val-*.bin' --seq-len 8192"},
     {"logprobs", "log-probabilities of data under a model, for objectives that have a reference",
      "--model Qwen3-0.6B --data 'pairs/*.bin' --seq-len 8192 --out pairs.logprobs"},
-    {"sample", "text from a model", "--model run --prompt 'Once upon a time' --max-new-tokens 200"},
     {"convert", "any model that can be read to a Hugging Face folder or a flat .bin",
      "--model run --like Qwen3-0.6B --out Qwen3-0.6B-tuned"},
     {"info", "the configuration and the tensors of a model", "--model Qwen3-0.6B"},
@@ -74,6 +74,7 @@ typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { KL_CORRECTION_AUTO, KL_CORRECTION_ON, KL_CORRECTION_OFF } KlCorrection;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
+typedef enum { CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS } ContextKind;
 typedef enum { HELP_NONE, HELP_SHORT, HELP_ALL } Help;
 typedef enum { RESUME_OFF, RESUME_ON, RESUME_AUTO } Resume;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
@@ -332,6 +333,9 @@ static const struct {
     {"stop-ids", "rollout"},
     {"grads-of", "grads-out"},
     {"json-lines", "json"},
+    {"context-window", "context-memory"},
+    {"context-blocks", "context-memory"},
+    {"context-on", "context-memory"},
     {"mask-truncated", "rollout"},
     {"reward-names", "rollout"},
     {"reward-weights", "rollout"},

@@ -66,7 +66,8 @@ static void options_check_files(const Options *o) {
     const int prompts = one + (o->prompts != NULL);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
-                        o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK;
+                        o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK ||
+                        o->context_on == PLACE_DISK;
     const OptionRule rules[] = {
         {on_disk && !o->disk && verb != VERB_PLAN, "a place is on disk: give --disk with a folder on it"},
         {o->disk_limit && !o->disk && verb != VERB_PLAN, "--disk-limit has no meaning without --disk, a folder on it"},
@@ -78,6 +79,9 @@ static void options_check_files(const Options *o) {
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
         {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
+        {o->context_memory && verb == VERB_PLAN && o->plan_for != VERB_SAMPLE,
+         "--context-memory only writes text, no gradient passes through it; give --for sample"},
+        {o->context_memory && o->prompts, "--context-memory is of one text: give --prompt-file, or leave it out"},
         {one > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
         {one && o->prompts,
          "--prompts excludes --prompt, --prompt-file and --prompt-ids: give a file of prompts, or one prompt"},

@@ -135,7 +135,8 @@ static void settings_note(const Options *o, World world) {
 
 // Sets the choices that options name; the rest stays open for the planner (memory.h).
 static void settings_name_places(RunSettings *settings, const Options *o) {
-    const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
+    const Place inputs = o->context_memory ? o->context_on : o->inputs;
+    const Place named[PLACED] = {inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
     memcpy(settings->place, named, sizeof(named));
     settings->ring = o->kv == KEYS_RING;
     settings->keep = o->keep == KEEP_ATTENTION && method_recomputes(o->method);
@@ -177,6 +178,21 @@ static size_t slots_from_options(const Options *o, const RunSettings *settings, 
     return min_size(o->slots ? o->slots : gpu ? SLOTS_OF_GPU : SLOTS_OF_CPU, texts);
 }
 
+// Returns the long memory of a text. Refuses models that cannot have it.
+static ContextSettings context_from_options(const Options *o, const Config *c) {
+    const size_t half = max_size(c->max_position_embeddings / 2, 2 * CONTEXT_BLOCK);
+    const ContextSettings none = {0, 0, 0},
+                          set = {o->context_window ? o->context_window : min_size(CONTEXT_WINDOW, half), CONTEXT_BLOCK,
+                                 o->context_blocks};
+    const char *problem = context_problem(c);
+    if (!o->context_memory) return none;
+    if (problem) die_usage("--context-memory: a %s model cannot have it: %s; leave it out", c->family->name, problem);
+    if (set.window > c->max_position_embeddings)
+        die_usage("--context-window %zu is above the %zu positions that this model has seen; give at most that",
+                  set.window, c->max_position_embeddings);
+    return set;
+}
+
 // lora: NULL: none
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
@@ -196,10 +212,11 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
     settings.gpu = o->verb == VERB_PLAN && option_given(o, "machine");
+    settings.context = context_from_options(o, &model->config);
     settings_name_places(&settings, o);
     settings_note(o, settings.world);
     options_check_deals(o, &settings);
-    settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
+    settings.backward = trains || o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
     settings.accumulates = sums;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);
     static const DType moments[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_INT8}; // of Moments

@@ -68,7 +68,7 @@ static const struct {
 // Whether tensors of this kind exist.
 static int is_placed(const RunSettings *s, int kind) {
     switch (kind) {
-    case PLACED_INPUTS: return s->backward && s->method != METHOD_FULL;
+    case PLACED_INPUTS: return s->context.window || (s->backward && s->method != METHOD_FULL);
     case PLACED_GRADIENTS: return s->backward;
     case PLACED_OPTIMIZER: return s->optimizer;
     case PLACED_KEPT: return s->keep;

@@ -94,10 +94,9 @@ typedef struct {
 // TFLOP/s, attention forward 677. Deterministic backward writes dS to memory and reads it again. The gap holds what a
 // small kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other: its rate is what
 // dev/cuda/cycles.py finds in the machine code, times as long by a fifth, as kernels were that have run.
-// So are the products of experts in full tiles: 470 TFLOP/s in the machine code for an H100 become 390.
-// Our own attention is taken to reach two fifths of mma.sync's peak; backward computes 7 products for 5. For heads of
-// 512 the machine code for an H100 has 1.15 times the forward rate of heads of 128, taken as 1, and 0.76 times that of
-// backward.
+// Products of experts in full tiles reach 300 to 320 TFLOP/s on an H200.
+// Our own attention is taken to reach two fifths of mma.sync's peak; backward computes 7 products for 5. Heads of other
+// widths are slower (head_slowness in llmc/ops/ops_dry.h).
 // H200: as an H100. A100: the same shares of its own peak; mma.sync has all of it. B200: FlashAttention-4 is published
 // at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop cards
 // and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090 72 %,
@@ -116,10 +115,9 @@ typedef struct {
 #define NCCL_BYTES      (1.5 * GIBIBYTE)
 #define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
 #define NCCL_RING_BYTES (0.25 * GIBIBYTE)
-#define WIDE_MORE       (1 / 0.76 - 1) // backward's time for heads above 256, beside that of others
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*523 / 593, (forward)*422 / 593, (forward)*493 / 593, (forward)*417 / 593, own,  \
-        (own)*0.58, (own)*1.56, (own)*0.19
+        (own)*0.58, (own)*1.24, (own)*0.19
 #define RATES_H100     RATES(989e12, 680e12, 593e12, 250e12)
 #define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 593 / 989, 125e12)
 #define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)
@@ -213,11 +211,18 @@ static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
+// Returns the window of heads of head_dim, if no layer's see all keys; else 0.
+static size_t window_of_heads(const Config *c) {
+    const int all = c->global_head_dim || layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers;
+    return all ? window_of_model(c) : 0;
+}
+
 // Returns the directions of this model's attention that are planned for cuDNN.
 static int machine_attends(const Machine *m, const Model *model) {
     const Config *c = &model->config;
+    const int takes = !window_of_heads(c) || CUDNN_WINDOWS;
     if (model->dtype != DTYPE_BF16) return 0;
-    return cudnn_directions(m->architecture, c->head_dim) +
+    return (takes ? cudnn_directions(m->architecture, c->head_dim) : 0) +
            LIBRARY_GLOBAL * (c->global_head_dim ? cudnn_directions(m->architecture, c->global_head_dim) : 0);
 }
 
@@ -269,11 +274,13 @@ static WorkTime work_time(const Machine *m, OpCounts w) {
     t.products = fmax((products + w.stalled) / m->value[PRODUCT_FLOPS], w.operands / bandwidth);
     t.attention_forward = (w.attention_forward - w.own_forward - w.masked_forward) / m->value[ATTENTION_FORWARD_FLOPS] +
                           w.masked_forward / m->value[MASKED_FORWARD_FLOPS] +
-                          w.own_forward / m->value[OWN_FORWARD_FLOPS];
+                          w.slow_forward / m->value[ATTENTION_FORWARD_FLOPS] +
+                          (w.own_forward + w.slow_own_forward) / m->value[OWN_FORWARD_FLOPS];
     t.attention_backward = (w.attention_backward - w.any_order - w.own_backward) / m->value[ATTENTION_BACKWARD_FLOPS] +
                            (w.any_order - w.masked_any_order) / m->value[ATTENTION_ANY_ORDER_FLOPS] +
                            w.masked_any_order / m->value[MASKED_ANY_ORDER_FLOPS] +
-                           (w.own_backward + WIDE_MORE * w.wide_backward) / m->value[OWN_BACKWARD_FLOPS];
+                           w.slow_backward / m->value[ATTENTION_BACKWARD_FLOPS] +
+                           (w.own_backward + w.slow_own_backward) / m->value[OWN_BACKWARD_FLOPS];
     t.delta = w.delta / m->value[DELTA_FLOPS];
     t.memory = w.moved / bandwidth;
     t.gaps = w.launches * m->value[LAUNCH_GAP];

@@ -94,6 +94,8 @@ static uint32_t *end_ids_from_options(const Options *o, const Tokenizer *t, size
     return ids;
 }
 
+#define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
+
 // ---- the prompt ----------------------------------------------------------------------------------------------------
 // Appends the ids of a text: of the first turn in a chat, of a plain prompt, or its bytes.
 static void prompt_append(const Prompt *prompt, const Options *options, const char *text, size_t bytes, TokenIds *ids) {
@@ -176,6 +178,12 @@ static void prompt_free(Prompt *prompt) {
     tokenizer_close(prompt->tokenizer);
     free(prompt->id), free(prompt->text);
     memset(prompt, 0, sizeof(*prompt));
+}
+
+// Returns the tokens of a chat from standard input, or of a planned text.
+static size_t chat_tokens(const Run *run) {
+    const size_t most = run->options->max_context;
+    return most ? most : min_size(CHAT_TOKENS, run->model.config.max_position_embeddings);
 }
 
 // Returns the tokens that the key/value cache needs; the last token drawn is never fed.

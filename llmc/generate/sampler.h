@@ -27,9 +27,10 @@ model once; the others copy its keys, values and states. A prompt's last token i
 // ---- one text ------------------------------------------------------------------------------------------------------
 typedef struct {
     StreamBP *streambp;
-    Cache cache;     // one slot
-    size_t capacity; // most tokens, prompt included; the last one drawn need not fit
-    int32_t drawn;   // last token drawn, not yet fed; -1: none
+    Cache cache;           // one slot
+    ContextMemory context; // --context-memory: in place of the cache's keys and values
+    size_t capacity;       // most tokens, prompt included; the last one drawn need not fit
+    int32_t drawn;         // last token drawn, not yet fed; -1: none
 } Sampler;
 
 // Refuses texts longer than a learned position table. Needs no weights.
@@ -41,15 +42,18 @@ static void sampler_check(const Model *model, size_t tokens) {
                   tokens, config->family->name, config->max_position_embeddings);
 }
 
-static void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity) {
+// context: all zeros: keys and values of all tokens are kept
+static void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity, ContextSettings context) {
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
     sampler->capacity = capacity;
     cache_allocate(&sampler->cache, 1, capacity);
+    context_allocate(&sampler->context, context, model, capacity);
 }
 
 static void sampler_free(Sampler *sampler) {
     cache_free(&sampler->cache);
+    context_free(&sampler->context);
     memset(sampler, 0, sizeof(*sampler));
 }
 
@@ -57,15 +61,23 @@ static void sampler_free(Sampler *sampler) {
 static void sampler_begin(Sampler *sampler, StreamBP *s) {
     sampler->streambp = s;
     sampler->drawn = -1;
-    cache_begin(&sampler->cache, s);
+    if (sampler->context.layers)
+        context_begin(&sampler->context, &sampler->cache, s);
+    else
+        cache_begin(&sampler->cache, s);
 }
 
-static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->streambp); }
+static void sampler_end(Sampler *sampler) {
+    if (sampler->context.layers)
+        context_end(&sampler->context, sampler->streambp);
+    else
+        cache_end(&sampler->cache, sampler->streambp);
+}
 
 // Truncates the text to `tokens`. Returns how many remain: 0 if a layer cannot rewind.
 static size_t sampler_rewind(Sampler *sampler, size_t tokens) {
     const Config *config = &sampler->streambp->model->config;
-    if (layers_of_kind(config, LAYER_FULL) < config->num_hidden_layers) {
+    if (layers_of_kind(config, LAYER_FULL) < config->num_hidden_layers || sampler->context.layers) {
         sampler_end(sampler);
         sampler_begin(sampler, sampler->streambp);
         return 0;
@@ -88,7 +100,10 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= V)
             die("token %zu of the text is %d, outside the vocabulary of %zu", cache->used[0] + i, ids[i], V - 1);
-    cache_feed(cache, sampler->streambp, 0, ids, count);
+    if (sampler->context.layers)
+        context_feed(&sampler->context, cache, sampler->streambp, ids, count);
+    else
+        cache_feed(cache, sampler->streambp, 0, ids, count);
 }
 
 // Draws the next token. With ZeRO 3 all ranks take rank 0's: their logits may round differently on other devices or

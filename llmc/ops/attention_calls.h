@@ -37,6 +37,16 @@ to any length if sums may be added in any order.
 #ifndef CUDNN_ELEMENTS
 #define CUDNN_ELEMENTS INT32_MAX
 #endif
+#ifndef CUDNN_WINDOWS
+#define CUDNN_WINDOWS attention_windows_asked()
+#endif
+
+// Returns whether the library also gets calls with a sliding window: STREAMBP_CUDNN=windows in the environment. On an
+// H200, cuDNN 9.19 returned NaN for 1024 queries of heads of 128 with a window of 4096 (dev/gpu_speed.md).
+static int attention_windows_asked(void) {
+    const char *wanted = getenv("STREAMBP_CUDNN");
+    return wanted && !strcmp(wanted, "windows");
+}
 
 typedef struct {
     Span span;     // the queries [begin, end); rows count from the first row that was asked for
@@ -55,6 +65,7 @@ typedef struct AttentionCut {
     size_t NH, NKV, HD;
     size_t window, workspace; // workspace: bytes of a backward call beside its tensors, staged results included
     int any_order;
+    int windows; // whether the library takes calls with a window
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
@@ -149,6 +160,7 @@ static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t windo
                               window,
                               choice.workspace ? choice.workspace : CUDNN_WORKSPACE,
                               choice.any_order,
+                              CUDNN_WINDOWS,
                               NULL};
     return cut;
 }
@@ -241,10 +253,11 @@ static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span p
     const size_t seen = max_size(lowest, first_key(piece.document, piece.begin, window));
     const size_t end = p->causal ? piece.end : p->keys.end;
     const size_t step = attention_key_step(cut, end - seen, window, p->causal);
-    const size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
+    size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
+    if (window && keys == window + rows) keys -= step; // the front end passes window + rows - keys; 0 gave NaN
     const size_t first = end - keys;
     AttentionCall call = {piece, {first, first}, rows, cut->NKV, 0, 0, p->partial};
-    if (!keys || (p->causal && keys < rows)) return 0;
+    if (!keys || (p->causal && keys < rows) || (window && !cut->windows)) return 0;
     for (size_t block = cut->grid; block < step; block *= 2, call.keys.end = call.keys.begin) {
         if ((first - seen) / block % 2 == 0) continue;
         call.keys.begin -= block;
@@ -276,6 +289,7 @@ static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span 
     const size_t seen = max_size(p->keys.begin, first_key(piece.document, piece.begin, window));
     size_t key = p->causal ? piece.end : p->keys.end;
     AttentionCall call = {piece, p->keys, rows, 0, window, p->causal, 0};
+    if (window && !cut->windows) return 0;
     if (p->causal) {
         if (key < lowest + rows) return 0;
         key -= rows;

@@ -462,6 +462,19 @@ static void case_attention_backward(const OpShape *s) {
     expect(dv, attention_slack(s->HD), 0.3);
 }
 
+// The last n of `positions` keys are the queries' own. A query of size `factor` keeps the scores small. lse is about
+// the logarithm of the number of keys.
+static void case_attention_received(const OpShape *s) {
+    check_begin("%zu of %zu keys", s->n, s->positions);
+    const Dim N = all_of(s->n), keys = all_of(s->positions), heads = all_of(s->NH);
+    Tensor *q = tensor_in("q", N, all_of(s->NH * s->HD)), *k = tensor_in("k", keys, all_of(s->NKV * s->HD));
+    Tensor *lse = tensor_make(TENSOR_READ, "lse", check.ops->summed, N, heads);
+    Tensor *received = tensor_sums("received", all_of(1), keys);
+    CHECK(attention_received, of(received), of(q), of(k), of(lse), len(N), len(keys), s->NH, s->NKV, s->HD,
+          1 / sqrt((double)s->HD));
+    expect(received, attention_slack(s->HD), sqrt((double)(s->n * s->NH)));
+}
+
 // ---- the optimizer --------------------------------------------------------------------------------------------------
 static Tensor *tensor_master(Dim count) {
     return check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, all_of(1), count) : NULL;

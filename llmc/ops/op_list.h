@@ -14,6 +14,7 @@ included wherever every op is needed: the struct, the tables of op sets, op sets
 Kinds of ops; each is an OP unless the including file defines a macro for it:
     OP_HOST     touches no device memory             OP_MEMORY  moves bytes: copies, transfers, between processes
     OP_SCRATCH  elements of scratch that an op needs   OP_STEP    belongs to an optimizer's step, not to a pass
+    OP_GRAPH    an OP_HOST that records launches
 */
 #ifndef OPS // whose scratch tensors have
 #define OPS ops_device
@@ -29,6 +30,9 @@ Kinds of ops; each is an OP unless the including file defines a macro for it:
 #endif
 #ifndef OP_STEP
 #define OP_STEP OP
+#endif
+#ifndef OP_GRAPH
+#define OP_GRAPH OP_HOST
 #endif
 // clang-format off
 
@@ -86,6 +90,16 @@ OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )
 
 // Op set "dry" counts each of the calls that follow `factor` times; the others ignore it.
 OP_HOST(void, repeat, (double factor), (factor))
+
+// ---- graphs: a decoding step is recorded once and launched again as a whole ----------------------------------------
+//     for (int calls = ops->graph_begin(&key); calls; calls = ops->graph_end()) make the calls
+// The calls neither copy to or from the host nor await anything. Op sets without graphs make them once.
+// returns 0 if the launches of an equal part were repeated, else 1
+OP_GRAPH(int, graph_begin, (const GraphKey *key), (key))
+// returns 1 if the calls were recorded but not launched: they are made again
+OP_GRAPH(int, graph_end, (void), ())
+// call before memory or weights move
+OP_GRAPH(void, graphs_forget, (void), ())
 
 // ---- embedding -----------------------------------------------------------------------------------------------------
 // out[n,C] = scale * wte[token] + wpe[position];  wpe NULL: positions are rotary
@@ -346,6 +360,14 @@ OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
 OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window, int backward),
         (NH, NKV, HD, window, backward))
 
+// received[keys] += sum over the n queries and their heads of exp(scale q k - lse): the attention that each key gets. lse
+// [n,NH]: of attention over these and maybe other keys; query t sees the first keys - n + t + 1 of them
+OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
+                              size_t keys, size_t NH, size_t NKV, size_t HD, double scale),
+   (received, q, k, lse, n, keys, NH, NKV, HD, scale),
+   TENSOR(received, keys, SUMMED) TENSOR(q, n * NH * HD, STORED) TENSOR(k, keys * NKV * HD, STORED)
+   TENSOR(lse, n * NH, SUMMED) COUNT(dry_received(n, keys, NH, NKV, HD)))
+
 // Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
 // without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). attention_backward takes these as usual
 OP(void, sink_forward, (Stored *out, Summed *lse, const Stored *sinks, size_t n, size_t NH, size_t HD),
@@ -571,6 +593,7 @@ OP_MEMORY(void, await, (int64_t ticket), (ticket), )
 #undef OP_SCRATCH
 #undef OP_MEMORY
 #undef OP_STEP
+#undef OP_GRAPH
 #undef TENSOR
 #undef KEYS
 #undef PLACE

@@ -243,6 +243,15 @@ typedef struct {
     uint64_t seed;      // seed of the uniform numbers, made by the caller of draw
 } SamplingSettings;
 
+// A part of a decoding step, for op graph_begin. Parts with the same bytes make the same calls with the same arguments;
+// only the contents of device memory differ, and the spans.
+typedef struct {
+    const Span *span;    // [n] the spans of all its calls, of one token each, host
+    const Span *copied;  // [n] the same in device memory
+    size_t n, part;      // part: its number in the step
+    SamplingSettings of; // of its draws; else zeros
+} GraphKey;
+
 // Returns the elements from the start of the first of n rows of `width` elements to the end of the last.
 static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1) * stride + width : 0; }
 

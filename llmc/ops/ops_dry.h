@@ -18,12 +18,13 @@ typedef struct {
     double stalled; // FLOPs that products could do while waiting for operands (DryCount.ridge)
     double moved;   // bytes that other ops move, and that attention stages
     // counted for a known machine (DryCount.library)
-    double own_forward, own_backward;        // attention FLOPs in our own kernels
-    double wide_backward;                    // part of own_backward: of heads that cuDNN has on no card
-    double any_order;                        // part of attention_backward: in the library, sums in any order
-    double masked_forward, masked_any_order; // part in the library: AttentionCounts.masked
-    double library_calls, staged;            // calls of the library; bytes of `moved` that they stage
-    double launches;                         // kernel launches of the counted ops
+    double own_forward, own_backward;           // attention FLOPs in our own kernels
+    double slow_forward, slow_backward;         // FLOPs that the library could do in the time that head_slowness adds
+    double slow_own_forward, slow_own_backward; // the same for our own kernels
+    double any_order;                           // part of attention_backward: in the library, sums in any order
+    double masked_forward, masked_any_order;    // part in the library: AttentionCounts.masked
+    double library_calls, staged;               // calls of the library; bytes of `moved` that they stage
+    double launches;                            // kernel launches of the counted ops
 } OpCounts;
 enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 
@@ -127,6 +128,14 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     return c;
 }
 
+// Returns the time of attention's FLOPs with heads of this width, over that with heads of 128: as measured on an H200
+// for heads of 64 and 256 by cuDNN 9.19, and of 512 by our own kernels (dev/gpu_speed.md)
+static double head_slowness(size_t HD, int library, int backward) {
+    if (!library) return HD <= 256 ? 1 : backward ? 1.66 : 1.31;
+    if (HD <= 64) return backward ? 1.73 : 1.48;
+    return HD > 128 && backward ? 1.65 : 1;
+}
+
 // Counts products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv.
 static void dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
@@ -137,10 +146,21 @@ static void dry_attention(const AttentionShape *shape, int backward) {
     if (shape->partial) dry.op = backward ? "attention_backward_part" : "attention_forward_part";
     *(backward ? &counts->attention_backward : &counts->attention_forward) += flops;
     *(backward ? &counts->own_backward : &counts->own_forward) += own;
-    if (backward && shape->HD > 256) counts->wide_backward += own;
+    *(backward ? &counts->slow_backward : &counts->slow_forward) +=
+        (flops - own) * (head_slowness(shape->HD, 1, backward) - 1);
+    *(backward ? &counts->slow_own_backward : &counts->slow_own_forward) +=
+        own * (head_slowness(shape->HD, 0, backward) - 1);
     if (!backward) counts->masked_forward += masked;
     if (backward && dry.attention.any_order) counts->any_order += flops - own, counts->masked_any_order += masked;
     counts->flops += flops;
+}
+
+// Counts one product of length HD for each pair and query head.
+static void dry_received(size_t n, size_t keys, size_t NH, size_t NKV, size_t HD) {
+    const double flops = 2 * query_key_pairs(keys - n, keys, 0) * (double)(NH * HD);
+    dry.counts.flops += dry.factor * flops, dry.counts.attention_forward += dry.factor * flops;
+    dry.counts.own_forward += dry.factor * flops;
+    dry_move((n * NH + keys * NKV) * HD, dry.stored);
 }
 
 // Counts the chunked form: products of blocks of DELTA_BLOCK tokens; triangular matrices count half.
@@ -189,6 +209,9 @@ static void *dry_allocate(size_t bytes) {
 static void dry_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 static void dry_finish(void) {}
 static void dry_repeat(double factor) { dry.factor = factor; }
+static int dry_graph_begin(const GraphKey *key) { return (void)key, 1; }
+static int dry_graph_end(void) { return 0; }
+static void dry_graphs_forget(void) {}
 static void dry_attention_choose(AttentionChoice choice) {
     dry.attention = choice;
     ops_device->attention_choose(choice); // scratch is planned by its sizes
@@ -232,6 +255,7 @@ static Ops ops_dry(DType stored, const Arena *arena, double ridge, int gpu) {
     ops.stored = stored, ops.summed = dtype_of_sums(stored);
     ops.allocate = ops.host_allocate = dry_allocate, ops.release = ops.host_release = dry_release;
     ops.finish = dry_finish, ops.repeat = dry_repeat, ops.attention_choose = dry_attention_choose;
+    ops.graph_begin = dry_graph_begin, ops.graph_end = dry_graph_end, ops.graphs_forget = dry_graphs_forget;
 #define OP(type, op, ...) ops.op = dry_##op;
 #define OP_HOST(...)
 #define OP_SCRATCH(op, ...) ops.op = gpu ? cuda_##op : ops.op;

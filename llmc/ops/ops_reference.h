@@ -262,6 +262,18 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
     free(p);
 }
 
+static void reference_attention_received(double *received, const double *q, const double *k, const double *lse,
+                                         size_t n, size_t keys, size_t NH, size_t NKV, size_t HD, double scale) {
+    for (size_t t = 0; t < n; t++)
+        for (size_t h = 0; h < NH; h++)
+            for (size_t j = 0; j <= keys - n + t; j++) {
+                const double *key = k + (j * NKV + h / (NH / NKV)) * HD;
+                double score = 0;
+                for (size_t i = 0; i < HD; i++) score += q[(t * NH + h) * HD + i] * key[i];
+                received[j] += exp(scale * score - lse[t * NH + h]);
+            }
+}
+
 // ---- sinks ----------------------------------------------------------------------------------------------------------
 static void reference_sink_forward(double *out, double *lse, const double *sinks, size_t n, size_t NH, size_t HD) {
     for (size_t i = 0; i < n * NH; i++) {

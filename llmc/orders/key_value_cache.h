@@ -49,6 +49,7 @@ typedef struct {
     int32_t *row;    // [rows] pass_row; device
     int32_t *token;  // [slots] drawn tokens; device
     double *uniform; // [slots] uniform numbers of the draws; device
+    Span *copied;    // [slots] span; device
     // Experts, host; NULL: routes are not recorded
     uint16_t **route; // [slots] of a slot's tokens, [capacity,layers with experts,k]; NULL: none
     uint16_t *fed;    // [layers with experts,n,k] of a pass
@@ -113,6 +114,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
         (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a pass", several ? cache->rows : 0, sizeof(int32_t));
     cache->token = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "drawn tokens", cache->slots, sizeof(int32_t));
     cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", cache->slots, sizeof(double));
+    cache->copied = (Span *)arena_push(s->arena, SHARE_WORKSPACE, "spans of a step", cache->slots, sizeof(Span));
 }
 
 // ---- ranks that gather weights for each other (ZeRO 3) --------------------------------------------------------------
@@ -150,6 +152,25 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     }
 }
 
+// ---- graphs: op set "cuda" repeats the launches of a step as a whole ------------------------------------------------
+// Makes the key of a part of a pass of n tokens, each of another slot, or of their draws; of: the draws' settings, or
+// NULL. Returns NULL if the calls are not alike: one slot's rows move, weights are loaded or gathered, or a step of the
+// optimizer waits for them.
+static const GraphKey *graph_key(const Cache *cache, const StreamBP *s, GraphKey *key, size_t n, size_t part,
+                                 const SamplingSettings *of) {
+    const Residency *r = &s->memory;
+    if (cache->slots == 1 || weights_are_staged(r) || r->hook.context) return NULL;
+    memset(key, 0, sizeof(*key));
+    key->span = s->now.span, key->copied = cache->copied, key->n = n, key->part = part;
+    if (of) key->of = *of;
+    return key;
+}
+
+// for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) ...; key NULL: makes the calls once
+static int graph_begin(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_begin(key) : 1; }
+static int graph_end(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_end() : 0; }
+
+// ---- passes ---------------------------------------------------------------------------------------------------------
 // Runs the tokens of chunk c through every layer. Afterwards `inputs` holds their x_L. With several slots, scatters K, V
 // to cache->row.
 static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
@@ -207,11 +228,14 @@ static void cache_add(Cache *cache, size_t slot, const int32_t *tokens, size_t n
 // Runs the n tokens that were added through the model.
 static void cache_pass(Cache *cache, StreamBP *s, size_t n) {
     const Chunk c = {0, n, cache->slots > 1 ? cache->documents.N : cache->span[0].begin, 0, 1, &cache->spans};
+    GraphKey room;
+    const GraphKey *key = cache->spans.count == n ? graph_key(cache, s, &room, n, 0, NULL) : NULL;
     cache_turn(cache, s, TURN_FORWARD);
     s->ops->copy_in(s->now.tokens, cache->pass_token, n * sizeof(int32_t));
     s->ops->copy_in(s->now.position, cache->pass_position, n * sizeof(int32_t));
     if (cache->slots > 1) s->ops->copy_in(cache->row, cache->pass_row, n * sizeof(int32_t));
-    cache_forward(cache, s, c);
+    if (key) s->ops->copy_in(cache->copied, cache->span, n * sizeof(Span));
+    for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) cache_forward(cache, s, c);
     cache_take_routes(cache, s, n);
     cache->last = c;
 }
@@ -305,6 +329,7 @@ static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, 
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
+    GraphKey room;
     SamplingSettings scaled = *settings;
     scaled.temperature *= s->model->config.logits_scaling, scaled.cap = s->model->config.final_logit_softcapping;
     cache_turn(cache, s, TURN_DRAW);
@@ -314,19 +339,24 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
         c.row = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
-        Stored *logits = head_forward(s, c, w).logits;
-        Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
-        s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, &scaled, scratch);
+        const GraphKey *key = graph_key(cache, s, &room, cache->last.n, 1 + c.row, &scaled);
+        for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) {
+            Stored *logits = head_forward(s, c, w).logits;
+            Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
+            s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, &scaled, scratch);
+            arena_pop(s->arena, mark);
+        }
         s->ops->copy_out(token ? token + done : NULL, cache->token, c.n * sizeof(int32_t));
         for (size_t i = 0; token && i < c.n; i++)
             if (token[done + i] < 0)
-                cache_refuse(cache, s, stored_row(s, logits, i, d.logits_stride), done + i, token[done + i]);
-        arena_pop(s->arena, mark);
+                cache_refuse(cache, s, stored_row(s, head_forward(s, c, w).logits, i, d.logits_stride), done + i,
+                             token[done + i]);
     }
     weights_release(&s->memory, GROUP_HEAD);
 }
 
 static void cache_end(Cache *cache, StreamBP *s) {
+    s->ops->graphs_forget();
     s->routes.fed = NULL;
     arena_pop(s->arena, cache->mark);
 }

@@ -10,7 +10,7 @@ A run, its plan, and what fits. Everything here is exact; estimate/ has what is 
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 #include "llmc/optimizer/deferred_update.h"
-#include "llmc/orders/key_value_cache.h"
+#include "llmc/orders/context_memory.h"
 #include "llmc/orders/orders.h"
 
 // The reference: the base below adapters, the model itself, or a second set of the trained weights as they were at the
@@ -32,6 +32,7 @@ typedef struct {
     const Lora *lora;                      // NULL: the model itself is trained
     const Storage *storage;                // Residency.storage
     size_t cache_tokens;                   // of the longest generated text with its prompt; 0: none
+    ContextSettings context;               // that text's long memory
     size_t rollout_slots, rollout_tokens;  // texts generated side by side, tokens of the longest; 0: none
     World world;                           // zeros: a process alone
     int deals;                             // world.sp changes from pass to pass (--sp auto)
@@ -317,7 +318,10 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     if (settings->backward) gradient_squares(&s.memory);
     arena_pop(plan.arena, mark);
     if (settings->optimizer && !settings->defers) optimizer_step(&s.memory, &state, &step), weights_updated(&s.memory);
-    if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
+    if (settings->cache_tokens && settings->context.window)
+        context_walk(&s, settings->context, settings->cache_tokens);
+    else if (settings->cache_tokens)
+        cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = pass_model_flops(model_flops, settings, batch);
     plan.total_bytes = plan.arena[PLACE_DEVICE].peak, plan.moved = s.memory.moved;

@@ -88,7 +88,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
         prefetch_allocate(&t->validation_batches, &t->validation,
                           assign_evaluation(t->run.settings.world, t->run.assignment.parts));
     if (o->sample_every) {
-        sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
+        sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens, t->run.settings.context);
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
         t->sampled_text = (char *)checked_calloc(o->max_new_tokens, prompt_token_bytes(&t->prompt), "the sampled text");
     }

@@ -103,9 +103,10 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strncmp(op, "experts_bias", strlen("experts_bias"))) s->C = s->OC, s->joined = i == 1; // of both products
     if (!strcmp(kind, "linear_forward_quantised")) // few columns out: all of a record is decoded
         s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
-    if (!strcmp(kind, "attention")) { // as most passes; keys in two ranges; in a window, where the model has one
+    if (!strcmp(kind, "attention")) { // as most passes; keys in two ranges; in the model's window, if it has one
         shapes = c->sliding_window ? 3 : 2;
-        s->positions = 2 * n, s->spans.window = i == 2 ? n / 3 + 1 : 0, s->sinks = c->family->sinks;
+        s->spans.window = i == 2 ? min_size(c->sliding_window, 2 * n) : 0;
+        s->positions = n + max_size(n, s->spans.window), s->sinks = c->family->sinks;
         if (i == 2) s->HD = head_dim_of(c, FORM_WINDOW), s->NKV = key_value_heads_of(c, FORM_WINDOW);
     }
     return i < shapes;

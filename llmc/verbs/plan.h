@@ -72,7 +72,8 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
             fprintf(out, " of %s%s", human_bytes((double)search.limits.bytes[place]),
                     place == PLACE_HOST && !o->host_limit && !machine_from_options(o)->host_given ? " (assumed)" : "");
     }
-    if (!w->run.settings.optimizer) fputs(", for a pass without an optimizer update", out);
+    if (w->run.settings.backward && !w->run.settings.optimizer)
+        fputs(", for a pass without an optimizer update", out);
     fputc('\n', out);
     if (w->longest) fprintf(out, "longest   --seq-len %zu\n", w->longest);
 }
@@ -217,6 +218,39 @@ static void plan_result_json(const PlanResult *r) {
     json_finish(&json);
 }
 
+// ---- a text --------------------------------------------------------------------------------------------------------
+// Plans `sample`: weights and what a text of --max-context tokens keeps.
+static int plan_sample(Run *run, size_t limit) {
+    const Options *o = run->options;
+    PlanResult r = {0};
+    Batch shape = batch_shape(regular_bound(0, 0));
+    char text[160];
+    run->settings.cache_tokens = chat_tokens(run);
+    run_plan(run, &shape, limit);
+    free(shape.document_start);
+    r.bounds.limit = limit, r.plan.run = *run;
+    plan_bytes(&run->plan, r.plan.bytes);
+    const Search search = run_search(run, limit);
+    r.plan.fits = plan_pressure(&run->plan, &search.limits) <= 1;
+    if (!o->quiet || !o->json) {
+        plan_print_memory(run->text, &r);
+        for (int place = PLACE_HOST; place < PLACES; place++)
+            if (*placed_text(run, place, text, sizeof(text)))
+                fprintf(run->text, "placed    %s: %s\n", place == PLACE_HOST ? "in host memory" : "on disk", text);
+        fprintf(run->text, "text      %zu tokens\n", run->settings.cache_tokens);
+        if (o->verbose) report_regions(run->text, run->plan.arena);
+    }
+    if (!o->json) return 0;
+    JsonOut json = json_open(stdout);
+    report_places_json(&json, run);
+    report_plan_json(&json, run->plan.arena);
+    if (limit) json_bool(&json, "fits", r.plan.fits);
+    json_size(&json, "max_context", run->settings.cache_tokens);
+    json_text(&json, "dtype", dtype_name(run->model.dtype));
+    json_finish(&json);
+    return 0;
+}
+
 // ---- the verb ------------------------------------------------------------------------------------------------------
 // Finds the largest micro-batch, and a rank's part of it.
 static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
@@ -287,6 +321,11 @@ static int verb_plan(const Options *given) {
     memset(&r, 0, sizeof(r)), works.count = 0;
     if (!o->model && !o->init) return plan_presets(o, machine, limit);
     run_open(&run, o, NULL);
+    if (o->plan_for == VERB_SAMPLE) {
+        const int status = plan_sample(&run, limit);
+        run_close(&run);
+        return status;
+    }
     if (limit && !o->quiet && o->dtype == DTYPE_AUTO && run.model.dtype != DTYPE_BF16)
         note("planned in %s, as this build is; a card's name, or --dtype bf16, plans for a GPU",
              dtype_name(run.model.dtype));

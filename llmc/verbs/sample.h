@@ -6,8 +6,6 @@ chat: its turns are lines of standard input, and the cache lives across turns.
 #define LLMC_SAMPLE_H
 #include "llmc/generate/prompt_file.h"
 
-#define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
-
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
     char *text = (char *)checked_calloc(count, prompt_token_bytes(prompt), "the sampled text");
@@ -127,9 +125,7 @@ static int sample_prompts(const Options *o) {
     const size_t most = run.settings.rollout_slots;
     run_allocate(&run, regular_bound(0, 0));
     if (run.settings.rollout_slots < most && !o->quiet)
-        note("memory holds %zu text%s of up to %zu tokens at a time; shorter prompts, or fewer --max-new-tokens, make "
-             "it "
-             "more",
+        note("memory holds %zu text%s of up to %zu tokens at a time; shorter prompts make it more",
              run.settings.rollout_slots, run.settings.rollout_slots > 1 ? "s" : "", capacity);
     sampler_batch_allocate(&sampler, &run.model, run.settings.rollout_slots, capacity);
     int32_t *ids = (int32_t *)checked_calloc(prompts.count * o->max_new_tokens, sizeof(int32_t), what);
@@ -164,13 +160,12 @@ static int verb_sample(const Options *options) {
     run_open(&run, options, NULL);
     Prompt prompt = prompt_from_options(&run);
     run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
-    if (chat) run.settings.cache_tokens = options->max_context;
-    if (chat && !options->max_context)
-        run.settings.cache_tokens = min_size(CHAT_TOKENS, run.model.config.max_position_embeddings);
-    check_positions(&run, run.settings.cache_tokens,
-                    chat ? "--max-context" : "the prompt and --max-new-tokens together,");
+    if (chat) run.settings.cache_tokens = chat_tokens(&run);
+    if (!options->context_memory) // else no token is farther away than the window
+        check_positions(&run, run.settings.cache_tokens,
+                        chat ? "--max-context" : "the prompt and --max-new-tokens together,");
     run_allocate(&run, regular_bound(0, 0));
-    sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
+    sampler_allocate(&sampler, &run.model, run.settings.cache_tokens, run.settings.context);
     run_load_weights(&run);
     int32_t *ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
     if (chat) {

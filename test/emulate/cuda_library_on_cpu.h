@@ -13,9 +13,21 @@ extern "C" const Ops *const ops_cpu_device;
 extern "C" void cuda_on_cpu_turn_order(void);
 extern "C" void cuda_on_cpu_turn_order(void) { cuda_on_cpu::turn_order(); }
 
+// Runs a library's work, or records it; ends the program if that is impossible.
+template <typename Work> static auto library_call(const char *op, Work work) -> decltype(work()) {
+    if (!launch_stream) return work();
+    if (strcmp(op, "copy") && strcmp(op, "zero")) die("op %s was called while a step is recorded", op);
+    cuda_on_cpu::submit(launch_stream, work);
+    return decltype(work())();
+}
+
 #define OP_HOST(type, op, parameters, arguments)                                                                       \
     static type cuda_##op parameters { return ops_cpu_device->op arguments; }
-#define OP_MEMORY(type, op, parameters, arguments, tensors) OP_HOST(type, op, parameters, arguments)
+#define OP_MEMORY(type, op, parameters, arguments, tensors)                                                            \
+    static type cuda_##op parameters {                                                                                 \
+        return library_call(#op, [=] { return ops_cpu_device->op arguments; });                                        \
+    }
+#define OP_GRAPH(...)
 #define OP(...)
 #define OP_SCRATCH(...)
 #define OP_STEP(...)
@@ -25,7 +37,9 @@ static void *memory_allocate(size_t bytes) { return cuda_allocate(bytes); }
 static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                 const Stored *residual, size_t n, size_t C, size_t OC, size_t stride) {
     const bool apart = bias && sizeof(floatX) == 4; // as if cuBLASLt took no bias; in bf16 that rounds twice
-    ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC, stride);
+    cuda_on_cpu::submit(launch_stream, [=] {
+        ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC, stride);
+    });
     if (apart) bias_add((floatX *)out, bias, n, OC, stride);
 }
 static void cuda_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
@@ -39,7 +53,8 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
 }
 static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n,
                                size_t C, size_t E, int accumulate) {
-    ops_cpu_device->router_logits(logits, x, weight, NULL, n, C, E, accumulate);
+    cuda_on_cpu::submit(launch_stream,
+                        [=] { ops_cpu_device->router_logits(logits, x, weight, NULL, n, C, E, accumulate); });
     if (bias) bias_add((float *)logits, bias, n, E, E);
 }
 

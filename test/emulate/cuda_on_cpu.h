@@ -15,6 +15,11 @@ What a wrong kernel does here:
     a misaligned packed load           packed loads check their address
     a global store to shared memory    those that are written as one check their address
     a missing wait for a fetch         fetched data arrives when its thread waits for it; NaNs until then
+    a recorded launch of old values    a graph keeps a launch's arguments, as CUDA's do, and runs first when it is
+                                       launched: tests compare the results with those of launches
+    a copy to the host while recording a message names the op
+
+GRAPH_FAULT=1: no graph can be made of what was recorded.
 
 It cannot show: lane layouts of the matrix instructions other than those written here (from the PTX manual's tables),
 the asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
@@ -28,6 +33,8 @@ the asynchronous copies of Hopper, the rounding of nvcc's own contractions, spee
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <functional>
+#include <vector>
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -411,21 +418,43 @@ inline void run(const char *kernel, dim3 grid, dim3 threads, size_t dynamic_byte
     }
 }
 
+// ---- streams and graphs: work runs at once, or, on a stream that records, when its graph is launched ----------------
+struct Graph {
+    std::vector<std::function<void()>> work;
+};
+struct Stream {
+    Graph *recorded; // NULL: does not record
+};
+inline size_t graph_launches;
+
+template <typename Work> inline void submit(Stream *stream, Work work) {
+    if (stream && stream->recorded)
+        stream->recorded->work.push_back(work);
+    else
+        work();
+}
+
 template <typename Kernel> struct Launch {
     const char *name;
     Kernel kernel;
     dim3 grid, threads;
     size_t dynamic_bytes;
+    Stream *stream;
     template <typename... Arguments> void operator()(Arguments... arguments) const {
-        auto body = [&] { kernel(arguments...); };
-        run(
-            name, grid, threads, dynamic_bytes, [](const void *b) { (*(const decltype(body) *)b)(); }, &body);
+        const Launch launch = *this;
+        submit(stream, [=] {
+            auto body = [&] { launch.kernel(arguments...); };
+            run(
+                launch.name, launch.grid, launch.threads, launch.dynamic_bytes,
+                [](const void *b) { (*(const decltype(body) *)b)(); }, &body);
+        });
     }
 };
 
 template <typename Kernel>
-inline Launch<Kernel> launch(const char *name, Kernel kernel, dim3 grid, dim3 threads, size_t dynamic_bytes) {
-    return Launch<Kernel>{name, kernel, grid, threads, dynamic_bytes};
+inline Launch<Kernel> launch(const char *name, Kernel kernel, dim3 grid, dim3 threads, size_t dynamic_bytes,
+                             Stream *stream) {
+    return Launch<Kernel>{name, kernel, grid, threads, dynamic_bytes, stream};
 }
 
 template <typename T> inline T shuffle(unsigned mask, T value, unsigned from, int line) {
@@ -481,8 +510,46 @@ inline void fetch_end(unsigned groups_left) {
 
 #define ALIGNED(pointer, bytes) cuda_on_cpu::aligned(pointer, bytes, __LINE__)
 
+// ---- the calls of llmc/ops/cuda/graph.cuh ---------------------------------------------------------------------------
+typedef cuda_on_cpu::Stream *cudaStream_t;
+typedef cuda_on_cpu::Graph *cudaGraph_t, *cudaGraphExec_t;
+enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
+enum { cudaStreamNonBlocking = 1, cudaStreamCaptureModeRelaxed = 2 };
+inline cudaStream_t launch_stream;
+
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char *cudaGetErrorString(cudaError_t) { return "an error"; }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, int) {
+    *stream = new cuda_on_cpu::Stream{};
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int) {
+    if (!stream || stream->recorded) return cudaErrorInvalidValue;
+    stream->recorded = new cuda_on_cpu::Graph;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    *graph = stream->recorded, stream->recorded = NULL;
+    return *graph ? cudaSuccess : cudaErrorInvalidValue;
+}
+inline cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, int) {
+    if (getenv("GRAPH_FAULT")) return cudaErrorInvalidValue;
+    *made = new cuda_on_cpu::Graph(*graph);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return cudaGraphDestroy(graph); }
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+    cuda_on_cpu::graph_launches++;
+    for (const auto &work : graph->work) work();
+    return cudaSuccess;
+}
+
 // ---- functions for kernels ------------------------------------------------------------------------------------------
-#define LAUNCH(kernel, grid, threads, bytes) cuda_on_cpu::launch(#kernel, kernel, grid, threads, bytes)
+#define LAUNCH(kernel, grid, threads, bytes) cuda_on_cpu::launch(#kernel, kernel, grid, threads, bytes, launch_stream)
 #define SHARED(T, name, count)                                                                                         \
     static const char name##_site = 0;                                                                                 \
     T *const name = (T *)cuda_on_cpu::shared_array(&name##_site, (count) * sizeof(T))

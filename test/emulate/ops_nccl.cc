@@ -76,6 +76,9 @@ static size_t cuda_memory_available(void) {
     return memory_available();
 }
 static void cuda_repeat(double) {}
+static int cuda_graph_begin(const GraphKey *) { return 1; }
+static int cuda_graph_end(void) { return 0; }
+static void cuda_graphs_forget(void) {}
 static void cuda_attention_choose(AttentionChoice) {}
 static const char *cuda_attention_library(size_t, size_t, size_t, size_t, int) { return NULL; }
 

@@ -53,7 +53,7 @@ static Run *run_open(const Config *config, RunSettings settings, const Batch *ba
     static const Batch none = {0};
     run->model = model_build(config, ops_device->stored);
     settings.model = &run->model;
-    sampler_allocate(&run->sampler, &run->model, settings.cache_tokens);
+    sampler_allocate(&run->sampler, &run->model, settings.cache_tokens, settings.context);
     tiny_begin(&run->tiny, EMULATED ? ops_device : ops_fenced(), settings, NULL, NULL, batch ? batch : &none);
     return run;
 }

@@ -171,6 +171,80 @@ TEST(logits_of_packings) {
     }
 }
 
+// ---- graphs --------------------------------------------------------------------------------------------------------
+static size_t graph_replays, graph_calls;
+static int counted_begin(const GraphKey *key) {
+    const int calls = ops_device->graph_begin(key);
+    graph_replays += !calls, graph_calls += calls != 0;
+    return calls;
+}
+
+// Returns the bits of the logits of nine steps, of three texts or two, of slots that differ in length.
+static char *logits_bits(Run *run, size_t slots, size_t V, size_t *bytes) {
+    const size_t row = V * dtype_size(ops_device->stored), steps = 9;
+    char *bits = (char *)case_memory(steps * slots * row);
+    Cache cache;
+    *bytes = 0;
+    cache_allocate(&cache, slots, TOKENS);
+    cache_begin(&cache, &run->tiny.s);
+    for (size_t b = 0; b < slots; b++) {
+        int32_t prompt[LONGEST_PROMPT];
+        for (size_t t = 0; t < LONGEST_PROMPT; t++) prompt[t] = (int32_t)random_below(31, b, t, V);
+        cache_feed(&cache, &run->tiny.s, b, prompt, 1 + b);
+    }
+    for (size_t step = 0; step < steps; step++) {
+        size_t listed[8], active = 0;
+        int32_t next[8];
+        for (size_t i = 0; i < slots; i++) {
+            const size_t b = (i + step) % slots;
+            if (step % 3 == 2 && i == 1) continue;
+            listed[active] = b, next[active++] = (int32_t)random_below(32, step, b, V);
+        }
+        cache_step(&cache, &run->tiny.s, listed, next, active);
+        cache_logits(&cache, &run->tiny.s, bits + *bytes);
+        *bytes += active * row;
+    }
+    cache_end(&cache, &run->tiny.s);
+    cache_free(&cache);
+    return bits;
+}
+
+// Steps that op set "cuda" records and launches again give the bits of steps that it makes call by call: logits and
+// texts; also where a graph cannot be made. Other op sets make every call.
+TEST(graphs_keep_the_bits) {
+    enum { LAUNCHED, OFF, FAILING, WAYS };
+    static const SamplingSettings settings = {1.5, 0, 0, 1, 0};
+    static Texts texts[WAYS];
+    const size_t slots = 3;
+    for (size_t i = 0; i < MODELS; i++) {
+        char *bits[WAYS];
+        size_t bytes[WAYS], calls[WAYS];
+        if (EMULATED && i != 0 && i != 5 && i != 7 && i != 8) continue; // biases, windows, experts, states
+        for (size_t way = 0; way < (EMULATED && i == 8 ? WAYS : FAILING); way++) {
+            Run *run = batch_run(i, 0, 2, slots, NULL);
+            Ops counted = *run->tiny.ops;
+            test_case("%.30s..., way %zu", models[i], way);
+            counted.graph_begin = counted_begin;
+            run->tiny.s.ops = &counted;
+            graph_replays = graph_calls = 0;
+            setenv("STREAMBP_GRAPHS", way == OFF ? "0" : "1", 1);
+            if (way == FAILING) setenv("GRAPH_FAULT", "1", 1);
+            bits[way] = logits_bits(run, slots, vocabulary(i), &bytes[way]);
+            write_together(run, slots, some_texts(&texts[way], vocabulary(i)), settings, NULL, 0);
+            calls[way] = graph_replays + graph_calls;
+            if (way == LAUNCHED ? strcmp(ops_device->name, "cuda") == 0 && graph_replays < calls[way] / 2
+                                : graph_replays)
+                test_fail("%zu of %zu parts of steps were launched as graphs", graph_replays, calls[way]);
+            run->tiny.s.ops = run->tiny.ops;
+            run_close(run);
+            assert_true(bytes[way] == bytes[LAUNCHED] && calls[way] == calls[LAUNCHED]);
+            assert_memory_equal(bits[way], bits[LAUNCHED], bytes[way]);
+            expect_texts(&texts[way], &texts[LAUNCHED]);
+        }
+        unsetenv("STREAMBP_GRAPHS"), unsetenv("GRAPH_FAULT");
+    }
+}
+
 // The plan holds a rollout's cache, and the run uses all of it. A step's loss and gradients keep their bits after a
 // rollout.
 TEST(plan_and_training) {

@@ -274,6 +274,19 @@ TEST(sinks) {
     }
 }
 
+TEST(attention_received) {
+    static const size_t shapes[][5] = {
+        {1, 1, 1, 1, 1},     {1, 40, 4, 2, 8},   {3, 3, 2, 1, 20},     {7, 64, 6, 3, 16},    {33, 35, 2, 2, 33},
+        {32, 96, 4, 1, 128}, {40, 200, 8, 2, 64}, {65, 130, 5, 5, 5}, {2, 70, 2, 1, 512}}; // n, keys, NH, NKV, HD
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        const size_t *shape = shapes[i];
+        const OpShape s = {.n = shape[0], .positions = shape[1], .NH = shape[2], .NKV = shape[3], .HD = shape[4]};
+        case_of("", "%zu heads of %zu", s.NH, s.HD);
+        drawn("lse", 3.0, 1.0);
+        case_attention_received(&s);
+    }
+}
+
 // ---- gradients ------------------------------------------------------------------------------------------------------
 static const size_t lengths_of_vectors[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 1000, 4099, 100003};
 

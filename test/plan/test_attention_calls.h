@@ -61,7 +61,7 @@ TEST(attention_calls_cover_every_pair_once) {
     for (size_t i = 0; i < 400; i++) {
         const AttentionChoice choice = {i % 3 == 0, workspaces[i / 5 % 4]};
         AttentionCut cut = attention_cut(8, 4, 16, i % 5 ? 0 : 1 + test_random_below(150), choice);
-        cut.grid = 16, cut.block = 64, cut.elements = i % 7 ? 100000 : 30000;
+        cut.windows = 1, cut.grid = 16, cut.block = 64, cut.elements = i % 7 ? 100000 : 30000;
         cut.workspace = choice.workspace ? choice.workspace : 200000;
         const size_t document = test_random_below(50), before = test_random_below(i % 2 ? 900 : 60);
         const size_t queries = 1 + test_random_below(300), begin = document + before, end = begin + queries;
@@ -172,7 +172,7 @@ static void take_length(void *to, const AttentionCall *call) {
 
 static void take_chunk(Taken *t, AttentionShape shape, AttentionChoice choice) {
     TakenWay forward = {t, 0}, backward = {t, 1};
-    t->cut = attention_cut_of(&shape, choice);
+    t->cut = attention_cut_of(&shape, choice), t->cut.windows = 1;
     t->counts[0].cut = t->counts[1].cut = &t->cut, t->counts[1].backward = 1;
     attention_forward_calls(&t->cut, &shape, take_length, &forward);
     for (size_t row = 0; row < spans_rows(shape.spans); row += t->cut.block)

@@ -225,6 +225,7 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
     if (cudnn_takes(HD, all_aligned(out, q, k, v)))
         forward_calls(cut, shape, [&](const AttentionCall &call) { library += call.rows; });
     if (!library) return cuda_attention_forward(out, lse, q, k, v, shape, scratch);
+    graph_spans(shape->spans, 0); // a step that is recorded has no long spans
     AttentionShape left = *shape;
     if (shape->partial && !shape->accumulate) {
         cuda_zero(out, n * NH * HD * sizeof(float));

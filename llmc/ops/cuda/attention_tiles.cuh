@@ -4,6 +4,7 @@ memory, products with them, and the keys of a tile that a query sees.
 */
 #ifndef LLMC_CUDA_ATTENTION_TILES_CUH
 #define LLMC_CUDA_ATTENTION_TILES_CUH
+#include "graph.cuh"
 #include "mma.cuh"
 
 // ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument ----------------------------------------
@@ -14,8 +15,9 @@ struct SpanBlocks {
     Span span[MOST_SPANS];
     unsigned first[MOST_SPANS + 1]; // first block of each span; the last: their number
     unsigned count;
-    int window;    // most keys that a query sees; MOST_POSITIONS: all
-    KeyRange keys; // keys that may be read
+    int window;           // most keys that a query sees; MOST_POSITIONS: all
+    KeyRange keys;        // keys that may be read
+    const Span *recorded; // device memory, read in place of `span`; NULL: none
 };
 
 struct SpanBlock {
@@ -41,6 +43,7 @@ static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_
     blocks->count = 0, blocks->first[0] = 0;
     blocks->window = spans.window && spans.window < MOST_POSITIONS ? (int)spans.window : MOST_POSITIONS;
     blocks->keys = range;
+    blocks->recorded = graph_spans(spans, from);
     for (; from < spans.count && blocks->count < MOST_SPANS; from++) {
         const Span span = spans.span[from];
         const KeyRange keys =
@@ -53,6 +56,10 @@ static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_
     return from;
 }
 
+__device__ inline Span span_at(const SpanBlocks &blocks, unsigned i) {
+    return blocks.recorded ? blocks.recorded[i] : blocks.span[i];
+}
+
 // Returns the span of a block.
 __device__ inline unsigned span_of(const SpanBlocks &blocks, unsigned block) {
     unsigned i = 0;
@@ -63,7 +70,7 @@ __device__ inline unsigned span_of(const SpanBlocks &blocks, unsigned block) {
 // Returns this block's part of a span, last blocks first: causal ones have the most work.
 __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
     const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x, i = span_of(blocks, block);
-    const Span span = blocks.span[i];
+    const Span span = span_at(blocks, i);
     SpanBlock found = {span, 0, 0, keys_seen(blocks, span.document, span.begin, span.end), span.begin - span.row};
     found.begin = (by_keys ? found.keys.begin : span.begin) + (size_t)(block - blocks.first[i]) * size;
     found.end = by_keys ? found.keys.end : span.end;

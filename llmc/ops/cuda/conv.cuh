@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
     conv_columns_kernel(floatX *columns, const floatX *x, SpanBlocks blocks, ConvShape s) {
     const size_t c = ((size_t)blockIdx.y * CONV_THREADS + threadIdx.x) * W;
     if (c >= s.channels) return;
-    const Span span = blocks.span[blockIdx.x];
+    const Span span = span_at(blocks, blockIdx.x);
     const size_t slot = s.slot_tokens ? span.document / s.slot_tokens : 0;
     for (unsigned j = 0; j + 1 < s.taps; j++)
         pack_write_whole(columns + (slot * (s.taps - 1) + j) * s.channels + c,

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     SHARED(DeltaToken, tokens, 2);
     SHARED(float, sums, 2 * 2 * DELTA_TOKEN_THREADS);
     const unsigned number = blockIdx.z, self = threadIdx.y * LANES + threadIdx.x;
-    const Span span = blocks.span[number];
+    const Span span = span_at(blocks, number);
     const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), n = span.end - span.begin;
     const size_t column = (size_t)blockIdx.x * DELTA_COLUMNS + threadIdx.x, place = state_place(d, w, span, head);
     const bool inside = column < w.width, goes_on = state_is_there(w, span, number);

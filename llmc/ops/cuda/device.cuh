@@ -15,6 +15,8 @@ static void (*before_waiting)(bool all);
 static void (*before_event)(cudaEvent_t event);
 static void (*after_launch)(void);
 
+static cudaStream_t launch_stream; // of kernels and copies on the device: the default stream; graph.cuh records another
+
 static struct {
     int ready, number, count;   // number: among the `count` that this process sees
     size_t in_use_before, peak; // bytes of the device in use, by any process

@@ -192,7 +192,8 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
             p.k, p.k, p.m, p.alignment);
     if (bias) matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     CUBLAS_CHECK(cublaslt.Matmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
-                                 kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL),
+                                 kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE,
+                                 launch_stream),
                  "multiplying matrices");
 }
 

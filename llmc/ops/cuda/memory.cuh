@@ -72,9 +72,11 @@ static cudaEvent_t event_make(void) {
 }
 
 static void cuda_copy(void *out, const void *in, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice), "copying on the device");
+    CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, launch_stream), "copying on the device");
 }
-static void cuda_zero(void *out, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(out, 0, bytes), "clearing device memory"); }
+static void cuda_zero(void *out, size_t bytes) {
+    CUDA_CHECK(cudaMemsetAsync(out, 0, bytes, launch_stream), "clearing device memory");
+}
 static void cuda_finish(void) {
     disk_finish();
     if (before_waiting) before_waiting(true);

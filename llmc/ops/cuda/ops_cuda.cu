@@ -5,6 +5,7 @@ matrix products of op set "cpu" in place of the libraries'.
 */
 #include "llmc/ops/ops.h"
 #include "platform.cuh" // floatX, packs, reductions, launches
+#include "graph.cuh"    // launches of decoding steps, recorded
 #ifdef CUDA_ON_CPU
 #include "test/emulate/cuda_library_on_cpu.h"
 #else
@@ -20,6 +21,7 @@ matrix products of op set "cpu" in place of the libraries'.
 #ifdef HAVE_CUDNN
 #include "attention_cudnn.cuh" // its long spans by cuDNN
 #endif
+#include "received.cuh"     // attention that each key gets
 #include "sink.cuh"         // sinks of attention
 #include "gate.cuh"         // the gate of attention's output
 #include "conv.cuh"         // linear attention: the convolution
@@ -68,7 +70,8 @@ static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t
 #endif
     const CudnnAttention square = {CUDNN_BLOCK, CUDNN_BLOCK, NH, NKV, NH, NKV, HD, min_size(window, CUDNN_GRID),
                                    1.0,         1,           0};
-    const bool has = cudnn_takes(HD, true) && cudnn_attention_has(&square, backward, SIZE_MAX);
+    const bool has =
+        cudnn_takes(HD, true) && (!window || CUDNN_WINDOWS) && cudnn_attention_has(&square, backward, SIZE_MAX);
     return has ? cudnn_attention_library() : NULL;
 }
 #endif

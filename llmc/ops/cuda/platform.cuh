@@ -3,7 +3,7 @@ The base of every kernel of op set "cuda": floatX and its conversions, packed lo
 block, and launches. nvcc builds the kernels for GPUs; in the tests the host's compiler builds the same lines over
 test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
 
-    LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checks the launch
+    LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on launch_stream; checks the launch
     SHARED(type, name, count)                                       shared memory of a size known at compile time
     DYNAMIC_SHARED(type, name)                                      the shared bytes of LAUNCH
     fetch<BYTES>(to, from, valid)                                   from global to shared memory, in the background;
@@ -63,7 +63,7 @@ template <typename Kernel> struct Launch {
                        line, name);
             *granted = shared;
         }
-        kernel<<<grid, threads, shared>>>(arguments...);
+        kernel<<<grid, threads, shared, launch_stream>>>(arguments...);
         cuda_check(cudaGetLastError(), file, line, name);
         if (after_launch) after_launch();
     }

@@ -1,0 +1,69 @@
+"""Texts of passkey_demo.sh, whose tokens are bytes: words without sense, among them "the key is <48213>" at some depth, at the end the
+question "what is the key? <". The answer is "48213".
+
+    passkey_demo.py data FOLDER LENGTH COUNT    a shard of texts with their answers, key-00000.bin; the answer alone counts
+    passkey_demo.py text LENGTH DEPTH SEED      one text; DEPTH of the key: 0 (begin) to 1 (end)
+    passkey_demo.py key SEED                    its answer
+
+Only the first needs numpy.
+"""
+
+import os
+import random
+import sys
+
+WORDS = "grass sky sun sea road wood bird stone rain wind hill lake moon sand leaf fog and or is was in on by of a the".split()
+QUESTION = " what is the key? <"
+
+
+def key_of(draw):
+    return "".join(draw.sample("0123456789", 5))
+
+
+def filler(draw, length):
+    text = ""
+    while len(text) < length:
+        text += draw.choice(WORDS) + (". " if draw.random() < 0.15 else " ")
+    return text[:length]
+
+
+def text_of(draw, length, depth):
+    """A text and its answer, `length` bytes together. The random numbers of the key come first: `key` knows it without the text."""
+    key = key_of(draw)
+    needle = " the key is <" + key + "> "
+    room = length - len(needle) - len(QUESTION) - len(key)
+    before = round(depth * room)
+    return filler(draw, before) + needle + filler(draw, room - before) + QUESTION, key
+
+
+def data(folder, length, count):
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
+    import numpy as np
+    import shards
+
+    draw = random.Random(length)
+    writer = shards.ShardWriter(folder, "key", shards.DOCUMENTS, 256, 0, "bytes", 1 << 30)
+    for _ in range(count):
+        prompt, answer = text_of(draw, draw.randint(length // 2, length), draw.random())
+        ids = np.frombuffer((prompt + answer).encode(), np.uint8).astype("<u2")
+        counts = np.array([0] * len(prompt) + [1] * len(answer), np.uint8)
+        table = np.zeros(1, shards.TABLE)
+        table["tokens"], table["counted"], table["prompt"] = len(ids), len(answer), len(prompt)
+        table["crc"] = shards.document_crc(ids, counts)
+        writer.add(ids, counts, table, [1])
+    path = writer.path()
+    writer.close()
+    os.rename(path + ".tmp", path)
+    for name in writer.old:
+        os.remove(name)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["data"] and len(sys.argv) == 5:
+        data(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    elif sys.argv[1:2] == ["text"] and len(sys.argv) == 5:
+        sys.stdout.write(text_of(random.Random(int(sys.argv[4])), int(sys.argv[2]), float(sys.argv[3]))[0])
+    elif sys.argv[1:2] == ["key"] and len(sys.argv) == 3:
+        print(key_of(random.Random(int(sys.argv[2]))))
+    else:
+        raise SystemExit(__doc__)
