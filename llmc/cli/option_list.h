@@ -121,7 +121,8 @@ BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
 BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_SAMPLE, SHORT(ON(PLAN)), "train|bp|sample",
-       "plan a training run, one pass, which has no optimizer update and needs far less, or a text of --max-context")
+       "plan a training run, one pass, or a text; a pass has no optimizer update and needs far less; a text has "
+       "--max-context tokens")
 
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
@@ -346,8 +347,8 @@ FLAG(iterative, "iterative", ON(SAMPLE),
 SIZE(max_rounds, "max-rounds", "16", 1, OPTION_UNBOUNDED, ON(SAMPLE), "N", "most rounds of --iterative")
 CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
        SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
-       "for texts longer than the model was trained on or the device holds; blocks: old keys and values lie in blocks, "
-       "and each chunk of the text loads the best (InfLLM)")
+       "texts longer than model and device take (InfLLM); blocks: old keys and values lie in blocks, and each chunk of "
+       "the text loads the best; exact for texts within --context-window")
 SIZE(context_window, "context-window", "auto", 256, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
      "with --context-memory: last tokens that are all seen, and the distance of all others; auto: half of the model's "
      "positions, at most 4096")

@@ -115,7 +115,7 @@ static void add_company(CommandLine *line, Verb verb, const char *tested) {
         const OptionKind kind = option_rows[option_find(of_options[i].needs)].kind;
         snprintf(text, sizeof(text), "--%s%s", of_options[i].needs,
                  kind == OPTION_FLAG || option_bare(&option_rows[option_find(of_options[i].needs)]) ? ""
-                 : kind == OPTION_CHOICE                                                            ? "=attention"
+                 : kind == OPTION_CHOICE                                                            ? "=blocks"
                                                                                                     : "=4");
         add(line, text);
     }
@@ -160,6 +160,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
     add_company(&line, verb, tested);
     if (!strcmp(tested, "machine") && verb == VERB_BP) add(&line, "--profile");
     if (!strcmp(tested, "adapter") && verb == VERB_CONVERT) add(&line, "--merge");
+    if (!strncmp(tested, "context", 7) && verb == VERB_PLAN) add(&line, "--for=sample");
     if (group && train) add(&line, "--rollout");
     if ((group || rollout) && train && strcmp(tested, "reward-command") != 0) add(&line, "--reward-command=r");
     return line;
