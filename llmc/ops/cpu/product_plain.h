@@ -335,23 +335,25 @@ static floatS *product_scratch(size_t elements) {
 // ---- a few rows ----------------------------------------------------------------------------------------------------
 
 // Dot products of a few rows with many, all of length k. The many are read from memory once, in the order in which they
-// lie. A word is what a lane multiplies at once: one element, or two in bf16 (AVX512-BF16). A packed vector has `run`
-// consecutive words of each of VECTOR_LANES / run of the few rows; it is multiplied with the same words of one of the
-// many, repeated. The fewer rows, the longer the run: no lane is idle. Lanes of a run are added at the end. A tile is
-// FEW_VECTORS vectors x MANY_ROWS of the many, which stay in the L1 cache; the few stay in the L2 cache. Rows of zeros
-// fill the last tile. A row's sums depend on how many rows there are, not on the others.
-#if defined(PRECISION_BF16) && !defined(__AVX512BF16__)
-#define FEW_CONVERTED   // to floatS as they are loaded: runs are whole vectors
-#define FEW_WORD      1 // elements of a word
-#define FEW_VECTORS   (PANEL_ROWS > 6 ? 4 : 2)
-#define MANY_ROWS     4
+// lie. A word is what a lane multiplies at once: one element, or two in bf16 (AVX512-BF16). A packed vector has
+// consecutive words of each of FEW_LANES rows; it is multiplied with the same words of one of the many, repeated. Lanes
+// of a row are added at the end. A tile is FEW_VECTORS vectors x MANY_ROWS of the many, which stay in the L1 cache; the
+// few stay in the L2 cache. Rows of zeros fill the last tile. A row's sums do not depend on others.
+#if defined(PRECISION_BF16) && !defined(__AVX512BF16__) // words are converted to floatS as they are loaded
+#define FEW_WORD    1                                   // elements of a word
+#define FEW_LANES   1
+#define FEW_VECTORS (PANEL_ROWS > 6 ? 4 : 2)
+#define MANY_ROWS   4
 #else
 #define FEW_WORD    (sizeof(floatS) / sizeof(floatX))
+#define FEW_LANES   (VECTOR_LANES < 4 ? VECTOR_LANES : 4)
 #define FEW_VECTORS 2
 #define MANY_ROWS   (PANEL_ROWS > 6 ? 8 : 6)
 #endif
-#define FEW_MOST 32          // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
-#if !defined(PICKED_VECTORS) // most rows for which 4-bit weights are faster than decoding them first
+#define FEW_ROWS (FEW_VECTORS * FEW_LANES)
+#define FEW_RUN  (VECTOR_LANES / FEW_LANES) // words of a row in a vector
+#define FEW_MOST 32                         // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
+#if !defined(PICKED_VECTORS)                // most rows for which 4-bit weights are faster than decoding them first
 #define QUANTISED_ROWS 4
 #elif defined(PRECISION_BF16)
 #define QUANTISED_ROWS 8
@@ -361,43 +363,41 @@ static floatS *product_scratch(size_t elements) {
 #define STREAMED_ROWS (MANY_ROWS == 6 ? 24 : 16) // of the many, in an item of work: whole vectors
 
 typedef struct {
-    const floatS *few; // packed, [tiles][whole / (run words)][width][run]
+    const floatS *few; // packed, [tiles][whole / (FEW_RUN words)][FEW_ROWS][FEW_RUN words]
     const floatX *x, *many;
     const Product *coded; // its record holds the many, in place of `many`; else NULL
     QuantParts parts;     // of the record
     size_t x_stride, stride;
-    size_t count, tiles, width, rows; // count, tiles, width of a tile: of the few; rows: of the many
-    size_t whole, k;                  // elements of a row: in whole units, and all
-    size_t word;                      // elements of a word
-    int run;                          // VECTOR_LANES: the few are packed as floatS
-    int codes;                        // the many are multiplied as they are decoded, in registers
+    size_t count, tiles, rows; // count, tiles: of the few; rows: of the many
+    size_t whole, k;           // elements of a row: in whole vectors of words, and all
+    int codes;                 // one or two rows, packed as [whole / VECTOR_LANES][FEW_VECTORS][VECTOR_LANES]
 } FewRows;
 
-// total[MANY_ROWS][FEW_VECTORS] = (or += with accumulate) the products of `depth` elements, by lanes. Prefetches as
-// many bytes from `ahead` on as it reads from the many; NULL: none.
-VECTOR_INLINE void dot_products(int run, Vector total[MANY_ROWS][FEW_VECTORS], int accumulate, const floatS *few,
+// total[MANY_ROWS][FEW_VECTORS] = (or += with accumulate) the products of `depth` elements, by lanes; the tile has
+// `vectors` vectors. Prefetches as many bytes from `ahead` on as it reads from the many; NULL: none.
+VECTOR_INLINE void dot_products(int vectors, Vector total[MANY_ROWS][FEW_VECTORS], int accumulate, const floatS *few,
                                 const floatX *const *many, const char *ahead, size_t depth) {
     enum { LINE = 64 / sizeof(floatX) };
-    const size_t step = run == VECTOR_LANES ? VECTOR_LANES : (size_t)run * FEW_WORD;
     Vector sum[MANY_ROWS][FEW_VECTORS], left[FEW_VECTORS];
     for (int c = 0; c < MANY_ROWS; c++)
-        for (int v = 0; v < FEW_VECTORS; v++) sum[c][v] = (Vector){0};
+        for (int v = 0; v < vectors; v++) sum[c][v] = accumulate ? total[c][v] : (Vector){0};
     for (size_t i = 0; i < depth;) {
         for (int c = 0; c < MANY_ROWS && ahead; c++, ahead += 64) __builtin_prefetch(ahead);
-        for (const size_t stop = min_size(i + LINE, depth); i < stop; i += step, few += FEW_VECTORS * VECTOR_LANES) {
-            for (int v = 0; v < FEW_VECTORS; v++) {
+        for (const size_t stop = min_size(i + LINE, depth); i < stop; i += FEW_RUN * FEW_WORD) {
+            for (int v = 0; v < vectors; v++) {
                 left[v] = vector_load(few + v * VECTOR_LANES);
                 VECTOR_KEEP(left[v]);
             }
             for (int c = 0; c < MANY_ROWS; c++) {
-                Vector right = run == VECTOR_LANES ? vector_load_stored(many[c] + i) : vector_repeat(many[c] + i, run);
+                Vector right = FEW_LANES == 1 ? vector_load_stored(many[c] + i) : vector_repeat(many[c] + i);
                 VECTOR_KEEP(right);
-                for (int v = 0; v < FEW_VECTORS; v++) sum[c][v] = multiply_words(sum[c][v], left[v], right);
+                for (int v = 0; v < vectors; v++) sum[c][v] = multiply_words(sum[c][v], left[v], right);
             }
+            few += FEW_VECTORS * VECTOR_LANES;
         }
     }
     for (int c = 0; c < MANY_ROWS; c++)
-        for (int v = 0; v < FEW_VECTORS; v++) total[c][v] = accumulate ? total[c][v] + sum[c][v] : sum[c][v];
+        for (int v = 0; v < FEW_VECTORS; v++) total[c][v] = v < vectors ? sum[c][v] : (Vector){0};
 }
 
 // out[count] = elements of the many, in 4 bits, from element `begin` on
@@ -420,12 +420,10 @@ static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][
     }
 }
 
-// sum[tiles][STREAMED_ROWS][width] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; if
-// there are fewer, the last one again. Meanwhile prefetches the next rows, in the order in which they lie.
-VECTOR_INLINE void dots_of_group(int coded, int run, floatS *sum, const FewRows *f, size_t first, size_t begin,
-                                 size_t end) {
-    enum { VECTORS = MANY_ROWS * FEW_VECTORS };
-    Vector total[FEW_MOST * MANY_ROWS];
+// sum[MANY_ROWS][FEW_MOST] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; if there are
+// fewer, the last one again. Meanwhile prefetches the next rows, in the order in which they lie.
+VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
+    Vector total[FEW_MOST / FEW_ROWS][MANY_ROWS][FEW_VECTORS];
     floatX decoded[MANY_ROWS][STREAMED_DEPTH] __attribute__((aligned(64))); // in the L1 cache
     const size_t length = end - begin, next = first + MANY_ROWS;
     for (size_t from = begin; from < end; from += STREAMED_DEPTH) {
@@ -439,39 +437,31 @@ VECTOR_INLINE void dots_of_group(int coded, int run, floatS *sum, const FewRows 
                 (const char *)(f->many + min_size(next + at / length, f->rows - 1) * f->stride + begin + at % length);
         for (size_t c = 0; c < MANY_ROWS && !coded; c++)
             row[c] = f->many + min_size(first + c, f->rows - 1) * f->stride + from;
-        for (size_t t = 0; t < f->tiles; t++)
-            dot_products(run, (Vector(*)[FEW_VECTORS])(total + t * VECTORS), from > begin,
-                         f->few + (t * f->whole + from) / FEW_WORD * f->width, row, t ? NULL : ahead, depth);
+        for (size_t t = 0; t < f->tiles; t++, ahead = NULL) {
+            const floatS *few = f->few + (t * f->whole + from) / FEW_WORD * FEW_ROWS;
+            if (f->count - t * FEW_ROWS > FEW_ROWS / 2)
+                dot_products(FEW_VECTORS, total[t], from > begin, few, row, ahead, depth);
+            else
+                dot_products(FEW_VECTORS / 2, total[t], from > begin, few, row, ahead, depth);
+        }
     }
-    for (size_t t = 0; t < f->tiles; t++, sum += STREAMED_ROWS * f->width) {
-        Vector *tile = total + t * VECTORS;
-        size_t vectors = VECTORS;
-        for (int i = 1; i < run; i *= 2, vectors /= 2)
+    for (size_t t = 0; t < f->tiles; t++) {
+        Vector *tile = total[t][0];
+        floatS each[MANY_ROWS * FEW_ROWS + VECTOR_LANES];
+        size_t vectors = MANY_ROWS * FEW_VECTORS;
+        for (size_t i = 1; i < FEW_RUN; i *= 2, vectors /= 2)
             for (size_t v = 0; v < vectors / 2; v++) tile[v] = vector_sums_of_pairs(tile[2 * v], tile[2 * v + 1]);
-        for (size_t v = 0; v < vectors; v++)
-            vector_store(sum + v * VECTOR_LANES, vector_load(sum + v * VECTOR_LANES) + tile[v]);
+        for (size_t v = 0; v < vectors; v++) vector_store(each + v * VECTOR_LANES, tile[v]);
+        for (size_t c = 0; c < MANY_ROWS; c++)
+            for (size_t r = 0; r < FEW_ROWS; r++) sum[c * FEW_MOST + t * FEW_ROWS + r] += each[c * FEW_ROWS + r];
     }
 }
 
-#define GROUP_CASE(run)                                                                                                \
-    case run: dots_of_group(coded, run < VECTOR_LANES ? run : 1, sum, f, first, begin, end); break;
-VECTOR_INLINE void dots_by_run(int coded, floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
-#if defined(FEW_CONVERTED)
-    dots_of_group(coded, VECTOR_LANES, sum, f, first, begin, end);
-#else
-    switch (f->run) { // constants, as in panel_product_of
-        GROUP_CASE(1)
-        GROUP_CASE(2)
-        GROUP_CASE(4)
-        GROUP_CASE(8)
-    }
-#endif
-}
 static VECTOR_FUNCTION void dots_of_floats(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
-    dots_by_run(0, sum, f, first, begin, end);
+    dots_of_group(0, sum, f, first, begin, end);
 }
 static VECTOR_FUNCTION void dots_of_decoded(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
-    dots_by_run(1, sum, f, first, begin, end);
+    dots_of_group(1, sum, f, first, begin, end);
 }
 
 #if defined(PICKED_VECTORS)
@@ -515,13 +505,7 @@ static VECTOR_FUNCTION void dots_of_codes_of(floatS *dot, const FewRows *f, size
 static void dots_of_codes_of(floatS *dot, const FewRows *f, size_t row) { (void)dot, (void)f, (void)row; }
 #endif
 
-// Returns where sums[tiles][STREAMED_ROWS][width] of an item have row r of the few with its c-th row of the many.
-static inline size_t few_sum(const FewRows *f, size_t r, size_t c) {
-    const size_t lane = r & (f->width - 1); // a power of two
-    return (r - lane) * STREAMED_ROWS + c * f->width + lane;
-}
-
-// Returns the product of what follows the whole units: row r of the few with row `row` of the many.
+// Returns the product of what follows the whole vectors: row r of the few with row `row` of the many.
 static floatS dot_of_rest(const FewRows *f, size_t r, size_t row) {
     floatS sum = 0;
     for (size_t i = f->whole; i < f->k; i++) {
@@ -537,67 +521,38 @@ static floatS dot_of_rest(const FewRows *f, size_t r, size_t row) {
 
 // Computes rows [first, first + count) of the many, at most STREAMED_ROWS: columns of out, or rows of it.
 static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int columns, size_t first, size_t count) {
-    floatS sums[FEW_MOST * STREAMED_ROWS] = {0}, out[FEW_MOST * STREAMED_ROWS];
-    for (size_t c = 0; c < count && f->codes; c++) dots_of_codes_of(sums + few_sum(f, 0, c), f, first + c);
+    floatS sums[STREAMED_ROWS * FEW_MOST] = {0}, out[FEW_MOST * STREAMED_ROWS];
+    for (size_t c = 0; c < count && f->codes; c++) dots_of_codes_of(sums + c * FEW_MOST, f, first + c);
     for (size_t from = 0; from < f->whole && !f->codes; from += STREAMED_LENGTH)
         for (size_t c = 0; c < count; c += MANY_ROWS)
-            (f->coded ? dots_of_decoded : dots_of_floats)(sums + c * f->width, f, first + c, from,
+            (f->coded ? dots_of_decoded : dots_of_floats)(sums + c * FEW_MOST, f, first + c, from,
                                                           min_size(from + STREAMED_LENGTH, f->whole));
     for (size_t r = 0; r < f->count && f->whole < f->k; r++)
-        for (size_t c = 0; c < count; c++) sums[few_sum(f, r, c)] += dot_of_rest(f, r, first + c);
-    for (size_t c = 0; c < count && !columns; c++) {
-        for (size_t r = 0; r < f->count; r++) out[r] = sums[few_sum(f, r, c)];
-        finish_row(p, 1, p->accumulate, out, (first + c) * out_stride(p), 0, f->count);
-    }
-    if (!columns) return;
-    for (size_t r = 0; r < f->count; r += min_size(f->width, VECTOR_LANES))
+        for (size_t c = 0; c < count; c++) sums[c * FEW_MOST + r] += dot_of_rest(f, r, first + c);
+    for (size_t c = 0; c < count && !columns; c++)
+        finish_row(p, 1, p->accumulate, sums + c * FEW_MOST, (first + c) * out_stride(p), 0, f->count);
+    for (size_t r = 0; r < f->count && columns; r += VECTOR_LANES)
         for (size_t c = 0; c < STREAMED_ROWS; c += VECTOR_LANES)
-            if (f->width >= VECTOR_LANES)
-                vector_transpose(out + r * STREAMED_ROWS + c, STREAMED_ROWS, sums + few_sum(f, r, c), f->width);
-            else
-                for (size_t i = 0; i < f->width * VECTOR_LANES; i++)
-                    out[(r + (i & (f->width - 1))) * STREAMED_ROWS + c + i / f->width] = sums[few_sum(f, r, c) + i];
-    for (size_t r = 0; r < f->count; r++)
+            vector_transpose(out + r * STREAMED_ROWS + c, STREAMED_ROWS, sums + c * FEW_MOST + r, FEW_MOST);
+    for (size_t r = 0; r < f->count && columns; r++)
         finish_row(p, 1, p->accumulate, out + r * STREAMED_ROWS, r * out_stride(p) + first, first, count);
 }
 
-// Packs a unit of all few rows, from element `from` on.
-VECTOR_INLINE void pack_unit(int run, floatS *packed, const FewRows *f, size_t from) {
-    for (size_t t = 0; t < f->tiles; t++) {
-        floatS *out = packed + (t * f->whole + from) / f->word * f->width;
-        const floatX *x = f->x + t * f->width * f->x_stride + from;
-        const size_t rows = min_size(f->width, f->count - t * f->width);
-        for (size_t first = 0; first < f->width && run == 1; first += VECTOR_LANES) {
-            Vector square[VECTOR_LANES];
-            for (size_t r = 0; r < VECTOR_LANES; r++)
-                square[r] =
-                    first + r < rows ? vector_load((const floatS *)(x + (first + r) * f->x_stride)) : (Vector){0};
-            vector_transpose_square(square);
-            for (size_t i = 0; i < VECTOR_LANES; i++) vector_store(out + i * f->width + first, square[i]);
-        }
-        for (size_t i = 0; i < VECTOR_LANES && run > 1; i += (size_t)run)
-            for (size_t r = 0; r < f->width; r++, out += run)
-                if (r >= rows)
-                    memset(out, 0, (size_t)run * sizeof(*out));
-                else if (run == VECTOR_LANES)
-                    vector_store(out, vector_load_stored(x + r * f->x_stride));
-                else
-                    memcpy(out, x + r * f->x_stride + i * FEW_WORD, (size_t)run * sizeof(*out));
-    }
-}
-
-#define PACK_CASE(run)                                                                                                 \
-    case run: pack_unit(run < VECTOR_LANES ? run : 1, packed, f, from); break;
+// Packs a vector of words of each of the few rows, from element `from` on.
 static VECTOR_FUNCTION void pack_few(floatS *packed, const FewRows *f, size_t from) {
-    switch (f->run) {
-#if !defined(FEW_CONVERTED)
-        PACK_CASE(1)
-        PACK_CASE(2)
-        PACK_CASE(4)
-        PACK_CASE(8)
-#endif
-    default: pack_unit(VECTOR_LANES, packed, f, from);
+    for (size_t r = 0; r < f->tiles * FEW_ROWS && !f->codes; r++) {
+        floatS *out = packed + (r / FEW_ROWS * f->whole + from) / FEW_WORD * FEW_ROWS + r % FEW_ROWS * FEW_RUN;
+        const floatX *x = f->x + r * f->x_stride + from;
+        for (size_t i = 0; i < FEW_LANES; i++, out += FEW_ROWS * FEW_RUN, x += FEW_RUN * FEW_WORD)
+            if (r >= f->count)
+                memset(out, 0, FEW_RUN * sizeof(*out));
+            else if (FEW_LANES == 1)
+                vector_store(out, vector_load_stored(x));
+            else
+                memcpy(out, x, FEW_RUN * sizeof(*out));
     }
+    for (size_t r = 0; r < f->count && f->codes; r++)
+        vector_store(packed + from * FEW_VECTORS + r * VECTOR_LANES, vector_load_stored(f->x + r * f->x_stride + from));
 }
 
 // Items of work that a thread has to begin with, and that others may take when they have done theirs
@@ -607,14 +562,14 @@ typedef struct {
 } Items;
 
 // Returns the first row of an item of thread `own` or, if it has none left, of another one; `none` if all are taken.
-static size_t items_take(Items *items, size_t threads, size_t own, size_t step, size_t none) {
+static size_t items_take(Items *items, size_t threads, size_t own, size_t none) {
     for (size_t i = 0; i < threads; i++) {
         Items *from = items + (own + i) % threads;
         size_t taken;
 #pragma omp atomic capture
         {
             taken = from->next;
-            from->next += step;
+            from->next += STREAMED_ROWS;
         }
         if (taken < from->end) return taken;
     }
@@ -632,21 +587,13 @@ static void product_of_few(const Product *p) {
 #if defined(PICKED_VECTORS)
     f.codes = p->record && f.count <= 2 && p->k % p->format->block == 0;
 #endif
-#if defined(FEW_CONVERTED)
-    f.run = VECTOR_LANES;
-#else
-    f.run = f.codes ? VECTOR_LANES : min_size(8, VECTOR_LANES / 2);
-    while (f.run > 1 && !f.codes && f.count > FEW_VECTORS * VECTOR_LANES / (size_t)f.run) f.run /= 2;
-#endif
-    f.word = f.codes ? 1 : FEW_WORD, f.width = FEW_VECTORS * VECTOR_LANES / (size_t)f.run;
-    f.tiles = panels_of(f.count, f.width);
-    const size_t unit = VECTOR_LANES * f.word, step = STREAMED_ROWS;
-    f.whole = p->k / unit * unit;
+    const size_t unit = f.codes ? VECTOR_LANES : VECTOR_LANES * FEW_WORD;
+    f.tiles = panels_of(f.count, FEW_ROWS), f.whole = p->k / unit * unit;
     if (p->record) f.parts = quant_parts(*p->format, p->record_rows * p->k);
-    const size_t size = round_up(f.tiles * f.width * f.whole / f.word, CACHE_LINE);
+    const size_t size = round_up(f.tiles * FEW_ROWS * f.whole, CACHE_LINE);
     floatS *packed = product_scratch(max_size(threads * ITEM_SIZE, size + threads * sizeof(Items) / sizeof(floatS)));
     Items *items = (Items *)(packed + size);
-    const size_t share = round_up(panels_of(f.rows, threads), step);
+    const size_t share = round_up(panels_of(f.rows, threads), STREAMED_ROWS);
     for (size_t i = 0; i < threads; i++) items[i].next = i * share, items[i].end = min_size((i + 1) * share, f.rows);
     f.few = packed;
 #pragma omp parallel num_threads(threads)
@@ -655,8 +602,8 @@ static void product_of_few(const Product *p) {
         size_t first;
 #pragma omp for schedule(static)
         for (size_t from = 0; from < f.whole; from += unit) pack_few(packed, &f, from);
-        while ((first = items_take(items, threads, own, step, f.rows)) < f.rows)
-            item_of_few(p, &f, columns, first, min_size(step, f.rows - first));
+        while ((first = items_take(items, threads, own, f.rows)) < f.rows)
+            item_of_few(p, &f, columns, first, min_size(STREAMED_ROWS, f.rows - first));
     }
 }
 

@@ -113,28 +113,16 @@ VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v)
 
 VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
 
-// Returns the same `run` words (as large as floatS) at x in all lanes, over and over. run: a power of two, of fewer than
-// VECTOR_LANES and at most 8
-VECTOR_INLINE Vector vector_repeat(const void *x, int run) {
+// Returns the same words at x, a fourth of a vector (of two lanes: a half), in all fourths.
+VECTOR_INLINE Vector vector_repeat(const floatX *x) {
 #if VECTOR_BYTES == 64
-    int32_t four;
-    int64_t eight;
-    switch ((size_t)run * sizeof(floatS)) {
-    case 4: memcpy(&four, x, 4); return (Vector)_mm512_set1_epi32(four);
-    case 8: memcpy(&eight, x, 8); return (Vector)_mm512_set1_epi64(eight);
-    case 16: return (Vector)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)x));
-    default: return (Vector)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)x));
-    }
-#elif VECTOR_BYTES == 32
-    switch ((size_t)run * sizeof(floatS)) {
-    case 4: return (Vector)_mm256_broadcast_ss((const float *)x);
-    case 8: return (Vector)_mm256_broadcast_sd((const double *)x);
-    default: return (Vector)_mm256_broadcast_ps((const __m128 *)x);
-    }
+    return (Vector)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)x));
+#elif VECTOR_BYTES == 32 && !defined(PRECISION_DOUBLE)
+    double two;
+    memcpy(&two, x, sizeof(two));
+    return (Vector)_mm256_set1_pd(two);
 #else
-#define LANE_REPEATED(i) word[(i) % run]
-    const floatS *word = (const floatS *)x;
-    return (Vector){EACH_LANE(LANE_REPEATED)};
+    return vector_of(load(x[0]));
 #endif
 }
 
