@@ -346,7 +346,7 @@ static floatS *product_scratch(size_t elements) {
 #define MANY_ROWS   4
 #else
 #define FEW_WORD    (sizeof(floatS) / sizeof(floatX))
-#define FEW_LANES   (VECTOR_LANES < 4 ? VECTOR_LANES : 4)
+#define FEW_LANES   (VECTOR_LANES < 8 ? VECTOR_LANES : VECTOR_LANES / 2)
 #define FEW_VECTORS 2
 #define MANY_ROWS   (PANEL_ROWS > 6 ? 8 : 6)
 #endif
@@ -363,7 +363,7 @@ static floatS *product_scratch(size_t elements) {
 #define STREAMED_ROWS (MANY_ROWS == 6 ? 24 : 16) // of the many, in an item of work: whole vectors
 
 typedef struct {
-    const floatS *few; // packed, [tiles][whole / (FEW_RUN words)][FEW_ROWS][FEW_RUN words]
+    const floatS *few; // packed: few_at(), [FEW_ROWS][FEW_RUN words]
     const floatX *x, *many;
     const Product *coded; // its record holds the many, in place of `many`; else NULL
     QuantParts parts;     // of the record
@@ -398,6 +398,12 @@ VECTOR_INLINE void dot_products(int vectors, Vector total[MANY_ROWS][FEW_VECTORS
     }
     for (int c = 0; c < MANY_ROWS; c++)
         for (int v = 0; v < FEW_VECTORS; v++) total[c][v] = v < vectors ? sum[c][v] : (Vector){0};
+}
+
+// Returns where tile t has element i, a multiple of FEW_RUN words: pieces of STREAMED_DEPTH of all tiles follow each other.
+static inline size_t few_at(const FewRows *f, size_t t, size_t i) {
+    const size_t from = i / STREAMED_DEPTH * STREAMED_DEPTH, depth = min_size(STREAMED_DEPTH, f->whole - from);
+    return (from * f->tiles + t * depth + i - from) / FEW_WORD * FEW_ROWS;
 }
 
 // out[count] = elements of the many, in 4 bits, from element `begin` on
@@ -438,7 +444,7 @@ VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_
         for (size_t c = 0; c < MANY_ROWS && !coded; c++)
             row[c] = f->many + min_size(first + c, f->rows - 1) * f->stride + from;
         for (size_t t = 0; t < f->tiles; t++, ahead = NULL) {
-            const floatS *few = f->few + (t * f->whole + from) / FEW_WORD * FEW_ROWS;
+            const floatS *few = f->few + few_at(f, t, from);
             if (f->count - t * FEW_ROWS > FEW_ROWS / 2)
                 dot_products(FEW_VECTORS, total[t], from > begin, few, row, ahead, depth);
             else
@@ -541,7 +547,7 @@ static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int 
 // Packs a vector of words of each of the few rows, from element `from` on.
 static VECTOR_FUNCTION void pack_few(floatS *packed, const FewRows *f, size_t from) {
     for (size_t r = 0; r < f->tiles * FEW_ROWS && !f->codes; r++) {
-        floatS *out = packed + (r / FEW_ROWS * f->whole + from) / FEW_WORD * FEW_ROWS + r % FEW_ROWS * FEW_RUN;
+        floatS *out = packed + few_at(f, r / FEW_ROWS, from) + r % FEW_ROWS * FEW_RUN;
         const floatX *x = f->x + r * f->x_stride + from;
         for (size_t i = 0; i < FEW_LANES; i++, out += FEW_ROWS * FEW_RUN, x += FEW_RUN * FEW_WORD)
             if (r >= f->count)

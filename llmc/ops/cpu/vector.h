@@ -113,14 +113,18 @@ VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v)
 
 VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
 
-// Returns the same words at x, a fourth of a vector (of two lanes: a half), in all fourths.
+// Returns two words at x, as large as floatS, over and over; with fewer than 8 lanes one.
 VECTOR_INLINE Vector vector_repeat(const floatX *x) {
-#if VECTOR_BYTES == 64
+#if VECTOR_BYTES == 64 && defined(PRECISION_DOUBLE)
     return (Vector)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)x));
-#elif VECTOR_BYTES == 32 && !defined(PRECISION_DOUBLE)
-    double two;
+#elif VECTOR_LANES >= 8
+    int64_t two;
     memcpy(&two, x, sizeof(two));
-    return (Vector)_mm256_set1_pd(two);
+#if VECTOR_BYTES == 64
+    return (Vector)_mm512_set1_epi64(two);
+#else
+    return (Vector)_mm256_set1_epi64x(two);
+#endif
 #else
     return vector_of(load(x[0]));
 #endif
