@@ -231,7 +231,7 @@ static void bench_decode(size_t repeats, size_t only) {
         quant_encode(records + i * bytes, f, values, ELEMENTS);
     }
     for (size_t n = 1; n <= TEXTS; n *= 2) {
-        double share[MOST], decoding[MOST], fused[MOST];
+        double share[MOST], bound[MOST], decoding[MOST], fused[MOST];
         if (only && n != only) continue;
         for (size_t r = 0; r < repeats; r++) {
             const double reading = reading_seconds(weights, (size_t)ELEMENTS * MATRICES), begin = seconds_now();
@@ -248,12 +248,14 @@ static void bench_decode(size_t repeats, size_t only) {
                 cpu_linear_forward_quantised((Stored *)out, (Stored *)x, records + i * bytes, &f, OC, 0, NULL, NULL, n,
                                              C, OC, OC);
             const double end = seconds_now();
-            share[r] = reading / (floats - begin);
+            const double multiplying = 2.0 * (double)n * ELEMENTS * MATRICES / product_rate();
+            share[r] = reading / (floats - begin), bound[r] = fmax(reading, multiplying) / (floats - begin);
             decoding[r] = (both - floats) / (floats - begin), fused[r] = (end - both) / (floats - begin);
         }
-        printf("decode: %2zu texts: %.2f of the rate at which weights can be read; weights in 4 bits: decoded first "
-               "%.2f times as long, by linear_forward_quantised %.2f times\n",
-               n, median(share, repeats), median(decoding, repeats), median(fused, repeats));
+        printf("decode: %2zu texts: %.2f of the rate at which weights can be read, %.2f of what binds (reading, or the "
+               "product's rate); weights in 4 bits: decoded first %.2f times as long, by linear_forward_quantised %.2f "
+               "times\n",
+               n, median(share, repeats), median(bound, repeats), median(decoding, repeats), median(fused, repeats));
         fflush(stdout);
     }
     free(values);

@@ -47,8 +47,6 @@ typedef struct {
 } Clamped;
 
 VECTOR_INLINE Clamped clamped_load(const floatX *in, size_t left, floatS limit) {
-#define LANE_EVEN(i) ((i)*2)
-#define LANE_ODD(i)  ((i)*2 + 1)
     const size_t behind = left > VECTOR_LANES / 2 ? 2 * left - VECTOR_LANES : 0; // elements after the first vector
     const Vector a = vector_load_first(in, 2 * left, 0);
     const Vector b = behind ? vector_load_first(in + VECTOR_LANES, behind, 0) : vector_of(0);

@@ -24,20 +24,24 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the ite
 #else
 #define PANEL_ROWS 6
 #endif
-#define PANEL_HEIGHT       ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES) // rows as packed
-#define PANEL_COLUMNS      (2 * VECTOR_LANES)
-#define PANEL_DEPTH        256
-#define PANEL_A_SIZE       (PANEL_HEIGHT * PANEL_DEPTH + CACHE_LINE) // padded: starts in different cache sets
-#define PANEL_B_SIZE       (PANEL_COLUMNS * PANEL_DEPTH)
-#define ITEM_PANELS        ((512 + PANEL_ROWS - 1) / PANEL_ROWS)  // row panels of an item
-#define ITEM_TILES         (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles: the fewer rows, the more columns
-#define PACKING_COST       6.0                                    // cost of packing an element, in multiply-adds
-#define PACKED_STEPS       4                                      // rows of transposed a packed at a time
-#define STREAMED_DEPTH     512                                    // elements of the streamed rows, in the L1 cache
-#define STREAMED_LENGTH    4096
-#define MOST_STREAMED_ROWS (sizeof(floatX) < sizeof(floatS) ? 4 : 32) // most rows if transposed b is not packed
-#define FEW_COLUMNS        (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16)  // most columns, likewise
-#define MOST_ROWS          2                                          // most rows if b is not packed
+#define PANEL_HEIGHT    ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES) // rows as packed
+#define PANEL_COLUMNS   (2 * VECTOR_LANES)
+#define PANEL_DEPTH     256
+#define PANEL_A_SIZE    (PANEL_HEIGHT * PANEL_DEPTH + CACHE_LINE) // padded: starts in different cache sets
+#define PANEL_B_SIZE    (PANEL_COLUMNS * PANEL_DEPTH)
+#define ITEM_PANELS     ((512 + PANEL_ROWS - 1) / PANEL_ROWS)  // row panels of an item
+#define ITEM_TILES      (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles: the fewer rows, the more columns
+#define PACKING_COST    6.0                                    // cost of packing an element, in multiply-adds
+#define PACKED_STEPS    4                                      // rows of transposed a packed at a time
+#define STREAMED_DEPTH  512                                    // elements of the streamed rows, in the L1 cache
+#define STREAMED_LENGTH 4096
+#if !defined(PRECISION_BF16) || (defined(__AVX512BF16__) && !defined(__AMX_BF16__))
+#define MOST_STREAMED_ROWS 32 // most rows if transposed b is not packed
+#else
+#define MOST_STREAMED_ROWS 4
+#endif
+#define FEW_COLUMNS (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16) // most columns, likewise
+#define MOST_ROWS   2                                         // most rows if b is not packed
 
 // out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major
 typedef struct {
@@ -330,50 +334,77 @@ static floatS *product_scratch(size_t elements) {
 
 // ---- a few rows ----------------------------------------------------------------------------------------------------
 
-// Dot products of a few rows with many, all of length k: the many are read from memory once. The few are packed so that
-// a tile of FEW_ROWS is read contiguously. They stay in the L2 cache, and MANY_ROWS of the others in the L1 cache while
-// they are multiplied with all of the few. Rows of zeros fill the last tile. A row's sums do not depend on others.
-#define FEW_ROWS  (PANEL_ROWS > 6 ? 4 : 2)
-#define MANY_ROWS (PANEL_ROWS > 6 ? 6 : 5)
-#define FEW_MOST  32        // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
-#if defined(PICKED_VECTORS) // most rows for which 4-bit weights are faster than decoding them first
-#define QUANTISED_ROWS (sizeof(floatX) < sizeof(floatS) ? 8 : FEW_MOST) // in bf16 oneDNN is fast
+// Dot products of a few rows with many, all of length k. The many are read from memory once, in the order in which they
+// lie. A word is what a lane multiplies at once: one element, or two in bf16 (AVX512-BF16). A packed vector has
+// consecutive words of each of FEW_LANES rows; it is multiplied with the same words of one of the many, repeated. Lanes
+// of a row are added at the end. A tile is FEW_VECTORS vectors x MANY_ROWS of the many, which stay in the L1 cache; the
+// few stay in the L2 cache. Rows of zeros fill the last tile. A row's sums do not depend on others.
+#if defined(PRECISION_BF16) && !defined(__AVX512BF16__) // words are converted to floatS as they are loaded
+#define FEW_WORD    1                                   // elements of a word
+#define FEW_LANES   1
+#define FEW_VECTORS (PANEL_ROWS > 6 ? 4 : 2)
+#define MANY_ROWS   4
 #else
-#define QUANTISED_ROWS 4
+#define FEW_WORD    (sizeof(floatS) / sizeof(floatX))
+#define FEW_LANES   (VECTOR_LANES < 8 ? VECTOR_LANES : VECTOR_LANES / 2)
+#define FEW_VECTORS 2
+#define MANY_ROWS   (PANEL_ROWS > 6 ? 8 : 6)
 #endif
-#define STREAMED_ROWS (8 * MANY_ROWS) // most rows of an item of work
-
-// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Prefetches `asked` rows
-// of `ahead`.
-VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], int accumulate, const floatS *few,
-                                const floatX *const *many, const floatX *const *ahead, size_t depth) {
-    Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];
-    for (int r = 0; r < FEW_ROWS; r++)
-        for (int c = 0; c < MANY_ROWS; c++) sum[r][c] = (Vector){0};
-    for (size_t i = 0; i < depth; i += VECTOR_LANES, few += FEW_ROWS * VECTOR_LANES) {
-        for (int c = 0; c < MANY_ROWS; c++) {
-            right[c] = vector_load_stored(many[c] + i);
-            VECTOR_KEEP(right[c]);
-        }
-        for (int c = 0; c < asked; c++) __builtin_prefetch(ahead[c] + i, 0, 2);
-        for (int r = 0; r < FEW_ROWS; r++) {
-            const Vector left = vector_load(few + r * VECTOR_LANES);
-            for (int c = 0; c < MANY_ROWS; c++) sum[r][c] += left * right[c];
-        }
-    }
-    for (int r = 0; r < FEW_ROWS; r++)
-        for (int c = 0; c < MANY_ROWS; c++) total[r][c] = accumulate ? total[r][c] + sum[r][c] : sum[r][c];
-}
+#define FEW_ROWS (FEW_VECTORS * FEW_LANES)
+#define FEW_RUN  (VECTOR_LANES / FEW_LANES) // words of a row in a vector
+#define FEW_MOST 32                         // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
+#if !defined(PICKED_VECTORS)                // most rows for which 4-bit weights are faster than decoding them first
+#define QUANTISED_ROWS 4
+#elif defined(PRECISION_BF16)
+#define QUANTISED_ROWS 8
+#else
+#define QUANTISED_ROWS FEW_MOST
+#endif
+#define STREAMED_ROWS (MANY_ROWS == 6 ? 24 : 16) // of the many, in an item of work: whole vectors
 
 typedef struct {
-    const floatS *few; // packed, [tiles][whole / VECTOR_LANES][FEW_ROWS][VECTOR_LANES]
+    const floatS *few; // packed: few_at(), [FEW_ROWS][FEW_RUN words]
     const floatX *x, *many;
     const Product *coded; // its record holds the many, in place of `many`; else NULL
     QuantParts parts;     // of the record
     size_t x_stride, stride;
     size_t count, tiles, rows; // count, tiles: of the few; rows: of the many
-    size_t whole, k;           // elements of a row: in whole vectors, and all
+    size_t whole, k;           // elements of a row: in whole vectors of words, and all
+    int codes;                 // one or two rows, packed as [whole / VECTOR_LANES][FEW_VECTORS][VECTOR_LANES]
 } FewRows;
+
+// total[MANY_ROWS][FEW_VECTORS] = (or += with accumulate) the products of `depth` elements, by lanes; the tile has
+// `vectors` vectors. Prefetches as many bytes from `ahead` on as it reads from the many; NULL: none.
+VECTOR_INLINE void dot_products(int vectors, Vector total[MANY_ROWS][FEW_VECTORS], int accumulate, const floatS *few,
+                                const floatX *const *many, const char *ahead, size_t depth) {
+    enum { LINE = 64 / sizeof(floatX) };
+    Vector sum[MANY_ROWS][FEW_VECTORS], left[FEW_VECTORS];
+    for (int c = 0; c < MANY_ROWS; c++)
+        for (int v = 0; v < vectors; v++) sum[c][v] = accumulate ? total[c][v] : (Vector){0};
+    for (size_t i = 0; i < depth;) {
+        for (int c = 0; c < MANY_ROWS && ahead; c++, ahead += 64) __builtin_prefetch(ahead);
+        for (const size_t stop = min_size(i + LINE, depth); i < stop; i += FEW_RUN * FEW_WORD) {
+            for (int v = 0; v < vectors; v++) {
+                left[v] = vector_load(few + v * VECTOR_LANES);
+                VECTOR_KEEP(left[v]);
+            }
+            for (int c = 0; c < MANY_ROWS; c++) {
+                Vector right = FEW_LANES == 1 ? vector_load_stored(many[c] + i) : vector_repeat(many[c] + i);
+                VECTOR_KEEP(right);
+                for (int v = 0; v < vectors; v++) sum[c][v] = multiply_words(sum[c][v], left[v], right);
+            }
+            few += FEW_VECTORS * VECTOR_LANES;
+        }
+    }
+    for (int c = 0; c < MANY_ROWS; c++)
+        for (int v = 0; v < FEW_VECTORS; v++) total[c][v] = v < vectors ? sum[c][v] : (Vector){0};
+}
+
+// Returns where tile t has element i, a multiple of FEW_RUN words: pieces of STREAMED_DEPTH of all tiles follow each other.
+static inline size_t few_at(const FewRows *f, size_t t, size_t i) {
+    const size_t from = i / STREAMED_DEPTH * STREAMED_DEPTH, depth = min_size(STREAMED_DEPTH, f->whole - from);
+    return (from * f->tiles + t * depth + i - from) / FEW_WORD * FEW_ROWS;
+}
 
 // out[count] = elements of the many, in 4 bits, from element `begin` on
 static void decode_many(floatX *out, const FewRows *f, size_t begin, size_t count) {
@@ -395,38 +426,41 @@ static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][
     }
 }
 
-// sum[tiles * FEW_ROWS][MANY_ROWS] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; if
-// there are fewer, the last one again. sum has room for one more vector.
+// sum[MANY_ROWS][FEW_MOST] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; if there are
+// fewer, the last one again. Meanwhile prefetches the next rows, in the order in which they lie.
 VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
-    Vector total[FEW_MOST * MANY_ROWS + VECTOR_LANES];
+    Vector total[FEW_MOST / FEW_ROWS][MANY_ROWS][FEW_VECTORS];
     floatX decoded[MANY_ROWS][STREAMED_DEPTH] __attribute__((aligned(64))); // in the L1 cache
-    const size_t sums = f->tiles * FEW_ROWS * MANY_ROWS, asked = panels_of(MANY_ROWS, f->tiles);
-    for (size_t i = sums; i < round_up(sums, VECTOR_LANES); i++) total[i] = (Vector){0};
+    const size_t length = end - begin, next = first + MANY_ROWS;
     for (size_t from = begin; from < end; from += STREAMED_DEPTH) {
-        const size_t depth = min_size(STREAMED_DEPTH, end - from);
-        const floatX *row[MANY_ROWS], *next[2 * MANY_ROWS];
-        if (coded) decode_rows(row, decoded, f, first, begin, from, end);
-        for (size_t c = 0; c < MANY_ROWS; c++) {
-            if (!coded) row[c] = f->many + min_size(first + c, f->rows - 1) * f->stride + from;
-            next[c] = row[c] + depth;
-            if (from + depth == end && !coded)
-                next[c] = f->many + min_size(first + MANY_ROWS + c, f->rows - 1) * f->stride + begin;
-            next[MANY_ROWS + c] = row[c]; // in the cache already: nothing left to prefetch
-        }
-        for (size_t t = 0; t < f->tiles; t++) { // each tile prefetches a share of the next rows
-            Vector(*tile)[MANY_ROWS] = (Vector(*)[MANY_ROWS])(total + t * FEW_ROWS * MANY_ROWS);
-            const floatS *few = f->few + (t * f->whole + from) * FEW_ROWS;
-            const floatX *const *ahead = next + min_size(t * asked, MANY_ROWS);
-            switch (asked) {
-            case 1: dot_products(1, tile, from > begin, few, row, ahead, depth); break;
-            case 2: dot_products(2, tile, from > begin, few, row, ahead, depth); break;
-            case 3: dot_products(3, tile, from > begin, few, row, ahead, depth); break;
-            default: dot_products(MANY_ROWS, tile, from > begin, few, row, ahead, depth); break;
-            }
+        const size_t depth = min_size(STREAMED_DEPTH, end - from), at = (from - begin) * MANY_ROWS;
+        const floatX *row[MANY_ROWS];
+        const char *ahead = NULL;
+        if (coded)
+            decode_rows(row, decoded, f, first, begin, from, end);
+        else
+            ahead =
+                (const char *)(f->many + min_size(next + at / length, f->rows - 1) * f->stride + begin + at % length);
+        for (size_t c = 0; c < MANY_ROWS && !coded; c++)
+            row[c] = f->many + min_size(first + c, f->rows - 1) * f->stride + from;
+        for (size_t t = 0; t < f->tiles; t++, ahead = NULL) {
+            const floatS *few = f->few + few_at(f, t, from);
+            if (f->count - t * FEW_ROWS > FEW_ROWS / 2)
+                dot_products(FEW_VECTORS, total[t], from > begin, few, row, ahead, depth);
+            else
+                dot_products(FEW_VECTORS / 2, total[t], from > begin, few, row, ahead, depth);
         }
     }
-    for (size_t i = 0; i < sums; i += VECTOR_LANES)
-        vector_store(sum + i, vector_load(sum + i) + vector_sums(total + i));
+    for (size_t t = 0; t < f->tiles; t++) {
+        Vector *tile = total[t][0];
+        floatS each[MANY_ROWS * FEW_ROWS + VECTOR_LANES];
+        size_t vectors = MANY_ROWS * FEW_VECTORS;
+        for (size_t i = 1; i < FEW_RUN; i *= 2, vectors /= 2)
+            for (size_t v = 0; v < vectors / 2; v++) tile[v] = vector_sums_of_pairs(tile[2 * v], tile[2 * v + 1]);
+        for (size_t v = 0; v < vectors; v++) vector_store(each + v * VECTOR_LANES, tile[v]);
+        for (size_t c = 0; c < MANY_ROWS; c++)
+            for (size_t r = 0; r < FEW_ROWS; r++) sum[c * FEW_MOST + t * FEW_ROWS + r] += each[c * FEW_ROWS + r];
+    }
 }
 
 static VECTOR_FUNCTION void dots_of_floats(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
@@ -454,11 +488,11 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
         block_floats(value, quant_codes[q.type], q.rounding, scale[b % SCALES]);
         __builtin_prefetch(codes + 1024); // 2048 elements ahead
         const ValueTable table = value_table(value);
-        for (size_t i = 0; i < q.block; i += PICKED, codes += PICKED / 2, few += PICKED * FEW_ROWS) {
+        for (size_t i = 0; i < q.block; i += PICKED, codes += PICKED / 2, few += PICKED * FEW_VECTORS) {
             pick_vectors(w, codes, table, quant_first_shift(q.type));
             for (int r = 0; r < rows; r++)
                 for (size_t v = 0; v < PICKED_VECTORS; v++)
-                    sum[r][v] += w[v] * vector_load(few + (v * FEW_ROWS + (size_t)r) * VECTOR_LANES);
+                    sum[r][v] += w[v] * vector_load(few + (v * FEW_VECTORS + (size_t)r) * VECTOR_LANES);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -467,89 +501,115 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
     }
 }
 
-// Makes the sums of rows [first, first + count) of the many; returns 0 if it cannot.
-static VECTOR_FUNCTION int item_of_codes(floatS sums[][FEW_MOST * MANY_ROWS + VECTOR_LANES], const FewRows *f,
-                                         size_t first, size_t count) {
-    floatS dot[2];
-    if (!f->coded || f->count > 2 || f->k % f->coded->format->block) return 0;
-    for (size_t c = 0; c < count; c++) {
-        if (f->count == 1)
-            dots_of_codes(1, dot, f, first + c);
-        else
-            dots_of_codes(2, dot, f, first + c);
-        for (size_t r = 0; r < f->count; r++) sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS] = dot[r];
-    }
-    return 1;
+static VECTOR_FUNCTION void dots_of_codes_of(floatS *dot, const FewRows *f, size_t row) {
+    if (f->count == 1)
+        dots_of_codes(1, dot, f, row);
+    else
+        dots_of_codes(2, dot, f, row);
 }
 #else
-static int item_of_codes(floatS sums[][FEW_MOST * MANY_ROWS + VECTOR_LANES], const FewRows *f, size_t first,
-                         size_t count) {
-    (void)sums, (void)f, (void)first, (void)count;
-    return 0;
-}
+static void dots_of_codes_of(floatS *dot, const FewRows *f, size_t row) { (void)dot, (void)f, (void)row; }
 #endif
+
+// Returns the product of what follows the whole vectors: row r of the few with row `row` of the many.
+static floatS dot_of_rest(const FewRows *f, size_t r, size_t row) {
+    floatS sum = 0;
+    for (size_t i = f->whole; i < f->k; i++) {
+        floatX element;
+        if (f->coded)
+            decode_many(&element, f, row * f->k + i, 1);
+        else
+            element = f->many[row * f->stride + i];
+        sum += load(f->x[r * f->x_stride + i]) * load(element);
+    }
+    return sum;
+}
 
 // Computes rows [first, first + count) of the many, at most STREAMED_ROWS: columns of out, or rows of it.
 static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int columns, size_t first, size_t count) {
-    floatS sums[STREAMED_ROWS / MANY_ROWS][FEW_MOST * MANY_ROWS + VECTOR_LANES], out[STREAMED_ROWS];
-    const size_t groups = panels_of(count, MANY_ROWS);
-    memset(sums, 0, groups * sizeof(sums[0]));
-    const int done = item_of_codes(sums, f, first, count);
-    for (size_t from = 0; from < f->whole && !done; from += STREAMED_LENGTH)
-        for (size_t i = 0; i < groups; i++)
-            (f->coded ? dots_of_decoded : dots_of_floats)(sums[i], f, first + i * MANY_ROWS, from,
+    floatS sums[STREAMED_ROWS * FEW_MOST] = {0}, out[FEW_MOST * STREAMED_ROWS];
+    for (size_t c = 0; c < count && f->codes; c++) dots_of_codes_of(sums + c * FEW_MOST, f, first + c);
+    for (size_t from = 0; from < f->whole && !f->codes; from += STREAMED_LENGTH)
+        for (size_t c = 0; c < count; c += MANY_ROWS)
+            (f->coded ? dots_of_decoded : dots_of_floats)(sums + c * FEW_MOST, f, first + c, from,
                                                           min_size(from + STREAMED_LENGTH, f->whole));
-    for (size_t i = f->whole; i < f->k; i++)
-        for (size_t c = 0; c < count; c++) {
-            floatX element;
-            if (f->coded)
-                decode_many(&element, f, (first + c) * f->k + i, 1);
+    for (size_t r = 0; r < f->count && f->whole < f->k; r++)
+        for (size_t c = 0; c < count; c++) sums[c * FEW_MOST + r] += dot_of_rest(f, r, first + c);
+    for (size_t c = 0; c < count && !columns; c++)
+        finish_row(p, 1, p->accumulate, sums + c * FEW_MOST, (first + c) * out_stride(p), 0, f->count);
+    for (size_t r = 0; r < f->count && columns; r += VECTOR_LANES)
+        for (size_t c = 0; c < STREAMED_ROWS; c += VECTOR_LANES)
+            vector_transpose(out + r * STREAMED_ROWS + c, STREAMED_ROWS, sums + c * FEW_MOST + r, FEW_MOST);
+    for (size_t r = 0; r < f->count && columns; r++)
+        finish_row(p, 1, p->accumulate, out + r * STREAMED_ROWS, r * out_stride(p) + first, first, count);
+}
+
+// Packs a vector of words of each of the few rows, from element `from` on.
+static VECTOR_FUNCTION void pack_few(floatS *packed, const FewRows *f, size_t from) {
+    for (size_t r = 0; r < f->tiles * FEW_ROWS && !f->codes; r++) {
+        floatS *out = packed + few_at(f, r / FEW_ROWS, from) + r % FEW_ROWS * FEW_RUN;
+        const floatX *x = f->x + r * f->x_stride + from;
+        for (size_t i = 0; i < FEW_LANES; i++, out += FEW_ROWS * FEW_RUN, x += FEW_RUN * FEW_WORD)
+            if (r >= f->count)
+                memset(out, 0, FEW_RUN * sizeof(*out));
+            else if (FEW_LANES == 1)
+                vector_store(out, vector_load_stored(x));
             else
-                element = f->many[(first + c) * f->stride + i];
-            for (size_t r = 0; r < f->count; r++)
-                sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS] += load(f->x[r * f->x_stride + i]) * load(element);
+                memcpy(out, x, FEW_RUN * sizeof(*out));
+    }
+    for (size_t r = 0; r < f->count && f->codes; r++)
+        vector_store(packed + from * FEW_VECTORS + r * VECTOR_LANES, vector_load_stored(f->x + r * f->x_stride + from));
+}
+
+// Items of work that a thread has to begin with, and that others may take when they have done theirs
+typedef struct {
+    size_t next, end;
+    char unshared[64 - 2 * sizeof(size_t)];
+} Items;
+
+// Returns the first row of an item of thread `own` or, if it has none left, of another one; `none` if all are taken.
+static size_t items_take(Items *items, size_t threads, size_t own, size_t none) {
+    for (size_t i = 0; i < threads; i++) {
+        Items *from = items + (own + i) % threads;
+        size_t taken;
+#pragma omp atomic capture
+        {
+            taken = from->next;
+            from->next += STREAMED_ROWS;
         }
-    for (size_t r = 0; r < f->count && columns; r++) {
-        for (size_t i = 0; i < groups; i++)
-            memcpy(out + i * MANY_ROWS, sums[i] + r * MANY_ROWS, MANY_ROWS * sizeof(floatS));
-        finish_row(p, 1, p->accumulate, out, r * out_stride(p) + first, first, count);
+        if (taken < from->end) return taken;
     }
-    for (size_t c = 0; c < count && !columns; c++) {
-        for (size_t r = 0; r < f->count; r++) out[r] = sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS];
-        finish_row(p, 1, p->accumulate, out, (first + c) * out_stride(p), 0, f->count);
-    }
+    return none;
 }
 
-// Packs a tile of x[rows], which may be fewer than FEW_ROWS.
-static VECTOR_FUNCTION void pack_few(floatS *out, const floatX *x, size_t stride, size_t rows, size_t whole) {
-    for (size_t i = 0; i < whole; i += VECTOR_LANES)
-        for (size_t r = 0; r < FEW_ROWS; r++, out += VECTOR_LANES)
-            vector_store(out, r < rows ? vector_load_stored(x + r * stride + i) : (Vector){0});
-}
-
-// Computes a skinny product: one operand has few rows; the other's are read once, unpacked, STREAMED_LENGTH elements at
-// a time.
+// Computes a skinny product: one operand has few rows; the other's are read once, unpacked, by each thread from its
+// share's first to its last.
 static void product_of_few(const Product *p) {
     const int columns = p->record || p->m <= MOST_STREAMED_ROWS; // the few rows are a's
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
-    FewRows f = {.whole = p->k / VECTOR_LANES * VECTOR_LANES, .k = p->k, .coded = p->record ? p : NULL};
+    FewRows f = {.k = p->k, .coded = p->record ? p : NULL};
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
     f.many = columns ? p->b : p->a, f.stride = columns ? p->k : a_stride(p), f.rows = columns ? p->n : p->m;
-    f.tiles = panels_of(f.count, FEW_ROWS);
+#if defined(PICKED_VECTORS)
+    f.codes = p->record && f.count <= 2 && p->k % p->format->block == 0;
+#endif
+    const size_t unit = f.codes ? VECTOR_LANES : VECTOR_LANES * FEW_WORD;
+    f.tiles = panels_of(f.count, FEW_ROWS), f.whole = p->k / unit * unit;
     if (p->record) f.parts = quant_parts(*p->format, p->record_rows * p->k);
-    const size_t tile = FEW_ROWS * f.whole, share = round_up(panels_of(f.rows, 4 * threads), MANY_ROWS);
-    const size_t step = min_size(STREAMED_ROWS, share);
-    floatS *packed = product_scratch(max_size(threads * ITEM_SIZE, f.tiles * tile));
+    const size_t size = round_up(f.tiles * FEW_ROWS * f.whole, CACHE_LINE);
+    floatS *packed = product_scratch(max_size(threads * ITEM_SIZE, size + threads * sizeof(Items) / sizeof(floatS)));
+    Items *items = (Items *)(packed + size);
+    const size_t share = round_up(panels_of(f.rows, threads), STREAMED_ROWS);
+    for (size_t i = 0; i < threads; i++) items[i].next = i * share, items[i].end = min_size((i + 1) * share, f.rows);
     f.few = packed;
 #pragma omp parallel num_threads(threads)
     {
+        const size_t own = (size_t)omp_get_thread_num();
+        size_t first;
 #pragma omp for schedule(static)
-        for (size_t t = 0; t < f.tiles; t++)
-            pack_few(packed + t * tile, f.x + t * FEW_ROWS * f.x_stride, f.x_stride,
-                     min_size(FEW_ROWS, f.count - t * FEW_ROWS), f.whole);
-#pragma omp for schedule(dynamic)
-        for (size_t first = 0; first < f.rows; first += step)
-            item_of_few(p, &f, columns, first, min_size(step, f.rows - first));
+        for (size_t from = 0; from < f.whole; from += unit) pack_few(packed, &f, from);
+        while ((first = items_take(items, threads, own, f.rows)) < f.rows)
+            item_of_few(p, &f, columns, first, min_size(STREAMED_ROWS, f.rows - first));
     }
 }
 

@@ -113,6 +113,32 @@ VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v)
 
 VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
 
+// Returns two words at x, as large as floatS, over and over; with fewer than 8 lanes one.
+VECTOR_INLINE Vector vector_repeat(const floatX *x) {
+#if VECTOR_BYTES == 64 && defined(PRECISION_DOUBLE)
+    return (Vector)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)x));
+#elif VECTOR_LANES >= 8
+    int64_t two;
+    memcpy(&two, x, sizeof(two));
+#if VECTOR_BYTES == 64
+    return (Vector)_mm512_set1_epi64(two);
+#else
+    return (Vector)_mm256_set1_epi64x(two);
+#endif
+#else
+    return vector_of(load(x[0]));
+#endif
+}
+
+// Returns sum + a * b. With AVX512-BF16 the words of a and b are two bf16, whose products are added to a word of sum.
+VECTOR_INLINE Vector multiply_words(Vector sum, Vector a, Vector b) {
+#if defined(PRECISION_BF16) && defined(__AVX512BF16__)
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    return sum + a * b;
+#endif
+}
+
 // Load and store the end of a row: only lanes [0, count) if count is less than a vector; other lanes load as `rest`.
 VECTOR_INLINE Vector vector_load_first(const floatX *x, size_t count, floatS rest) {
     if (__builtin_expect(count >= VECTOR_LANES, 1)) return vector_load_stored(x);
@@ -188,6 +214,13 @@ VECTOR_INLINE void vector_transpose_square(Vector *a) {
         }
         for (int i = 0; i < VECTOR_LANES; i++) a[i] = b[i];
     }
+}
+
+// Returns the sums of lanes 0 and 1, 2 and 3, ... of a followed by b.
+VECTOR_INLINE Vector vector_sums_of_pairs(Vector a, Vector b) {
+#define LANE_EVEN(i) (2 * (i))
+#define LANE_ODD(i)  (2 * (i) + 1)
+    return VECTOR_SHUFFLE(a, b, LANE_EVEN) + VECTOR_SHUFFLE(a, b, LANE_ODD);
 }
 
 // Returns in lane i the sum across a[i], bit-equal to vector_sum_across. Each round adds the halves of two vectors:
