@@ -14,8 +14,8 @@ so that other load on the machine affects all equally; prints medians of the rep
     bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout
                                     seconds and ids. dev/compare/decode.py does so in turns with transformers. On a
                                     GPU: make BACKEND=cuda PRECISION=bf16 build/.../bench_decode
-    bench prefill   [REPEATS]       prompts packed into passes over prompts one after the other: 256 of 4 to 64 tokens, 64
-                                    of 16 to 4096 (lognormal, in slots for 16); 4 layers of Qwen3-0.6B's widths
+    bench prefill   [REPEATS]       prompts packed into passes over prompts one after the other: 256 of 4 to 64 tokens,
+                                    64 of 16 to 4096 (lognormal, in slots for 16); 4 layers of Qwen3-0.6B's widths
 */
 #include "llmc/plan/plan.h"
 #include "llmc/estimate/profile.h"

@@ -171,8 +171,8 @@ static int graph_begin(const StreamBP *s, const GraphKey *key) { return key ? s-
 static int graph_end(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_end() : 0; }
 
 // ---- passes ---------------------------------------------------------------------------------------------------------
-// Runs the tokens of chunk c through every layer. Afterwards `inputs` holds their x_L. With several slots, scatters K, V
-// to cache->row.
+// Runs the tokens of chunk c through every layer. Afterwards `inputs` holds their x_L. With several slots, scatters K
+// and V to cache->row.
 static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
     Stored *kv[2] = {s->kv.k, s->kv.v};
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);

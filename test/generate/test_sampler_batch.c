@@ -109,8 +109,8 @@ TEST(texts_as_if_alone) {
     assert_true(ended > MODELS && ended < 3 * MODELS * TEXTS - MODELS); // some texts end early, some do not
 }
 
-// Compares logits with those of a text alone; in bf16 too, where tokens may differ. The texts grow by random packings of
-// several tokens each, and by steps of one token.
+// Compares logits with those of a text alone; in bf16 too, where tokens may differ. The texts grow by random packings
+// of several tokens each, and by steps of one token.
 static void compare_logits(size_t i, size_t chunk, size_t slots, size_t packings) {
     Run *run = batch_run(i, chunk, 2, slots, NULL);
     size_t V = vocabulary(i), row = V * dtype_size(ops_device->stored), t, b, count, left;
