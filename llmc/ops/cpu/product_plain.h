@@ -401,8 +401,7 @@ VECTOR_INLINE void dot_products(int vectors, Vector total[MANY_ROWS][FEW_VECTORS
         for (int v = 0; v < FEW_VECTORS; v++) total[c][v] = v < vectors ? sum[c][v] : (Vector){0};
 }
 
-// Returns where tile t has element i, a multiple of FEW_RUN words. For each STREAMED_DEPTH elements the tiles follow each
-// other.
+// Returns where tile t has element i, a multiple of FEW_RUN words. A piece of STREAMED_DEPTH elements has all tiles.
 static inline size_t few_at(const FewRows *f, size_t t, size_t i) {
     const size_t from = i / STREAMED_DEPTH * STREAMED_DEPTH, depth = min_size(STREAMED_DEPTH, f->whole - from);
     return (from * f->tiles + t * depth + i - from) / FEW_WORD * FEW_ROWS;
