@@ -350,10 +350,11 @@ static floatS *product_scratch(size_t elements) {
 #define FEW_VECTORS 2
 #define MANY_ROWS   (PANEL_ROWS > 6 ? 8 : 6)
 #endif
-#define FEW_ROWS (FEW_VECTORS * FEW_LANES)
-#define FEW_RUN  (VECTOR_LANES / FEW_LANES) // words of a row in a vector
-#define FEW_MOST 32                         // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
-#if !defined(PICKED_VECTORS)                // most rows for which 4-bit weights are faster than decoding them first
+#define FEW_ROWS   (FEW_VECTORS * FEW_LANES)
+#define FEW_RUN    (VECTOR_LANES / FEW_LANES)   // words of a row in a vector
+#define CODED_ROWS (VECTOR_BYTES == 64 ? 4 : 2) // most rows that take 4-bit weights decoded in registers
+#define FEW_MOST   32                           // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
+#if !defined(PICKED_VECTORS)                    // most rows for which 4-bit weights are faster than decoding them first
 #define QUANTISED_ROWS 4
 #elif defined(PRECISION_BF16)
 #define QUANTISED_ROWS 8
@@ -370,7 +371,7 @@ typedef struct {
     size_t x_stride, stride;
     size_t count, tiles, rows; // count, tiles: of the few; rows: of the many
     size_t whole, k;           // elements of a row: in whole vectors of words, and all
-    int codes;                 // one or two rows, packed as [whole / VECTOR_LANES][FEW_VECTORS][VECTOR_LANES]
+    int codes; // few enough for dots_of_codes: packed as [whole / VECTOR_LANES][CODED_ROWS][VECTOR_LANES]
 } FewRows;
 
 // total[MANY_ROWS][FEW_VECTORS] = (or += with accumulate) the products of `depth` elements, by lanes; the tile has
@@ -400,7 +401,7 @@ VECTOR_INLINE void dot_products(int vectors, Vector total[MANY_ROWS][FEW_VECTORS
         for (int v = 0; v < FEW_VECTORS; v++) total[c][v] = v < vectors ? sum[c][v] : (Vector){0};
 }
 
-// Returns where tile t has element i, a multiple of FEW_RUN words: pieces of STREAMED_DEPTH of all tiles follow each other.
+// Returns where tile t has element i, a multiple of FEW_RUN words. A piece of STREAMED_DEPTH elements has all tiles.
 static inline size_t few_at(const FewRows *f, size_t t, size_t i) {
     const size_t from = i / STREAMED_DEPTH * STREAMED_DEPTH, depth = min_size(STREAMED_DEPTH, f->whole - from);
     return (from * f->tiles + t * depth + i - from) / FEW_WORD * FEW_ROWS;
@@ -471,7 +472,7 @@ static VECTOR_FUNCTION void dots_of_decoded(floatS *sum, const FewRows *f, size_
 }
 
 #if defined(PICKED_VECTORS)
-// dot[rows] = dot products of row `row` of the many, in whole blocks of 4 bits, with one or two others.
+// dot[rows] = dot products of row `row` of the many, in whole blocks of 4 bits, with a few others.
 VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t row) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
     const Product *p = f->coded;
@@ -480,7 +481,7 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
     const size_t begin = (p->record_first + row) * f->k, blocks = f->k >> shift;
     const uint8_t *record = (const uint8_t *)p->record, *codes = record + begin / 2;
     const floatS *few = f->few;
-    Vector sum[2][PICKED_VECTORS] = {{{0}}}, w[PICKED_VECTORS];
+    Vector sum[CODED_ROWS][PICKED_VECTORS] = {{{0}}}, w[PICKED_VECTORS];
     float scale[SCALES], value[16] __attribute__((aligned(64)));
     for (size_t b = 0; b < blocks; b++) {
         if (b % SCALES == 0)
@@ -488,11 +489,11 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
         block_floats(value, quant_codes[q.type], q.rounding, scale[b % SCALES]);
         __builtin_prefetch(codes + 1024); // 2048 elements ahead
         const ValueTable table = value_table(value);
-        for (size_t i = 0; i < q.block; i += PICKED, codes += PICKED / 2, few += PICKED * FEW_VECTORS) {
+        for (size_t i = 0; i < q.block; i += PICKED, codes += PICKED / 2, few += PICKED * CODED_ROWS) {
             pick_vectors(w, codes, table, quant_first_shift(q.type));
             for (int r = 0; r < rows; r++)
                 for (size_t v = 0; v < PICKED_VECTORS; v++)
-                    sum[r][v] += w[v] * vector_load(few + (v * FEW_VECTORS + (size_t)r) * VECTOR_LANES);
+                    sum[r][v] += w[v] * vector_load(few + (v * CODED_ROWS + (size_t)r) * VECTOR_LANES);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -504,8 +505,10 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
 static VECTOR_FUNCTION void dots_of_codes_of(floatS *dot, const FewRows *f, size_t row) {
     if (f->count == 1)
         dots_of_codes(1, dot, f, row);
-    else
+    else if (f->count == 2)
         dots_of_codes(2, dot, f, row);
+    else // the sums of a third and a fourth row of zeros are not used
+        dots_of_codes(CODED_ROWS, dot, f, row);
 }
 #else
 static void dots_of_codes_of(floatS *dot, const FewRows *f, size_t row) { (void)dot, (void)f, (void)row; }
@@ -557,8 +560,9 @@ static VECTOR_FUNCTION void pack_few(floatS *packed, const FewRows *f, size_t fr
             else
                 memcpy(out, x, FEW_RUN * sizeof(*out));
     }
-    for (size_t r = 0; r < f->count && f->codes; r++)
-        vector_store(packed + from * FEW_VECTORS + r * VECTOR_LANES, vector_load_stored(f->x + r * f->x_stride + from));
+    for (size_t r = 0; r < CODED_ROWS && f->codes; r++)
+        vector_store(packed + from * CODED_ROWS + r * VECTOR_LANES,
+                     r < f->count ? vector_load_stored(f->x + r * f->x_stride + from) : (Vector){0});
 }
 
 // Items of work that a thread has to begin with, and that others may take when they have done theirs
@@ -591,12 +595,12 @@ static void product_of_few(const Product *p) {
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
     f.many = columns ? p->b : p->a, f.stride = columns ? p->k : a_stride(p), f.rows = columns ? p->n : p->m;
 #if defined(PICKED_VECTORS)
-    f.codes = p->record && f.count <= 2 && p->k % p->format->block == 0;
+    f.codes = p->record && f.count <= CODED_ROWS && p->k % p->format->block == 0;
 #endif
     const size_t unit = f.codes ? VECTOR_LANES : VECTOR_LANES * FEW_WORD;
     f.tiles = panels_of(f.count, FEW_ROWS), f.whole = p->k / unit * unit;
     if (p->record) f.parts = quant_parts(*p->format, p->record_rows * p->k);
-    const size_t size = round_up(f.tiles * FEW_ROWS * f.whole, CACHE_LINE);
+    const size_t size = round_up(max_size(f.tiles * FEW_ROWS, CODED_ROWS) * f.whole, CACHE_LINE);
     floatS *packed = product_scratch(max_size(threads * ITEM_SIZE, size + threads * sizeof(Items) / sizeof(floatS)));
     Items *items = (Items *)(packed + size);
     const size_t share = round_up(panels_of(f.rows, threads), STREAMED_ROWS);
