@@ -329,7 +329,7 @@ TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
      "prompt_ids; answers are JSON lines in the same order; -: standard input")
 SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
      "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
-     "at most 64, on a GPU 256")
+     "at most 256, on a CPU 64 unless --max-new-tokens is below 256")
 IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
 TEXT(tokenizer, "tokenizer", "auto", TEXTS, "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "

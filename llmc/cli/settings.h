@@ -183,14 +183,16 @@ static ContextSettings context_from_options(const Options *o, const Config *c) {
 }
 
 // Most of --slots auto. A step of decoding reads the weights once for all texts. On a GPU that bounds it up to about
-// 300 texts: an H100's FLOP/s in bf16 over its byte/s.
+// 300 texts: an H100's FLOP/s in bf16 over its byte/s. On a CPU products bound it from some 32 on. There more slots only
+// spare short texts their steps.
+#define SLOTS_MOST   ((size_t)256)
 #define SLOTS_OF_CPU ((size_t)64)
-#define SLOTS_OF_GPU ((size_t)256)
 
 // Returns --slots, or with auto the most; at most the number of texts.
 static size_t slots_from_options(const Options *o, const RunSettings *settings, size_t texts) {
     const int gpu = settings->gpu || strcmp(ops_device->name, "cpu") != 0;
-    return min_size(o->slots ? o->slots : gpu ? SLOTS_OF_GPU : SLOTS_OF_CPU, texts);
+    const size_t of_cpu = max_size(SLOTS_OF_CPU, SLOTS_MOST * SLOTS_OF_CPU / o->max_new_tokens);
+    return min_size(o->slots ? o->slots : min_size(SLOTS_MOST, gpu ? SLOTS_MOST : of_cpu), texts);
 }
 
 // lora: NULL: none

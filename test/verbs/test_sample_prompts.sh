@@ -97,7 +97,7 @@ make_documents "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
 planned="plan --init $TINY --data $WORK/prompts.bin --any-tokenizer --rollout --objective grpo --group-size 4 --seq-len 70 --batch 20
     --max-new-tokens 60 --threads 1 --chunk 64 --logits-chunk 64 --keep none"
 succeeds $planned --json
-check 'a plan has the slots' [ "$(json slots)" = 64 ]
+check 'a plan has the slots' [ "$(json slots)" = 80 ]
 succeeds $planned --json --slots 50
 check 'and takes them as given' [ "$(json slots)" = 50 ]
 bytes=$(json total_bytes)
