@@ -169,16 +169,17 @@ static void settings_add_routers(RunSettings *settings, const Options *o) {
 
 // Returns the long memory of a text. Refuses models that cannot have it.
 static ContextSettings context_from_options(const Options *o, const Config *c) {
-    const size_t half = max_size(c->max_position_embeddings / 2, 2 * CONTEXT_BLOCK);
-    const ContextSettings none = {0, 0, 0},
-                          set = {o->context_window ? o->context_window : min_size(CONTEXT_WINDOW, half), CONTEXT_BLOCK,
-                                 o->context_blocks};
+    const size_t seen = c->max_position_embeddings, half = max_size(seen / 2, 2 * CONTEXT_BLOCK);
     const char *problem = context_problem(c);
-    if (!o->context_memory) return none;
+    ContextSettings set = {0, CONTEXT_BLOCK, o->context_blocks};
+    if (!o->context_memory) return set;
     if (problem) die_usage("--context-memory: a %s model cannot have it: %s; leave it out", c->family->name, problem);
-    if (set.window > c->max_position_embeddings)
+    set.window = o->context_window ? o->context_window : min_size(CONTEXT_WINDOW, half);
+    if (set.window > seen)
         die_usage("--context-window %zu is above the %zu positions that this model has seen; give at most that",
-                  set.window, c->max_position_embeddings);
+                  set.window, seen);
+    const size_t room = (seen - set.window) / CONTEXT_BLOCK; // one of them for the first tokens
+    if (!set.loaded) set.loaded = max_size(min_size(room, CONTEXT_LOADED + 1), 2) - 1;
     return set;
 }
 

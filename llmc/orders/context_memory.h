@@ -24,7 +24,13 @@ attention, outside and inside, are merged by their log-sum-exp. A text that fits
 #define LLMC_CONTEXT_MEMORY_H
 #include "key_value_cache.h"
 
-enum { CONTEXT_BLOCK = 128, CONTEXT_REPRESENTATIVES = 4, CONTEXT_CHUNK = 512, CONTEXT_WINDOW = 4096 };
+enum {
+    CONTEXT_BLOCK = 128,
+    CONTEXT_REPRESENTATIVES = 4,
+    CONTEXT_CHUNK = 512,
+    CONTEXT_WINDOW = 4096,
+    CONTEXT_LOADED = 16
+};
 
 typedef struct {
     size_t window; // tokens, at least twice a block; 0: no context memory
