@@ -18,6 +18,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer, normalizers, processors
 
+import iterative
 import layout
 import records
 import shards
@@ -61,6 +62,8 @@ class Options:
     columns: dict = None  # {our name: the rows' name}
     reasoning: str = "keep"  # or "drop": for reasoning that is cut off
     now: str = None  # result of strftime_now in templates
+    segment_tokens: int = None  # with --iterative
+    summary_command: str = None
 
 
 class Encoding:
@@ -236,6 +239,7 @@ class Encoder:
         self.template = templates.ChatTemplate(text, self.special, now) if text is not None else None
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
         self.patterns = layout.Patterns(self.asked_stretches, templates.TemplateFailure)
+        self.summaries = iterative.Summaries(options.summary_command) if options.summary_command else None
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
         self.train_on = self._train_on()
         try:
@@ -287,6 +291,8 @@ class Encoder:
     def understood(self, record):
         """Returns the same with the whole Record."""
         record = records.understand(record, self.options.format, self.more_roles, self.options.columns, self.template is not None)
+        if self.options.segment_tokens:
+            self.cut_into_rounds(record)
         documents = []
         for source in record.documents:
             try:
@@ -321,6 +327,21 @@ class Encoder:
                 which = f"document {number + 1} of {len(documents)}: " if len(documents) > 1 else ""
                 raise Rejected(records.NO_TARGET, f"{which}none of its {len(document.ids)} tokens")
         return record, documents
+
+    def cut_into_rounds(self, record):
+        """Replaces a conversation by the rounds of its reasoning (iterative.py)."""
+        source = record.documents[0]
+        if record.kind != shards.DOCUMENTS:
+            raise Rejected(records.WRONG_TYPE, f"--iterative takes conversations, and this is of {shards.KINDS[record.kind]}")
+        if self.template and source.prompt is not None:
+            source.body = self.tagged(source.body)
+        record.used += [key for key in record.left_out if key in ("segments", "summaries")]
+        record.left_out = [key for key in record.left_out if key not in record.used]
+        try:
+            record.documents = iterative.rounds(source, record.rounds, self.options.segment_tokens, self.encoding, self.summaries)
+        except iterative.SummaryFailure as failure:
+            raise SetupFailure(str(failure)) from None
+        record.told += ["reasoning was cut into rounds"] * (len(record.documents) > 1)
 
     def document(self, source, record):
         if record.kind == shards.PROMPTS:

@@ -43,6 +43,7 @@ if missing:
 import jinja2
 import numpy as np
 
+import code_tests
 import encode
 import inputs
 import records
@@ -90,6 +91,8 @@ def read_arguments(argv):
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
     add("--columns", type=renames, metavar="OURS=NAME,...", help="columns that have other names: prompt=question,answer=solution")
     add("--separator", type=str.encode, metavar="LINE", help="line between the documents of a text, '' for blank ones (default: it is one)")
+    add("--with-tests", action="store_true", help="of source code: a file and its tests, found by name, are one document, with --separator "
+        "between them (default <|codetestpair|>)")
     add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
     add("--template-arguments", metavar="JSON", default="{}", help='variables for the template, such as {"enable_thinking": false}')
     add("--train-on", metavar="WHAT", default="assistant", help="assistant (the default), all, last (the last turn of the assistant), "
@@ -97,6 +100,10 @@ def read_arguments(argv):
         "them; the line break after a turn counts with it, as in TRL's assistant_only_loss")
     add("--reasoning", choices=("keep", "drop"), default="keep", help="what is done with a sample whose reasoning is cut off, <think> without "
         "</think> (default keep: as the beginning of a turn that does not end)")
+    add("--iterative", action="store_true", help="cut the reasoning of the last turn into segments with summaries, each a sample of its own")
+    add("--segment-tokens", type=count, metavar="N", help="with --iterative: most tokens of a segment (default 4096)")
+    add("--summary-command", metavar="COMMAND", help="with --iterative: a command that summarises, for rows without a column summaries: a line "
+        "of JSON in (question, history, segment), a text as JSON out")
     add("--roles", metavar="NAME,...", default="", help="roles that the template knows beside the common ones")
     add("--eos", choices=("yes", "no"), default="yes", help="end texts and completions with the end-of-text token (default yes)")
     add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")
@@ -121,9 +128,13 @@ def read_arguments(argv):
     for wrong, why in ((not arguments.files, "no FILE to read"), (not arguments.tokenizer, "no --tokenizer"),
                        (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
                        (arguments.long != "keep" and not arguments.max_tokens, f"--long {arguments.long} needs --max-tokens"),
+                       (arguments.with_tests and arguments.format not in ("auto", "text"), "--with-tests takes texts, so --format is text"),
+                       (not arguments.iterative and arguments.segment_tokens, "--segment-tokens needs --iterative"),
+                       (not arguments.iterative and arguments.summary_command, "--summary-command needs --iterative"),
                        (len({*map(os.path.realpath, arguments.files)}) < len(arguments.files), "a FILE is named twice")):
         if wrong:
             parser.error(why)
+    arguments.segment_tokens = arguments.segment_tokens or (4096 if arguments.iterative else None)
     return arguments
 
 
@@ -291,7 +302,8 @@ def show(arguments):
     encoder = encode.Encoder(options_of(arguments))
     marks = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() else ("\u00ab", "\u00bb")
     said, shown = None, 0
-    batches = inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format, arguments.columns)
+    batches = (code_tests.batches(arguments.files, inputs.START, arguments.separator, arguments.code_tests) if arguments.code_tests else
+               inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format, arguments.columns))
     for batch, (line, row) in itertools.islice(((batch, row) for batch in batches for row in batch.rows), arguments.show):
         where = f"{batch.file}:{line}"
         try:
@@ -305,9 +317,10 @@ def show(arguments):
         for text in dict.fromkeys(workers.tell(record, documents)):
             print(f"{where}: {text}")
         for i, document in enumerate(documents):
+            rounds = f" round {i + 1} of {len(documents)}" if kind == shards.DOCUMENTS and len(documents) > 1 else ""
             which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
                      shards.LABELS: " desirable" if document.reward else " undesirable",
-                     shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
+                     shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, rounds)
             prompt = f", {document.prompt} of the prompt" if document.prompt else ""
             print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
             for text, counts in pieces(encoder, document.ids, document.counts):
@@ -375,8 +388,14 @@ def main(argv):
     if argv[:1] == ["inspect"]:
         return inspect(argv[1:])
     arguments = read_arguments(argv)
+    say, given = lambda line: print(f"note: {line_of(line)}", file=sys.stderr), arguments.files
     try:
-        arguments.files = inputs.find(arguments.files, arguments.format, lambda line: print(f"note: {line_of(line)}", file=sys.stderr))
+        arguments.files = inputs.find(given, "text" if arguments.with_tests else arguments.format, say)
+        arguments.code_tests = None
+        if arguments.with_tests:
+            arguments.files = code_tests.sources(arguments.files, given, say)
+            arguments.code_tests, line = code_tests.plan(arguments.files)
+            print(line)
         show(arguments) if arguments.show else prepare(arguments)
     except (run.Failure, inputs.InputFailure, encode.SetupFailure, encode.MaskFailure, workers.WorkerFailure, shards.ShardError,
             ValueError) as error:

@@ -18,7 +18,7 @@ SHAREGPT = {speaker: role for role, speakers in (  # speakers, and their roles
     ("user", "human user prompter"), ("assistant", "gpt assistant bot chatgpt model"), ("system", "system"),
     ("tool", "tool observation function_response"), (CALLS, "function_call tool_call")) for speaker in speakers.split()}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
-           "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
+           "label", "ids", "train", "advantages", "tools", "chat_template_kwargs", "segments", "summaries")
 SHAPES = (  # of each format: required columns and optional ones; the first that fits is taken
     ("text", ("text",), ()), ("messages", ("messages",), ()),
     ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
@@ -92,6 +92,7 @@ class Record:
     passed: list = field(default_factory=list)  # columns passed to reward commands
     left_out: list = field(default_factory=list)  # other columns
     told: list = field(default_factory=list)  # notes for users; a run counts the samples of each
+    rounds: tuple = (None, None)  # columns segments and summaries, for iterative.py
     columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: other columns for reward commands, as a JSON object
 
     def noted(self):
@@ -342,6 +343,7 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
         tools = [want(value_of(tool), dict, "a tool of tools") for tool in want(value_of(row["tools"]), list, "tools")]
         bare = lambda tool: reader.speakers and "name" in tool and "function" not in tool and "type" not in tool
         result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in tools] or None
+    result.rounds = tuple(value_of(record.get(key)) for key in ("segments", "summaries"))
     if row.get("chat_template_kwargs") is not None:
         result.template_arguments = template_arguments(row["chat_template_kwargs"], "chat_template_kwargs")
     return result

@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 
+import code_tests
 import encode
 import inputs
 import records
@@ -170,7 +171,7 @@ class Folder:
 # ---- the run -----------------------------------------------------------------------------------------------------------------
 class Run:
     """`settings`: paths, out, options (encode.Options), workers, val_fraction, seed, shard_tokens, skip_bad (None: refuse, -1: any
-    number), force. `progress(done bytes, tokens)` is called between batches, `say(line)` for messages."""
+    number), force, code_tests (None, or the documents of code_tests.plan). `progress(done bytes, tokens)` is called between batches, `say(line)` for messages."""
 
     def __init__(self, settings, progress, say):
         self.settings, self.progress, self.say = settings, progress, say
@@ -193,6 +194,7 @@ class Run:
             "chat template": template and encode.text_crc(template.text),
             "options": {**{name: value for name, value in vars(o).items() if name not in ("tokenizer", "chat_template", "now")},
                         "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
+                        "with_tests": True if s.code_tests else None,
                         "separator": None if s.separator is None else s.separator.decode()},
         }
 
@@ -245,8 +247,9 @@ class Run:
         if position != inputs.START:
             self.say(f"going on at {self.settings.paths[position['file']]}:{position['number'] + 1}")
         last = time.monotonic()
-        batches = inputs.batches(self.settings.paths, position, self.settings.separator, self.settings.options.format,
-                                 self.settings.options.columns)
+        s = self.settings
+        batches = (code_tests.batches(s.paths, position, s.separator, s.code_tests) if s.code_tests else
+                   inputs.batches(s.paths, position, s.separator, s.options.format, s.options.columns))
         for batch, result in pool.results(batches, CHECKED):
             if result.fatal:
                 if ordinal < CHECKED:
@@ -296,7 +299,7 @@ class Run:
         last = int(table["begin"][-1] + table["tokens"][-1])
         table["begin"] -= np.uint64(first)
         values = result.values[first:last] if self.kind == shards.ADVANTAGES else None
-        if self.kind == shards.LABELS:  # a pair gives two
+        if self.kind in (shards.LABELS, shards.DOCUMENTS):  # a pair gives two answers, a long reasoning several rounds
             documents = [1] * len(table)
         columns = result.columns[begin:end] if self.kind == shards.PROMPTS else None
         self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents, values, columns)

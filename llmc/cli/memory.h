@@ -154,7 +154,7 @@ static double of_main_rank(double x) {
 // Plans the fastest candidate that fits into `limit` on every rank (0: no limit), or else the nearest to it. What takes
 // less memory leaves a larger workspace to attention, so the first choices are compared with theirs, then other chunks
 // and the other --update. The main rank's order counts: the plans of ranks differ a little.
-static void run_plan(Run *run, const Batch *shape, size_t limit) {
+static void run_plan_places(Run *run, const Batch *shape, size_t limit) {
     static PassWorks here;
     PassWorks *const outside = pass_works;
     run_attention(run);
@@ -186,6 +186,40 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
                  &all.candidate[run->chosen ? best.candidate : (size_t)of_main_rank((double)least)]);
     run->choice = best, pass_works = outside;
     free(choices), free(all.candidate);
+}
+
+// ---- texts written in parallel -------------------------------------------------------------------------------------
+// Returns whether a planned run fits on every rank, with weights in this place. Collective.
+static int run_fits_with(const Run *run, size_t limit, Place weights) {
+    const Search search = run_search(run, limit);
+    double beyond = plan_pressure(&run->plan, &search.limits) > 1 || run->settings.place[PLACED_WEIGHTS] != weights;
+    dist_sum(RANKS_ALL, &beyond, 1);
+    return beyond == 0;
+}
+
+// Plans as run_plan_places. --slots auto: with the most slots, up to settings.rollout_slots, that fit where weights lie
+// with one slot: weights that are loaded for each token cost more than slots gain.
+static void run_plan(Run *run, const Batch *shape, size_t limit) {
+    RunSettings *s = &run->settings;
+    const int open = s->rollout_slots > 1 && !run->options->slots;
+    if (open) s->rollout_slots = min_size(s->rollout_slots, max_size(1, (INT32_MAX - CACHE_PASS) / s->rollout_tokens));
+    const Run most = *run;
+    run_plan_places(run, shape, limit);
+    if (!open || s->rollout_slots == 1 || run_fits_with(run, limit, PLACE_DEVICE)) return;
+    Run trial = most;
+    trial.settings.rollout_slots = 1;
+    run_plan_places(&trial, shape, limit);
+    const Place weights = trial.settings.place[PLACED_WEIGHTS];
+    if (run_fits_with(run, limit, weights)) return;
+    *run = trial;
+    for (size_t fits = 1, beyond = most.settings.rollout_slots; beyond - fits > 1;) {
+        const size_t slots = fits + (beyond - fits) / 2;
+        trial = most, trial.settings.rollout_slots = slots;
+        run_plan_places(&trial, shape, limit);
+        const int good = run_fits_with(&trial, limit, weights);
+        *(good ? &fits : &beyond) = slots;
+        if (good) *run = trial;
+    }
 }
 
 // Plans the levels of --sp auto. The home level is the one with the fastest step of those up to the first with weights
@@ -461,6 +495,12 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
     if (bytes[PLACE_DEVICE] > search.limits.bytes[PLACE_DEVICE]) {
         if (is_main_rank() && !run->options->quiet) report_regions(stderr, plan->arena);
         const char *needed = human_bytes((double)bytes[PLACE_DEVICE]), *most = human_bytes((double)limit);
+        if (run->settings.rollout_slots && !B)
+            die("weights and key/value caches of %zu text%s of up to %zu tokens need %s, %s is %s; shorten the prompts "
+                "or "
+                "--max-new-tokens%s",
+                run->settings.rollout_slots, run->settings.rollout_slots > 1 ? "s" : "", run->settings.rollout_tokens,
+                needed, whose, most, run->settings.rollout_slots > 1 ? ", or give fewer --slots" : "");
         if (!B)
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
                 run->settings.cache_tokens, needed, whose, most);

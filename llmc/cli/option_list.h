@@ -78,10 +78,11 @@ CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, SHORT(ON(
        "faster one of stream and seco that fits")
 REAL(keep_chunks, "keep-chunks", "1", 1e-6, 1, PASSES, "Q",
      "spaco: probability that a chunk has a backward pass, whose gradient is then scaled by 1/Q")
-SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS, "N",
+SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS | ON(SAMPLE), "N",
      "tokens of a chunk; auto: the fastest that fits; the last two share tokens if the last would be below an eighth; "
      "mst: intermediate_size / hidden_size chunks, vocab_size / hidden_size of logits")
-SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at the same time")
+SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS | ON(SAMPLE), "N",
+     "tokens whose logits exist at the same time")
 CHOICE(KeepActivations, keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: what forward saves for backward beside layer inputs; attention: each layer's attention "
        "output and log-sum-exp, so that backward need not run attention's forward again; auto: if that is faster and "
@@ -92,7 +93,7 @@ CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WO
        "where layer inputs are stored; seco and spaco: keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
      "store every K-th layer's input, and recompute those between in backward; auto: 1 if that fits")
-CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
+CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES | ON(SAMPLE), PLACE_WORDS,
        "where weights are stored; off the device they are loaded layer by layer")
 CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS, "where gradients are stored")
 CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
@@ -200,9 +201,6 @@ FLAG(mask_truncated, "mask-truncated", STEPS,
 SIZE(keep_rollouts, "keep-rollouts", "20", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps that rollouts.jsonl in --out holds; rollouts.1.jsonl holds as many before; 0: none")
 SIZE(show, "show", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "completions to print for each step, with rewards")
-SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",
-     "completions written in parallel, each with a key/value cache; auto: all of a step, at most 64")
-IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside the tokenizer's own")
 FLAG(overlap, "overlap", STEPS,
      "write the next completions while rewards are computed: one step off-policy, corrected by old log-probabilities")
 SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the completions of one rollout")
@@ -326,6 +324,13 @@ REAL(temperature, "temperature", "1", 0, 1000, SHORT(ON(SAMPLE)) | LOSSES | ON(L
 SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, SHORT(ON(SAMPLE)) | TEXTS, "K", "sample from the K likeliest tokens")
 REAL(top_p, "top-p", "1", 0, 1, SHORT(ON(SAMPLE)) | TEXTS, "P",
      "sample from likeliest tokens of probability P together")
+TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
+     "prompts, one a line, answered in parallel; a line is a text, or a JSON object with prompt, messages or "
+     "prompt_ids; answers are JSON lines in the same order; -: standard input")
+SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
+     "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
+     "at most 64, on a GPU 256")
+IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
 TEXT(tokenizer, "tokenizer", "auto", TEXTS, "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "
      "folder or the one above it (train: or beside --data), else bytes if the vocabulary has 256 tokens")
@@ -336,7 +341,10 @@ CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHOR
        "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
      "tokens of a chat from standard input, all turns together, or of a planned text; auto: the model's positions, at "
-     "most 8192")
+     "most 8192; of --prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
+FLAG(iterative, "iterative", ON(SAMPLE),
+     "with --chat: reason in rounds; a <summary> in an answer begins another round, whose prompt ends with it")
+SIZE(max_rounds, "max-rounds", "16", 1, OPTION_UNBOUNDED, ON(SAMPLE), "N", "most rounds of --iterative")
 CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
        SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
        "texts longer than model and device take (InfLLM); blocks: old keys and values lie in blocks, and each chunk of "

@@ -317,7 +317,7 @@ static const struct {
 };
 #define OF_OBJECTIVES (sizeof(of_objectives) / sizeof(of_objectives[0]))
 
-// Options without effect unless another is given
+// Options without effect unless another is given, of verbs that take both
 static const struct {
     const char *option, *needs;
 } of_options[] = {
@@ -333,10 +333,11 @@ static const struct {
     {"stop-ids", "rollout"},
     {"grads-of", "grads-out"},
     {"json-lines", "json"},
-    {"thinking", "chat"},
     {"context-window", "context-memory"},
     {"context-blocks", "context-memory"},
     {"context-on", "context-memory"},
+    {"iterative", "chat"},
+    {"max-rounds", "iterative"},
     {"mask-truncated", "rollout"},
     {"reward-names", "rollout"},
     {"reward-weights", "rollout"},

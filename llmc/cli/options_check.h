@@ -40,7 +40,8 @@ static void options_check_tables(const Options *o) {
                        objective_names[o->objective], names);
     }
     for (size_t i = 0; i < OF_OPTIONS; i++)
-        if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
+        if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs) &&
+            option_accepted(&option_rows[option_find(of_options[i].needs)], o->verb))
             options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
                            of_options[i].needs);
 }
@@ -61,7 +62,8 @@ static void options_check_files(const Options *o) {
     const Verb verb = o->verb;
     const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE;
     const int models = verb == VERB_PLAN && option_given(o, "machine"); // those that can be trained there
-    const int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
+    const int one = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
+    const int prompts = one + (o->prompts != NULL);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
                         o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK ||
@@ -79,10 +81,21 @@ static void options_check_files(const Options *o) {
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
         {o->context_memory && verb == VERB_PLAN && o->plan_for != VERB_SAMPLE,
          "--context-memory only writes text, no gradient passes through it; give --for sample"},
-        {prompts > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
+        {o->context_memory && o->prompts, "--context-memory holds one text: give one prompt, not --prompts"},
+        {one > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
+        {one && o->prompts,
+         "--prompts excludes --prompt, --prompt-file and --prompt-ids: give a file of prompts, or one prompt"},
+        {sample && option_given(o, "slots") && !o->prompts,
+         "--slots has no meaning without --prompts: one text has one slot"},
+        {option_given(o, "thinking") && !o->chat && !o->prompts,
+         "--thinking has no meaning without --chat; give both or none"},
         {sample && !prompts && !o->chat && !o->system,
-         "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,..."},
+         "no prompt: give --prompt TEXT, --prompt-file FILE, --prompt-ids ID,ID,... or --prompts FILE"},
         {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
+        {sample && !prompts && option_given(o, "stop-ids"),
+         "--stop-ids: a chat's turns end where the tokenizer says; leave it out, or give a prompt"},
+        {o->iterative && (!one || (o->prompt_file && !strcmp(o->prompt_file, "-"))),
+         "--iterative asks its question again in each round: give --prompt TEXT or --prompt-file FILE"},
         {(o->chat || o->system) && o->prompt_ids.count,
          "--chat and --prompt-ids exclude each other: ids are given as they are"},
         {o->adapter && verb == VERB_CONVERT && !o->merge && !o->adapter_only,

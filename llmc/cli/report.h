@@ -265,6 +265,7 @@ static void report_places_json(JsonOut *json, const Run *run) {
     json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
     json_text(json, "keep", run->settings.keep ? "attention" : "none");
     json_text(json, "update", run->settings.defers ? "forward" : "now");
+    if (run->settings.rollout_slots) json_size(json, "slots", run->settings.rollout_slots);
 }
 
 // Returns the method's name; of spaco also the share of chunks that it keeps.
@@ -341,6 +342,7 @@ static void report_planned(const Run *run) {
     report_chunk(out, run);
     if (s->keep) fputs(", attention kept", out);
     if (s->defers) fputs(", update in forward", out);
+    if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
     for (int place = PLACE_HOST; place < PLACES && !o->verbose; place++) // else in report_places
         if (*placed_text(run, place, text, sizeof(text)))
             fprintf(out, "; %s: %s", place == PLACE_HOST ? "in host memory" : "on disk", text);
@@ -352,6 +354,8 @@ static void report_planned(const Run *run) {
                                          : "");
     if (run->attention && run->model.config.global_head_dim && s->library < LIBRARY_GLOBAL)
         fprintf(out, ", heads of %zu by our own kernels", run->model.config.global_head_dim);
+    if (run->attention && window_of_model(&run->model.config) && !CUDNN_WINDOWS)
+        fputs(", windows by our own kernels", out);
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
         fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
     fputc('\n', out);

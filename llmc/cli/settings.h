@@ -183,6 +183,17 @@ static ContextSettings context_from_options(const Options *o, const Config *c) {
     return set;
 }
 
+// Most of --slots auto. A step of decoding reads the weights once for all texts. On a GPU that bounds it up to about
+// 300 texts: an H100's FLOP/s in bf16 over its byte/s.
+#define SLOTS_OF_CPU ((size_t)64)
+#define SLOTS_OF_GPU ((size_t)256)
+
+// Returns --slots, or with auto the most; at most the number of texts.
+static size_t slots_from_options(const Options *o, const RunSettings *settings, size_t texts) {
+    const int gpu = settings->gpu || strcmp(ops_device->name, "cpu") != 0;
+    return min_size(o->slots ? o->slots : gpu ? SLOTS_OF_GPU : SLOTS_OF_CPU, texts);
+}
+
 // lora: NULL: none
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;

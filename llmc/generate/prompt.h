@@ -4,13 +4,15 @@ decodes, or ids are bytes. With neither, prompt and answer are ids.
 */
 #ifndef LLMC_PROMPT_H
 #define LLMC_PROMPT_H
+#include "llmc/base/json.h"
 #include "llmc/tokenizer/chat.h"
 #include "llmc/cli/run.h"
 #include "sampler.h"
 #include "llmc/base/text.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 
-#define PROMPT_MAX ((size_t)1 << 30) // bytes; the most positions
+#define PROMPT_MAX          ((size_t)1 << 30) // bytes; the most positions
+#define RANDOM_STREAM_TEXTS 0x7465787473ull   // stream of random.h for the seeds of texts written together ("texts")
 
 typedef struct {
     int32_t *id; // [count]
@@ -20,6 +22,7 @@ typedef struct {
     int bytes;            // ids are bytes
     Tokenizer *tokenizer; // NULL: none
     int chat, show_special, ignore_end;
+    IdList stop_ids; // that end a text, beside the tokenizer's
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
@@ -79,14 +82,33 @@ static void tokenizer_keep(const Run *run, const char *folder, int begins) {
 
 #define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
 
+// Returns the ids that end a text: the tokenizer's unless --ignore-eos, and --stop-ids. The caller frees them.
+static uint32_t *end_ids_from_options(const Options *o, const Tokenizer *t, size_t V, size_t *count) {
+    const size_t own = t && !o->ignore_eos ? t->end_count : 0;
+    uint32_t *ids = (uint32_t *)checked_calloc(own + o->stop_ids.count + 1, sizeof(uint32_t), "ids that end a text");
+    *count = own + o->stop_ids.count;
+    for (size_t i = 0; i < own; i++) ids[i] = t->end_ids[i];
+    for (size_t i = 0; i < o->stop_ids.count; i++) {
+        if ((size_t)o->stop_ids.id[i] >= V)
+            die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
+        ids[own + i] = (uint32_t)o->stop_ids.id[i];
+    }
+    return ids;
+}
+
 // ---- the prompt ----------------------------------------------------------------------------------------------------
+// Appends the ids of a text: of the first turn in a chat, of a plain prompt, or its bytes.
+static void prompt_append(const Prompt *prompt, const Options *options, const char *text, size_t bytes, TokenIds *ids) {
+    if (prompt->chat)
+        chat_turn(prompt->tokenizer, options->system, options->thinking, text, bytes, 1, ids);
+    else if (prompt->tokenizer)
+        tokenizer_prompt(prompt->tokenizer, text, bytes, ids);
+    for (size_t i = 0; prompt->bytes && i < bytes; i++) token_ids_add(ids, (unsigned char)text[i]);
+}
+
 static void prompt_encode(Prompt *prompt, const Options *options, const char *text, size_t bytes) {
     TokenIds ids = {NULL, 0, 0};
-    if (prompt->chat)
-        chat_turn(prompt->tokenizer, options->system, options->thinking, text, bytes, 1, &ids);
-    else if (prompt->tokenizer)
-        tokenizer_prompt(prompt->tokenizer, text, bytes, &ids);
-    for (size_t i = 0; prompt->bytes && i < bytes; i++) token_ids_add(&ids, (unsigned char)text[i]);
+    prompt_append(prompt, options, text, bytes, &ids);
     prompt->id = ids.id, prompt->count = ids.count;
     if (prompt->chat) bytes = chat_shown_opening(prompt->tokenizer, options->thinking, &text);
     if (prompt->chat && !bytes) return;
@@ -102,7 +124,22 @@ static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
 
 // Tells whether a chat has no prompt and so reads turns from standard input, a line each.
 static int prompt_is_interactive(const Options *o) {
-    return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file;
+    return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file && !o->prompts;
+}
+
+// Reads the tokenizer, and refuses a chat that its template cannot write.
+static Prompt prompt_open(const Run *run) {
+    const Options *o = run->options;
+    Prompt prompt = {0};
+    prompt.chat = o->chat || o->system, prompt.show_special = o->show_special, prompt.ignore_end = o->ignore_eos;
+    if (o->verb == VERB_SAMPLE) prompt.stop_ids = o->stop_ids; // else they are of rollouts
+    prompt_choose_tokenizer(&prompt, run);
+    if (prompt.chat && !prompt.tokenizer)
+        die_usage("--chat needs the model's tokenizer file (" TOKENIZER_NAME " beside the model%s%s, or --tokenizer "
+                  "FILE); data/tokenizer_file.py writes it",
+                  o->adapter ? " or in " : "", o->adapter ? o->adapter : "");
+    if (prompt.chat) chat_check(prompt.tokenizer, o->system, o->thinking, prompt_is_interactive(o));
+    return prompt;
 }
 
 // Reads the tokenizer and the prompt of --prompt-ids, --prompt or --prompt-file. Training without a prompt begins a
@@ -111,14 +148,7 @@ static Prompt prompt_from_options(const Run *run) {
     const Options *o = run->options;
     size_t V = run->model.config.vocab_size;
     char *read = NULL;
-    Prompt prompt = {0};
-    prompt.chat = o->chat || o->system, prompt.show_special = o->show_special, prompt.ignore_end = o->ignore_eos;
-    prompt_choose_tokenizer(&prompt, run);
-    if (prompt.chat && !prompt.tokenizer)
-        die_usage("--chat needs the model's tokenizer file (" TOKENIZER_NAME " beside the model%s%s, or --tokenizer "
-                  "FILE); data/tokenizer_file.py writes it",
-                  o->adapter ? " or in " : "", o->adapter ? o->adapter : "");
-    if (prompt.chat) chat_check(prompt.tokenizer, o->system, o->thinking, prompt_is_interactive(o));
+    Prompt prompt = prompt_open(run);
     if (prompt_is_interactive(o)) return prompt;
     if (o->prompt_ids.count) {
         prompt.count = o->prompt_ids.count;
@@ -221,7 +251,17 @@ static SamplingSettings sampling_from_options(const Options *o) {
 }
 
 static int prompt_is_end(const Prompt *prompt, int32_t id) {
+    for (size_t i = 0; i < prompt->stop_ids.count; i++)
+        if (prompt->stop_ids.id[i] == id) return 1;
     return prompt->tokenizer && !prompt->ignore_end && tokenizer_is_end(prompt->tokenizer, id);
+}
+
+// Writes the answer ids[count] into an open object: ids, text, and why it ends. text: room for prompt_token_bytes() *
+// count
+static void prompt_answer_json(JsonOut *json, const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
+    json_ids(json, "ids", ids, count);
+    if (prompt->bytes || prompt->tokenizer) json_bytes(json, "text", text, prompt_text(prompt, ids, count, text));
+    json_text(json, "stop", prompt_is_end(prompt, ids[count - 1]) ? "eos" : "length");
 }
 
 // Draws at most `count` tokens into ids, up to one that ends the text. Returns how many; writes each to `out` when

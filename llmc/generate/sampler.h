@@ -142,6 +142,8 @@ typedef struct {
     int32_t *drawn;         // [slots] tokens drawn in a step, by `uniform` in [0, 1)
     double *uniform;
     size_t active_count;
+    void (*completed)(void *context); // called after each completed text; NULL: nothing
+    void *context;
 } SamplerBatch;
 
 // Allocates for many texts. capacity: most tokens of a prompt and its completion; the last one drawn need not fit
@@ -287,9 +289,10 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             if (!text_append(text, sampler->drawn[i], end_ids, end_count)) {
                 sampler->active[sampler->active_count] = slot;
                 sampler->next[sampler->active_count++] = text->ids[text->tokens - 1];
-            } else if (waiting < count) {
-                sampler->opened[opened++] = slot, sampler->text[slot] = waiting++;
+                continue;
             }
+            if (sampler->completed) sampler->completed(sampler->context);
+            if (waiting < count) sampler->opened[opened++] = slot, sampler->text[slot] = waiting++;
         }
         slots_open(sampler, s, texts, opened);
     }

@@ -5,6 +5,7 @@ The ids are those of the whole text, special tokens and all, as transformers' ap
     chat_turn            ids of a user's turn and of what asks for an answer, behind what came before
     chat_append_turn     the same as text, without the opening of the answer
     chat_append_answer   an answer as the template writes it when others follow
+    chat_append_kept     the same of an answer that is given whole, without an opening
     chat_encode          ids of such a text with the opening of the next answer
 
 The opening is what of the text that asks for an answer is gone when others follow, such as "<think>\n" of a model that
@@ -60,19 +61,36 @@ static size_t chat_shown_opening(const Tokenizer *t, Thinking thinking, const ch
     return memmem(*text, t->section_bytes[section], end, length) ? 0 : t->section_bytes[section];
 }
 
+// Returns what the template cannot do of a chat, and in *option whose fault it is; NULL: nothing.
+static const char *chat_fault(const Tokenizer *t, int system, Thinking thinking, int turns, const char **option) {
+    static char text[PATH_MAX + 640];
+    const int encodes = (t->flags & TOKENIZER_ENCODES) != 0, thinks = (t->flags & TOKENIZER_THINKING) != 0;
+    const char *reason = tokenizer_message(t, encodes ? SECTION_CHAT_REASON : SECTION_REASON);
+    const struct {
+        int refused;
+        const char *option, *before, *after;
+    } rules[] = {
+        {!encodes, "--chat", "decodes only, ", ""},
+        {!(t->flags & TOKENIZER_CHAT), "--chat", "", "; give a plain prompt"},
+        {system && !(t->flags & TOKENIZER_CHAT_SYSTEM), "--system", "", "; leave the system message out"},
+        {thinking != THINKING_AUTO && !thinks, "--thinking",
+         *reason ? "no enable_thinking in its chat template: " : "no enable_thinking in its chat template",
+         "; leave it out, or write an older file again with data/tokenizer_file.py"},
+        {turns && !(t->flags & TOKENIZER_CHAT_NEXT), "--chat for several turns", "", "; give one turn as a prompt"},
+    };
+    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
+        if (!rules[i].refused) continue;
+        snprintf(text, sizeof(text), "%s: %s%s%s", t->path, rules[i].before, reason, rules[i].after);
+        *option = rules[i].option;
+        return text;
+    }
+    return NULL;
+}
+
 // Refuses what the template cannot do.
 static void chat_check(const Tokenizer *t, const char *system, Thinking thinking, int turns) {
-    const char *reason = tokenizer_message(t, SECTION_CHAT_REASON);
-    if (!(t->flags & TOKENIZER_ENCODES))
-        die_usage("--chat: %s decodes only, %s", t->path, tokenizer_message(t, SECTION_REASON));
-    if (!(t->flags & TOKENIZER_CHAT)) die_usage("--chat: %s: %s; give a plain --prompt", t->path, reason);
-    if (system && !(t->flags & TOKENIZER_CHAT_SYSTEM)) die_usage("--system: %s: %s; leave it out", t->path, reason);
-    if (thinking != THINKING_AUTO && !(t->flags & TOKENIZER_THINKING))
-        die_usage("--thinking: %s: no enable_thinking in its chat template%s%s; leave it out, or write an older file "
-                  "again with data/tokenizer_file.py",
-                  t->path, *reason ? ": " : "", reason);
-    if (turns && !(t->flags & TOKENIZER_CHAT_NEXT))
-        die_usage("--chat for several turns: %s: %s; give one turn with --prompt", t->path, reason);
+    const char *option, *fault = chat_fault(t, system != NULL, thinking, turns, &option);
+    if (fault) die_usage("%s: %s", option, fault);
 }
 
 // Appends a user's turn, with all that comes before the first one, or what ends the answer before.
@@ -105,25 +123,31 @@ static void chat_append_between_thoughts(Scratch *text, const Tokenizer *t, cons
     free(whole.at);
 }
 
-// Appends what stays of an answer: of its opening and answer[bytes], what comes after the reasoning.
-static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
+// Appends what a template that forgets keeps of a whole answer: what comes after the reasoning.
+static void chat_append_kept(Scratch *text, const Tokenizer *t, const char *answer, size_t bytes) {
     const int trim = (t->flags & TOKENIZER_FORGETS_SPACE) != 0, lines = (t->flags & TOKENIZER_FORGETS_LINES) != 0;
     size_t length, begin = 0;
     const char *end = chat_thought_end(t, &length);
-    Scratch opened = {NULL, 0, 0}, whole = {NULL, 0, 0};
-    chat_append_section(&opened, t, chat_opening(thinking));
-    scratch_append(&opened, answer, bytes);
+    Scratch whole = {NULL, 0, 0};
     if (t->section_bytes[SECTION_THOUGHT_BEGIN]) {
-        chat_append_between_thoughts(text, t, opened.at, opened.count);
-        free(opened.at);
+        chat_append_between_thoughts(text, t, (const unsigned char *)answer, bytes);
         return;
     }
-    chat_append_text(&whole, (const char *)opened.at, opened.count, trim);
+    chat_append_text(&whole, answer, bytes, trim);
     for (size_t i = whole.count; i >= length && !begin; i--)
         if (!memcmp(whole.at + i - length, end, length)) begin = i;
     while (begin && lines && begin < whole.count && whole.at[begin] == '\n') begin++;
     scratch_append(text, whole.at + begin, whole.count - begin);
-    free(opened.at), free(whole.at);
+    free(whole.at);
+}
+
+// The same of an answer that was generated: of its opening and answer[bytes].
+static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
+    Scratch opened = {NULL, 0, 0};
+    chat_append_section(&opened, t, chat_opening(thinking));
+    scratch_append(&opened, answer, bytes);
+    chat_append_kept(text, t, (const char *)opened.at, opened.count);
+    free(opened.at);
 }
 
 // Appends the ids of a text with the opening of the answer to it. The text stays as it is.

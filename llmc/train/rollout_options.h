@@ -5,8 +5,6 @@ The settings of rollouts from the command line, and sizes for their plan.
 #define LLMC_ROLLOUT_OPTIONS_H
 #include "rollout_state.h"
 
-#define ROLLOUT_SLOTS 64 // default of completions written in parallel
-
 // Divides the step's prompts over the replicas; shares differ by at most one.
 static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     const size_t D = world_replicas(w), d = world_replica(w);
@@ -89,21 +87,11 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
 // --stop-ids.
 static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) {
     const Options *o = run->options;
-    const size_t V = run->model.config.vocab_size,
-                 own = text->tokenizer && !o->ignore_eos ? text->tokenizer->end_count : 0;
-    const size_t ends = own + o->stop_ids.count;
-    uint32_t *end_ids = (uint32_t *)checked_calloc(ends + 1, sizeof(uint32_t), "the ids that end a completion");
     RolloutSettings s = {0};
-    for (size_t i = 0; i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
-    for (size_t i = 0; i < o->stop_ids.count; i++) {
-        if ((size_t)o->stop_ids.id[i] >= V)
-            die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
-        end_ids[own + i] = (uint32_t)o->stop_ids.id[i];
-    }
     rollout_assignment(&s, run->settings.world, o->batch);
     s.group_size = o->group_size;
     s.max_new_tokens = o->max_new_tokens;
-    s.slots = min_size(o->slots ? o->slots : ROLLOUT_SLOTS, s.most_prompts * s.group_size);
+    s.slots = slots_from_options(o, &run->settings, s.most_prompts * s.group_size);
     s.sequence_tokens = s.group_size * o->seq_len;
     s.sampling = sampling_from_options(o);
     s.scale_rewards = scales_rewards(o);
@@ -117,7 +105,8 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
         die_usage("--router-replay: the model has no experts, so its texts have no routes; leave it out");
     s.reward_timeout = o->reward_timeout;
     rewards_from_options(&s, o);
-    s.text = text, s.end_ids = end_ids, s.end_count = ends;
+    s.text = text;
+    s.end_ids = end_ids_from_options(o, text->tokenizer, run->model.config.vocab_size, &s.end_count);
     return s;
 }
 

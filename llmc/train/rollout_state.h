@@ -13,7 +13,6 @@ memory.
 #include <pthread.h>
 
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // stream of random.h for the order of prompts, by epoch ("rollout")
-#define RANDOM_STREAM_TEXTS   0x7465787473ull     // the same for the seeds of completions ("texts")
 #define ROLLOUT_AROUND        128                 // most bytes around a field of a line
 #define REWARD_NAME           40
 #define ROLLOUT_FAILURES      10 // steps in a row without rewards that end a run; at its beginning one does

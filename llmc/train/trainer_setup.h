@@ -75,6 +75,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
     }
     run_allocate(&t->run, bound);
     kl_allocate(&t->run, bound);
+    rollout.slots = t->run.settings.rollout_slots; // that fit
     if (o->rollout)
         rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
     else

@@ -97,6 +97,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     if (s->inputs_every > 1) fprintf(out, ", inputs of one layer in %zu", s->inputs_every);
     if (s->keep) fputs(", attention kept", out);
     if (s->defers) fputs(", update in the next forward pass", out);
+    if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
     fputc('\n', out);
     if (world_ranks(s->world) <= 1 || !r->bounds.machine || s->deals) return;
     fputs("sent      by a rank in a step: ", out);

@@ -1,19 +1,17 @@
 /*
-The verb `sample`: text from a model, with a key/value cache (sampler.h). One answer, or a chat: its turns are lines of
-standard input, and the cache lives across turns.
+The verb `sample`: text from a model, with a key/value cache (sampler.h). One answer; answers to a file of prompts; or a
+chat: its turns are lines of standard input, and the cache lives across turns.
 */
 #ifndef LLMC_SAMPLE_H
 #define LLMC_SAMPLE_H
-#include "llmc/base/json.h"
-#include "llmc/generate/prompt.h"
+#include "llmc/generate/prompt_file.h"
+#include "sample_iterative.h"
 
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
     char *text = (char *)checked_calloc(count, prompt_token_bytes(prompt), "the sampled text");
     json_ids(&json, "prompt_ids", prompt->id, prompt->count);
-    json_ids(&json, "ids", ids, count);
-    if (prompt->bytes || prompt->tokenizer) json_bytes(&json, "text", text, prompt_text(prompt, ids, count, text));
-    json_text(&json, "stop", prompt_is_end(prompt, ids[count - 1]) ? "eos" : "length");
+    prompt_answer_json(&json, prompt, ids, count, text);
     json_finish(&json);
     free(text);
 }
@@ -93,7 +91,71 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
     free(c.turn.id), free(c.fed.id);
 }
 
+// ---- a file of prompts ---------------------------------------------------------------------------------------------
+// Answers in the order of the prompts; each is printed once all before it are.
+typedef struct {
+    const PromptFile *prompts;
+    Completion *completion; // [prompts]
+    char *decoded;          // room for one text
+    size_t printed;
+} Answers;
+
+// Prints the next answers that are complete. SamplerBatch.completed
+static void answers_print(void *context) {
+    Answers *a = (Answers *)context;
+    for (; a->printed < a->prompts->count; a->printed++) {
+        const Completion *text = &a->completion[a->printed];
+        if (!text->ended && text->tokens < text->room) break;
+        prompt_file_print(a->prompts, a->printed, text->ids, text->tokens, a->decoded);
+    }
+}
+
+// Writes a text for each line of --prompts.
+static int sample_prompts(const Options *o) {
+    static const char what[] = "the texts of --prompts";
+    const SamplingSettings sampling = sampling_from_options(o);
+    Run run;
+    SamplerBatch sampler;
+    Answers answers = {0};
+    run_open(&run, o, NULL);
+    PromptFile prompts = prompt_file_read(&run);
+    const size_t capacity = prompts.longest + o->max_new_tokens - 1;
+    run.settings.rollout_slots = slots_from_options(o, &run.settings, prompts.count);
+    run.settings.rollout_tokens = capacity;
+    check_positions(&run, capacity, "the longest prompt and --max-new-tokens together,");
+    const size_t most = run.settings.rollout_slots;
+    run_allocate(&run, regular_bound(0, 0));
+    if (run.settings.rollout_slots < most && !o->quiet)
+        note("memory holds %zu text%s of up to %zu tokens at a time; shorter prompts, or fewer --max-new-tokens, make "
+             "it "
+             "more",
+             run.settings.rollout_slots, run.settings.rollout_slots > 1 ? "s" : "", capacity);
+    sampler_batch_allocate(&sampler, &run.model, run.settings.rollout_slots, capacity);
+    int32_t *ids = (int32_t *)checked_calloc(prompts.count * o->max_new_tokens, sizeof(int32_t), what);
+    size_t ends;
+    uint32_t *end_ids = end_ids_from_options(o, prompts.text.tokenizer, run.model.config.vocab_size, &ends);
+    answers.prompts = &prompts;
+    answers.completion = (Completion *)checked_calloc(prompts.count, sizeof(Completion), what);
+    answers.decoded = (char *)checked_malloc(o->max_new_tokens * prompt_token_bytes(&prompts.text), what);
+    sampler.completed = answers_print, sampler.context = &answers;
+    for (size_t i = 0; i < prompts.count; i++) {
+        Completion *text = &answers.completion[i];
+        text->prompt = prompt_file_ids(&prompts, i), text->prompt_tokens = prompts.line[i].tokens;
+        text->ids = ids + i * o->max_new_tokens, text->room = o->max_new_tokens;
+        text->seed = random_bits(o->seed, RANDOM_STREAM_TEXTS, prompts.line[i].number);
+    }
+    run_load_weights(&run);
+    sampler_batch(&sampler, &run.streambp, answers.completion, prompts.count, &sampling, end_ids, ends);
+    sampler_batch_free(&sampler);
+    free(ids), free(end_ids), free(answers.completion), free(answers.decoded);
+    prompt_file_free(&prompts);
+    run_close(&run);
+    return 0;
+}
+
+// ---- the verb ------------------------------------------------------------------------------------------------------
 static int verb_sample(const Options *options) {
+    if (options->prompts) return sample_prompts(options);
     Run run;
     Sampler sampler;
     SamplingSettings sampling = sampling_from_options(options);
@@ -101,6 +163,7 @@ static int verb_sample(const Options *options) {
     run_open(&run, options, NULL);
     Prompt prompt = prompt_from_options(&run);
     run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
+    if (options->iterative) run.settings.cache_tokens = iterative_cache_tokens(&prompt, options);
     if (chat) run.settings.cache_tokens = chat_tokens(&run);
     if (!options->context_memory) // else no token is farther away than the window
         check_positions(&run, run.settings.cache_tokens,
@@ -109,7 +172,9 @@ static int verb_sample(const Options *options) {
     sampler_allocate(&sampler, &run.model, run.settings.cache_tokens, run.settings.context);
     run_load_weights(&run);
     int32_t *ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
-    if (chat) {
+    if (options->iterative) {
+        sample_iterative(&run, &sampler, &prompt, ids);
+    } else if (chat) {
         sample_chat(&run, &sampler, &prompt, ids);
     } else {
         size_t drawn = generate(&sampler, &run.streambp, &prompt, &sampling, ids, options->max_new_tokens,

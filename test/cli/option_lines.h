@@ -99,7 +99,7 @@ static int is_of_rollout(const char *tested) {
 }
 
 // Adds the options that give the tested one a meaning: the objective that it belongs to, or an option that it needs.
-static void add_company(CommandLine *line, const char *tested) {
+static void add_company(CommandLine *line, Verb verb, const char *tested) {
     char text[64];
     for (size_t i = 0; i < OF_OBJECTIVES; i++) {
         int kind = 0;
@@ -110,7 +110,8 @@ static void add_company(CommandLine *line, const char *tested) {
     }
     for (size_t i = 0; i < OF_OPTIONS; i++) {
         if (strcmp(of_options[i].option, tested) != 0) continue;
-        add_company(line, of_options[i].needs);
+        if (!option_accepted(&option_rows[option_find(of_options[i].needs)], verb)) continue;
+        add_company(line, verb, of_options[i].needs);
         const OptionKind kind = option_rows[option_find(of_options[i].needs)].kind;
         snprintf(text, sizeof(text), "--%s%s", of_options[i].needs,
                  kind == OPTION_FLAG || option_bare(&option_rows[option_find(of_options[i].needs)]) ? ""
@@ -120,6 +121,8 @@ static void add_company(CommandLine *line, const char *tested) {
     }
     if (!strcmp(tested, "keep-best")) add(line, "--val-every=2");
     if (!strcmp(tested, "kv")) add(line, "--sp=4");
+    if (!strcmp(tested, "thinking")) add(line, "--chat");
+    if (!strcmp(tested, "slots") && verb == VERB_SAMPLE) add(line, "--prompts=f");
     if (!strcmp(tested, "merge") || !strcmp(tested, "adapter-only")) add(line, "--adapter=a");
     if (!strcmp(tested, "quantise-head")) add(line, "--base=nf4");
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
@@ -143,7 +146,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
                   {"val-data", "v.bin", group || rollout || !strcmp(tested, "any-reference")},
                   {"out", "o", 0},
                   {"disk", "d", 0},
-                  {"prompt", "p", !strncmp(tested, "prompt", 6)}};
+                  {"prompt", "p", !strncmp(tested, "prompt", 6) || (!strcmp(tested, "slots") && verb == VERB_SAMPLE)}};
     CommandLine line = {0, {NULL}};
     char text[64];
     add(&line, "train");
@@ -154,7 +157,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
         snprintf(text, sizeof(text), "--%s=%s", needed[i].option, needed[i].value);
         add(&line, text);
     }
-    add_company(&line, tested);
+    add_company(&line, verb, tested);
     if (!strcmp(tested, "machine") && verb == VERB_BP) add(&line, "--profile");
     if (!strcmp(tested, "adapter") && verb == VERB_CONVERT) add(&line, "--merge");
     if (!strncmp(tested, "context", 7) && verb == VERB_PLAN) add(&line, "--for=sample");

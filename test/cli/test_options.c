@@ -508,6 +508,18 @@ TEST(lines_are_refused) {
         {"sample --model m --system s --prompt-ids 1", "--chat and --prompt-ids exclude each other"},
         {"sample --model m --prompt a --thinking off", "--thinking has no meaning without --chat"},
         {"sample --model m --chat --json", "--json gives one answer"},
+        {"sample --model m --prompts f --prompt a", "--prompts excludes --prompt, --prompt-file and --prompt-ids"},
+        {"sample --model m --prompts f --prompt-ids 1", "--prompts excludes --prompt, --prompt-file and --prompt-ids"},
+        {"sample --model m --prompts f --prompt-file g", "--prompts excludes --prompt, --prompt-file and"},
+        {"train --model m --data d --out o --prompts f", "--prompts is not an option of train but of sample"},
+        {"sample --model m --prompt a --slots 3", "--slots has no meaning without --prompts"},
+        {"sample --model m --prompts f --slots 0", "--slots is '0', it must be a whole number from 1"},
+        {"sample --model m --chat --stop-ids 3", "--stop-ids: a chat's turns end where the tokenizer says"},
+        {"sample --model m --prompts f --weights disk", "a place is on disk: give --disk"},
+        {"train --model m --data d --slots 3", "--slots has no meaning without --rollout; give both or none"},
+        {"plan --model m --stop-ids 3", "--stop-ids has no meaning without --rollout; give both or none"},
+        {"sample --model m --prompt a --iterative", "--iterative has no meaning without --chat"},
+        {"sample --model m --chat --prompt-file - --iterative", "give --prompt TEXT or --prompt-file FILE"},
         {"bp --init gpt2 --gamma 1", "--gamma has no meaning with --objective sft; it belongs to simpo;"},
         {"bp --init gpt2 --lora-rank off --rslora", "--rslora has no meaning without --lora-rank; give both or none"},
         {"train --model m --data d --lora-rank 4 --adapter a", "--lora-rank and --adapter exclude each other"},
@@ -529,6 +541,8 @@ TEST(lines_are_refused) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) refused(cases[i][0], cases[i][1]);
     assert_true(parse("bp --init gpt2 --objective grpo --old-logprobs f --any-reference").any_reference);
     assert_true(parse("sample --init gpt2 --prompt x --temperature 0").temperature == 0);
+    assert_true(parse("sample --init gpt2 --prompts - --chat --thinking off --json").slots == 0);
+    assert_int_equal(parse("sample --init gpt2 --prompts f --slots 7").slots, 7);
 }
 
 // An option of some objectives is refused with the others.
@@ -555,9 +569,11 @@ TEST(options_of_objectives) {
 
 TEST(options_that_need_another) {
     for (size_t i = 0; i < OF_OPTIONS; i++) {
-        CommandLine line = words("plan --init gpt2");
+        const OptionRow *row = &option_rows[option_find(of_options[i].option)];
+        CommandLine line =
+            words(option_accepted(row, VERB_PLAN) ? "plan --init gpt2" : "sample --init gpt2 --prompt p");
         char text[128];
-        add_example(&line, &option_rows[option_find(of_options[i].option)]);
+        add_example(&line, row);
         snprintf(text, sizeof(text), "--%s has no meaning without --%s", of_options[i].option, of_options[i].needs);
         expect_refused(parse_in_child, &line, EXIT_USAGE, text);
     }

@@ -142,7 +142,7 @@ class WithCommand(unittest.TestCase):
         """A silent run, not begun."""
         settings = {"workers": 1, "val_fraction": 0.2, "seed": 0, "shard_tokens": 2500, "skip_bad": -1, "force": False, "separator": None, **more}
         options = encode.Options(tokenizer=FOLDERS["chatml"])
-        return run.Run(argparse.Namespace(paths=data, out=self.path(out), options=options, **settings), progress, lambda _: None)
+        return run.Run(argparse.Namespace(paths=data, out=self.path(out), options=options, code_tests=None, **settings), progress, lambda _: None)
 
     def assert_same_files(self, a, b):
         a, b = contents(self.path(a)), contents(self.path(b))

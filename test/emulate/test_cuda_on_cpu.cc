@@ -112,6 +112,27 @@ TEST(out_of_bounds) {
 #endif
 }
 
+__global__ void set_kernel(int *out, int value) { *out = value; }
+
+TEST(a_graph_runs_when_launched_with_its_arguments) {
+    cudaGraph_t graph;
+    cudaGraphExec_t made;
+    int out = 0, value = 1;
+    assert_true(cudaStreamCreateWithFlags(&launch_stream, cudaStreamNonBlocking) == cudaSuccess);
+    assert_true(cudaStreamBeginCapture(launch_stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    LAUNCH((set_kernel), 1, 1, 0)(&out, value);
+    assert_true(cudaStreamEndCapture(launch_stream, &graph) == cudaSuccess);
+    assert_true(cudaGraphInstantiateWithFlags(&made, graph, 0) == cudaSuccess);
+    assert_int_equal(out, 0);
+    delete launch_stream;
+    launch_stream = NULL, value = 2;
+    for (int i = 0; i < 2; i++, out = 0) {
+        cudaGraphLaunch(made, NULL);
+        assert_int_equal(out, 1);
+    }
+    cudaGraphDestroy(graph), cudaGraphExecDestroy(made);
+}
+
 TEST(an_impossible_launch) {
     const ChildBody no_blocks = [](const void *) {
         LAUNCH((sum_kernel), 0, BLOCK_THREADS, 0)((float *)NULL, (const float *)NULL, NONE);

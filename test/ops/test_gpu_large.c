@@ -187,7 +187,7 @@ TEST(attention_large) {
     expect_cudnn();
 }
 
-// ---- sliding windows by cuDNN, each call beside our own kernels ------------------------------------------------------
+// ---- sliding windows by cuDNN, each call beside our own kernels -----------------------------------------------------
 #pragma weak cudnn_attention_has
 #pragma weak cudnn_attention_forward
 #pragma weak cudnn_attention_backward
@@ -329,7 +329,7 @@ static int window_call(WindowCall c) {
 
 // Prints which calls with a window cuDNN gets right. bound: what the front end passes on, window + rows - keys; 0 where
 // keys are rounded up to a step and the window is a multiple of it. Fails if it takes windows and one of its calls is
-// wrong. Calls that no grid has come last.
+// wrong. The last calls are on no grid.
 TEST(windows_by_cudnn) {
     static const WindowCall calls[] = {
         {8, 2, 128, 4096, 1024, 256, 0},   {8, 2, 128, 4096, 1024, 256, -1},   {8, 2, 128, 4096, 1024, 256, 1},

@@ -49,8 +49,8 @@ static void cover_forward(void *to, const AttentionCall *call) {
     int before = 0;
     for (size_t key = 0; key < 2000; key++) before += c->pairs[query * 2000 + key];
     if (call->rows && (call->rows % c->cut->grid || keys % (c->cut->grid / 2) || call->rows > c->cut->block ||
-                       (call->causal && call->rows > keys) || keys * c->cut->NKV * c->cut->HD > c->cut->elements ||
-                       (before && !call->merged)))
+                       (call->causal && call->rows > keys) || (call->window && keys == call->window + call->rows) ||
+                       keys * c->cut->NKV * c->cut->HD > c->cut->elements || (before && !call->merged)))
         test_fail("forward: a call of %zu rows, keys %zu to %zu", call->rows, call->keys.begin, call->keys.end);
     cover_pairs(c, call);
 }
@@ -138,6 +138,24 @@ TEST(attention_calls_counted_by_hand) {
     if (backward.calls != 2 || backward.masked != square || backward.staged != staged)
         test_fail("backward: %g calls, %g pairs masked, %g bytes staged, not %g", backward.calls, backward.masked,
                   backward.staged, staged);
+}
+
+// 1024 queries after 7168 tokens with a window of 4096: our own kernels', unless the library takes windows.
+TEST(attention_windows_are_for_our_own_kernels) {
+    const AttentionChoice choice = {0, 0};
+    const Span span = {0, 7168, 8192, 0};
+    const AttentionShape shape = {{&span, 1, 4096, 0}, 8, 2, 128, 1.0, all_keys, 0, 0};
+    for (int windows = 0; windows < 2; windows++) {
+        AttentionCut cut = attention_cut_of(&shape, choice);
+        AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
+        if (windows) cut.windows = 1;
+        attention_forward_calls(&cut, &shape, attention_count, &forward);
+        attention_backward_calls(&cut, &shape, 0, 1024, attention_count, &backward);
+        if ((forward.library > 0) != windows || (backward.library > 0) != windows)
+            test_fail("windows %d: %g pairs forward, %g backward in the library", windows, forward.library,
+                      backward.library);
+        if (windows && !(forward.own > 0)) test_fail("the step left out is nobody's"); // or the bound would be 0
+    }
 }
 
 // The calls of a run's chunks: counts, and the lengths that the library compiles

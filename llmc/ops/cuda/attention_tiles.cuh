@@ -57,7 +57,9 @@ static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_
 }
 
 __device__ inline Span span_at(const SpanBlocks &blocks, unsigned i) {
-    return blocks.recorded ? blocks.recorded[i] : blocks.span[i];
+    Span span = blocks.span[i];
+    if (blocks.recorded) span = blocks.recorded[i];
+    return span;
 }
 
 // Returns the span of a block.
