@@ -55,10 +55,10 @@ static Options parse(const char *text) {
 // Returns what a function of options prints into a file.
 static char *printed(void (*print)(FILE *, const Options *), const Options *options) {
     FILE *file = tmpfile();
-    char *text = (char *)case_memory(32768);
+    char *text = (char *)case_memory(65536);
     assert_non_null(file);
     print(file, options);
-    child_slurp(file, text, 32768);
+    child_slurp(file, text, 65536);
     return text;
 }
 
