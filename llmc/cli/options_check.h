@@ -79,6 +79,8 @@ static void options_check_files(const Options *o) {
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
         {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
+        {o->context_memory && o->prompts,
+         "--context-memory is of one text, and --prompts has many; give --prompt-file, or leave it out"},
         {o->context_memory && verb == VERB_PLAN && o->plan_for != VERB_SAMPLE,
          "--context-memory only writes text, no gradient passes through it; give --for sample"},
         {o->context_memory && o->prompts, "--context-memory is of one text: give --prompt-file, or leave it out"},
