@@ -20,9 +20,11 @@ blocks of powers of two, backwards from its first query:
     |  own  |  block  |  block  |   block   |        [ padded |  tail  ] causal
 
 own: the keys left over, fewer than grid / 2, for our kernels. The tail, fewer than grid queries, is padded in front:
-the call has grid `rows`, and the padding rows get log-sum-exp +infinity, hence p = 0. Keys are never padded. With a
-sliding window a piece is one causal call with the window, or our kernels' (library_takes_window). The call covers the piece's
-own keys and whole steps of those before that its first query sees; our kernels take the rest.
+the call has grid `rows`, and the padding rows get log-sum-exp +infinity, hence p = 0. Keys are never padded.
+
+With a sliding window a piece of backward is one causal call with the window, or our kernels' (library_takes_window).
+The call covers the piece's own keys and whole steps of those before that its first query sees; our kernels take the
+rest.
 
 A call has as many heads as the workspace allows. Blocks of keys grow while a quarter of the heads fits: to 4 blocks, or
 to any length if sums may be added in any order.
