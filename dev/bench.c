@@ -12,10 +12,10 @@ so that other load on the machine affects all equally; prints medians of the rep
     bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
     bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout
-                                    seconds and ids. dev/compare/decode.py does so in turns with transformers. On a
-                                    GPU: make BACKEND=cuda PRECISION=bf16 build/.../bench_decode
+                                    seconds and ids. dev/compare/decode.py does so in turns with transformers
     bench prefill   [REPEATS]       prompts packed into passes over prompts one after the other: 256 of 4 to 64 tokens,
                                     64 of 16 to 4096 (lognormal, in slots for 16); 4 layers of Qwen3-0.6B's widths
+On a GPU: decode and prefill. make BACKEND=cuda PRECISION=bf16 build/.../bench_decode
 */
 #include "llmc/plan/plan.h"
 #include "llmc/estimate/profile.h"
@@ -24,7 +24,7 @@ so that other load on the machine affects all equally; prints medians of the rep
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
 
-double product_rate(void) __attribute__((weak)); // dev/product_rate.c; a build for GPUs has `decode` alone
+double product_rate(void) __attribute__((weak)); // dev/product_rate.c; not in a build for GPUs
 
 #define MOST 64
 
@@ -282,6 +282,7 @@ static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t
 // Seconds of running prompts through the model, `slots` at a time: packed, or one after the other.
 static double prefill_seconds(BenchPass *pass, Cache *cache, Append *prompt, size_t count, int packed) {
     cache_begin(cache, &pass->stream);
+    ops_device->finish();
     const double begin = seconds_now();
     for (size_t first = 0; first < count; first += cache->slots) {
         for (size_t b = 0; b < cache->slots; b++) cache_clear(cache, &pass->stream, b);
@@ -289,6 +290,7 @@ static double prefill_seconds(BenchPass *pass, Cache *cache, Append *prompt, siz
             cache_feed(cache, &pass->stream, b, prompt[first + b].tokens, prompt[first + b].n);
         if (packed) cache_append(cache, &pass->stream, prompt + first, cache->slots);
     }
+    ops_device->finish();
     const double seconds = seconds_now() - begin;
     cache_end(cache, &pass->stream);
     return seconds;
@@ -321,7 +323,7 @@ static void bench_prefill(size_t repeats) {
             prompt[p] = drawn, tokens += (double)drawn.n;
         }
         cache_allocate(&cache, slots, most);
-        prefill_seconds(&pass, &cache, prompt, count, 1);
+        for (int packed = 0; packed < 2; packed++) prefill_seconds(&pass, &cache, prompt, count, packed);
         for (size_t k = 0; k < repeats; k++) { // the order alternates
             double packed = k % 2 ? 0 : prefill_seconds(&pass, &cache, prompt, count, 1);
             const double alone = prefill_seconds(&pass, &cache, prompt, count, 0);
@@ -347,8 +349,8 @@ int main(int argc, char **argv) {
         die_usage("repeats are 1 to %d", MOST);
     if ((!strcmp(what, "methods") || !strcmp(what, "orders")) && argc > 3 && (!parse_size(argv[3], &T) || !T))
         die_usage("T is a number of tokens");
-    if (!product_rate && strcmp(what, "decode") != 0)
-        die_usage("usage: bench_decode decode MODEL TEXTS PROMPT NEW GROUP");
+    if (!product_rate && strcmp(what, "decode") != 0 && strcmp(what, "prefill") != 0)
+        die_usage("usage: bench_decode prefill [REPEATS], bench_decode decode MODEL TEXTS PROMPT NEW GROUP");
     if (!strcmp(what, "layers"))
         bench_layers(repeats);
     else if (!strcmp(what, "seconds"))

@@ -45,7 +45,7 @@ flags_of() { # precision, op set
     *) printf ' -fsanitize=address,undefined -fno-sanitize=null,object-size,pointer-overflow' ;;
     esac
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
-    [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000 -DCUDNN_ELEMENTS=32768 -DCUDNN_WINDOWS=1'
+    [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000 -DCUDNN_ELEMENTS=32768 -DCUDNN_BACKWARD_WINDOW=20'
     case $2 in plain | nccl) ;; *) has_onednn && printf ' -DHAVE_ONEDNN' ;; esac
     [ -n "$mpi_libraries" ] && printf ' -DHAVE_MPI %s' "$(scripts/mpi_flags.sh compile)"
 }

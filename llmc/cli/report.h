@@ -354,8 +354,9 @@ static void report_planned(const Run *run) {
                                          : "");
     if (run->attention && run->model.config.global_head_dim && s->library < LIBRARY_GLOBAL)
         fprintf(out, ", heads of %zu by our own kernels", run->model.config.global_head_dim);
-    if (run->attention && window_of_model(&run->model.config) && !CUDNN_WINDOWS)
-        fputs(", windows by our own kernels", out);
+    if (run->attention && s->backward && !own_backward &&
+        !library_takes_window(run->model.config.head_dim, window_of_model(&run->model.config), 1))
+        fputs(", backward of windows by our own kernels", out);
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
         fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
     fputc('\n', out);

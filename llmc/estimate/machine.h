@@ -220,9 +220,9 @@ static size_t window_of_heads(const Config *c) {
 // Returns the directions of this model's attention that are planned for cuDNN.
 static int machine_attends(const Machine *m, const Model *model) {
     const Config *c = &model->config;
-    const int takes = !window_of_heads(c) || CUDNN_WINDOWS;
+    const int takes = LIBRARY_FORWARD + LIBRARY_BACKWARD * library_takes_window(c->head_dim, window_of_heads(c), 1);
     if (model->dtype != DTYPE_BF16) return 0;
-    return (takes ? cudnn_directions(m->architecture, c->head_dim) : 0) +
+    return (cudnn_directions(m->architecture, c->head_dim) & takes) +
            LIBRARY_GLOBAL * (c->global_head_dim ? cudnn_directions(m->architecture, c->global_head_dim) : 0);
 }
 

@@ -7,7 +7,9 @@ queries are cut into pieces of grid, 2 grid, .. block rows from the span's first
 
 Forward: one call per piece takes its last keys, a multiple of a step: grid / 2, of many keys an eighth to a quarter of
 them. Keys before those go to calls of powers of two, from grid on, the smallest first. Our kernels take the rest. The
-results are merged. If keys have more elements than the library counts, a call is split into ranges.
+results are merged. If keys have more elements than the library counts, a call is split into ranges. With a sliding
+window the last keys are rounded up to a step while the document has keys: a call may read keys that no query of the op
+sees. They get weight 0, which a library multiplies with their values: these must be finite.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known. The keys before a piece are cut into
 blocks of powers of two, backwards from its first query:
@@ -18,9 +20,11 @@ blocks of powers of two, backwards from its first query:
     |  own  |  block  |  block  |   block   |        [ padded |  tail  ] causal
 
 own: the keys left over, fewer than grid / 2, for our kernels. The tail, fewer than grid queries, is padded in front:
-the call has grid `rows`, and the padding rows get log-sum-exp +infinity, hence p = 0. Keys are never padded. With a
-sliding window a piece is one causal call with the window. It covers the piece's own keys and whole steps of those
-before that its first query sees; our kernels take the rest.
+the call has grid `rows`, and the padding rows get log-sum-exp +infinity, hence p = 0. Keys are never padded.
+
+With a sliding window a piece of backward is one causal call with the window, or our kernels' (library_takes_window).
+The call covers the piece's own keys and whole steps of those before that its first query sees; our kernels take the
+rest.
 
 A call has as many heads as the workspace allows. Blocks of keys grow while a quarter of the heads fits: to 4 blocks, or
 to any length if sums may be added in any order.
@@ -37,15 +41,14 @@ to any length if sums may be added in any order.
 #ifndef CUDNN_ELEMENTS
 #define CUDNN_ELEMENTS INT32_MAX
 #endif
-#ifndef CUDNN_WINDOWS
-#define CUDNN_WINDOWS attention_windows_asked()
+#ifndef CUDNN_BACKWARD_WINDOW
+#define CUDNN_BACKWARD_WINDOW 2048
 #endif
 
-// Returns whether the library also gets calls with a sliding window: STREAMBP_CUDNN=windows in the environment. On an
-// H200, cuDNN 9.19 returned NaN for 1024 queries of heads of 128 with a window of 4096 (dev/gpu_speed.md).
-static int attention_windows_asked(void) {
-    const char *wanted = getenv("STREAMBP_CUDNN");
-    return wanted && !strcmp(wanted, "windows");
+// Tells whether the library takes calls with this window. Its backward computes the whole rectangle of queries and
+// keys: on an H200 it beat our kernels where the window is half of a call's queries or more, in heads of up to 128.
+static int library_takes_window(size_t HD, size_t window, int backward) {
+    return !window || !backward || (window >= CUDNN_BACKWARD_WINDOW && HD <= 128);
 }
 
 typedef struct {
@@ -65,7 +68,7 @@ typedef struct AttentionCut {
     size_t NH, NKV, HD;
     size_t window, workspace; // workspace: bytes of a backward call beside its tensors, staged results included
     int any_order;
-    int windows; // whether the library takes calls with a window
+    int windows; // whether the library takes backward calls with a window
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
@@ -160,7 +163,7 @@ static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t windo
                               window,
                               choice.workspace ? choice.workspace : CUDNN_WORKSPACE,
                               choice.any_order,
-                              CUDNN_WINDOWS,
+                              library_takes_window(HD, window, 1),
                               NULL};
     return cut;
 }
@@ -253,11 +256,10 @@ static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span p
     const size_t seen = max_size(lowest, first_key(piece.document, piece.begin, window));
     const size_t end = p->causal ? piece.end : p->keys.end;
     const size_t step = attention_key_step(cut, end - seen, window, p->causal);
-    size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
-    if (window && keys == window + rows) keys -= step; // the front end passes window + rows - keys; 0 gave NaN
+    const size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
     const size_t first = end - keys;
     AttentionCall call = {piece, {first, first}, rows, cut->NKV, 0, 0, p->partial};
-    if (!keys || (p->causal && keys < rows) || (window && !cut->windows)) return 0;
+    if (!keys || (p->causal && keys < rows)) return 0;
     for (size_t block = cut->grid; block < step; block *= 2, call.keys.end = call.keys.begin) {
         if ((first - seen) / block % 2 == 0) continue;
         call.keys.begin -= block;
@@ -366,6 +368,7 @@ typedef struct {
     int backward;
     double own, library; // query-key pairs
     double masked;       // part of library: in squares of a block of queries and their own keys, or within a window
+    double unseen;       // pairs outside the window that backward calls of the library compute, too
     double calls;        // library calls
     double staged;       // bytes read and written around the calls
 } AttentionCounts;
@@ -385,6 +388,7 @@ static void attention_count(void *to, const AttentionCall *call) {
     const size_t calls = c->cut->NKV / call->heads;
     c->library += pairs, c->calls += (double)calls;
     if (call->window) c->masked += pairs;
+    if (call->window && c->backward) c->unseen += (double)call->rows * (double)length - pairs;
     for (size_t t = call->span.begin; call->causal && !call->window && t < call->span.end; t += c->cut->block)
         c->masked += query_key_pairs(0, min_size(c->cut->block, call->span.end - t), 0);
     const double queries = (double)(c->cut->NH * call->rows);

@@ -329,7 +329,8 @@ OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V), (n, 
 // ---- attention of one chunk's queries over their documents' keys ---------------------------------------------------
 // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the sequence. out =
 // softmax(scale q k^T) v, causal within the document, at most spans.window keys; lse = log sum exp of the scaled
-// scores. Keys that no query sees are not read.
+// scores. Keys that no query sees are not read, but with a window forward may read keys of a span's document that are
+// before it: these get no weight, and must be finite.
 // With shape->partial a call takes one range of keys, in any order (ring attention, arXiv 2310.01889): out and lse are
 // those of this range; accumulate: of this range and those they hold. Rows of k, v outside the range are not read and
 // need not be memory. A query may see no key of the range; spans.pairs are those of the range. Before a row has seen a

@@ -18,8 +18,8 @@ typedef struct {
     double stalled; // FLOPs that products could do while waiting for operands (DryCount.ridge)
     double moved;   // bytes that other ops move, and that attention stages
     // counted for a known machine (DryCount.library)
-    double own_forward, own_backward;           // attention FLOPs in our own kernels
-    double slow_forward, slow_backward;         // FLOPs that the library could do in the time that head_slowness adds
+    double own_forward, own_backward;   // attention FLOPs in our own kernels
+    double slow_forward, slow_backward; // FLOPs that the library could do in the time that heads and windows add
     double slow_own_forward, slow_own_backward; // the same for our own kernels
     double any_order;                           // part of attention_backward: in the library, sums in any order
     double masked_forward, masked_any_order;    // part in the library: AttentionCounts.masked
@@ -108,7 +108,7 @@ static const double library_kernels[2] = {2, 8}; // forward, backward
 static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
-    AttentionCounts c = {&cut, backward, 0, 0, 0, 0, 0};
+    AttentionCounts c = {&cut, backward, 0, 0, 0, 0, 0, 0};
     const int library = shape->HD == dry.head_dim ? dry.library : dry.library / LIBRARY_GLOBAL;
     if (!(library & (backward ? LIBRARY_BACKWARD : LIBRARY_FORWARD))) {
         dry.counts.launches += dry.factor * (backward ? 3 : 1);
@@ -129,12 +129,15 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
 }
 
 // Returns the time of attention's FLOPs with heads of this width, over that with heads of 128: as measured on an H200
-// for heads of 64 and 256 by cuDNN 9.19, and of 512 by our own kernels (dev/gpu_speed.md)
+// for heads of 64 and 256 by cuDNN 9.19, and of 256 and 512 by our own kernels (dev/gpu_speed.md)
 static double head_slowness(size_t HD, int library, int backward) {
-    if (!library) return HD <= 256 ? 1 : backward ? 1.66 : 1.31;
+    if (!library) return HD <= 128 ? 1 : HD <= 256 ? (backward ? 1.25 : 1) : backward ? 1.66 : 1.31;
     if (HD <= 64) return backward ? 1.73 : 1.48;
     return HD > 128 && backward ? 1.65 : 1;
 }
+
+// Keys beside a window that a kernel computes for a query on average, as part of a tile: measured on an H200
+#define WINDOW_EDGE 128.0
 
 // Counts products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv.
 static void dry_attention(const AttentionShape *shape, int backward) {
@@ -146,10 +149,12 @@ static void dry_attention(const AttentionShape *shape, int backward) {
     if (shape->partial) dry.op = backward ? "attention_backward_part" : "attention_forward_part";
     *(backward ? &counts->attention_backward : &counts->attention_forward) += flops;
     *(backward ? &counts->own_backward : &counts->own_forward) += own;
+    const double edges = shape->spans.window ? 1 + WINDOW_EDGE / (double)shape->spans.window : 1;
+    const double library = backward ? flops - own + each * c.unseen : (flops - own) * edges;
     *(backward ? &counts->slow_backward : &counts->slow_forward) +=
-        (flops - own) * (head_slowness(shape->HD, 1, backward) - 1);
+        library * head_slowness(shape->HD, 1, backward) - (flops - own);
     *(backward ? &counts->slow_own_backward : &counts->slow_own_forward) +=
-        own * (head_slowness(shape->HD, 0, backward) - 1);
+        own * (edges * head_slowness(shape->HD, 0, backward) - 1);
     if (!backward) counts->masked_forward += masked;
     if (backward && dry.attention.any_order) counts->any_order += flops - own, counts->masked_any_order += masked;
     counts->flops += flops;

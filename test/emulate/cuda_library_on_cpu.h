@@ -120,9 +120,9 @@ extern "C" void cudnn_attention_forward(const CudnnAttention *s, void *out, floa
                 scores[j] = s->scale * cudnn_dot(query, cudnn_row(k, j, s->NKV, head / group, s->HD));
                 most = fmax(most, scores[j]);
             }
-            for (size_t j = seen.begin; j < seen.end; j++) {
+            for (size_t j = 0; j < seen.end; j++) { // keys before the window have p = 0, times their values
                 const std::vector<double> value = cudnn_row(v, j, s->NKV, head / group, s->HD);
-                const double p = exp(scores[j] - most);
+                const double p = j < seen.begin ? 0.0 : exp(scores[j] - most);
                 total += p;
                 for (size_t d = 0; d < s->HD; d++) sum[d] += p * value[d];
             }

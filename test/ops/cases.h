@@ -12,6 +12,7 @@ left out, the same as another, drawn or given otherwise. Whoever includes this d
 #define TEST_OPS_CASES_H
 #include "test/base/testing.h"
 #include "llmc/ops/op_dims.h"
+#include "llmc/ops/attention_calls.h"
 
 static const Ops *ops; // == ops_device
 
@@ -458,36 +459,49 @@ typedef struct {
 // Window of the cases below; 0: none. Only the tests of windows set it.
 static size_t case_window;
 
-// Returns for each of N tokens whether a query of the spans sees its key.
-static char *seen_by(Spans spans, size_t N) {
+// How a token's key is used: not at all; read by a library, which rounds up the keys of a window; seen by a query
+enum { KEY_UNREAD, KEY_READ, KEY_SEEN };
+
+// Returns the use of each of N tokens' keys. library: one takes the spans' attention
+static char *seen_by(Spans spans, size_t N, int library) {
     char *seen = (char *)case_memory(N);
     for (size_t s = 0; s < spans.count; s++) {
         const Span span = spans.span[s];
-        memset(seen + first_key(span.document, span.begin, spans.window), 1,
-               span.end - first_key(span.document, span.begin, spans.window));
+        const size_t first = first_key(span.document, span.begin, spans.window);
+        memset(seen + first, KEY_SEEN, span.end - first);
+    }
+    for (size_t s = 0; s < spans.count && library && spans.window; s++) {
+        const Span span = spans.span[s];
+        size_t key = first_key(span.document, span.begin, spans.window);
+        for (size_t n = 1; n < CUDNN_GRID / 2 && key > span.document; n++)
+            if (!seen[--key]) seen[key] = KEY_READ;
     }
     return seen;
 }
 
-// Returns K or V of the whole stream; NaN in tokens that are not seen.
+// Returns K or V of the whole stream; large in tokens that are read and not seen, so that a weight above 0 shows; NaN
+// in tokens that are not read.
 static double *values_of_seen(size_t N, const char *seen, size_t row, double amplitude) {
     double *values = case_doubles(N * row);
     for (size_t i = 0; i < N * row; i++)
-        values[i] = seen[i / row] ? round_to(ops->stored, amplitude * test_normal()) : NAN;
+        values[i] = seen[i / row] == KEY_UNREAD
+                        ? NAN
+                        : round_to(ops->stored, (seen[i / row] == KEY_READ ? 1000 : amplitude) * test_normal());
     return values;
 }
 
 static void expect_untouched(const Guarded *t, const char *seen, size_t row) {
     const double *before = doubles_of(t);
     for (size_t i = 0; i < t->count; i++)
-        if (!seen[i / row] && result(t, i) != before[i])
+        if (seen[i / row] != KEY_SEEN && result(t, i) != before[i])
             test_fail("%s[%zu] belongs to no key of these spans, but was changed", t->name, i);
 }
 
 // Checks forward and backward of spans of a stream of N tokens. amplitude: of q and k; slack: its cost in accuracy.
 static void attention_spans_case(Spans spans, size_t N, Heads heads, double amplitude, double slack) {
     const size_t row = heads.NKV * heads.HD;
-    const char *seen = seen_by(spans, N);
+    const int library = ops->attention_library(heads.NH, heads.NKV, heads.HD, spans.window, 0) != NULL;
+    const char *seen = seen_by(spans, N, library);
     const OpShape s = {.n = spans_rows(spans),
                        .NH = heads.NH,
                        .NKV = heads.NKV,

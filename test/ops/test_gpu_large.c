@@ -7,7 +7,6 @@ twice. Part of `make test-gpu`.
 Both op sets round their results to floatX, each within one rounding of the truth: two roundings between them (SLACK).
 */
 #include "test/base/testing.h"
-#include "llmc/ops/attention_calls.h"
 #include "llmc/ops/cuda/cudnn_attention.h"
 
 extern const Ops *const ops_cpu_device;
@@ -118,8 +117,6 @@ TEST(draw) {
 // ---- attention: by cuDNN if op set "cuda" has it (llmc/ops/cuda/attention_cudnn.cuh) --------------------------------
 // Defined in an op set built with cuDNN
 #pragma weak cudnn_attention_calls
-#pragma weak cudnn_attention_start
-#pragma weak cudnn_attention_refusal
 int cudaDeviceGetAttribute(int *value, int attribute, int device) __attribute__((weak));
 
 enum { UNALIGNED, ALIGNED }; // cuDNN wants all tensors aligned
@@ -164,6 +161,7 @@ TEST(attention_windows_large) {
         attention_case(documents, 4, 4, 2, 96, UNALIGNED);
     }
     case_window = 0;
+    expect_cudnn();
 }
 
 TEST(attention_large) {
@@ -185,183 +183,6 @@ TEST(attention_large) {
         attention_case(documents, 5, heads[h][0], heads[h][1], heads[h][2], ALIGNED);
     attention_case(documents, 5, 4, 1, 128, UNALIGNED);
     expect_cudnn();
-}
-
-// ---- sliding windows by cuDNN, each call beside our own kernels -----------------------------------------------------
-#pragma weak cudnn_attention_has
-#pragma weak cudnn_attention_forward
-#pragma weak cudnn_attention_backward
-
-// A call: as many keys as the queries see, rounded up to `step`, and `more` steps
-typedef struct {
-    size_t NH, NKV, HD, window, rows, step;
-    int more;
-} WindowCall;
-
-// The largest difference of count elements, and where results are not finite: rows of `width` elements
-typedef struct {
-    double error, most;
-    size_t unwritten, wrong, first, last; // elements: as before the call, not finite; rows of those
-} WindowFault;
-
-static WindowFault window_compare(const void *found, DType type, const void *expected, DType expected_type,
-                                  size_t count, size_t width) {
-    WindowFault f = {0, 0, 0, 0, SIZE_MAX, 0};
-    for (size_t i = 0; i < count; i++) {
-        const double a = element_to_double(found, type, i), b = element_to_double(expected, expected_type, i);
-        const int same = type == DTYPE_BF16 ? ((const uint16_t *)found)[i] == 0x7fa5 : 0;
-        f.most = fmax(f.most, fabs(b)), f.unwritten += (size_t)same;
-        if (isfinite(a)) {
-            f.error = fmax(f.error, fabs(a - b));
-            continue;
-        }
-        f.wrong++, f.last = i / width;
-        if (f.first == SIZE_MAX) f.first = i / width;
-    }
-    return f;
-}
-
-// Prints one result, returns whether it is right: finite, and within `allowed` of the largest expected.
-static int window_result(const char *name, WindowFault f, double allowed) {
-    const int right = !f.wrong && f.error <= allowed * f.most;
-    printf("  %s %.1e of %.1e", name, f.error, f.most);
-    if (f.wrong)
-        printf(" NaN %zu (unwritten %zu) rows %zu to %zu", f.wrong, f.unwritten, f.first, f.last);
-    else if (!right)
-        printf(" WRONG");
-    return right;
-}
-
-static const uint16_t *window_numbers(size_t count) { // random bf16 in [-1, 1), the same every time
-    static uint16_t *numbers;
-    static size_t have;
-    if (have >= count) return numbers;
-    free(numbers), numbers = (uint16_t *)malloc(count * sizeof(*numbers)), have = count;
-    uint64_t state = 88172645463325252u;
-    for (size_t i = 0; i < count; i++) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        numbers[i] = float_to_bf16((float)((double)(state >> 40) / (1 << 23) - 1));
-    }
-    return numbers;
-}
-
-// Milliseconds of the second of two calls
-#define WINDOW_TIMED(milliseconds, call)                                                                               \
-    do {                                                                                                               \
-        call;                                                                                                          \
-        gpu->finish();                                                                                                 \
-        const double begin_ = seconds_now();                                                                           \
-        call;                                                                                                          \
-        gpu->finish();                                                                                                 \
-        milliseconds = 1000 * (seconds_now() - begin_);                                                                \
-    } while (0)
-
-// Runs a call by cuDNN and by our own kernels; returns whether out, log-sum-exp, dq, dk, dv agree.
-static int window_call(WindowCall c) {
-    const size_t exact = c.window - 1 + c.rows, rounded = (exact + c.step - 1) / c.step * c.step;
-    const size_t keys = rounded + (size_t)((long)c.step * c.more), q = c.rows * c.NH * c.HD, kv = keys * c.NKV * c.HD;
-    const CudnnAttention call = {c.rows, keys, c.NH, c.NKV, c.NH, c.NKV, c.HD, c.window, 3 / sqrt((double)c.HD), 1, 0};
-    const size_t backward_bytes = attention_workspace(c.rows, keys, c.NH, c.HD, 0), lse = c.rows * c.NH;
-    const int back = keys % 128 == 0;
-    double ms[4] = {0};
-    int right = 1;
-    printf("%3zu %2zu %3zu window %4zu rows %4zu keys %5zu bound %5ld:", c.NH, c.NKV, c.HD, c.window, c.rows, keys,
-           (long)c.window - (long)keys + (long)c.rows);
-    if (!cudnn_attention_has(&call, 0, 64 << 10)) {
-        printf(" forward refused: %s\n", cudnn_attention_refusal());
-        return 0;
-    }
-    const Span span = {0, keys - c.rows, keys, 0};
-    const AttentionShape shape = {{&span, 1, c.window, 0}, c.NH, c.NKV, c.HD, call.scale, all_keys, 0, 0};
-    const size_t scratch = gpu->attention_scratch(c.rows, c.NH, c.NKV, c.HD) * sizeof(float);
-    // q, k, v, dout; then of cuDNN: out, dq, dk, dv, lse, workspace; of our own: out (unaligned: not cuDNN's), dq, dk,
-    // dv, lse, scratch
-    enum { TENSORS = 16 };
-    const size_t bytes[TENSORS] = {
-        2 * q,      2 * kv,     2 * kv, 2 * q,  2 * q,   2 * q,  2 * kv, 2 * kv, 4 * lse, backward_bytes + (64 << 10),
-        2 * q + 16, 2 * q + 16, 4 * kv, 4 * kv, 4 * lse, scratch};
-    char *at[TENSORS];
-    const uint16_t *numbers = window_numbers(2 * q + 2 * kv);
-    for (int i = 0; i < TENSORS; i++) at[i] = (char *)gpu->allocate(bytes[i]);
-    uint16_t *const host = (uint16_t *)malloc(4 * (q + kv) + 8 * lse);
-    void *const other = malloc(4 * (q + kv) + 8 * lse);
-    for (size_t i = 0; i < q + kv; i++) host[i] = 0x7fa5;
-    gpu->copy_in(at[0], numbers, bytes[0]), gpu->copy_in(at[1], numbers + q, bytes[1]);
-    gpu->copy_in(at[2], numbers + q + kv, bytes[2]), gpu->copy_in(at[3], numbers + q + 2 * kv, bytes[3]);
-    for (int i = 4; i < 8; i++) gpu->copy_in(at[i], host, bytes[i]);
-    Stored *const own_out = (Stored *)(at[10] + 2), *const own_dq = (Stored *)(at[11] + 2);
-    WINDOW_TIMED(ms[0], cudnn_attention_forward(&call, at[4], (float *)at[8], at[0], at[1], at[2], at[9]));
-    WINDOW_TIMED(ms[1], gpu->attention_forward(own_out, (Summed *)at[14], (Stored *)at[0], (Stored *)at[1],
-                                               (Stored *)at[2], &shape, (Summed *)at[15]));
-    gpu->copy_out(host, at[4], 2 * q), gpu->copy_out(other, own_out, 2 * q);
-    right &= window_result("out", window_compare(host, DTYPE_BF16, other, DTYPE_BF16, q, c.NH * c.HD), 0.01);
-    float *const lse_found = (float *)host, *const lse_own = (float *)other, *const lse_turned = lse_own + lse;
-    gpu->copy_out(lse_found, at[8], 4 * lse), gpu->copy_out(lse_own, at[14], 4 * lse);
-    for (size_t i = 0; i < lse; i++) lse_turned[i] = lse_own[i % c.rows * c.NH + i / c.rows];
-    right &= window_result("lse", window_compare(lse_found, DTYPE_FP32, lse_turned, DTYPE_FP32, lse, 1), 1e-4);
-    if (back && cudnn_attention_has(&call, 1, backward_bytes)) {
-        gpu->copy_in(at[8], lse_turned, 4 * lse);
-        gpu->copy(at[4], own_out, 2 * q);
-        WINDOW_TIMED(ms[2], cudnn_attention_backward(&call, at[5], at[6], at[7], at[3], at[4], at[0], at[1], at[2],
-                                                     (float *)at[8], at[9]));
-        for (int i = 0; i < 2; i++) { // they add to dk and dv
-            gpu->zero(at[12], bytes[12]), gpu->zero(at[13], bytes[13]), gpu->finish();
-            const double begin = seconds_now();
-            gpu->attention_backward(own_dq, (Summed *)at[12], (Summed *)at[13], (Stored *)at[3], own_out,
-                                    (Stored *)at[0], (Stored *)at[1], (Stored *)at[2], (Summed *)at[14], &shape,
-                                    (Summed *)at[15]);
-            gpu->finish(), ms[3] = 1000 * (seconds_now() - begin);
-        }
-        gpu->copy_out(host, at[5], 2 * q), gpu->copy_out(other, own_dq, 2 * q);
-        right &= window_result("dq", window_compare(host, DTYPE_BF16, other, DTYPE_BF16, q, c.NH * c.HD), 0.02);
-        for (int i = 0; i < 2; i++) {
-            gpu->copy_out(host, at[6 + i], 2 * kv), gpu->copy_out(other, at[12 + i], 4 * kv);
-            right &= window_result(i ? "dv" : "dk",
-                                   window_compare(host, DTYPE_BF16, other, DTYPE_FP32, kv, c.NKV * c.HD), 0.02);
-        }
-    } else
-        printf("  no backward");
-    printf("  %s; ms %.2f (own %.2f), %.2f (own %.2f)\n", right ? "ok" : "FAULT", ms[0], ms[1], ms[2], ms[3]);
-    for (int i = 0; i < TENSORS; i++) gpu->release(at[i], bytes[i]);
-    free(host), free(other);
-    return right;
-}
-
-// Prints which calls with a window cuDNN gets right. bound: what the front end passes on, window + rows - keys; 0 where
-// keys are rounded up to a step and the window is a multiple of it. Fails if it takes windows and one of its calls is
-// wrong. The last calls are on no grid.
-TEST(windows_by_cudnn) {
-    static const WindowCall calls[] = {
-        {8, 2, 128, 4096, 1024, 256, 0},   {8, 2, 128, 4096, 1024, 256, -1},   {8, 2, 128, 4096, 1024, 256, 1},
-        {64, 8, 64, 128, 4096, 256, 0},    {64, 8, 64, 128, 4096, 256, -1},    {8, 4, 256, 1024, 4096, 256, 0},
-        {8, 4, 256, 1024, 4096, 256, -1},  {8, 4, 256, 1024, 4096, 256, 1},    {32, 8, 128, 4096, 4096, 256, 0},
-        {32, 8, 128, 4096, 4096, 256, -1}, {32, 16, 256, 1024, 4096, 256, -1}, {8, 2, 128, 4096, 4096, 256, 0},
-        {8, 2, 128, 4096, 4096, 256, -1},  {8, 2, 128, 4096, 4096, 256, 1},    {8, 2, 128, 4096, 512, 256, 0},
-        {8, 2, 128, 4096, 512, 256, -1},   {8, 2, 128, 4096, 512, 256, 1},     {8, 2, 128, 1024, 1024, 256, 0},
-        {8, 2, 128, 1024, 1024, 256, -1},  {8, 2, 128, 1024, 1024, 256, 1},    {8, 2, 128, 1024, 4096, 256, 0},
-        {8, 2, 128, 1024, 4096, 256, -1},  {8, 2, 128, 1024, 4096, 256, 1},    {8, 2, 128, 512, 1024, 256, 0},
-        {8, 2, 128, 512, 1024, 256, -1},   {8, 2, 128, 512, 1024, 256, 1},     {8, 2, 128, 333, 1024, 256, 0},
-        {8, 2, 128, 333, 1024, 256, -1},   {8, 2, 128, 128, 4096, 256, 0},     {8, 2, 128, 128, 4096, 256, -1},
-        {8, 2, 128, 1, 512, 256, 0},       {8, 2, 128, 1, 512, 256, 1},        {8, 8, 128, 4096, 1024, 256, 0},
-        {8, 8, 128, 4096, 1024, 256, -1},  {8, 8, 128, 4096, 1024, 256, 1},    {4, 1, 256, 512, 4096, 256, 0},
-        {4, 1, 256, 512, 4096, 256, -1},   {4, 1, 256, 512, 4096, 256, 1},     {8, 2, 64, 4096, 1024, 256, 0},
-        {8, 2, 64, 4096, 1024, 256, -1},   {8, 2, 64, 4096, 1024, 256, 1},     {64, 8, 64, 128, 4096, 128, 0},
-        {8, 2, 128, 128, 4096, 128, 0},    {8, 2, 128, 4096, 1024, 1, 0},      {8, 2, 128, 333, 1024, 1, 0},
-    };
-    size_t right = 0, taken_wrong = 0;
-    if (!cudnn_attention_has || !cudnn_attention_start()) {
-        test_skip("there is no cuDNN");
-        return;
-    }
-    for (size_t i = 0; i < COUNT_OF(calls); i++) {
-        const WindowCall c = calls[i];
-        const int made = CUDNN_WINDOWS && c.step == CUDNN_GRID / 2 && c.more <= 0 && c.window % c.step * c.more == 0 &&
-                         (c.window % c.step != 0 || c.more < 0);
-        const int is_right = window_call(c);
-        right += (size_t)is_right, taken_wrong += (size_t)(made && !is_right);
-    }
-    printf("             %zu of %zu calls are right\n", right, COUNT_OF(calls));
-    if (taken_wrong) test_fail("%zu of the calls that attention_calls.h makes are wrong", taken_wrong);
 }
 
 // ---- more than 2^31 elements: the last of them are right ------------------------------------------------------------

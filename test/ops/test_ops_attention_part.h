@@ -100,7 +100,7 @@ static void expect_keyless_rows(const PartCase *c, const double *out, double *ls
 
 // Returns a case without the parts' own tensors.
 static PartCase part_case(Spans spans, size_t N, Heads heads, size_t parts, double amplitude) {
-    const char *seen = seen_by(spans, N);
+    const char *seen = seen_by(spans, N, 0);
     const size_t row = heads.NKV * heads.HD;
     PartCase c = {0};
     c.spans = spans, c.heads = heads, c.N = N, c.parts = parts, c.n = spans_rows(spans);

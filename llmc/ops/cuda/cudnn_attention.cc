@@ -1,7 +1,6 @@
 /*
 cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C
-interface. cuDNN (libcudnn.so.9) is loaded at run time, never linked. STREAMBP_CUDNN=0 in the environment turns it off;
-STREAMBP_CUDNN=windows has it take sliding windows, too (attention_calls.h).
+interface. cuDNN (libcudnn.so.9) is loaded at run time, never linked. STREAMBP_CUDNN=0 in the environment turns it off.
 
 A deterministic backward stores dS (heads x queries x keys x 2 bytes on most GPUs) and makes dq from it in a second
 product, instead of adding to dq atomically. The cost, in NVIDIA's published figures for an H200, cuDNN 9.19: 560
