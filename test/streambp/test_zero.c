@@ -318,7 +318,7 @@ static double *passes(const Case *c, RunSettings settings) {
     cache_allocate(&cache, 1, PROMPT + 1);
     cache_begin(&cache, &r.s);
     for (size_t done = 0, count; done <= PROMPT; done += count) {
-        count = done < PROMPT ? min_size(cache.chunk, PROMPT - done) : 1;
+        count = done < PROMPT ? min_size(cache.rows, PROMPT - done) : 1;
         cache_feed(&cache, &r.s, 0, tokens + done % PROMPT, count);
         if (done + count < PROMPT) continue;
         cache_logits(&cache, &r.s, logits);
