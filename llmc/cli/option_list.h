@@ -353,8 +353,8 @@ SIZE(context_window, "context-window", "auto", 256, MOST_TOKENS, ON(SAMPLE) | ON
      "with --context-memory: last tokens that are all seen, and the distance of all others; auto: half of the model's "
      "positions, at most 4096")
 SIZE(context_blocks, "context-blocks", "auto", 1, 65536, ON(SAMPLE) | ON(PLAN), "K",
-     "with --context-memory: blocks of 128 tokens that a chunk loads; auto: 16, or as many as the model's positions have "
-     "room for beside the window")
+     "with --context-memory: blocks of 128 tokens that a chunk loads; auto: 16, or as many as the model's positions "
+     "have room for beside the window")
 CHOICE(Place, context_on, "context-on", "auto", PLACE_AUTO, PLACE_DISK, ON(SAMPLE) | ON(PLAN), PLACE_WORDS,
        "where --context-memory stores keys and values of blocks")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")

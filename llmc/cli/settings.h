@@ -184,8 +184,8 @@ static ContextSettings context_from_options(const Options *o, const Config *c) {
 }
 
 // Most of --slots auto. A step of decoding reads the weights once for all texts. On a GPU that bounds it up to about
-// 300 texts: an H100's FLOP/s in bf16 over its byte/s. On a CPU products bound it from some 32 on. There more slots only
-// spare short texts their steps.
+// 300 texts: an H100's FLOP/s in bf16 over its byte/s. On a CPU products bound it from some 32 on. There more slots
+// only spare short texts their steps.
 #define SLOTS_MOST   ((size_t)256)
 #define SLOTS_OF_CPU ((size_t)64)
 
