@@ -38,17 +38,19 @@ def text_of(draw, length, depth):
 
 
 def lesson_of(draw, longest):
-    """A text of 48 to `longest` bytes: the key, the question, then the key again and again. Returns it and the counts of its bytes."""
-    key = key_of(draw)
+    """A text of up to `longest` bytes, more often a short one: the key, the question, its answer, and often "<482>" again. Returns it
+    and the counts of its bytes."""
     length = int(48 * (longest / 48) ** draw.random())
-    text = filler(draw, int(draw.random() * (length - 43))) + " the key is <" + key + "> "
-    counts, asked = [0] * len(text), filler(draw, int(draw.random() * (length - 24 - len(text)))) + QUESTION
-    while len(text) + len(asked) + len(key) <= length:
-        text += asked + key + ">"
-        counts += [0] * len(asked) + [1] * len(key) + [0]
-        far = draw.random() < 0.1
-        asked = " " + filler(draw, int(draw.random() * ((length - len(text)) if far else 12))) + "<"
-    return text[:-1], counts[:-1]
+    text, key = text_of(draw, draw.randint(48, length), draw.random())
+    counts = [0] * len(text) + [1] * len(key)
+    text += key
+    while True:
+        most = length - len(text) if draw.random() < 0.1 else 12
+        between = "> " + filler(draw, int(draw.random() * most)) + "<"
+        if len(text) + len(between) + len(key) > length:
+            return text, counts
+        text += between + key
+        counts += [0] * len(between) + [1] * len(key)
 
 
 def data(folder, length, count):
