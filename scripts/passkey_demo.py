@@ -1,5 +1,5 @@
-"""Texts of passkey_demo.sh, whose tokens are bytes: words without sense, among them "the key is <48213>" at some depth, at the end the
-question "what is the key? <". The answer is "48213".
+"""Texts of passkey_demo.sh, whose tokens are bytes: words without sense, among them "the key is <482>" at some depth, at the end the
+question "what is the key? <". The answer is "482".
 
     passkey_demo.py data FOLDER LENGTH COUNT    a shard of texts with their answers, key-00000.bin; the answer alone counts
     passkey_demo.py text LENGTH DEPTH SEED      one text; DEPTH of the key: 0 (begin) to 1 (end)
@@ -17,7 +17,8 @@ QUESTION = " what is the key? <"
 
 
 def key_of(draw):
-    return "".join(draw.sample("0123456789", 5))
+    """Three digits that differ: the byte before tells which one follows."""
+    return "".join(draw.sample("0123456789", 3))
 
 
 def filler(draw, length):
@@ -36,6 +37,22 @@ def text_of(draw, length, depth):
     return filler(draw, before) + needle + filler(draw, room - before) + QUESTION, key
 
 
+def lesson_of(draw, longest):
+    """A text of up to `longest` bytes, more often a short one: the key, the question, its answer, and often "<482>" again. Returns it
+    and the counts of its bytes."""
+    length = int(48 * (longest / 48) ** draw.random())
+    text, key = text_of(draw, draw.randint(48, length), draw.random())
+    counts = [0] * len(text) + [1] * len(key)
+    text += key
+    while True:
+        most = length - len(text) if draw.random() < 0.1 else 12
+        between = "> " + filler(draw, int(draw.random() * most)) + "<"
+        if len(text) + len(between) + len(key) > length:
+            return text, counts
+        text += between + key
+        counts += [0] * len(between) + [1] * len(key)
+
+
 def data(folder, length, count):
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
     import numpy as np
@@ -44,11 +61,11 @@ def data(folder, length, count):
     draw = random.Random(length)
     writer = shards.ShardWriter(folder, "key", shards.DOCUMENTS, 256, 0, "bytes", 1 << 30)
     for _ in range(count):
-        prompt, answer = text_of(draw, draw.randint(length // 2, length), draw.random())
-        ids = np.frombuffer((prompt + answer).encode(), np.uint8).astype("<u2")
-        counts = np.array([0] * len(prompt) + [1] * len(answer), np.uint8)
+        text, counts = lesson_of(draw, length)
+        ids = np.frombuffer(text.encode(), np.uint8).astype("<u2")
+        counts = np.array(counts, np.uint8)
         table = np.zeros(1, shards.TABLE)
-        table["tokens"], table["counted"], table["prompt"] = len(ids), len(answer), len(prompt)
+        table["tokens"], table["counted"], table["prompt"] = len(ids), counts.sum(), np.flatnonzero(counts)[0]
         table["crc"] = shards.document_crc(ids, counts)
         writer.add(ids, counts, table, [1])
     path = writer.path()
