@@ -61,7 +61,7 @@ cat >"$WORK/made/make" <<'END'
 echo "$*" >>"$WORK/made/calls"
 for word; do case $word in BUILD=*) to=${word#*=} ;; esac; done
 mkdir -p "$to" build/test-gpu-bf16
-for program in "$to/train" "$to/bench" build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large; do cp "$WORK/made/program" "$program"; done
+for program in "$to/train" "$to/bench" "$to/bench_decode" build/test-gpu-bf16/test_ops build/test-gpu-bf16/test_gpu_large; do cp "$WORK/made/program" "$program"; done
 END
 chmod +x "$WORK/made/make" "$WORK/made/cuda/bin/nvcc"
 echo 'double cos(double); void _cmocka_run_group_tests(void); int main(int n, char **v) { if (n > 1) _cmocka_run_group_tests(); return (int)cos(n + **v); }' >"$WORK/made/program.c"
@@ -70,7 +70,7 @@ kit() { # libraries of the programs
     env PATH="$WORK/made:$PATH" WORK="$WORK" CUDA="$WORK/made/cuda" CUDA12="$WORK/made/cuda" "$WORK/tree/scripts/gpu_kit.sh" "$WORK/packed" >"$WORK/out" 2>"$WORK/err"
 }
 check 'a kit' kit -lcmocka
-check 'of two builds' [ "$(xz -dc "$WORK"/packed/cuda1[23].tar.xz | tar -t -i | grep -cE '^cuda1[23]/(train|bench|test_ops|test_gpu_large|lib/libcmocka\.so\.0)$')" = 10 ]
+check 'of two builds' [ "$(xz -dc "$WORK"/packed/cuda1[23].tar.xz | tar -t -i | grep -cE '^cuda1[23]/(train|bench|bench_decode|test_ops|test_gpu_large|lib/libcmocka\.so\.0)$')" = 12 ]
 check 'of their toolkits, portable' [ "$(grep -cE "PORTABLE=1 BUILD=build/cuda1[23]-bf16-portable ARCHS=90 CUDA=$WORK" "$WORK/made/calls")" = 4 ]
 check 'with what first.sh needs' [ "$(cd "$WORK/packed" && ls first.sh common.sh kit.txt behind.bin lengths.bin | wc -l)" = 5 ]
 kit -lcmocka -lpcre2-8 && fail 'a program that needs another library'

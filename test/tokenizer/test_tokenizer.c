@@ -425,7 +425,7 @@ TEST(refusals) {
         {FOLDER "nothing.tok", encode_text, "", NULL, EXIT_RUNTIME, "nothing.tok: cannot be opened"},
         {FOLDER, encode_text, "", NULL, EXIT_RUNTIME, "is a folder; give the tokenizer.tok in it"},
         {FOLDER "gpt2.tok", ask_for_chat, "", NULL, EXIT_USAGE, "there is no chat template"},
-        {FOLDER "gemma.tok", ask_for_chat, "", "x", EXIT_USAGE, "no system role; leave it out"},
+        {FOLDER "gemma.tok", ask_for_chat, "", "x", EXIT_USAGE, "no system role; leave the system message out"},
         {FOLDER "qwen2.tok", ask_to_think, "", NULL, EXIT_USAGE, "--thinking: "},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
