@@ -165,7 +165,7 @@ static void prompt_file_check(const Run *run, const int32_t *ids, size_t tokens,
         if (ids[i] < 0 || (size_t)ids[i] >= c->vocab_size)
             die("%s: token %zu of the prompt is %d, outside the vocabulary of %zu", where, i, ids[i], c->vocab_size);
     if (all > limit)
-        die("%s: the prompt of %zu tokens and --max-new-tokens %zu together are %zu, above %s %zu; shorten either",
+        die("%s: the prompt of %zu tokens and --max-new-tokens %zu take %zu positions, above %s %zu; shorten either",
             where, tokens, o->max_new_tokens, all, limit < most ? "--max-context" : "the model's positions,", limit);
 }
 

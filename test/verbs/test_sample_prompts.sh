@@ -126,7 +126,7 @@ bad '"prompt_ids" must be ids below 96' '{"prompt_ids": ["1"]}'
 bad 'the prompt is empty' '{"prompt_ids": []}'
 bad 'the vocabulary of 96 is not bytes and there is no tokenizer.tok' 'Hello'
 bad 'messages need the model.s tokenizer file' '{"messages": [{"role": "user", "content": "x"}]}'
-bad 'the prompt of 5 tokens and --max-new-tokens 4 together are 8, above --max-context 7' '{"prompt_ids": [1,2,3,4,5]}' --max-context 7
+bad 'the prompt of 5 tokens and --max-new-tokens 4 take 8 positions, above --max-context 7' '{"prompt_ids": [1,2,3,4,5]}' --max-context 7
 init=$(echo $chat | sed 's/--init //; s/ .*//')
 read_with() { # tokenizer, pattern, line, options...
     tokenizer=$1 pattern=$2
@@ -149,7 +149,7 @@ init=${TINY%96}760
 read_with gemma '.*gemma.tok: no system text' "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}, $user]}"
 init=gpt2,n_embd=32,n_layer=1,n_head=4,n_positions=16,vocab_size=96
 printf '{"prompt_ids": [1,2,3]}\n{"prompt_ids": [1,2,3,4,5]}\n' >"$WORK/bad"
-refuses 1 "^train: $WORK/bad:2: the prompt of 5 tokens and --max-new-tokens 13 together are 17, above the model.s positions, 16" \
+refuses 1 "^train: $WORK/bad:2: the prompt of 5 tokens and --max-new-tokens 13 take 17 positions, above the model.s positions, 16" \
     sample --init $init --max-new-tokens 13 --prompts "$WORK/bad"
 printf "\n \n" >"$WORK/bad"
 refuses 1 "^train: $WORK/bad: has no prompts" sample --init $TINY --prompts "$WORK/bad"
