@@ -160,10 +160,9 @@ def tokenizer_json(path):
 
 
 def fingerprint(path):
-    """Returns (bytes << 32) | crc32 of a tokenizer.json."""
+    """Returns shards.fingerprint of a tokenizer.json."""
     with open(path, "rb") as file:
-        content = file.read()
-    return len(content) << 32 | zlib.crc32(content)
+        return shards.fingerprint(file.read())
 
 
 def alike(a, b):
@@ -215,7 +214,7 @@ class Encoder:
     """A tokenizer with its chat template and a run's options."""
 
     def __init__(self, options, now=None):
-        self.options = options
+        self.options, self.now = options, now
         path = tokenizer_json(options.tokenizer)
         try:
             self.tokenizer = Tokenizer.from_file(path)

@@ -350,7 +350,8 @@ def inspect(paths):
               f"{shard.id_bytes} bytes, {shard.counted:,} count ({100 * shard.counted / shard.tokens:.1f} %), longest {shard.longest:,}, "
               f"shortest {int(table['tokens'].min()):,}")
         made = f"tokenizer.json of {shard.tokenizer >> 32:,} bytes, crc32 {shard.tokenizer & 0xffffffff:08x}" if shard.tokenizer else "bytes"
-        print(f"  tokenizer {shard.name!r}, vocabulary {shard.vocabulary:,}, {made}; {shard.file_bytes:,} bytes")
+        rendered = f", chat template of {shard.chat_template >> 32:,} bytes, crc32 {shard.chat_template & 0xffffffff:08x}" * bool(shard.chat_template)
+        print(f"  tokenizer {shard.name!r}, vocabulary {shard.vocabulary:,}, {made}{rendered}; {shard.file_bytes:,} bytes")
         if shard.kind == shards.PAIRS:
             print(f"  {shard.documents // 2:,} pairs")
         if shard.kind == shards.LABELS:

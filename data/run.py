@@ -20,13 +20,15 @@ import inputs
 import records
 import shards
 import templates
+import tokenizer_file
 import workers
 
 STATE_SECONDS = 10  # between states, besides those at the ends of shards
 CHECKED = 64  # samples at the beginning of a run whose masks are checked
 MOST_NOTES = 200  # approximate limit of names of columns in notes
 SHOWN = 10  # rejected samples printed of each kind
-OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
+TOKENIZER = ("tokenizer.tok", "chat_template.jinja")  # files for the C program and others
+OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok|chat_template\.jinja")
 
 
 class Failure(Exception):
@@ -209,7 +211,7 @@ class Run:
             if self.made.get("status") == "complete":
                 self.say(f"{s.out}: is complete for these inputs and options; nothing to do")
                 self.restore(self.made["result"])
-                self.tokenizer_file()
+                self.tokenizer_files()
                 return
             template = workers.encoder.template
             self.made = self.made or {"status": "running", "plan": self.plan(), "state": {"position": inputs.START, "samples": 0},
@@ -239,7 +241,8 @@ class Run:
 
     def writer(self, name, saved=None):
         e = workers.encoder
-        return shards.ShardWriter(self.settings.out, name, self.kind, e.vocabulary, e.fingerprint, e.name, self.settings.shard_tokens, saved)
+        return shards.ShardWriter(self.settings.out, name, self.kind, e.vocabulary, e.fingerprint, e.name, self.settings.shard_tokens, saved,
+                                  lambda: shards.fingerprint(template.content) if (template := self.rendered()) else 0)
 
     def read(self, pool):
         state = self.made["state"]
@@ -329,7 +332,7 @@ class Run:
             if "train" not in self.parts:
                 self.refuse(f"no sample for training in {len(s.paths)} file{'s' * (len(s.paths) != 1)}"
                             + ("; lower --val-fraction" if "val" in self.parts else ""))
-            self.tokenizer_file()
+            self.tokenizer_files()
             self.made["status"] = "publishing"
             save(self.folder.json, self.made)
         names = [f"{name}-{i:05d}.bin" for name, writer in sorted(self.writers.items()) for i in range(writer.shard)]
@@ -341,18 +344,24 @@ class Run:
         result = {**self.summary(), "reasons": self.reasons, "shards": names}
         self.made = {"status": "complete", "plan": self.made["plan"], "now": self.made["now"], "result": result}
         save(self.folder.json, self.made)
-        self.folder.clear(keep=[*names, "prepare.json", "rejected.jsonl" if self.reasons else "", "tokenizer.tok"])
+        self.folder.clear(keep=[*names, "prepare.json", "rejected.jsonl" if self.reasons else "", *TOKENIZER])
 
-    def tokenizer_file(self):
-        """Writes tokenizer.tok, with which the C program encodes and decodes; shards do not need it."""
-        path = os.path.join(self.settings.out, "tokenizer.tok")
+    def rendered(self):
+        """Returns the template if it rendered a sample that was read so far; else None."""
+        return workers.encoder.template if any(name.startswith("format conversational") for name in self.notes) else None
+
+    def tokenizer_files(self):
+        """Writes the template that rendered samples, and tokenizer.tok, with which the C program encodes, decodes and ends turns."""
+        path, template = (os.path.join(self.settings.out, name) for name in TOKENIZER)
+        encoder, options, rendered = workers.encoder, self.settings.options, self.rendered()
+        if rendered and not os.path.exists(template):
+            templates.write_whole(template, rendered.content)
         if os.path.exists(path):
             return
         try:
-            import tokenizer_file
-            remarks = tokenizer_file.write_tokenizer_file(path, self.settings.options.tokenizer) or []
-        except ImportError:
-            remarks = ["there is no data/tokenizer_file.py: tokenizer.tok was not written, so `train sample` needs --prompt-ids"]
+            remarks = tokenizer_file.write_tokenizer_file(path, options.tokenizer, encoder.template and encoder.template.text,
+                                                          encoder.template_arguments, now=encoder.now, rendered=bool(rendered),
+                                                          eos=options.eos_token)
         except Exception as error:  # the C program supports fewer tokenizers
             remarks = [f"tokenizer.tok was not written: {' '.join(str(error).split())}"]
         for remark in remarks:

@@ -15,10 +15,10 @@ import numpy as np
 
 MAGIC, VERSION, BYTE_ORDER = b"SBPSHARD", 1, 0x01020304
 HEADER_BYTES, ALIGNMENT, NAME_BYTES = 256, 64, 64
-HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64sQQI44x")
+HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64sQQI4xQ32x")
 FIELDS = ("magic", "version", "byte_order", "header_bytes", "file_bytes", "documents", "tokens", "counted", "longest", "id_bytes",
           "kind", "vocabulary", "tokenizer", "table_at", "ids_at", "counts_at", "values_at", "table_crc", "header_crc", "name",
-          "columns_at", "longest_columns", "columns_crc")
+          "columns_at", "longest_columns", "columns_crc", "chat_template")
 HEADER_CRC_AT = 124
 DOCUMENTS, PAIRS, GROUPS, PROMPTS, ADVANTAGES, LABELS = range(6)  # ADVANTAGES: documents with values; kind 0 in files
 KINDS = ("documents", "preference pairs", "groups", "prompts", "documents with advantages", "labelled answers")
@@ -49,6 +49,11 @@ def short_name(name):
     return name.encode("utf-8", "replace")[:NAME_BYTES - 1].decode("utf-8", "ignore").encode("utf-8")
 
 
+def fingerprint(content):
+    """Returns the identity of a tokenizer.json's bytes or a template's: (bytes << 32) | crc32."""
+    return len(content) << 32 | zlib.crc32(content)
+
+
 def document_crc(ids, counts, values=b""):
     """Returns the crc32 of a document's bytes in the file: ids, counts, then values if any."""
     return zlib.crc32(values, zlib.crc32(counts, zlib.crc32(ids)))
@@ -59,11 +64,12 @@ class ShardWriter:
     """Writes STEM-00000.bin.tmp, STEM-00001.bin.tmp, ... into a folder. A shard ends before the sample that would exceed
     `shard_tokens`, so no sample is split; only a single larger sample makes a larger shard."""
 
-    def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None):
+    def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None, chat_template=lambda: 0):
         self.folder, self.stem, self.kind = folder, stem, kind
         self.vocabulary, self.tokenizer, self.name = vocabulary, tokenizer, name
         self.id_bytes, self.shard_tokens = id_bytes_of(vocabulary), shard_tokens
         self.shard, self.files = 0, None
+        self.chat_template = chat_template  # returns the fingerprint of the template that rendered samples so far, or 0
         self.old = []  # sections of closed shards, kept until the caller has saved a state that does not need them
         self._begin()
         if state:
@@ -163,7 +169,8 @@ class ShardWriter:
             end = columns_at + self.documents * COLUMNS.itemsize + self.column_bytes
         fields = [MAGIC, VERSION, BYTE_ORDER, HEADER_BYTES, end, self.documents, self.tokens, self.counted,
                   self.longest, self.id_bytes, kind, self.vocabulary, self.tokenizer, table_at, ids_at, counts_at, values_at,
-                  self.table_crc, 0, short_name(self.name), columns_at, *(columns_at and (self.longest_columns, self.columns_crc) or (0, 0))]
+                  self.table_crc, 0, short_name(self.name), columns_at, *(columns_at and (self.longest_columns, self.columns_crc) or (0, 0)),
+                  self.chat_template()]
         fields[FIELDS.index("header_crc")] = zlib.crc32(HEADER.pack(*fields))
         at = {"table": table_at, "ids": ids_at, "counts": counts_at, "values": values_at}
         return HEADER.pack(*fields), {**at, "index": columns_at, "columns": columns_at and columns_at + self.documents * COLUMNS.itemsize}

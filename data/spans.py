@@ -66,23 +66,24 @@ class Canonical:
         if at < 0 or not asked.strip():
             raise TemplateFailure("the template leaves out the assistant's text")
         self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # text between it and the content
-        self.ends = set()  # special tokens that end a turn: the last, and those before others
+        self.ends = {}  # special tokens that end a turn, as keys: the last turn's, one before others, one that calls a tool
         self.behind = ""  # text of the template after the last turn's end token
         if special_pattern:
             found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
-            self.ends = {end.group() for end in found if end}
+            self.ends = dict.fromkeys(end.group() for end in found if end)
             self.behind = whole[found[0].end():] if found[0] else ""
             self.ends |= self.end_of_call(template, special_pattern, user, more)
+        self.closing = whole[at + len(PLACEHOLDERS[1]):]  # text after the last answer
 
     @staticmethod
     def end_of_call(template, special_pattern, user, more):
-        """Returns {the special token with which a turn ends that calls a tool}, or nothing."""
+        """Returns {the special token with which a turn ends that calls a tool: None}, or nothing."""
         call = {"type": "function", "function": {"name": PLACEHOLDERS[1], "arguments": {}}}
         try:
             text = template.render([user, {"role": "assistant", "content": "", "tool_calls": [call]}], False, **more).rstrip()
         except TemplateFailure:
-            return set()
-        return {mark.group() for mark in special_pattern.finditer(text.partition(PLACEHOLDERS[1])[2]) if text.endswith(mark.group())}
+            return {}
+        return {mark.group(): None for mark in special_pattern.finditer(text.partition(PLACEHOLDERS[1])[2]) if text.endswith(mark.group())}
 
     @staticmethod
     def inner_end(template, special_pattern, messages, more):

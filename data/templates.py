@@ -260,7 +260,7 @@ class ChatTemplate:
     repeated."""
 
     def __init__(self, text, special=None, now=None):
-        self.text = text
+        self.text, self.content = text, text.encode("utf-8", "replace")
         self.special = dict(special or {})
         self.has_generation = re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
         self.tells_time = "strftime_now" in text

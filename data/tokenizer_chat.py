@@ -33,7 +33,6 @@ class NoChat(Exception):
 class Chat:
     texts: dict = field(default_factory=dict)
     flags: list = field(default_factory=lambda: ["CHAT"])
-    end: str = ""  # text after an assistant's turn
     reasons: list = field(default_factory=list)
 
     @property
@@ -222,17 +221,8 @@ def find_thinking(chat, ask):
         chat.texts.update(dict.fromkeys(THINKING, ""))
 
 
-def find_chat(folder, encode, template=None, arguments=None):
-    """Returns the chat of a template, else of that in the tokenizer's folder, with these variables; `encode` returns the ids of a text.
-    Raises NoChat."""
-    try:
-        template = templates.load_chat_template(folder) if template is None else template
-        if template is None:
-            raise NoChat("there is no chat template")
-        compiled = templates.ChatTemplate(template, templates.load_special_tokens(folder))
-    except ValueError as error:
-        raise NoChat(str(error)) from None
-
+def find_chat(compiled, encode, arguments=None):
+    """Returns the chat of a templates.ChatTemplate with these variables; `encode` returns the ids of a text. Raises NoChat."""
     def ask(messages, **more):
         return compiled.render(messages, add_generation_prompt=True, **{**(arguments or {}), **more})
 
@@ -254,10 +244,6 @@ def find_chat(folder, encode, template=None, arguments=None):
         find_thinking(chat, ask)
     except templates.TemplateFailure as error:
         raise NoChat(f"the template refuses enable_thinking: {error}") from None
-    try:
-        chat.end = close([message("user", USER), message("assistant", ANSWER)]).partition(ANSWER)[2].lstrip()
-    except templates.TemplateFailure:
-        pass
     if compiled.tells_time:
         chat.reasons.append("the template prints the date; this file keeps that of the day it was written")
     return chat

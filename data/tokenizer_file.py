@@ -9,7 +9,7 @@ tokenizer.json alone. Needs the `tokenizers` library and jinja2.
 The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
 
     0   8 bytes  "SBPTOKEN"
-    8   uint32   version, 1; 2 if one of the last 4 flags or an opening is present; 3 if splits are; 4 if thought_end is
+    8   uint32   version, 1; 2 if one of the last 4 flags or an opening is present; 3 if splits are; 4 if thought_end is; 5 if template is
     12  uint32   CRC-32 (zlib's) of all bytes from 16 to the end
     16  uint64   bytes of the file
     24  uint64   fingerprint: bytes of tokenizer.json << 32 | CRC-32 of tokenizer.json
@@ -18,7 +18,7 @@ The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
     40  uint32   ids of the model's own vocabulary: added tokens may lie above
     44  uint32   how text is cut into words, see WORDS
     48  uint32   the id of unknown characters, 0xffffffff: none
-    52  uint32   sections: 25, 28, 30, 32 in versions 1 to 4
+    52  uint32   sections: 25, 28, 30, 32, 34 in versions 1 to 5
     56  uint64   0
     64  sections x (uint64 offset, uint64 bytes), in the order of SECTIONS; each begins at a multiple of 8
 
@@ -27,7 +27,8 @@ run of bytes and ids + 1 offsets into it. `merges` are (left, right, result), lo
 and bytes to search for), those matched in normalized text last, each kind sorted by bytes. `splits` are (behaviour, offset and bytes
 in `patterns`); `classes` are the symbols that patterns see in place of characters; both are split_patterns.py's. Versions 1 and 2
 name a model in place of patterns. The others are ids or text. Chat is the template's text around a user's: found with placeholders
-and checked against renderings of other texts; unconfirmed parts are left out and `chat_reason` says why.
+and checked against renderings of other texts; unconfirmed parts are left out and `chat_reason` says why. `template` is the template
+itself, and `turn_ends` are the ids that end an assistant's turn in its renderings; `end_ids` are these and those of the folder.
 
 A tokenizer whose encoding C does not support is written for decoding only, without the flag ENCODES, and `reason` says why.
 """
@@ -46,6 +47,8 @@ import zlib
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 import records
+import shards
+import spans
 import templates
 import tokenizer_chat
 from split_patterns import GPT2, CannotEncode, Splits, every_character
@@ -67,8 +70,9 @@ SECTIONS = (
     "opening", "thinking_on", "thinking_off",
     "splits", "patterns",
     "thought_begin", "thought_end",
+    "template", "turn_ends",
 )
-COUNTS, FLAGS_1 = (25, 28, 30, 32), 16  # sections of each version, and flags of version 1
+COUNTS, FLAGS_1 = (25, 28, 30, 32, 34), 16  # sections of each version, and flags of version 1
 ID_EXISTS, ID_SPECIAL, ID_IN_VOCABULARY = 1, 2, 4
 ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
 
@@ -88,7 +92,7 @@ class Source:
             raise TokenizerError(f"{path}: no such file; give a folder with tokenizer.json, or that file")
         with open(path, "rb") as file:
             content = file.read()
-        self.fingerprint = len(content) << 32 | zlib.crc32(content)
+        self.fingerprint = shards.fingerprint(content)
         self.name = templates.tokenizer_name(where)
         self.config = templates.read_json(os.path.join(self.folder, "tokenizer_config.json"))
         self.generation = templates.read_json(os.path.join(self.folder, "generation_config.json"))
@@ -348,20 +352,43 @@ def encoder_sections(source, decoded, sections):
 
 
 # ---- chat -----------------------------------------------------------------------------------------------------------------------
-def chat_sections(source, sections, template, arguments):
-    """Fills the texts around a user's; returns (flags, ids that end an assistant's last and earlier turns)."""
+def chat_sections(source, sections, template, arguments, now):
+    """Fills the texts around a user's, and the template; returns (flags, ids that end an assistant's turn)."""
     try:
-        chat = tokenizer_chat.find_chat(source.folder, source.encode, template, arguments)
-    except tokenizer_chat.NoChat as reason:
-        sections["chat_reason"] = str(reason).encode()
-        return [], []
+        template = templates.load_chat_template(source.folder) if template is None else template
+        compiled = templates.ChatTemplate(template, templates.load_special_tokens(source.folder), now) if template is not None else None
+        chat = tokenizer_chat.Chat(flags=[], reasons=["there is no chat template"] * (compiled is None))
+        chat = tokenizer_chat.find_chat(compiled, source.encode, arguments) if compiled else chat
+    except (tokenizer_chat.NoChat, ValueError) as reason:
+        chat = tokenizer_chat.Chat(flags=[], reasons=[str(reason)])
     for name, text in chat.texts.items():
         sections[name] = text.encode()
+    sections["template"] = compiled.content if compiled else b""
+    ends = turn_ends(source, compiled, arguments or {}, chat) if compiled else []
     sections["chat_reason"] = chat.reason.encode()
-    special = {token["id"] for token in source.state["added_tokens"]}
-    ends = [id for text in (chat.end, chat.texts.get("next_before", "")) for id in source.encode(text)[:1]]
-    inner = source.encode(chat.texts.get("thought_end", ""))  # gpt-oss ends its reasoning, too, with <|end|>
-    return chat.flags, [id for id in ends if id in special and id not in inner]
+    return chat.flags, ends
+
+
+def turn_ends(source, compiled, arguments, chat):
+    """Returns the ids that end an assistant's turn in the template's renderings: the last turn's first. Tokens that also stand within a
+    turn end none: gpt-oss ends its reasoning, too, with <|end|>."""
+    added = {token["content"]: token for token in source.state["added_tokens"]}
+    question, thought, answer = spans.PLACEHOLDERS
+    turns = spans.Turns(compiled, [content for content, token in added.items() if token["special"]])
+    try:
+        canonical = spans.Canonical(compiled, turns.special_pattern, arguments)
+        text = compiled.render([{"role": "user", "content": question}, {"role": "assistant", "content": answer, "reasoning_content": thought}],
+                               **arguments)
+    except templates.TemplateFailure:
+        return []
+    closing, within = canonical.closing.strip(), text.partition(thought)[2].partition(answer)[0]
+    ends = [added[end]["id"] for end in (list(canonical.ends) or [closing] * (closing in added)) if end not in within]
+    ends += [id for id in source.encode(chat.texts.get("next_before", ""))[:1]  # the next turn's beginning, if nothing else ends this one
+             if any(token["id"] == id and content not in within for content, token in added.items())]
+    if not ends:
+        what = f"with {closing[:40]!r}, which is {len(source.encode(closing))} tokens" if closing else "without a token of its own"
+        chat.reasons.append(f"an assistant's turn ends {what}: sample and rollouts do not end there; let the template end it with a special token")
+    return list(dict.fromkeys(ends))
 
 
 def end_ids(source, ends_of_turns):
@@ -373,7 +400,8 @@ def end_ids(source, ends_of_turns):
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------------------
-def tokenizer_bytes(source, template=None, arguments=None):
+def tokenizer_bytes(source, template=None, arguments=None, now=None, rendered=True, eos=None):
+    """Returns the file; see write_tokenizer_file."""
     sections = dict.fromkeys(SECTIONS, b"")
     decode, strip = decoder_of(source.state)
     vocabulary = source.tokenizer.get_vocab(with_added_tokens=True)
@@ -391,10 +419,13 @@ def tokenizer_bytes(source, template=None, arguments=None):
     except CannotEncode as reason:
         sections["reason"] = str(reason).encode()
     flags += ["STRIP_FIRST"] * strip
-    chat_flags, ends_of_turns = chat_sections(source, sections, template, arguments)
+    chat_flags, ends_of_turns = chat_sections(source, sections, template, arguments, now)
+    ends_of_texts = [source.id_of(eos)] * (eos is not None)
     prefix, suffix = source.around()
     sections["prefix_ids"], sections["suffix_ids"] = pack(prefix), pack(suffix)
-    sections["end_ids"] = pack(end_ids(source, ends_of_turns))
+    sections["end_ids"] = pack(end_ids(source, ends_of_turns + ends_of_texts))
+    sections["turn_ends"] = pack(list(dict.fromkeys(ends_of_turns * rendered + ends_of_texts)))
+    sections["template"] *= rendered
     sections["name"] = source.name.encode()
     unknown = source.state["model"].get("unk_token") if flags and "ENCODES" in flags else None
     unknown = own.get(unknown, NONE) if unknown else NONE
@@ -411,12 +442,13 @@ def tokenizer_bytes(source, template=None, arguments=None):
     return MAGIC + struct.pack("<II", version, zlib.crc32(rest)) + rest
 
 
-def write_tokenizer_file(path, tokenizer, template=None, arguments=None):
-    """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`, complete or not at all; with its chat template or another,
-    and these variables. Returns lines for the user."""
+def write_tokenizer_file(path, tokenizer, *chat, **more):
+    """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`, complete or not at all. `template`: a text in place of the
+    folder's; `arguments`: its variables; `now`: its time; `rendered`: False leaves the template and its ends out, for data that it did not
+    render; `eos`: a token that also ends an answer. Returns lines for the user."""
     source = Source(tokenizer)
     try:
-        content = tokenizer_bytes(source, template, arguments)
+        content = tokenizer_bytes(source, *chat, **more)
     except TokenizerError as error:
         raise TokenizerError(f"{tokenizer}: {error}") from None
     templates.write_whole(path, content)

@@ -283,6 +283,14 @@ static void folder_open_file(OutputFolder *folder, OutputFile *file, const char 
     output_open(file, path, bytes);
 }
 
+// Writes a whole small file, complete or not at all.
+static void output_write_file(const char *path, const void *bytes, size_t count) {
+    OutputFile file;
+    output_open(&file, path, count);
+    output_write(&file, 0, bytes, count);
+    output_commit(&file);
+}
+
 // Writes a whole small file in the folder.
 static void folder_write_file(OutputFolder *folder, const char *name, const void *bytes, size_t count) {
     OutputFile file;

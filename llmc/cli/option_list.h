@@ -67,7 +67,8 @@ CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "a
        "a new order every epoch, by --seed, of documents, prompts or llm.c's micro-batches; auto: not for llm.c's")
 CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
        "longer documents: split into segments of T that do not see each other, truncate to T tokens, or refuse")
-FLAG(any_tokenizer, "any-tokenizer", READS, "accept shards made with another tokenizer than the model's tokenizer.json")
+FLAG(any_tokenizer, "any-tokenizer", READS,
+     "accept shards of another tokenizer than the model's tokenizer.json, or of several chat templates")
 
 SECTION("Backward pass and memory")
 CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, SHORT(ON(BP) | ON(PLAN)) | PASSES,
@@ -331,9 +332,10 @@ SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
      "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
      "at most 256, on a CPU 64 unless --max-new-tokens is below 256")
 IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
-TEXT(tokenizer, "tokenizer", "auto", TEXTS, "auto|bytes|none|FILE",
-     "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "
-     "folder or the one above it (train: or beside --data), else bytes if the vocabulary has 256 tokens")
+TEXT(tokenizer, "tokenizer", "auto", TEXTS | ON(CONVERT), "auto|bytes|none|FILE",
+     "a file of data/tokenizer_file.py, with its chat template; bytes: ids are bytes; none: print ids; auto: "
+     "tokenizer.tok beside --data that has the template of the data (train), else in the model's folder or the one above "
+     "it, else bytes if the vocabulary has 256 tokens")
 FLAG(chat, "chat", SHORT(ON(SAMPLE)) | TEXTS,
      "put the prompt into the tokenizer's chat template; sample without a prompt: a message is a line of stdin")
 TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message of a chat; implies --chat")

@@ -61,6 +61,7 @@ typedef struct {
     int kl_told;
     char model_path[PATH_MAX];     // --model, resolved; empty: --init
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
+    char data_tokenizer[PATH_MAX]; // tokenizer file of --data, which decides how a turn ends, or empty
 } Run;
 
 // ---- model and settings --------------------------------------------------------------------------------------------
@@ -306,6 +307,35 @@ static void run_find_tokenizer(Run *run) {
     path_join(run->tokenizer_path, run->model_path, "tokenizer.json");
     if (path_exists(run->tokenizer_path)) return;
     if (!tokenizer_beside(run->model_path, run->tokenizer_path)) *run->tokenizer_path = 0;
+}
+
+// Finds the tokenizer file beside shards of --data that has the template which rendered them, or an end of answers that
+// prepare.py was given. It goes before the model's, in a new run.
+static void run_find_data_tokenizer(Run *run) {
+    const Options *o = run->options;
+    ShardPaths shards = shard_paths_find(o->data.path, o->data.count);
+    const char *alone = NULL; // a shard without the file of its template
+    char path[PATH_MAX];
+    crc32_prepare();
+    for (size_t i = 0; i < shards.count && !*run->data_tokenizer && is_token_shard(shards.at[i].path); i++) {
+        InputFile file = input_open(shards.at[i].path);
+        TokenShard shard = shard_read_header(&file);
+        const int beside = tokenizer_beside_shard(shard.path, path);
+        Tokenizer *t = beside ? tokenizer_load(path) : NULL;
+        const uint64_t rendered = shard.chat_template;
+        const int decides = t && (rendered ? tokenizer_template(t) == rendered : t->section_bytes[SECTION_TURN_ENDS]);
+        if (decides && t->fingerprint == shard.tokenizer)
+            memcpy(run->data_tokenizer, path, sizeof(path));
+        else if (rendered && !alone)
+            alone = shards.at[i].path;
+        tokenizer_close(t), input_close(&file), free(shard.path);
+    }
+    if (alone && !*run->data_tokenizer && !strcmp(o->tokenizer, "auto") && !o->quiet)
+        note("%s: the " TOKENIZER_NAME
+             " that data/prepare.py wrote beside it is not there, so the model's chat template "
+             "is kept; copy it there, or give --tokenizer FILE",
+             alone);
+    shard_paths_free(&shards);
 }
 
 // Explains the step size if an epoch has fewer than SHORT_EPOCH steps.

@@ -248,6 +248,7 @@ static DataSettings data_settings_from_options(const Options *o, const RunSettin
     settings.objective = &run->objective;
     settings.scale_rewards = scales_rewards(o);
     settings.long_documents = o->long_documents;
+    settings.any_template = o->any_tokenizer;
     return settings;
 }
 

@@ -40,7 +40,7 @@ static void dataloader_close(DataLoader *d) {
     for (size_t i = 0; i < OPEN_SHARDS; i++) d->file[i].fd = -1;
 }
 
-// Refuses training and validation data of different kinds or tokenizers.
+// Refuses training and validation data of different kinds, tokenizers or chat templates.
 static void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
     const TokenShard *a = &data->shard[0].header, *b = &validation->shard[0].header;
     if (data->regular != validation->regular)
@@ -49,6 +49,7 @@ static void dataloader_check_pair(const DataLoader *data, const DataLoader *vali
     if (a->tokenizer != b->tokenizer)
         die("%s was made with tokenizer %s, %s with %s, another one; prepare both with the model's own", a->path,
             a->tokenizer_name, b->path, b->tokenizer_name);
+    documents_check_templates(data, validation);
 }
 
 // Returns a validation file that is also trained on, or NULL.

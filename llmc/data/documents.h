@@ -40,6 +40,7 @@ typedef struct {
     LongDocuments long_documents;
     uint64_t seed;
     const char *tokenizer_path; // the model's tokenizer, with which shards must have been made; NULL: unknown
+    int any_template;           // shards may have been rendered with several chat templates
     DataUse use;
     const Objective *objective;         // NULL: sft
     int scale_rewards;                  // divide a group's advantages by the standard deviation of its rewards
@@ -159,6 +160,19 @@ static void documents_check_kinds(const DataLoader *d) {
             first->path, data_kinds[first->kind].name);
 }
 
+// Refuses shards of two data sets, or of one, that were rendered with different chat templates.
+static void documents_check_templates(const DataLoader *d, const DataLoader *other) {
+    const TokenShard *first = NULL, *s = NULL;
+    for (size_t i = 0; i < d->shards + other->shards && !d->settings.any_template; i++) {
+        s = i < d->shards ? &d->shard[i].header : &other->shard[i - d->shards].header;
+        if (s->chat_template && !first) first = s;
+        if (s->chat_template && s->chat_template != first->chat_template)
+            die("%s was rendered with one chat template, %s with another; prepare both with one --chat-template, or "
+                "give --any-tokenizer",
+                first->path, s->path);
+    }
+}
+
 static void documents_check_tokenizers(const DataLoader *d) {
     const DataSettings *settings = &d->settings;
     const TokenShard *first = &d->shard[0].header;
@@ -172,6 +186,7 @@ static void documents_check_tokenizers(const DataLoader *d) {
                 "tokenizer, or give --grow-vocabulary %zu",
                 s->path, s->tokenizer_name, s->vocabulary, settings->vocab_size, s->vocabulary);
     }
+    documents_check_templates(d, d);
     if (!settings->tokenizer_path) return;
     uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
     if (wanted != first->tokenizer)
@@ -405,9 +420,9 @@ static void documents_pack(DataLoader *d) {
     if (shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
     packing_epoch(&d->packing, &d->epoch[0], 0);
     d->first_epoch_sequences = d->epoch[0].sequences;
-    d->bound = d->regular                             ? regular
+    d->bound = d->regular                          ? regular
                : shuffle || d->settings.deals != 0 ? documents_bound_shuffled(d)
-                                                      : documents_bound_in_order(d);
+                                                   : documents_bound_in_order(d);
     d->advantage = (double *)checked_calloc(d->largest_sample, sizeof(double), "the advantages of a group");
 }
 

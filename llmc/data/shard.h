@@ -160,7 +160,9 @@ typedef struct {
     size_t columns;                   // offset of the index of the prompts' columns; 0: none
     size_t longest_columns;           // most bytes of one prompt's columns
     uint32_t columns_crc;             // checksum of the index
-    unsigned char zeros[44];
+    uint32_t zero;
+    uint64_t chat_template; // that rendered its conversations, like tokenizer; 0: none did, or an older shard
+    unsigned char zeros[32];
     char *path;
     size_t groups, largest_group; // pairs or groups, documents of the largest; 0 until the table is checked
     size_t regular;               // T of the documents of one of llm.c's shards; 0: documents are in the table

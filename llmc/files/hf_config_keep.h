@@ -39,7 +39,7 @@ static size_t hf_config_replace(char *text, size_t length, const char *key, cons
         begin = end = strcspn(text, "{") + 1;
         snprintf(name, sizeof(name), "\n  \"%s\": ", key);
     }
-    const size_t before = strlen(name), after = *name != 0;
+    const size_t before = strlen(name), after = *name && text[end + strspn(text + end, " \t\r\n")] != '}';
     memmove(text + begin + before + bytes + after, text + end, length - end + 1);
     memcpy(text + begin, name, before);
     memcpy(text + begin + before, value, bytes);

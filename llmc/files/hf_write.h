@@ -7,7 +7,7 @@ the last, in the memory of the staging buffers. The folder is complete or absent
 */
 #ifndef LLMC_HF_WRITE_H
 #define LLMC_HF_WRITE_H
-#include "hf_config_keep.h"
+#include "hf_chat.h"
 #include "hf_write_quantised.h"
 #include "llmc/base/output.h"
 #include "llmc/base/progress.h"
@@ -38,7 +38,8 @@ typedef struct {
     int split;          // a tensor for each matrix of an expert
     const HfComposite *composite; // composite model of that folder, or NULL
     int text_only;                // write a new config.json, leave out other parts of a composite model
-    char tokenizer[PATH_MAX];     // tokenizer file of the run, if that folder has none; else ""
+    char tokenizer[PATH_MAX];     // tokenizer file in place of that folder's; else ""
+    HfChat chat;                  // of that file
     HfCodes codes;                // matrices written in 4 bits
     int retype;                   // change the type in config.json
     int rescale;                  // change the scaling of rotary positions
@@ -59,8 +60,8 @@ typedef struct {
 // clang-format off
 static const char *const hf_kept_names[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "vocab.txt", "merges.txt", "tokenizer.model*", "tekken.json", TOKENIZER_NAME, "generation_config.json",
-    "chat_template.jinja", "chat_template.json", "LICENSE*", "NOTICE*", "USE_POLICY*",
+    "vocab.txt", "merges.txt", "tokenizer.model*", "tekken.json", TOKENIZER_NAME, HF_GENERATION,
+    TEMPLATE_NAME, "chat_template.json", "LICENSE*", "NOTICE*", "USE_POLICY*",
 };
 static const char hf_image_names[] = "preprocessor_config.json|video_preprocessor_config.json|processor_config.json";
 // clang-format on
@@ -143,22 +144,27 @@ static void hf_copy_file(OutputFolder *folder, const char *path, const char *nam
     output_commit(&output);
 }
 
-// Finds the tokenizer file in the run's folder (of the model or of merged adapters) if it was made from the kept
-// folder's tokenizer.json and that folder has none.
-static void hf_find_tokenizer(HfWrite *write) {
+// Finds the tokenizer file that the folder gets: that of --tokenizer, else in the run's folder (of merged adapters or
+// of the model), if it was made from the kept folder's tokenizer.json. After hf_write_prepare. word: of --tokenizer
+static void hf_find_tokenizer(HfWrite *write, const char *word) {
     const WeightSource *source = write->source;
     const char *kept = write->kept ? write->kept : "";
+    const int given = strcmp(word, "auto") != 0;
     char path[PATH_MAX], found[PATH_MAX];
-    path_join(path, kept, TOKENIZER_NAME);
-    if (source->random || (*kept && path_exists(path))) return;
-    if (!(source->merge && tokenizer_beside(source->merge->adapter->path, found)) &&
-        !tokenizer_beside(source->path, found))
+    if (!strcmp(word, "none")) return;
+    snprintf(found, sizeof(found), "%s", word);
+    if (!given && (source->random || (!(source->merge && tokenizer_beside(source->merge->adapter->path, found)) &&
+                                      (write->kept == source->path || !tokenizer_beside(source->path, found)))))
         return;
     path_join(path, kept, "tokenizer.json");
-    if (!*kept || (path_exists(path) && tokenizer_is_of(found, path)))
+    if (!*kept || (path_exists(path) && tokenizer_is_of(found, path))) {
         memcpy(write->tokenizer, found, sizeof(found));
-    else
+        write->chat = hf_chat_prepare(kept, tokenizer_open(found));
+    } else if (given) {
+        die("--tokenizer %s was not made from a tokenizer.json in %s; give --like FOLDER of its model", found, kept);
+    } else {
         note("%s is not copied: it was not made from a tokenizer.json in %s", found, kept);
+    }
 }
 
 // Returns the source of the folder's tokenizer: the kept folder or a file of the run; "": none.
@@ -343,7 +349,6 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.max_shard_size = max_shard_size;
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
     if (write.kept) hf_check_kept(&write);
-    hf_find_tokenizer(&write);
     hf_open_like(&write, source, quant);
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
@@ -376,6 +381,7 @@ static void hf_write_free(HfWrite *write) {
     if (write->like && write->like != write->source) weights_close(write->like);
     free(write->codes.format), free(write->codes.state), free(write->codes.copied), free(write->codes.record);
     free(write->tensors);
+    hf_chat_free(&write->chat);
 }
 
 static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[64]) {
@@ -567,6 +573,30 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     free(out);
 }
 
+// Writes the small files of the kept folder, with the chat of the tokenizer file, and this file.
+static void hf_write_kept(const HfWrite *write, OutputFolder *folder, const HfKeptFiles *kept) {
+    const Tokenizer *t = write->chat.tokenizer;
+    char from[PATH_MAX];
+    size_t length;
+    int generation = 0;
+    for (size_t i = 0; i <= kept->count; i++) {
+        const char *name = i < kept->count ? kept->names[i] : HF_GENERATION;
+        generation |= i < kept->count && !strcmp(name, HF_GENERATION);
+        if (i == kept->count && (generation || !write->kept)) break;
+        if (t && (!strcmp(name, TOKENIZER_NAME) || (write->chat.renders && !strcmp(name, TEMPLATE_NAME)))) continue;
+        path_join(from, write->kept, name);
+        char *text = hf_chat_edit(&write->chat, from, name, &length);
+        if (text)
+            folder_write_file(folder, name, text, length);
+        else if (i < kept->count)
+            hf_copy_file(folder, from, name);
+        free(text);
+    }
+    if (t) hf_copy_file(folder, write->tokenizer, TOKENIZER_NAME);
+    if (write->chat.renders)
+        folder_write_file(folder, TEMPLATE_NAME, t->section[SECTION_TEMPLATE], t->section_bytes[SECTION_TEMPLATE]);
+}
+
 // Writes the folder. Faults of the place, the models or the disk end it before the first weight is read. replaces: an
 // existing folder of such files may be replaced.
 static void hf_write(HfWrite *write, const char *path, int replaces) {
@@ -575,14 +605,9 @@ static void hf_write(HfWrite *write, const char *path, int replaces) {
     OutputFolder folder;
     double done = 0;
     folder_open(&folder, path, write->bytes + kept.bytes + count * 1024 + HF_CONFIG_TEXT,
-                write->shards + kept.count + 4, hf_is_written_name, replaces);
+                write->shards + kept.count + 6, hf_is_written_name, replaces);
     hf_write_config(write, &folder);
-    for (size_t i = 0; i < kept.count; i++) {
-        char from[PATH_MAX];
-        path_join(from, write->kept, kept.names[i]);
-        hf_copy_file(&folder, from, kept.names[i]);
-    }
-    if (*write->tokenizer) hf_copy_file(&folder, write->tokenizer, TOKENIZER_NAME);
+    hf_write_kept(write, &folder, &kept);
     free(kept.names);
     size_t length;
     char *card = model_card(write->source, write->kept, write->type, path, &length);

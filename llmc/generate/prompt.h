@@ -26,8 +26,8 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// Finds the tokenizer file: that of --tokenizer, else beside the adapters, beside the model, or beside a training run's
-// shards, where data/prepare.py wrote it. NULL: none. path: room for its name
+// Finds the tokenizer file: that of --tokenizer, else the one that a new run's data were rendered with, else beside the
+// adapters, beside the model, or beside a training run's shards. NULL: none. path: room for its name
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,
@@ -35,6 +35,7 @@ static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const char *word = o->tokenizer;
     if (!strcmp(word, "none") || !strcmp(word, "bytes")) return NULL;
     if (strcmp(word, "auto") != 0) return word;
+    if (*run->data_tokenizer) return run->data_tokenizer;
     for (size_t i = 0; i < 2; i++)
         if (beside[i] && tokenizer_beside(beside[i], path)) return path;
     if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return NULL;
@@ -60,24 +61,23 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
             file, prompt->tokenizer->vocabulary_ids, V);
 }
 
-// Copies the model's tokenizer into `folder`, beside the checkpoints, where `sample` finds it. begins: a new run, so a
-// copy already there is another run's
+// Copies the run's tokenizer and its chat template into `folder`, beside the checkpoints, where `sample` and `convert`
+// find them. begins: a new run, so a copy already there is another run's
 static void tokenizer_keep(const Run *run, const char *folder, int begins) {
-    char path[PATH_MAX], copy[PATH_MAX];
+    char path[PATH_MAX], copy[PATH_MAX], chat[PATH_MAX];
     const char *from = tokenizer_of_run(run, path);
     struct stat there, source;
-    OutputFile file;
-    size_t bytes;
-    path_join(copy, folder, TOKENIZER_NAME);
+    path_join(copy, folder, TOKENIZER_NAME), path_join(chat, folder, TEMPLATE_NAME);
     const int is_there = stat(copy, &there) == 0;
     if (is_there && (!begins || (from && stat(from, &source) == 0 && same_file(&there, &source)))) return;
+    if (is_there) unlink(chat);
     if (is_there && !from) unlink(copy);
     if (!from) return;
-    char *content = input_read_text(from, TOKENIZER_MAX, &bytes);
-    output_open(&file, copy, bytes);
-    output_write(&file, 0, content, bytes);
-    output_commit(&file);
-    free(content);
+    Tokenizer *t = tokenizer_load(from);
+    output_write_file(copy, t->file, (size_t)t->bytes);
+    if (t->section_bytes[SECTION_TEMPLATE])
+        output_write_file(chat, t->section[SECTION_TEMPLATE], t->section_bytes[SECTION_TEMPLATE]);
+    tokenizer_close(t);
 }
 
 #define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given

@@ -13,7 +13,8 @@ every file here.
 
 #define TOKENIZER_NAME    "tokenizer.tok"
 #define TOKENIZER_MAGIC   "SBPTOKEN"
-#define TOKENIZER_VERSION 4u                  // the newest; files of older versions lack the last sections and flags
+#define TEMPLATE_NAME     "chat_template.jinja"
+#define TOKENIZER_VERSION 5u                  // the newest; files of older versions lack the last sections and flags
 #define TOKENIZER_HEADER  64                  // bytes before the table of sections
 #define TOKENIZER_MAX     ((uint64_t)1 << 31) // bytes: offsets into it are 32 bits
 #define NO_TOKEN          UINT32_MAX
@@ -69,6 +70,8 @@ typedef enum {
     SECTION_SPLITS = TOKENIZER_SECTIONS_2, SECTION_PATTERNS,
     TOKENIZER_SECTIONS_3,
     SECTION_THOUGHT_BEGIN = TOKENIZER_SECTIONS_3, SECTION_THOUGHT_END,
+    TOKENIZER_SECTIONS_4,
+    SECTION_TEMPLATE = TOKENIZER_SECTIONS_4, SECTION_TURN_ENDS,
     TOKENIZER_SECTIONS
 } TokenizerSection;
 // clang-format on
@@ -115,9 +118,10 @@ typedef struct {
     const Decomposition *decompositions;               // by point
     const uint32_t *combining;                         // (point, class), by point
     const CompositionPair *pairs;                      // by first, second
-    const uint32_t *end_ids, *prefix_ids, *suffix_ids; // [..._count]
+    const uint32_t *end_ids, *prefix_ids, *suffix_ids; // [..._count]; end_ids: of texts
+    const uint32_t *turn_ends;                         // [turn_end_count] of end_ids, those of an assistant's turn
     size_t merge_count, added_count, added_raw, decomposition_count, combining_count, pair_count;
-    size_t end_count, prefix_count, suffix_count;
+    size_t end_count, prefix_count, suffix_count, turn_end_count;
     uint32_t *spelling_slots, *merge_slots; // index + 1 of what lies there; 0: nothing
     size_t spelling_mask, merge_mask;
     unsigned char *symbol_of; // [CHARACTERS], what patterns see of a character; NULL where there are none
@@ -206,7 +210,7 @@ static void tokenizer_check_header(Tokenizer *t) {
     if (crc32_of(0, t->file + 16, t->bytes - 16) != word[3]) tokenizer_damaged(t, "its checksum is wrong");
     t->flags = word[8], t->ids = word[9], t->vocabulary_ids = word[10], t->unknown = word[12];
     static const size_t sections[] = {TOKENIZER_SECTIONS_1, TOKENIZER_SECTIONS_2, TOKENIZER_SECTIONS_3,
-                                      TOKENIZER_SECTIONS};
+                                      TOKENIZER_SECTIONS_4, TOKENIZER_SECTIONS};
     t->sections = sections[word[2] - 1];
     if (t->flags & ~(uint32_t)(word[2] == 1 ? TOKENIZER_FLAGS_1 : TOKENIZER_FLAGS))
         tokenizer_damaged(t, "unknown flags");
@@ -386,12 +390,12 @@ static void tokenizer_open_splits(Tokenizer *t) {
 }
 
 // ---- open, close ----------------------------------------------------------------------------------------------------
-static Tokenizer *tokenizer_open(const char *path) {
+// Reads the file and checks its header and the bounds of its sections, for those who only ask for these.
+static Tokenizer *tokenizer_load(const char *path) {
     if (path_is_directory(path))
         die("%s: is a folder; give the " TOKENIZER_NAME " in it, which data/tokenizer_file.py writes", path);
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(*t), "a tokenizer");
     InputFile file = input_open(path);
-    size_t count;
     if (file.bytes > TOKENIZER_MAX)
         die("%s: has %llu bytes, more than a tokenizer file may have", path, (unsigned long long)file.bytes);
     t->path = checked_strdup(path);
@@ -401,6 +405,12 @@ static Tokenizer *tokenizer_open(const char *path) {
     input_close(&file);
     tokenizer_check_header(t);
     tokenizer_check_sections(t);
+    return t;
+}
+
+static Tokenizer *tokenizer_open(const char *path) {
+    Tokenizer *t = tokenizer_load(path);
+    size_t count;
     t->text_offsets = tokenizer_check_table(t, SECTION_TEXT_OFFSETS, SECTION_TEXT);
     t->text = t->section[SECTION_TEXT];
     t->spelling_offsets = t->text_offsets, t->spelling = t->text;
@@ -413,6 +423,7 @@ static Tokenizer *tokenizer_open(const char *path) {
     t->end_ids = tokenizer_check_ids(t, SECTION_END_IDS, &t->end_count);
     t->prefix_ids = tokenizer_check_ids(t, SECTION_PREFIX_IDS, &t->prefix_count);
     t->suffix_ids = tokenizer_check_ids(t, SECTION_SUFFIX_IDS, &t->suffix_count);
+    t->turn_ends = tokenizer_check_ids(t, SECTION_TURN_ENDS, &t->turn_end_count);
     tokenizer_check_added(t);
     tokenizer_check_composition(t);
     tokenizer_index_merges(t);
@@ -476,6 +487,12 @@ static uint64_t tokenizer_fingerprint(const char *path) {
     }
     input_close(&file);
     return fingerprint;
+}
+
+// Returns the identity of the chat template in the file, as shards record it; 0: it has none.
+static uint64_t tokenizer_template(const Tokenizer *t) {
+    const uint64_t bytes = t->section_bytes[SECTION_TEMPLATE];
+    return bytes ? bytes << 32 | crc32_of(0, t->section[SECTION_TEMPLATE], (size_t)bytes) : 0;
 }
 
 // True where the tokenizer file `path` was made from this tokenizer.json.

@@ -47,6 +47,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
 // Opens the data, then plans and allocates; returns the largest sequence planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
     Options *o = &t->options;
+    if (!t->run.has_begun) run_find_data_tokenizer(&t->run);
     if (o->sample_every) {
         t->prompt = prompt_from_options(&t->run);
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);

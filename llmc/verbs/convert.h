@@ -11,7 +11,7 @@ The verbs `convert`, from one format of weights to another, and `info`, which de
 
 // Returns 1 to write a Hugging Face folder, 0 for one file. Refuses other formats and options that do not apply.
 static int convert_to_folder(const Options *options) {
-    static const char *const only[] = {"like", "max-shard-size"};
+    static const char *const only[] = {"like", "max-shard-size", "tokenizer"};
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
     const char *out = options->out;
     int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin")
@@ -22,7 +22,8 @@ static int convert_to_folder(const Options *options) {
                       i ? "" : ", then run llama.cpp's convert_hf_to_gguf.py on it");
     if (folder && text_ends_with(out, ".bin"))
         die_usage("--out %s: --to %s writes a folder; give it a name without .bin", out, option_chosen(options, "to"));
-    for (size_t i = 0; i < 2; i++)
+    if (!strcmp(options->tokenizer, "bytes")) die_usage("--tokenizer bytes: convert takes auto, none or a file");
+    for (size_t i = 0; i < sizeof(only) / sizeof(only[0]); i++)
         if (!folder && option_given(options, only[i]))
             die_usage("--%s applies to Hugging Face folders, but --out %s is one file; give a folder name, or --to hf",
                       only[i], out);
@@ -30,14 +31,14 @@ static int convert_to_folder(const Options *options) {
 }
 
 static int convert_is_adapter_name(const char *name) {
-    return text_is_one_of(name, ADAPTER_CONFIG_NAME "|" ADAPTER_FILE_NAME "|" TOKENIZER_NAME);
+    return text_is_one_of(name, ADAPTER_CONFIG_NAME "|" ADAPTER_FILE_NAME "|" TOKENIZER_NAME "|" TEMPLATE_NAME);
 }
 
 typedef struct {
     DType dtype; // of most tensors
     size_t files;
-    uint64_t bytes;           // of the weights
-    char tokenizer[PATH_MAX]; // where it was copied from; empty: none
+    uint64_t bytes;               // of the weights
+    char tokenizer[2 * PATH_MAX]; // what it was copied from; empty: none
 } Converted;
 
 // Writes the model in the chosen format. dtype NULL: the source's
@@ -59,9 +60,12 @@ static Converted convert_write(const Options *options, WeightSource *source, con
                       source->config.family->name);
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          quantised, options->quantise_head);
+        hf_find_tokenizer(&write, options->tokenizer);
         hf_write(&write, options->out, options->overwrite);
         result.dtype = write.type, result.files = write.shards, result.bytes = write.bytes;
-        snprintf(result.tokenizer, PATH_MAX, "%s", hf_tokenizer_from(&write));
+        snprintf(result.tokenizer, sizeof(result.tokenizer), "%.*s%s%.*s", PATH_MAX - 1, hf_tokenizer_from(&write),
+                 write.chat.renders ? ", chat template from " : "", write.chat.renders ? PATH_MAX - 1 : 0,
+                 write.tokenizer);
         hf_write_free(&write);
     }
     if (!result.bytes && stat(options->out, &status) == 0) result.bytes = (uint64_t)status.st_size;
@@ -84,10 +88,11 @@ static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     return key;
 }
 
-// Writes the adapters alone: PEFT's files, and the run's tokenizer.
+// Writes the adapters alone: PEFT's files, and the run's tokenizer with its chat template, or that of --tokenizer.
 static int convert_adapter(const Options *options) {
     char found[PATH_MAX], hub[PATH_MAX], path[PATH_MAX], tokenizer[PATH_MAX];
     const char *names[] = {ADAPTER_CONFIG_NAME, ADAPTER_FILE_NAME, TOKENIZER_NAME};
+    const char *word = options->tokenizer;
     const char *folder = hub_path_find("--adapter", options->adapter, hub, options->quiet);
     Lora lora = {0};
     Run run;
@@ -115,13 +120,19 @@ static int convert_adapter(const Options *options) {
         adapter_split_header(run.adapter, &run.lora, &run.adapter_base, NULL, &bytes);
         lora = run.lora;
     }
-    folder_open(&out, options->out, bytes + ADAPTER_CONFIG_MAX, 3, convert_is_adapter_name, options->overwrite);
-    const int has_tokenizer = tokenizer_beside(path, tokenizer);
+    folder_open(&out, options->out, bytes + ADAPTER_CONFIG_MAX, 4, convert_is_adapter_name, options->overwrite);
+    const int given = strcmp(word, "auto") != 0;
+    if (given) snprintf(tokenizer, sizeof(tokenizer), "%s", word);
+    const int has_tokenizer = given ? strcmp(word, "none") != 0 : tokenizer_beside(path, tokenizer);
+    Tokenizer *t = has_tokenizer ? tokenizer_load(tokenizer) : NULL;
     if (split) adapter_split_write(run.adapter, &run.lora, &run.adapter_base, options->model, &out, bytes);
     for (size_t i = split ? 2 : 0; i < 2 + (size_t)has_tokenizer; i++) {
         path_join(path, folder, names[i]);
         hf_copy_file(&out, i < 2 ? path : tokenizer, names[i]);
     }
+    if (t && t->section_bytes[SECTION_TEMPLATE])
+        folder_write_file(&out, TEMPLATE_NAME, t->section[SECTION_TEMPLATE], t->section_bytes[SECTION_TEMPLATE]);
+    tokenizer_close(t);
     folder_commit(&out);
     input_close(&file), safetensors_free(&list);
     if (!options->quiet)

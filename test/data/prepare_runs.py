@@ -149,7 +149,7 @@ class WithCommand(unittest.TestCase):
         self.assertEqual((a.keys(), [name for name in a if a[name] != b[name]]), (b.keys(), []))
 
 
-def shard_bytes(of, kind, samples, columns=()):
+def shard_bytes(of, kind, samples, columns=(), talks=False):
     """A shard of these samples, each a list of documents, with the columns of prompts, as data/README.md has it."""
     documents = [(group, document) for group, sample in enumerate(samples) for document in sample]
     width, values_follow = 2 if of.vocabulary <= 65536 else 4, documents[0][1].values is not None
@@ -166,7 +166,8 @@ def shard_bytes(of, kind, samples, columns=()):
     texts, index, text = [json.dumps(each, ensure_ascii=False).encode() for each in columns if any(columns)], b"", b""
     for each in texts:
         index, text = index + struct.pack("<QII", len(text), len(each), zlib.crc32(each)), text + each
-    more = struct.pack("<QQI44x", texts and len(padded(whole)) or 0, max(map(len, texts), default=0), zlib.crc32(index))
+    template = of.template.text.encode() if talks else b""
+    more = struct.pack("<QQI4xII32x", texts and len(padded(whole)) or 0, max(map(len, texts), default=0), zlib.crc32(index), zlib.crc32(template), len(template))
     whole = padded(whole) + index + text if texts else whole
     longest = max(len(d.ids) for _, d in documents)
     header = struct.pack("<8s2I6Q2I6QI", b"SBPSHARD", 1, 0x01020304, 256, len(whole), len(documents), len(sections[1]), counted, longest,
@@ -186,7 +187,8 @@ def expected_shards(of, kind, rows, most):
         shards[-1].append(documents)
         columns[-1].append({key: value for key, value in row.items() if kind == 3 and key != "prompt" and value is not None})
         size += tokens
-    return [shard_bytes(of, kind, *both) for both in zip(shards, columns)]
+    talks = any(isinstance(row.get("messages", row.get("prompt")), list) for row in rows)
+    return [shard_bytes(of, kind, *both, talks) for both in zip(shards, columns)]
 
 
 class Runs(WithCommand):
@@ -198,7 +200,8 @@ class Runs(WithCommand):
             said = self.prepare(name, data, *options).stdout
             made = contents(self.path(name))
             paths = [self.path(f"{name}/{each}") for each in made if each.endswith(".bin")]
-            self.assertTrue("train-00002.bin" in made and len(made) == len(paths) + 2)
+            self.assertTrue("train-00002.bin" in made and len(made) == len(paths) + 2 + ("chat_template.jinja" in made))
+            self.assertEqual(made.get("chat_template.jinja", of.template.content), of.template.content)
             inspected = self.run_main("inspect", *paths)
             self.assertEqual(inspected.returncode, 0, inspected.stderr)
             for each in words:

@@ -88,19 +88,20 @@ class Shipped(unittest.TestCase):
     def test_more(self):
         """Reasoning in a content between the template's own marks; what tokenizer.tok has; ids that end an answer."""
         made = {}
-        for name, ends in (("gptoss", ["<eos>", "<|return|>"]), ("gemma4_v5", ["<eos>", "<turn|>"])):
+        for name, ends in (("gptoss", ["<eos>", "<|return|>", "<|call|>"]), ("gemma4_v5", ["<eos>", "<turn|>", "<|tool_response>"])):
             with tempfile.TemporaryDirectory() as folder, open(shipped(name), encoding="utf-8") as file:
                 samples.tokenizer_folder(folder, library(name), file.read(), "<bos>", "<eos>")
                 source = tokenizer_file.Source(folder)
-                made[name] = encode.Encoder(encode.Options(folder), NOW), tokenizer_chat.find_chat(folder, source.encode)
+                own = encode.Encoder(encode.Options(folder), NOW)
+                made[name] = own, tokenizer_chat.find_chat(own.template, source.encode)
                 content = tokenizer_file.tokenizer_bytes(source)
             ids = struct.iter_unpack("<I", tokenizer_file.section_of(content, "end_ids"))
             self.assertEqual([source.tokenizer.id_to_token(id) for id, in ids], ends)
-            self.assertEqual(struct.unpack_from("<I", content, 8), (4,))
+            self.assertEqual(struct.unpack_from("<I", content, 8), (5,))
             chat, user = made[name][1], [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "r"}, {"role": "user", "content": "c"}]
             self.assertIn("FORGETS", chat.flags)
             kept = {"gptoss": "<|channel|>final<|message|>b", "gemma4_v5": "b"}[name]
-            text = made[name][0].template.render(user, True).replace(NOW.strftime("%Y-%m-%d"), datetime.datetime.now().strftime("%Y-%m-%d"))
+            text = made[name][0].template.render(user, True)
             self.assertEqual(text, "".join((chat.texts["first_before"], "a", chat.texts["first_after"], kept, chat.texts["next_before"], "c", chat.texts["next_after"])))
             self.assertEqual([chat.texts[f"thought_{edge}"] for edge in ("begin", "end")],
                              {"gptoss": ["", "<|end|><|start|>assistant"], "gemma4_v5": ["<|channel>", "<channel|>"]}[name])

@@ -688,7 +688,7 @@ class Rejections(Tested):
         """What tokenizer.tok has of a chat template, and why it has no more."""
         def found(template):
             folder = samples.tokenizer_folder(WORK.name + "/chat", samples.byte_level(), template, None, "<|im_end|>")
-            return tokenizer_chat.find_chat(folder, tokenizer_file.Source(folder).encode)
+            return tokenizer_chat.find_chat(templates.ChatTemplate(template, {"eos_token": "<|im_end|>"}), tokenizer_file.Source(folder).encode)
 
         plain, forgets, asked = ["CHAT", "CHAT_SYSTEM", "CHAT_NEXT"], ["FORGETS", "FORGETS_LINES"], samples.THINKING.split("{{- content }}")
         trims = ["CHAT", "TRIM_USER", "TRIM_SYSTEM", "CHAT_SYSTEM", "CHAT_NEXT"]
@@ -732,10 +732,10 @@ class Rejections(Tested):
                  head + "Hi<|im_end|>\n«<|im_start|>assistant\nho<|im_end|>\n»<|im_start|>user\nAnd?<|im_end|>\n«<|im_start|>assistant\nbye<|im_end|>\n»"),
                 ("ministral3", whole, ["</s>"], {"system_before": "<s>[SYSTEM_PROMPT]", "system_between": "[/SYSTEM_PROMPT][INST]", "next_before": "</s>[INST]"},
                  "<s>[SYSTEM_PROMPT]Help.[/SYSTEM_PROMPT][INST]Hi[/INST]«ho</s>»[INST]And?[/INST]«bye</s>»"),
-                ("harmony", whole, ["<|return|>"], {"first_after": "<|end|><|start|>assistant", "thought_begin": "", "thought_end": "<|end|><|start|>assistant"},
+                ("harmony", whole, ["<|return|>", "<|call|>"], {"first_after": "<|end|><|start|>assistant", "thought_begin": "", "thought_end": "<|end|><|start|>assistant"},
                  "<|start|>user<|message|>Hi<|end|><|start|>assistant«<|channel|>final<|message|>ho<|end|>»"
                  "<|start|>user<|message|>And?<|end|><|start|>assistant«<|channel|>final<|message|>bye<|return|>»"),
-                ("channels", whole, ["</s>", "<turn|>"], {"next_before": "<turn|>\n<|turn>user\n", "thought_begin": "<|channel>", "thought_end": "<channel|>"},
+                ("channels", whole, ["</s>", "<turn|>", "<|answer>"], {"next_before": "<turn|>\n<|turn>user\n", "thought_begin": "<|channel>", "thought_end": "<channel|>"},
                  "<s><|turn>user\nHi<turn|>\n<|turn>model\n«ho<turn|>\n»<|turn>user\nAnd?<turn|>\n<|turn>model\n«bye<turn|>\n»")):
             *template, special = samples.FAMILIES[name]
             tokenizer = samples.byte_level()

@@ -1,0 +1,150 @@
+/*
+The chat of a Hugging Face folder: the template and the ends of a turn in a run's tokenizer file, which its data were
+prepared with, replace those of the folder that is kept. chat_template.jinja is written anew. Other files keep every
+byte but the values of `chat_keys`: a chat_template where there is one; eos_token, if generation does not end at the end
+of a turn yet; generation_config's eos_token_id, the old ids and then the new ones. config.json and pad_token stay.
+*/
+#ifndef LLMC_HF_CHAT_H
+#define LLMC_HF_CHAT_H
+#include "hf_config_keep.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+#define HF_CHAT_MAX    ((size_t)16 << 20) // most bytes of a file with a template
+#define HF_GENERATION  "generation_config.json"
+#define TOKENIZER_JSON "tokenizer_config.json"
+
+static const struct {
+    const char *file, *key;
+    int add; // also where the file has no such key
+} chat_keys[] = {{TOKENIZER_JSON, "chat_template", 0},        {TOKENIZER_JSON, "eos_token", 1},
+                 {"special_tokens_map.json", "eos_token", 0}, {"chat_template.json", "chat_template", 0},
+                 {HF_GENERATION, "eos_token_id", 1},          {HF_GENERATION, "pad_token_id", 1},
+                 {HF_GENERATION, "bos_token_id", 1}};
+
+typedef struct {
+    Tokenizer *tokenizer; // NULL: the files stay as they are
+    char *edits;          // a JSON object of keys that change, with their values
+    size_t length;        // of edits
+    int renders;          // its template replaces the folder's
+} HfChat;
+
+// Returns the object in a file of the folder, or an empty one. The caller frees it.
+static cJSON *hf_folder_object(const char *folder, const char *name) {
+    char path[PATH_MAX];
+    path_join(path, folder, name);
+    return *folder && path_exists(path) ? json_read_object(path, HF_CHAT_MAX) : cJSON_CreateObject();
+}
+
+// Tells whether the folder's default template is this one: chat_template.jinja, else tokenizer_config.json's.
+static int hf_has_template(const char *folder, const cJSON *config, const unsigned char *text, size_t bytes) {
+    char path[PATH_MAX];
+    const cJSON *value = json_get(config, "chat_template"), *entry;
+    path_join(path, folder, TEMPLATE_NAME);
+    if (*folder && path_exists(path)) {
+        size_t length;
+        char *own = input_read_text(path, HF_CHAT_MAX, &length);
+        const int same = length == bytes && !memcmp(own, text, bytes);
+        free(own);
+        return same;
+    }
+    cJSON_ArrayForEach(entry, value) if (json_is(json_get(entry, "name"), "default")) value =
+        json_get(entry, "template");
+    return cJSON_IsString(value) && strlen(value->valuestring) == bytes && !memcmp(value->valuestring, text, bytes);
+}
+
+// Tells whether a token is among ids: a number, a list or NULL.
+static int hf_has_id(const cJSON *ids, uint32_t id) {
+    const cJSON *entry = cJSON_IsArray(ids) ? ids->child : ids;
+    for (; entry; entry = entry == ids ? NULL : entry->next)
+        if (cJSON_IsNumber(entry) && entry->valuedouble == id) return 1;
+    return 0;
+}
+
+// Adds the eos_token that the folder gets: the end of the last turn, if no end of a turn ends texts there yet.
+static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, const cJSON *ids) {
+    const cJSON *own = json_get(config, "eos_token");
+    const char *text;
+    size_t bytes;
+    if (cJSON_IsObject(own)) own = json_get(own, "content");
+    for (size_t i = 0; i < t->turn_end_count; i++) {
+        text = tokenizer_decode(t, (int32_t)t->turn_ends[i], &bytes);
+        if (hf_has_id(ids, t->turn_ends[i])) return;
+        if (cJSON_IsString(own) && strlen(own->valuestring) == bytes && !memcmp(own->valuestring, text, bytes)) return;
+    }
+    text = tokenizer_decode(t, (int32_t)t->turn_ends[0], &bytes);
+    json_bytes(json, "eos_token", text, bytes);
+}
+
+// Adds generation's eos_token_id: the old ids, each once, then the ends of a turn. Without a file also the other ids of
+// config.json, which generation then no longer reads.
+static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generation, const cJSON *config,
+                        const cJSON *ids) {
+    static const char *const others[] = {"bos_token_id", "pad_token_id"};
+    const cJSON *entry = cJSON_IsArray(ids) ? ids->child : ids;
+    cJSON *list = cJSON_CreateArray();
+    size_t news = 0;
+    for (; entry; entry = entry == ids ? NULL : entry->next)
+        if (cJSON_IsNumber(entry) && !hf_has_id(list, (uint32_t)entry->valuedouble))
+            cJSON_AddItemToArray(list, cJSON_CreateNumber(entry->valuedouble));
+    for (size_t i = 0; i < t->turn_end_count; i++)
+        if (!hf_has_id(list, t->turn_ends[i])) news++, cJSON_AddItemToArray(list, cJSON_CreateNumber(t->turn_ends[i]));
+    for (size_t i = 0; news && !generation->child && i < 2; i++)
+        if (cJSON_IsNumber(json_get(config, others[i])))
+            json_size(json, others[i], (size_t)json_get(config, others[i])->valuedouble);
+    if (news) json_array(json, "eos_token_id");
+    for (entry = list->child; news && entry; entry = entry->next) json_size(json, NULL, (size_t)entry->valuedouble);
+    if (news) json_array_end(json);
+    cJSON_Delete(list);
+}
+
+// Compares the chat of a tokenizer file with that of the folder that is kept; "": none. Takes the tokenizer.
+static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
+    HfChat chat = {t, NULL, 0, 0};
+    const size_t bytes = t->section_bytes[SECTION_TEMPLATE], room = 6 * bytes + 32 * t->turn_end_count + 4096;
+    cJSON *config = hf_folder_object(folder, TOKENIZER_JSON), *model = hf_folder_object(folder, "config.json");
+    cJSON *generation = hf_folder_object(folder, HF_GENERATION);
+    const cJSON *ids = json_get(generation->child ? generation : model, "eos_token_id");
+    const unsigned char *text = t->section[SECTION_TEMPLATE];
+    chat.renders = bytes && !hf_has_template(folder, config, text, bytes);
+    chat.edits = (char *)checked_malloc(room, "the chat of a folder");
+    JsonOut json = json_open_text(chat.edits, room, JSON_INDENTED);
+    json_object(&json, NULL);
+    if (chat.renders) json_bytes(&json, "chat_template", (const char *)text, bytes);
+    if (*folder && t->turn_end_count) {
+        hf_chat_eos(&json, t, config, ids);
+        hf_chat_ids(&json, t, generation, model, ids);
+    }
+    json_object_end(&json);
+    chat.length = json_text_end(&json);
+    if (!chat.length) die("internal: the chat of a folder is longer than %zu bytes", room);
+    cJSON_Delete(config), cJSON_Delete(model), cJSON_Delete(generation);
+    return chat;
+}
+
+// Returns a file of the folder, which may be absent, with the values that change; NULL: it stays. The caller frees it.
+static char *hf_chat_edit(const HfChat *chat, const char *path, const char *name, size_t *length) {
+    char *out = NULL;
+    size_t begin, end;
+    for (size_t i = 0; chat->tokenizer && i < sizeof(chat_keys) / sizeof(chat_keys[0]); i++) {
+        const char *key = chat_keys[i].key;
+        if (strcmp(name, chat_keys[i].file) != 0 || !json_value_span(chat->edits, chat->length, key, &begin, &end))
+            continue;
+        if (!out) {
+            char *text = path_exists(path) ? input_read_text(path, HF_CHAT_MAX, length) : checked_strdup("{\n}\n");
+            if (!path_exists(path)) *length = strlen(text);
+            cJSON_Delete(json_parse_object(text, *length, path));
+            out = (char *)checked_malloc(*length + chat->length + 256, path);
+            memcpy(out, text, *length + 1);
+            free(text);
+        }
+        *length = hf_config_replace(out, *length, key, chat->edits + begin, end - begin, chat_keys[i].add);
+    }
+    return out;
+}
+
+static void hf_chat_free(HfChat *chat) {
+    tokenizer_close(chat->tokenizer);
+    free(chat->edits);
+}
+
+#endif
