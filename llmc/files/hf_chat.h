@@ -25,7 +25,8 @@ typedef struct {
     Tokenizer *tokenizer; // NULL: the files stay as they are
     char *edits;          // a JSON object of keys that change, with their values
     size_t length;        // of edits
-    int renders;          // its template replaces the folder's
+    int replaces;         // its template replaces the folder's
+    int writes;           // chat_template.jinja is written
 } HfChat;
 
 // Returns the object in a file of the folder, or an empty one. The caller frees it.
@@ -99,17 +100,19 @@ static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generati
 
 // Compares the chat of a tokenizer file with that of the folder that is kept; "": none. Takes the tokenizer.
 static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
-    HfChat chat = {t, NULL, 0, 0};
+    HfChat chat = {t, NULL, 0, 0, 0};
     const size_t bytes = t->section_bytes[SECTION_TEMPLATE], room = 6 * bytes + 32 * t->turn_end_count + 4096;
     cJSON *config = hf_folder_object(folder, TOKENIZER_JSON), *model = hf_folder_object(folder, "config.json");
     cJSON *generation = hf_folder_object(folder, HF_GENERATION);
     const cJSON *ids = json_get(generation->child ? generation : model, "eos_token_id");
     const unsigned char *text = t->section[SECTION_TEMPLATE];
-    chat.renders = bytes && !hf_has_template(folder, config, text, bytes);
+    chat.replaces = bytes && !hf_has_template(folder, config, text, bytes);
+    chat.writes =
+        bytes && (chat.replaces || !cJSON_IsArray(json_get(config, "chat_template"))); // it would hide the list
     chat.edits = (char *)checked_malloc(room, "the chat of a folder");
     JsonOut json = json_open_text(chat.edits, room, JSON_INDENTED);
     json_object(&json, NULL);
-    if (chat.renders) json_bytes(&json, "chat_template", (const char *)text, bytes);
+    if (chat.replaces) json_bytes(&json, "chat_template", (const char *)text, bytes);
     if (*folder && t->turn_end_count) {
         hf_chat_eos(&json, t, config, ids);
         hf_chat_ids(&json, t, generation, model, ids);

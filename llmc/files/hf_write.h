@@ -583,7 +583,7 @@ static void hf_write_kept(const HfWrite *write, OutputFolder *folder, const HfKe
         const char *name = i < kept->count ? kept->names[i] : HF_GENERATION;
         generation |= i < kept->count && !strcmp(name, HF_GENERATION);
         if (i == kept->count && (generation || !write->kept)) break;
-        if (t && (!strcmp(name, TOKENIZER_NAME) || (write->chat.renders && !strcmp(name, TEMPLATE_NAME)))) continue;
+        if (t && (!strcmp(name, TOKENIZER_NAME) || (write->chat.writes && !strcmp(name, TEMPLATE_NAME)))) continue;
         path_join(from, write->kept, name);
         char *text = hf_chat_edit(&write->chat, from, name, &length);
         if (text)
@@ -593,7 +593,7 @@ static void hf_write_kept(const HfWrite *write, OutputFolder *folder, const HfKe
         free(text);
     }
     if (t) hf_copy_file(folder, write->tokenizer, TOKENIZER_NAME);
-    if (write->chat.renders)
+    if (write->chat.writes)
         folder_write_file(folder, TEMPLATE_NAME, t->section[SECTION_TEMPLATE], t->section_bytes[SECTION_TEMPLATE]);
 }
 

@@ -64,7 +64,7 @@ static Converted convert_write(const Options *options, WeightSource *source, con
         hf_write(&write, options->out, options->overwrite);
         result.dtype = write.type, result.files = write.shards, result.bytes = write.bytes;
         snprintf(result.tokenizer, sizeof(result.tokenizer), "%.*s%s%.*s", PATH_MAX - 1, hf_tokenizer_from(&write),
-                 write.chat.renders ? ", chat template from " : "", write.chat.renders ? PATH_MAX - 1 : 0,
+                 write.chat.replaces ? ", chat template from " : "", write.chat.replaces ? PATH_MAX - 1 : 0,
                  write.tokenizer);
         hf_write_free(&write);
     }
@@ -90,9 +90,9 @@ static BaseKey convert_base_key(const Run *run, const RunSource *began) {
 
 // Writes the adapters alone: PEFT's files, and the run's tokenizer with its chat template, or that of --tokenizer.
 static int convert_adapter(const Options *options) {
-    char found[PATH_MAX], hub[PATH_MAX], path[PATH_MAX], tokenizer[PATH_MAX];
+    char found[PATH_MAX], hub[PATH_MAX], path[PATH_MAX], beside[PATH_MAX];
     const char *names[] = {ADAPTER_CONFIG_NAME, ADAPTER_FILE_NAME, TOKENIZER_NAME};
-    const char *word = options->tokenizer;
+    const char *tokenizer = options->tokenizer;
     const char *folder = hub_path_find("--adapter", options->adapter, hub, options->quiet);
     Lora lora = {0};
     Run run;
@@ -121,9 +121,8 @@ static int convert_adapter(const Options *options) {
         lora = run.lora;
     }
     folder_open(&out, options->out, bytes + ADAPTER_CONFIG_MAX, 4, convert_is_adapter_name, options->overwrite);
-    const int given = strcmp(word, "auto") != 0;
-    if (given) snprintf(tokenizer, sizeof(tokenizer), "%s", word);
-    const int has_tokenizer = given ? strcmp(word, "none") != 0 : tokenizer_beside(path, tokenizer);
+    if (!strcmp(tokenizer, "auto")) tokenizer = tokenizer_beside(path, beside) ? beside : "none";
+    const int has_tokenizer = strcmp(tokenizer, "none") != 0;
     Tokenizer *t = has_tokenizer ? tokenizer_load(tokenizer) : NULL;
     if (split) adapter_split_write(run.adapter, &run.lora, &run.adapter_base, options->model, &out, bytes);
     for (size_t i = split ? 2 : 0; i < 2 + (size_t)has_tokenizer; i++) {
