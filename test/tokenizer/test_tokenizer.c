@@ -502,7 +502,7 @@ TEST(damaged_files) {
         CUT_TO(TOK, 463, DAMAGED),
         CUT_TO(TOK, -1, DAMAGED),
         EXTENDED_BY(TOK, 8, DAMAGED),
-        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads versions 1 to 4"),
+        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads versions 1 to 5"),
         OTHER_NUMBER(TOK, 32, 4, 0, NULL), // decodes only
         OTHER_NUMBER(TOK, 8, 4, 0, "of version 0"),
         OTHER_NUMBER(TOK, 32, 4, 1 << 20, "unknown flags"),
