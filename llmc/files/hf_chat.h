@@ -26,7 +26,7 @@ typedef struct {
     char *edits;          // a JSON object of keys that change, with their values
     size_t length;        // of edits
     int replaces;         // its template replaces the folder's
-    int writes;           // chat_template.jinja is written
+    size_t bytes;         // of chat_template.jinja to be written; 0: the folder's stays
 } HfChat;
 
 // Returns the object in a file of the folder, or an empty one. The caller frees it.
@@ -36,66 +36,63 @@ static cJSON *hf_folder_object(const char *folder, const char *name) {
     return *folder && path_exists(path) ? json_read_object(path, HF_CHAT_MAX) : cJSON_CreateObject();
 }
 
-// Tells whether the folder's default template is this one: chat_template.jinja, else tokenizer_config.json's.
-static int hf_has_template(const char *folder, const cJSON *config, const unsigned char *text, size_t bytes) {
-    char path[PATH_MAX];
-    const cJSON *value = json_get(config, "chat_template"), *entry;
-    path_join(path, folder, TEMPLATE_NAME);
-    if (*folder && path_exists(path)) {
-        size_t length;
-        char *own = input_read_text(path, HF_CHAT_MAX, &length);
-        const int same = length == bytes && !memcmp(own, text, bytes);
-        free(own);
-        return same;
-    }
-    cJSON_ArrayForEach(entry, value) if (json_is(json_get(entry, "name"), "default")) value =
-        json_get(entry, "template");
-    return cJSON_IsString(value) && strlen(value->valuestring) == bytes && !memcmp(value->valuestring, text, bytes);
+// Tells whether a JSON text is these bytes.
+static int hf_is_text(const cJSON *item, const char *text, size_t bytes) {
+    return cJSON_IsString(item) && strlen(item->valuestring) == bytes && !memcmp(item->valuestring, text, bytes);
 }
 
-// Tells whether a token is among ids: a number, a list or NULL.
-static int hf_has_id(const cJSON *ids, uint32_t id) {
+// Tells whether the folder's default template is this one: chat_template.jinja, else tokenizer_config.json's.
+static int hf_has_template(const char *folder, const cJSON *config, const char *text, size_t bytes) {
+    char path[PATH_MAX];
+    const cJSON *value = json_get(config, "chat_template"), *entry = cJSON_IsArray(value) ? value->child : NULL;
+    path_join(path, folder, TEMPLATE_NAME);
+    for (; entry; entry = entry->next)
+        if (json_is(json_get(entry, "name"), "default")) value = json_get(entry, "template");
+    if (!*folder || !path_exists(path)) return hf_is_text(value, text, bytes);
+    size_t length;
+    char *own = input_read_text(path, HF_CHAT_MAX, &length);
+    const int same = length == bytes && !memcmp(own, text, bytes);
+    free(own);
+    return same;
+}
+
+// Tells whether a token is among ids, a number, a list or NULL, before `until`; NULL: all.
+static int hf_has_id(const cJSON *ids, double id, const cJSON *until) {
     const cJSON *entry = cJSON_IsArray(ids) ? ids->child : ids;
-    for (; entry; entry = entry == ids ? NULL : entry->next)
+    for (; entry && entry != until; entry = entry == ids ? NULL : entry->next)
         if (cJSON_IsNumber(entry) && entry->valuedouble == id) return 1;
     return 0;
 }
 
-// Adds the eos_token that the folder gets: the end of the last turn, if no end of a turn ends texts there yet.
+// Adds eos_token, the end of the last turn, if no end of a turn ends texts in the folder yet.
 static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, const cJSON *ids) {
     const cJSON *own = json_get(config, "eos_token");
-    const char *text;
     size_t bytes;
     if (cJSON_IsObject(own)) own = json_get(own, "content");
-    for (size_t i = 0; i < t->turn_end_count; i++) {
-        text = tokenizer_decode(t, (int32_t)t->turn_ends[i], &bytes);
-        if (hf_has_id(ids, t->turn_ends[i])) return;
-        if (cJSON_IsString(own) && strlen(own->valuestring) == bytes && !memcmp(own->valuestring, text, bytes)) return;
+    for (size_t i = t->turn_end_count; i-- > 0;) {
+        const char *text = tokenizer_decode(t, (int32_t)t->turn_ends[i], &bytes);
+        if (hf_has_id(ids, t->turn_ends[i], NULL) || hf_is_text(own, text, bytes)) return;
+        if (!i) json_bytes(json, "eos_token", text, bytes);
     }
-    text = tokenizer_decode(t, (int32_t)t->turn_ends[0], &bytes);
-    json_bytes(json, "eos_token", text, bytes);
 }
 
-// Adds generation's eos_token_id: the old ids, each once, then the ends of a turn. Without a file also the other ids of
-// config.json, which generation then no longer reads.
+// Adds generation's eos_token_id if ends of a turn are missing there: the old ids, each once, then these ends. Without
+// a file also the other ids of config.json, which generation then no longer reads.
 static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generation, const cJSON *config,
                         const cJSON *ids) {
     static const char *const others[] = {"bos_token_id", "pad_token_id"};
-    const cJSON *entry = cJSON_IsArray(ids) ? ids->child : ids;
-    cJSON *list = cJSON_CreateArray();
-    size_t news = 0;
-    for (; entry; entry = entry == ids ? NULL : entry->next)
-        if (cJSON_IsNumber(entry) && !hf_has_id(list, (uint32_t)entry->valuedouble))
-            cJSON_AddItemToArray(list, cJSON_CreateNumber(entry->valuedouble));
-    for (size_t i = 0; i < t->turn_end_count; i++)
-        if (!hf_has_id(list, t->turn_ends[i])) news++, cJSON_AddItemToArray(list, cJSON_CreateNumber(t->turn_ends[i]));
-    for (size_t i = 0; news && !generation->child && i < 2; i++)
+    size_t known = 0;
+    while (known < t->turn_end_count && hf_has_id(ids, t->turn_ends[known], NULL)) known++;
+    if (known == t->turn_end_count) return;
+    for (size_t i = 0; !generation->child && i < 2; i++)
         if (cJSON_IsNumber(json_get(config, others[i])))
             json_size(json, others[i], (size_t)json_get(config, others[i])->valuedouble);
-    if (news) json_array(json, "eos_token_id");
-    for (entry = list->child; news && entry; entry = entry->next) json_size(json, NULL, (size_t)entry->valuedouble);
-    if (news) json_array_end(json);
-    cJSON_Delete(list);
+    json_array(json, "eos_token_id");
+    for (const cJSON *id = cJSON_IsArray(ids) ? ids->child : ids; id; id = id == ids ? NULL : id->next)
+        if (cJSON_IsNumber(id) && !hf_has_id(ids, id->valuedouble, id)) json_size(json, NULL, (size_t)id->valuedouble);
+    for (size_t i = 0; i < t->turn_end_count; i++)
+        if (!hf_has_id(ids, t->turn_ends[i], NULL)) json_size(json, NULL, t->turn_ends[i]);
+    json_array_end(json);
 }
 
 // Compares the chat of a tokenizer file with that of the folder that is kept; "": none. Takes the tokenizer.
@@ -105,14 +102,13 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
     cJSON *config = hf_folder_object(folder, TOKENIZER_JSON), *model = hf_folder_object(folder, "config.json");
     cJSON *generation = hf_folder_object(folder, HF_GENERATION);
     const cJSON *ids = json_get(generation->child ? generation : model, "eos_token_id");
-    const unsigned char *text = t->section[SECTION_TEMPLATE];
+    const char *text = (const char *)t->section[SECTION_TEMPLATE];
     chat.replaces = bytes && !hf_has_template(folder, config, text, bytes);
-    chat.writes =
-        bytes && (chat.replaces || !cJSON_IsArray(json_get(config, "chat_template"))); // it would hide the list
+    chat.bytes = chat.replaces || !cJSON_IsArray(json_get(config, "chat_template")) ? bytes : 0; // hides no list
     chat.edits = (char *)checked_malloc(room, "the chat of a folder");
     JsonOut json = json_open_text(chat.edits, room, JSON_INDENTED);
     json_object(&json, NULL);
-    if (chat.replaces) json_bytes(&json, "chat_template", (const char *)text, bytes);
+    if (chat.replaces) json_bytes(&json, "chat_template", text, bytes);
     if (*folder && t->turn_end_count) {
         hf_chat_eos(&json, t, config, ids);
         hf_chat_ids(&json, t, generation, model, ids);

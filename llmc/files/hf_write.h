@@ -96,6 +96,11 @@ static void hf_check_link(const char *folder, const char *path) {
         die("%s: is a link that leads out of %s; put the file itself there", path, root);
 }
 
+static void hf_add_kept(HfKeptFiles *kept, const char *name) {
+    kept->names = (char(*)[256])checked_realloc(kept->names, (kept->count + 1) * sizeof(*kept->names), name);
+    snprintf(kept->names[kept->count++], sizeof(*kept->names), "%s", name);
+}
+
 // Finds the model's small files in a folder. images: also those that prepare images and video
 static HfKeptFiles hf_find_kept(const char *folder, int images) {
     HfKeptFiles kept = {NULL, 0, 0};
@@ -116,8 +121,7 @@ static HfKeptFiles hf_find_kept(const char *folder, int images) {
         hf_check_link(folder, path);
         if (status.st_size > HF_KEPT_MAX)
             die("%s: has %lld bytes, too many for such a file", path, (long long)status.st_size);
-        kept.names = (char(*)[256])checked_realloc(kept.names, (kept.count + 1) * sizeof(*kept.names), folder);
-        snprintf(kept.names[kept.count++], sizeof(*kept.names), "%s", entry->d_name);
+        hf_add_kept(&kept, entry->d_name);
         kept.bytes += (uint64_t)status.st_size;
     }
     if (directory) closedir(directory);
@@ -574,27 +578,26 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
 }
 
 // Writes the small files of the kept folder, with the chat of the tokenizer file, and this file.
-static void hf_write_kept(const HfWrite *write, OutputFolder *folder, const HfKeptFiles *kept) {
-    const Tokenizer *t = write->chat.tokenizer;
+static void hf_write_kept(const HfWrite *write, OutputFolder *folder, HfKeptFiles *kept) {
+    const HfChat *chat = &write->chat;
     char from[PATH_MAX];
     size_t length;
-    int generation = 0;
-    for (size_t i = 0; i <= kept->count; i++) {
-        const char *name = i < kept->count ? kept->names[i] : HF_GENERATION;
-        generation |= i < kept->count && !strcmp(name, HF_GENERATION);
-        if (i == kept->count && (generation || !write->kept)) break;
-        if (t && (!strcmp(name, TOKENIZER_NAME) || (write->chat.writes && !strcmp(name, TEMPLATE_NAME)))) continue;
+    path_join(from, write->kept ? write->kept : "", HF_GENERATION);
+    if (write->kept && !path_exists(from)) hf_add_kept(kept, HF_GENERATION); // chat may need it
+    for (size_t i = 0; i < kept->count; i++) {
+        const char *name = kept->names[i];
+        if (chat->tokenizer && !strcmp(name, TOKENIZER_NAME)) continue;
+        if (chat->bytes && !strcmp(name, TEMPLATE_NAME)) continue;
         path_join(from, write->kept, name);
-        char *text = hf_chat_edit(&write->chat, from, name, &length);
+        char *text = hf_chat_edit(chat, from, name, &length);
         if (text)
             folder_write_file(folder, name, text, length);
-        else if (i < kept->count)
+        else if (path_exists(from))
             hf_copy_file(folder, from, name);
         free(text);
     }
-    if (t) hf_copy_file(folder, write->tokenizer, TOKENIZER_NAME);
-    if (write->chat.writes)
-        folder_write_file(folder, TEMPLATE_NAME, t->section[SECTION_TEMPLATE], t->section_bytes[SECTION_TEMPLATE]);
+    if (chat->tokenizer) hf_copy_file(folder, write->tokenizer, TOKENIZER_NAME);
+    if (chat->bytes) folder_write_file(folder, TEMPLATE_NAME, chat->tokenizer->section[SECTION_TEMPLATE], chat->bytes);
 }
 
 // Writes the folder. Faults of the place, the models or the disk end it before the first weight is read. replaces: an
