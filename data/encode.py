@@ -64,6 +64,7 @@ class Options:
     now: str = None  # result of strftime_now in templates
     segment_tokens: int = None  # with --iterative
     summary_command: str = None
+    summary_timeout: float = 600  # seconds for an answer
 
 
 class Encoding:
@@ -238,7 +239,7 @@ class Encoder:
         self.template = templates.ChatTemplate(text, self.special, now) if text is not None else None
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
         self.patterns = layout.Patterns(self.asked_stretches, templates.TemplateFailure)
-        self.summaries = iterative.Summaries(options.summary_command) if options.summary_command else None
+        self.summaries = iterative.Summaries(options.summary_command, options.summary_timeout) if options.summary_command else None
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
         self.train_on = self._train_on()
         try:

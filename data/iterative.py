@@ -9,15 +9,20 @@ command's: it gets a line of JSON with question, history (the summary before, or
 """
 
 import bisect
+import contextlib
 import json
+import os
 import re
+import select
 import subprocess
+import threading
 
 import records
 import templates
 from records import Rejected
 
 HISTORY, SUMMARY = "\n\n<history>\n{}\n</history>", "<summary>\n{}\n</summary>"
+MOST = 1 << 20  # bytes of an answer, its newline included
 BREAK = re.compile(r"\n+|(?<=[.!?])[ \t]+|(?<=[\u3002\uff01\uff1f])")  # a segment may end after it
 
 
@@ -42,10 +47,11 @@ def cut(trace, most, tokens_before):
 
 
 class Summaries:
-    """A command that summarises, started once in each process."""
+    """A command that summarises, started once in each process, in a process group of its own. As of a reward command, time and size of its
+    answers are limited, and a guard kills the group a second after this process has ended."""
 
-    def __init__(self, command):
-        self.command, self.process = command, None
+    def __init__(self, command, timeout):
+        self.command, self.timeout, self.process = command, timeout, None
 
     def __call__(self, question, segments):
         """Returns the summaries after each segment but the last."""
@@ -54,21 +60,32 @@ class Summaries:
             found.append(self.ask({"question": question, "history": found[-1], "segment": segment.strip()}))
         return found[1:]
 
-    def ask(self, line):
-        self.process = self.process or subprocess.Popen(self.command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            self.process.stdin.write(json.dumps(line).encode() + b"\n")
-            self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-            text = json.loads(answer) if answer else None
-        except OSError:
-            answer, text = b"", None
-        except ValueError:
-            text = None
-        if not answer:
-            raise SummaryFailure(f"--summary-command ended with status {self.process.wait()}; try it by hand on a line of JSON")
-        if not isinstance(text, str) or not text.strip():
-            raise SummaryFailure(f"--summary-command answered {answer[:40]!r}, not a text as JSON")
+    def ask(self, question):
+        if not self.process:
+            own = {"stdin": subprocess.PIPE, "start_new_session": True}
+            self.process = subprocess.Popen(self.command, shell=True, stdout=subprocess.PIPE, **own)
+            self.guard = subprocess.Popen(["sh", "-c", 'exec >&- 2>&-; read -r _; sleep 1; kill -9 -"$0"', str(self.process.pid)], **own)
+        answer, text, late, pipe = b"", None, [], self.process.stdout.fileno()
+        timer = threading.Timer(self.timeout, lambda: (late.append(True), os.killpg(self.process.pid, 9)))
+        timer.daemon = True
+        timer.start()
+        early = select.select([pipe], [], [], 0)[0]  # an answer to no line, or the end
+        with contextlib.suppress(OSError):
+            os.write(self.process.stdin.fileno(), json.dumps(question).encode() + b"\n")
+        while b"\n" not in answer and len(answer) <= MOST and (part := os.read(pipe, 1 << 16)):
+            answer += part
+        status = None if b"\n" in answer or len(answer) > MOST else self.process.wait()
+        timer.cancel()
+        line, _, more = answer.partition(b"\n")
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.loads(line)
+        for wrong, why in ((late, f"gave no answer within {self.timeout:g} s; --summary-timeout allows more"),
+                           (status is not None, f"ended with status {status}; try it by hand on a line of JSON"),
+                           (len(answer) > MOST, f"answered with more than {MOST:,} bytes: {answer[:40]!r}"),
+                           (early or more, f"gave more answers than lines: {(more or line)[:40]!r}"),
+                           (not isinstance(text, str) or not text.strip(), f"answered {line[:40]!r}, not a text as JSON")):
+            if wrong:
+                raise SummaryFailure(f"--summary-command {why}")
         return text.strip()
 
 

@@ -104,6 +104,7 @@ def read_arguments(argv):
     add("--segment-tokens", type=count, metavar="N", help="with --iterative: most tokens of a segment (default 4096)")
     add("--summary-command", metavar="COMMAND", help="with --iterative: a command that summarises, for rows without a column summaries: a line "
         "of JSON in (question, history, segment), a text as JSON out")
+    add("--summary-timeout", type=number(float, 0.01, 1e6, "a number of seconds"), default=600, metavar="SECONDS", help="for its answer (default 600)")
     add("--roles", metavar="NAME,...", default="", help="roles that the template knows beside the common ones")
     add("--eos", choices=("yes", "no"), default="yes", help="end texts and completions with the end-of-text token (default yes)")
     add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")

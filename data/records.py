@@ -336,7 +336,8 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     result.implicit, result.told = reader.implicit, reader.told
     describe(record, result, reader.used | (spoken(result, row, own, chat) if result.documents[0].prompt is not None else set()), own)
     if result.kind == shards.PROMPTS:
-        result.columns = other_columns({key: record[key] for key in result.passed})
+        talk = {"messages": result.documents[0].prompt} if isinstance(result.documents[0].prompt, list) else {}
+        result.columns = other_columns(talk | {key: record[key] for key in result.passed})
     else:
         result.unused = [key for key in result.left_out if key in UNUSED or key == "label"]
     if row.get("tools"):

@@ -194,7 +194,7 @@ class Run:
             "tokenizer": {"name": workers.encoder.name, "fingerprint": workers.encoder.fingerprint,
                           "special tokens": workers.encoder.special, "library": encode.library_version()},
             "chat template": template and encode.text_crc(template.text),
-            "options": {**{name: value for name, value in vars(o).items() if name not in ("tokenizer", "chat_template", "now")},
+            "options": {**{name: value for name, value in vars(o).items() if name not in ("tokenizer", "chat_template", "now", "summary_timeout")},
                         "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
                         "with_tests": True if s.code_tests else None,
                         "separator": None if s.separator is None else s.separator.decode()},

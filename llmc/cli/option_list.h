@@ -237,7 +237,7 @@ CHOICE(AdapterLayout, adapter_layout, "adapter-layout", "peft", ADAPTER_AS_PEFT,
 SECTION("Experts")
 REAL(router_aux_loss, "router-aux-loss", "auto", 0, 1000, PASSES, "X",
      "coefficient of the loss that balances experts, which is divided by the step's micro-batches and so depends on "
-     "how a step is cut into them; auto: router_aux_loss_coef of the model, as TRL has it")
+     "how a step is cut into them; auto: router_aux_loss_coef of the model, 0 for simpo and orpo, as in TRL")
 REAL(router_z_loss, "router-z-loss", "0", 0, 1000, PASSES, "X",
      "coefficient of the mean square of the routers' log-sum-exp, likewise")
 REAL(router_bias_update, "router-bias-update", "0", 0, 1, ON(TRAIN), "X",

@@ -315,8 +315,11 @@ static double options_learning_rate(const Options *o) {
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
 // Adds the options of --config that the command line leaves out. A default in JSON, and so in a log, is not given.
+// Notes each command that the file brings, as the run will execute it.
 static void options_add_config(Options *options) {
     const OptionWords *words = option_words_read(options->config);
+    const int quiet = options->quiet, commands = option_find("reward-command");
+    const int theirs = !options->given[commands];
     Options file, defaults;
     char a[64], b[64];
     options_set_defaults(&file), options_set_defaults(&defaults);
@@ -340,7 +343,10 @@ static void options_add_config(Options *options) {
         memcpy((char *)options + row->offset, (char *)&file + row->offset, row->bytes);
         options->given[i] = file.given[i];
     }
-    if (words->logged && !options->quiet)
+    for (size_t i = 0; theirs && !quiet && i < options->reward_command.count; i++)
+        note("%s: this run will execute its --reward-command: %.8000s%s", options->config,
+             options->reward_command.path[i], strlen(options->reward_command.path[i]) > 8000 ? "..." : "");
+    if (words->logged && !quiet)
         note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
 }
 

@@ -83,8 +83,11 @@ static void report_experts(FILE *out, const Run *run) {
     if (!layers) return;
     fprintf(out, "experts  %zu of %zu a token in %zu layers", c->num_experts_per_tok, c->num_experts, layers);
     if (s->backward && s->router_aux_loss > 0)
-        fprintf(out, "; aux loss %g%s, a micro-batch at a time", s->router_aux_loss,
+        fprintf(out, "; aux loss %g%s, a micro-batch at a time, not in the loss shown", s->router_aux_loss,
                 isnan(run->options->router_aux_loss) ? " (the model's)" : "");
+    else if (s->backward && isnan(run->options->router_aux_loss) && c->router_aux_loss_coef > 0)
+        fprintf(out, "; no aux loss with %s, as in TRL; --router-aux-loss %g adds the model's",
+                objective_names[run->options->objective], c->router_aux_loss_coef);
     else if (s->backward)
         fputs("; no aux loss", out);
     if (s->backward && s->router_z_loss > 0) fprintf(out, "; z-loss %g", s->router_z_loss);

@@ -348,7 +348,8 @@ static const char *adapter_why_refused(const Family *family, const char *name) {
     snprintf(joint, sizeof(joint), ".%s", projection ? projection : "");
     joint[lora_name_length(joint)] = 0;
     if (projection && strstr(name, joint))
-        return "adapts one matrix for all layers, which is not supported; train without it";
+        return "adapts one matrix for all layers, which is not supported; train with PEFT's exclude_modules=["
+               "'per_layer_model_projection'], or merge it into the model (merge_and_unload)";
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
     if (!strstr(name, ".lora_A.") && !strstr(name, ".lora_B."))

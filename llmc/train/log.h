@@ -4,7 +4,8 @@ signs of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
 validation, "sample", and "options" for each part of the run, with its first step, version and commit. Each ends with
-the UTC time of writing: "time": "2026-01-31T12:00:00Z". A resumed run first drops records after its step, and an
+the UTC time of writing: "time": "2026-01-31T12:00:00Z". "loss" is the objective's alone: the routers' losses are in
+"aux_loss" and "z_loss", without their coefficients. A resumed run first drops records after its step, and an
 incomplete last line: the file reads as if there had been no interruption. Unknown lines are kept.
 */
 #ifndef LLMC_LOG_H
@@ -153,6 +154,7 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
     report_method_json(&json, run);
     report_attention_json(&json, run);
     report_places_json(&json, run);
+    if (run->settings.router_aux_loss > 0) json_number(&json, "router_aux_loss_coef", run->settings.router_aux_loss);
     options_json(&json, "options", run->options);
     runlog_record_end(log, &json);
 }

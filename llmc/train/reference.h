@@ -176,19 +176,24 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
 }
 
 // Opens the log-probabilities of the data under the reference: finds them or, if the current weights are the
-// reference's (at_hand), computes them. Call before the first step. batch: see logprobs_compute; moves the loader. key:
-// of the reference, by model_key or, in a resumed run, by reference_key_of.
-static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key, int at_hand) {
+// reference's (began: NULL), computes them. began: what the run of these weights began with, for a refusal. Call before
+// the first step. batch: see logprobs_compute; moves the loader. key: of the reference, by model_key or, in a resumed
+// run, by reference_key_of.
+static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
+                              const RunSource *began) {
     char path[2][PATH_MAX];
     LogprobHeader wanted = logprobs_header(run, data, key);
     reference_places(run, data, &wanted, path);
     int place = reference_place(path, path_exists);
     if (place >= 0 && !run->options->quiet) fprintf(run->text, "reference  reused %s\n", path[place]);
     if (place < 0) {
-        if (!at_hand)
-            die("%s: the reference of this run is gone, and the model has changed; put it back, or compute it with "
-                "the first model (logprobs) and give --reference-logprobs",
-                path[0]);
+        if (began) {
+            const char *model = began->text[SOURCE_MODEL], *init = began->text[SOURCE_INIT];
+            die("%s: is not there: the reference of this run for this data; put it back, or type %s logprobs --%s %s%s "
+                "--data ... --seq-len %zu --out FILE, and give --reference-logprobs FILE",
+                path[0], program_called(), *model ? "model" : "init", *model ? model : init,
+                run->lora.rank ? " --adapter START" : "", run->options->seq_len);
+        }
         place = reference_place(path, folder_is_writable);
         if (place < 0)
             die("%s: the reference's log-probabilities cannot be written there: %s; give --out, or "

@@ -6,10 +6,10 @@ A command gets a line of valid JSON for each completion:
     {"prompt": "...", "completion": "...", "reference": "..." or null, "answer": the same, "completion_ids": [...],
      "prompt_number": 7, "ended": true, "difficulty": 3, "tests": ["..."]}
 
-The other columns of the prompt's row, kept by data/prepare.py, follow `ended`. Special tokens are left out. `reference`
-is the answer after the prompt in the data; `answer` repeats it unless another column has that name. `prompt_number` is
-the prompt's number in the data, `ended` whether the model ended the completion. If tokens have no text, prompt_ids,
-completion_ids and reference_ids replace the texts.
+The other columns of the prompt's row, kept by data/prepare.py, follow `ended`; so do `messages` of a conversation.
+Special tokens are left out. `reference` is the answer after the prompt in the data; `answer` repeats it unless another
+column has that name. `prompt_number` is the prompt's number in the data, `ended` whether the model ended the
+completion. If tokens have no text, prompt_ids, completion_ids and reference_ids replace the texts.
 */
 #ifndef LLMC_ROLLOUT_REWARDS_H
 #define LLMC_ROLLOUT_REWARDS_H
@@ -122,14 +122,14 @@ static void rollout_line_begin(RolloutLine *line, size_t completion) {
 }
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
-// Reports, on rank 0, failed commands and missing rewards, and that commands are restarted; ends a run without any
-// rewards. left_out: groups of this replica. Collective.
-static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out) {
-    const size_t prompts = r->settings.step_prompts;
-    double sums[2] = {failed ? 1.0 : 0.0, rollout_asks(&r->settings) ? (double)left_out : 0};
+// Reports, on rank 0, failed commands and missing rewards, and that commands are restarted; ends a run in which each
+// group lacks some. left_out: groups of this replica; given: completions with a reward. Collective.
+static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out, size_t given) {
+    const size_t prompts = r->settings.step_prompts, asks = rollout_asks(&r->settings) ? 1 : 0;
+    double sums[3] = {failed ? 1.0 : 0.0, (double)(asks * left_out), (double)(asks * given)};
     char message[sizeof(failed->message)] = "", whose[256] = "", others[64] = "";
     size_t first;
-    dist_sum(RANKS_ALL, sums, 2);
+    dist_sum(RANKS_ALL, sums, 3);
     const int rewarded = sums[1] < (double)prompts;
     r->rewarded |= rewarded, r->failures = rewarded ? 0 : r->failures + 1;
     if (sums[0] == 0 && sums[1] == 0) return;
@@ -138,11 +138,16 @@ static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed
     dist_broadcast(RANKS_ALL, message, sizeof(message), first);
     if (!*message) snprintf(message, sizeof(message), "reward commands answered null");
     if (dist_ranks() > 1 && sums[0] > 0) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
-    if (!rewarded && !r->rewarded)
+    if (!rewarded && !r->rewarded && sums[2] == 0)
         die("step %zu: %s%s; no completion got a reward in the first step; try the command by hand on a line of JSON",
             step, whose, message);
+    if (!rewarded && !r->rewarded)
+        die("step %zu: %s%s; %.0f of %zu completions got a reward in the first step, but no group got one for all of "
+            "its %zu; answer each line with a number",
+            step, whose, message, sums[2], prompts * r->settings.group_size, r->settings.group_size);
     if (r->failures == ROLLOUT_FAILURES)
-        die("step %zu: %s%s; there was no reward in %d steps", step, whose, message, ROLLOUT_FAILURES);
+        die("step %zu: %s%s; no group got a reward for each completion in %d steps", step, whose, message,
+            ROLLOUT_FAILURES);
     if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
     note("step %zu: %s%s%s;%s %.0f of %zu groups are left out", step, whose, message, others,
          sums[0] > 0 ? " it is restarted;" : "", sums[1], prompts);
@@ -205,7 +210,7 @@ static void rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
     const Reward *failed = rollout_asks(s) ? rollout_answers(r) : NULL;
-    size_t left_out = 0;
+    size_t left_out = 0, completions = 0;
     if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, failed->message);
     if (world_sp(s->world) > 1) {
         dist_broadcast(RANKS_SEQUENCE, r->rewards_of, s->rewards * texts * sizeof(float), 0);
@@ -219,9 +224,10 @@ static void rollout_rewards(Rollout *r, size_t step) {
             if (!isnan(reward)) sum += s->reward_weight[k] * reward, given++;
         }
         r->reward[i] = given ? (float)sum : NAN;
+        completions += r->answered[i] && given;
     }
     for (size_t p = 0; p < s->prompts; p++) left_out += !rollout_group_rewarded(r, p);
-    rollout_count_failures(r, step, failed, left_out);
+    rollout_count_failures(r, step, failed, left_out, completions);
     for (size_t k = 0; failed && k < s->rewards; k++)
         if (r->command[k].failed) reward_restart(&r->command[k]);
 }

@@ -180,7 +180,8 @@ static void trainer_keep_reference(Trainer *t) {
 // Opens the reference file beside the data, unless one was named; batches are filled from it.
 static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
     if (!trainer_has_reference(t) || data->settings.reference) return;
-    reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key, t->state.step == 0);
+    reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key,
+                      t->state.step ? &t->source : NULL);
     data->settings.reference = file;
 }
 

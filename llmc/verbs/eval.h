@@ -32,6 +32,36 @@ static void eval_json(const Run *run, const Evaluation *found, const Curve *curv
     json_finish(&json);
 }
 
+// Opens the reference that the run of this model, or of these adapters, kept for the data. Without such a run adapters
+// have the base model, and a model needs --reference-logprobs.
+static void eval_open_reference(Run *run, DataLoader *data, Options *o) {
+    static RunSource began;
+    static char folder[PATH_MAX]; // of the run
+    const Objective *objective = &run->settings.objective;
+    const char *file = run->adapter ? run->adapter->path : run->model_path;
+    char checkpoint[PATH_MAX], state[PATH_MAX];
+    if (!objective_needs_reference(objective) || o->reference_logprobs) return;
+    folder_above(checkpoint, file);
+    path_join(state, checkpoint, manifest_names[0][MANIFEST_STATE]);
+    const uint64_t key = *file && path_exists(state) ? reference_key_of(checkpoint) : 0;
+    if (!key && run->settings.reference) return;
+    if (objective_needs_mismatched(objective))
+        options_refuse(o->verb,
+                       "--objective %s needs --adapter, whose base model is the reference; evaluate %s while it is "
+                       "trained: train --val-data",
+                       objective_names[objective->kind], key ? "this run" : "a whole model");
+    if (!key)
+        options_refuse(o->verb,
+                       "--objective %s needs --model RUN, whose reference is found, or --reference-logprobs FILE: "
+                       "logprobs of the model that training began with",
+                       objective_names[objective->kind]);
+    folder_above(folder, checkpoint);
+    run_source_read(checkpoint, &began);
+    o->out = folder, run->settings.reference = REFERENCE_NOT_COMPUTED;
+    reference_prepare(&run->reference, run, data, NULL, key, &began);
+    data->settings.reference = &run->reference;
+}
+
 static int verb_eval(const Options *given) {
     Options chosen = *given, *const options = &chosen;
     Run run;
@@ -43,13 +73,7 @@ static int verb_eval(const Options *given) {
     SequenceBound bound = run_bound(&run, &loader);
     size_t steps = dataloader_batches(&loader);
     if (options->val_steps) steps = min_size(steps, options->val_steps);
-    if (objective_needs_reference(&run.settings.objective) && !run.settings.reference && !options->reference_logprobs)
-        options_refuse(options->verb,
-                       objective_needs_mismatched(&run.settings.objective)
-                           ? "--objective %s needs --adapter, whose base model is the reference; evaluate a whole "
-                             "model while it is trained: train --val-data"
-                           : "--objective %s needs --reference-logprobs of the model that training began with",
-                       objective_names[options->objective]);
+    eval_open_reference(&run, &loader, options);
     reference_check(&run, &loader, 0);
     run_allocate(&run, bound);
     kl_allocate(&run, bound);

@@ -59,6 +59,29 @@ TEST(the_last_of_a_file_counts) {
     assert_true(o.steps == 9 && o.lr == 0.5);
 }
 
+// Of a file's commands each is noted, also if the file asks for silence; of the line's none is.
+TEST(commands_of_a_file_are_told) {
+    static const char log[] =
+        "{\"step\": 1, \"options\": {\"verb\": \"train\", \"rollout\": true, \"objective\": \"grpo\", \"quiet\": true,"
+        " \"reward_command\": [\"python3 a.py\", \"rm -r x\\necho 1\"]}}\n";
+    static const char line[] = "train --init gpt2 --data d --out o", own[] = "--reward-command true --any-lr";
+    char wanted[512], mine[256];
+    CommandLine typed = words(with_file(line, "w.jsonl", log));
+    const char *path = scratch_path("w.jsonl"),
+               *rest = "--out, --resume, --extend and --overwrite of that run are left out";
+    snprintf(wanted, sizeof(wanted),
+             "note: %s: this run will execute its --reward-command: python3 a.py\n"
+             "note: %s: this run will execute its --reward-command: rm -r x?echo 1\nnote: %s: %s\n",
+             path, path, path, rest);
+    assert_string_equal(run_child(parse_in_child, &typed)->err, wanted);
+    snprintf(mine, sizeof(mine), "%s %s", line, own);
+    typed = words(with_file(mine, "w.jsonl", log));
+    snprintf(wanted, sizeof(wanted), "note: %s: %s\n", path, rest);
+    assert_string_equal(run_child(parse_in_child, &typed)->err, wanted);
+    typed = words(with_file("eval --model m --data d", "w.jsonl", log));
+    assert_string_equal(run_child(parse_in_child, &typed)->err, wanted);
+}
+
 TEST(files_are_refused) {
     static const char *const cases[][3] = {
         {"a.args", "# x\n\nlr 1\nlearning-speed 1\n",

@@ -77,7 +77,14 @@ class Layouts(WithCommand):
         for text in ("[{1, 2}]", '[{"a": 1}]', "[{", '[{"role": 1}, 3]', "[]"):  # which are texts
             self.assertEqual(records.understand({"prompt": text, "completion": text}).documents, [records.Source(text, text)])
         found = self.assert_same({"question": "2+2?", "answer": "4", "level": 3}, {"prompt": [USER], "answer": "4"}, format="prompts")
-        self.assertEqual(json.loads(found.columns), {"question": "2+2?", "answer": "4", "level": 3})
+        self.assertEqual(json.loads(found.columns), {"messages": [USER], "question": "2+2?", "answer": "4", "level": 3})
+        # reward commands get the messages with reasoning and calls as they are, beside tools; a column of that name goes before
+        call = {"type": "function", "function": {"name": "w", "arguments": {"city": "SF"}}}
+        talk = [USER, {"role": "assistant", "reasoning_content": "hm", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
+        for row, sent in (({"prompt": talk, "tools": [{"name": "w"}]}, {"messages": talk, "tools": [{"name": "w"}]}),
+                          ({"prompt": TALK[:1], "system": "Be brief"}, {"messages": [SYSTEM, USER], "system": "Be brief"}),
+                          ({"prompt": [USER], "messages": [FOUR]}, {"messages": [FOUR]}), ({"prompt": "2+2?", "n": 1}, {"n": 1})):
+            self.assertEqual(json.loads(records.understand(row, "prompts").columns), sent)
         # without a chat template they are texts, with line breaks between them
         texts = {"prompt": "Be brief\nAdd\n2+2\n", "completion": "4"}
         options = {"eos_token": "</s>"}

@@ -209,6 +209,9 @@ TEST(tensors_are_refused_by_name) {
     const DamageSuite suite = save_peft_folder();
     expect_damage_found(&suite, rows, COUNT_OF(rows));
     expect_refused(open_body, gpt2_model, 1, "holds no adapters for the linear layers of a gpt2 model");
+    const char *why =
+        adapter_why_refused(family_find("gemma4"), "base_model.model.model.per_layer_model_projection.lora_A.weight");
+    assert_non_null(strstr(why, "exclude_modules=['per_layer_model_projection'], or merge it"));
 }
 
 // ---- the key of a base ----------------------------------------------------------------------------------------------

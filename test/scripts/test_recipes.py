@@ -150,10 +150,14 @@ def whole_runs():
     question = lambda text: text.partition("user\n")[2].partition("?")[0]
     train_, val = ({question(text) for text, _ in texts(os.path.join(WORK, "long-1"), part)} for part in ("train", "val"))
     check("all rounds of a question are on one side", val and not train_ & val and len(train_ | val) == 40)
+    silent = ("--iterative", "--segment-tokens", 5, "--summary-timeout", 0.3, "--summary-command")
     for words, status, message in ((("--segment-tokens", 5), 2, "--segment-tokens needs --iterative"),
                                    (("--summary-command", "x"), 2, "--summary-command needs --iterative"),
                                    (("--iterative", "--segment-tokens", 5, "--summary-command", "exit 3"), 1, "ended with status 3"),
                                    (("--iterative", "--segment-tokens", 5, "--summary-command", "cat"), 1, "not a text as JSON"),
+                                   ((*silent, "sleep 9 | cat"), 1, "--summary-command gave no answer within 0.3 s; --summary-timeout allows more"),
+                                   ((*silent, "tr -d '\\n' </dev/zero"), 1, "answered with more than 1,048,576 bytes: b'\\x00"),
+                                   ((*silent, "yes '\"s\"'"), 1, "gave more answers than lines: b'\"s\""),
                                    (("--with-tests", "--format", "messages"), 2, "--with-tests takes texts")):
         done = prepare("--tokenizer", FOLDERS["thinking"], *words, "--out", os.path.join(WORK, "refused"), path)
         check(f"refused: {message}", done.returncode == status and message in done.stderr.splitlines()[-1], done.stderr)

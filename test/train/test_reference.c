@@ -301,7 +301,8 @@ static void prepare(const Opening *s, int at_hand) {
     LogprobFile f;
     float value[3];
     const Objective before = o->run.streambp.setup->objective;
-    reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, at_hand);
+    static const RunSource began = {{"start"}};
+    reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, at_hand ? NULL : &began);
     assert_memory_equal(&before, &o->run.streambp.setup->objective, sizeof(before));
     logprobs_read(&f, 0, 3, value);
     assert_true(value[0] == 0 && value[1] < 0 && value[2] < 0);

@@ -25,7 +25,7 @@ static float reward_of_line(const cJSON *object) {
     return reward_of(ids, count);
 }
 
-// Answers lines; "dies": after ten answers.
+// Answers lines; "dies": after ten answers. "nulls": each fourth, from the first, with null.
 __attribute__((noreturn)) static void answer(const char *how, const char *path) {
     FILE *copy = fopen(path, "a");
     char *line = NULL;
@@ -38,7 +38,10 @@ __attribute__((noreturn)) static void answer(const char *how, const char *path) 
         fwrite(line, 1, (size_t)got, copy);
         if (!strcmp(how, "dies") && answers++ == 10) exit(9);
         if (!strcmp(how, "fails")) exit(8);
-        printf("%.9g\n", (double)reward_of_line(object));
+        if (!strcmp(how, "nulls") && answers++ % 4 == 0)
+            printf("null\n");
+        else
+            printf("%.9g\n", (double)reward_of_line(object));
         fflush(stdout);
         cJSON_Delete(object);
     }
@@ -608,9 +611,13 @@ TEST(failures) {
                             "restarted; 1 of 3 groups are left out"))
         test_fail("exit code %d: %.300s", child->code, child->err);
     expect_refused(skip_failures, "fails", EXIT_RUNTIME, "exit code 8; no completion got a reward in the first step");
+    expect_refused(skip_failures, "nulls", EXIT_RUNTIME,
+                   "step 1: reward commands answered null; 9 of 12 completions got a reward in the first step, but no "
+                   "group got one for all of its 4; answer each line with a number");
     child = run_child(skip_failures, "fails later");
-    if (child->code != EXIT_RUNTIME || !strstr(child->err, "step 10: the reward command ended after 0 of 12 answers, "
-                                                           "with exit code 8; there was no reward in 10 steps"))
+    if (child->code != EXIT_RUNTIME ||
+        !strstr(child->err, "step 10: the reward command ended after 0 of 12 answers, "
+                            "with exit code 8; no group got a reward for each completion in 10 steps"))
         test_fail("exit code %d: %s", child->code, child->err);
     expect_refused(stop_at_failure, "dies", EXIT_RUNTIME,
                    "step 1: the reward command ended after 10 of 12 answers, with exit code 9; --reward-failure skip");

@@ -97,6 +97,8 @@ experts="--init $experts,vocab_size=96,num_experts=6,num_experts_per_tok=2,moe_i
 in_two_parts experts 4 '' $experts --lora-targets experts,gate,q_proj $on
 check 'experts and routers are parameters' grep -q '"target_parameters": \["experts.down_proj", "gate.weight", "gate_up_proj"\]' \
     "$WORK/experts/checkpoint-00000004/adapter_config.json"
+check 'the log has the aux loss, and its coefficient once' [ "$(grep -c '"aux_loss": [0-9.]*,' "$WORK/experts/log.jsonl") \
+$(grep -c '"router_aux_loss_coef": 0.001,.*"options"' "$WORK/experts/log.jsonl")" = '4 1' ]
 succeeds bp $experts
 says out 'trained: adapters of rank 3, alpha 6: 1.34 k parameters' # of attention alone
 refuses 2 'gate_proj alone is half of experts.gate_up_proj' bp $experts --lora-targets gate_proj,q_proj
@@ -189,6 +191,9 @@ in_two_parts dpo 4 --verbose $plain
 says out '^reference  the model with the adapters of .*/plain, at the start$'
 check 'the first loss is ln 2' close "$(losses "$WORK/dpo" | sed -n 's/^1 //p')" 0.693147 1e-5
 check 'and later ones are not' [ "$(losses "$WORK/dpo" | sort -u -k2 | wc -l)" = 4 ]
+succeeds train $plain --lr 0 --steps 1 --out "$WORK/still"
+succeeds eval --model "$WORK/still" $pairs --json
+check 'eval takes the reference of the run, not the base model' close "$(json loss)" 0.693147 1e-5
 refuses 1 'the run began with "reference", which this one lacks' train --model "$base" --lora-rank 4 $pairs --lr 1e-3 \
     --lora-targets q_proj,v_proj,down_proj,up_proj --schedule constant --steps 5 --out "$WORK/dpo-parts" --resume
 

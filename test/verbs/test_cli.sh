@@ -288,6 +288,13 @@ refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --i
 succeeds bp --init $TINY --seq-len 50 --objective dpo --json
 check 'dpo begins at ln 2' close "$(json loss)" 0.693147180559945 1e-9
 check 'where no pair has a margin' [ "$(json rewards.margins)" = 0 ]
+# TRL's DPOTrainer has the aux loss of experts, its CPO and ORPO trainers have not.
+for told in 'dpo: aux loss 0.001 .the model.s., a micro-batch at a time, not in the loss shown$' \
+    'orpo: no aux loss with orpo, as in TRL; --router-aux-loss 0.001 adds the model.s$' 'simpo: no aux loss with simpo' \
+    'simpo --router-aux-loss 0.5: aux loss 0.5, a micro-batch' 'simpo --router-aux-loss 0: no aux loss$'; do
+    succeeds bp --init $(echo $TINY | sed s/llama/qwen3_moe/),num_experts=4,num_experts_per_tok=2,moe_intermediate_size=16 --seq-len 50 --objective ${told%%:*}
+    says out "^experts .*;${told#*:}"
+done
 succeeds bp --init $TINY --seq-len 50 --objective grpo --group-size 4 --beta 0.1 --json
 check 'grpo begins with ratio 1' [ "$(json ratio)" = 1 -a "$(json clip_ratio/region_mean)" = 0 -a "$(json tokens)" = 200 ]
 check 'and next to its reference' [ "$(json kl)" = 0 ]

@@ -50,8 +50,21 @@ check 'and it goes on as if it had not been interrupted' [ "$(losses "$WORK/half
 check 'with the same weights' \
     cmp -s "$WORK/half/checkpoint-00000004/model.bin" "$WORK/straight/checkpoint-00000004/model.bin"
 check 'and no other files' [ "$(references)" = 2 ]
-rm "$WORK"/pairs/reference-*.logprobs
-refuses 1 'reference-[0-9a-f]{16}.logprobs: the reference of this run is gone' \
+
+# ---- eval finds it, by the run's key: beside the data, or in the run's folder ----------------------------------------
+last="--objective dpo --data $WORK/pairs/val.bin --seq-len 63 --json --quiet"
+succeeds train $validated --val-every 4 --steps 4 --out "$WORK/ends"
+validation=$(sed -n 's/.*"val_loss": \([^,]*\),.*/\1/p' "$WORK/ends/log.jsonl" | tail -n 1)
+succeeds eval --model "$WORK/ends" $last
+check 'the loss is that of the run'"'"'s last validation' close "$(json loss)" "$validation" 1e-9
+mv "$WORK"/pairs/reference-*.logprobs "$WORK/ends"
+succeeds eval --model "$WORK/ends/checkpoint-00000004/model.bin" $last
+check 'and with the reference in the folder of the run' close "$(json loss)" "$validation" 1e-9
+refuses 2 '--objective dpo needs --model RUN, whose reference is found, or --reference-logprobs FILE' eval --init $TINY $last
+rm "$WORK"/ends/reference-*.logprobs
+refuses 1 'reference-[0-9a-f]{16}.logprobs: is not there: the reference of this run .* logprobs --init .* --data ... --seq-len 63 --out' \
+    eval --model "$WORK/ends" $last
+refuses 1 'reference-[0-9a-f]{16}.logprobs: is not there: the reference of this run' \
     train $validated --steps 6 --out "$WORK/half" --resume
 
 # ---- answers with a label: the reference stays as weights; mismatched completions come from the sequence itself ------
