@@ -14,6 +14,7 @@ import unicodedata
 import zlib
 from dataclasses import dataclass
 
+import jinja2.meta
 import numpy as np
 import tokenizers
 from tokenizers import Tokenizer, normalizers, processors
@@ -290,7 +291,7 @@ class Encoder:
 
     def understood(self, record):
         """Returns the same with the whole Record."""
-        record = records.understand(record, self.options.format, self.more_roles, self.options.columns, self.template is not None)
+        record = records.understand(record, self.options.format, self.more_roles, self.options.columns, self.template and self.reads)
         if self.options.segment_tokens:
             self.cut_into_rounds(record)
         documents = []
@@ -312,9 +313,6 @@ class Encoder:
             documents.append(self.bounded(document))
             if record.kind == shards.PROMPTS and document.prompt < prompt:
                 raise Rejected(records.TOO_LONG, f"a prompt of {prompt} tokens, which is not cut")
-        if record.tools and "tools" in record.used and not (self.template and "tools" in self.template.text):
-            record.used.remove("tools")
-            record.left_out.append("tools")
         if record.kind == shards.PAIRS and (self.train_on == "completion" or record.implicit and isinstance(record.documents[0].prompt, str)):
             prompt = min(document.prompt for document in documents)  # the tokens that both begin with
             for document in documents:
@@ -512,8 +510,17 @@ class Encoder:
         try:
             return self.template.render([{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}],
                                         **self.template_arguments)
-        except templates.TemplateFailure:
+        except (templates.TemplateFailure, templates.Endless):
             return ""
+
+    @functools.cached_property
+    def reads(self):
+        """Returns the variables that the template reads of its caller, and REASONING_FIELD if it has one."""
+        tree = self.template.environment.parse(self.template.text)
+        own = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx != "load"}
+        asked = {test.node.name for test in tree.find_all((jinja2.nodes.Test, jinja2.nodes.Filter))
+                 if test.name in ("defined", "default") and isinstance(test.node, jinja2.nodes.Name)} | {"tools"}
+        return jinja2.meta.find_undeclared_variables(tree) - (own - asked) - {"content", *self.special} | {*[records.REASONING_FIELD] * self.reasoning[0]}
 
     @functools.cached_property
     def reasoning(self):

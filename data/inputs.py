@@ -26,7 +26,7 @@ HEAD = 1 << 16  # first bytes that identify a file
 NO_TEXT = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
 SAVED = {"dataset_dict.json": "splits", "state.json": "_data_files"}  # of datasets' save_to_disk: where it says what is in a folder
 ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # files without data
-NO_NULLS = ("tool_calls", "tools", "function_call", "chat_template_kwargs")
+NO_NULLS = ("tool_calls", "tools", "functions", "function_call", "chat_template_kwargs")
 START = {"file": 0, "offset": 0, "number": 0}
 
 
@@ -224,11 +224,12 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
             raise InputFailure(f"{file.name}: has two columns {max(names, key=names.count)}")
         ours = {**dict(zip(names, names)), **{own: column for column, own in renamed.items()}}
         alone = name == "prompts" or name == "auto" and "prompt" in ours.values() and not set(ours.values()) & set(records.TALKS)
-        columns = [column for column in names if alone or ours[column] in records.READ]
+        columns = [column for column in names if alone or column in renamed.values() or ours[column] in records.READ or
+                   records.meaning(ours[column]) not in (None, *["images"] * (name != "auto"))]  # pictures are refused
         if not columns:
             raise InputFailure(f"{file.name}: none of its columns ({', '.join(names[:4])}) is known; map them with --columns text=COLUMN, "
                                "prompt=COLUMN,... (data/README.md)")
-        unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread()))
+        unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread("unread")))
         return columns
 
     begin = 0  # number of the first of `rows`

@@ -1,15 +1,18 @@
 """Interprets an input row, an object: its kind of sample (SHAPES), and the texts of its documents.
 
-Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) are converted by SYNONYMS, their names of columns. Keys that are None count
-as absent. A fault raises Rejected with a reason, by which samples are counted, and a detail.
+Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) are converted by MEANINGS, the names of their columns, none of which
+is left out silently. Keys that are None count as absent. A fault raises Rejected with a reason, by which samples are counted, and a detail.
 """
 
 import ast
 import contextlib
+import functools
 import json
 from dataclasses import dataclass, field
 
+import layout
 import shards
+from templates import REASONING
 
 FORMATS = ("auto", "text", "messages", "completion", "unpaired", "preference", "groups", "prompts", "advantages")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
@@ -17,8 +20,6 @@ CALLS = "tool calls"
 SHAREGPT = {speaker: role for role, speakers in (  # speakers, and their roles
     ("user", "human user prompter"), ("assistant", "gpt assistant bot chatgpt model"), ("system", "system"),
     ("tool", "tool observation function_response"), (CALLS, "function_call tool_call")) for speaker in speakers.split()}
-COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
-           "label", "ids", "train", "advantages", "tools", "chat_template_kwargs", "segments", "summaries")
 SHAPES = (  # of each format: required columns and optional ones; the first that fits is taken
     ("text", ("text",), ()), ("messages", ("messages",), ()),
     ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
@@ -27,25 +28,35 @@ SHAPES = (  # of each format: required columns and optional ones; the first that
     ("unpaired", ("messages", "label"), ()), ("preference", ("messages", "chosen", "rejected"), ()))
 SHAPING = ("text", "messages", "prompt", "completion", "chosen", "rejected", "completions")  # columns that decide the format
 TALKS = tuple(key for key in SHAPING if key != "prompt")  # with one of these a prompt is not a prompt alone
-QUESTIONS, BEHIND = ("instruction", "question", "query", "problem"), ("input", "context")  # BEHIND: texts that follow an instruction
-ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("system", "system_prompt", "system_message")
-SYNONYMS = (  # our column, its names in other layouts, and columns next to which, with auto, these mean something else
-    ("messages", ("conversations", "conversation", "dialogue", "dialog"), ()), ("prompt", QUESTIONS, ("text", "messages", "ids")),
-    ("prompt", ("input",), (*SHAPING, "ids")), ("completion", ANSWERS, (*TALKS, "ids")), ("system", SYSTEM[1:], ("text",)), ("label", ("kto_tag",), ()))
-UNUSED = ("score", "scores", "reward", "rating", "weight", "history", "functions", "reasoning", "reasoning_content",
-          "thinking", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
-READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns read from tables
-LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text in them is parsed as JSON
-BESIDE_LABEL = {*TALKS} - {"text"}
+NOUNS = ("", "response", "answer", "completion", "output", "message", "messages", "conversation", "conversations", "text")
+sided = lambda words: " ".join(f"{word}{noun} {noun}{word}" for word in words.split() for noun in NOUNS)
+MEANINGS = {  # our columns: their names in all layouts, compared without case, spaces, - and _
+    "messages": "messages conversations conversation dialogue dialog",
+    "chosen": sided("chosen preferred accepted better") + " responsej",
+    "rejected": sided("rejected dispreferred nonpreferred unpreferred worse") + " responsek",
+    "prompt": "prompt instruction question query problem",
+    "completion": "completion output response answer solution target",
+    "system": "system system_prompt system_message system_instruction",
+    "history": "history chat_history conversation_history dialogue_history dialog_history",
+    "reasoning_content": "reasoning_content reasoning reasoning_trace thinking thought thoughts cot complex_cot chain_of_thought rationale",
+    "tools": "tools functions", "label": "kto_tag",
+    "input": "input", "context": "context", "images": "images image videos audio",  # an input alone is a question; images are refused
+    "chat_template_kwargs": "chat_template_kwargs enable_thinking reasoning_effort thinking_budget preserve_thinking model_identity",  # members
+    "either": "response_a response_b response_0 response_1 response_2 conversation_a conversation_b positive negative winner loser"}  # is better
+BY_NAME = {name.replace("_", ""): column for column, names in MEANINGS.items() for name in names.split()}
+meaning = functools.lru_cache(4096)(lambda key: BY_NAME.get("".join(filter(str.isalnum, key)).lower()))  # of a row's column: ours, or None
+BESIDE = {"prompt": ("text", "messages", "ids"), "completion": (*TALKS, "ids"), "system": ("text",)}  # next to these, with auto, it is not ours
+NOTED = ("score", "scores", "reward", "rating", "weight", "label")  # reported where they are left out
+LISTS = ("messages", "completions", "rewards", "ids", "train", "advantages", "history")  # a text in them is parsed as JSON
+READ = (*LISTS, *NOTED, "text", "answer", "segments", "summaries")  # columns read from tables beside those with a meaning
+REASONING_FIELD = "messages[].reasoning_content"  # of a template, named beside its variables
 FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "completion": "prompt-completion",
                "unpaired": "unpaired preference", "preference": "preference", "groups": "groups with rewards", "prompts": "prompt-only",
                "advantages": "tokens with advantages"}
 OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward", "advantage", "step",
         "tokens")  # keys of rollouts.jsonl, and of reward commands' lines, beside prompt: no columns are passed on under these names
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # not allowed as a template's variables
-
 MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # keys of a message; 0 or false: its turn does not count
-
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
 CLASH = "columns that clash"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
@@ -63,7 +74,7 @@ class Text(bytes):
 
 class Rejected(Exception):
     def __init__(self, reason, detail):
-        detail = detail if len(detail) <= 160 else detail[:157] + "..."
+        detail = detail if len(detail) <= 240 else detail[:237] + "..."
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
@@ -142,8 +153,7 @@ def want_json(value, column):
         for i, item in enumerate(value):
             want_json(item, f"{column}[{i}]")
     elif not (value is None or isinstance(value, (str, int, float))):
-        raise Rejected(WRONG_TYPE, f"column {column} holds {type_name(value)}, which JSON lacks; cast it to text or a number")
-
+        raise Rejected(WRONG_TYPE, f"column {column} holds {type_name(value)}, which JSON lacks; cast it to text or a number; --format skips images")
 
 def type_name(value):
     return {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number",
@@ -183,11 +193,11 @@ def detect(record):
     there = lambda key: record.get(key) is not None
     row = [key for key in SHAPING if there(key)]
     satisfied = [name for name, needed, _ in SHAPES if all(map(there, needed))]
-    if there("label") and (as_label(record["label"]) is not None or "completion" in row) and set(row) & BESIDE_LABEL:
+    if there("label") and (as_label(record["label"]) is not None or "completion" in row) and {*row} & {*TALKS} - {"text"}:
         row.append("label")
     if {"prompt", "completions"} <= set(row) and there("labels"):
         raise Rejected(UNKNOWN_FORMAT, "has prompt, completions and labels, which is stepwise supervision; no objective here trains on that")
-    picture = next((key for key in ("images", "image", "videos", "audio") if record.get(key)), None)
+    picture = next((key for key in record if meaning(key) == "images" and record[key]), None)
     if picture:
         raise Rejected(UNKNOWN_FORMAT, f"has {picture}: only text is trained on here; drop the column, or --format takes the row without")
     if there("ids") and there("advantages"):
@@ -252,55 +262,74 @@ def calls_of(value, name):
     return [{"type": "function", "function": {"name": call["name"], "arguments": {}, **call}} for call in found]
 
 
+def fits(column, value):
+    """Tells whether the value can be what the column's name says."""
+    if column == "reasoning_content":  # settings are no reasoning
+        return isinstance(value, str) and value.strip().lower() not in ("", *"on off true false yes no none low medium high".split())
+    return column not in ("chosen", "rejected", "either") or isinstance(value, (str, list, dict))
+
+
 def ours(record, name):
     """Returns a row of another layout with our names, and {its own column: our column}."""
     row, own = dict(record), {}
     there = lambda *keys: any(row.get(key) is not None for key in keys)
-    if name == "auto" and there("text") and there(*QUESTIONS) and there(*ANSWERS):
+    meant = [(key, meaning(key)) for key in filter(there, record) if meaning(key) and fits(meaning(key), record[key])]
+    named = {column: [key for key, kind in meant if kind == column] for column in MEANINGS}
+    others = lambda column: [key for key in named[column] if key != column]
+    if name == "auto" and there("text") and others("prompt") and others("completion"):
         raise Rejected(CLASH, "has text, and a question with an answer; choose with --format text or completion")
-    for column, others, beside in SYNONYMS:
-        found = [key for key in others if there(key)]
-        if not found or there(column) or name == "auto" and there(*beside) or name == "prompts" and column == "completion" or (
-                found == ["answer"] and name == "auto" and "prompt" not in own.values()):  # a prompt alone, with its reference
+    for column in list(MEANINGS)[:-5]:
+        found = others(column) or named["input"] * (column == "prompt" and not (name == "auto" and there(*SHAPING, "ids")))
+        reference = column == "completion" and (  # of a prompt alone
+            name == "prompts" or [*map(str.lower, found)] == ["answer"] and name == "auto" and "prompt" not in own.values())
+        half = column in ("chosen", "rejected") and not (named["chosen"] and named["rejected"])
+        if not found or there(column) or reference or half or name == "auto" and there(*BESIDE.get(column, ())):
             continue
         if len(found) > 1:
             raise Rejected(CLASH, f"has {' and '.join(found)}, each of which could be the {column}; choose with --columns {column}={found[0]}")
         own[found[0]], row[column] = column, row.pop(found[0])
-    other = next((key for key in QUESTIONS if there(key)), None)
-    if name == "auto" and other and "completion" in own.values() and "prompt" not in own.values() and there("prompt"):
-        raise Rejected(CLASH, f"has prompt and {other}, each of which could be the question; --columns prompt={other} "
-                              "chooses it, other=prompt leaves prompt out")
-    behind = [key for key in BEHIND if there(key)] if "instruction" in own else []
+    if name == "auto" and len(named["either"]) > 1 and not there("chosen"):
+        raise Rejected(CLASH, "has {0} and {1}; --columns chosen={0},rejected={1} or the reverse; or --format prompts, say".format(*named["either"]))
+    behind = [*filter(there, (*named["input"], *named["context"]))] if "instruction" in map(str.lower, own) else []
     if behind:
         texts = [want(row["prompt"], str, "instruction"), *(want(row.pop(key), str, key) for key in behind)]
         row["prompt"], own = "\n".join(text for text in texts if text.strip()), {**own, **dict.fromkeys(behind, "prompt")}
     return row, own
 
 
-def spoken(result, row, own, chat):
-    """Puts a column system before the messages; turns a question of another layout into messages, or a text if there is no template."""
-    system, history, foreign = want(row.get("system") or "", str, "system"), [], {"prompt", "completion"} & {*own.values()}
+def spoken(result, row, own, reads, reader):
+    """Puts system, history and reasoning into the messages; makes messages, or a text without a template, of a prompt of another layout."""
+    system, foreign, used = want(row.get("system") or "", str, "system"), {"prompt", "completion"} & {*own.values()}, set()
     system = system if system.strip() else ""
-    for turn in want(row.get("history") or [], list, "history") if "instruction" in own else ():
-        history += [want(text, str, "history's text") for text in want(turn, list, "history's turn")]
-        if len(turn) != 2:
-            raise Rejected(WRONG_TYPE, f"history has a turn of {len(turn)} texts, not of a question and an answer")
+    single = len(result.documents) == 1 and result.kind != shards.PROMPTS and REASONING_FIELD in (reads or ())
+    thought = row.get("reasoning_content") if single and fits("reasoning_content", row.get("reasoning_content")) else None
+    asked = row.get("history") if isinstance(row.get("prompt"), str) and not result.implicit else None
+    turns = [[{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}] if isinstance(turn, list) and len(turn) == 2
+             else [turn] for turn in want(asked or [], list, "history")]
+    history = reader.message_list(sum(turns, []), "history") if turns else []
+    if history and history[-1]["role"] != "assistant":
+        raise Rejected(WRONG_TYPE, "history ends with a question, not with its answer")
     for source in result.documents:
-        if isinstance(source.prompt, str) and (foreign or system):
-            texts = [*history, source.prompt]
-            source.prompt = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-            if not chat:
-                source.prompt = "\n".join([system, *texts] if system else texts) + "\n" * bool(foreign)
-            elif result.kind != shards.PROMPTS:
-                source.body = [{"role": "assistant", "content": source.body}]
-            if chat and history and result.kind == shards.DOCUMENTS:  # answers in the history are trained on, too
+        if isinstance(source.prompt, str) and (foreign or system or history or thought):
+            if reads is None:
+                texts = [*[system] * bool(system), *(message["content"] for message in history), source.prompt]
+                source.prompt = "\n".join(texts) + "\n" * bool(foreign)
+            else:
+                source.prompt = [{"role": "user", "content": source.prompt}]
+                source.body = source.body if result.kind == shards.PROMPTS else [{"role": "assistant", "content": source.body}]
+        answers = [message for message in source.body if message["role"] == "assistant"] if thought and isinstance(source.body, list) else []
+        if answers and answers == source.body[-1:] and "</think>" not in answers[0]["content"] and not any(map(answers[0].get, REASONING)):
+            answers[0]["reasoning_content"], used = thought, {"reasoning_content"}
+        if history and isinstance(source.prompt, list):
+            source.prompt = history + source.prompt
+            if result.kind == shards.DOCUMENTS:  # answers in the history are trained on, too
                 source.prompt, source.body = [], source.prompt + source.body
         messages, first = source.prompt or source.body, {"role": "system", "content": system}
         if system and isinstance(messages, list) and messages[0] != first:
             if messages[0]["role"] == "system":
                 raise Rejected(CLASH, "column system differs from the system message; leave one of them out")
             messages.insert(0, first)
-    return {key for key, value in (("system", system), ("history", history)) if value}
+    return used | {key for key, value in (("system", system), ("history", history)) if value}
 
 
 # ---- a record --------------------------------------------------------------------------------------------------------------------
@@ -310,22 +339,47 @@ def describe(record, result, used, own):
     result.shape = FIELD_NAMES[name] if name == "advantages" else f"{'conversational' if talks else 'standard'} {FIELD_NAMES[name]}"
     if name == "preference" or len(result.documents) == 2 and name == "unpaired":
         result.shape += f"{' of pairs' * (name == 'unpaired')} with {'implicit' if result.implicit else 'explicit'} prompt"
-    used = (used | {"tools", "chat_template_kwargs"} if talks else used) - ({"prompt"} if result.implicit else set())
     for key in [key for key, value in record.items() if value is not None]:
         if own.get(key, key) in used:
             result.used.append(key)
         if name == "prompts" and key != "prompt" and not (key == "completion" and key in used):
             result.passed.append(key)
-        elif own.get(key, key) not in used:
+        elif own.get(key, key) not in used and not (meaning(key) and str(record[key]).strip() in ("", "[]", "{}")):
             result.left_out.append(key)
 
 
-def understand(record, name="auto", more_roles=(), columns=None, chat=True):
-    """Returns the Record of an object. `columns`: renamed columns, {our name: its own}."""
+def refuse_lost(record, result, own, named, reads):
+    """Refuses a row that leaves out a column with a meaning, but for meanings `named` by --columns. A column that repeats the sample is used."""
+    talks, ends = isinstance(result.documents[0].prompt, list), [source.body for source in result.documents]
+    prompt, messages = (next((key for key in own if own[key] == column), column) for column in ("prompt", "messages"))
+    for key in list(result.left_out):
+        column, value, variable = meaning(key), record[key], talks and key in reads
+        number = isinstance(value, (int, float)) and column in ("chosen", "rejected", *["completion"] * (result.format == "text"))
+        if not variable and (number or column in (None, "label", "images", "either", *named)):
+            continue
+        parts = [end[-1:] if isinstance(end, list) else end for end in ends] if column == "completion" else [*map(vars, result.documents)]
+        texts, said = ([text.strip() for _, text in layout.leaves(part)] for part in (value if fits("either", value) else str(value), parts))
+        asks = column == "completion" and result.format == "messages" and not is_answer(ends[0], -1)
+        other = variable or asks or column in ("tools", "chat_template_kwargs") or not fits(column, value)
+        if texts and not other and all(text in (said if len(text) < 8 else "\n".join(said)) for text in texts):  # short ones by chance
+            result.used.append(result.left_out.pop(result.left_out.index(key)))
+            continue
+        instruction = f"instruction={prompt}" + ",output=completion" * ("completion" in result.used)
+        takes = (f"prompt={messages},completion={key}" if asks else f"{key}={key}" if isinstance(value, Unread) else
+                 f"{column}={key}" if column in result.used else instruction if isinstance(record.get(prompt), str) and (
+                     column in ("input", "context") or column in ("tools", "chat_template_kwargs") and not talks) else "")
+        raise Rejected(CLASH, f"has {key}, for which this format or chat template has no clear place; "
+                       + f"--columns {takes} takes it; " * bool(takes) + f"--format {result.format} leaves it out"
+                       + f"; --format prompts --columns prompt={messages}{f',answer={key}' * (key != 'answer')} makes prompts" * asks)
+
+
+def understand(record, name="auto", more_roles=(), columns=None, reads=frozenset(("tools", REASONING_FIELD))):
+    """Returns the Record of an object. `columns`: {our name: its own}. `reads`: variables of the template, None without one; or REASONING_FIELD."""
     record = renamed(record, columns) if columns else record
-    for key in [key for key in (*LISTS, "prompt", "completion", "chosen", "rejected") if isinstance(record.get(key), str)]:
-        value = value_of(record[key]) if key in LISTS or record[key][:2] == "[{" else ""
-        if key in LISTS or all(isinstance(message, dict) and {"role", "from"} & message.keys() for message in value or [""]):
+    for key in [key for key, value in record.items() if isinstance(value, str)]:
+        column, part = meaning(key) or key, record[key][:2] == "[{" and (key in ("prompt", "completion") or meaning(key) in ("chosen", "rejected"))
+        value = value_of(record[key]) if column in LISTS or part else ""
+        if column in LISTS or all(isinstance(message, dict) and {"role", "from"} & message.keys() for message in value or [""]):
             record = {**record, key: value}
     row, own = ours(record, name)
     name, asked = detect(row) if name == "auto" else name, name
@@ -334,19 +388,27 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     reader = Reader(row, (*ROLES, *more_roles))
     result = Record(*getattr(reader, name)(), name)
     result.implicit, result.told = reader.implicit, reader.told
-    describe(record, result, reader.used | (spoken(result, row, own, chat) if result.documents[0].prompt is not None else set()), own)
+    used = reader.used | (spoken(result, row, own, reads, reader) if result.documents[0].prompt is not None else set())
+    if isinstance(result.documents[0].prompt, list):
+        result.template_arguments = {  # CSV has texts
+            key: {"true": True, "false": False}.get(str(row[key]).lower(), row[key])
+            for key in row.keys() & (reads or set()) - used - {*TAKEN} if not isinstance(row[key], (Unread, type(None)))}
+        used |= {"chat_template_kwargs", *result.template_arguments, *["tools"] * (reads is None or "tools" in reads)}
+    describe(record, result, used - ({"prompt"} if result.implicit else set()), own)
     if result.kind == shards.PROMPTS:
         talk = {"messages": result.documents[0].prompt} if isinstance(result.documents[0].prompt, list) else {}
         result.columns = other_columns(talk | {key: record[key] for key in result.passed})
     else:
-        result.unused = [key for key in result.left_out if key in UNUSED or key == "label"]
+        result.unused = [key for key in result.left_out if key in NOTED or meaning(key)]
     if row.get("tools"):
         tools = [want(value_of(tool), dict, "a tool of tools") for tool in want(value_of(row["tools"]), list, "tools")]
-        bare = lambda tool: reader.speakers and "name" in tool and "function" not in tool and "type" not in tool
+        bare = lambda tool: (reader.speakers or "tools" in own.values()) and "name" in tool and "function" not in tool and "type" not in tool
         result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in tools] or None
+    if asked == "auto":
+        refuse_lost(record, result, own, [found for key in columns or () for found in (meaning(key), "input", "context")], reads or ())
     result.rounds = tuple(value_of(record.get(key)) for key in ("segments", "summaries"))
     if row.get("chat_template_kwargs") is not None:
-        result.template_arguments = template_arguments(row["chat_template_kwargs"], "chat_template_kwargs")
+        result.template_arguments |= template_arguments(row["chat_template_kwargs"], "chat_template_kwargs")
     return result
 
 

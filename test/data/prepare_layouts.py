@@ -22,6 +22,13 @@ SPOKEN, PAIR = {"prompt": [USER], "completion": [FOUR]}, {"prompt": [USER], "cho
 TOLD = {"prompt": [SYSTEM, USER], "chosen": [FOUR], "rejected": [FIVE]}
 
 
+SPELT = {  # columns of LAYOUTS, each in three spellings
+    "Q": "question Query problem", "A": "response Output solution", "I": "instruction Instruction INSTRUCTION", "S": "system system_prompt systemMessage",
+    "H": "history Chat-History conversation_history", "T": "tools functions Functions", "R": "reasoning thinking chain-of-thought", "C": "chosen preferred_response responseChosen",
+    "J": "rejected dispreferred_response responseRejected", "M": "messages conversation Dialog", "X": "context Context CONTEXT", "E": "enable_thinking " * 3,
+    "P": "images image Videos", "L": "response_a response_0 Positive", "W": "response_b response_1 Negative"}
+
+
 def wrapped(**function):
     return {"type": "function", "function": function}
 
@@ -32,7 +39,7 @@ class Layouts(WithCommand):
         return record, [(d.ids.tolist(), d.counts.tolist(), d.reward, d.prompt if record.kind != shards.DOCUMENTS else 0) for d in documents]
 
     def assert_same(self, row, ours, name="chatml", **options):
-        (found, documents), (record, expected) = self.made(row, name, **options), self.made(ours, name)
+        (found, documents), (record, expected) = self.made(row, name, **options), self.made(ours, name, **options)
         self.assertEqual((found.kind, documents), (record.kind, expected))
         return found
 
@@ -94,10 +101,50 @@ class Layouts(WithCommand):
         for columns, row, ours in (({"prompt": "q", "completion": "a"}, {"q": "2 + 2 =", "a": " 4", "answer": "x"}, {"prompt": "2 + 2 =", "completion": " 4"}),
                                    ({"instruction": "q", "output": "a"}, {"q": "2+2?", "a": "4"}, SPOKEN),
                                    ({"prompt": "completion", "completion": "prompt"}, {"completion": "2+2?", "prompt": "4"}, {"prompt": "2+2?", "completion": "4"}),
+                                   ({"prompt": "messages", "completion": "solution"}, {"messages": [USER], "solution": "4"}, {"prompt": [USER], "completion": "4"}),
+                                   ({"prompt": "messages", "answer": "solution"}, {"messages": [USER], "solution": "4"}, {"prompt": [USER], "answer": "4"}),
+                                   ({"instruction": "prompt", "output": "completion"}, {"prompt": "2+2?", "completion": "4", "tools": [{}]}, {**SPOKEN, "tools": [{}]}),
+                                   ({"instruction": "question"}, {"question": "2", "answer": "4", "context": "2"}, {"prompt": [{**USER, "content": "2\n2"}], "completion": [FOUR]}),
+                                   ({"unused": "reasoning"}, {"text": "a", "reasoning": "b"}, {"text": "a"}),
                                    ({"prompt": "q", "answer": "a"}, {"q": "2+2?", "a": "4", "n": 1}, {"prompt": "2+2?", "answer": "4"})):
             record, documents = records.understand(row, "auto", (), columns), records.understand(ours)
             self.assertEqual((record.kind, record.documents), (documents.kind, documents.documents))
         self.assertEqual(json.loads(record.columns), {"answer": "4", "n": 1})
+
+    def test_columns_with_a_meaning(self):
+        """Each is read, or refuses the row with what to type; none is left out."""
+        think, tools, no_thinking = {**FOUR, "reasoning_content": "I add"}, [wrapped(name="w", parameters={})], {"enable_thinking": False}
+        earlier, turns, call = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], [["Hi", "Ho"]], {"role": "assistant", "tool_calls": [wrapped(name="w", arguments={})]}
+        said, asked, two = [*earlier, USER, FOUR], {"Q": "2+2?", "A": "4"}, {"C": "4", "J": "5"}
+        user, with_tools, way = "--columns prompt=KEY,completion=KEY takes it; .*; --format prompts --columns prompt=KEY(,answer=KEY)? makes prompts$", {**SPOKEN, "tools": tools}, "--columns instruction=prompt,output=completion "
+        for row, ours in (
+                (asked, SPOKEN), ({**asked, "S": "Be brief"}, {**SPOKEN, "prompt": [SYSTEM, USER]}), ({"I": "Add", "input": "2", "A": "4"}, {**SPOKEN, "prompt": [{**USER, "content": "Add\n2"}]}),
+                ({"I": "Add", "X": "2", "A": "4"}, {**SPOKEN, "prompt": [{**USER, "content": "Add\n2"}]}), ({**asked, "X": "It is 2."}, "--columns instruction=KEY takes it; --format completion"),
+                *(({question: "2+2?", answer: "4", "H": history}, {"messages": said}) for question, answer in (("Q", "A"), ("input", "A"), ("prompt", "A"), ("prompt", "completion"), ("I", "A"))
+                  for history in (turns, earlier, json.dumps(turns), str(earlier))[question != "Q":]),
+                ({**asked, "H": [], "R": "", "S": " ", "X": "", "T": [], "P": []}, SPOKEN), ({**asked, "H": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}], "S": "Be brief"}, {"messages": [SYSTEM, *said]}),
+                ({"Q": "2+2?", "H": turns, **two}, {**PAIR, "prompt": [*earlier, USER]}), ({"prompt": "2+2?", "H": turns, "answer": "4"}, {"prompt": [*earlier, USER], "answer": "4"}),
+                ({"M": [USER, FOUR], "H": turns}, "--format messages leaves"), ({"M": said, "H": turns}, {"messages": said}), ({**asked, "H": [earlier[0]]}, "history ends with a question"),
+                *(({**each, "R": "I add"}, {**SPOKEN, "completion": [think]}) for each in (asked, {"prompt": "2+2?", "completion": "4"}, SPOKEN)), ({"M": [USER, FOUR], "R": "I add"}, {"messages": [USER, think]}),
+                ({**asked, "R": "I add", "H": turns}, {"messages": [*said[:-1], think]}), ({"M": [USER, think], "R": "I add"}, {"messages": [USER, think]}), ({**SPOKEN, "label": True, "R": "I add"}, {**SPOKEN, "completion": [think], "label": True}),
+                *(({**each, "R": value}, "--format [a-z]* leaves") for each, value in ((asked, "on"), ({"Q": "on", "A": "on"}, "on"), ({"Q": "15?", "A": "Hi, 15"}, ["Hi"]), (asked, ["I", "add"]), ({"M": said}, "I add"), ({"Q": "2+2?", **two}, "I add"), ({"text": "2+2=4"}, "I add"))),
+                ({**asked, "T": tools}, with_tools), ({**asked, "T": json.dumps(tools)}, with_tools), ({"prompt": "2+2?", "completion": "4", "T": tools}, way), ({"text": "2+2=4", "T": tools}, "--format text"),
+                ({"M": [USER, call, {"role": "tool", "content": "4"}, FOUR], "T": tools}, {"messages": [USER, call, {"role": "tool", "content": "4"}, FOUR], "tools": tools}),
+                ({"Q": "2+2?", **two}, PAIR), ({"prompt": [USER], "C": [FOUR], "J": [FIVE]}, PAIR), ({"C": [USER, FOUR], "J": str([USER, FIVE])}, PAIR), ({"M": [USER], "C": [FOUR], "J": [FIVE]}, PAIR),
+                ({"I": "2+2?", "input": "", **two, "S": "Be brief"}, TOLD), ({"Q": "2+2?", "L": "4", "W": "5"}, "--columns chosen=KEY,rejected=KEY or"), ({"prompt": "2+2?", "L": "4", "W": "5"}, "--columns chosen=KEY,rejected=KEY or"),
+                ({"M": [USER, FOUR], "A": "4"}, {"messages": [USER, FOUR]}), ({"M": [USER, FOUR], "A": "5"}, "--format messages leaves"), ({"M": [USER, {**FOUR, "content": "14"}], "A": "4"}, "--format messages leaves"), ({"M": [USER], "A": "4"}, user), ({"M": [*said[:2], USER], "A": "4"}, user),
+                ({"prompt": "2+2?", "completion": "4", "A": "5"}, "--columns completion=KEY takes it"), ({"M": [USER, FOUR], "Q": "2+2?"}, {"messages": [USER, FOUR]}), ({"M": [USER, FOUR], "Q": "5?"}, "--format messages leaves"),
+                ({"M": [USER, FOUR], "E": False}, {"messages": [USER, FOUR], "chat_template_kwargs": no_thinking}), ({**asked, "E": False}, {**SPOKEN, "chat_template_kwargs": no_thinking}), ({"text": "2+2=4", "E": True}, "--format text leaves"),
+                ({"prompt": "2+2?", "completion": "4", "E": True}, way), ({"M": [USER, FOUR], "thinking_budget": 4}, "--format messages leaves"), ({"M": [USER, FOUR], "E": None, "reasoning": None, "note": 1, "date_string": "4"}, {"messages": [USER, FOUR]}), ({"M": [USER, FOUR], "P": ["a.png"]}, "only text is trained on here"),
+                ({"text": "2+2=4", "S": "Be brief"}, "--format text leaves"), ({"text": "Be brief: 2+2=4", "S": "Be brief"}, {"text": "Be brief: 2+2=4"})):
+            for i in range(3):
+                spelt = {SPELT[key].split()[i] if key in SPELT else key: value for key, value in row.items()}
+                with self.subTest(row=spelt):
+                    if isinstance(ours, str):
+                        self.refused_row(ours.replace("KEY", r"[\w-]*"), spelt, "hybrid")
+                    else:
+                        found = self.assert_same({**spelt, "note": "x"}, ours, "hybrid")
+                        self.assertLessEqual({*found.left_out}, {"note", "date_string"})
 
     def test_tools_of_sharegpt(self):
         call, tool = {"name": "w", "arguments": {"city": "SF"}}, {"name": "w", "description": "d", "parameters": {}}
@@ -108,7 +155,7 @@ class Layouts(WithCommand):
         for name in ("hybrid", "thinking"):
             for value, made in ((call, [call]), ([call, call], [call, call]), ({"name": "w"}, [{"name": "w", "arguments": {}}])):
                 for tools in ([tool], [wrapped(**tool)], json.dumps([tool])):
-                    self.assert_same(says(json.dumps(value), tools), calls(*made), name)
+                    self.assert_same(says(json.dumps(value), tools), calls(*made), name, format="auto" if name == "hybrid" else "messages")
         told = {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(**call)]}, *answers], "tools": [wrapped(**tool)]}
         for turn in ({"tool_calls": [wrapped(name="w", arguments='{"city": "SF"}')]}, {"tool_calls": json.dumps([wrapped(**call)])},
                      {"function_call": call}, {"function_call": json.dumps(call)}):
@@ -130,12 +177,12 @@ class Layouts(WithCommand):
                 ("clash: has output and response, each of which could be the completion; choose with --columns completion=output",
                  {"instruction": "a", "output": "b", "response": "c"}),
                 ("clash: has question and problem", {"question": "a", "problem": "b", "answer": "c"}),
-                ("clash: has prompt and instruction, each of which could be the question", {"instruction": "a", "prompt": "a: b", "output": "b"}),
+                ("clash: has instruction, for which .*; --columns prompt=instruction takes it; --format completion leaves it out", {"instruction": "c", "prompt": "a: b", "output": "b"}),
                 ("clash: has text, and a question with an answer; choose with --format text or completion",
                  {"instruction": "a", "output": "b", "text": "c"}),
                 ("clash: has messages and chosen, and messages end with an answer", {"messages": [USER, FOUR], "chosen": [FOUR], "rejected": [FIVE]}),
                 ("wrong type: messages end with the user, not with the assistant's answer", {"messages": [USER], "label": True}),
-                ("wrong type: history has a turn of 1 texts", {"instruction": "a", "output": "b", "history": [["c"]]}),
+                ("wrong type: history.0. is a list, not an object", {"instruction": "a", "output": "b", "history": [["c"]]}),
                 ("wrong type: history is a text", {"instruction": "a", "output": "b", "history": "c"}),
                 ("wrong type: messages is a text, not a list, nor JSON", {"messages": "[{'role': 'user'} {'role': 'assistant'}]"}),
                 ("wrong type: the row is a list", [1]), ("unknown format: has question, and no known answer; --columns completion=KEY", {"question": "a", "level": "b"})):
@@ -181,6 +228,11 @@ class Layouts(WithCommand):
         self.assertEqual(inputs.without_nulls({"chat_template_kwargs": {"a": None}, "b": None}), {"chat_template_kwargs": {}, "b": None})
         if not pyarrow:
             return
+        rows = [{"question": "2+2?", "thinking": "I add", "answer": "4", "chat_history": [["Hi", "Ho"]], "enable_thinking": True}]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), self.path("columns.parquet"))
+        self.prepare("j", self.write("columns.jsonl", rows), tokenizer="hybrid")
+        self.prepare("p", self.path("columns.parquet"), tokenizer="hybrid")
+        self.assertEqual(*(contents(self.path(out))["train-00000.bin"] for out in "jp"))
         quoted = self.binary("q.csv", '\ufeffprompt,completion,label,\n"say ""hi"", you","line\nbreak",True,1\n"[1, 2]", 4,0,2\n')
         rows = [{"prompt": 'say "hi", you', "completion": "line\nbreak", "label": True}, {"prompt": "[1, 2]", "completion": " 4", "label": False}]
         expected = self.shard_of(self.write("q.jsonl", rows))
@@ -261,8 +313,8 @@ class Layouts(WithCommand):
                 with pyarrow.OSFile(self.path(name), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as out:
                     out.write_table(table)
             for each in ("hybrid", "thinking"):
-                self.prepare("j", self.path("a.jsonl"), "--force", tokenizer=each)
-                self.prepare("p", self.path(name), "--force", tokenizer=each)
+                for out, data in (("j", "a.jsonl"), ("p", name)):
+                    self.prepare(out, self.path(data), "--force", "--format", "messages", tokenizer=each)
                 self.assertEqual(*(contents(self.path(out))["train-00000.bin"] for out in "jp"))
 
     def test_runs_go_on_in_each_kind(self):

@@ -295,9 +295,9 @@ class Runs(WithCommand):
             self.assertIn(words, shown)
         self.assertNotRegex(shown, "\x1b|:4:")
         self.assertRegex(shown, "^format: conversational language modelling; columns: messages\n---[^$]*\nformat: standard prompt-completion; columns: ")
-        for name, rest in (("chatml", "; left out: note, tools"), ("hybrid", ", tools; left out: note")):  # which shows tools
+        for name, more, rest in (("chatml", ["--format", "preference"], "; left out: note, tools"), ("hybrid", [], ", tools; left out: note")):  # which shows tools
             row = {"chosen": [*GOOD["messages"]], "rejected": [GOOD["messages"][0], {"role": "assistant", "content": "No"}], "note": 1, "tools": [{}]}
-            shown = self.prepare(None, "--show", "1", self.write("tools.jsonl", [row]), tokenizer=name).stdout
+            shown = self.prepare(None, "--show", "1", self.write("tools.jsonl", [row]), *more, tokenizer=name).stdout
             self.assertIn(f"format: conversational preference with implicit prompt; columns: chosen, rejected{rest}\n", shown)
         self.assertIn("prompt alone", self.prepare(None, "--show", "1", self.write("prompt.jsonl", [{"prompt": "a"}])).stdout)
 

@@ -222,7 +222,8 @@ class Masks(Tested):
                 messages = {**{key: row[key] for key in row if key not in ("prompt", "completion")},
                             "messages": row["prompt"] + row["completion"]} if whole else None
                 for row, what in ((row, "all" if "messages" in row else "completion"), (row, "assistant"), *[(messages, "completion")] * whole):
-                    form = "unpaired" if case["trainer"] == "kto" else "auto"  # of pairs, too
+                    shape = next(shape for shape, needed, _ in records.SHAPES if {*needed} <= row.keys())
+                    form = "unpaired" if case["trainer"] == "kto" else shape if "tools" in row else "auto"  # tools that templates do not read
                     kind, documents = made(case["tokenizer"], what, form).encode(row)
                     self.assertEqual((kind, [document.ids.tolist() for document in documents]),
                                      (kinds[case["trainer"]], [ids for ids, _ in case["documents"]]))
