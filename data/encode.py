@@ -477,7 +477,7 @@ class Encoder:
             if encoding.ordered:
                 low, across = encoding.behind(first)
                 counts[low:encoding.behind(last)[0]] = 1
-                straddles += bool(across)
+                straddles += bool(across and not counts[low - 1])
             else:
                 begin, end = encoding.offsets[:, 0], encoding.offsets[:, 1]
                 counts[(begin >= first) & (begin < last)] = 1
@@ -598,9 +598,13 @@ class Encoder:
             prompt = alike(self.encoding(before).ids, ids) if before else 0
             counts[:prompt] = 0
             if last < len(messages):
-                counts[alike(self.encoding(self.template.render(messages[:last], False, record.tools, **more)).ids, ids):] = 0
-        chosen = set(wanted)
-        texts = tuple(messages[i] for i in wanted)
+                whole = self.template.render(messages[:last], False, record.tools, **more)
+                counts[alike(self.encoding(whole).ids, ids):] = 0
+                said = messages[first]["content"].rpartition("</think>")[2].strip()
+                if wanted and messages[first].get("tool_calls") and said not in os.path.commonprefix([whole, text])[len(before):]:
+                    counts |= self.mask(encoding, [stretch[1:] for stretch in self.asked_stretches(messages, wanted, record.tools, more)[1]])[0]
+        chosen, order = set(wanted), {stretch[0]: place for place, stretch in enumerate(stretches)}
+        texts = tuple(messages[i] for i in (sorted(wanted, key=order.get) if chosen <= order.keys() else wanted))
         empty = any(given[i]["role"] == "assistant" and not (given[i]["content"].strip() or given[i].get("tool_calls")) for i in wanted)
         return Document(ids, counts, prompt, straddles=straddles, empty=empty, texts=texts,
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
@@ -671,13 +675,10 @@ class Encoder:
         are searched."""
         if not wanted:
             return self.template.render(messages, False, tools, **more), []
-        if not self.template.has_generation:
-            return self.turns.find(messages, wanted, tools, **more)
-        own = [i for i in wanted if messages[i]["role"] == "assistant"]
-        text, stretches = self.turns.find_generation(messages, own, tools, **more)
+        find = self.turns.find_generation if self.template.has_generation else self.turns.find
+        text, stretches = find(messages, [i for i in wanted if messages[i]["role"] == "assistant"], tools, **more)
         rest = [i for i in wanted if messages[i]["role"] != "assistant"]
-        if rest:
-            stretches = stretches + self.turns.find(messages, rest, tools, **more)[1]
+        stretches = stretches + (self.turns.find(messages, rest, tools, **more)[1] if rest else [])
         return text, sorted(stretches, key=lambda stretch: stretch[1])
 
     # ---- the check ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ The first of three ways that applies is taken:
   differences  templates that rewrite history (leave out old reasoning, move the system message) have no such prefixes. The
                texts of each message in turn are replaced by a placeholder; the message lies where the rendering differs from
                the whole text. An assistant's turn begins after the generation prompt and ends with the special token that
-               ends a turn.
+               ends a turn, or as if it were the last. A text that stands behind its call's answers is a stretch of its own.
 
 A turn that none of them finds is a TemplateFailure; nothing is guessed.
 
@@ -21,7 +21,7 @@ import functools
 import itertools
 import re
 
-from layout import find_layout, leaves, put_at
+from layout import find_layout, leaves, put_at, spellings
 from templates import REASONING, TemplateFailure
 
 LONG = 32  # turns from which on not each is rendered separately
@@ -119,9 +119,47 @@ class Turns:
                 spans = self.by_some_prefixes(text, messages, wanted, layout, tools, more)
             else:
                 spans = self.by_prefixes(text, messages, wanted, tools, more)
-        if spans is None:
-            spans = self.by_differences(text, messages, wanted, layout, tools, more)
+        lost = spans is None or any(not any(said in text[b:e] for said in spellings(messages[i]["content"])) for i, b, e in spans)
+        moved = self.moved(text, messages, layout, tools, more) if lost else []
+        try:
+            if set(moved) & set(wanted):
+                spans = self.find_moved(messages, moved, wanted, tools, more)
+            elif spans is None:
+                spans = self.by_differences(text, messages, wanted, layout, tools, more)
+        except TemplateFailure:
+            if not moved or set(moved) & set(wanted):
+                raise
+            spans = self.find_moved(messages, moved, wanted, tools, more)
         return text, spans
+
+    def moved(self, text, messages, layout, tools, more):
+        """Returns the numbers of messages whose content, beside a call, stands behind all that the template writes for them without it."""
+        found = []
+        for i, message in enumerate(messages[:-1]):
+            own, its = layout.places[i:i + 2] if layout else (None, None)
+            if message.get("tool_calls") and message["content"].strip() and not (own and its and own[1] <= its[0]):
+                other = self.template.render([*messages[:i], {**message, "content": PLACEHOLDERS[0]}, *messages[i + 1:]], False, tools, **more)
+                closed = self.template.render([*messages[:i], {**message, "content": ""}], False, tools, **more)
+                found += [i] * (text.startswith(closed) and common_prefix(text, other) > len(closed))
+        return found
+
+    def find_moved(self, messages, moved, wanted, tools, more):
+        """Returns turns. They are found without the contents of the messages in `moved`. Then each content is put in where the template writes it."""
+        given, messages = messages, [{**message, "content": ""} if i in moved else message for i, message in enumerate(messages)]
+        text, spans = self.find(messages, wanted, tools, **more)
+        for i in moved:
+            asked = [*messages[:i + 1], *itertools.takewhile(lambda message: message["role"] not in ("assistant", "user"), messages[i + 1:])]
+            alone, messages[i], before = [*asked, {"role": "assistant", "content": given[i]["content"]}], given[i], text
+            closed, opened, said, text = (self.template.render(found, prompt, tools, **more)
+                                          for found, prompt in ((asked, False), (asked, True), (alone, False), (messages, False)))
+            begin, size = len(opened if text.startswith(opened) else closed), len(text) - len(before)
+            end = begin + size
+            if (text[:begin] not in (opened, closed) or text[:begin] + text[end:] != before or text[begin:end] not in said[len(closed):]
+                    or not text.startswith(tuple(spellings(given[i]["content"])), begin, end) or any(b < begin < e for _, b, e in spans)):
+                raise TemplateFailure(f"the template moves the content of message {i + 1} (assistant) out of its turn, to after "
+                                      f"{text[:common_prefix(text, before)][-40:]!r}; make it a message of its own")
+            spans = [(k, b + size * (b >= begin), e + size * (e > begin)) for k, b, e in spans] + [(i, begin, end)] * (i in wanted)
+        return sorted(spans, key=lambda span: span[1])
 
     def layout(self, text, messages, tools, more):
         placeholder = next((p for p in PLACEHOLDERS if p[0] not in text), None)
@@ -214,10 +252,10 @@ class Turns:
             behind = reach[k - 1] if k else 0
             following = ordered[k + 1][0][0] if k + 1 < len(ordered) else len(text)
             if begin < reached or behind > begin or following < end:
-                raise TemplateFailure(f"the template puts message {i + 1} inside others, or not after those before it")
+                raise TemplateFailure(f"the template moves message {i + 1} ({messages[i]['role']}) into others, or before them")
             if messages[i]["role"] == "assistant":
                 begin = self.begin_of_turn(text, canonical, behind, begin, i)
-            reached = self.end_of_turn(text, canonical, end, following, i, messages[i]["role"])
+            reached = self.end_of_turn(text, canonical, end, following, messages[:i + 1], tools, more)
             spans.append((i, begin, reached))
         return spans
 
@@ -252,18 +290,24 @@ class Turns:
         mark = self.special_pattern.search(prompt) if self.special_pattern else None
         for length in range(len(prompt), mark.end() - 1 if mark else len(prompt) - 1, -1):
             at = window.rfind(prompt[:length])
-            if at >= 0:
+            if at >= 0 and "<" not in prompt[:length].rpartition(">")[2]:  # not within a mark
                 return behind + at + length
         raise TemplateFailure(f"the template rewrites earlier messages, and the beginning of message {i + 1} is not found; use a "
                               "template with {% generation %} blocks")
 
-    def end_of_turn(self, text, canonical, end, following, i, role):
-        """Returns the end of the special token and the line breaks after it; at the end of the text, of all that follows."""
-        mark = self.special_pattern.search(text, end) if self.special_pattern else None
-        if mark and mark.group() in canonical.ends and mark.end() <= following:
+    def end_of_turn(self, text, canonical, end, following, messages, tools, more):
+        """Returns the end of the special token and the line breaks after it; without one, of what is written if this message is the last."""
+        assistant = messages[-1]["role"] == "assistant"
+        marks = self.special_pattern.finditer(text, end, following) if self.special_pattern else ()
+        mark = next((mark for mark in marks if mark.group() in canonical.ends or not assistant), None)
+        if mark and mark.group() in canonical.ends:
             behind = canonical.behind if text[mark.end():] == canonical.behind else re.match(r"\s*", canonical.behind).group()
             return mark.end() + len(behind) * text.startswith(behind, mark.end())
-        if role != "assistant":
+        if not assistant:
             return end
-        raise TemplateFailure(f"the template rewrites earlier messages, and the end of message {i + 1} is not found; use a template "
+        said = self.template.render(messages, False, tools, **more)
+        place = self.place(said, messages, len(messages) - 1, tools, more)
+        if place and text.startswith(said[place[1]:], end) and end + len(said) - place[1] <= following:
+            return end + len(said) - place[1]
+        raise TemplateFailure(f"the template rewrites earlier messages, and the end of message {len(messages)} is not found; use a template "
                               "with {% generation %} blocks")

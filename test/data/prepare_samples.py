@@ -150,6 +150,21 @@ CHANNELS = """{%- set ns = namespace(last=0, tool=false) %}
 {%- endfor %}
 {%- if add_generation_prompt and not ns.tool %}{{ '<|turn>model\n' }}{% endif %}"""
 
+# In the manner of Gemma 4's, too: a text beside a call stands behind the tool's answers. INTO, which is empty: within the last one.
+MOVING = """{%- for m in messages %}
+    {%- set call = messages[:loop.index0] | selectattr('tool_calls') | list | last %}
+    {%- set moved = call.content if m.role == 'tool' and (loop.last or messages[loop.index0 + 1].role != 'tool') else '' %}
+    {%- if m.role == 'tool' %}{{ '<|channel>' + INTO + m.content + '<channel|>' + moved }}
+    {%- elif m.tool_calls %}{{ '<|turn>model\n' + m.tool_calls[0].function.name + '<|answer>' }}
+    {%- elif m.role == 'assistant' and loop.index0 and messages[loop.index0 - 1].role == 'tool' %}{{ m.content + '<turn|>\n' }}
+    {%- else %}{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content + '<turn|>\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt and messages[-1].role != 'tool' %}{{ '<|turn>model\n' }}{% endif %}"""
+# In the manner of GLM 4.7's: the prompt opens reasoning, which is closed in every turn; no token ends a turn.
+CLOSING = """{%- for m in messages %}{{ '<|' + m.role + '|>' + ('</think>' if m.role == 'assistant' else '') + m.content }}
+    {%- for call in m.tool_calls or [] %}{{ '<tool_call>' + call.function.name + '</tool_call>' }}{% endfor %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|assistant|><think>' }}{% endif %}"""
+
 GENERATION = """{% for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
 {%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>\n' }}{% endgeneration %}
@@ -339,8 +354,8 @@ TOOLS = [{"type": "function", "function": {"name": "w", "description": "Weather.
     "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}]
 
 
-def talk(rng, most=4):
-    """Returns (a user's row, the messages that a template gets)."""
+def talk(rng, most=4, beside=False):
+    """Returns (a user's row, the messages that a template gets). beside: with texts beside calls, and several rounds of these."""
     text = lambda: " ".join(rng.choice(PHRASES) for _ in range(rng.randint(1, 6)))
     row, given, tools, reasons = [], [], rng.random() < .3, rng.random() < .4
 
@@ -362,9 +377,9 @@ def talk(rng, most=4):
         say(rng.choice(("system", "system", "system", "developer")), text())
     for _ in range(rng.randint(1, most)):
         say("user", text())
-        if tools and rng.random() < .7:
+        for _ in range(rng.randint(1, 3) if beside else tools and rng.random() < .7):
             arguments = {"city": text(), "days": rng.randint(1, 9)} if rng.random() < .8 else {}
-            answer("", tool_calls=[{"id": "c1", "type": "function", "function": {"name": "w", "arguments": arguments}}])
+            answer(text() if beside and rng.random() < .7 else "", tool_calls=[{"id": "c1", "type": "function", "function": {"name": "w", "arguments": arguments}}])
             say("tool", json.dumps({"sky": text()}, ensure_ascii=False), name="w", tool_call_id="c1")
         answer(text() if rng.random() < .95 else "")
     return {"messages": row, **({"tools": TOOLS} if tools else {})}, given

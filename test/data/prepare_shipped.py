@@ -85,6 +85,26 @@ class Shipped(unittest.TestCase):
                 done += 1
             self.assertGreater(done, 130)
 
+    def test_texts_beside_calls(self):
+        """Of Gemma 4's turns all counts but headers and what tools answer, also where its templates move the text beside a call."""
+        for name in ("gemma4", "gemma4_v5"):
+            rng = random.Random(4)
+            with tempfile.TemporaryDirectory() as folder:
+                own = encode.Encoder(encode.Options(samples.tokenizer_folder(folder, library(name), None, "<bos>", "<eos>"), chat_template=shipped(name)), NOW)
+            for _ in range(16):
+                row, given = samples.talk(rng, 3, beside=True)
+                row["messages"] = [{key: value for key, value in message.items() if key not in records.MASKS} for message in row["messages"]]
+                if name == "gemma4" and "<think>" in repr(row):  # which it leaves in contents
+                    continue
+                text = compiled(name).render(messages=list(map(samples.in_field, given)), tools=row.get("tools"), bos_token="<bos>")
+                spans = [turn.span(1) for turn in re.finditer(r"(?s)(?:<\|turn>model\n|<tool_response\|>)((?!<\|tool_response>).*?)(?=response:w|<\|turn>|\Z)", text)]
+                found = own.tokenizer.encode(text, add_special_tokens=False)
+                with self.subTest(name=name, row=row):
+                    _, (document,) = own.encode(row)
+                    own.check(document)
+                    counts = [int(any(begin <= at < end for begin, end in spans)) for at, _ in found.offsets]
+                    self.assertTrue((document.ids.tolist(), document.counts.tolist()) == (found.ids, counts), text)
+
     def test_more(self):
         """Reasoning in a content between the template's own marks; what tokenizer.tok has; ids that end an answer."""
         made = {}

@@ -493,6 +493,39 @@ class Messages(Tested):
         self.told("thinking", reasoned, im("user", "hi", "*assistant", "yo", "user", "hi", "*assistant", "<think>\n\n</think>\n\nyo"),
                   ["leaves out the reasoning of turns before the last question"])
 
+    def test_texts_beside_calls(self):
+        call = lambda text, name, **more: {"role": "assistant", "content": text, "tool_calls": [{"function": {"name": name, "arguments": {}}}], **more}
+        tool = lambda text: {"role": "tool", "content": text}
+        one, asked = [*chat("ask"), call("look", "f"), tool("4")], "<|turn>user\nask<turn|>\n<|turn>model\n"
+        done, closing = [*one, *chat("", "so")[1:]], "<|user|>ask<|assistant|>\u00ab</think>look<tool_call>f</tool_call>\u00bb<|tool|>4"
+        silent = [*one[:1], call("look", "f", train=0), *done[2:]]
+        specials = ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|answer>", "<|user|>", "<|assistant|>", "<|tool|>"]
+        refused = "the template moves the content of message 2 (assistant) out of its turn, to after 'turn|>\\n<|turn>model\\nf<|answer><|channel>'"
+        for template, messages, expected, options in (
+                (samples.MOVING, one, asked + "\u00abf<|answer>\u00bb<|channel>4<channel|>\u00ablook\u00bb", {}),
+                (samples.MOVING, done, asked + "\u00abf<|answer>\u00bb<|channel>4<channel|>\u00ablookso<turn|>\n\u00bb", {}),
+                (samples.MOVING, silent, asked + "f<|answer><|channel>4<channel|>look\u00abso<turn|>\n\u00bb", {}),
+                (samples.MOVING, silent, asked.replace(">user", ">\u00abuser") + "\u00bbf<|answer>\u00ab<|channel>4<channel|>\u00bblook\u00abso<turn|>\n\u00bb", {"train_on": "all"}),
+                (samples.MOVING, done, asked + "f<|answer><|channel>4<channel|>look\u00abso<turn|>\n\u00bb", {"train_on": "last"}),
+                (samples.MOVING, one, asked + "|\u00abf<|answer>\u00bb<|channel>4<channel|>\u00ablook\u00bb", {"train_on": "completion"}),
+                (samples.MOVING, done, asked + "\u00abf<|answer>\u00bb<|channel>\u00ab4\u00bb<channel|>\u00ablookso<turn|>\n\u00bb", {"train_on": "assistant,tool"}),
+                (samples.MOVING, [*one, tool("5"), *done[3:], *done], asked + "\u00abf<|answer>\u00bb<|channel>4<channel|><|channel>5<channel|>\u00ablook"
+                 f"so<turn|>\n\u00bb{asked}\u00abf<|answer>\u00bb<|channel>4<channel|>\u00ablookso<turn|>\n\u00bb", {}),
+                (samples.MOVING, done * 9, (asked + "\u00abf<|answer>\u00bb<|channel>4<channel|>\u00ablookso<turn|>\n\u00bb") * 9, {}),
+                (samples.MOVING.replace("+ moved", "").replace("INTO", "moved"), done, refused, {}),
+                (samples.CLOSING, [*done, *done], (closing + "<|assistant|>\u00ab</think>so\u00bb") * 2, {})):
+            tokenizer = samples.byte_level()
+            tokenizer.add_special_tokens(specials)
+            folder = samples.tokenizer_folder(WORK.name + "/beside", tokenizer, template.replace("INTO", "''"), None, "<|im_end|>")
+            own = encode.Encoder(encode.Options(folder, **options))
+            with self.subTest(expected=expected, **options):
+                if expected == refused:
+                    self.assertRaisesRegex(records.Rejected, re.escape(refused), own.encode, {"messages": messages})
+                    continue
+                _, (document,) = own.encode({"messages": messages})
+                own.check(document)
+                self.assertEqual((marked(own, document), document.straddles), (expected, 0))
+
     def test_reasoning_in_contents(self):
         asked = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
         whole = asked + "<think>\n\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb"
