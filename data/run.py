@@ -354,10 +354,10 @@ class Run:
         """Writes the template that rendered samples, and tokenizer.tok, with which the C program encodes, decodes and ends turns."""
         path, template = (os.path.join(self.settings.out, name) for name in TOKENIZER)
         encoder, options, rendered = workers.encoder, self.settings.options, self.rendered()
-        if rendered and not os.path.exists(template):
-            templates.write_whole(template, rendered.content)
         if os.path.exists(path):
             return
+        if rendered:
+            templates.write_whole(template, rendered.content)
         try:
             remarks = tokenizer_file.write_tokenizer_file(path, options.tokenizer, encoder.template and encoder.template.text,
                                                           encoder.template_arguments, now=encoder.now, rendered=bool(rendered),

@@ -310,30 +310,34 @@ static void run_find_tokenizer(Run *run) {
 }
 
 // Finds the tokenizer file beside shards of --data that has the template which rendered them, or an end of answers that
-// prepare.py was given. It goes before the model's, in a new run.
+// prepare.py was given. It goes before the model's, in a new run without --tokenizer.
 static void run_find_data_tokenizer(Run *run) {
     const Options *o = run->options;
+    if (strcmp(o->tokenizer, "auto") != 0) return;
     ShardPaths shards = shard_paths_find(o->data.path, o->data.count);
     const char *alone = NULL; // a shard without the file of its template
-    char path[PATH_MAX];
+    char path[PATH_MAX] = "", last[PATH_MAX];
+    Tokenizer *t = NULL; // of the last folder
     crc32_prepare();
     for (size_t i = 0; i < shards.count && !*run->data_tokenizer && is_token_shard(shards.at[i].path); i++) {
         InputFile file = input_open(shards.at[i].path);
         TokenShard shard = shard_read_header(&file);
+        memcpy(last, path, sizeof(path));
         const int beside = tokenizer_beside_shard(shard.path, path);
-        Tokenizer *t = beside ? tokenizer_load(path) : NULL;
+        if (strcmp(path, last) != 0) tokenizer_close(t), t = beside ? tokenizer_load(path) : NULL;
         const uint64_t rendered = shard.chat_template;
         const int decides = t && (rendered ? tokenizer_template(t) == rendered : t->section_bytes[SECTION_TURN_ENDS]);
         if (decides && t->fingerprint == shard.tokenizer)
             memcpy(run->data_tokenizer, path, sizeof(path));
         else if (rendered && !alone)
             alone = shards.at[i].path;
-        tokenizer_close(t), input_close(&file), free(shard.path);
+        input_close(&file), free(shard.path);
     }
-    if (alone && !*run->data_tokenizer && !strcmp(o->tokenizer, "auto") && !o->quiet)
-        note("%s: the " TOKENIZER_NAME
-             " that data/prepare.py wrote beside it is not there, so the model's chat template "
-             "is kept; copy it there, or give --tokenizer FILE",
+    tokenizer_close(t);
+    if (alone && !*run->data_tokenizer && !o->quiet)
+        note("%s: no " TOKENIZER_NAME
+             " beside it has its chat template, so the run keeps another or none; copy the one "
+             "there that data/prepare.py wrote, or give --tokenizer FILE",
              alone);
     shard_paths_free(&shards);
 }

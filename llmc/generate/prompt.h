@@ -70,7 +70,7 @@ static void tokenizer_keep(const Run *run, const char *folder, int begins) {
     path_join(copy, folder, TOKENIZER_NAME), path_join(chat, folder, TEMPLATE_NAME);
     const int is_there = stat(copy, &there) == 0;
     if (is_there && (!begins || (from && stat(from, &source) == 0 && same_file(&there, &source)))) return;
-    if (is_there) unlink(chat);
+    unlink(chat);
     if (is_there && !from) unlink(copy);
     if (!from) return;
     Tokenizer *t = tokenizer_load(from);
