@@ -374,17 +374,24 @@ def turn_ends(source, compiled, arguments, chat):
     turn end none: gpt-oss ends its reasoning, too, with <|end|>."""
     added = {token["content"]: token for token in source.state["added_tokens"]}
     question, thought, answer = spans.PLACEHOLDERS
-    turns = spans.Turns(compiled, [content for content, token in added.items() if token["special"]])
+    special = [content for content, token in added.items() if token["special"]]
+
+    def render(*texts, **more):
+        roles = {"role": "user"}, {"role": "assistant", **more}, {"role": "user"}
+        try:
+            return compiled.render([{**role, "content": text} for role, text in zip(roles, texts)], **arguments)
+        except templates.TemplateFailure:
+            return ""
+
     try:
-        canonical = spans.Canonical(compiled, turns.special_pattern, arguments)
-        text = compiled.render([{"role": "user", "content": question}, {"role": "assistant", "content": answer, "reasoning_content": thought}],
-                               **arguments)
+        canonical = spans.Canonical(compiled, spans.Turns(compiled, special).special_pattern, arguments)
+        found, closing = list(canonical.ends), canonical.closing.strip()
     except templates.TemplateFailure:
-        return []
-    closing, within = canonical.closing.strip(), text.partition(thought)[2].partition(answer)[0]
-    ends = [added[end]["id"] for end in (list(canonical.ends) or [closing] * (closing in added)) if end not in within]
-    ends += [id for id in source.encode(chat.texts.get("next_before", ""))[:1]  # the next turn's beginning, if nothing else ends this one
-             if any(token["id"] == id and content not in within for content, token in added.items())]
+        found, closing = [], ""
+    within = render(question, answer, reasoning_content=thought).partition(thought)[2].partition(answer)[0]
+    following = source.encode(render(question, answer, thought).partition(answer)[2].lstrip())[:1]  # of the next turn if nothing ends this one
+    found = (found or [closing]) + [content for content, token in added.items() if token["id"] in following]
+    ends = [added[end]["id"] for end in found if end in added and end not in within]
     if not ends:
         what = f"with {closing[:40]!r}, which is {len(source.encode(closing))} tokens" if closing else "without a token of its own"
         chat.reasons.append(f"an assistant's turn ends {what}: sample and rollouts do not end there; let the template end it with a special token")
