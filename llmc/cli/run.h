@@ -316,15 +316,14 @@ static void run_find_data_tokenizer(Run *run) {
     if (strcmp(o->tokenizer, "auto") != 0) return;
     ShardPaths shards = shard_paths_find(o->data.path, o->data.count);
     const char *alone = NULL; // a shard without the file of its template
-    char path[PATH_MAX] = "", last[PATH_MAX];
+    char path[PATH_MAX];
     Tokenizer *t = NULL; // of the last folder
     crc32_prepare();
     for (size_t i = 0; i < shards.count && !*run->data_tokenizer && is_token_shard(shards.at[i].path); i++) {
         InputFile file = input_open(shards.at[i].path);
         TokenShard shard = shard_read_header(&file);
-        memcpy(last, path, sizeof(path));
         const int beside = tokenizer_beside_shard(shard.path, path);
-        if (strcmp(path, last) != 0) tokenizer_close(t), t = beside ? tokenizer_load(path) : NULL;
+        if (!t || strcmp(path, t->path) != 0) tokenizer_close(t), t = beside ? tokenizer_load(path) : NULL;
         const uint64_t rendered = shard.chat_template;
         const int decides = t && (rendered ? tokenizer_template(t) == rendered : t->section_bytes[SECTION_TURN_ENDS]);
         if (decides && t->fingerprint == shard.tokenizer)

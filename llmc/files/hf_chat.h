@@ -2,7 +2,8 @@
 The chat of a Hugging Face folder: the template and the ends of a turn in a run's tokenizer file, which its data were
 prepared with, replace those of the folder that is kept. chat_template.jinja is written anew. Other files keep every
 byte but the values of `chat_keys`: a chat_template where there is one; eos_token, if generation does not end at the end
-of a turn yet; generation_config's eos_token_id, the old ids and then the new ones. config.json and pad_token stay.
+of a turn yet and the template does not write eos_token; generation_config's eos_token_id, the old ids and then the new
+ones, each once. config.json and pad_token stay.
 */
 #ifndef LLMC_HF_CHAT_H
 #define LLMC_HF_CHAT_H
@@ -36,24 +37,27 @@ static cJSON *hf_folder_object(const char *folder, const char *name) {
     return *folder && path_exists(path) ? json_read_object(path, HF_CHAT_MAX) : cJSON_CreateObject();
 }
 
-// Tells whether a JSON text is these bytes.
-static int hf_is_text(const cJSON *item, const char *text, size_t bytes) {
-    return cJSON_IsString(item) && strlen(item->valuestring) == bytes && !memcmp(item->valuestring, text, bytes);
+// Tells whether a string, or NULL, is these bytes.
+static int hf_is_text(const char *string, const char *text, size_t bytes) {
+    return string && strlen(string) == bytes && !memcmp(string, text, bytes);
 }
 
-// Tells whether the folder's default template is this one: chat_template.jinja, else tokenizer_config.json's.
-static int hf_has_template(const char *folder, const cJSON *config, const char *text, size_t bytes) {
+// Returns the folder's default template: chat_template.jinja, else tokenizer_config.json's; "": none. To be freed.
+static char *hf_folder_template(const char *folder, const cJSON *config) {
     char path[PATH_MAX];
+    size_t length;
     const cJSON *value = json_get(config, "chat_template"), *entry = cJSON_IsArray(value) ? value->child : NULL;
     path_join(path, folder, TEMPLATE_NAME);
     for (; entry; entry = entry->next)
         if (json_is(json_get(entry, "name"), "default")) value = json_get(entry, "template");
-    if (!*folder || !path_exists(path)) return hf_is_text(value, text, bytes);
-    size_t length;
-    char *own = input_read_text(path, HF_CHAT_MAX, &length);
-    const int same = length == bytes && !memcmp(own, text, bytes);
-    free(own);
-    return same;
+    if (*folder && path_exists(path)) return input_read_text(path, HF_CHAT_MAX, &length);
+    return checked_strdup(cJSON_IsString(value) ? value->valuestring : "");
+}
+
+// Returns a value of generation_config.json, or of config.json or else the text model in it, as transformers does.
+static const cJSON *hf_generation_value(const cJSON *config, const char *key) {
+    const cJSON *value = json_get(config, key);
+    return value ? value : json_get(json_get(config, "text_config"), key);
 }
 
 // Tells whether a token is among ids, a number, a list or NULL, before `until`; NULL: all.
@@ -71,25 +75,27 @@ static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, 
     if (cJSON_IsObject(own)) own = json_get(own, "content");
     for (size_t i = t->turn_end_count; i-- > 0;) {
         const char *text = tokenizer_decode(t, (int32_t)t->turn_ends[i], &bytes);
-        if (hf_has_id(ids, t->turn_ends[i], NULL) || hf_is_text(own, text, bytes)) return;
+        if (hf_has_id(ids, t->turn_ends[i], NULL) || hf_is_text(cJSON_GetStringValue(own), text, bytes)) return;
         if (!i) json_bytes(json, "eos_token", text, bytes);
     }
 }
 
-// Adds generation's eos_token_id if ends of a turn are missing there: the old ids, each once, then these ends. Without
-// a file also the other ids of config.json, which generation then no longer reads.
+// Adds generation's eos_token_id if ends of a turn are missing there or an id is there twice: the old ids, each once,
+// then these ends. Without a file also the other ids of config.json, which generation then no longer reads.
 static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generation, const cJSON *config,
                         const cJSON *ids) {
     static const char *const others[] = {"bos_token_id", "pad_token_id"};
-    size_t known = 0;
-    while (known < t->turn_end_count && hf_has_id(ids, t->turn_ends[known], NULL)) known++;
-    if (known == t->turn_end_count) return;
+    const cJSON *first = cJSON_IsArray(ids) ? ids->child : ids, *id, *other;
+    int changes = 0;
+    for (size_t i = 0; i < t->turn_end_count; i++) changes |= !hf_has_id(ids, t->turn_ends[i], NULL);
+    for (id = first; id; id = id == ids ? NULL : id->next) changes |= hf_has_id(ids, id->valuedouble, id);
+    if (!changes) return;
     for (size_t i = 0; !generation->child && i < 2; i++)
-        if (cJSON_IsNumber(json_get(config, others[i])))
-            json_size(json, others[i], (size_t)json_get(config, others[i])->valuedouble);
+        if (cJSON_IsNumber(other = hf_generation_value(config, others[i])))
+            json_number(json, others[i], other->valuedouble);
     json_array(json, "eos_token_id");
-    for (const cJSON *id = cJSON_IsArray(ids) ? ids->child : ids; id; id = id == ids ? NULL : id->next)
-        if (cJSON_IsNumber(id) && !hf_has_id(ids, id->valuedouble, id)) json_size(json, NULL, (size_t)id->valuedouble);
+    for (id = first; id; id = id == ids ? NULL : id->next)
+        if (cJSON_IsNumber(id) && !hf_has_id(ids, id->valuedouble, id)) json_number(json, NULL, id->valuedouble);
     for (size_t i = 0; i < t->turn_end_count; i++)
         if (!hf_has_id(ids, t->turn_ends[i], NULL)) json_size(json, NULL, t->turn_ends[i]);
     json_array_end(json);
@@ -101,21 +107,25 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
     const size_t bytes = t->section_bytes[SECTION_TEMPLATE], room = 6 * bytes + 32 * t->turn_end_count + 4096;
     cJSON *config = hf_folder_object(folder, TOKENIZER_JSON), *model = hf_folder_object(folder, "config.json");
     cJSON *generation = hf_folder_object(folder, HF_GENERATION);
-    const cJSON *ids = json_get(generation->child ? generation : model, "eos_token_id");
+    const cJSON *ids = hf_generation_value(generation->child ? generation : model, "eos_token_id");
     const char *text = (const char *)t->section[SECTION_TEMPLATE];
-    chat.replaces = bytes && !hf_has_template(folder, config, text, bytes);
+    char *own = hf_folder_template(folder, config);
+    chat.replaces = bytes && !hf_is_text(own, text, bytes);
     chat.bytes = chat.replaces || !cJSON_IsArray(json_get(config, "chat_template")) ? bytes : 0; // hides no list
     chat.edits = (char *)checked_malloc(room, "the chat of a folder");
     JsonOut json = json_open_text(chat.edits, room, JSON_INDENTED);
     json_object(&json, NULL);
     if (chat.replaces) json_bytes(&json, "chat_template", text, bytes);
     if (*folder && t->turn_end_count) {
-        hf_chat_eos(&json, t, config, ids);
+        if (!memmem(bytes ? text : own, bytes ? bytes : strlen(own), "eos_token",
+                    9)) // else it would write another text
+            hf_chat_eos(&json, t, config, ids);
         hf_chat_ids(&json, t, generation, model, ids);
     }
     json_object_end(&json);
     chat.length = json_text_end(&json);
     if (!chat.length) die("internal: the chat of a folder is longer than %zu bytes", room);
+    free(own);
     cJSON_Delete(config), cJSON_Delete(model), cJSON_Delete(generation);
     return chat;
 }

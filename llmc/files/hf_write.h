@@ -161,13 +161,15 @@ static void hf_find_tokenizer(HfWrite *write, const char *word) {
                                       (write->kept == source->path || !tokenizer_beside(source->path, found)))))
         return;
     path_join(path, kept, "tokenizer.json");
-    if (!*kept || (path_exists(path) && tokenizer_is_of(found, path))) {
+    Tokenizer *t = tokenizer_open(found);
+    if (!*kept || (path_exists(path) && t->fingerprint == tokenizer_fingerprint(path))) {
         memcpy(write->tokenizer, found, sizeof(found));
-        write->chat = hf_chat_prepare(kept, tokenizer_open(found));
+        write->chat = hf_chat_prepare(kept, t);
     } else if (given) {
         die("--tokenizer %s was not made from a tokenizer.json in %s; give --like FOLDER of its model", found, kept);
     } else {
         note("%s is not copied: it was not made from a tokenizer.json in %s", found, kept);
+        tokenizer_close(t);
     }
 }
 

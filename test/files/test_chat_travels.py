@@ -111,6 +111,29 @@ check("a run of adapters keeps it", all(read(f"{place}/chat_template.jinja") == 
 tokenizer_file.write_tokenizer_file("own.tok", "model")
 train("convert", "--model", "run", "--tokenizer", "own.tok", "--out", "own")
 check("--tokenizer overrides", read("own/chat_template.jinja") == samples.CHATML and read("own/tokenizer_config.json")["eos_token"] == DONE)
+eos, done, own = id_of(DONE), id_of(END), read("model/config.json")
+bare = {key: value for key, value in own.items() if not key.endswith("_token_id")}
+#                                 config.json, generation_config.json before and after
+for what, config, before, after in (
+        ("an id twice", own, {"eos_token_id": [eos, done, eos], "top_k": 1}, {"eos_token_id": [eos, done], "top_k": 1}),
+        ("ids of the text model", {**bare, "text_config": {"eos_token_id": [eos, 7], "bos_token_id": 3}}, None,
+         {"bos_token_id": 3, "eos_token_id": [eos, 7, done]}),
+        ("a pad of -1", {**bare, "eos_token_id": eos, "pad_token_id": -1}, None, {"pad_token_id": -1, "eos_token_id": [eos, done]})):
+    shutil.copytree("model", "odd", dirs_exist_ok=True)
+    samples.write_text("odd/config.json", json.dumps(config))
+    samples.write_text("odd/generation_config.json", json.dumps(before)) if before else os.remove("odd/generation_config.json")
+    train("convert", "--model", "run", "--like", "odd", "--out", "kept", "--overwrite")
+    check(f"generation_config.json: {what}", read("kept/generation_config.json") == after, read("kept/generation_config.json"))
+writes = samples.write_text("writes.jinja", samples.CHATML.replace(DONE, END) + "{{ eos_token }}")
+say("--tokenizer", "model", "--chat-template", writes, "--out", "writes", "../chat.jsonl")
+train("train", "--model", "model", "--data", "writes/train-*.bin", "--steps", 1, "--seq-len", 256, "--out", "rendered")
+train("convert", "--model", "rendered", "--out", "kept", "--overwrite")
+after = [read(f"kept/{file}.json") for file in ("tokenizer_config", "generation_config")]
+check("a template that writes eos_token keeps it", (after[0]["eos_token"], after[1]["eos_token_id"]) == (DONE, [eos, done]), after)
+open_end = ("{% for m in messages %}<|im_start|>{{ m.role + '\n' }}{{ '<think></think>\n' if m.role == 'assistant' and loop.last }}"
+            "{{ m.content.split('</think>')[-1] | trim }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}")
+found = tokenizer_file.section_of(tokenizer_file.tokenizer_bytes(tokenizer_file.Source("model"), open_end), "turn_ends")
+check("a turn ends at the next one's beginning", list(memoryview(found).cast("I")) == [id_of("<|im_start|>")])
 say("--tokenizer", "model", "--out", "others", "../chat.jsonl")
 say("--tokenizer", "model", "--out", "plain", "../plain.jsonl")
 check("plain text has no template", sorted(os.listdir("plain")) == ["prepare.json", "tokenizer.tok", "train-00000.bin"])
@@ -126,7 +149,14 @@ check("plain text goes with any", read("mixed/chat_template.jinja") == read("giv
 shutil.copy("own.tok", "mixed/tokenizer.tok")
 train("train", "--data", "plain/train-*.bin", "shards/train-*.bin", *step[:2], "--steps", 2, *step[4:], "mixed", "--resume")
 check("a resumed run keeps its copy", open("mixed/tokenizer.tok", "rb").read() == open("own.tok", "rb").read())
+os.remove("mixed/tokenizer.tok")
+train("train", "--data", "plain/train-*.bin", *step, "mixed", "--overwrite")
+check("a new run removes an old run's template", not os.path.exists("mixed/chat_template.jinja"))
+samples.write_text("shards/tokenizer.tok", "damaged")
+train("train", "--data", "shards/train-*.bin", "--tokenizer", "own.tok", *step, "given")
+check("--tokenizer overrides a damaged file", open("given/tokenizer.tok", "rb").read() == open("own.tok", "rb").read())
+refused("--tokenizer is a folder", "shards: is a folder", "convert", "--model", "run", "--tokenizer", "shards", "--out", "a")
 os.remove("shards/tokenizer.tok")
-check("shards without the file", "beside it is not there" in subprocess.run(
+check("shards without the file", "no tokenizer.tok beside it has its chat template" in subprocess.run(
     [TRAIN, "train", "--data", "shards/train-00000.bin", *map(str, step), "lost"], capture_output=True, text=True).stderr)
 close()
