@@ -55,6 +55,8 @@ FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "
                "advantages": "tokens with advantages"}
 OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward", "advantage", "step",
         "tokens")  # keys of rollouts.jsonl, and of reward commands' lines, beside prompt: no columns are passed on under these names
+BINARY = "binary data"
+SAID = ("role", "from", "content", "value", "tool_calls", "function_call", *REASONING)  # members of a message that are read
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # not allowed as a template's variables
 MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # keys of a message; 0 or false: its turn does not count
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
@@ -66,6 +68,10 @@ ACCEPTABLE = (NO_TARGET, TOO_LONG, CUT_OFF)  # left out and reported; other reas
 
 class Unread(str):
     """Marks a Parquet column that is not read."""
+
+
+class Odd(str):
+    """The text of a value of a table, of a `kind` that JSON lacks; a time in ISO 8601. Formats refuse it."""
 
 
 class Text(bytes):
@@ -144,25 +150,35 @@ def parse_text(document):
         raise Rejected(MALFORMED, f"not UTF-8 at byte {error.start} of the document; convert it, as with iconv -t UTF-8") from None
 
 
-def want_json(value, column):
-    """Converts a value of a table, which may have types that JSON lacks."""
+def want_json(value):
+    """Returns a value of a table with an Odd text for each type that JSON lacks, and maps as objects."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if isinstance(value, dict):
-        for key, item in value.items():
-            want_json(item, f"{column}.{key}" if column else key)
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            want_json(item, f"{column}[{i}]")
-    elif not (value is None or isinstance(value, (str, int, float))):
-        raise Rejected(WRONG_TYPE, f"column {column} holds {type_name(value)}, which JSON lacks; cast it to text or a number; --format skips images")
+        return {key: want_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        is_map = value and all(type(item) is tuple and len(item) == 2 for item in value)
+        return {str(want_json(key)): want_json(item) for key, item in value} if is_map else [*map(want_json, value)]
+    text = Odd(f"PT{value.total_seconds()}S" if hasattr(value, "total_seconds") else value.isoformat() if hasattr(value, "isoformat") else
+               BINARY if isinstance(value, bytes) else value)
+    text.kind = type_name(value)
+    return text
+
+
+def odd(value, kind=""):
+    """Returns the first Odd text, of one kind or any, in a value; or None."""
+    with contextlib.suppress(RecursionError):  # of JSON, which has none
+        return next((leaf for _, leaf in layout.leaves(value) if isinstance(leaf, Odd) and kind in leaf.kind), None)
+
 
 def type_name(value):
-    return {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number",
-            type(None): "null", bytes: "binary data", tuple: "a map"}.get(type(value), f"a {type(value).__name__}")
+    return {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number", type(None): "null",
+            bytes: BINARY, tuple: "a map"}.get(type(value), getattr(value, "kind", f"a {type(value).__name__}"))
 
 
 def want(value, kind, what):
-    if not isinstance(value, kind):
-        hint = ", nor JSON of one; json.dumps(list) writes that" * (kind is list and isinstance(value, str))
+    if not isinstance(value, kind) or isinstance(value, Odd):
+        hint = "; cast it" if odd(value) else ", nor JSON of one; json.dumps(list) writes that" * (kind is list and isinstance(value, str))
         raise Rejected(WRONG_TYPE, f"{what} is {type_name(value)}, not {type_name(kind())}{hint}")
     return value
 
@@ -265,7 +281,7 @@ def calls_of(value, name):
 def fits(column, value):
     """Tells whether the value can be what the column's name says."""
     if column == "reasoning_content":  # settings are no reasoning
-        return isinstance(value, str) and value.strip().lower() not in ("", *"on off true false yes no none low medium high".split())
+        return type(value) is str and value.strip().lower() not in ("", *"on off true false yes no none low medium high".split())
     return column not in ("chosen", "rejected", "either") or isinstance(value, (str, list, dict))
 
 
@@ -342,7 +358,7 @@ def describe(record, result, used, own):
     for key in [key for key, value in record.items() if value is not None]:
         if own.get(key, key) in used:
             result.used.append(key)
-        if name == "prompts" and key != "prompt" and not (key == "completion" and key in used):
+        if name == "prompts" and key != "prompt" and not (key == "completion" and key in used) and not odd(record[key], BINARY):
             result.passed.append(key)
         elif own.get(key, key) not in used and not (meaning(key) and str(record[key]).strip() in ("", "[]", "{}")):
             result.left_out.append(key)
@@ -392,7 +408,7 @@ def understand(record, name="auto", more_roles=(), columns=None, reads=frozenset
     if isinstance(result.documents[0].prompt, list):
         result.template_arguments = {  # CSV has texts
             key: {"true": True, "false": False}.get(str(row[key]).lower(), row[key])
-            for key in row.keys() & (reads or set()) - used - {*TAKEN} if not isinstance(row[key], (Unread, type(None)))}
+            for key in row.keys() & (reads or set()) - used - {*TAKEN} if type(row[key]) not in (Unread, type(None)) and not odd(row[key], BINARY)}
         used |= {"chat_template_kwargs", *result.template_arguments, *["tools"] * (reads is None or "tools" in reads)}
     describe(record, result, used - ({"prompt"} if result.implicit else set()), own)
     if result.kind == shards.PROMPTS:
@@ -562,6 +578,11 @@ class Reader:
     def message(self, message, name):
         want(message, dict, name)
         message = {key: value for key, value in message.items() if value is not None}
+        for key in [key for key, value in message.items() if type(value) is not str and odd(value, BINARY * (key not in SAID))]:
+            if key in SAID:
+                raise Rejected(WRONG_TYPE, f"{name}'s {key} holds {type_name(odd(message[key]))}, which JSON lacks; cast it")
+            self.told.append(f"messages[].{key} is binary and left out")
+            del message[key]
         if "role" not in message and "from" in message:
             speaker = message.pop("from")
             if not isinstance(speaker, str) or speaker not in SHAREGPT:

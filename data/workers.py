@@ -44,8 +44,7 @@ class Result:
 def parsed(row):
     if isinstance(row, bytes):
         return records.parse_text(row) if isinstance(row, records.Text) else records.parse_line(row)
-    records.want_json(row, "")
-    return records.want(row, dict, "the row")
+    return records.want(records.want_json(row), dict, "the row")
 
 
 def tell(record, documents):

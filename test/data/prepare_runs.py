@@ -318,7 +318,7 @@ class Runs(WithCommand):
             file.write(b"good\n\n\xff\n")
         done = self.refused(1, "1 bad sample", self.command("x", self.path("bad.txt"), "--separator", ""))
         self.assertIn("bad.txt:3: malformed line: not UTF-8", done.stderr)
-        for name in ("a.jsonl.zst", "a.parquet.gz", "a.html"):
+        for name in ("a.jsonl.7z", "a.parquet.gz", "a.html"):
             self.refused(1, f"{name}: is of an unknown kind .*; --format text reads any text", self.command("y", samples.write_text(self.path(name), "")))
 
     def test_other_inputs_and_options(self):
@@ -481,11 +481,11 @@ class Runs(WithCommand):
             for out, path in (("1", data), ("2", table)):
                 self.prepare(out, path, "--force")
             self.assertEqual(*(contents(self.path(out))["train-00000.bin"] for out in "12"))
-        rows = [{"text": "a b", "time": None}, {"text": "a b", "ids": datetime.datetime(2026, 1, 1)}]
-        schema = pyarrow.schema([("text", "string"), ("ids", pyarrow.timestamp("us"))])
+        rows = [{"prompt": None, "text": "a b"}, {"prompt": datetime.datetime(2026, 1, 1)}]
+        schema = pyarrow.schema([("prompt", pyarrow.timestamp("us")), ("text", "string")])
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema), self.path("time.parquet"))
         done = self.refused(1, "1 bad sample", self.command("time", self.path("time.parquet")))
-        self.assertIn("time.parquet:2: wrong type: column ids holds a datetime, which JSON lacks", done.stderr)
+        self.assertIn("time.parquet:2: wrong type: prompt is a datetime, not a text; cast it", done.stderr)
         pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), self.path("other.parquet"))
         self.refused(1, "none of its columns \\(body\\)", self.command("other", self.path("other.parquet")))
         samples.write_text(self.path("bad.parquet"), "PAR1 this is not one PAR1")

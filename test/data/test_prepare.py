@@ -16,6 +16,7 @@ import re
 import struct
 import sys
 import unittest
+import uuid
 from unittest import mock
 
 import numpy as np
@@ -713,10 +714,24 @@ class Rejections(Tested):
                              (b'{"a": ' + b"9" * 5000 + b"}", "not JSON")):
             with self.subTest(line=line[:20]), self.assertRaisesRegex(records.Rejected, f"{MALFORMED}: .*{detail}"):
                 records.parse_line(line)
-        for value, detail in ((b"a", "binary data"), (datetime.datetime(2026, 1, 1), "a datetime"), (decimal.Decimal("1.5"), "a Decimal"),
-                              ((1, 2), "a map")):
-            with self.assertRaisesRegex(records.Rejected, f"column messages.0..time holds {detail}, which JSON lacks"):
-                workers.parsed({"text": None, "messages": [{"role": "user", "n": 1.5, "time": value}]})
+        for value, kind, text in ((b"a", "binary data", None), (datetime.datetime(2026, 1, 1), "a datetime", "2026-01-01T00:00:00"), (decimal.Decimal("1.5"), "a Decimal", "1.5"),
+                                  (datetime.date(2026, 1, 2), "a date", "2026-01-02"), (datetime.time(1, 2), "a time", "01:02:00"), (uuid.UUID(int=7), "a UUID", str(uuid.UUID(int=7))),
+                                  (datetime.timedelta(1, 2), "a timedelta", "PT86402.0S"), ([("k", datetime.date(2026, 1, 2))], "a date", {"k": "2026-01-02"})):
+            said = chat("Hi", "Hello")
+            for row in ({"text": value}, {"messages": [{**said[0], "content": value}]}, {"messages": [{"from": "human", "value": value}]}, {"messages": value}, {"prompt": value},
+                        {"messages": [*said, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": value}}]}]}, {"prompt": "a", "answer": value}, {"prompt": "a", "completion": value},
+                        {"prompt": "a", "completions": ["b", "c"], "rewards": [value, 1]}, {"messages": said, "system": value}, {"prompt": "a", "completion": "b", "reasoning": value},
+                        {"messages": [{**said[0], "role": value}]}, {"messages": [*said[:1], {**said[1], "thinking": value}]}, {"prompt": "a", "chosen": value, "rejected": "b"}):
+                if not (isinstance(text, dict) and ("tool_calls" in str(row))):  # a map of arguments is an object
+                    with self.subTest(row=row), self.assertRaisesRegex(records.Rejected, "reasoning, for which|" + ("" if isinstance(text, dict) else kind)):
+                        encoder("hybrid").understood(workers.parsed(row))
+            # in members and columns that no format reads
+            record, _ = encoder("hybrid").understood(workers.parsed({"messages": [{**said[0], "at": value}, said[1]], "created": value}))
+            self.assertEqual((record.used, record.left_out), (["messages"], ["created", *["messages[].at"] * isinstance(text, str)]))
+            self.assertEqual(record.told, [] if text else ["messages[].at is binary and left out"])
+            record, _ = encoder("hybrid").understood(workers.parsed({"prompt": [{**said[0], "at": value}], "created": [value], "nested": {"in": value}}))
+            self.assertEqual(json.loads(record.columns), {"messages": [{**said[0], "at": text}], "created": [text], "nested": {"in": text}} if text else {"messages": said[:1]})
+            self.assertEqual((record.passed, record.left_out[:2]), (["created", "nested"], record.left_out[:2]) if text else ([], ["created", "nested"]))
 
     def test_chats_as_fixed_text(self):
         """What tokenizer.tok has of a chat template, and why it has no more."""
