@@ -1,14 +1,16 @@
 """Reads input files as batches of rows, with positions from which reading can continue.
 
 JSON is read as lines of bytes, or as the objects of one array; a text as documents: the whole file, or the parts between separators. Both
-may be gzipped, by their names. CSV, Parquet and Arrow are read as rows, only the known columns; for prompts alone, all columns. A position
+may be compressed, by their names. CSV, Parquet and Arrow are read as rows, only the known columns; for prompts alone, all columns. A position
 is {"file", "offset", "number"}: the file's index among the inputs, bytes (unpacked) or rows before it, and lines or rows, for messages.
 """
 
 import codecs
 import collections
+import contextlib
 import functools
-import gzip
+import glob
+import importlib.util
 import io
 import json
 import os
@@ -23,15 +25,18 @@ import templates
 
 BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
 HEAD = 1 << 16  # first bytes that identify a file
-NO_TEXT = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
-SAVED = {"dataset_dict.json": "splits", "state.json": "_data_files"}  # of datasets' save_to_disk: where it says what is in a folder
-ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # files without data
+NO_TEXT = re.compile(r"\.(zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
+PACKED = {"gz": ("gzip", "zcat"), "xz": ("lzma", "xzcat"), "bz2": ("bz2", "bzcat"), "zst": ("compression.zstd", "zstdcat")}
+ABOUT = {"dataset_dict.json", "state.json", "dataset_info.json", "dataset_infos.json"}  # files without data; the first two of save_to_disk
+SPLITS = {word: same.split()[0] for same in ("train training", "validation valid val dev", "test testing eval evaluation") for word in same.split()}
+WORD = re.compile(rf"(?i)(?<![^-._ \d/])({'|'.join(SPLITS)})(?![^-._ \d/])")  # in the name of a file or folder
+SHARD = re.compile(r"(?:.*/)?data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")  # the hub's name for a file of a split
 NO_NULLS = ("tool_calls", "tools", "functions", "function_call", "chat_template_kwargs")
 START = {"file": 0, "offset": 0, "number": 0}
 
 
 class InputFailure(Exception):
-    """A file cannot be read: one line that begins with its name."""
+    """A file cannot be read: one line that begins with its name, which batches() puts before what readers say."""
 
 
 @dataclass
@@ -46,13 +51,15 @@ class Batch:
 # ---- which files -----------------------------------------------------------------------------------------------------------------
 def opened(path):
     """The file, and what is in it."""
-    raw = open(path, "rb")
-    return raw, gzip.GzipFile(fileobj=raw) if path.lower().endswith(".gz") else raw
+    raw, suffix = open(path, "rb", HEAD), path.lower().rpartition(".")[2]
+    if suffix == "zst" and not importlib.util.find_spec("compression"):  # before Python 3.14
+        return raw, io.BufferedReader(importlib.import_module("pyarrow").input_stream(raw, compression="zstd"), HEAD)  # it cannot seek
+    return raw, io.BufferedReader(importlib.import_module(PACKED[suffix][0]).open(raw), HEAD) if suffix in PACKED else raw
 
 
 def reader_of(path, name):
     """Returns how a file is read, by its suffix; None: unknown. With --format text, other suffixes are texts."""
-    found = re.search(r"\.(\w+?)(\.gz)?$", os.path.basename(path).lower())
+    found = re.search(rf"\.(\w+?)(\.(?:{'|'.join(PACKED)}))?$", os.path.basename(path).lower())
     reader = READERS.get(found and found[1])
     return None if reader in BINARY and found[2] else reader or (text_rows if name == "text" and not NO_TEXT.search(path) else None)
 
@@ -65,27 +72,72 @@ def why_not(path, name, named=False):
         raw, file = opened(path)
         with raw:
             head = file.read(HEAD)
-    except (OSError, EOFError, zlib.error) as error:
-        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    except Exception as error:  # each kind of compression has its own
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}{': pip install pyarrow' * (getattr(error, 'name', '') == 'pyarrow')}"
     reader = reader_of(path, name)
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and reader not in BINARY:
-        return f"is UTF-16, not UTF-8; type: {'zcat' if file is not raw else 'cat'} {shlex.quote(path)} | iconv -f UTF-16 -t UTF-8 > NEW"
+        cat = PACKED[path.lower().rpartition(".")[2]][1] if file is not raw else "cat"
+        return f"is UTF-16, not UTF-8; type: {cat} {shlex.quote(path)} | iconv -f UTF-16 -t UTF-8 > NEW"
     if not reader and not (named and head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")):
-        return f"is of an unknown kind ({', '.join(READERS)}, most also .gz, are read); --format text reads any text"
+        return f"is of an unknown kind ({', '.join(READERS)}, most also .gz, .xz, .bz2, .zst, are read); --format text reads any text"
     return "is binary, not text" if b"\0" in head and reader not in BINARY else None
 
 
-def find(paths, name, say):
-    """Returns the named files, and those in named folders, sorted by name. `name`: the format."""
-    files, seen = [], set()
+def configurations(folder, files):
+    """Returns {name: (is it the default, {path: split})} of `configs` in the YAML header of a hub folder's README.md."""
+    made, header = {}, None
+    with contextlib.suppress(OSError), open(os.path.join(folder, "README.md"), encoding="utf-8", errors="replace") as file:
+        header = re.match(r"---\s*\n(?:(?!---).*\n)*?configs:[ \t]*\n(( *)- .*\n(?:(?:[ #]|- ).*\n|\n)*)", file.read())
+    for config in re.split(rf"(?m)^{header[2]}- ", header[1])[1:] if header else ():
+        value = lambda key, text: (re.findall(rf"(?m)^\W*{key}: *['\"]?([^'\"\n#]*[^'\"\n# ])", text) or [None])[0]
+        found = [(value("split", part) or "train", name.strip(" '\"")) for part in re.split(r"(?m)^ *- (?=\w+:)", config)
+                 for names in re.findall(r"(?m)^\s*(?:path:|data_files:|-) *(\S.*?) *(?: #.*)?$", part)
+                 for name in (names[1:-1] if names[0] == "[" else names).split(",")]
+        paths = {path: split for split, name in found for path in glob.glob(os.path.join(glob.escape(folder), os.path.normpath(name)), recursive=True)
+                 if path in files}
+        made |= {value("config_name", config) or "default": (value("default", config) == "true", paths)} if paths else {}
+    return made
+
+
+def chosen(folder, files, texts, asked, saved, left, say):
+    """Returns the files of the splits that are asked for, else of train, found as datasets' load_dataset finds them; puts others into `left`.
+    saved: {folder of save_to_disk: its split}. texts: they have splits only if all of them have, and one is train."""
+    inner = {path: os.path.relpath(path, folder) for path in files if reader_of(path, "") not in (None, text_rows) or ".txt" in path.lower()}
+    if asked == ["all"] or not inner:
+        return files
+    configs, shown = configurations(folder, inner), lambda names: ", ".join([*names[:8], *["..."] * (len(names) > 8)])
+    config = [each for each in configs if configs[each][0]] or ["default"] * ("default" in configs) or [*configs] or [""]
+    if len(config) > 1:
+        raise InputFailure(f"{folder}: its README.md has configurations {shown(config)}; name files of one as FILE; --splits all takes every file")
+    own = configs[config[0]][1] if configs else dict.fromkeys(inner)
+    word = lambda text: SPLITS[found[-1].lower()] if (found := WORD.findall(text)) else None
+    for split_of in (lambda path: next((split for begin, split in saved.items() if path.startswith(begin)), None), own.get,
+                     lambda path: (found := SHARD.fullmatch(os.path.join(os.path.basename(os.path.abspath(folder)), inner[path]))) and found[1],
+                     lambda path: word(os.path.dirname(inner[path])) or word(os.path.basename(inner[path])), lambda path: "train"):
+        found = {path: split for path in own if (split := split_of(path))}
+        if found and (asked or not texts or "train" in found.values() and len(found) == len(inner)):
+            break
+    names, part, more = sorted({*found.values()}), len(found) < len(own), len(configs) > 1
+    trains = ["train"] if "train" in names else [split for split in names if word(split) == "train"] or names
+    takes = [split if split in names else SPLITS.get(split, split) for split in asked] or trains
+    if not {*takes} <= {*names} or not asked and (len(takes) > 1 or part and word(takes[0]) != "train"):
+        raise InputFailure(f"{folder}: has splits {shown(names)}{' and other files' * part}; --splits NAME,... chooses, --splits all takes all")
+    if names != ["train"] or more:
+        say(f"{folder}: takes {shown(takes)} of its splits ({shown(names)})" + f", configuration {config[0]} of {shown([*configs])}" * more)
+    for path in [path for path in inner if found.get(path) not in takes]:
+        left["is not of that split"].append(path)
+    return [path for path in files if path not in inner or found.get(path) in takes]
+
+
+def find(paths, name, say, splits=()):
+    """Returns the named files, and those in named folders, sorted by name. name: the format; splits: of --splits"""
+    files, seen, saved = [], set(), {}
 
     def walk(folder, own, left):
         seen.add(os.path.realpath(folder))
-        splits, parts = (templates.read_json(os.path.join(folder, about)).get(key) for about, key in SAVED.items())
-        if splits:
-            chosen = os.path.join(folder, "train" if "train" in splits else splits[0])
-            say(f"{folder}: takes {chosen} of its splits ({', '.join(splits)})")
-            return walk(chosen, own, left)
+        divided, parts = (templates.read_json(os.path.join(folder, about)).get(key)
+                          for about, key in (("dataset_dict.json", "splits"), ("state.json", "_data_files")))
+        saved.update({os.path.join(folder, split, ""): split for split in divided or ()})
         own += [os.path.join(folder, part["filename"]) for part in parts or ()]
         for path in [] if parts else [os.path.join(folder, each) for each in sorted(os.listdir(folder))]:
             base, known = os.path.basename(path), os.path.realpath(path) in seen
@@ -106,6 +158,7 @@ def find(paths, name, say):
             data, texts = ([each for each in own if (reader_of(each, name) is text_rows) == text] for text in (False, True))
             if name != "text" and data and texts:  # such as the README.md of a data set
                 own, left["is text beside data"] = data, texts
+            own = chosen(path, own, name == "text" or not data, splits, saved, left, say)
             for reason, each in left.items():
                 say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {reason}")
             names = ", ".join([os.path.relpath(each, path) for each in own[:4]] + ["..."] * (len(own) > 4))
@@ -149,8 +202,8 @@ def batches(paths, position, separator=None, name="auto", columns=None):
                 if rows:
                     yield batch()
                 before += os.fstat(raw.fileno()).st_size
-        except InputFailure:
-            raise
+        except InputFailure as failure:
+            raise InputFailure(f"{path}{failure}") from None
         except ImportError:
             raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
         except Exception as error:  # such as a time that Python cannot represent
@@ -161,21 +214,22 @@ def batches(paths, position, separator=None, name="auto", columns=None):
 
 def lines(file, offset, number, *_):
     """Yields (its number, its bytes, how many, the file's bytes and lines up to its end) for every line after a position."""
-    file.seek(offset)
+    at = file.seek(offset) if file.seekable() else 0
     for line in file:
-        offset, number = offset + len(line), number + 1
-        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, len(line), offset, number
+        at += len(line)
+        if at > offset:
+            offset, number = at, number + 1
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, len(line), offset, number
 
 
 def json_rows(file, offset, number, *_):
     """Yields the same for every object: one a line, or over several lines if the file begins with an array or a line "{"."""
-    head = file.read(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
+    head = file.peek(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
     return (json_values if head[:1] == b"[" or re.match(rb"\{[ \t\r]*\n", head) else lines)(file, offset, number)
 
 
 def json_values(file, offset, _):
     """Yields (its first line, a value, its size, values and lines up to its end) for every value of an array or of a sequence."""
-    file.seek(0)
     text, between, read = io.TextIOWrapper(file, "utf-8-sig"), re.compile(r"[\s,]*"), json.JSONDecoder().raw_decode
     buffer = text.read(HEAD)
     lead = re.match(r"\s*\[?", buffer)[0]
@@ -195,7 +249,7 @@ def json_values(file, offset, _):
                 return
             why = ("ends within its array or object; the file may be cut off" if records.is_cut(error) else "something follows its array; "
                    "give one array, or an object on each line" if rest[0] == "]" else f"{error.msg} at column {error.colno}")
-            raise InputFailure(f"{file.name}:{line}: not JSON: {why}") from None
+            raise InputFailure(f":{line}: not JSON: {why}") from None
         first, line, at, count = line + buffer.count("\n", at, begin), line + buffer.count("\n", at, end), end, count + 1
         if count > offset:
             yield first, value, end - begin, count, line
@@ -221,13 +275,13 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
 
     def wanted(names):
         if len(set(names)) < len(names):
-            raise InputFailure(f"{file.name}: has two columns {max(names, key=names.count)}")
+            raise InputFailure(f": has two columns {max(names, key=names.count)}")
         ours = {**dict(zip(names, names)), **{own: column for column, own in renamed.items()}}
         alone = name == "prompts" or name == "auto" and "prompt" in ours.values() and not set(ours.values()) & set(records.TALKS)
         columns = [column for column in names if alone or column in renamed.values() or ours[column] in records.READ or
                    records.meaning(ours[column]) not in (None, *["images"] * (name != "auto"))]  # pictures are refused
         if not columns:
-            raise InputFailure(f"{file.name}: none of its columns ({', '.join(names[:4])}) is known; map them with --columns text=COLUMN, "
+            raise InputFailure(f": none of its columns ({', '.join(names[:4])}) is known; map them with --columns text=COLUMN, "
                                "prompt=COLUMN,... (data/README.md)")
         unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread("unread")))
         return columns
@@ -262,13 +316,12 @@ def arrow_pieces(file, wanted):
 def csv_pieces(file, wanted):
     """Reads CSV: its first line names the columns; values are texts."""
     import pyarrow.csv
-    head = file.readline()
+    head = b"".join(file.peek(HEAD).partition(b"\n")[:2])
     options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # limits a row's size
                "parse_options": pyarrow.csv.ParseOptions(delimiter=max(",;\t", key=head.decode("utf-8", "replace").count), newlines_in_values=True)}
     names = pyarrow.csv.open_csv(io.BytesIO(head), **options).schema.names
     texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), null_values=[""], strings_can_be_null=True,
                                        quoted_strings_can_be_null=False, include_columns=wanted(names))
-    file.seek(0)
     return pyarrow.csv.open_csv(file, convert_options=texts, **options)
 
 

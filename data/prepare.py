@@ -85,11 +85,12 @@ def read_arguments(argv):
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     count = number(int, 1, 1 << 40, "a whole number of 1 or more")
-    add("files", nargs="*", metavar="FILE", help="JSON, CSV, text (*.json, *.csv, *.txt, also *.gz), *.parquet, *.arrow, or folders of these")
+    add("files", nargs="*", metavar="FILE", help="JSON, CSV, text (*.json, *.csv, *.txt, also *.gz, *.xz), *.parquet, *.arrow, or folders of these")
     add("--tokenizer", metavar="PATH", help="a tokenizer's folder, its tokenizer.json, or a name of the hub that is in Hugging Face's cache")
     add("--out", metavar="FOLDER", help="where the shards go")
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
     add("--columns", type=renames, metavar="OURS=NAME,...", help="columns that have other names: prompt=question,answer=solution")
+    add("--splits", type=lambda text: text.split(","), default=[], metavar="NAME,...", help="of folders (default train), or all: every file")
     add("--separator", type=str.encode, metavar="LINE", help="line between the documents of a text, '' for blank ones (default: it is one)")
     add("--with-tests", action="store_true", help="of source code: a file and its tests, found by name, are one document, with --separator "
         "between them (default <|codetestpair|>)")
@@ -130,6 +131,7 @@ def read_arguments(argv):
                        (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
                        (arguments.long != "keep" and not arguments.max_tokens, f"--long {arguments.long} needs --max-tokens"),
                        (arguments.with_tests and arguments.format not in ("auto", "text"), "--with-tests takes texts, so --format is text"),
+                       (arguments.splits and not any(map(os.path.isdir, arguments.files)), "--splits needs a folder as FILE; named files are taken"),
                        (not arguments.iterative and arguments.segment_tokens, "--segment-tokens needs --iterative"),
                        (not arguments.iterative and arguments.summary_command, "--summary-command needs --iterative"),
                        (len({*map(os.path.realpath, arguments.files)}) < len(arguments.files), "a FILE is named twice")):
@@ -392,7 +394,7 @@ def main(argv):
     arguments = read_arguments(argv)
     say, given = lambda line: print(f"note: {line_of(line)}", file=sys.stderr), arguments.files
     try:
-        arguments.files = inputs.find(given, "text" if arguments.with_tests else arguments.format, say)
+        arguments.files = inputs.find(given, *(("text", say, ["all"]) if arguments.with_tests else (arguments.format, say, arguments.splits)))
         arguments.code_tests = None
         if arguments.with_tests:
             arguments.files = code_tests.sources(arguments.files, given, say)

@@ -1,13 +1,17 @@
 """Layouts of rows and kinds of files that people have, for test_prepare.py: each against the same rows as ours, or refused by name."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import random
+import tempfile
 import unittest
 from unittest import mock
 
 import inputs
+import prepare
 import prepare_samples as samples
 import records
 import run
@@ -15,6 +19,14 @@ import shards
 import workers
 from prepare_runs import FOLDERS, GOOD, WithCommand, contents, encoder, pyarrow
 
+def zst(content):
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as out:
+        out.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+PACKERS = [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress), *[("zst", zst)] * bool(pyarrow)]
 USER, SYSTEM = {"role": "user", "content": "2+2?"}, {"role": "system", "content": "Be brief"}
 FOUR, FIVE = ({"role": "assistant", "content": content} for content in ("4", "5"))
 TALK = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
@@ -253,6 +265,8 @@ class Layouts(WithCommand):
                 ("none.* \\(body\\) is known", "t.parquet", ""),
                 (f"wide.jsonl: is UTF-16, not UTF-8; type: cat .*wide.jsonl . {wide}", "wide.jsonl", row.encode("utf-16")),
                 (f"wide.csv.gz: is UTF-16, .* zcat .*wide.csv.gz . {wide}", "wide.csv.gz", gzip.compress(row.encode("utf-16"))),
+                *((f"cut.jsonl.{suffix}(:[0-9]+)?: cannot be read: (Compressed file ended|Truncated)", f"cut.jsonl.{suffix}", pack(b'{"text": "hello"}\n' * 99)[:-9])
+                  for suffix, pack in PACKERS), *((f"no.csv.{suffix}: cannot be read: ", f"no.csv.{suffix}", b"PK not one") for suffix, _ in PACKERS),
                 ("binary.txt: is binary", "binary.txt", b"a\0b"), ("code.py: is of an unknown kind .*; --format text", "code.py", "print(1)"),
                 ("empty: has no file of a known kind", "empty/.hidden", "")):
             path = self.binary(name, content)
@@ -261,6 +275,8 @@ class Layouts(WithCommand):
                     continue
                 pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), path)
             self.refused(1, words, self.command("x", os.path.dirname(path) if "hidden" in name else path))
+        with mock.patch.dict("sys.modules", {"pyarrow": None, "compression.zstd": None}), mock.patch("importlib.util.find_spec", lambda _: None):
+            self.refused(1, "a.csv.zst: cannot be read: .*: pip install pyarrow", self.command("x", self.binary("a.csv.zst", b"")))
         if pyarrow:
             for words, content in (("a.csv:1: cannot be read: .*Expected 2 columns, got 1: a", "prompt,completion\na\n"), ("Expected 2 columns, got 1: \"a,b", 'prompt,completion\n"a,b\n'),
                                    ("invalid UTF8", b"prompt,completion\na,\xff\n"), ("a.csv: has two columns a", "a,b,a\n1,2,3\n"),
@@ -298,6 +314,42 @@ class Layouts(WithCommand):
         self.assertEqual(contents(self.path("out"))["train-00000.bin"], self.shard_of(self.write("t.jsonl", rows)))
         self.assertIn("left out 1 file: e.o is binary, not text", done.stderr)
 
+    def test_splits_of_folders(self):
+        """As datasets' load_dataset finds them; of each folder one line names what is taken, and what is there."""
+        hub = ["data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl", "data/validation-00000-of-00001.jsonl"]
+        made, two = [name.replace("train", "train_gen") for name in hub[:1]] + [name.replace("-0", "_sft-0", 1) for name in hub[:2]], ["main/train-0.jsonl", "main/test-0.jsonl", "more/train-0.jsonl"]
+        configs = "---\nlicense: mit\nconfigs:\n- config_name: main\n%s  data_files:\n  - split: train\n    path: main/train-*\n  - path: 'main/test-[0-9]*'  # held out\n    split: test\n" \
+                  "- config_name: more\n  data_files: [\"more/**\"]\ndataset_info:\n- config_name: x\n---\n# Hi\n"
+        saved = ["s/a/data-0.jsonl", "s/b/data-0.jsonl"]
+        for files, takes, words, *more in (
+                (hub, hub[:1], "takes train of its splits .test, train, validation."), (hub, hub[1:], "takes test, validation of", "--splits", "test,val"), (hub, hub, "takes 3 files", "--splits", "all"),
+                (hub, None, "has splits test, train, validation; --splits NAME,... chooses", "--splits", "train,tset"), (made[1:], made[1:2], "takes train_sft of its splits .test_sft, train_sft."),
+                (made, None, "has splits test_sft, train_gen, train_sft; --splits"), (made, made[:2], "takes train_gen, train_sft of", "--splits", "train_gen,train_sft"),
+                (["train.jsonl", "dev.json", "Valid.csv", "eval.jsonl", "other.jsonl"], ["train.jsonl"], "left out 4 files: Valid.csv is not of that split"),
+                (["train/a.jsonl", "test/a.jsonl", "x.jsonl"], ["train/a.jsonl"], "left out 2 files: test/a.jsonl"), (["a.training_2/b.jsonl", "a/testing/b.jsonl"], ["a.training_2/b.jsonl"], "(test, train)"),
+                (["test.jsonl"], ["test.jsonl"], "takes test of its splits .test."), (["test.jsonl", "a.jsonl"], None, "has splits test and other files; --splits"), (["test.jsonl", "a.jsonl"], ["test.jsonl"], "left out", "--splits", "test"),
+                (["dev.jsonl", "test.jsonl"], None, "has splits test, validation; --splits"), (["trainer.jsonl", "contest.jsonl", "latest/a.jsonl"],) * 2 + ("takes 3 files",),
+                (["train.txt", "test.txt"], ["train.txt"], "takes train of its splits .test, train."), (["a.txt", "test/b.txt", "training/c.txt", "eval.md"],) * 2 + ("takes 4 files",),
+                (["train.py", "test.json", "b.py"],) * 2 + ("takes 3 files", "--format", "text"), (saved, saved[1:], "takes b of its splits", "--splits", "b"), (saved, None, "has splits a, b; --splits"),
+                (two, [two[0], two[2]], "takes train of its splits .test, train."), ([*two, configs % ""], None, "README.md has configurations main, more; name files of one as FILE"),
+                ([*two, configs % "  default: true\n"], two[:1], "takes train of its splits .test, train., configuration main of main, more"), ([*two, configs % "  default: true\n"], two[1:2], "takes test of", "--splits", "test"),
+                ([*two, configs.replace(" main\n", " default\n") % ""], two[:1], "configuration default of default, more"), ([two[1], two[2], configs % ""], None, "configurations main, more"), ([two[2], configs % ""], two[2:], "^[^(]*takes 1 file: more/train-0.jsonl$")):
+            with self.subTest(files=files, more=more), tempfile.TemporaryDirectory() as folder:
+                for name in files:
+                    self.binary(os.path.join(folder, "README.md" if "\n" in name else name), name if "\n" in name else '{"text": "a"}\n')
+                if files is saved:
+                    self.binary(os.path.join(folder, "s/dataset_dict.json"), '{"splits": ["a", "b"]}')
+                arguments, said = prepare.read_arguments(self.command("x", folder, *more)), []
+                try:
+                    found = sorted(os.path.relpath(path, folder) for path in inputs.find([folder], arguments.format, said.append, arguments.splits))
+                except inputs.InputFailure as failure:
+                    found, said = None, [str(failure)]
+                self.assertEqual(found, takes and sorted(takes), said)
+                self.assertRegex("\n".join(said), words.replace("(", r"\(").replace(")", r"\)"))
+                if takes:  # files named themselves are always taken
+                    self.assertEqual(inputs.find([os.path.join(folder, files[0])], arguments.format, said.append), [os.path.join(folder, files[0])])
+        self.refused(2, "--splits needs a folder", self.command("x", self.write("a.jsonl", [GOOD]), "--splits", "test"))
+
     @unittest.skipUnless(pyarrow, "Parquet: pyarrow is not installed")
     def test_nulls_of_structs(self):
         """A column gives each call the arguments of all others, as null."""
@@ -320,17 +372,17 @@ class Layouts(WithCommand):
     def test_runs_go_on_in_each_kind(self):
         """From the position behind any batch come the rows that follow it."""
         rows = [{"prompt": f"{i}\u00e9?", "completion": "4,\n5" if i % 3 else "6"} for i in range(40)]
-        paths = [self.binary("a.json", "\n\n" + json.dumps(rows, indent=random.Random(1).choice((1, 3)))), self.binary("b.csv.gz", gzip.compress(
-            ("prompt,completion\n" + "".join(f'{row["prompt"]},"{row["completion"]}"\n' for row in rows)).encode()))]
-        if not pyarrow:
-            paths.pop()
-        else:
+        lines, array = "".join(json.dumps(row) + "\n" for row in rows), "\n\n" + json.dumps(rows, indent=random.Random(1).choice((1, 3)))
+        table = "prompt,completion\n" + "".join(f'{row["prompt"]},"{row["completion"]}"\n' for row in rows)
+        paths = [self.binary("a.json", array), *(self.binary(f"{kind}.{suffix}", pack(content.encode())) for suffix, pack in PACKERS
+                                                 for kind, content in (("a.jsonl", lines), ("b.json", array), *[("c.csv", table)] * bool(pyarrow)))]
+        if pyarrow:
             paths.append(self.path("c.arrow"))
             with pyarrow.OSFile(paths[-1], "wb") as file, pyarrow.ipc.new_file(file, pyarrow.Table.from_pylist(rows).schema) as out:
                 out.write_table(pyarrow.Table.from_pylist(rows), max_chunksize=13)
         with mock.patch.object(inputs, "BATCH_ROWS", 7), mock.patch.object(inputs, "HEAD", 99):
             batches = list(inputs.batches(paths, inputs.START))
-            self.assertEqual([dict(row) for batch in batches for _, row in batch.rows], rows * len(paths))
+            self.assertEqual([dict(workers.parsed(row)) for batch in batches for _, row in batch.rows], rows * len(paths))
             for i, batch in enumerate(batches):
                 position = json.loads(json.dumps(batch.end))
                 self.assertEqual([(b.file, b.rows) for b in inputs.batches(paths, position)], [(b.file, b.rows) for b in batches[i + 1:]])
