@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import jinja2.meta
 import numpy as np
 import tokenizers
-from tokenizers import Tokenizer, normalizers, processors
+from tokenizers import normalizers, processors
 
 import iterative
 import layout
@@ -25,6 +25,7 @@ import records
 import shards
 import spans
 import templates
+import tokenizer_load
 import words
 from records import Rejected
 
@@ -161,12 +162,6 @@ def tokenizer_json(path):
     return os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
 
 
-def fingerprint(path):
-    """Returns shards.fingerprint of a tokenizer.json."""
-    with open(path, "rb") as file:
-        return shards.fingerprint(file.read())
-
-
 def alike(a, b):
     """Returns the length of the common prefix of ids."""
     shorter = min(len(a), len(b))
@@ -219,15 +214,13 @@ class Encoder:
         self.options, self.now = options, now
         path = tokenizer_json(options.tokenizer)
         try:
-            self.tokenizer = Tokenizer.from_file(path)
-        except Exception as error:  # the library raises Exception itself
-            raise SetupFailure(f"{path}: cannot be read as a tokenizer ({error})") from None
+            content, self.tokenizer, self.own_ids = tokenizer_load.load(path)
+        except ValueError as error:
+            raise SetupFailure(str(error)) from None
         normalizer = self.tokenizer.normalizer
         self.nfc, self.without_nfc = normalizer if isinstance(normalizer, normalizers.NFC) else None, False
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.vocabulary = max(self.tokenizer.get_vocab(True).values(), default=-1) + 1
-        self.fingerprint = fingerprint(path)
+        self.vocabulary = max(self.tokenizer.get_vocab(True).values(), default=-1) + 1  # own_ids: of tokenizer.json alone
+        self.fingerprint = shards.fingerprint(content)
         self.name = templates.tokenizer_name(templates.folder_of(options.tokenizer))
         self.special = templates.load_special_tokens(options.tokenizer)
         self._take_post_processor(path)

@@ -241,8 +241,8 @@ class Run:
 
     def writer(self, name, saved=None):
         e = workers.encoder
-        return shards.ShardWriter(self.settings.out, name, self.kind, e.vocabulary, e.fingerprint, e.name, self.settings.shard_tokens, saved,
-                                  lambda: shards.fingerprint(template.content) if (template := self.rendered()) else 0)
+        return shards.ShardWriter(self.settings.out, name, self.kind, e.own_ids, e.fingerprint, e.name, self.settings.shard_tokens, saved,
+                                  lambda: shards.fingerprint(template.content) if (template := self.rendered()) else 0, e.vocabulary)
 
     def read(self, pool):
         state = self.made["state"]

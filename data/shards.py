@@ -64,10 +64,10 @@ class ShardWriter:
     """Writes STEM-00000.bin.tmp, STEM-00001.bin.tmp, ... into a folder. A shard ends before the sample that would exceed
     `shard_tokens`, so no sample is split; only a single larger sample makes a larger shard."""
 
-    def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None, chat_template=lambda: 0):
+    def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None, chat_template=lambda: 0, widest=0):
         self.folder, self.stem, self.kind = folder, stem, kind
         self.vocabulary, self.tokenizer, self.name = vocabulary, tokenizer, name
-        self.id_bytes, self.shard_tokens = id_bytes_of(vocabulary), shard_tokens
+        self.id_bytes, self.shard_tokens = id_bytes_of(max(vocabulary, widest)), shard_tokens  # widest: ids that may come
         self.shard, self.files = 0, None
         self.chat_template = chat_template  # returns the fingerprint of the template that rendered samples so far, or 0
         self.old = []  # sections of closed shards, kept until the caller has saved a state that does not need them
@@ -75,13 +75,13 @@ class ShardWriter:
         if state:
             self.shard = state["shard"]
             for key in self.COUNTS:
-                if key not in state and self.kind == PROMPTS and state["documents"]:
+                if "column_bytes" not in state and self.kind == PROMPTS and state["documents"]:
                     raise ShardError(f"{self.path()}.tmp: was begun by an older prepare.py, without columns; --force begins anew")
                 setattr(self, key, state.get(key, 0))
             if self.documents:
                 self._open("r+b")
 
-    COUNTS = ("documents", "samples", "tokens", "counted", "longest", "table_crc", "column_bytes", "longest_columns", "columns_crc")
+    COUNTS = ("documents", "samples", "tokens", "counted", "longest", "largest", "table_crc", "column_bytes", "longest_columns", "columns_crc")
 
     def _begin(self):
         for key in self.COUNTS:
@@ -153,7 +153,7 @@ class ShardWriter:
         self.samples += len(documents_of_sample)
         self.tokens += len(sections["ids"])
         self.counted += int(table["counted"].sum())
-        self.longest = max(self.longest, int(table["tokens"].max()))
+        self.longest, self.largest = max(self.longest, int(table["tokens"].max())), max(self.largest, int(sections["ids"].max()) + 1)
 
     def header(self):
         table_at = HEADER_BYTES
@@ -168,7 +168,7 @@ class ShardWriter:
             columns_at = aligned(end)
             end = columns_at + self.documents * COLUMNS.itemsize + self.column_bytes
         fields = [MAGIC, VERSION, BYTE_ORDER, HEADER_BYTES, end, self.documents, self.tokens, self.counted,
-                  self.longest, self.id_bytes, kind, self.vocabulary, self.tokenizer, table_at, ids_at, counts_at, values_at,
+                  self.longest, self.id_bytes, kind, max(self.vocabulary, self.largest), self.tokenizer, table_at, ids_at, counts_at, values_at,
                   self.table_crc, 0, short_name(self.name), columns_at, *(columns_at and (self.longest_columns, self.columns_crc) or (0, 0)),
                   self.chat_template()]
         fields[FIELDS.index("header_crc")] = zlib.crc32(HEADER.pack(*fields))

@@ -44,13 +44,14 @@ import sys
 import unicodedata
 import zlib
 
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 import records
 import shards
 import spans
 import templates
 import tokenizer_chat
+import tokenizer_load
 from split_patterns import GPT2, CannotEncode, Splits, every_character
 
 MAGIC, NONE = b"SBPTOKEN", 0xFFFFFFFF
@@ -90,34 +91,11 @@ class Source:
         path = os.path.join(where, "tokenizer.json") if os.path.isdir(where) else where
         if not os.path.exists(path):
             raise TokenizerError(f"{path}: no such file; give a folder with tokenizer.json, or that file")
-        with open(path, "rb") as file:
-            content = file.read()
-        self.fingerprint = shards.fingerprint(content)
         self.name = templates.tokenizer_name(where)
-        self.config = templates.read_json(os.path.join(self.folder, "tokenizer_config.json"))
         self.generation = templates.read_json(os.path.join(self.folder, "generation_config.json"))
-        try:
-            self.tokenizer = Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"{path}: the tokenizers library cannot read this: {error}") from None
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.add_tokens()
+        content, self.tokenizer, _ = tokenizer_load.load(path)
+        self.fingerprint = shards.fingerprint(content)
         self.state = json.loads(self.tokenizer.to_str())
-
-    def add_tokens(self):
-        added = {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
-        wanted = sorted(self.config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-        tokens = [
-            AddedToken(t["content"], **{key: t.get(key, False) for key in ("single_word", "lstrip", "rstrip", "special")},
-                       normalized=t.get("normalized", not t.get("special", False)))
-            for _, t in wanted
-        ]
-        tokens += [AddedToken(text, special=True, normalized=False) for text in templates.load_special_tokens(self.folder).values()]
-        for token in tokens:
-            if token.content and token.content not in added:
-                added.add(token.content)
-                (self.tokenizer.add_special_tokens if token.special else self.tokenizer.add_tokens)([token])
 
     def id_of(self, text):
         return None if text is None else self.tokenizer.token_to_id(text)
