@@ -824,6 +824,36 @@ class Rejections(Tested):
         self.assertTrue(tokenizer_file.section_of(content, "opening") == b"<think>\n\n</think>\n")
         self.assertEqual(tokenizer_file.write_tokenizer_file(out, folder, samples.CHATML), [])
 
+    def test_tokens_of_other_files(self):
+        """Tokens that a folder declares outside of tokenizer.json get the ids that transformers 5.24 gave them; unused, they change nothing."""
+        flags = dict(special=True, lstrip=False, rstrip=False, normalized=False, single_word=False)
+        for number, (files, expected) in enumerate((
+                ({"tokenizer_config": {"added_tokens_decoder": {"700": {"content": "<b>", **flags}, "650": {"content": "<a>", **flags, "special": False}}}},
+                 [("<a>", False), ("<b>", True)]),
+                ({"tokenizer_config": {"additional_special_tokens": ["<b>", "<a>"], "pad_token": "<c>"}}, [("<c>", True), ("<b>", True), ("<a>", True)]),
+                ({"tokenizer_config": {"extra_special_tokens": {"my_token": "<b>"}, "image_token": "<a>"}}, [("<a>", True), ("<b>", True)]),
+                ({"tokenizer_config": {}, "added_tokens": {"<b>": 9, "<a>": 5}}, [("<a>", False), ("<b>", False)]),
+                ({"tokenizer_config": {"eos_token": "<c>"}, "special_tokens_map": {"eos_token": "<b>", "additional_special_tokens": ["<a>"]}},
+                 [("<b>", True), ("<a>", True)]),
+                ({"tokenizer_config": {"added_tokens_decoder": {}, "eos_token": "</think>"}, "special_tokens_map": {"eos_token": "<b>"}}, []))):
+            tokenizer = samples.byte_level()
+            folder, first = samples.tokenizer_folder(f"{WORK.name}/declared-{number}", tokenizer, samples.CHATML, None, "<|im_end|>"), tokenizer.get_vocab_size()
+            for name, content in files.items():
+                samples.write_text(f"{folder}/{name}.json", json.dumps(content))
+            own = encode.Encoder(encode.Options(folder, eos="no"))
+            source = tokenizer_file.Source(folder)
+            added = own.tokenizer.get_added_tokens_decoder()
+            self.assertEqual([(added[i].content, added[i].special) for i in range(first, own.vocabulary)], expected)
+            self.assertEqual(source.tokenizer.get_added_tokens_decoder(), added)
+            self.assertEqual((own.own_ids, own.fingerprint), (first, encoder("chatml").fingerprint))
+            _, (document,) = own.encode({"text": "x <a> y <b>"})
+            wanted = [i for i in range(first, own.vocabulary) if added[i].content in ("<a>", "<b>")]
+            self.assertEqual(sorted(set(document.ids.tolist()) & set(range(first, own.vocabulary))), wanted)
+        samples.write_text(f"{folder}/added_tokens.json", "[1]")
+        samples.write_text(f"{folder}/tokenizer_config.json", "{}")
+        with self.assertRaisesRegex(encode.SetupFailure, "added_tokens.json: is not a JSON object"):
+            encode.Encoder(encode.Options(folder))
+
     def test_setups_that_do_not_fit(self):
         broken = WORK.name + "/broken"
         os.mkdir(broken)
