@@ -35,6 +35,13 @@ static size_t utf8_length(const unsigned char *text, size_t left) {
     return length;
 }
 
+// Returns the offset of the first byte of text[bytes] that is not UTF-8, or bytes.
+static size_t utf8_valid_until(const char *text, size_t bytes) {
+    size_t i = 0, length = 1;
+    for (; i < bytes && length; i += length) length = utf8_length((const unsigned char *)text + i, bytes - i);
+    return i;
+}
+
 // Replaces control characters and invalid UTF-8 by '?', in place.
 static char *make_printable(char *text) {
     for (size_t i = 0, n; text[i]; i += n) {

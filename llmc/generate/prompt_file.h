@@ -108,7 +108,7 @@ static void line_encode(const Prompt *prompt, const Options *o, const char *text
     if (t && !(t->flags & TOKENIZER_ENCODES))
         die("%s: %s decodes only, %s; give {\"prompt_ids\": [ID, ...]}", where, t->path,
             tokenizer_message(t, SECTION_REASON));
-    const size_t valid = t ? json_valid_until((const unsigned char *)text, bytes) : bytes;
+    const size_t valid = t ? utf8_valid_until(text, bytes) : bytes;
     if (valid < bytes) die("%s: its byte %zu is not UTF-8 text", where, valid);
     prompt_append(prompt, o, text, bytes, ids);
 }

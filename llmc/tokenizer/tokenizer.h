@@ -264,23 +264,25 @@ static const char *tokenizer_message(const Tokenizer *t, TokenizerSection sectio
 // Appends the ids of text[bytes]. Special tokens that stand in it as text are tokens where `allow_special`, else text.
 static void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int allow_special, TokenIds *ids) {
     const unsigned char *bytes_of = (const unsigned char *)text;
-    size_t length;
+    const size_t valid = utf8_valid_until(text, bytes);
     if (!(t->flags & TOKENIZER_ENCODES))
         die_usage("%s decodes only, %s; give the prompt with --prompt-ids ID,ID,...", t->path,
                   tokenizer_message(t, SECTION_REASON));
     if (bytes > INT32_MAX / 4) die("a text of %zu bytes is too long to be encoded at once", bytes);
-    for (size_t i = 0; i < bytes; i += length) {
-        length = utf8_length(bytes_of + i, bytes - i);
-        if (!length) die("the text to be encoded is not UTF-8: see its byte %zu, 0x%02x", i, bytes_of[i]);
-    }
+    if (valid < bytes) die("the text to be encoded is not UTF-8: see its byte %zu, 0x%02x", valid, bytes_of[valid]);
     encode_added(t, bytes_of, bytes, 1, 1, allow_special, ids);
 }
 
-// The ids of a plain prompt.
+// Appends the ids of a plain prompt, as data/prepare.py has it: with the tokens that begin every text, unless it begins
+// with them, and without those that end one.
 static void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes, TokenIds *ids) {
-    for (size_t i = 0; i < t->prefix_count; i++) token_ids_add(ids, t->prefix_ids[i]);
+    const size_t begin = ids->count, prefix = t->prefix_count;
+    for (size_t i = 0; i < prefix; i++) token_ids_add(ids, t->prefix_ids[i]);
     tokenizer_encode(t, text, bytes, 1, ids);
-    for (size_t i = 0; i < t->suffix_count; i++) token_ids_add(ids, t->suffix_ids[i]);
+    int32_t *own = ids->id + begin;
+    if (!prefix || ids->count - begin < 2 * prefix || memcmp(own, own + prefix, prefix * sizeof(*own)) != 0) return;
+    ids->count -= prefix;
+    memmove(own, own + prefix, (ids->count - begin) * sizeof(*own));
 }
 
 // The bytes of an id; none for ids that the tokenizer does not have.

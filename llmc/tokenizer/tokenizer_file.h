@@ -111,17 +111,17 @@ typedef struct {
     size_t sections; // that the file has
     const unsigned char *section[TOKENIZER_SECTIONS];
     size_t section_bytes[TOKENIZER_SECTIONS];
-    const uint32_t *text_offsets, *spelling_offsets;   // [ids + 1]
-    const unsigned char *text, *spelling, *id_flags;   // id_flags[ids]
-    const MergeRule *merges;                           // [merge_count], first rank first
-    const AddedToken *added;                           // [added_count], the first added_raw are looked for in raw text
-    const Decomposition *decompositions;               // by point
-    const uint32_t *combining;                         // (point, class), by point
-    const CompositionPair *pairs;                      // by first, second
-    const uint32_t *end_ids, *prefix_ids, *suffix_ids; // [..._count]; end_ids: of texts
-    const uint32_t *turn_ends;                         // [turn_end_count] of end_ids, those of an assistant's turn
+    const uint32_t *text_offsets, *spelling_offsets; // [ids + 1]
+    const unsigned char *text, *spelling, *id_flags; // id_flags[ids]
+    const MergeRule *merges;                         // [merge_count], first rank first
+    const AddedToken *added;                         // [added_count], the first added_raw are looked for in raw text
+    const Decomposition *decompositions;             // by point
+    const uint32_t *combining;                       // (point, class), by point
+    const CompositionPair *pairs;                    // by first, second
+    const uint32_t *end_ids, *prefix_ids;            // [..._count]; end_ids: of texts
+    const uint32_t *turn_ends;                       // [turn_end_count] of end_ids, those of an assistant's turn
     size_t merge_count, added_count, added_raw, decomposition_count, combining_count, pair_count;
-    size_t end_count, prefix_count, suffix_count, turn_end_count;
+    size_t end_count, prefix_count, turn_end_count;
     uint32_t *spelling_slots, *merge_slots; // index + 1 of what lies there; 0: nothing
     size_t spelling_mask, merge_mask;
     unsigned char *symbol_of; // [CHARACTERS], what patterns see of a character; NULL where there are none
@@ -422,7 +422,7 @@ static Tokenizer *tokenizer_open(const char *path) {
     if (count != t->ids) tokenizer_damaged(t, "flags of ids it does not have");
     t->end_ids = tokenizer_check_ids(t, SECTION_END_IDS, &t->end_count);
     t->prefix_ids = tokenizer_check_ids(t, SECTION_PREFIX_IDS, &t->prefix_count);
-    t->suffix_ids = tokenizer_check_ids(t, SECTION_SUFFIX_IDS, &t->suffix_count);
+    tokenizer_check_ids(t, SECTION_SUFFIX_IDS, &count); // of a whole text: not of a prompt
     t->turn_ends = tokenizer_check_ids(t, SECTION_TURN_ENDS, &t->turn_end_count);
     tokenizer_check_added(t);
     tokenizer_check_composition(t);

@@ -15,8 +15,9 @@ from checks import TRAIN, WORK, check, close, train
 
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "data")]
 
-from tokenizers import Tokenizer
+from tokenizers import processors
 
+import encode
 import prepare
 import prepare_samples as samples
 import templates
@@ -159,4 +160,17 @@ refused("--tokenizer is a folder", "shards: is a folder", "convert", "--model", 
 os.remove("shards/tokenizer.tok")
 check("shards without the file", "no tokenizer.tok beside it has its chat template" in subprocess.run(
     [TRAIN, "train", "--data", "shards/train-00000.bin", *map(str, step), "lost"], capture_output=True, text=True).stderr)
+# ---- a prompt of sample is a prompt of prepare.py ---------------------------------------------------------------------------------------------
+tokenizer = samples.byte_level()
+around = [(text, tokenizer.token_to_id(text)) for text in ("<s>", "</s>")]
+tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=around)
+own = encode.Encoder(encode.Options(samples.tokenizer_folder("around", tokenizer, None, "<s>", "</s>")))
+tokenizer_file.write_tokenizer_file("around.tok", "around")
+texts = ["hello world", "<s>hello", "a\x0cb\x1b[0m", "\x07", "<s>", "tab\there"]
+samples.write_text("prompts.txt", "".join(f"{text}\n{json.dumps({'prompt': text})}\n" for text in texts))
+lines = train("sample", "--model", "../weights", "--tokenizer", "around.tok", "--prompts", "prompts.txt", "--max-new-tokens", 1, "--json").splitlines()
+expected = [own.encode({"prompt": text})[1][0].ids.tolist() for text in texts for _ in range(2)]
+check("prompts", [json.loads(line)["prompt_ids"] for line in lines] == expected, f"{lines} {expected}")
+one = json.loads(train("sample", "--model", "../weights", "--tokenizer", "around.tok", "--prompt", texts[0], "--max-new-tokens", 1, "--json"))
+check("a prompt", one["prompt_ids"] == expected[0] and expected[0][-1] != around[1][1], one)
 close()
