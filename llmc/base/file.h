@@ -7,6 +7,7 @@ ends the program with one line that names the file, the offset and the size. Out
 #define LLMC_FILE_H
 #include "text.h"
 #include <fcntl.h>
+#include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,6 +59,22 @@ static void sync_folder_of(const char *path) {
 static void path_join(char path[PATH_MAX], const char *directory, const char *name) {
     if (snprintf(path, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX)
         die("%s/%s: this path is longer than the %d bytes the system allows", directory, name, PATH_MAX);
+}
+
+// Lists at most three paths folder/pattern for messages: "a or b". If the pattern has a slash: the folders they are in
+static const char *folder_matches(const char *folder, const char *pattern) {
+    static TextLine line;
+    char path[PATH_MAX];
+    glob_t found;
+    path_join(path, folder, pattern);
+    *line.text = 0, line.used = 0;
+    glob(path, GLOB_BRACE, NULL, &found);
+    for (size_t i = 0; i < min_size(found.gl_pathc, 3); i++) {
+        if (strchr(pattern, '/')) *strrchr(found.gl_pathv[i], '/') = 0;
+        line_add(&line, "%s%s", i ? " or " : "", found.gl_pathv[i]);
+    }
+    globfree(&found);
+    return line.text;
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------

@@ -60,7 +60,11 @@ static void output_discard(void) {
     if (output_pending) unlink(output_pending->temporary);
     output_pending = NULL;
     folder_pending = NULL;
-    for (size_t i = 0; folder && i < folder->count; i++) unlinkat(folder->fd, folder->names[i], 0);
+    for (size_t i = 0; folder && i < folder->count; i++) {
+        char *slash = strchr(folder->names[i], '/');
+        unlinkat(folder->fd, folder->names[i], 0);
+        if (slash) *slash = 0, unlinkat(folder->fd, folder->names[i], AT_REMOVEDIR); // with its last file
+    }
     if (folder) rmdir(folder->temporary);
     run_discard();
 }
@@ -273,13 +277,15 @@ static int folder_begin(OutputFolder *folder, size_t files) {
     return 1;
 }
 
-// Opens a file in the folder; close it with output_commit.
+// Opens a file in the folder, or in one within it; close it with output_commit.
 static void folder_open_file(OutputFolder *folder, OutputFile *file, const char *name, uint64_t bytes) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], above[PATH_MAX];
     if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
     snprintf(folder->names[folder->count], sizeof(folder->names[0]), "%s", name);
     folder->count = folder->count + 1; // not before its name: a signal may come at once
     path_join(path, folder->temporary, name);
+    folder_above(above, path);
+    if (strchr(name, '/')) mkdir(above, 0777); // if this fails, opening says why
     output_open(file, path, bytes);
 }
 
@@ -299,17 +305,20 @@ static void folder_write_file(OutputFolder *folder, const char *name, const void
     output_commit(&file);
 }
 
-// Removes the folder open as fd and its files that `ours` accepts, unfinished ones too; closes fd. 0: it holds other
-// files and stays.
-static int folder_remove(const char *path, int fd, int (*ours)(const char *name)) {
+// Removes the folder open as fd and its files that `ours` accepts, unfinished ones too; closes fd. within: "", or the
+// "NAME/" of a folder in the one that is removed. 0: it holds other files and stays.
+static int folder_remove(const char *path, int fd, const char *within, int (*ours)(const char *name)) {
     DIR *directory = fdopendir(fd);
     const struct dirent *entry;
     while (directory && (entry = readdir(directory))) {
-        char name[256];
-        snprintf(name, sizeof(name), "%s", entry->d_name);
+        char name[512], inner[PATH_MAX];
+        snprintf(name, sizeof(name), "%s%s", within, entry->d_name);
         for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.'))
             if (is_temporary_suffix(dot)) *dot = 0;
-        if (ours(name)) unlinkat(fd, entry->d_name, 0);
+        if (!ours(name) || unlinkat(fd, entry->d_name, 0) == 0) continue;
+        path_join(inner, path, entry->d_name);
+        snprintf(name, sizeof(name), "%s/", entry->d_name);
+        folder_remove(inner, openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), name, ours);
     }
     if (directory)
         closedir(directory);
@@ -332,7 +341,7 @@ static void folder_commit(OutputFolder *folder) {
     }
     folder_pending = NULL;
     sync_folder_of(folder->path);
-    if (fd >= 0 && !folder_remove(old, fd, folder->ours)) note("%s holds other files and stays", old);
+    if (fd >= 0 && !folder_remove(old, fd, "", folder->ours)) note("%s holds other files and stays", old);
     close(folder->fd);
     if (folder->names != folder->few) free(folder->names);
 }
@@ -373,7 +382,7 @@ static void folder_clear_stale(const char *path, int (*ours)(const char *name)) 
     if (fd < 0) return;
     if (flock(fd, LOCK_EX | LOCK_NB) != 0)
         close(fd);
-    else if (folder_remove(path, fd, ours))
+    else if (folder_remove(path, fd, "", ours))
         note("removed %s, left by an interrupted conversion", path);
     else
         note("%s was left by an interrupted conversion and holds other files; remove it", path);

@@ -234,14 +234,21 @@ static const char *adapter_name_in_file(const Lora *lora, const char *tensor, ch
     return name;
 }
 
+// Begins the header of adapter_model.safetensors. file, text, room: of SafetensorsWriter
+static void adapter_write_begin(SafetensorsWriter *writer, const OutputFile *file, char *text, size_t room,
+                                const BaseKey *base) {
+    char keys[64];
+    snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
+             (unsigned long long)base->weights);
+    safetensors_write_begin(writer, file, text, room, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
+}
+
 // Writes the header of adapter_model.safetensors; data follow in the table's order. Returns its length.
 static size_t adapter_header(const Lora *lora, DType type, const BaseKey *base, char *text, size_t room) {
     const Model *table = &lora->table;
-    char keys[64], name[256];
+    char name[256];
     SafetensorsWriter writer;
-    snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
-             (unsigned long long)base->weights);
-    safetensors_write_begin(&writer, NULL, text, room, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
+    adapter_write_begin(&writer, NULL, text, room, base);
     for (const Parameter *p = table->parameters; p < table->parameters + table->parameter_count; p++)
         safetensors_write_named(&writer, adapter_name_in_file(lora, p->name, name), p, type);
     return (size_t)safetensors_write_end(&writer);
@@ -253,21 +260,6 @@ static LayerTensor adapter_tensor_of(const Lora *lora, const Parameter *p) {
     const size_t l = group_of(&lora->table, p->offset);
     if (l >= GROUP_EMBEDDING) return LAYER_TENSORS;
     return (LayerTensor)(lora_part_of(lora, p) - lora_part(lora, l, 0));
-}
-
-// Refuses a gate and an up projection with different A: here they are one matrix with one A.
-static void adapter_compare(const WeightSource *source, const SafeTensor *gate, const SafeTensor *up) {
-    const uint64_t bytes = gate->end - gate->begin;
-    int same = up && up->end - up->begin == bytes;
-    for (uint64_t at = 0, n; same && at < bytes; at += n) {
-        n = bytes - at < sizeof(staged.bytes) ? bytes - at : sizeof(staged.bytes);
-        input_read(&source->files[0], gate->begin + at, staged.bytes, (size_t)n);
-        input_read(&source->files[0], up->begin + at, staged_raw.bytes, (size_t)n);
-        same = !memcmp(staged.bytes, staged_raw.bytes, (size_t)n);
-    }
-    if (!same)
-        die("%s: tensor %s is not that of the up projection; experts here have one A for both, as PEFT 0.21 saves them",
-            source->path, gate->name);
 }
 
 // Takes A or B of experts' matrices from tensors of each expert, which are A [E,r,in] or B [E,out,r] in their order.
@@ -303,7 +295,10 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         lora_expert_name(lora->table.config.family, layer, i, 1, name);
         snprintf(whole, sizeof(whole), "base_model.model.%s.lora_A.weight", name);
         SafeTensor *up = safetensors_find(list, whole);
-        adapter_compare(source, tensor, up);
+        if (!up || !hf_same_bytes(source, tensor, up)) // here they are one matrix with one A
+            die("%s: tensor %s is not that of the up projection; experts here have one A for both, as PEFT 0.21 saves "
+                "them",
+                source->path, tensor->name);
         up->used = 1;
     }
     p->transposed = 0;
@@ -321,6 +316,25 @@ static void adapter_rename_router(const SafeTensors *list, const Family *family)
         if (!at) continue;
         memmove(at + strlen(to), at + strlen(from), strlen(at + strlen(from)) + 1);
         memcpy(at, to, strlen(to));
+    }
+}
+
+// Lists a file's tensors: lora_A.NAME.weight and lora_embedding_A.NAME without the adapter's name, which all share.
+static void adapter_read_header(SafeTensors *list, const InputFile *file) {
+    char name[64], first[64];
+    size_t count = 0;
+    safetensors_read_header(list, file, 0);
+    for (const SafeTensor *t = list->tensors; t < list->tensors + list->count; t++) {
+        char *at = strstr(t->name, ".lora_");
+        if (!at) continue;
+        at += 1 + strcspn(at + 1, ".");
+        const size_t n = !*at || !strncmp(at, ".weight", 7) || !strncmp(at, ".bias", 5) ? 0 : 1 + strcspn(at + 1, ".");
+        snprintf(name, sizeof(name), "%.*s", (int)n, at);
+        if (!count++) memcpy(first, name, sizeof(first));
+        if (strcmp(name, first) != 0)
+            die("%s: tensor %.200s is of a second adapter; save each alone, by selected_adapters of save_pretrained",
+                file->path, t->name);
+        memmove(at, at + n, strlen(at + n) + 1);
     }
 }
 
@@ -366,7 +380,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     SafeTensors list = {NULL, 0};
     char prefix[128];
     source_open_file(source, path);
-    safetensors_read_header(&list, &source->files[0], 0);
+    adapter_read_header(&list, &source->files[0]);
     snprintf(prefix, sizeof(prefix), "%s", family->layer_prefix);
     if (adapter_rename_text(&list, family))
         snprintf(prefix, sizeof(prefix), "%s%s", hf_composite_of(family)->modules,
@@ -378,8 +392,8 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     if (root) {
         adapter_choose_copies(&targets, lora, &model->config);
         if (!adapter_choose(&targets, lora, &model->config, &list))
-            die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
-                family->name);
+            die("%s: holds no adapters for the linear layers of a %s model; it has %s; is it for another base?", path,
+                family->name, safetensors_unused(&list));
         lora_build(lora, model);
     }
     source->config = model->config, source->transposed = 1; // A of the embedding, B of experts
@@ -416,13 +430,13 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
 
 // Opens a PEFT folder, checks everything except the values, and builds *lora; the caller frees it.
 static WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
-    char config[PATH_MAX], path[PATH_MAX], other[PATH_MAX];
+    char config[PATH_MAX], path[PATH_MAX];
     path_join(config, folder, ADAPTER_CONFIG_NAME);
     path_join(path, folder, ADAPTER_FILE_NAME);
-    path_join(other, folder, "adapter_model.bin");
+    const char *found = path_exists(path) ? "" : folder_matches(folder, "*.{bin,gguf,pt,safetensors}");
     if (!path_exists(path))
-        die("%s: holds no " ADAPTER_FILE_NAME "%s", folder,
-            path_exists(other) ? "; save the adapters as safetensors (adapter_model.bin is not read)" : "");
+        die("%s: holds no " ADAPTER_FILE_NAME "%s%s%s", folder, *found ? "; not read: " : "", found,
+            *found ? "; save the adapters by PEFT's save_pretrained" : "");
     memset(lora, 0, sizeof(*lora));
     cJSON *root = adapter_config_read(config, lora);
     WeightSource *source = adapter_open_tensors(path, lora, model, root, config);

@@ -64,12 +64,9 @@ static void adapter_piece_read(const WeightSource *adapter, size_t parameter, co
 // Writes the header. file NULL: only counts. Returns its length; *bytes: of the whole file
 static uint64_t adapter_split_header(const WeightSource *adapter, const Lora *lora, const BaseKey *base,
                                      const OutputFile *file, uint64_t *bytes) {
-    char keys[64];
     SafetensorsWriter writer;
     AdapterPiece piece;
-    snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
-             (unsigned long long)base->weights);
-    safetensors_write_begin(&writer, file, NULL, 0, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
+    adapter_write_begin(&writer, file, NULL, 0, base);
     for (size_t k = 0; k < lora->table.parameter_count; k++) {
         const DType type = adapter->places[k].type;
         for (size_t i = 0; adapter_piece(lora, &lora->table.parameters[k], i, &piece); i++)

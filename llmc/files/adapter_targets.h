@@ -213,14 +213,15 @@ static int adapter_has_stack(const SafeTensors *list, const char *experts, const
 
 // Tells whether a module has an adapter: by the keys or, with the tensors of a file, as found there. Keys that name
 // modules must agree.
-static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const int *found,
-                       int named) {
-    const int wanted = !found || named ? adapter_targets(t, name, layer, parameter) : *found;
-    if (found && wanted != *found)
+static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const SafeTensors *list,
+                       int found, int named) {
+    const int wanted = !list || named ? adapter_targets(t, name, layer, parameter) : found;
+    if (list && wanted != found)
         die_with(t->code,
-                 *found ? "%s: has tensors of %s, which target_%ss does not name"
-                        : "%s: has no tensors of %s, which target_%ss names",
-                 t->where, name, parameter ? "parameter" : "module");
+                 found ? "%s: has tensors of %s, which target_%ss does not name%s%s"
+                       : "%s: has no tensors of %s, which target_%ss names%s%s",
+                 t->where, name, parameter ? "parameter" : "module", found ? "" : "; it has ",
+                 found ? "" : safetensors_unused(list));
     return wanted;
 }
 
@@ -267,7 +268,7 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
                 list && (lora_is_stack(tensor) ? adapter_has_stack(list, own, c, layer, tensor == EXPERTS_DOWN)
                                                : adapter_find_tensor(list, own, "lora_A.weight") ||
                                                      adapter_find_tensor(list, own, "lora_B.weight"));
-            if (adapter_has(t, name, layer, lora_is_parameter(c->family, tensor), list ? &found : NULL, named))
+            if (adapter_has(t, name, layer, lora_is_parameter(c->family, tensor), list, found, named))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
         }
     for (size_t i = 0; i < 2; i++) {
@@ -278,7 +279,7 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
         if (lora->saves[outer] && found)
             die_with(t->code, "%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two",
                      t->where, name);
-        if (!lora->saves[outer] && adapter_has(t, name, ADAPTER_OUTER, 0, list ? &found : NULL, named))
+        if (!lora->saves[outer] && adapter_has(t, name, ADAPTER_OUTER, 0, list, found, named))
             lora->outer[outer] = adapter_module(t, name, lora), count++;
     }
     adapter_check_parameters(t, lora, c);

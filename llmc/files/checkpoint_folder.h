@@ -217,7 +217,7 @@ static int checkpoint_remove(const char *folder, size_t step) {
         if (fd >= 0) close(fd);
         return 0;
     }
-    if (!folder_remove(removed, fd, checkpoint_is_written_name))
+    if (!folder_remove(removed, fd, "", checkpoint_is_written_name))
         note("%s is no longer needed, but holds other files; remove it", removed);
     return 1;
 }
@@ -262,7 +262,7 @@ static void checkpoint_clear(const char *folder) {
         if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
         path_join(path, folder, entry->d_name);
         const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (!folder_remove(path, fd, checkpoint_is_written_name))
+        if (!folder_remove(path, fd, "", checkpoint_is_written_name))
             note("%s was left by an interrupted run and holds other files; remove it", path);
     }
     closedir(directory);
@@ -542,9 +542,10 @@ static const char *adapter_path_find(const char *path, char found[PATH_MAX], int
             path_exists(path) ? "is a file" : strerror(errno));
     path_join(part, path, manifest_names[1][MANIFEST_CONFIG]);
     if (!checkpoint_at_path(path, found, &manifest)) {
-        if (!path_exists(part))
-            die("--adapter %s: holds neither adapter_config.json nor the checkpoints of a run", path);
-        return path;
+        if (path_exists(part)) return path;
+        const char *within = folder_matches(path, "*/adapter_config.json");
+        die("--adapter %s: holds neither adapter_config.json nor the checkpoints of a run%s%s", path,
+            *within ? "; type: --adapter " : "", within);
     }
     if (!manifest.adapters) die("--adapter %s: holds a whole model, not adapters; give it with --model", path);
     checkpoint_verify(found, &manifest);

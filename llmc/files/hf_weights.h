@@ -30,26 +30,21 @@ static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     return map;
 }
 
-// Opens each shard once. Both lists have at most as many entries as the map.
+// Opens each shard once, in the order of the map.
 static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
     const cJSON *item;
-    const size_t most = (size_t)cJSON_GetArraySize(map);
-    const char **names = (const char **)checked_calloc(most, sizeof(*names), "the names of the shards");
-    size_t count = 0;
-    source->files = (InputFile *)checked_calloc(most, sizeof(InputFile), "the open shards");
-    cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
-    qsort(names, count, sizeof(*names), compare_names);
-    for (size_t i = 0; i < count; i++) {
+    source->files = (InputFile *)checked_calloc((size_t)cJSON_GetArraySize(map), sizeof(InputFile), "the open shards");
+    cJSON_ArrayForEach(item, map) {
         char path[PATH_MAX];
-        if (i && !strcmp(names[i - 1], names[i])) continue;
-        path_join(path, directory, names[i]);
+        size_t i = 0;
+        path_join(path, directory, item->valuestring);
+        while (i < source->file_count && strcmp(source->files[i].path, path) != 0) i++;
+        if (i < source->file_count) continue;
         if (!path_exists(path))
             die("%s: %s, but " HF_INDEX_FILE " lists it; download the missing file", path, strerror(errno));
-        InputFile *file = &source->files[source->file_count];
-        *file = input_open(path);
-        safetensors_read_header(list, file, source->file_count++);
+        source->files[i] = input_open(path);
+        safetensors_read_header(list, &source->files[i], source->file_count++);
     }
-    free(names);
 }
 
 // Refuses an index that differs from the shards, and tensors that occur twice.
@@ -73,17 +68,8 @@ static void hf_check_index(const WeightSource *source, const SafeTensors *list, 
     }
 }
 
-static void hf_open_sharded(WeightSource *source, SafeTensors *list, const char *directory, const char *path) {
-    cJSON *index = json_read_object(path, HF_CONFIG_MAX);
-    const cJSON *map = hf_weight_map(index, path);
-    hf_open_shards(source, list, directory, map);
-    safetensors_sort(list);
-    hf_check_index(source, list, map, path);
-    cJSON_Delete(index);
-}
-
 static void hf_open_files(WeightSource *source, SafeTensors *list, const char *directory) {
-    char path[PATH_MAX], other[PATH_MAX];
+    char path[PATH_MAX];
     path_join(path, directory, HF_SINGLE_FILE);
     if (path_exists(path)) {
         source_open_file(source, path);
@@ -92,11 +78,16 @@ static void hf_open_files(WeightSource *source, SafeTensors *list, const char *d
         return;
     }
     path_join(path, directory, HF_INDEX_FILE);
-    path_join(other, directory, "pytorch_model.bin");
+    const char *found = path_exists(path) ? "" : folder_matches(directory, "*.{bin,gguf,h5,pt,pth,safetensors}");
     if (!path_exists(path))
-        die("%s: holds neither %s nor %s%s", directory, HF_SINGLE_FILE, HF_INDEX_FILE,
-            path_exists(other) ? "; save the model as safetensors (pytorch_model.bin is not read)" : "");
-    hf_open_sharded(source, list, directory, path);
+        die("%s: holds neither " HF_SINGLE_FILE " nor " HF_INDEX_FILE "%s%s%s", directory, *found ? "; not read: " : "",
+            found, *found ? "; give the folder that save_pretrained writes" : "");
+    cJSON *index = json_read_object(path, HF_CONFIG_MAX);
+    const cJSON *map = hf_weight_map(index, path);
+    hf_open_shards(source, list, directory, map);
+    safetensors_sort(list);
+    hf_check_index(source, list, map, path);
+    cJSON_Delete(index);
 }
 
 // ---- from names to places -------------------------------------------------------------------------------------------
@@ -164,6 +155,13 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     return embedding;
 }
 
+// Finds a tensor; notes the first name that the files lack, for hf_take_others.
+static SafeTensor *hf_find(WeightSource *source, const SafeTensors *list, const char *name) {
+    SafeTensor *tensor = safetensors_find(list, name);
+    if (!tensor && !*source->missing) snprintf(source->missing, sizeof(source->missing), "%s", name);
+    return tensor;
+}
+
 // Takes a tensor of this shape and a supported dtype. asks, advice: the message's words around the expected shape
 static TensorLocation source_take_shape(const WeightSource *source, SafeTensor *tensor, const uint64_t *wanted,
                                         size_t rank, const char *asks, const char *advice) {
@@ -224,15 +222,15 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
     pieces->file = (size_t *)checked_calloc(count, sizeof(size_t), "the places of experts");
     pieces->offset = (uint64_t *)checked_calloc(count, sizeof(uint64_t), "the places of experts");
     for (size_t i = 0; i < count; i++) {
-        SafeTensor *tensor = safetensors_find(list, hf_piece_name(family, prefix, p, i, name));
-        if (!tensor) die("%s: tensor %s is missing", source->path, name);
+        SafeTensor *tensor = hf_find(source, list, hf_piece_name(family, prefix, p, i, name));
+        if (!tensor) continue;
         if (hf_quantised_type(list, name) != QUANT_NONE)
             die("%s: tensor %s is in 4 bits, which is not supported for experts; take the original model and --base "
                 "nf4",
                 source->path, name);
         const TensorLocation place = source_take_shape(source, tensor, wanted, 2, "config.json asks", "");
         if (!i) source->places[parameter] = place;
-        if (place.type != source->places[parameter].type)
+        if (place.type != source->places[parameter].type && !*source->missing)
             die("%s: tensor %s is in %s, but the experts before it are in %s; save all in one type", source->path, name,
                 dtype_name(place.type), dtype_name(source->places[parameter].type));
         pieces->file[i] = place.file, pieces->offset[i] = place.offset;
@@ -270,8 +268,8 @@ static void hf_take_constants(WeightSource *source, const SafeTensors *list, con
     for (size_t l = 0; l < source->config.num_hidden_layers; l++) {
         const uint64_t count = hf_layer_constants(&source->model, prefix, l, &values, name);
         if (!count) continue;
-        SafeTensor *tensor = safetensors_find(list, name);
-        if (!tensor) die("%s: tensor %s is missing", source->path, name);
+        SafeTensor *tensor = hf_find(source, list, name);
+        if (!tensor) continue;
         const TensorLocation place = source_take_shape(source, tensor, &count, 1, "config.json asks", "");
         input_read(&source->files[place.file], place.offset, staged_raw.bytes, count * dtype_size(place.type));
         elements_convert(values, DTYPE_FP32, staged_raw.bytes, place.type, count);
@@ -319,38 +317,46 @@ static int hf_is_other(const Config *config, const char *name) {
     return 0;
 }
 
-// Adds tensors outside the text model to source->others, or refuses them. head: name of a tied model's second copy
+// Adds tensors outside the text model to source->others. Refuses unknown ones, and files that lack one. head: name of a
+// tied model's second copy
 static void hf_take_others(WeightSource *source, const SafeTensors *list, const char *head) {
-    const SafeTensor *first = NULL;
     SafeTensors *others = &source->others;
-    size_t count = 0;
+    char advice[128] = "; take the original model, not wrapped or quantised; --base nf4 quantises it";
     others->tensors = (SafeTensor *)checked_calloc(list->count + 1, sizeof(SafeTensor), "the list of other tensors");
     for (size_t i = 0; i < list->count; i++) {
-        const SafeTensor *tensor = &list->tensors[i];
-        if (tensor->used || hf_is_no_weight(&source->config, tensor->name, head)) continue;
+        SafeTensor *tensor = &list->tensors[i];
+        if (tensor->used || (tensor->used = hf_is_no_weight(&source->config, tensor->name, head)) != 0) continue;
         if (hf_is_other(&source->config, tensor->name)) {
             if (strlen(tensor->name) >= HF_NAME)
                 die("%s: tensor %.200s... has a name of more than %d bytes", source->files[tensor->file].path,
                     tensor->name, HF_NAME - 1);
             others->tensors[others->count] = *tensor;
             others->tensors[others->count++].name = checked_strdup(tensor->name);
-        } else if (!count++) {
-            first = tensor;
+            tensor->used = 1;
+        } else if (text_ends_with(tensor->name, source->missing)) { // _orig_mod.NAME
+            const int n = (int)(strlen(tensor->name) - strlen(source->missing)) - 1,
+                      peft = !strncmp(tensor->name, "base_model.", 11);
+            snprintf(advice, sizeof(advice), "; save the model within the wrapper: model.%.*s", peft ? 18 : n,
+                     peft ? "merge_and_unload()" : tensor->name);
         }
     }
-    if (first)
-        die("%s: tensor %.200s is not one of %s with this config.json (%zu such tensor%s)",
-            source->files[first->file].path, first->name, source->config.family->architecture, count,
-            count > 1 ? "s" : "");
+    const char *unknown = safetensors_unused(list);
+    if (*source->missing)
+        die("%s: tensor %s is missing%s%s%s", source->path, source->missing, *unknown ? "; there are " : "", unknown,
+            *unknown ? advice : "");
+    if (*unknown)
+        die("%s: %s does not have these tensors with this config.json: %s", source->path,
+            source->config.family->architecture, unknown);
 }
 
 // Reads the configuration alone. `remark`: a line for users who train the model, or empty
 static Config hf_directory_config(const char *directory, char *remark, size_t size) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
-    if (!path_exists(path))
-        die("%s: holds no config.json; give a Hugging Face model directory or a run's folder", directory);
-    return hf_config_read(path, remark, size);
+    if (path_exists(path)) return hf_config_read(path, remark, size);
+    const char *within = folder_matches(directory, "*/{,adapter_}config.json");
+    die("%s: holds no config.json; give %s", directory,
+        *within ? within : "a Hugging Face model directory or a run's folder");
 }
 
 // Returns the composite model that a folder's config.json describes, or NULL.
@@ -423,19 +429,6 @@ static void hf_remark_quantised(WeightSource *source) {
                  experts ? quant_type_names[format.type] : "");
 }
 
-// Returns the quantiser, not named in config.json, whose codes replace a weight in the files; or NULL.
-static const char *hf_other_quantiser(const SafeTensors *list, const char *name) {
-    static const char *const codes[][2] = {
-        {"qweight", "GPTQ or AWQ"}, {"weight_packed", "compressed-tensors"}, {"weight_blocks", "MXFP4"}};
-    char other[HF_PART_NAME];
-    if (!text_ends_with(name, ".weight")) return NULL;
-    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
-        snprintf(other, sizeof(other), "%.*s%s", (int)(strlen(name) - strlen("weight")), name, codes[i][0]);
-        if (safetensors_find(list, other)) return codes[i][1];
-    }
-    return NULL;
-}
-
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
     char prefix[64], file_name[HF_NAME], head[HF_NAME];
@@ -458,13 +451,7 @@ static void hf_open(WeightSource *source, const char *directory) {
             split ? hf_piece_name(family, prefix, p, 0, file_name) : hf_tensor_name(family, prefix, p->name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
-        if (!tensor && hf_take_mxfp4(source, i, &list, name)) continue;
-        const char *quantiser = tensor ? NULL : hf_other_quantiser(&list, name);
-        if (quantiser)
-            die("%s: tensor %s is quantised by %s; only 4 bits of bitsandbytes are supported; take the original model "
-                "and --base nf4",
-                directory, name, quantiser);
-        if (!tensor) die("%s: tensor %s is missing", directory, name);
+        if (!tensor && (hf_take_mxfp4(source, i, &list, name) || !hf_find(source, &list, name))) continue;
         const QuantType type = hf_quantised_type(&list, name);
         if (type != QUANT_NONE)
             hf_take_quantised(source, i, &list, tensor, type);

@@ -60,8 +60,8 @@ typedef struct {
 // clang-format off
 static const char *const hf_kept_names[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "vocab.txt", "merges.txt", "tokenizer.model*", "tekken.json", TOKENIZER_NAME, HF_GENERATION,
-    TEMPLATE_NAME, "chat_template.json", "LICENSE*", "NOTICE*", "USE_POLICY*",
+    "vocab.txt", "merges.txt", "tokenizer.model*", "tekken.json", TOKENIZER_NAME, HF_GENERATION, "NOTICE*",
+    TEMPLATE_NAME, "chat_template.json", "additional_chat_templates/*.jinja", "LICENSE*", "USE_POLICY*",
 };
 static const char hf_image_names[] = "preprocessor_config.json|video_preprocessor_config.json|processor_config.json";
 // clang-format on
@@ -74,7 +74,7 @@ static int hf_is_kept_name(const char *name) {
 
 // Tells whether a file of this name in a half-written folder is ours.
 static int hf_is_written_name(const char *name) {
-    return hf_is_kept_name(name) || text_is_one_of(name, "config.json|README.md") ||
+    return hf_is_kept_name(name) || text_is_one_of(name, "config.json|README.md|additional_chat_templates") ||
            text_is_one_of(name, hf_image_names) || fnmatch("model*.safetensors*", name, 0) == 0;
 }
 
@@ -101,19 +101,20 @@ static void hf_add_kept(HfKeptFiles *kept, const char *name) {
     snprintf(kept->names[kept->count++], sizeof(*kept->names), "%s", name);
 }
 
-// Finds the model's small files in a folder. images: also those that prepare images and video
-static HfKeptFiles hf_find_kept(const char *folder, int images) {
-    HfKeptFiles kept = {NULL, 0, 0};
+// Adds the model's small files in a folder to *kept. within: "" or "SUBFOLDER/". images: also those that prepare images
+// and video
+static void hf_find_kept(HfKeptFiles *kept, const char *folder, const char *within, int images) {
+    char path[PATH_MAX], name[256];
     const struct dirent *entry;
-    DIR *directory = folder ? opendir(folder) : NULL;
-    if (folder && !directory) die("%s: cannot be listed: %s", folder, strerror(errno));
-    while (directory && (entry = readdir(directory))) {
-        char path[PATH_MAX];
+    path_join(path, folder, within);
+    DIR *directory = opendir(path);
+    if (!directory) die("%s: cannot be listed: %s", path, strerror(errno));
+    while ((entry = readdir(directory))) {
         struct stat status;
-        path_join(path, folder, entry->d_name);
-        if (!strcmp(entry->d_name, "additional_chat_templates"))
-            note("%s is not copied; copy it yourself if you use more than the default template", path);
-        if (!hf_is_kept_name(entry->d_name) && !(images && text_is_one_of(entry->d_name, hf_image_names))) continue;
+        snprintf(name, sizeof(name), "%s%s", within, entry->d_name);
+        path_join(path, folder, name);
+        if (!strcmp(name, "additional_chat_templates")) hf_find_kept(kept, folder, "additional_chat_templates/", 0);
+        if (!hf_is_kept_name(name) && !(images && text_is_one_of(name, hf_image_names))) continue;
         if ((stat(path, &status) == 0 && S_ISDIR(status.st_mode))) continue;
         if (stat(path, &status) != 0)
             die("%s: this file of the model cannot be read: %s; put it there or remove the link", path,
@@ -121,29 +122,38 @@ static HfKeptFiles hf_find_kept(const char *folder, int images) {
         hf_check_link(folder, path);
         if (status.st_size > HF_KEPT_MAX)
             die("%s: has %lld bytes, too many for such a file", path, (long long)status.st_size);
-        hf_add_kept(&kept, entry->d_name);
-        kept.bytes += (uint64_t)status.st_size;
+        hf_add_kept(kept, name);
+        kept->bytes += (uint64_t)status.st_size;
     }
-    if (directory) closedir(directory);
-    if (kept.count) qsort(kept.names, kept.count, sizeof(*kept.names), compare_texts);
-    return kept;
+    closedir(directory);
+    if (kept->count) qsort(kept->names, kept->count, sizeof(name), compare_texts);
+}
+
+// Copies the bytes of a tensor. Refuses values that are not finite.
+static void hf_copy_tensor(const InputFile *input, const SafeTensor *t, const OutputFile *output, uint64_t at) {
+    uint64_t n;
+    for (uint64_t done = 0, bytes = t->end - t->begin; done < bytes; done += n) {
+        n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
+        input_read(input, t->begin + done, staged_raw.bytes, (size_t)n);
+        if (t->type != DTYPE_COUNT && t->rank) // a bound of rank 0 may be infinite
+            source_refuse_bad(input->path, t->name, t->rank == 2 ? (size_t)t->shape[1] : 0, done / dtype_size(t->type),
+                              n / dtype_size(t->type), t->type, staged_raw.bytes);
+        output_write(output, at + done, staged_raw.bytes, (size_t)n);
+    }
 }
 
 static void hf_copy_file(OutputFolder *folder, const char *path, const char *name) {
     struct stat status;
     OutputFile output;
-    uint64_t n;
     if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
         folder_write_file(folder, name, "", 0); // input_open refuses an empty file
         return;
     }
     InputFile input = input_open(path);
+    SafeTensor whole = {0};
+    whole.type = DTYPE_COUNT, whole.end = input.bytes;
     folder_open_file(folder, &output, name, input.bytes);
-    for (uint64_t at = 0; at < input.bytes; at += n) {
-        n = input.bytes - at < sizeof(staged_raw) ? input.bytes - at : sizeof(staged_raw);
-        input_read(&input, at, staged_raw.bytes, (size_t)n);
-        output_write(&output, at, staged_raw.bytes, (size_t)n);
-    }
+    hf_copy_tensor(&input, &whole, &output, 0);
     input_close(&input);
     output_commit(&output);
 }
@@ -414,7 +424,7 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
         else if (t->part)
             safetensors_write_tensor(&writer, t->name, dtype, shape,
                                      hf_part_shape(&write->codes, t->parameter, t->part, shape, &dtype), t->bytes);
-        else if (t->constants || t->elements != parameter_file_elements(t->p)) {
+        else if (t->constants || (write->split && t->p->experts)) {
             shape[0] = t->constants ? t->elements : t->elements / t->p->cols, shape[1] = t->constants ? 1 : t->p->cols;
             safetensors_write_tensor(&writer, t->name, safetensors_dtypes[t->type].name, shape, t->constants ? 1 : 2,
                                      t->bytes);
@@ -425,19 +435,6 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
     const uint64_t at = safetensors_write_end(&writer);
     *bytes = at + writer.data;
     return at;
-}
-
-// Copies the bytes of a tensor of the kept folder.
-static void hf_copy_other(const HfWrite *write, const SafeTensor *other, const OutputFile *file, uint64_t at) {
-    uint64_t n;
-    for (uint64_t done = 0, bytes = other->end - other->begin; done < bytes; done += n) {
-        n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
-        input_read(&write->like->files[other->file], other->begin + done, staged_raw.bytes, (size_t)n);
-        if (other->type != DTYPE_COUNT && other->rank) // a bound of rank 0 may be infinite
-            source_refuse_bad(write->like->path, other->name, 0, done / dtype_size(other->type),
-                              n / dtype_size(other->type), other->type, staged_raw.bytes);
-        output_write(file, at + done, staged_raw.bytes, (size_t)n);
-    }
 }
 
 // Returns the parameter that is number `part` of a joined one.
@@ -473,7 +470,7 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
     folder_open_file(folder, &file, hf_shard_name(write, first->shard, name), bytes);
     hf_write_header(write, first, last, &file, &bytes);
     for (const HfTensor *t = first; t < last; t++) {
-        if (t->other) hf_copy_other(write, t->other, &file, at);
+        if (t->other) hf_copy_tensor(&write->like->files[t->other->file], t->other, &file, at);
         if (t->part) output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part), (size_t)t->bytes);
         if (t->constants) {
             elements_convert(staged.bytes, t->type, t->constants, DTYPE_FP32, t->elements);
@@ -606,9 +603,10 @@ static void hf_write_kept(const HfWrite *write, OutputFolder *folder, HfKeptFile
 // existing folder of such files may be replaced.
 static void hf_write(HfWrite *write, const char *path, int replaces) {
     size_t count = write->count, end;
-    HfKeptFiles kept = hf_find_kept(write->kept, write->composite != NULL);
+    HfKeptFiles kept = {NULL, 0, 0};
     OutputFolder folder;
     double done = 0;
+    if (write->kept) hf_find_kept(&kept, write->kept, "", write->composite != NULL);
     folder_open(&folder, path, write->bytes + kept.bytes + count * 1024 + HF_CONFIG_TEXT,
                 write->shards + kept.count + 6, hf_is_written_name, replaces);
     hf_write_config(write, &folder);

@@ -216,6 +216,23 @@ static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
     return (SafeTensor *)bsearch(&key, list->tensors, list->count, sizeof(key), compare_names);
 }
 
+// Describes the tensors that are not used: the first names, how many more, what all begin with. "": there are none
+static const char *safetensors_unused(const SafeTensors *list) {
+    static TextLine line;
+    const char *first = "";
+    size_t count = 0, same = 0;
+    *line.text = 0, line.used = 0;
+    for (const SafeTensor *t = list->tensors; t < list->tensors + list->count; t++) {
+        if (t->used) continue;
+        if (!count++) first = t->name, same = strlen(first);
+        while (strncmp(first, t->name, same) != 0) same--;
+        if (count <= 3) line_add(&line, "%s%.120s", count > 1 ? ", " : "", t->name);
+    }
+    if (count > 3) line_add(&line, " and %zu more", count - 3);
+    if (count > 1 && same) line_add(&line, ", all beginning with %.*s", (int)min_size(same, 100), first);
+    return line.text;
+}
+
 static void safetensors_free(SafeTensors *list) {
     for (size_t i = 0; i < list->count; i++) free(list->tensors[i].name);
     free(list->tensors);

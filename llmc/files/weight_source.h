@@ -53,6 +53,7 @@ typedef struct WeightSource {
     uint64_t seed;
     DType constants_type;    // of Model.constants in a Hugging Face folder
     char remark[256];        // a line for users who train this, or empty
+    char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
     RecordLocation *records; // [parameters] for those with is_codes
     uint8_t *record;         // record of the parameter decoded last

@@ -88,6 +88,24 @@ static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     return key;
 }
 
+// Copies adapter_model.safetensors, with the names of `list`; returns the bytes written.
+static uint64_t convert_adapter_file(const SafeTensors *list, const InputFile *file, OutputFolder *out) {
+    const BaseKey base = adapter_recorded_base(file);
+    const SafeTensor *first = list->tensors, *end = first + list->count;
+    SafetensorsWriter writer;
+    OutputFile output;
+    qsort(list->tensors, list->count, sizeof(SafeTensor), safetensors_compare_offsets); // the data stay in order
+    folder_open_file(out, &output, ADAPTER_FILE_NAME, file->bytes);
+    adapter_write_begin(&writer, &output, NULL, 0, &base);
+    for (const SafeTensor *t = first; t < end; t++)
+        safetensors_write_tensor(&writer, t->name, t->dtype, t->shape, t->rank, t->end - t->begin);
+    const uint64_t begin = safetensors_write_end(&writer), bytes = begin + writer.data;
+    for (const SafeTensor *t = first; t < end; t++) hf_copy_tensor(file, t, &output, begin + t->begin - first->begin);
+    if (ftruncate(output.fd, (off_t)bytes) != 0) output_fail(&output, errno, "shortening");
+    output_commit(&output);
+    return bytes;
+}
+
 // Writes the adapters alone: PEFT's files, and the run's tokenizer with its chat template, or that of --tokenizer.
 static int convert_adapter(const Options *options) {
     char found[PATH_MAX], hub[PATH_MAX], path[PATH_MAX], beside[PATH_MAX];
@@ -103,15 +121,7 @@ static int convert_adapter(const Options *options) {
     cJSON_Delete(adapter_config_read(path, &lora));
     path_join(path, folder, ADAPTER_FILE_NAME);
     InputFile file = input_open(path);
-    safetensors_read_header(&list, &file, 0);
-    for (const SafeTensor *t = list.tensors; t < list.tensors + list.count; t++)
-        for (uint64_t at = t->begin, n; at < t->end && t->type != DTYPE_COUNT; at += n) {
-            n = t->end - at < sizeof(staged_raw) ? t->end - at : sizeof(staged_raw);
-            input_read(&file, at, staged_raw.bytes, (size_t)n);
-            const size_t size = dtype_size(t->type);
-            source_refuse_bad(path, t->name, (size_t)t->shape[1], (size_t)(at - t->begin) / size, (size_t)n / size,
-                              t->type, staged_raw.bytes);
-        }
+    adapter_read_header(&list, &file);
     uint64_t bytes = file.bytes;
     const int split = options->adapter_layout == ADAPTER_PER_EXPERT;
     if (split) {
@@ -127,7 +137,10 @@ static int convert_adapter(const Options *options) {
     if (split) adapter_split_write(run.adapter, &run.lora, &run.adapter_base, options->model, &out, bytes);
     for (size_t i = split ? 2 : 0; i < 2 + (size_t)has_tokenizer; i++) {
         path_join(path, folder, names[i]);
-        hf_copy_file(&out, i < 2 ? path : tokenizer, names[i]);
+        if (i == 1)
+            bytes = convert_adapter_file(&list, &file, &out);
+        else
+            hf_copy_file(&out, i ? tokenizer : path, names[i]);
     }
     if (t && t->section_bytes[SECTION_TEMPLATE])
         folder_write_file(&out, TEMPLATE_NAME, t->section[SECTION_TEMPLATE], t->section_bytes[SECTION_TEMPLATE]);

@@ -214,6 +214,66 @@ TEST(tensors_are_refused_by_name) {
     assert_non_null(strstr(why, "exclude_modules=['per_layer_model_projection'], or merge it"));
 }
 
+static void rename_all(const char *find, const char *replace) {
+    const char *folder = scratch_path("out/checkpoint-00000007"), *file;
+    size_t bytes;
+    while (file = read_in(folder, ADAPTER_FILE_NAME, &bytes), memmem(file, bytes, find, strlen(find)))
+        edit_file(folder, ADAPTER_FILE_NAME, find, replace);
+}
+
+// lora_A.NAME.weight, as in a state dict: read if all have the same name. Other names: told as they are.
+TEST(names_of_their_own) {
+    Model model = model_of(usual_model, DTYPE_FP32);
+    save_peft_folder();
+    for (int named = 0; named < 2; named++) {
+        static char *values[2];
+        Lora lora;
+        BaseKey base;
+        if (named) rename_all("_A.weight", "_A.policy.weight"), rename_all("_B.weight", "_B.policy.weight");
+        WeightSource *source = adapter_open(scratch_path("out/checkpoint-00000007"), &model, &lora, &base);
+        values[named] = (char *)case_memory(lora.table.elements * sizeof(float));
+        for (size_t i = 0; i < source->model.parameter_count; i++)
+            memcpy(values[named] + source->model.parameters[i].offset * sizeof(float),
+                   read_parameter(source, i, DTYPE_FP32),
+                   parameter_elements(&source->model.parameters[i]) * sizeof(float));
+        if (named) assert_memory_equal(values[0], values[1], lora.table.elements * sizeof(float));
+        weights_close(source), lora_free(&lora);
+    }
+    edit_file(scratch_path("out/checkpoint-00000007"), ADAPTER_FILE_NAME, "q_proj.lora_B.policy.",
+              "q_proj.lora_B.ref.");
+    expect_refused(open_body, usual_model, 1, "q_proj.lora_B.ref.weight is of a second adapter; save each alone");
+    save_peft_folder();
+    rename_all("base_model.model.", "");
+    expect_refused(open_body, usual_model, 1,
+                   "q_proj, which target_modules names; it has model.layers.0.self_attn.q_proj.lora_A.weight, "
+                   "model.layers.0.self_attn.q_proj.lora_B.weight, model.layers.0.self_attn.k_proj.lora_A.weight and "
+                   "25 more, all beginning with model.layers.");
+    model_free(&model);
+}
+
+static void open_default(const void *context) {
+    Model model = model_of((const char *)context, DTYPE_FP32);
+    Lora lora;
+    BaseKey base;
+    adapter_open(scratch_path("out/default"), &model, &lora, &base);
+}
+
+static void find_body(const void *path) {
+    char found[PATH_MAX];
+    adapter_path_find((const char *)path, found, 0);
+}
+
+TEST(folders_within_are_named) {
+    save_peft_folder();
+    run_command("cd '%s' && mv checkpoint-00000007 default && cp -r default second%s", scratch_path("out"), "");
+    expect_refused(find_body, scratch_path("out"), 1, "nor the checkpoints of a run; type: --adapter ");
+    expect_refused(find_body, scratch_path("out"), 1, "/out/second\n");
+    expect_refused(open_model, scratch_path("out"), 1, "out: holds no config.json; give ");
+    expect_refused(open_model, scratch_path("out"), 1, "/out/default or ");
+    run_command("cd '%s/default' && mv adapter_model.safetensors adapter_model.bin%s", scratch_path("out"), "");
+    expect_refused(open_default, usual_model, 1, "/default/adapter_model.bin; save the adapters by PEFT's save_pret");
+}
+
 // ---- the key of a base ----------------------------------------------------------------------------------------------
 static BaseKey device_key_of(const WeightSource *source, DType dtype) {
     const Ops *ops = ops_fenced();

@@ -337,17 +337,54 @@ TEST(like_must_be_the_same_model) {
     expect_refused(convert_like, scratch_path("golden/qwen2-fp16"), 1, "model: its sliding_window is 8, ");
 }
 
+// A model of one expert has its matrices as transformers writes them, [H, I] and not [1, H, I].
+TEST(one_expert) {
+    static const char *const cases[][3] = {
+        {"qwen3_moe", "num_hidden_layers=1,moe_intermediate_size=24", "mlp.experts.0.down_proj"},
+        {"mixtral", "num_hidden_layers=1,intermediate_size=24", "block_sparse_moe.experts.0.w2"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char text[300];
+        FoundTensor down;
+        snprintf(text, sizeof(text),
+                 "%s,%s,hidden_size=32,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=40,"
+                 "num_experts=1,num_experts_per_tok=1",
+                 cases[i][0], cases[i][1]);
+        const Config config = config_from_text(text, "test", EXIT_USAGE);
+        WeightSource *source = weights_random(&config, DTYPE_FP32, 1);
+        weights_convert(source, scratch_path("flat.bin"), DTYPE_FP32);
+        weights_close(source);
+        convert(scratch_path("flat.bin"), NULL, fresh_place("folder"), NULL, NO_LIMIT);
+        snprintf(text, sizeof(text), "model.layers.0.%s.weight", cases[i][2]);
+        assert_true(find_tensor(read_in(scratch_path("folder"), HF_SINGLE_FILE, NULL), text, &down));
+        assert_true(down.rank == 2 && down.shape[0] == 32 && down.shape[1] == 24);
+        expect_same_weights(scratch_path("flat.bin"), scratch_path("folder"), DTYPE_FP32);
+    }
+}
+
 // ---- copied files ---------------------------------------------------------------------------------------------------
+#define WITHIN "additional_chat_templates/"
+static void replace_body(const void *context) {
+    const Conversion *c = (const Conversion *)context;
+    WeightSource *source = weights_open(c->from);
+    HfWrite write = hf_write_prepare(source, NULL, NULL, NO_LIMIT, 0, QUANT_NONE, 0);
+    hf_write(&write, c->to, 1);
+    hf_write_free(&write);
+    weights_close(source);
+}
+
 TEST(small_files_come_along) {
     static const char *const kept[] = {
-        "tokenizer.json", "tokenizer_config.json", "merges.txt", "tokenizer.model",     "generation_config.json",
-        "LICENSE",        "LICENSE.txt",           "NOTICE",     "chat_template.jinja", "added_tokens.json"};
-    static const char *const left[] = {"README.txt", "optimizer.pt",    "pytorch_model.bin", "model.gguf",
-                                       "license",    "xtokenizer.json", "tokenizer.json.bak"};
+        "tokenizer.json",   "tokenizer_config.json", "merges.txt", "tokenizer.model",     "generation_config.json",
+        "LICENSE",          "LICENSE.txt",           "NOTICE",     "chat_template.jinja", "added_tokens.json",
+        WITHIN "rag.jinja", WITHIN "tool_use.jinja"};
+    static const char *const left[] = {"README.txt",         "optimizer.pt", "pytorch_model.bin",
+                                       "model.gguf",         "license",      "xtokenizer.json",
+                                       "tokenizer.json.bak", "rag.jinja",    WITHIN "rag.txt"};
     const char *copy = copy_golden("llama"), *out = fresh_place("folder");
     const size_t large = sizeof(staged_raw) + 12345; // more than the buffer holds
     char path[PATH_MAX], *bytes = (char *)case_memory(large);
     for (size_t i = 0; i < large; i++) bytes[i] = (char)(i * 31 >> 3);
+    run_command("mkdir '%s/" WITHIN "'%s", copy, "");
     for (size_t i = 0; i < COUNT_OF(kept); i++) {
         path_join(path, copy, kept[i]);
         write_file(path, bytes, i == 0 ? large : i == 9 ? 0 : 100 + i);
@@ -360,7 +397,16 @@ TEST(small_files_come_along) {
     convert(copy, NULL, out, NULL, NO_LIMIT);
     for (size_t i = 0; i < COUNT_OF(kept); i++) expect_same_file(copy, out, kept[i]);
     expect_same_file(copy, out, "vocab.json");
-    assert_int_equal(count_names(out), 3 + COUNT_OF(kept) + 1);
+    assert_int_equal(count_names(out), 3 + COUNT_OF(kept) + 1 - 1); // two in one folder
+    assert_int_equal(count_paths("%s/" WITHIN "*", out), 2);
+    Conversion again = {copy, NULL, out, NULL, NO_LIMIT, 0};
+    replace_body(&again);
+    assert_int_equal(count_paths("%s/" WITHIN "*", out), 2);
+    assert_int_equal(count_temporaries(out), 0);
+    run_command("touch '%s/" WITHIN "mine.txt'%s", out, "");
+    assert_non_null(strstr(run_child(replace_body, &again)->err, " holds other files and stays"));
+    assert_int_equal(count_paths("%s.*/" WITHIN "*", out), 1);
+    run_command("rm -r '%s'.*%s", out, "");
     convert_flat(copy, scratch_path("flat.bin"));
     convert(scratch_path("flat.bin"), copy, fresh_place("other"), NULL, NO_LIMIT);
     assert_int_equal(count_names(scratch_path("other")), count_names(out));

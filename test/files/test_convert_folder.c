@@ -102,6 +102,8 @@ TEST(failures_leave_nothing) {
         expect_nothing_at(c.to);
     }
     c.from = copy_golden("llama");
+    run_command("cd '%s' && mkdir additional_chat_templates && echo >additional_chat_templates/rag.jinja%s", c.from,
+                "");
     expect_refused(convert_what_shrinks, &c, 1, "model.safetensors: ends at byte 100000");
     expect_nothing_at(c.to);
     run_command("mkdir -m 555 -p '%s' && chmod 755 '%s'", scratch_path("closed"), scratch_folder());
@@ -124,7 +126,8 @@ static void convert_and_end(const void *context) {
         double done = 0;
         hf_write_shard(&write, i, i + 1, &folder, &progress, &done);
     }
-    folder_open_file(&folder, &file, "tokenizer.json", 1000);
+    folder_write_file(&folder, "additional_chat_templates/rag.jinja", "x", 1);
+    folder_open_file(&folder, &file, "additional_chat_templates/tool_use.jinja", 1000);
     output_write(&file, 0, "half", 4);
     raise(SIGKILL);
     exit(5);

@@ -317,10 +317,12 @@ TEST(names_of_tensors) {
         }
     const char *folder = write_folder("in", &model, HUB_JSON, HUB, 0);
     edit_file(folder, HF_SINGLE_FILE, "\"mtp.norm.weight\"", "\"ntp.norm.weight\"");
-    expect_bad(folder, "tensor ntp.norm.weight is not one of Qwen3_5ForCausalLM with this config.json (1 such tensor)");
+    expect_bad(folder, "Qwen3_5ForCausalLM does not have these tensors with this config.json: ntp.norm.weight");
     folder = write_folder("in", &model, HUB_JSON, HUB, 0);
     edit_file(folder, HF_SINGLE_FILE, HUB "layers.3.mlp.up_proj.weight", HUB "layers.9.mlp.up_proj.weight");
-    expect_bad(folder, "tensor model.language_model.layers.3.mlp.up_proj.weight is missing");
+    expect_bad(
+        folder,
+        "model.language_model.layers.3.mlp.up_proj.weight is missing; there are model.language_model.layers.9.mlp.up");
     model_free(&model);
 }
 

@@ -84,7 +84,9 @@ TEST(ranges_of_decoded_values) {
 TEST(wrong_folders) {
     static const Damage rows[] = {
         CHANGED_TEXT("qwen3/" HF_SINGLE_FILE, DOWN "\"", "model.layers.0.mlp.down_proj.qweight\"",
-                     "tensor " DOWN " is quantised by GPTQ or AWQ"),
+                     "tensor " DOWN
+                     " is missing; there are model.layers.0.mlp.down_proj.qweight; take the original model, "
+                     "not wrapped or quantised; --base nf4"),
         CHANGED_TEXT("qwen3/" HF_SINGLE_FILE, DOWN "\":{\"dtype\":\"F32\"", DOWN "\":{\"dtype\":\"I32\"",
                      "if it is quantised, take the original"),
         RENAMED(".absmax"),

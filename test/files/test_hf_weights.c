@@ -131,8 +131,10 @@ TEST(tensors_beside_the_usual_ones) {
         {"llama-tied", NULL, NULL, NULL, "model.layers.0.self_attn.rotary_emb.inv_freq", 1, 4, NULL},
         {"llama-tied", NULL, NULL, NULL, "model.rotary_emb.inv_freq", 1, 4, NULL},
         {"llama-tied", NULL, NULL, NULL, "rotary_emb.inv_freq", 1, 4, NULL},
-        {"llama-tied", NULL, NULL, NULL, "my_rotary_emb.inv_freq", 1, 4, "is not one of LlamaForCausalLM"},
-        {"gpt2", NULL, NULL, NULL, "rotary_emb.inv_freq", 1, 4, "is not one of GPT2LMHeadModel"},
+        {"llama-tied", NULL, NULL, NULL, "my_rotary_emb.inv_freq", 1, 4,
+         "LlamaForCausalLM does not have these tensors with this config.json: my_rotary_emb.inv_freq"},
+        {"gpt2", NULL, NULL, NULL, "rotary_emb.inv_freq", 1, 4,
+         "GPT2LMHeadModel does not have these tensors with this config.json: rotary_emb.inv_freq"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("row %zu", i);
@@ -155,6 +157,44 @@ TEST(base_models) {
         edit_file(copy, HF_SINGLE_FILE, "\"model.", "\"");
     add_tensor(copy, "rotary_emb.inv_freq", 1, 4);
     expect_same_weights(GOLDEN "llama-tied", copy, DTYPE_FP32);
+}
+
+// Names with a prefix: the first ones, what all begin with, and what to save instead.
+TEST(names_with_a_prefix) {
+#define WITHIN "; save the model within the wrapper: model."
+    static const struct {
+        const char *golden, *prefix, *first, *more, *advice;
+        size_t files;
+    } cases[] = {
+        {"llama", "_orig_mod.", "lm_head.weight", "18", WITHIN "_orig_mod\n", 0},
+        {"llama-sharded", "module.", "lm_head.weight", "18", WITHIN "module\n", 4},
+        {"llama-tied", "base_model.model.", "model.embed_tokens.weight", "17", WITHIN "merge_and_unload()\n", 0},
+        {"qwen3-nf4", "net.", "lm_head.weight", "92", WITHIN "net\n", 0},
+        {"mixtral", "_orig_mod.", "lm_head.weight", "36", WITHIN "_orig_mod\n", 0},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char words[300], name[64];
+        const char *copy = copy_golden(cases[i].golden);
+        test_case("%s", cases[i].golden);
+        for (size_t file = 0; file <= cases[i].files; file++) {
+            size_t bytes;
+            snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", file, cases[i].files);
+            if (!file) snprintf(name, sizeof(name), "%s", cases[i].files ? HF_INDEX_FILE : HF_SINGLE_FILE);
+            for (const char *begin = "\"model."; begin; begin = strcmp(begin, "\"model.") ? NULL : "\"lm_head.") {
+                const char *text = read_in(copy, name, &bytes);
+                while (text = read_in(copy, name, &bytes), memmem(text, bytes, begin, strlen(begin))) {
+                    snprintf(words, sizeof(words), "\"%s%s", cases[i].prefix, begin + 1);
+                    edit_file(copy, name, begin, words);
+                }
+            }
+        }
+        snprintf(words, sizeof(words), "tensor model.embed_tokens.weight is missing; there are %s%s, ", cases[i].prefix,
+                 cases[i].first);
+        expect_bad(copy, words);
+        snprintf(words, sizeof(words), " and %s more, all beginning with %s", cases[i].more, cases[i].prefix);
+        expect_bad(copy, words);
+        expect_bad(copy, cases[i].advice);
+    }
 }
 
 // With both a file and an index, only the file is read, as in transformers.

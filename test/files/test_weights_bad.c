@@ -206,7 +206,10 @@ static const Damage changed_texts[] = {
     KEY("llama", "hidden_size", "40", "\"40\"", "hidden_size is the text \"40\", a number was expected"),
     KEY("llama", "hidden_size", "40", "4000000000", "hidden_size=4000000000 is out of range"),
     KEY("llama", "num_hidden_layers", "2", "3", "model.layers.2.input_layernorm.weight is missing"),
-    KEY("llama", "num_hidden_layers", "2", "1", "with this config.json (9 such tensors)"),
+    KEY("llama", "num_hidden_layers", "2", "1",
+        "LlamaForCausalLM does not have these tensors with this config.json: model.layers.1.input_layernorm.weight, "
+        "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight and 6 more, all beginning with "
+        "model.layers.1."),
     KEY("llama", "num_key_value_heads", "2", "3", "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
     KEY("qwen2", "num_key_value_heads", "2", "null", "[16, 32], but config.json asks for [32, 32]"),
     KEY("llama", "head_dim", "10", "9", "head_dim 9 is odd"),
@@ -224,9 +227,10 @@ static const Damage changed_texts[] = {
     CONFIG("llama", "\"mlp_bias\": false", "\"hidden_size\": 40", "the key \"hidden_size\" is given twice"),
     CONFIG("llama", "\"mlp_bias\": false", "\"a\\u001bb\": 1", "a key holds control characters"),
     // the header of a safetensors file
-    HEADER("model.norm.weight", "model.norm.w", "tensor model.norm.weight is missing"),
+    HEADER("model.norm.weight", "model.norm.w",
+           "tensor model.norm.weight is missing; there are model.norm.w; take the original model, not wrapped or"),
     HEADER("\"__metadata__\":{\"format\":\"pt\"}", "\"extra\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}",
-           "tensor extra is not one of LlamaForCausalLM with this config.json (1 such tensor)"),
+           "LlamaForCausalLM does not have these tensors with this config.json: extra"),
     HEADER("\"F32\"", "\"I32\"", "lm_head.weight has dtype I32; F32, F16,"),
     HEADER("\"dtype\":\"F32\",\"shape\":[131,40]", "\"dtype\":\"F8_E4M3\",\"shape\":[131,160]",
            "lm_head.weight has shape [131, 160]"),
@@ -254,7 +258,7 @@ static const Damage changed_texts[] = {
     SHAPE("[]", "which shape [] of F32 does not need"),
     FIRST("scalar", "F32", "[]", "[165600,165604]", "scalar ends at byte 165604 of the data, but the file has"),
     FIRST("empty", "F32", "[0,7]", "[20964,20964]", "overlaps tensor"),
-    FIRST("a", "F4", "[3]", "[0,0]", "tensor a is not one of LlamaForCausalLM"),
+    FIRST("a", "F4", "[3]", "[0,0]", "LlamaForCausalLM does not have these tensors with this config.json: a"),
     OFFSETS("[0,18446744073709551615]", "data_offsets has an entry"),
     HEADER("{\"format\":\"pt\"}", "[\"pt\"]", "its __metadata__ is not an object"),
     HEADER("{\"format\":\"pt\"}", "{\"format\":[\"pt\"]}", "__metadata__ has a value that is not text: format"),
@@ -350,7 +354,11 @@ TEST(wrong_folders) {
     assert_int_equal(truncate(path, 200000000), 0);
     expect_bad(copy, "claims a header of 100000001 bytes");
     run_command("rm '%s/model.safetensors' && echo > '%s/pytorch_model.bin'", copy, copy);
-    expect_bad(copy, "save the model as safetensors (pytorch_model.bin is not read)");
+    expect_bad(copy, "llama/pytorch_model.bin; give the folder that save_pretrained writes");
+    run_command("mv '%s/pytorch_model.bin' '%s/consolidated.00.pth'", copy, copy);
+    expect_bad(copy, "nor model.safetensors.index.json; not read: ");
+    expect_bad(suite.folder, "golden: holds no config.json; give ");
+    expect_bad(suite.folder, "/golden/llama\n");
     run_command("mkdir '%s/model.safetensors'", copy, "");
     expect_bad(copy, "model.safetensors: is not a regular file");
     run_command("rmdir '%s/model.safetensors' && mkfifo '%s/model.safetensors'", copy, copy);

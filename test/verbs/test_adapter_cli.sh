@@ -207,6 +207,17 @@ succeeds convert --model "$WORK/qlora" --out "$WORK/merged3"
 says err 'note: the adapters were trained on .*/base.bin in nf4; they are merged into its weights in fp32$'
 succeeds convert --model "$WORK/run" --adapter-only --out "$WORK/alone"
 check '--adapter-only writes what PEFT reads' cmp -s "$WORK/alone/adapter_model.safetensors" "$adapter/adapter_model.safetensors"
+cp -r "$WORK/alone" "$WORK/named" # lora_A.policy.weight, as in the state dict of a PEFT model
+length=$(od -An -tu4 -N4 "$adapter/adapter_model.safetensors")
+tail -c +9 "$adapter/adapter_model.safetensors" | head -c $length | sed 's/\.weight"/.policy.weight"/g' >"$WORK/header"
+{
+    named=$(wc -c <"$WORK/header")
+    printf "$(printf '\\%03o' $((named % 256)) $((named / 256)) 0 0 0 0 0 0)"
+    cat "$WORK/header"
+    tail -c +$((9 + length)) "$adapter/adapter_model.safetensors"
+} >"$WORK/named/adapter_model.safetensors"
+succeeds convert --model "$WORK/named" --adapter-only --out "$WORK/usual"
+check 'and under the usual names' cmp -s "$WORK/usual/adapter_model.safetensors" "$adapter/adapter_model.safetensors"
 succeeds eval --model "$WORK/alone" $data --val-steps 4 --json
 check 'and is a model by its base' [ "$(json loss)" = "$loss" ]
 refuses 2 'writes adapters as they are: leave --merge' convert --model "$WORK/run" --adapter-only --to hf --out "$WORK/x"
