@@ -433,7 +433,7 @@ static WeightSource *adapter_open(const char *folder, const Model *model, Lora *
     char config[PATH_MAX], path[PATH_MAX];
     path_join(config, folder, ADAPTER_CONFIG_NAME);
     path_join(path, folder, ADAPTER_FILE_NAME);
-    const char *found = path_exists(path) ? "" : folder_matches(folder, "*.{bin,gguf,pt,safetensors}");
+    const char *found = path_exists(path) ? "" : folder_matches(folder, "*{adapter,lora}*.{bin,gguf,pt,safetensors}");
     if (!path_exists(path))
         die("%s: holds no " ADAPTER_FILE_NAME "%s%s%s", folder, *found ? "; not read: " : "", found,
             *found ? "; save the adapters by PEFT's save_pretrained" : "");

@@ -245,8 +245,8 @@ TEST(names_of_their_own) {
     save_peft_folder();
     rename_all("base_model.model.", "");
     expect_refused(open_body, usual_model, 1,
-                   "q_proj, which target_modules names; it has model.layers.0.self_attn.q_proj.lora_A.weight, "
-                   "model.layers.0.self_attn.q_proj.lora_B.weight, model.layers.0.self_attn.k_proj.lora_A.weight and "
+                   "q_proj, which target_modules names; it has model.layers.0.mlp.down_proj.lora_A.weight, "
+                   "model.layers.0.mlp.down_proj.lora_B.weight, model.layers.0.mlp.gate_proj.lora_A.weight and "
                    "25 more, all beginning with model.layers.");
     model_free(&model);
 }
@@ -258,7 +258,7 @@ static void open_default(const void *context) {
     adapter_open(scratch_path("out/default"), &model, &lora, &base);
 }
 
-static void find_body(const void *path) {
+static void find_adapter(const void *path) {
     char found[PATH_MAX];
     adapter_path_find((const char *)path, found, 0);
 }
@@ -266,8 +266,8 @@ static void find_body(const void *path) {
 TEST(folders_within_are_named) {
     save_peft_folder();
     run_command("cd '%s' && mv checkpoint-00000007 default && cp -r default second%s", scratch_path("out"), "");
-    expect_refused(find_body, scratch_path("out"), 1, "nor the checkpoints of a run; type: --adapter ");
-    expect_refused(find_body, scratch_path("out"), 1, "/out/second\n");
+    expect_refused(find_adapter, scratch_path("out"), 1, "nor the checkpoints of a run; type: --adapter ");
+    expect_refused(find_adapter, scratch_path("out"), 1, "/out/second\n");
     expect_refused(open_model, scratch_path("out"), 1, "out: holds no config.json; give ");
     expect_refused(open_model, scratch_path("out"), 1, "/out/default or ");
     run_command("cd '%s/default' && mv adapter_model.safetensors adapter_model.bin%s", scratch_path("out"), "");

@@ -169,8 +169,8 @@ TEST(names_with_a_prefix) {
         {"llama", "_orig_mod.", "lm_head.weight", "18", WITHIN "_orig_mod\n", 0},
         {"llama-sharded", "module.", "lm_head.weight", "18", WITHIN "module\n", 4},
         {"llama-tied", "base_model.model.", "model.embed_tokens.weight", "17", WITHIN "merge_and_unload()\n", 0},
-        {"qwen3-nf4", "net.", "lm_head.weight", "92", WITHIN "net\n", 0},
-        {"mixtral", "_orig_mod.", "lm_head.weight", "36", WITHIN "_orig_mod\n", 0},
+        {"qwen3-nf4", "net.", "lm_head.weight", "77", WITHIN "net\n", 0},
+        {"mixtral", "_orig_mod.", "lm_head.weight", "38", WITHIN "_orig_mod\n", 0},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char words[300], name[64];
