@@ -78,7 +78,8 @@ static void hf_open_files(WeightSource *source, SafeTensors *list, const char *d
         return;
     }
     path_join(path, directory, HF_INDEX_FILE);
-    const char *found = path_exists(path) ? "" : folder_matches(directory, "*.{bin,gguf,h5,pt,pth,safetensors}");
+    const char *found =
+        path_exists(path) ? "" : folder_matches(directory, "{*model*.{bin,h5,safetensors},consolidated*,*.gguf}");
     if (!path_exists(path))
         die("%s: holds neither " HF_SINGLE_FILE " nor " HF_INDEX_FILE "%s%s%s", directory, *found ? "; not read: " : "",
             found, *found ? "; give the folder that save_pretrained writes" : "");

@@ -180,12 +180,11 @@ TEST(names_with_a_prefix) {
             size_t bytes;
             snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", file, cases[i].files);
             if (!file) snprintf(name, sizeof(name), "%s", cases[i].files ? HF_INDEX_FILE : HF_SINGLE_FILE);
-            for (const char *begin = "\"model."; begin; begin = strcmp(begin, "\"model.") ? NULL : "\"lm_head.") {
-                const char *text = read_in(copy, name, &bytes);
-                while (text = read_in(copy, name, &bytes), memmem(text, bytes, begin, strlen(begin))) {
-                    snprintf(words, sizeof(words), "\"%s%s", cases[i].prefix, begin + 1);
+            for (size_t k = 0; k < 2; k++) {
+                const char *begin = k ? "\"lm_head." : "\"model.", *text;
+                snprintf(words, sizeof(words), "\"%s%s", cases[i].prefix, begin + 1);
+                while (text = read_in(copy, name, &bytes), memmem(text, bytes, begin, strlen(begin)))
                     edit_file(copy, name, begin, words);
-                }
             }
         }
         snprintf(words, sizeof(words), "tensor model.embed_tokens.weight is missing; there are %s%s, ", cases[i].prefix,
