@@ -513,7 +513,8 @@ class Encoder:
         own = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx != "load"}
         asked = {test.node.name for test in tree.find_all((jinja2.nodes.Test, jinja2.nodes.Filter))
                  if test.name in ("defined", "default") and isinstance(test.node, jinja2.nodes.Name)} | {"tools"}
-        return jinja2.meta.find_undeclared_variables(tree) - (own - asked) - {"content", *self.special} | {*[records.REASONING_FIELD] * self.reasoning[0]}
+        more = {records.REASONING_FIELD} if self.reasoning[0] else set()
+        return jinja2.meta.find_undeclared_variables(tree) - (own - asked) - {"content", *self.special} | more
 
     @functools.cached_property
     def reasoning(self):

@@ -28,7 +28,8 @@ CHECKED = 64  # samples at the beginning of a run whose masks are checked
 MOST_NOTES = 200  # approximate limit of names of columns in notes
 SHOWN = 10  # rejected samples printed of each kind
 TOKENIZER = ("tokenizer.tok", "chat_template.jinja")  # files for the C program and others
-OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok|chat_template\.jinja")
+OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|"
+                  r"rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok|chat_template\.jinja")
 
 
 class Failure(Exception):

@@ -334,8 +334,8 @@ SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
 IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
 TEXT(tokenizer, "tokenizer", "auto", TEXTS | ON(CONVERT), "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py, with its chat template; bytes: ids are bytes; none: print ids; auto: "
-     "tokenizer.tok beside --data that has the template of the data (train), else in the model's folder or the one above "
-     "it, else bytes if the vocabulary has 256 tokens")
+     "tokenizer.tok beside --data that has the template of the data (train), else in the model's folder or the one "
+     "above it, else bytes if the vocabulary has 256 tokens")
 FLAG(chat, "chat", SHORT(ON(SAMPLE)) | TEXTS,
      "put the prompt into the tokenizer's chat template; sample without a prompt: a message is a line of stdin")
 TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message of a chat; implies --chat")
