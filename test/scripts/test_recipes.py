@@ -42,7 +42,7 @@ def write(path, text):
 
 def texts(folder, part="train", path=None):
     """Returns [(text, what counts in it)] of a folder's documents."""
-    decode = encode.Tokenizer.from_file(encode.tokenizer_json(path or FOLDERS["thinking"])).decode
+    decode = encode.tokenizers.Tokenizer.from_file(encode.tokenizer_json(path or FOLDERS["thinking"])).decode
     found = []
     for name in sorted(os.listdir(folder)):
         if name.startswith(part) and name.endswith(".bin"):
