@@ -87,7 +87,12 @@ def configurations(folder, files):
     """Returns {name: (is it the default, {path: split})} of `configs` in the YAML header of a hub folder's README.md."""
     made, header = {}, None
     with contextlib.suppress(OSError), open(os.path.join(folder, "README.md"), encoding="utf-8", errors="replace") as file:
-        header = re.match(r"---\s*\n(?:(?!---).*\n)*?configs:[ \t]*\n(( *)- .*\n(?:(?:[ #]|- ).*\n|\n)*)", file.read())
+        text = file.read()
+        header = re.match(r"---\s*\n(?:(?!---).*\n)*?configs:[ \t]*\n(( *)- .*\n(?:(?:[ #]|- ).*\n|\n)*)", text)
+        whole = (re.match(r"---\s*\n(.*?)\n---", text, re.S) or ["", ""])[1]
+        if len({*re.findall(r"config_name: *([^\s,}]+)", whole)}) > 1 and re.search(r"data_dir:|configs: *\[|- *\{", whole):
+            raise InputFailure(f"{folder}: its README.md has configurations by data_dir, or on one line, which are not read; name files of one as "
+                               "FILE; --splits all takes every file")
     for config in re.split(rf"(?m)^{header[2]}- ", header[1])[1:] if header else ():
         value = lambda key, text: (re.findall(rf"(?m)^\W*{key}: *['\"]?([^'\"\n#]*[^'\"\n# ])", text) or [None])[0]
         found = [(value("split", part) or "train", name.strip(" '\"")) for part in re.split(r"(?m)^ *- (?=\w+:)", config)
