@@ -126,7 +126,8 @@ def chosen(folder, files, texts, asked, saved, left, say):
     trains = ["train"] if "train" in names else [split for split in names if word(split) == "train"] or names
     takes = [split if split in names else SPLITS.get(split, split) for split in asked] or trains
     if not {*takes} <= {*names} or not asked and (len(takes) > 1 or part and word(takes[0]) != "train"):
-        raise InputFailure(f"{folder}: has splits {shown(names)}{' and other files' * part}; --splits NAME,... chooses, --splits all takes all")
+        unknown = f"has no split {shown(sorted({*takes} - {*names}))}; it " * (not {*takes} <= {*names})
+        raise InputFailure(f"{folder}: {unknown}has splits {shown(names)}{' and other files' * part}; --splits NAME,... chooses, --splits all takes all")
     if names != ["train"] or more:
         say(f"{folder}: takes {shown(takes)} of its splits ({shown(names)})" + f", configuration {config[0]} of {shown([*configs])}" * more)
     for path in [path for path in inner if found.get(path) not in takes]:

@@ -8,7 +8,7 @@ The first of three ways that applies is taken:
   differences  templates that rewrite history (leave out old reasoning, move the system message) have no such prefixes. The
                texts of each message in turn are replaced by a placeholder; the message lies where the rendering differs from
                the whole text. An assistant's turn begins after the generation prompt and ends with the special token that
-               ends a turn, or as if it were the last. A text that stands behind its call's answers is a stretch of its own.
+               ends a turn, or as if it were the last. A text that the template writes after its call's answers is a stretch of its own.
 
 A turn that none of them finds is a TemplateFailure; nothing is guessed.
 
@@ -133,7 +133,7 @@ class Turns:
         return text, spans
 
     def moved(self, text, messages, layout, tools, more):
-        """Returns the numbers of messages whose content, beside a call, stands behind all that the template writes for them without it."""
+        """Returns the numbers of messages with a call whose content the template writes after all else that it writes for them."""
         found = []
         for i, message in enumerate(messages[:-1]):
             own, its = layout.places[i:i + 2] if layout else (None, None)

@@ -420,9 +420,9 @@ static void documents_pack(DataLoader *d) {
     if (shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
     packing_epoch(&d->packing, &d->epoch[0], 0);
     d->first_epoch_sequences = d->epoch[0].sequences;
-    d->bound = d->regular                          ? regular
+    d->bound = d->regular                             ? regular
                : shuffle || d->settings.deals != 0 ? documents_bound_shuffled(d)
-                                                   : documents_bound_in_order(d);
+                                                      : documents_bound_in_order(d);
     d->advantage = (double *)checked_calloc(d->largest_sample, sizeof(double), "the advantages of a group");
 }
 

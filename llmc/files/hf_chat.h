@@ -117,9 +117,8 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
     json_object(&json, NULL);
     if (chat.replaces) json_bytes(&json, "chat_template", text, bytes);
     if (*folder && t->turn_end_count) {
-        if (!memmem(bytes ? text : own, bytes ? bytes : strlen(own), "eos_token",
-                    9)) // else it would write another text
-            hf_chat_eos(&json, t, config, ids);
+        const char *shown = bytes ? text : own; // a template that writes eos_token would write another text
+        if (!memmem(shown, bytes ? bytes : strlen(own), "eos_token", 9)) hf_chat_eos(&json, t, config, ids);
         hf_chat_ids(&json, t, generation, model, ids);
     }
     json_object_end(&json);

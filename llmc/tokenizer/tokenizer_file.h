@@ -449,12 +449,16 @@ static void tokenizer_close(Tokenizer *t) {
 
 // tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
 static int tokenizer_beside(const char *model, char path[PATH_MAX]) {
-    char folder[PATH_MAX];
+    char folder[PATH_MAX], above[PATH_MAX];
     const int is_folder = path_is_directory(model);
     folder_above(folder, model);
     path_join(path, is_folder ? model : folder, TOKENIZER_NAME);
     if (is_folder || path_exists(path)) return path_exists(path);
-    path_join(path, folder, "../" TOKENIZER_NAME);
+    folder_above(above, folder);
+    if (text_ends_with(folder, "."))
+        path_join(path, folder, "../" TOKENIZER_NAME);
+    else
+        path_join(path, above, TOKENIZER_NAME);
     return path_exists(path);
 }
 

@@ -150,7 +150,7 @@ CHANNELS = """{%- set ns = namespace(last=0, tool=false) %}
 {%- endfor %}
 {%- if add_generation_prompt and not ns.tool %}{{ '<|turn>model\n' }}{% endif %}"""
 
-# In the manner of Gemma 4's, too: a text beside a call stands behind the tool's answers. INTO, which is empty: within the last one.
+# In the manner of Gemma 4's: an assistant's text beside its call is written after the tool's answers. INTO (empty): within the last answer.
 MOVING = """{%- for m in messages %}
     {%- set call = messages[:loop.index0] | selectattr('tool_calls') | list | last %}
     {%- set moved = call.content if m.role == 'tool' and (loop.last or messages[loop.index0 + 1].role != 'tool') else '' %}
