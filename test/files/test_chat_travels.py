@@ -20,6 +20,7 @@ from tokenizers import processors
 import encode
 import prepare
 import prepare_samples as samples
+import shards
 import templates
 import tokenizer_file
 
@@ -137,6 +138,14 @@ found = tokenizer_file.section_of(tokenizer_file.tokenizer_bytes(tokenizer_file.
 check("a turn ends at the next one's beginning", list(memoryview(found).cast("I")) == [id_of("<|im_start|>")])
 say("--tokenizer", "model", "--out", "others", "../chat.jsonl")
 say("--tokenizer", "model", "--out", "plain", "../plain.jsonl")
+header = lambda path: shards.Shard(path).vocabulary
+shutil.copytree("model", "padded")
+samples.write_text("padded/tokenizer_config.json", json.dumps({**read("model/tokenizer_config.json"), "pad_token": "<pad>", "extra_special_tokens": ["<new>"]}))
+samples.write_lines("new.jsonl", [{"text": "two <new>"}])
+for name, data in (("unused", "../plain.jsonl"), ("used", "new.jsonl")):
+    say("--tokenizer", "padded", "--out", name, data)
+vocabularies = [header(f"{name}/train-00000.bin") for name in ("plain", "unused", "used")]
+check("added tokens count where they are used", vocabularies == [vocabularies[0], vocabularies[0], vocabularies[0] + 2], vocabularies)
 check("plain text has no template", sorted(os.listdir("plain")) == ["prepare.json", "tokenizer.tok", "train-00000.bin"])
 step = ["--model", "model", "--steps", 1, "--seq-len", 256, "--out"]
 both = "others/train-00000.bin was rendered with one chat template, shards/train-00000.bin with another"
@@ -150,6 +159,10 @@ check("plain text goes with any", read("mixed/chat_template.jinja") == read("giv
 shutil.copy("own.tok", "mixed/tokenizer.tok")
 train("train", "--data", "plain/train-*.bin", "shards/train-*.bin", *step[:2], "--steps", 2, *step[4:], "mixed", "--resume")
 check("a resumed run keeps its copy", open("mixed/tokenizer.tok", "rb").read() == open("own.tok", "rb").read())
+shutil.move("mixed/tokenizer.tok", "model/tokenizer.tok")
+train("train", "--data", "plain/train-*.bin", "shards/train-*.bin", *step[:2], "--steps", 2, *step[4:], "mixed", "--resume")
+check("without a copy it takes the model's", read("mixed/chat_template.jinja") == samples.CHATML)
+os.remove("model/tokenizer.tok")
 os.remove("mixed/tokenizer.tok")
 train("train", "--data", "plain/train-*.bin", *step, "mixed", "--overwrite")
 check("a new run removes an old run's template", not os.path.exists("mixed/chat_template.jinja"))
@@ -157,8 +170,11 @@ samples.write_text("shards/tokenizer.tok", "damaged")
 train("train", "--data", "shards/train-*.bin", "--tokenizer", "own.tok", *step, "given")
 check("--tokenizer overrides a damaged file", open("given/tokenizer.tok", "rb").read() == open("own.tok", "rb").read())
 refused("--tokenizer is a folder", "shards: is a folder", "convert", "--model", "run", "--tokenizer", "shards", "--out", "a")
-os.remove("shards/tokenizer.tok")
-check("shards without the file", "no tokenizer.tok beside it has its chat template" in subprocess.run(
+tokenizer = samples.byte_level()
+tokenizer.add_special_tokens(["<more>"])
+samples.tokenizer_folder("foreign", tokenizer, GIVEN, None, DONE)
+tokenizer_file.write_tokenizer_file("shards/tokenizer.tok", "foreign", read("given.jinja"))
+check("shards beside the file of another tokenizer", "no tokenizer.tok beside it has its chat template" in subprocess.run(
     [TRAIN, "train", "--data", "shards/train-00000.bin", *map(str, step), "lost"], capture_output=True, text=True).stderr)
 # ---- a prompt of sample is a prompt of prepare.py ---------------------------------------------------------------------------------------------
 tokenizer = samples.byte_level()
