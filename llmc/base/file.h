@@ -6,6 +6,7 @@ ends the program with one line that names the file, the offset and the size. Out
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
 #include "text.h"
+#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
@@ -26,14 +27,29 @@ static int path_is_file(const char *path, int fd) {
     return !stat(path, &named) && !fstat(fd, &opened) && same_file(&named, &opened);
 }
 
+// Tells whether an error says that nothing of use has that name. Other errors leave it open what is there.
+static int error_is_absence(int error) {
+    return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENODEV || error == ENXIO;
+}
+
+// Examines a path, again after EINTR. Returns 0 if nothing is there or it may not be seen; ends the program if an error
+// leaves that open.
+static int path_stat(const char *path, struct stat *status) {
+    int failed;
+    while ((failed = stat(path, status)) != 0 && errno == EINTR) continue;
+    if (failed && !error_is_absence(errno) && errno != EACCES && errno != ENAMETOOLONG)
+        die("%s: cannot be examined: %s", path, strerror(errno));
+    return !failed;
+}
+
 static int path_exists(const char *path) {
     struct stat status;
-    return stat(path, &status) == 0;
+    return path_stat(path, &status);
 }
 
 static int path_is_directory(const char *path) {
     struct stat status;
-    return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+    return path_stat(path, &status) && S_ISDIR(status.st_mode);
 }
 
 // Returns the last part of a path.
@@ -82,10 +98,15 @@ static const char *folder_matches(const char *folder, const char *pattern) {
 // others may write to: it refuses a symbolic link.
 static int file_open(const char *path, int flags) {
     struct stat status;
-    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
-    if (fd < 0 || (fstat(fd, &status) == 0 && S_ISREG(status.st_mode))) return fd;
+    int fd, error = ENODEV;
+    while ((fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666)) < 0 && errno == EINTR) continue;
+    if (fd < 0) return fd;
+    if (fstat(fd, &status) != 0)
+        error = errno;
+    else if (S_ISREG(status.st_mode))
+        return fd;
     close(fd);
-    errno = ENODEV;
+    errno = error;
     return -1;
 }
 
@@ -96,6 +117,23 @@ static const char *file_fault(void) {
     snprintf(text, sizeof(text), "cannot be opened: %s%s", strerror(errno),
              errno == EMFILE ? "; raise the limit with ulimit -n" : "");
     return text;
+}
+
+// Opens a folder to list it, again after EINTR; NULL: errno says why not.
+static DIR *folder_list(const char *path) {
+    DIR *directory;
+    while (!(directory = opendir(path)) && errno == EINTR) continue;
+    return directory;
+}
+
+// Returns the next entry of an open folder, or NULL at its end or at an error, whose number is then in errno, else 0.
+static const struct dirent *folder_next(DIR *directory) {
+    const struct dirent *entry;
+    do {
+        errno = 0;
+        entry = readdir(directory);
+    } while (!entry && errno == EINTR);
+    return entry;
 }
 
 // ---- input ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ size. Writing a file, or a folder of at most FOLDER_FEW files, allocates nothing
 #define LLMC_OUTPUT_H
 #include "file.h"
 #include "stop.h"
-#include <dirent.h>
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
@@ -40,11 +39,14 @@ static struct {
     size_t there;                          // bytes of the folder's path that existed before
 } run_pending;
 
+static void (*run_put_back)(void); // puts a replaced run back, if this one has saved nothing; only system calls
+
 // Keeps the run's folder from now on, however the run ends.
 static void run_began(void) { *run_pending.folder = *run_pending.lock = 0; }
 
 // Removes the folder of a run that has not begun. Only system calls: signal handlers call it.
 static void run_discard(void) {
+    if (run_put_back) run_put_back();
     if (*run_pending.lock) unlink(run_pending.lock);
     for (size_t end = strlen(run_pending.folder); end > run_pending.there; end--) {
         if (run_pending.folder[end] && run_pending.folder[end] != '/') continue;
@@ -440,11 +442,12 @@ static size_t make_folder(const char *path) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
             die("%.200s...: this path is too long", path);
-        const int error = mkdir(part, 0777) ? errno : 0; // stat below overwrites errno
+        const int error = mkdir(part, 0777) ? errno : 0;
+        errno = 0; // stat below may say more
         if (!error)
             sync_folder_of(part);
         else if (!path_is_directory(part))
-            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
+            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(errno ? errno : error));
         else if (!made)
             there = i;
         made |= !error;

@@ -4,7 +4,7 @@ the rules below, and outputs that would be written over. One line on stderr says
 */
 #ifndef LLMC_OPTIONS_CHECK_H
 #define LLMC_OPTIONS_CHECK_H
-#include "llmc/files/checkpoint_folder.h"
+#include "llmc/files/run_paths.h"
 #include "options_out.h"
 
 static char options_where[PATH_MAX + 24]; // "FILE:LINE: " of options that are read from a file

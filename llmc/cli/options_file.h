@@ -13,7 +13,7 @@ options.h parses the words; the command line has precedence.
 */
 #ifndef LLMC_OPTIONS_FILE_H
 #define LLMC_OPTIONS_FILE_H
-#include "llmc/files/checkpoint_folder.h"
+#include "llmc/files/run_paths.h"
 #include "llmc/files/run_source.h"
 #include "options_out.h"
 

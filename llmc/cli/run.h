@@ -14,7 +14,7 @@ After that nothing is allocated. run_close ends it.
 #include "llmc/data/logprobs.h"
 #include "llmc/data/step_deal.h"
 #include "llmc/files/adapter_file.h"
-#include "llmc/files/checkpoint_folder.h"
+#include "llmc/files/run_paths.h"
 #include "llmc/files/run_source.h"
 #include "llmc/files/weights.h"
 #include "llmc/tokenizer/tokenizer_file.h"

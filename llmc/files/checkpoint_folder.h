@@ -1,14 +1,18 @@
 /*
 The folder of checkpoints, not their contents: which are complete, beginning and finishing one, removing old ones, the
-lock. A complete one has its step in its name, checkpoint-00000100, and holds a manifest: the file DONE with the sizes
-and checksums of the others. checkpoint-*.partial is being written and checkpoint-*.removed is being deleted; the next
-run that opens the folder removes such leftovers. All ranks must see the same folder. Only rank 0 creates and removes
-files; the others write into files that it made.
+lock, the run that a new one replaces. A complete checkpoint has its step in its name, checkpoint-00000100, and holds a
+manifest: the file DONE with the sizes and checksums of the others. checkpoint-*.partial is being written and
+checkpoint-*.removed is being deleted; the next run that opens the folder removes such leftovers. All ranks must see the
+same folder. Only rank 0 creates and removes files; the others write into files that it made.
+
+An error that hides whether a checkpoint is there or complete (EIO, EACCES, EMFILE) ends the program. It never counts as
+"there is none".
 */
 #ifndef LLMC_CHECKPOINT_FOLDER_H
 #define LLMC_CHECKPOINT_FOLDER_H
 #include "llmc/base/output.h"
 #include "llmc/ranks/dist.h"
+#include "llmc/tokenizer/tokenizer_file.h"
 
 #define CHECKPOINT_NONE SIZE_MAX    // no step
 #define LOCK_TRIES      20          // 0.1 s apart: readers and ranks of an ended job soon let go
@@ -20,8 +24,9 @@ typedef struct {
     size_t best;  // step also kept: the best by validation; 0: none
     size_t good;  // step also kept: the last before a run may have diverged (llmc/train/log.h); 0: none
     size_t last;  // step of the newest complete one, or CHECKPOINT_NONE
-    int replaces; // an earlier run exists, which checkpoint_replace removes
-    int lock;     // descriptor, held until the process ends; -1: not rank 0
+    int replaces; // an earlier run exists, which checkpoint_replace sets aside
+    uint64_t old; // bytes of its checkpoints, until the first checkpoint of this run is complete
+    int lock;     // descriptor, held until the process ends; -1: none
 } CheckpointFolder;
 
 static void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
@@ -57,9 +62,18 @@ static const char *const manifest_names[MANIFEST_KINDS][MANIFEST_FILES] = {
     {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json", "rollout.bin"},
 };
 
+typedef enum {
+    MANIFEST_WHOLE,
+    MANIFEST_INCOMPLETE, // DONE is absent, empty or torn
+    MANIFEST_DAMAGED,    // a file is missing or has another size
+    MANIFEST_OLDER,      // version 1
+    MANIFEST_UNKNOWN     // an error hides it
+} ManifestState;
+
 typedef struct {
     int adapters, waits; // the row of manifest_names
     uint64_t bytes[MANIFEST_FILES], checksum[MANIFEST_FILES];
+    ManifestState state;
 } Manifest;
 
 // Returns the i-th file name of a manifest, or NULL after the last.
@@ -80,23 +94,38 @@ static size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) 
     return used;
 }
 
-static const char manifest_is_older[] = "it has version 1, this program reads version 2";
-
-// Reads the manifest of a checkpoint and compares the sizes of its files. Returns NULL, or what is wrong.
-static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
+// Sets the state of a manifest and returns what is wrong, as text.
+__attribute__((format(printf, 3, 4))) static const char *manifest_fault(Manifest *manifest, ManifestState state,
+                                                                        const char *format, ...) {
     static char fault[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(fault, sizeof(fault), format, args);
+    va_end(args);
+    manifest->state = state;
+    return fault;
+}
+
+// Reads the manifest of a checkpoint and compares the sizes of its files. Returns NULL, or what is wrong as text, of
+// which kind in manifest->state.
+static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT];
     struct stat status;
     const char *name;
+    ssize_t length = -1;
     memset(manifest, 0, sizeof(*manifest));
     path_join(path, checkpoint, MANIFEST_NAME);
     int fd = file_open(path, O_RDONLY);
-    if (fd < 0) return "it has no " MANIFEST_NAME;
-    ssize_t length = read(fd, text, MANIFEST_TEXT);
-    close(fd);
-    text[length > 0 ? length : 0] = 0;
+    if (fd < 0 && error_is_absence(errno))
+        return manifest_fault(manifest, MANIFEST_INCOMPLETE, "it has no " MANIFEST_NAME);
+    while (fd >= 0 && (length = read(fd, text, MANIFEST_TEXT)) < 0 && errno == EINTR) continue;
+    const int error = errno;
+    if (fd >= 0) close(fd);
+    if (length < 0) return manifest_fault(manifest, MANIFEST_UNKNOWN, MANIFEST_NAME ": %s", strerror(error));
+    text[length] = 0;
     for (size_t i = 0; i < 2; i++)
-        if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0]))) return manifest_is_older;
+        if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0])))
+            return manifest_fault(manifest, MANIFEST_OLDER, "it has version 1, this program reads version 2");
     const char *cursor = text + strcspn(text, "\n"); // end of the line before
     manifest->adapters = *cursor && !strncmp(cursor + 1, manifest_names[1][0], strlen(manifest_names[1][0]));
     manifest->waits = strstr(text, "\nrollout.bin ") != NULL;
@@ -106,18 +135,29 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         manifest->bytes[i] = bytes, manifest->checksum[i] = checksum;
         cursor += 1 + strcspn(cursor + 1, "\n");
     }
-    if (length < 0 || (size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0)
-        return "its " MANIFEST_NAME " is damaged"; // written back, it differs
-    *fault = 0;
-    for (size_t i = 0; !*fault && (name = manifest_file(manifest, i)) != NULL; i++) {
+    if ((size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0) // written back
+        return manifest_fault(manifest, MANIFEST_INCOMPLETE, "its " MANIFEST_NAME " is damaged");
+    for (size_t i = 0; (name = manifest_file(manifest, i)) != NULL; i++) {
+        int failed;
         path_join(path, checkpoint, name);
-        if (stat(path, &status) != 0 || !S_ISREG(status.st_mode))
-            snprintf(fault, sizeof(fault), "%s is missing", name);
-        else if ((uint64_t)status.st_size != manifest->bytes[i])
-            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", name, (unsigned long long)status.st_size,
-                     (unsigned long long)manifest->bytes[i]);
+        while ((failed = stat(path, &status)) != 0 && errno == EINTR) continue;
+        if (failed && !error_is_absence(errno))
+            return manifest_fault(manifest, MANIFEST_UNKNOWN, "%s: %s", name, strerror(errno));
+        if (failed || !S_ISREG(status.st_mode))
+            return manifest_fault(manifest, MANIFEST_DAMAGED, "%s is missing", name);
+        if ((uint64_t)status.st_size != manifest->bytes[i])
+            return manifest_fault(manifest, MANIFEST_DAMAGED, "%s has %llu bytes, not %llu", name,
+                                  (unsigned long long)status.st_size, (unsigned long long)manifest->bytes[i]);
     }
-    return *fault ? fault : NULL;
+    return NULL;
+}
+
+// As manifest_check, but ends the program if an error hides the state.
+static const char *manifest_read(const char *checkpoint, Manifest *manifest) {
+    const char *fault = manifest_check(checkpoint, manifest);
+    if (fault && manifest->state == MANIFEST_UNKNOWN)
+        die("%s: cannot be read: %s; nothing is changed; mend it and try again", checkpoint, fault);
+    return fault;
 }
 
 // Computes the checksum of a file, a part on each rank and thread. Collective.
@@ -141,58 +181,62 @@ static uint64_t file_checksum(const InputFile *file) {
     return checksum_value(0, &sum, file->bytes);
 }
 
+// Returns the name of a file whose checksum differs from the manifest's, or NULL. all: of every file, else not of the
+// optimizer and rollout.bin. Collective.
+static const char *manifest_compare(const char *checkpoint, const Manifest *manifest, int all) {
+    for (size_t i = 0; manifest_file(manifest, i); i++) {
+        char path[PATH_MAX];
+        if (!all && (i == MANIFEST_OPTIMIZER || (manifest->waits && i == manifest_rollout(manifest)))) continue;
+        path_join(path, checkpoint, manifest_file(manifest, i));
+        InputFile file = input_open(path);
+        const uint64_t found = file_checksum(&file);
+        input_close(&file);
+        if (found != manifest->checksum[i]) return manifest_file(manifest, i);
+    }
+    return NULL;
+}
+
 // ---- what is there --------------------------------------------------------------------------------------------------
 // Returns the largest step below `limit` of a checkpoint, complete or not, or CHECKPOINT_NONE.
 static size_t checkpoint_before(const char *folder, size_t limit) {
     size_t best = CHECKPOINT_NONE;
     const struct dirent *entry;
-    DIR *directory = opendir(folder);
-    if (!directory) return CHECKPOINT_NONE;
-    while ((entry = readdir(directory))) {
+    DIR *directory = folder_list(folder);
+    if (!directory && error_is_absence(errno)) return CHECKPOINT_NONE;
+    while (directory && (entry = folder_next(directory))) {
         size_t step = checkpoint_step_of(entry->d_name);
         if (step < limit && (best == CHECKPOINT_NONE || step > best)) best = step;
     }
+    if (errno) die("%s: its checkpoints cannot be listed: %s; mend it and try again", folder, strerror(errno));
     closedir(directory);
     return best;
 }
 
 static int checkpoint_quiet; // no notes: the folder is searched again, with notes
 
-// Returns the newest complete checkpoint, or CHECKPOINT_NONE. Skips incomplete ones, with a note.
-static size_t checkpoint_find_last(const char *folder) {
-    size_t step = CHECKPOINT_NONE;
+// Returns the newest complete checkpoint below step `limit`, or CHECKPOINT_NONE. Skips incomplete ones with a note, and
+// damaged ones, too, unless they are refused.
+static size_t checkpoint_find(const char *folder, size_t limit, int refuses) {
+    size_t step = limit;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
         struct stat status;
         Manifest manifest;
         checkpoint_path(path, folder, step, "");
-        const char *fault = manifest_check(path, &manifest);
+        const char *fault = manifest_read(path, &manifest);
         if (!fault) return step;
-        if (fault == manifest_is_older)
+        if (lstat(path, &status) != 0 && errno == ENOENT) { // not stat: a dangling link exists
+            step = limit;                                   // its run has removed it and saved a newer one
+            continue;
+        }
+        if (manifest.state == MANIFEST_OLDER)
             die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
-        if (lstat(path, &status) != 0) // not stat: a dangling link exists
-            step = CHECKPOINT_NONE;    // its run has removed it and saved a newer one
-        else if (!checkpoint_quiet)
-            note("%s is skipped: %s", path, fault);
+        if (manifest.state == MANIFEST_DAMAGED && refuses)
+            die("%s: is damaged: %s; restore it, or give --resume auto, which takes the one before", path, fault);
+        if (!checkpoint_quiet)
+            note("%s is skipped: %s%s", path, manifest.state == MANIFEST_DAMAGED ? "it is damaged: " : "", fault);
     }
     return CHECKPOINT_NONE;
-}
-
-// Descriptor of the checkpoint folder held by this reader, so that its run does not remove it. One at a time.
-static int checkpoint_held = -1;
-
-static void checkpoint_release(void) {
-    if (checkpoint_held >= 0) close(checkpoint_held);
-    checkpoint_held = -1;
-}
-
-// Holds a checkpoint for reading. 0: its run is removing it.
-static int checkpoint_hold(const char *checkpoint) {
-    checkpoint_release();
-    checkpoint_held = open(checkpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (checkpoint_held < 0) return errno != ENOENT;
-    return (flock(checkpoint_held, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
-           path_is_file(checkpoint, checkpoint_held);
 }
 
 // ---- removing -------------------------------------------------------------------------------------------------------
@@ -205,10 +249,11 @@ static int checkpoint_is_written_name(const char *name) {
     return !strcmp(name, MANIFEST_NAME);
 }
 
-// Removes a checkpoint, renaming it first: a kill leaves nothing under a valid name. Returns 0 if the name stays taken.
-static int checkpoint_remove(const char *folder, size_t step) {
+// Removes a checkpoint, renaming it first, to a name in `folder`: a kill leaves nothing under a valid name. Returns 0 if
+// the name stays taken.
+static int checkpoint_remove_from(const char *from, const char *folder, size_t step) {
     char path[PATH_MAX], removed[PATH_MAX];
-    checkpoint_path(path, folder, step, "");
+    checkpoint_path(path, from, step, "");
     checkpoint_path(removed, folder, step, ".removed");
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     const int held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
@@ -222,38 +267,48 @@ static int checkpoint_remove(const char *folder, size_t step) {
     return 1;
 }
 
-// Counts complete checkpoints. prune: removes those not kept
-static size_t checkpoint_count(const CheckpointFolder *folder, int prune) {
-    size_t step = CHECKPOINT_NONE, complete = 0;
+static int checkpoint_remove(const char *folder, size_t step) { return checkpoint_remove_from(folder, folder, step); }
+
+// Returns the number of checkpoints up to the last one; damaged ones may follow it.
+static size_t checkpoint_count(const CheckpointFolder *folder) {
+    size_t step = folder->last == CHECKPOINT_NONE ? CHECKPOINT_NONE : folder->last + 1, count = 0;
+    while ((step = checkpoint_before(folder->path, step)) != CHECKPOINT_NONE) count++;
+    return count;
+}
+
+// Returns the bytes of the checkpoints in a folder.
+static uint64_t checkpoints_bytes(const char *folder) {
+    size_t step = CHECKPOINT_NONE;
+    uint64_t bytes = 0;
+    while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
+        char path[PATH_MAX];
+        Manifest manifest;
+        checkpoint_path(path, folder, step, "");
+        manifest_check(path, &manifest);
+        for (size_t i = 0; i < MANIFEST_FILES; i++) bytes += manifest.bytes[i];
+    }
+    return bytes;
+}
+
+// Removes the checkpoints before the last one that are complete and not kept.
+static void checkpoint_prune(const CheckpointFolder *folder) {
+    size_t step = folder->last + 1, complete = 0;
     while ((step = checkpoint_before(folder->path, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
         Manifest manifest;
         checkpoint_path(path, folder->path, step, "");
         if (manifest_check(path, &manifest)) continue;
         const int stays = ++complete <= folder->keep || step == folder->best || step == folder->good;
-        if (prune && !stays) checkpoint_remove(folder->path, step);
-    }
-    return complete;
-}
-
-// Removes an earlier run's checkpoints, after waiting two seconds at most for a reader.
-static void checkpoint_replace(const CheckpointFolder *folder) {
-    size_t step = CHECKPOINT_NONE, tries = 0;
-    while ((step = checkpoint_before(folder->path, CHECKPOINT_NONE)) != CHECKPOINT_NONE) {
-        if (checkpoint_remove(folder->path, step)) continue;
-        if (tries++ == LOCK_TRIES)
-            die("%s: checkpoint %zu is in use or cannot be removed; end its reader, or choose another --out",
-                folder->path, step);
-        usleep(100000);
+        if (!stays) checkpoint_remove(folder->path, step);
     }
 }
 
 // Deletes checkpoints that an interrupted run left half written or half removed.
 static void checkpoint_clear(const char *folder) {
     const struct dirent *entry;
-    DIR *directory = opendir(folder);
+    DIR *directory = folder_list(folder);
     if (!directory) die("%s: cannot be listed: %s", folder, strerror(errno));
-    while ((entry = readdir(directory))) {
+    while ((entry = folder_next(directory))) {
         char name[64], path[PATH_MAX];
         if ((size_t)snprintf(name, sizeof(name), "%s", entry->d_name) >= sizeof(name)) continue;
         char *suffix = strrchr(name, '.');
@@ -268,6 +323,151 @@ static void checkpoint_clear(const char *folder) {
     closedir(directory);
 }
 
+// ---- a run that another one replaces --------------------------------------------------------------------------------
+/*
+--overwrite moves the run in --out into a folder within it. The run is put back if the new one ends before its first
+checkpoint is complete, by kill -9, too: then the next command that opens --out does it. The name of the folder tells
+where a killed process was:
+
+    replaced.partial   moving the old run, in either direction: it is put back
+    replaced           the new run has begun; if a checkpoint of it is complete the old run is removed, else put back
+*/
+#define REPLACED_NAME  "replaced"
+#define REPLACED_MOVES REPLACED_NAME ".partial"
+
+static struct {
+    DIR *out, *files; // --out and the folder in it; NULL: not opened
+    int there, begun; // it holds a run; it is REPLACED_NAME
+    pid_t process;    // that opened it
+} replaced;
+
+// Tells whether runs write a file of this name beside their checkpoints: log.jsonl, tokenizer.tok, rollouts-3.1.jsonl
+static int is_run_file(const char *name) {
+    size_t used = sizeof("rollouts") - 1;
+    if (text_is_one_of(name, RECORDS_NAME "|" TOKENIZER_NAME "|" TEMPLATE_NAME)) return 1;
+    if (strncmp(name, "rollouts", used) != 0) return 0;
+    if (name[used] == '-') used += 1 + strspn(name + used + 1, "0123456789");
+    return text_is_one_of(name + used, ".jsonl|.1.jsonl");
+}
+
+// Moves a run's files between two open folders; to NULL: deletes them, except checkpoints. Returns 0 if one cannot be
+// moved; errno is EBUSY if a reader holds it. Only system calls, as signal handlers call it: readdir allocates nothing.
+static int replaced_move(DIR *from, DIR *to, int asks_readers) {
+    const struct dirent *entry;
+    for (int moved = 1; moved;) { // a folder that changes may be listed in part
+        moved = 0;
+        rewinddir(from);
+        while ((entry = folder_next(from))) {
+            const char *name = entry->d_name;
+            const int checkpoint = to && checkpoint_step_of(name) != CHECKPOINT_NONE;
+            if (!checkpoint && !is_run_file(name)) continue;
+            int fd = checkpoint && asks_readers ? openat(dirfd(from), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+            int failed = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? EBUSY : 0;
+            if (!failed && (to ? renameat(dirfd(from), name, dirfd(to), name) : unlinkat(dirfd(from), name, 0)))
+                failed = errno;
+            if (fd >= 0) close(fd);
+            errno = failed;
+            if (failed) return 0;
+            moved = 1;
+        }
+        if (errno) return 0;
+    }
+    return 1;
+}
+
+// Puts the old run back, unless the new one has a checkpoint. Only system calls. Returns 0 if it is not put back; the
+// next command decides again.
+static int replaced_restore(void) {
+    const struct dirent *entry;
+    if (!replaced.there || replaced.process != getpid()) return 1; // a child that forked leaves it alone
+    const int out = dirfd(replaced.out);
+    replaced.there = 0;
+    rewinddir(replaced.out);
+    while (replaced.begun && (entry = folder_next(replaced.out)))
+        if (checkpoint_step_of(entry->d_name) != CHECKPOINT_NONE) return 0;
+    if (replaced.begun && (!replaced_move(replaced.out, NULL, 0) || // the new run's
+                           renameat(out, REPLACED_NAME, out, REPLACED_MOVES) != 0))
+        return 0;
+    if (!replaced_move(replaced.files, replaced.out, 0)) return 0;
+    fsync(out);
+    return unlinkat(out, REPLACED_MOVES, AT_REMOVEDIR) == 0;
+}
+
+static void replaced_put_back(void) { replaced_restore(); }
+
+// Opens the folder of a replaced run. From now on it is put back if the program ends.
+static void replaced_open(const char *folder, const char *name) {
+    char path[PATH_MAX];
+    path_join(path, folder, name);
+    if (replaced.out) closedir(replaced.out);
+    if (replaced.files) closedir(replaced.files);
+    replaced.out = folder_list(folder), replaced.files = folder_list(path);
+    if (!replaced.out || !replaced.files) die("%s: cannot be listed: %s; mend it and try again", path, strerror(errno));
+    replaced.there = 1, replaced.begun = !strcmp(name, REPLACED_NAME), replaced.process = getpid();
+    run_put_back = replaced_put_back;
+}
+
+// Removes the old run, by way of checkpoint-*.removed. What a reader holds stays until the next save or command.
+static void replaced_remove(const char *folder) {
+    char from[PATH_MAX];
+    size_t step = CHECKPOINT_NONE;
+    if (!replaced.there) return;
+    path_join(from, folder, REPLACED_NAME);
+    run_put_back = NULL;
+    while ((step = checkpoint_before(from, step)) != CHECKPOINT_NONE) checkpoint_remove_from(from, folder, step);
+    replaced.there = !replaced_move(replaced.files, NULL, 0) || rmdir(from) != 0;
+}
+
+// Tells whether a folder holds a replaced run; *name: of its folder
+static int replaced_is_there(const char *folder, const char **name) {
+    static const char *const names[] = {REPLACED_MOVES, REPLACED_NAME};
+    char path[PATH_MAX];
+    for (size_t i = 0; i < 2; i++) {
+        path_join(path, folder, *name = names[i]);
+        if (path_is_directory(path)) return 1;
+    }
+    return 0;
+}
+
+// Ends what an interrupted --overwrite began. The caller holds the lock.
+static void replaced_settle(const char *folder) {
+    const char *name;
+    size_t step = CHECKPOINT_NONE;
+    if (!replaced_is_there(folder, &name)) return;
+    const int begun = !strcmp(name, REPLACED_NAME);
+    const int whole = begun && checkpoint_find(folder, CHECKPOINT_NONE, 0) != CHECKPOINT_NONE;
+    while (begun && !whole && (step = checkpoint_before(folder, step)) != CHECKPOINT_NONE)
+        checkpoint_remove(folder, step); // incomplete ones of the new run
+    replaced_open(folder, name);
+    if (whole) {
+        replaced_remove(folder);
+        return;
+    }
+    if (!replaced_restore())
+        die("%s/%s: the run in it cannot be put back: %s; mend it and try again", folder, name, strerror(errno));
+    note("%s: the run that an interrupted --overwrite had set aside is put back", folder);
+}
+
+// Sets the run in the folder aside, for a new one; waits at most two seconds for readers. Rank 0.
+static void checkpoint_replace(CheckpointFolder *folder) {
+    char moves[PATH_MAX], path[PATH_MAX];
+    int tries = 0;
+    path_join(moves, folder->path, REPLACED_MOVES), path_join(path, folder->path, REPLACED_NAME);
+    if (path_exists(path)) die("%s: holds files of an earlier run; remove it, or choose another --out", path);
+    if (mkdir(moves, 0777) != 0)
+        die("%s: cannot be created: %s; make room or choose another --out", moves, strerror(errno));
+    replaced_open(folder->path, REPLACED_MOVES);
+    while (!replaced_move(replaced.out, replaced.files, 1)) {
+        if (errno != EBUSY || tries++ == LOCK_TRIES)
+            die("%s: the run in it cannot be set aside: %s; end what reads it, or choose another --out", folder->path,
+                strerror(errno));
+        usleep(100000);
+    }
+    if (rename(moves, path) != 0) die("%s: cannot be renamed to %s: %s", moves, path, strerror(errno));
+    replaced.begun = 1;
+    sync_folder_of(path);
+}
+
 // ---- one at a time --------------------------------------------------------------------------------------------------
 // Makes the folder to write a checkpoint into, on rank 0. *checkpoint has both of its paths.
 static void checkpoint_begin(OutputFolder *checkpoint) {
@@ -280,20 +480,38 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
         checkpoint_remove(folder->path, step); // incomplete: complete ones are not written again
     folder_commit(checkpoint);
     folder->last = step;
-    checkpoint_count(folder, 1);
+    checkpoint_prune(folder);
+    replaced_remove(folder->path);
+    folder->old = 0;
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 #define LOCK_NAME "lock"
-#define LOCK_TEXT 64 // most bytes of the lock's file
+#define LOCK_TEXT 320 // most bytes of the lock's file
 
 // What a run does with its folder's contents; the first three are those of Resume (option_rows.h)
 typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
-// Takes the lock, held until the process ends. text: what the lock's file then says: process and time, by which other
-// ranks recognise the same file.
+// Refuses a folder whose lock, open as fd, another run holds. Closes fd, which reads who.
+__attribute__((noreturn)) static void folder_refuse(const char *folder, int fd) {
+    char owner[LOCK_TEXT] = "", host[256] = "", here[256] = "";
+    long process = 0;
+    const ssize_t length = pread(fd, owner, sizeof(owner) - 1, 0);
+    close(fd);
+    if (length > 0) sscanf(owner, "%ld %*s %255s", &process, host);
+    gethostname(here, sizeof(here) - 1);
+    const int ended = process && !strcmp(host, here) && kill((pid_t)process, 0) != 0 && errno == ESRCH;
+    if (ended)
+        die("%s: ranks of process %ld, which has ended, are still writing there; end them (ps shows them)", folder,
+            process);
+    die("%s: another run (process %ld%s%s) is writing there; wait for it or choose another --out", folder, process,
+        strcmp(host, here) ? " on " : "", strcmp(host, here) ? host : "");
+}
+
+// Takes the lock, held until the process ends; the other ranks share it (folder_share_lock). text: what the lock's file
+// then says: process, time and host, by which other ranks recognise the same file.
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
-    char path[PATH_MAX], owner[32] = "";
+    char path[PATH_MAX], host[256] = "";
     struct timespec now;
     int fd, refused, tries = 0;
     path_join(path, folder, LOCK_NAME);
@@ -304,35 +522,35 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
         else if (errno == EEXIST)
             fd = file_open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
         if (fd < 0) die("%s: %s; choose another --out", path, file_fault());
-        while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) && errno == EWOULDBLOCK && tries++ < LOCK_TRIES)
+        while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) &&
+               (errno == EINTR || (errno == EWOULDBLOCK && tries++ < LOCK_TRIES)))
             usleep(100000);
-    } while (!refused && !path_is_file(path, fd) && !close(fd));
-    if (refused) {
-        ssize_t length = errno == EWOULDBLOCK ? read(fd, owner, sizeof(owner) - 1) : -1;
-        owner[strspn(owner, "0123456789")] = 0;
-        if (length >= 0)
-            die("%s: another run (process %s) is writing there; wait for it or choose another --out", folder,
-                *owner ? owner : "unknown");
-        note("%s: cannot be locked: %s; make sure that no other run writes there", path, strerror(errno));
-    }
+    } while (!refused && !path_is_file(path, fd) && tries++ < LOCK_TRIES && !close(fd));
+    if (refused && errno == EWOULDBLOCK) folder_refuse(folder, fd);
+    if (refused) note("%s: cannot be locked: %s; make sure that no other run writes there", path, strerror(errno));
     clock_gettime(CLOCK_REALTIME, &now);
-    snprintf(text, LOCK_TEXT, "%ld %lld.%09ld\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec);
+    gethostname(host, sizeof(host) - 1);
+    snprintf(text, LOCK_TEXT, "%ld %lld.%09ld %s\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec, host);
     if ((ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) < (ssize_t)strlen(text) || fsync(fd) != 0) &&
         dist_ranks() > 1) // one process needs it only for the message above
         die("%s: cannot be written: %s; free some space or choose another --out", path, strerror(errno));
+    // Other ranks may live longer than this one: then their share keeps the next run away.
+    if (dist_ranks() > 1 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) folder_refuse(folder, fd);
     return fd;
 }
 
-// Ends the program if a rank's folder is not that of rank 0, whose lock says `text`.
-static void folder_check_shared(const char *folder, const char *text) {
+// Takes a rank's share of the lock; text: what rank 0 wrote there, else the program ends.
+static int folder_share_lock(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
     path_join(path, folder, LOCK_NAME);
-    int fd = file_open(path, O_RDONLY);
+    const int fd = file_open(path, O_RDONLY);
+    if (fd < 0 && !error_is_absence(errno)) die("%s: %s", path, file_fault());
     if (fd < 0 || read(fd, found, sizeof(found) - 1) < 0 || strcmp(found, text) != 0)
         die("%s: is another folder here than on rank 0 on %s; all ranks write to --out, so give one on a file "
             "system that all machines share",
             folder, dist_host(0));
-    close(fd);
+    flock(fd, LOCK_SH | LOCK_NB); // a file system without locks refuses it
+    return fd;
 }
 
 // Refuses --resume of a folder that holds no run, so that a mistyped name begins none.
@@ -355,21 +573,56 @@ static int records_have_step(const char *path) {
     size_t room = 0;
     const int fd = file_open(path, O_RDONLY);
     FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+    if (!file && errno != ENOENT) die("%s: %s", path, file_fault());
     while (file && !found && getline(&line, &room, file) > 0)
         found = !strncmp(line, "{\"step\": ", 9) && strstr(line, "\"loss\": ") != NULL;
+    if (file && ferror(file)) die("%s: cannot be read: %s", path, strerror(errno));
     free(line);
     if (file) fclose(file);
     return found;
+}
+
+// Refuses a new run in a folder that holds one.
+static void checkpoint_refuse_run(const char *folder) {
+    char records[PATH_MAX];
+    const size_t newest = checkpoint_before(folder, CHECKPOINT_NONE);
+    if (newest != CHECKPOINT_NONE)
+        die("%s: holds a run at step %zu; go on with --resume, replace it with --overwrite, or choose another --out",
+            folder, newest);
+    path_join(records, folder, RECORDS_NAME);
+    if (records_have_step(records))
+        die("%s: holds an earlier run without a checkpoint; replace it with --overwrite, or choose another --out",
+            records);
+}
+
+// Sets folder->last to the checkpoint to resume from, or CHECKPOINT_NONE if the folder has none. A damaged one is refused
+// (loading it compares checksums); FOLDER_RESUME_AUTO skips it, so it reads the checkpoint twice. Collective.
+static void checkpoint_search(CheckpointFolder *folder, FolderUse use) {
+    char path[PATH_MAX];
+    const char *damaged;
+    size_t limit = CHECKPOINT_NONE;
+    do {
+        Manifest manifest;
+        if (dist_rank() == 0) folder->last = checkpoint_find(folder->path, limit, use == FOLDER_RESUME);
+        dist_broadcast(RANKS_ALL, &folder->last, sizeof(folder->last), 0);
+        limit = folder->last, damaged = NULL;
+        if (use != FOLDER_RESUME_AUTO || limit == CHECKPOINT_NONE) break;
+        checkpoint_path(path, folder->path, limit, "");
+        if ((damaged = manifest_read(path, &manifest)) == NULL) damaged = manifest_compare(path, &manifest, 1);
+        if (damaged) note("%s is skipped: it is damaged: %s has another checksum", path, damaged);
+    } while (damaged);
+    if (dist_rank() == 0 && limit == CHECKPOINT_NONE && checkpoint_before(folder->path, limit) != CHECKPOINT_NONE)
+        die("%s: none of its checkpoints is complete; restore one, or remove them to begin anew", folder->path);
 }
 
 // Makes the folder, takes the lock, removes leftovers of an interrupted run. A new run needs it free of checkpoints and
 // of finished steps in the log. Then folder->last is the step to resume from. If the program ends before run_began, it
 // removes the folder and the lock that this made. Collective.
 static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, FolderUse use) {
-    char lock[LOCK_TEXT] = "", records[PATH_MAX];
+    char lock[LOCK_TEXT] = "";
     memset(folder, 0, sizeof(*folder));
     signals_prepare();
-    folder->keep = keep, folder->lock = -1;
+    folder->keep = keep, folder->lock = -1, folder->last = CHECKPOINT_NONE;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
         die("%.200s...: this path is too long for --out", path);
     if (dist_rank() == 0) {
@@ -377,21 +630,14 @@ static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t k
         run_pending.there = make_folder(path);
         memcpy(run_pending.folder, folder->path, sizeof(folder->path));
         folder->lock = folder_lock(path, lock);
+        replaced_settle(path);
         checkpoint_clear(path);
-        folder->last = checkpoint_find_last(path);
-        if (use == FOLDER_NEW && folder->last != CHECKPOINT_NONE)
-            die("%s: holds a run at step %zu; go on with --resume, replace it with --overwrite, or choose another "
-                "--out",
-                path, folder->last);
-        path_join(records, path, RECORDS_NAME);
-        if (use == FOLDER_NEW && records_have_step(records))
-            die("%s: holds an earlier run without a checkpoint; replace it with --overwrite, or choose another --out",
-                records);
-        if (use == FOLDER_REPLACE) folder->replaces = 1, folder->last = CHECKPOINT_NONE;
+        if (use == FOLDER_NEW) checkpoint_refuse_run(path);
+        if (use == FOLDER_REPLACE) folder->replaces = 1, folder->old = checkpoints_bytes(path);
     }
     dist_broadcast(RANKS_ALL, lock, sizeof(lock), 0);
-    dist_broadcast(RANKS_ALL, &folder->last, sizeof(folder->last), 0);
-    if (dist_rank() != 0) folder_check_shared(path, lock);
+    if (dist_rank() != 0) folder->lock = folder_share_lock(path, lock);
+    if (use == FOLDER_RESUME || use == FOLDER_RESUME_AUTO) checkpoint_search(folder, use);
 }
 
 // Makes the folder again if it was removed; rank 0. Returns 1 if it did.
@@ -410,147 +656,6 @@ static int checkpoint_remake(CheckpointFolder *folder) {
 static void checkpoint_close(CheckpointFolder *folder) {
     if (folder->lock >= 0) close(folder->lock);
     folder->lock = -1;
-}
-
-// ---- paths of users -------------------------------------------------------------------------------------------------
-/*
---model and --adapter also take the folder of a run (--out of train), meaning its last complete checkpoint, or a
-checkpoint, meaning its model.bin or adapters; it is held until checkpoint_release. A folder with a config.json is a
-Hugging Face model, whatever else it holds. A hub name such as Qwen/Qwen3-0.6B means its snapshot in Hugging Face's
-cache, unless a path of that name exists.
-*/
-// Finds Hugging Face's model cache: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
-static void hub_cache(char cache[PATH_MAX]) {
-    static const char *const places[][2] = {{"HF_HUB_CACHE", ""},
-                                            {"HUGGINGFACE_HUB_CACHE", ""},
-                                            {"HF_HOME", "/hub"},
-                                            {"XDG_CACHE_HOME", "/huggingface/hub"},
-                                            {"HOME", "/.cache/huggingface/hub"}};
-    *cache = 0;
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !*cache; i++) {
-        const char *place = getenv(places[i][0]);
-        if (place && *place) snprintf(cache, PATH_MAX, "%s%s", place, places[i][1]);
-    }
-}
-
-static const char hub_letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
-
-static int hub_is_name(const char *path) {
-    const size_t owner = strspn(path, hub_letters), name = path[owner] ? strspn(path + owner + 1, hub_letters) : 0;
-    return owner && name && *path != '.' && path[owner] == '/' && !path[owner + 1 + name] &&
-           !text_ends_with(path, ".bin");
-}
-
-// Finds the cached snapshot of a hub name. 0: there is none.
-static int hub_snapshot(const char *path, char found[PATH_MAX]) {
-    char cache[PATH_MAX], reference[PATH_MAX], commit[65] = "";
-    if (!hub_is_name(path)) return 0;
-    const size_t owner = strcspn(path, "/");
-    hub_cache(cache);
-    snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
-    snprintf(reference, PATH_MAX, "%.2048s/refs/main", found);
-    const int fd = file_open(reference, O_RDONLY), known = fd >= 0 && read(fd, commit, sizeof(commit) - 1) > 0;
-    if (fd >= 0) close(fd);
-    commit[strspn(commit, hub_letters)] = 0;
-    snprintf(found + strlen(found), PATH_MAX - strlen(found), "/snapshots/%s", commit);
-    return known && path_is_directory(found);
-}
-
-// Returns `path`, or the snapshot that it names, in `found`; notes it unless `quiet`. option: "--model"
-static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
-    if (!path || path_exists(path) || !hub_is_name(path)) return path;
-    if (!hub_snapshot(path, found))
-        die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path,
-            strerror(ENOENT), path, strchr(path, '/') + 1);
-    if (!quiet) note("%s %s: using %s", option, path, found);
-    return found;
-}
-
-// Finds the complete checkpoint of a run's folder, or a checkpoint, and its manifest. 0: `path` is neither.
-static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
-    char model[PATH_MAX], done[PATH_MAX];
-    const char *fault;
-    int tries = 0;
-    path_join(model, path, manifest_names[0][MANIFEST_MODEL]);
-    path_join(done, path, MANIFEST_NAME);
-    if (path_exists(model) || path_exists(done)) {
-        fault = manifest_check(path, manifest);
-        if (fault) die("%s: is not a complete checkpoint: %s; give another one, or the run's folder", path, fault);
-        snprintf(checkpoint, PATH_MAX, "%s", path);
-        checkpoint_hold(checkpoint);
-        return 1;
-    }
-    if (checkpoint_before(path, CHECKPOINT_NONE) == CHECKPOINT_NONE) return 0;
-    do {
-        size_t last = checkpoint_find_last(path);
-        if (last == CHECKPOINT_NONE)
-            die("%s: is the folder of a run, but none of its checkpoints is complete; go on with --resume", path);
-        checkpoint_path(checkpoint, path, last, "");
-        if (tries == LOCK_TRIES)
-            die("%s: is locked by another process, perhaps a run that removes it; end it, or give another checkpoint",
-                checkpoint);
-        if (tries++) usleep(100000);
-    } while (!checkpoint_hold(checkpoint) || manifest_check(checkpoint, manifest));
-    return 1;
-}
-
-// Ends the program if a file of the checkpoint differs from its checksum in the manifest; skips the optimizer and
-// rollout.bin. Collective.
-static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) {
-    static const size_t read[] = {MANIFEST_MODEL, MANIFEST_STATE, MANIFEST_CONFIG};
-    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved a newer one meanwhile
-    for (size_t i = 0; i < 2 + (size_t)manifest->adapters; i++) {
-        char path[PATH_MAX];
-        path_join(path, checkpoint, manifest_file(manifest, read[i]));
-        InputFile file = input_open(path);
-        const uint64_t found = file_checksum(&file), wanted = manifest->checksum[read[i]];
-        input_close(&file);
-        if (found != wanted)
-            die("%s: is damaged: its checksum is %016llx, " MANIFEST_NAME " says %016llx; give an earlier checkpoint, "
-                "or remove %s and go on with --resume",
-                path, (unsigned long long)found, (unsigned long long)wanted, checkpoint);
-    }
-}
-
-// Returns `path`, or the model that it means, in `found`; notes it unless `quiet`. verify: compares checksums,
-// collective
-static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
-    char checkpoint[PATH_MAX], part[PATH_MAX];
-    Manifest manifest;
-    if (!path_is_directory(path)) {
-        folder_above(checkpoint, path);
-        const int named = !strcmp(path_last(path), manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
-        if (verify && named && !manifest_check(checkpoint, &manifest)) checkpoint_verify(checkpoint, &manifest);
-        return path;
-    }
-    path_join(part, path, "config.json");
-    if (path_exists(part)) return path;
-    if (!checkpoint_at_path(path, checkpoint, &manifest)) return path;
-    if (manifest.adapters) die("--model %s: holds adapters, not a model; give it with --adapter", path);
-    if (verify) checkpoint_verify(checkpoint, &manifest);
-    path_join(found, checkpoint, manifest_names[0][MANIFEST_MODEL]);
-    if (!quiet) note("--model %s: using %s", path, found);
-    return found;
-}
-
-// Finds the folder of adapters that --adapter names.
-static const char *adapter_path_find(const char *path, char found[PATH_MAX], int quiet) {
-    char part[PATH_MAX];
-    Manifest manifest;
-    if (!path_is_directory(path))
-        die("--adapter %s: %s; give the folder that adapter_config.json is in", path,
-            path_exists(path) ? "is a file" : strerror(errno));
-    path_join(part, path, manifest_names[1][MANIFEST_CONFIG]);
-    if (!checkpoint_at_path(path, found, &manifest)) {
-        if (path_exists(part)) return path;
-        const char *within = folder_matches(path, "*/adapter_config.json");
-        die("--adapter %s: holds neither adapter_config.json nor the checkpoints of a run%s%s", path,
-            *within ? "; type: --adapter " : "", within);
-    }
-    if (!manifest.adapters) die("--adapter %s: holds a whole model, not adapters; give it with --model", path);
-    checkpoint_verify(found, &manifest);
-    if (!quiet && strcmp(found, path) != 0) note("--adapter %s: using %s", path, found);
-    return found;
 }
 
 #endif

@@ -5,7 +5,7 @@ files.
 */
 #ifndef LLMC_RUN_SOURCE_H
 #define LLMC_RUN_SOURCE_H
-#include "checkpoint_folder.h"
+#include "run_paths.h"
 #include "llmc/base/json.h"
 
 enum {

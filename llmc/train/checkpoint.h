@@ -324,21 +324,26 @@ static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunSt
     checkpoint_finish(folder, run->step, &p->folder);
 }
 
-// Refuses a disk that is too small for `count` checkpoints, before anything is written; rank 0. `where` begins the
-// message. Returns the free bytes; 0: unknown.
+// Refuses a disk that is too small for `count` checkpoints, before anything is written; rank 0. A replaced run leaves its
+// bytes to all but the first. `where` begins the message. Returns the free bytes; 0: unknown.
 static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const TrainedTensors *t, const char *where,
                                        size_t count) {
-    const uint64_t each = checkpoint_bytes(t), wanted = each * count;
+    const uint64_t each = checkpoint_bytes(t), later = each * (count - 1);
+    const uint64_t wanted = each + (later > folder->old ? later - folder->old : 0);
     uint64_t available;
-    char last[64] = "";
+    char last[128] = "";
     if (dist_rank() != 0 || !space_available(folder->path, &available)) return 0;
     if (wanted <= available) return available;
     if (folder->last != CHECKPOINT_NONE)
         snprintf(last, sizeof(last), ", then --resume from step %zu, which is safe", folder->last);
-    if (count > 1)
+    if (folder->old)
+        snprintf(last, sizeof(last), "; the run that is replaced has %s, until the first checkpoint is complete",
+                 human_bytes((double)folder->old));
+    if (wanted > each)
         die("%s: %zu more checkpoints of %s take %s, but only %s are free; free some space, or give --keep-checkpoints "
-            "1 or --save-every off",
-            where, count, human_bytes((double)each), human_bytes((double)wanted), human_bytes((double)available));
+            "1 or --save-every off%s",
+            where, count, human_bytes((double)each), human_bytes((double)(each * count)),
+            human_bytes((double)available), last);
     die("%s: a checkpoint takes %s (%llu bytes), but only %s are free; free some space%s", where,
         human_bytes((double)each), (unsigned long long)each, human_bytes((double)available), last);
 }
@@ -366,8 +371,8 @@ static uint64_t checkpoint_save(CheckpointFolder *folder, const TrainedTensors *
 static void load_check_sum(const CheckpointPass *p, size_t file, const char *path, uint64_t found) {
     const uint64_t expected = p->manifest.checksum[file];
     if (found != expected)
-        die("%s: is damaged: its checksum is %016llx, not %016llx; remove its folder, and --resume takes the one "
-            "before",
+        die("%s: is damaged: its checksum is %016llx, not %016llx; restore it, or give --resume auto, which takes the "
+            "one before",
             path, (unsigned long long)found, (unsigned long long)expected);
 }
 
@@ -505,7 +510,7 @@ static void checkpoint_load(const CheckpointFolder *folder, size_t step, const T
     size_t length;
     pass_begin(&pass, t, "resuming", t->optimizer_sharding.ranks);
     checkpoint_path(pass.folder.path, folder->path, step, "");
-    const char *fault = manifest_check(pass.folder.path, &pass.manifest);
+    const char *fault = manifest_read(pass.folder.path, &pass.manifest);
     if (fault) die("%s: is not a complete checkpoint: %s", pass.folder.path, fault);
     checkpoint_check_kind(pass.folder.path, &pass.manifest, t->lora != NULL);
     char *state = load_small(&pass, MANIFEST_STATE, RUN_STATE_LIMIT, &length, path);

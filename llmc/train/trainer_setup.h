@@ -12,7 +12,7 @@ allocated.
 // Finds the model to resume with if the command line names none. A whole model's checkpoint holds it, adapters do not.
 static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
     Manifest manifest;
-    const char *fault = manifest_check(last, &manifest);
+    const char *fault = manifest_read(last, &manifest);
     if (fault) die("%s: %s", last, fault);
     checkpoint_check_kind(last, &manifest, o->lora_rank || o->adapter);
     if (!manifest.adapters)
@@ -38,8 +38,8 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
         trainer_find_model(o, last, model);
     } else if (o->resume && (o->resume == RESUME_ON || (!o->model && !o->init))) {
         if (!o->model && !o->init)
-            die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
-        note("%s holds no complete checkpoint: beginning at step 1", o->out);
+            die("%s holds no checkpoint to resume from; give --model or --init to begin", o->out);
+        note("%s holds no checkpoint: beginning at step 1", o->out);
     }
 }
 
@@ -382,7 +382,7 @@ static void trainer_load(Trainer *t, const char *last) {
         ops_device->copy_in(t->run.streambp.setup->router_bias, t->run.model.router_bias,
                             model_router_biases(&t->run.model) * sizeof(float));
     checkpoint_path(best, t->folder.path, t->state.best_step, "");
-    if (t->run.options->keep_best && t->state.best_step && manifest_check(best, &manifest))
+    if (t->run.options->keep_best && t->state.best_step && manifest_read(best, &manifest))
         t->state.best_step = 0; // its checkpoint was not kept
     if (batch) {
         uint64_t position = t->state.next_batch;
@@ -441,7 +441,7 @@ static void trainer_check_space(const Trainer *t) {
     const size_t left = t->state.schedule.steps - t->state.step, kept = o->keep_checkpoints + (o->keep_best != 0);
     const size_t saves = every->seconds > 0 ? SIZE_MAX : every->steps ? (left + every->steps - 1) / every->steps : 1;
     if (dist_rank() != 0 || !left) return;
-    const size_t there = t->folder.replaces ? 0 : checkpoint_count(&t->folder, 0);
+    const size_t there = t->folder.replaces ? 0 : checkpoint_count(&t->folder);
     const size_t more = min_size(o->keep_best ? SIZE_MAX : saves, kept + 1 - min_size(kept, there));
     const uint64_t available = checkpoint_check_space(&t->folder, &t->tensors, o->out, more);
     if (o->quiet || !o->verbose) return;
@@ -492,6 +492,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->next_batch = t->state.next_batch;
     if (t->has_folder) trainer_check_space(t);
     if (t->folder.replaces) checkpoint_replace(&t->folder);
+    dist_barrier();                                          // other ranks have logs, too
     if (*last && dist_rank() == 0 && trainer_validates(t)) { // an unsaved part may have validated it, too
         char records[PATH_MAX];
         path_join(records, o->out, RECORDS_NAME);

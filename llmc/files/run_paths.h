@@ -1,0 +1,179 @@
+/*
+--model and --adapter also take the folder of a run (--out of train), meaning its last complete checkpoint, or a
+checkpoint, meaning its model.bin or adapters; it is held until checkpoint_release. A folder with a config.json is a
+Hugging Face model, whatever else it holds. A hub name such as Qwen/Qwen3-0.6B means its snapshot in Hugging Face's
+cache, unless a path of that name exists.
+*/
+#ifndef LLMC_RUN_PATHS_H
+#define LLMC_RUN_PATHS_H
+#include "checkpoint_folder.h"
+
+// ---- Hugging Face's cache ------------------------------------------------------------------------------------------
+// Finds Hugging Face's model cache: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
+static void hub_cache(char cache[PATH_MAX]) {
+    static const char *const places[][2] = {{"HF_HUB_CACHE", ""},
+                                            {"HUGGINGFACE_HUB_CACHE", ""},
+                                            {"HF_HOME", "/hub"},
+                                            {"XDG_CACHE_HOME", "/huggingface/hub"},
+                                            {"HOME", "/.cache/huggingface/hub"}};
+    *cache = 0;
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !*cache; i++) {
+        const char *place = getenv(places[i][0]);
+        if (place && *place) snprintf(cache, PATH_MAX, "%s%s", place, places[i][1]);
+    }
+}
+
+static const char hub_letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+
+static int hub_is_name(const char *path) {
+    const size_t owner = strspn(path, hub_letters), name = path[owner] ? strspn(path + owner + 1, hub_letters) : 0;
+    return owner && name && *path != '.' && path[owner] == '/' && !path[owner + 1 + name] &&
+           !text_ends_with(path, ".bin");
+}
+
+// Finds the cached snapshot of a hub name. 0: there is none.
+static int hub_snapshot(const char *path, char found[PATH_MAX]) {
+    char cache[PATH_MAX], reference[PATH_MAX], commit[65] = "";
+    if (!hub_is_name(path)) return 0;
+    const size_t owner = strcspn(path, "/");
+    hub_cache(cache);
+    snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
+    snprintf(reference, PATH_MAX, "%.2048s/refs/main", found);
+    const int fd = file_open(reference, O_RDONLY), known = fd >= 0 && read(fd, commit, sizeof(commit) - 1) > 0;
+    if (fd >= 0) close(fd);
+    commit[strspn(commit, hub_letters)] = 0;
+    snprintf(found + strlen(found), PATH_MAX - strlen(found), "/snapshots/%s", commit);
+    return known && path_is_directory(found);
+}
+
+// Returns `path`, or the snapshot that it names, in `found`; notes it unless `quiet`. option: "--model"
+static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
+    if (!path || path_exists(path) || !hub_is_name(path)) return path;
+    if (!hub_snapshot(path, found))
+        die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path,
+            strerror(ENOENT), path, strchr(path, '/') + 1);
+    if (!quiet) note("%s %s: using %s", option, path, found);
+    return found;
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+// Descriptor of the checkpoint folder held by this reader, so that its run does not remove it. One at a time.
+static int checkpoint_held = -1;
+
+static void checkpoint_release(void) {
+    if (checkpoint_held >= 0) close(checkpoint_held);
+    checkpoint_held = -1;
+}
+
+// Holds a checkpoint for reading. 0: its run is removing it.
+static int checkpoint_hold(const char *checkpoint) {
+    checkpoint_release();
+    checkpoint_held = open(checkpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (checkpoint_held < 0) return errno != ENOENT;
+    return (flock(checkpoint_held, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
+           path_is_file(checkpoint, checkpoint_held);
+}
+
+// Ends for a reader what an interrupted --overwrite began. Returns 1 if a run goes on there that has no checkpoint yet.
+static int replaced_settle_free(const char *folder) {
+    char path[PATH_MAX];
+    const char *name;
+    path_join(path, folder, LOCK_NAME);
+    for (int tries = 0; replaced_is_there(folder, &name); tries++) {
+        if (!strcmp(name, REPLACED_NAME) && checkpoint_before(folder, CHECKPOINT_NONE) != CHECKPOINT_NONE) return 0;
+        const int fd = file_open(path, O_RDWR | O_NOFOLLOW);
+        const int held = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0;
+        if (!held) replaced_settle(folder);
+        if (fd >= 0) close(fd);
+        if (held && tries == LOCK_TRIES) return 1;
+        if (held) usleep(100000);
+    }
+    return 0;
+}
+
+// Finds the complete checkpoint of a run's folder, or a checkpoint, and its manifest. 0: `path` is neither.
+static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
+    char model[PATH_MAX], done[PATH_MAX];
+    const char *fault;
+    int tries = 0;
+    path_join(model, path, manifest_names[0][MANIFEST_MODEL]);
+    path_join(done, path, MANIFEST_NAME);
+    if (path_exists(model) || path_exists(done)) {
+        fault = manifest_read(path, manifest);
+        if (fault) die("%s: is not a complete checkpoint: %s; give another one, or the run's folder", path, fault);
+        snprintf(checkpoint, PATH_MAX, "%s", path);
+        checkpoint_hold(checkpoint);
+        return 1;
+    }
+    const int waits = replaced_settle_free(path);
+    if (checkpoint_before(path, CHECKPOINT_NONE) == CHECKPOINT_NONE) {
+        if (waits)
+            die("%s: holds no checkpoint yet of the run that replaces another; wait for it, or give %s/" REPLACED_NAME,
+                path, path);
+        return 0;
+    }
+    do {
+        size_t last = checkpoint_find(path, CHECKPOINT_NONE, 0);
+        if (last == CHECKPOINT_NONE)
+            die("%s: is the folder of a run, but none of its checkpoints is complete; restore one", path);
+        checkpoint_path(checkpoint, path, last, "");
+        if (tries == LOCK_TRIES)
+            die("%s: is locked by another process, perhaps a run that removes it; end it, or give another checkpoint",
+                checkpoint);
+        if (tries++) usleep(100000);
+    } while (!checkpoint_hold(checkpoint) || manifest_read(checkpoint, manifest));
+    return 1;
+}
+
+// Ends the program if a file that readers of the checkpoint need differs from its checksum. Collective.
+static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) {
+    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved a newer one meanwhile
+    const char *damaged = manifest_compare(checkpoint, manifest, 0);
+    if (damaged)
+        die("%s/%s: is damaged: its checksum is not that of " MANIFEST_NAME "; give an earlier checkpoint, or go on "
+            "with --resume auto, which skips this one",
+            checkpoint, damaged);
+}
+
+// Returns `path`, or the model that it means, in `found`; notes it unless `quiet`. verify: compares checksums,
+// collective
+static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
+    char checkpoint[PATH_MAX], part[PATH_MAX];
+    Manifest manifest;
+    if (!path_is_directory(path)) {
+        folder_above(checkpoint, path);
+        const int named = !strcmp(path_last(path), manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
+        if (verify && named && !manifest_read(checkpoint, &manifest)) checkpoint_verify(checkpoint, &manifest);
+        return path;
+    }
+    path_join(part, path, "config.json");
+    if (path_exists(part)) return path;
+    if (!checkpoint_at_path(path, checkpoint, &manifest)) return path;
+    if (manifest.adapters) die("--model %s: holds adapters, not a model; give it with --adapter", path);
+    if (verify) checkpoint_verify(checkpoint, &manifest);
+    path_join(found, checkpoint, manifest_names[0][MANIFEST_MODEL]);
+    if (!quiet) note("--model %s: using %s", path, found);
+    return found;
+}
+
+// Finds the folder of adapters that --adapter names.
+static const char *adapter_path_find(const char *path, char found[PATH_MAX], int quiet) {
+    char part[PATH_MAX];
+    Manifest manifest;
+    if (!path_is_directory(path))
+        die("--adapter %s: %s; give the folder that adapter_config.json is in", path,
+            path_exists(path) ? "is a file" : strerror(errno));
+    path_join(part, path, manifest_names[1][MANIFEST_CONFIG]);
+    if (!checkpoint_at_path(path, found, &manifest)) {
+        if (path_exists(part)) return path;
+        const char *within = folder_matches(path, "*/adapter_config.json");
+        die("--adapter %s: holds neither adapter_config.json nor the checkpoints of a run%s%s", path,
+            *within ? "; type: --adapter " : "", within);
+    }
+    if (!manifest.adapters) die("--adapter %s: holds a whole model, not adapters; give it with --model", path);
+    checkpoint_verify(found, &manifest);
+    if (!quiet && strcmp(found, path) != 0) note("--adapter %s: using %s", path, found);
+    return found;
+}
+
+#endif
