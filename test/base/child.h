@@ -123,6 +123,8 @@ static char *read_whole(const char *path, size_t *count) {
     return bytes;
 }
 
+static void expect_text(const char *path, const char *text) { assert_string_equal(read_whole(path, NULL), text); }
+
 // Group teardown: removes the folder and its contents.
 static int scratch_remove(void **state) {
     char command[320];

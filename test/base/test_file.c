@@ -31,8 +31,6 @@ static void write_output(const char *path, const char *text) {
 
 static void write_body(const void *path) { write_output((const char *)path, "new"); }
 
-static void expect_text(const char *path, const char *text) { assert_string_equal(read_whole(path, NULL), text); }
-
 static void expect_files(const char *name, size_t expected) {
     DIR *directory = opendir(scratch_path(name));
     const struct dirent *entry;

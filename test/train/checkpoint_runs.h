@@ -303,7 +303,7 @@ static void expect_said(const Child *child, const char *noted) {
 }
 
 static void find_body(const void *context) {
-    size_t last = checkpoint_find_last((const char *)context);
+    size_t last = checkpoint_find((const char *)context, CHECKPOINT_NONE, 0);
     if (last == CHECKPOINT_NONE)
         puts("none");
     else

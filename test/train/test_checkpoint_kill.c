@@ -59,6 +59,8 @@ static int counted_rename(const char *from, const char *to) {
 #define pwrite         counted_pwrite
 #define fsync          counted_fsync
 #define rename         counted_rename
+#define renameat(...)  (call_begin(), renameat(__VA_ARGS__))
+#define unlinkat(...)  (call_begin(), unlinkat(__VA_ARGS__))
 #define unlink(...)    (call_begin(), unlink(__VA_ARGS__))
 #define rmdir(...)     (call_begin(), rmdir(__VA_ARGS__))
 #define mkdir(...)     (call_begin(), mkdir(__VA_ARGS__))
@@ -68,6 +70,8 @@ static int counted_rename(const char *from, const char *to) {
 #undef pwrite
 #undef fsync
 #undef rename
+#undef renameat
+#undef unlinkat
 #undef unlink
 #undef rmdir
 #undef mkdir
@@ -151,6 +155,50 @@ static void every_call(int adapters) {
     }
     printf("             %zu kills left the step before, %zu the new one\n", count[0], count[1]);
     if (count[0] < 20 || count[1] < 5) test_fail("too few kills on one side");
+    trained_close(&t);
+}
+
+// Replaces a run of steps 1 and 2 by one that saves step 3; `out` is its folder.
+static void replace_body(const void *context) {
+    const Attempt *attempt = (const Attempt *)context;
+    TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    CheckpointFolder folder;
+    RunState run = run_state(3);
+    memset(&calls, 0, sizeof(calls));
+    calls.kill_at = attempt->kill_at;
+    checkpoint_open(&folder, attempt->out, 1, FOLDER_REPLACE);
+    checkpoint_replace(&folder);
+    write_file(scratch_path("out/log.jsonl"), "new", 3);
+    trained_fill(&t, 3);
+    checkpoint_save(&folder, &t, &run);
+    printf("%d\n", calls.count);
+}
+
+// Either the old run is whole afterwards, or the new one is.
+TEST(a_replacement_killed_at_every_call) {
+    static char before[PATH_MAX], out[PATH_MAX]; // test_case forgets scratch_path's
+    strcpy(before, fresh_folder("before")), strcpy(out, scratch_path("out"));
+    TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    Attempt attempt = {out, 0, 0, 0};
+    size_t count[2] = {0, 0};
+    save_step(&t, before, 1, 0), save_step(&t, before, 2, 1);
+    write_file(scratch_path("before/log.jsonl"), "old", 3);
+    copy_folder(before, out);
+    const int last = atoi(run_child(replace_body, &attempt)->out);
+    if (last < 20) test_fail("%d system calls", last);
+    for (attempt.kill_at = 1; attempt.kill_at <= last; attempt.kill_at++) {
+        test_case("call %d of %d", attempt.kill_at, last);
+        copy_folder(before, out);
+        const Child *child = run_child(replace_body, &attempt);
+        if (child->code != 1000 + SIGKILL) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
+        const int new = load_last(&t, out).step == 3;
+        expect_text(scratch_path("out/log.jsonl"), new ? "new" : "old");
+        unlink(scratch_path("out/log.jsonl"));
+        expect_clean(out, new ? 1 : 2, new ? 1 : 2);
+        if (!new &&count[1]) test_fail("an earlier kill left the new run, this one lost it");
+        count[new]++;
+    }
+    if (count[0] < 10 || count[1] < 5) test_fail("%zu kills left the old run, %zu the new one", count[0], count[1]);
     trained_close(&t);
 }
 
