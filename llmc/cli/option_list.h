@@ -279,13 +279,13 @@ CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVER
        "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; mxfp4: gpt-oss's, experts "
        "alone; auto: flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
-     "replace --out or --grads-out if it exists; train: as the first step begins; inputs are never replaced")
+     "replace --out or --grads-out if it exists, inputs never; train: the old run stays until the first checkpoint")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",
      "Hugging Face folder to copy the tokenizer from; also config.json, licence and tensors outside the text model")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, SHORT(ON(CONVERT)), "BYTES",
       "largest file of a Hugging Face folder; models of more are split")
 CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, SHORT(ON(TRAIN)), "off|on|auto",
-       "continue from the last complete checkpoint in --out; auto: or begin if there is none; on without a value")
+       "continue from the last checkpoint in --out; auto: skip damaged ones, or begin if there is none; on without a value")
 FLAG(extend, "extend", ON(TRAIN),
      "with --resume: train a finished run on to --steps or --epochs in all, at its final rate; with --lr change to "
      "that rate in --warmup steps, then follow --schedule")
