@@ -10,6 +10,7 @@ is taken, in use or not writable. The content of checkpoints is tested in test_c
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 // ---- the system calls that read a folder, one of which fails --------------------------------------------------------
 static struct {
@@ -338,6 +339,24 @@ TEST(one_run_at_a_time) {
     snprintf(expected, sizeof(expected), "out: another run (process %ld) is writing there; wait", (long)getpid());
     expect_refused(save_body, &saving, 1, expected);
     checkpoint_close(&folder);
+    assert_int_equal(run_child(save_body, &saving)->code, 0);
+}
+
+// Another rank, which shares the lock, lives longer than rank 0 and its job.
+TEST(a_rank_that_still_writes_is_named) {
+    Saving saving = {scratch_path("out"), 2, 8, 1};
+    char text[LOCK_TEXT], here[256] = "", expected[96];
+    save_usual();
+    const pid_t ended = fork();
+    if (ended == 0) _exit(0);
+    assert_int_equal(waitpid(ended, NULL, 0), ended);
+    gethostname(here, sizeof(here) - 1);
+    snprintf(text, sizeof(text), "%ld 1.000000000 %s\n", (long)ended, here);
+    write_file(scratch_path("out/" LOCK_NAME), text, strlen(text));
+    const int share = folder_share_lock(saving.out, text);
+    snprintf(expected, sizeof(expected), "out: ranks of process %ld, which has ended, are still writing", (long)ended);
+    expect_refused(save_body, &saving, 1, expected);
+    close(share);
     assert_int_equal(run_child(save_body, &saving)->code, 0);
 }
 

@@ -138,20 +138,6 @@ if command -v mpirun >/dev/null; then
     test/ranks/mpirun.sh 2 "$TRAIN_PLAIN" train $any --grad-accum 2 --steps "$step" --out "$WORK/ranks-straight" >"$WORK/out" 2>"$WORK/err"
     name=checkpoint-$(printf %08d "$step")/optimizer.bin
     check 'ranks save the same bits' cmp -s "$WORK/ranks-rank/$name" "$WORK/ranks-straight/$name"
-    # mpirun and rank 0 are killed; the other rank, stopped, could still write
-    test/ranks/mpirun.sh 2 "$TRAIN_PLAIN" train $endless --grad-accum 2 --out "$WORK/orphan" >"$WORK/out" 2>"$WORK/err" &
-    process=$!
-    until_step 2
-    first=$(cut -d ' ' -f 1 "$WORK/orphan/lock")
-    other=$(pgrep -P $process | grep -vx "$first")
-    kill -9 $process "$first"
-    wait $process 2>/dev/null # what is stopped before its parent has ended goes on
-    kill -STOP $other
-    for way in --resume --overwrite; do
-        refuses 1 "orphan: ranks of process $first, which has ended, are still writing there; end them" train $any --steps 3 --out "$WORK/orphan" $way
-    done
-    kill -9 $other
-    succeeds train $any --steps 3 --out "$WORK/orphan" --overwrite --quiet
 else
     skip 'ranks that a signal stops' 'there is no mpirun'
 fi
