@@ -384,7 +384,7 @@ static int replaced_restore(void) {
     replaced.there = 0;
     rewinddir(replaced.out);
     while (replaced.begun && (entry = folder_next(replaced.out)))
-        if (checkpoint_step_of(entry->d_name) != CHECKPOINT_NONE) return 0;
+        if (checkpoint_step_of(entry->d_name) != CHECKPOINT_NONE) return errno = EBUSY, 0;
     if (replaced.begun && (!replaced_move(replaced.out, NULL, 0) || // the new run's
                            renameat(out, REPLACED_NAME, out, REPLACED_MOVES) != 0))
         return 0;
