@@ -1,10 +1,10 @@
 /*
 Output that is complete or absent: files, and folders of files. Both are written beside their place under a temporary
-name, synced, and renamed by output_commit or folder_commit. If the program ends earlier, it removes them, except at
-kill -9; the next process that writes a folder there removes what such a process left. Only regular files are replaced,
-and folders that hold only files of ours; of a symbolic link, the file it leads to is replaced. Inputs are never
-overwritten (output_refuse_input). Every failure ends the program with one line that names the file, the action and the
-size. Writing a file, or a folder of at most FOLDER_FEW files, allocates nothing.
+name, locked, synced, and renamed by output_commit or folder_commit. If the program ends earlier, it removes them. After
+kill -9 the next process that writes to the same place does. Only regular files are replaced, and folders that hold only
+files of ours; of a symbolic link, the file it leads to is replaced. Inputs are never overwritten (output_refuse_input).
+Every failure ends the program with one line that names the file, the action and the size. Writing a folder of at most
+FOLDER_FEW files allocates nothing.
 */
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
@@ -171,6 +171,58 @@ static void output_refuse_input(const char *path, const char *option, const char
         die("%s: is the input --%s %s, or lies in it or around it; choose another place", path, option, input);
 }
 
+// ---- what a killed process left -------------------------------------------------------------------------------------
+// Removes the folder open as fd and its files that `ours` accepts, unfinished ones too; closes fd. within: "", or the
+// "NAME/" of a folder in the one that is removed. 0: it holds other files and stays.
+static int folder_remove(const char *path, int fd, const char *within, int (*ours)(const char *name)) {
+    DIR *directory = fdopendir(fd);
+    const struct dirent *entry;
+    while (directory && (entry = readdir(directory))) {
+        char name[512], inner[PATH_MAX];
+        snprintf(name, sizeof(name), "%s%s", within, entry->d_name);
+        for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.'))
+            if (is_temporary_suffix(dot)) *dot = 0;
+        if (!ours(name) || unlinkat(fd, entry->d_name, 0) == 0) continue;
+        path_join(inner, path, entry->d_name);
+        snprintf(name, sizeof(name), "%s/", entry->d_name);
+        folder_remove(inner, openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), name, ours);
+    }
+    if (directory)
+        closedir(directory);
+    else
+        close(fd);
+    return rmdir(path) == 0;
+}
+
+// Locks a new temporary, open as fd. 0: another process removes it as stale.
+static int output_lock(const char *temporary, int fd) {
+    return (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && path_is_file(temporary, fd);
+}
+
+// Removes temporaries of `path` that killed processes left: folders with files of `ours`; ours NULL: files. A lock tells
+// that one is still being written, by whatever host. A file system without locks refuses it: they stay.
+static void output_clear_stale(const char *path, int (*ours)(const char *name)) {
+    const int flags = (ours ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_NONBLOCK) | O_NOFOLLOW | O_CLOEXEC;
+    char above[PATH_MAX], stale[PATH_MAX];
+    const struct dirent *entry;
+    folder_above(above, path);
+    DIR *directory = opendir(above); // need not be readable to be written to
+    while (directory && (entry = readdir(directory))) {
+        if (!is_temporary_of(entry->d_name, path_last(path))) continue;
+        path_join(stale, above, entry->d_name);
+        int fd = open(stale, flags);
+        if (fd < 0) continue;
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0 || !path_is_file(stale, fd))
+            close(fd);
+        else if (ours ? folder_remove(stale, fd, "", ours) : (unlink(stale) | close(fd)) == 0)
+            note("removed %s, left by an interrupted process", stale);
+        else
+            note("%s was left by an interrupted process and %s; remove it", stale,
+                 ours ? "holds other files" : "stays");
+    }
+    if (directory) closedir(directory);
+}
+
 // ---- files ----------------------------------------------------------------------------------------------------------
 __attribute__((noreturn, format(printf, 3, 4))) static void output_fail(const OutputFile *file, int error,
                                                                         const char *action, ...) {
@@ -203,12 +255,16 @@ static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
     signals_prepare();
     output_resolve(file, path);
+    if (!folder_pending) output_clear_stale(file->path, NULL); // a folder's files are cleared with it
     file->fd = -1;
     for (int attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
         temporary_name(file->temporary, file->path, attempt);
         output_pending = file; // before it exists: a signal may come at once
         file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (file->fd < 0 && errno != EEXIST) break;
+        if (file->fd < 0 || output_lock(file->temporary, file->fd)) continue;
+        close(file->fd); // another process removes it as stale
+        file->fd = -1;
     }
     if (file->fd < 0) {
         output_pending = NULL;
@@ -252,9 +308,11 @@ static void output_leave(const OutputFile *file) {
 
 // Syncs the file and renames it to its path; after this it survives a power failure.
 static void output_commit(OutputFile *file) {
+    const int lock = fcntl(file->fd, F_DUPFD_CLOEXEC, 0); // keeps the lock until the file has its name
     output_leave(file);
     if (rename(file->temporary, file->path) != 0) output_fail(file, errno, "renaming the finished file");
     output_pending = NULL;
+    close(lock);
     sync_folder_of(file->path);
 }
 
@@ -307,28 +365,6 @@ static void folder_write_file(OutputFolder *folder, const char *name, const void
     output_commit(&file);
 }
 
-// Removes the folder open as fd and its files that `ours` accepts, unfinished ones too; closes fd. within: "", or the
-// "NAME/" of a folder in the one that is removed. 0: it holds other files and stays.
-static int folder_remove(const char *path, int fd, const char *within, int (*ours)(const char *name)) {
-    DIR *directory = fdopendir(fd);
-    const struct dirent *entry;
-    while (directory && (entry = readdir(directory))) {
-        char name[512], inner[PATH_MAX];
-        snprintf(name, sizeof(name), "%s%s", within, entry->d_name);
-        for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.'))
-            if (is_temporary_suffix(dot)) *dot = 0;
-        if (!ours(name) || unlinkat(fd, entry->d_name, 0) == 0) continue;
-        path_join(inner, path, entry->d_name);
-        snprintf(name, sizeof(name), "%s/", entry->d_name);
-        folder_remove(inner, openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), name, ours);
-    }
-    if (directory)
-        closedir(directory);
-    else
-        close(fd);
-    return rmdir(path) == 0;
-}
-
 // Commits a folder whose files are written and synced, by renaming it. A folder that it replaces is moved away before.
 static void folder_commit(OutputFolder *folder) {
     char old[PATH_MAX];
@@ -378,18 +414,6 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
         die("%s: this symbolic link cannot be followed; choose another --out", path);
 }
 
-// Removes a temporary folder that a killed process left. If it is locked, it is still being written.
-static void folder_clear_stale(const char *path, int (*ours)(const char *name)) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return;
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0)
-        close(fd);
-    else if (folder_remove(path, fd, "", ours))
-        note("removed %s, left by an interrupted conversion", path);
-    else
-        note("%s was left by an interrupted conversion and holds other files; remove it", path);
-}
-
 // Sets *bytes to the free space at `folder`. Returns 0 if the file system does not say.
 static int space_available(const char *folder, uint64_t *bytes) {
     struct statvfs status;
@@ -402,21 +426,14 @@ static int space_available(const char *folder, uint64_t *bytes) {
 // be removed.
 static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
                         int (*ours)(const char *name), int replaces) {
-    char above[PATH_MAX], stale[PATH_MAX];
-    const struct dirent *entry;
+    char above[PATH_MAX];
     uint64_t available;
     memset(folder, 0, sizeof(*folder));
     folder->ours = ours, folder->replaces = replaces;
     signals_prepare();
     folder_resolve(folder, path);
     folder_above(above, folder->path);
-    DIR *directory = opendir(above); // need not be readable to be written to
-    while (directory && (entry = readdir(directory))) {
-        if (!is_temporary_of(entry->d_name, path_last(folder->path))) continue;
-        path_join(stale, above, entry->d_name);
-        folder_clear_stale(stale, ours);
-    }
-    if (directory) closedir(directory);
+    output_clear_stale(folder->path, ours);
     if (space_available(above, &available) && available < bytes)
         die("%s: needs %s (%llu bytes), but only %s are free there; make room or choose another --out", path,
             human_bytes((double)bytes), (unsigned long long)bytes, human_bytes((double)available));
@@ -424,8 +441,7 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
         temporary_name(folder->temporary, folder->path, attempt);
         if (!folder_begin(folder, files) && errno == EEXIST) continue;
         if (folder->fd < 0) break;
-        flock(folder->fd, LOCK_EX | LOCK_NB); // a file system without locks refuses it to all
-        if (path_is_file(folder->temporary, folder->fd)) return;
+        if (output_lock(folder->temporary, folder->fd)) return;
         folder_pending = NULL; // another process removed it as stale
         close(folder->fd);
     }

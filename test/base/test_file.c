@@ -125,17 +125,48 @@ TEST(writers_do_not_mix) {
     expect_files("two", 2);
 }
 
-// Leaves a file alone that a process of the same number left, or that another machine is writing.
-TEST(names_that_are_taken_are_left_alone) {
+// A locked file is being written, perhaps on another machine by a process of the same number. An unlocked one is left over.
+TEST(temporaries_of_others_stay_while_locked) {
     const char *path = scratch_path("taken/file");
     char taken[600];
     fresh_folder("taken");
     snprintf(taken, sizeof(taken), "%s.%ld-0.tmp", path, (long)getpid());
     write_file(taken, "taken", 5);
+    const int fd = open(taken, O_RDONLY);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
     write_output(path, "new");
     expect_text(path, "new");
     expect_text(taken, "taken");
     expect_files("taken", 2);
+    close(fd);
+    write_output(path, "newer");
+    expect_text(path, "newer");
+    expect_files("taken", 1);
+}
+
+static void be_killed(const void *path) {
+    OutputFile file;
+    output_open(&file, (const char *)path, 1000);
+    raise(SIGKILL);
+}
+
+// What a killed writer left goes with the next write to the same path; files of any other name stay.
+TEST(leftovers_of_kills_are_removed) {
+    static const char *const others[] = {"kill/file.tmp", "kill/files.1-0.tmp", "kill/file.1-0.tmp.x"};
+    const char *path = scratch_path("kill/file");
+    fresh_folder("kill");
+    for (size_t i = 0; i < COUNT_OF(others); i++) write_file(scratch_path(others[i]), "mine", 4);
+    assert_int_equal(symlink("files.1-0.tmp", scratch_path("kill/file.2-0.tmp")), 0);
+    for (size_t kills = 0; kills < 2; kills++) {
+        assert_int_equal(run_child(be_killed, path)->code, 1000 + SIGKILL);
+        expect_files("kill", COUNT_OF(others) + 2);
+    }
+    const Child *child = run_child(write_body, path);
+    assert_int_equal(child->code, 0);
+    assert_true(count_lines(child->err) == 1 && strstr(child->err, "-0.tmp, left by an interrupted process"));
+    expect_text(path, "new");
+    expect_files("kill", COUNT_OF(others) + 2);
+    for (size_t i = 0; i < COUNT_OF(others); i++) expect_text(scratch_path(others[i]), "mine");
 }
 
 TEST(names_of_temporaries) {

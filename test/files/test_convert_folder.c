@@ -147,9 +147,9 @@ TEST(leftovers_of_kills) {
         const Child *child = run_child(convert_body, &c);
         assert_int_equal(child->code, 0);
         assert_int_equal(count_lines(child->err), 1);
-        assert_non_null(
-            strstr(child->err, theirs ? "was left by an interrupted conversion and holds other files; remove it"
-                                      : ".tmp, left by an interrupted conversion\n"));
+        assert_non_null(strstr(child->err, theirs
+                                               ? "was left by an interrupted process and holds other files; remove it"
+                                               : ".tmp, left by an interrupted process\n"));
         assert_int_equal(count_paths("%s.*/*", c.to), theirs); // the thesis
         assert_int_equal(count_temporaries(c.to), theirs);
         expect_shards(c.to, GOLDEN "llama", 1, 21);
