@@ -31,6 +31,8 @@ export DEPS CC CXX ONEDNN MPI MPICC CJSON
 # BACKEND=cpu|cuda: the default is cuda if nvcc and a GPU are found.
 GPU     := $(shell scripts/cuda_libraries.sh gpu)
 BACKEND ?= $(if $(GPU),$(if $(shell command -v $(NVCC) 2>/dev/null),cuda,cpu),cpu)
+BUILT_FOR := $(if $(filter cuda,$(BACKEND)),CUDA,the CPU$(if $(filter file,$(origin BACKEND)),$(if $(GPU), (there is a GPU but no \
+             nvcc: install the CUDA toolkit or say scripts/cuda_wheels.sh toolkit && make CUDA=toolkit), (nvidia-smi lists no GPU)), as asked))
 ifeq ($(filter $(BACKEND),cpu cuda),)
 $(error BACKEND=$(BACKEND) is not cpu or cuda)
 endif
@@ -95,6 +97,8 @@ OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. 
 # ---- the program -----------------------------------------------------------------------------------------------------
 .PHONY: all install demo test test-quick test-gpu test-gpu-build fuzz bench format lint check-cxx clean help deps FORCE
 all: train
+	@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),:,echo './train is for $(BUILT_FOR), in $(PRECISION). \
+Next: make demo, or Fine-tune a chat model in README.md')
 
 # Compared every time: ./train may be a newer build of another configuration.
 train: $(BUILD)/train FORCE
