@@ -118,7 +118,8 @@ def read_arguments(argv):
     add("--shard-tokens", type=count, default=10**8, metavar="N", help="a shard's size (default 1e8)")
     add("--workers", type=number(int, 1, 1024, "a number of processes"), default=0, metavar="N", help="processes (default: cores, at most 16)")
     add("--show", type=count, metavar="N", help="print N samples and write nothing")
-    add("--force", action="store_true", help="remove what an earlier run left in the folder, and begin anew")
+    add("--overwrite", action="store_true", help="replace the output of an earlier run, once the new one is complete")
+    add("--force", action="store_true", help="remove what an earlier run left in the folder first, and begin anew")
     # --skip-bad alone means any number; argparse would take the name after it for one.
     argv = ["--skip-bad=-1" if a == "--skip-bad" and not re.fullmatch(r"\d+", following) else a
             for a, following in zip(argv, [*argv[1:], ""])]

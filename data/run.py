@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import time
 
 import numpy as np
@@ -27,6 +28,7 @@ STATE_SECONDS = 10  # between states, besides those at the ends of shards
 CHECKED = 64  # samples at the beginning of a run whose masks are checked
 MOST_NOTES = 200  # approximate limit of names of columns in notes
 SHOWN = 10  # rejected samples printed of each kind
+NEW = "prepare.new"  # folder in --out: what --overwrite makes before the old output goes
 TOKENIZER = ("tokenizer.tok", "chat_template.jinja")  # files for the C program and others
 OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|"
                   r"rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok|chat_template\.jinja")
@@ -106,7 +108,7 @@ class RejectedFile:
         if self.reasons[reason] <= SHOWN:
             self.say(f"{file}:{number}: {reason}: {detail}")
         if self.reasons[reason] == SHOWN + 1:
-            self.say(f"more samples with {reason!r} are only counted here, and listed in {self.path}")
+            self.say(f"more samples with {reason!r} are only counted here, and listed in {os.path.basename(self.path)}")
 
     def bad(self):
         return sum(count for reason, count in self.reasons.items() if reason not in records.ACCEPTABLE)
@@ -145,46 +147,66 @@ class Folder:
             if name not in keep:
                 os.remove(os.path.join(self.path, name))
 
-    def begin(self, plan, force):
+    def replace(self):
+        """Moves a complete output in NEW to the folder, prepare.json last. May be repeated after a crash at any point: the old prepare.json
+        goes before the first new file comes."""
+        new = os.path.join(self.path, NEW)
+        if os.path.exists(self.json):
+            self.clear(keep=["prepare.json"])
+            os.remove(self.json)
+        for name in sorted(os.listdir(new), key="prepare.json".__eq__):
+            path = os.path.join(new, name)
+            os.remove(path) if name.endswith(".tmp") else os.replace(path, os.path.join(self.path, name))
+        os.rmdir(new)
+
+    def saved(self, name="."):
+        """Returns prepare.json, of this folder or one in it; {} if it cannot be read."""
+        try:
+            with open(os.path.join(self.path, name, "prepare.json"), encoding="utf-8") as file:
+                value = json.load(file)
+        except (OSError, ValueError):
+            value = None
+        return value if isinstance(value, dict) else {}
+
+    def begin(self, plan, force, overwrite):
         """Returns prepare.json of a begun run with this plan; {} for a new one."""
         if force:
             self.clear()
+            shutil.rmtree(os.path.join(self.path, NEW), ignore_errors=True)
         if not os.path.exists(self.json):
             foreign = [name for name in self.ours() if name.endswith(".bin")]
             if foreign:
                 raise Failure(f"{self.path}: holds {foreign[0]} but no prepare.json; choose another --out, or --force to remove what is there")
             self.clear()
             return {}
+        saved = self.saved()
         try:
-            with open(self.json, encoding="utf-8") as file:
-                saved = json.load(file)
             different = differences(saved["plan"], plan)
             saved["status"]
         except (ValueError, KeyError, AttributeError, TypeError):
-            raise Failure(f"{self.json}: cannot be parsed; --force removes what is there and begins anew") from None
+            raise Failure(f"{self.json}: cannot be parsed; --overwrite replaces it") from None
         if not different:
             return saved
-        if saved["status"] == "refused":  # it produced nothing
+        if saved["status"] == "refused" or overwrite:  # it produced nothing
             self.clear()
             return {}
-        raise Failure(f"{self.path}: was begun with other {', '.join(different)}; --force removes what is there and begins anew, or choose "
-                      "another --out")
+        raise Failure(f"{self.path}: was begun with other {', '.join(different)}; --overwrite replaces it, or choose another --out")
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------------------
 class Run:
     """`settings`: paths, out, options (encode.Options), workers, val_fraction, seed, shard_tokens, skip_bad (None: refuse, -1: any
-    number), force, code_tests (None, or the documents of code_tests.plan). `progress(done bytes, tokens)` is called between batches, `say(line)` for messages."""
+    number), force, overwrite, code_tests (None, or the documents of code_tests.plan). `progress(done bytes, tokens)` is called between batches, `say(line)` for messages."""
 
     def __init__(self, settings, progress, say):
         self.settings, self.progress, self.say = settings, progress, say
         self.parts, self.writers, self.kind, self.notes = {}, {}, None, collections.Counter()
-        self.folder = None
+        self.folder = self.goal = None
 
     def close(self):
         """Lets other runs into the folder."""
-        if self.folder:
-            os.close(self.folder.lock)
+        for folder in {self.folder, self.goal} - {None}:
+            os.close(folder.lock)
 
     def plan(self):
         """Returns everything that the output depends on."""
@@ -203,12 +225,18 @@ class Run:
 
     def run(self):
         s = self.settings
-        folder = self.folder = Folder(s.out)
-        saved_now = self.saved_time() if not s.force else None
+        folder = self.folder = self.goal = Folder(s.out)
+        if folder.saved(NEW).get("status") == "complete":  # a crash while it was moved
+            folder.replace()
+            self.say(f"{s.out}: the output of an earlier --overwrite was complete and is now in place")
+        if s.overwrite and os.path.exists(folder.json) and folder.saved().get("status") not in ("running", "read", "refused"):
+            s.out = os.path.join(s.out, NEW)
+            folder = self.folder = Folder(s.out)
+        saved_now = None if s.force else folder.saved().get("now")  # of a run that goes on: its template gets the same time
         now = datetime.datetime.fromisoformat(saved_now) if saved_now else datetime.datetime.now().replace(microsecond=0)
-        pool = workers.Pool(s.workers, lambda: encode.Encoder(s.options, now), close=[folder.lock])
+        pool = workers.Pool(s.workers, lambda: encode.Encoder(s.options, now), close=[folder.lock for folder in {self.folder, self.goal}])
         try:
-            self.made = folder.begin(self.plan(), s.force)
+            self.made = folder.begin(self.plan(), s.force, s.overwrite)
             if self.made.get("status") == "complete":
                 self.say(f"{s.out}: is complete for these inputs and options; nothing to do")
                 self.restore(self.made["result"])
@@ -224,14 +252,6 @@ class Run:
         finally:
             pool.close()
         self.finish()
-
-    def saved_time(self):
-        """Returns the time for this run's template; a continued run must have the same."""
-        try:
-            with open(self.folder.json, encoding="utf-8") as file:
-                return json.load(file).get("now")
-        except (OSError, ValueError, AttributeError):
-            return None
 
     def restore(self, state):
         self.parts = {name: Part(part) for name, part in state.get("parts", {}).items()}
@@ -325,7 +345,7 @@ class Run:
         """Refuses, or renames everything to its final name. May be repeated after a crash at any point."""
         s, out = self.settings, self.settings.out
         if [inputs.identity(path) for path in s.paths] != self.made["plan"]["inputs"]:
-            raise Failure(f"{out}: an input changed while it was read; run again with --force")
+            raise Failure(f"{out}: an input changed while it was read; run again with --overwrite")
         self.reasons, bad = dict(self.rejected.reasons), self.rejected.bad()
         if self.made["status"] != "publishing":
             if bad and (s.skip_bad is None or 0 <= s.skip_bad < bad):
@@ -346,6 +366,8 @@ class Run:
         self.made = {"status": "complete", "plan": self.made["plan"], "now": self.made["now"], "result": result}
         save(self.folder.json, self.made)
         self.folder.clear(keep=[*names, "prepare.json", "rejected.jsonl" if self.reasons else "", *TOKENIZER])
+        if self.folder is not self.goal:
+            self.goal.replace()
 
     def rendered(self):
         """Returns the template if it rendered a sample that was read so far; else None."""

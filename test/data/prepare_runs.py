@@ -66,9 +66,9 @@ def encoder(name, **options):
 
 
 def contents(folder):
-    """{name: bytes} of a folder."""
+    """{name: bytes} of a folder's files."""
     found = {}
-    for name in sorted(os.listdir(folder)):
+    for name in sorted(filter(lambda name: not os.path.isdir(os.path.join(folder, name)), os.listdir(folder))):
         with open(os.path.join(folder, name), "rb") as file:
             found[name] = file.read()
     return found
@@ -140,7 +140,7 @@ class WithCommand(unittest.TestCase):
 
     def run_of(self, out, *data, progress=lambda *_: None, **more):
         """A silent run, not begun."""
-        settings = {"workers": 1, "val_fraction": 0.2, "seed": 0, "shard_tokens": 2500, "skip_bad": -1, "force": False, "separator": None, **more}
+        settings = {"workers": 1, "val_fraction": 0.2, "seed": 0, "shard_tokens": 2500, "skip_bad": -1, "force": False, "overwrite": False, "separator": None, **more}
         options = encode.Options(tokenizer=FOLDERS["chatml"])
         return run.Run(argparse.Namespace(paths=data, out=self.path(out), options=options, code_tests=None, **settings), progress, lambda _: None)
 
@@ -329,11 +329,14 @@ class Runs(WithCommand):
         before = contents(self.path("out"))
         self.assertNotIn("rejected.jsonl", before)
         self.assertIn("is complete", self.prepare("out", data).stderr)
-        self.refused(1, "begun with other --train-on; --force", self.command("out", data, "--train-on", "all"))
+        self.refused(1, "begun with other --train-on; --overwrite", self.command("out", data, "--train-on", "all"))
         self.write("a.jsonl", [GOOD, GOOD])
-        self.refused(1, "begun with other inputs; --force", self.command("out", data))
+        self.refused(1, "begun with other inputs; --overwrite", self.command("out", data))
         self.assertEqual(contents(self.path("out")), before)
+        samples.write_text(self.path("out/notes.txt"), "a file of the user's")
+        self.assertIn("2 samples", self.prepare("out", data, "--overwrite").stdout)
         self.assertIn("2 samples", self.prepare("out", data, "--force").stdout)
+        self.assertEqual(sorted(os.listdir(self.path("out"))), ["chat_template.jinja", "notes.txt", "prepare.json", "tokenizer.tok", "train-00000.bin"])
         os.remove(self.path("out/prepare.json"))
         self.refused(1, "holds train-00000.bin but no prepare.json", self.command("out", data))
         samples.write_text(self.path("out/prepare.json"), "{}")
@@ -441,6 +444,36 @@ class Runs(WithCommand):
                     self.assert_same_files(out, "whole")
                     kills += 1
         self.assertGreater(kills, 20)
+
+    def test_overwrite_keeps_the_old_output_until_the_new_one_is_complete(self):
+        """Killed before or after any removal and renaming, it leaves one of them, and the next run makes what an undisturbed one makes."""
+        rows = [*samples.conversations(8)]
+        old, data = self.write("old.jsonl", rows[:5]), self.write("new.jsonl", rows[5:])
+        run_to = lambda out, data, **more: self.run_of(out, data, val_fraction=0, **more).run()
+        run_to("old", old, shard_tokens=100)  # more shards than the new one
+        run_to("new", data)
+        before, after = (contents(self.path(name)) for name in ("old", "new"))
+        ours, new, states = self.path("out"), self.path("out/prepare.new"), set()
+        held = lambda whole, *files: all(any(file.get(name) == content for file in files) for name, content in whole.items())
+        for name, late in itertools.product(("fsync", "replace", "remove", "rmdir"), (False, True)):
+            for step in itertools.count(1):
+                shutil.copytree(self.path("old"), ours)
+                samples.write_text(self.path("out/notes.txt"), "a file of the user's")
+                making = name == "fsync"  # killed while it makes the new one, else while it moves it
+                if not making:
+                    shutil.copytree(self.path("new"), new)
+                act = (lambda: run_to("out", data, overwrite=True)) if making else lambda: run.Folder(ours).replace()
+                status, _ = in_child(lambda: (self.die_at(name, step + 2 * making, late), act()))
+                files = [contents(ours), contents(new) if os.path.exists(new) else {}]
+                states.add((held(before, files[0]), held(after, *files)))
+                self.assertNotIn((False, False), states, (name, late, step))
+                run_to("out", data, overwrite=making)
+                self.assertEqual(contents(ours), {**after, "notes.txt": b"a file of the user's"}, (name, late, step))
+                shutil.rmtree(ours)
+                if status == 0 or making:
+                    break
+                self.assertEqual(status, 9)
+        self.assertEqual(states, {(True, False), (True, True), (False, True)})
 
     @staticmethod
     def die_at(name, step, after):
