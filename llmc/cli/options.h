@@ -315,8 +315,8 @@ static double options_learning_rate(const Options *o) {
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
 // Adds the options of --config that the command line leaves out. A default in JSON, and so in a log, is not given.
-// Notes each command that the file brings, as the run will execute it.
-static void options_add_config(Options *options) {
+// Notes each command that the file brings, as the run will execute it. resumes: the file is the log of the run itself
+static void options_add_config(Options *options, int resumes) {
     const OptionWords *words = option_words_read(options->config);
     const int quiet = options->quiet, commands = option_find("reward-command");
     const int theirs = !options->given[commands];
@@ -329,6 +329,8 @@ static void options_add_config(Options *options) {
         i = options_parse_one(&file, (int)words->count, words->word, i);
     }
     *options_where = 0;
+    if (words->logged && !resumes) file.given[option_find("extend")] = 0;
+    if (resumes && options->extend) file.given[option_find("lr")] = 0; // goes on at the final rate
     for (size_t i = 0; i < OPTION_RIVALS; i++)
         for (size_t k = 0; k < 2; k++)
             if (option_given(options, option_rivals[i][k])) file.given[option_find(option_rivals[i][1 - k])] = 0;
@@ -346,8 +348,20 @@ static void options_add_config(Options *options) {
     for (size_t i = 0; theirs && !quiet && i < options->reward_command.count; i++)
         note("%s: this run will execute its --reward-command: %.8000s%s", options->config,
              options->reward_command.path[i], strlen(options->reward_command.path[i]) > 8000 ? "..." : "");
-    if (words->logged && !quiet)
+    if (resumes && !quiet)
+        note("--resume: takes the options of %s that are not given here", options->config);
+    else if (words->logged && !quiet)
         note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
+}
+
+// Tells whether --resume takes the options of its run: --data is not given, and --out has a log that is not the one of
+// an interrupted --overwrite.
+static int options_resume_alone(const Options *o) {
+    const char *name;
+    char records[PATH_MAX];
+    if (!o->resume || !o->out || o->config || o->data.count || replaced_is_there(o->out, &name)) return 0;
+    path_join(records, o->out, RECORDS_NAME);
+    return path_exists(records);
 }
 
 // Adds the second option that an alias of another program implies.
@@ -414,7 +428,9 @@ static Options options_parse(int argc, char **argv) {
         stdout_finish();
         exit(0);
     }
-    if (options.config) options_add_config(&options);
+    const int resumes = options_resume_alone(&options);
+    if (resumes) options.config = options.out;
+    if (options.config) options_add_config(&options, resumes);
     options_add_meaning(&options);
     options_add_replicas(&options);
     options_follow_run(&options);

@@ -74,6 +74,8 @@ static void options_check_files(const Options *o) {
         {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
         {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && !models,
          "no model: give --model PATH or --init NAME"},
+        {needs_data && !o->data.count && o->resume, "no data: --out holds no log.jsonl whose options --resume could "
+                                                    "take; give --data and the run's other options"},
         {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},

@@ -4,7 +4,8 @@
     lines    --option value, quoted as for a shell; a line's first word may lack its dashes; # begins a comment
     JSON     an object {"option": value, ...}: true is a flag, false and null are nothing, a list gives several values
     a log    log.jsonl of a run, or the run's folder: the options of its last part, without --out, --resume, --extend
-             and --overwrite, so that no run writes into another's folder unasked
+             and --overwrite, so that no run writes into another's folder unasked. --resume without --data reads the
+             log of --out, and keeps its --extend
 
 options.h parses the words; the command line has precedence.
 
@@ -104,7 +105,7 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
         char name[64];
         const int index = option_find(option_name(item->string, name));
         if (cJSON_IsNull(item) || cJSON_IsFalse(item) || (cJSON_IsArray(item) && !item->child)) continue;
-        if (text_is_one_of(item->string, w->logged ? "verb|out|resume|extend|overwrite" : "verb")) continue;
+        if (text_is_one_of(item->string, w->logged ? "verb|out|resume|overwrite" : "verb")) continue;
         if (w->logged && option_is_gone(item, path)) continue;
         const char *at = text ? strstr(text, item->string) : NULL; // keys are in order; NULL for an escaped one
         for (; text && text < at; text++) line += *text == '\n';

@@ -485,6 +485,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     snprintf(schedule, sizeof(schedule), "lr %g%s, %zu step%s of ", o->lr, source, t->state.schedule.steps,
              t->state.schedule.steps == 1 ? "" : "s");
     report_run(&t->run, &t->data, bound, schedule);
+    if (o->extend && *last && isnan(given->lr)) o->lr = NAN; // logged as auto: --resume alone extends alike
     if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);

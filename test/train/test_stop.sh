@@ -148,7 +148,10 @@ succeeds train $any --steps 2 --out "$WORK/auto" --resume auto --quiet
 succeeds train $any --steps 3 --out "$WORK/auto" --resume auto
 says out '^resumed  .*checkpoint-00000002, step 2 of 3'
 refuses 1 'holds a run at step 3; go on with --resume, replace it with --overwrite' train $any --steps 3 --out "$WORK/auto"
-succeeds train $any --steps 5 --out "$WORK/auto" --resume --extend --quiet
+succeeds train --steps 5 --out "$WORK/auto" --resume --extend --quiet
+cp -r "$WORK/auto" "$WORK/again" && rm -r "$WORK/again/checkpoint-00000005"
+succeeds train --resume --out "$WORK/again"
+check 'an extension goes on by its log' same_run "$WORK/auto" "$WORK/again" 5
 succeeds train $any --steps 1 --out "$WORK/auto" --overwrite --quiet
 check '--overwrite leaves nothing of it' [ "$(last_step "$WORK/auto")-$(grep -c '"loss"' "$WORK/auto/log.jsonl")" = 1-1 ]
 succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 12 --val-data $SHARD --val-steps 2 --val-every 2 --lr 0.5 --save-every 1 --keep-checkpoints 1 --keep-best --out "$WORK/best"

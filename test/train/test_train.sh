@@ -68,7 +68,7 @@ says err '^note: --chunk was [0-9]* until .* to other bits'
 cp $SHARD "$WORK/shard.bin"
 parts="--init $TINY --data $WORK/shard.bin --seq-len 64 --lr 1e-2 --schedule constant --out $WORK/parts --quiet"
 succeeds train $parts --steps 4
-succeeds train --config "$WORK/parts" --epochs 0.09375 --out "$WORK/parts" --resume --quiet # 6 of 64 sequences
+succeeds train --epochs 0.09375 --out "$WORK/parts" --resume # 6 of 64 sequences
 check 'a share of an epoch as steps' [ -d "$WORK/parts/checkpoint-00000006" ]
 check 'a record of the options for each of two parts' \
     [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": "\{0,1\}\([0-9a-z]*\).*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
