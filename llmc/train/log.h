@@ -364,13 +364,12 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
 static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->high; }
 
 // ---- the last lines of a run ----------------------------------------------------------------------------------------
-// Duration, validations, folder, and what to type next. After --resume they describe only the resumed part.
+// Duration, validations, folder, and what to type next. After --resume the duration is that of the resumed part.
 
 typedef struct {
     double begin, seconds; // clock and total seconds of training before the first step
     size_t tokens;         // tokens trained on before
-    double first, last;    // validation losses, with --rollout rewards
-    size_t validations;
+    double last;           // validation loss, with --rollout reward; NAN: none
 } Ending;
 
 // Prints the lines. peak: bytes. stopped: a signal ended the run and has printed how to go on
@@ -381,9 +380,9 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s, memory at most %s\n", state->step,
             state->schedule.steps, human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0,
             human_bytes(peak));
-    if (e->validations && state->best_step)
+    if (!isnan(e->last) && state->best_step)
         fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
-                o->rollout ? "reward" : "loss", e->first, state->best, state->best_step, e->last);
+                o->rollout ? "reward" : "loss", state->first, state->best, state->best_step, e->last);
     if (!o->out || stopped) return;
     const int writes = tokenizer_of_run(run, path) || run->model.config.vocab_size == 256;
     const size_t name = strlen(o->out) - text_ends_with(o->out, "/");

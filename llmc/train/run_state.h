@@ -37,6 +37,7 @@ typedef struct {
     size_t validated;  // step of the last validation
     size_t best_step;  // step of the best validation so far; 0: none
     double best;       // its loss, or reward
+    double first;      // of the run's first validation; NAN: none
     double seconds;    // seconds of training
     Schedule schedule;
     const RunSetting *settings;
@@ -104,6 +105,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_size(&json, "tokens", run->tokens);
     json_number(&json, "seconds", run->seconds);
     json_size(&json, "validated", run->validated);
+    if (!isnan(run->first)) json_number(&json, "first_validation", run->first);
     if (run->best_step) {
         json_object(&json, "best");
         json_size(&json, "step", run->best_step);
@@ -255,6 +257,7 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     run->tokens = state_size(root, "tokens", path);
     run->seconds = state_number(root, "seconds", path);
     run->validated = json_get(root, "validated") ? state_size(root, "validated", path) : run->step;
+    run->first = json_get(root, "first_validation") ? state_number(root, "first_validation", path) : NAN;
     const cJSON *best = json_get(root, "best");
     run->best_step = best ? state_size(best, "step", path) : 0;
     run->best = best ? state_number(best, "value", path) : 0;

@@ -292,7 +292,7 @@ static void trainer_validate(Trainer *t) {
     const int better = rollout ? value > t->state.best : value < t->state.best;
     runlog_validation(&t->log, step, &found);
     t->state.validated = step;
-    if (!t->ending.validations++) t->ending.first = value;
+    if (isnan(t->state.first)) t->state.first = value;
     t->ending.last = value;
     const int savable = step && step % t->run.options->updates == 0; // not in the middle of a rollout
     if (savable && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;

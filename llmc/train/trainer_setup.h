@@ -458,7 +458,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     memset(t, 0, sizeof(*t));
     *o = *given;
     t->given = given;
-    t->validation_loss = NAN;
+    t->validation_loss = t->state.first = t->ending.last = NAN;
     if (o->out && !strcmp(o->out, "none")) o->out = NULL;
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);

@@ -157,6 +157,9 @@ check '--overwrite leaves nothing of it' [ "$(last_step "$WORK/auto")-$(grep -c 
 succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 12 --val-data $SHARD --val-steps 2 --val-every 2 --lr 0.5 --save-every 1 --keep-checkpoints 1 --keep-best --out "$WORK/best"
 best=$(sed -n 's/^validation  .* at best (step \([0-9]*\)).*/\1/p' "$WORK/out")
 check "--keep-best keeps step $best" [ "$best" -gt 0 -a -f "$WORK/best/checkpoint-$(printf %08d "$best")/DONE" -a -f "$WORK/best/checkpoint-00000012/DONE" ]
+first=$(sed -n 's/^\(validation  .* at first\),.*/\1/p' "$WORK/out")
+succeeds train --resume --extend --steps 14 --out "$WORK/best"
+says out "^${first:?}, "
 begin $endless --save-every 1s --out "$WORK/removed"
 until_true there "$WORK/removed" 'checkpoint-????????/DONE' && mv "$WORK/removed" "$WORK/moved" && until_true there "$WORK/removed" 'checkpoint-????????/DONE' && kill $process
 ends 143 '^stopped by SIGTERM .* it is saved in '
