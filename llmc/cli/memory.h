@@ -39,7 +39,8 @@ static Search run_search(const Run *run, size_t limit) {
     c.sequences = max_size(1, assigned_batches(run->assignment));
     const double node = fmin((double)world_ranks(world), c.machine->value[GPUS_PER_NODE]);
     const double sharing = plans ? node : (double)dist_local_ranks();
-    const double most[PLACES] = {0, plans && named ? named->host_gib : 0, plans && named ? named->disk_gib : 0};
+    const double most[PLACES] = {0, plans && named ? machine_host_gib(named, node) : 0,
+                                 plans && named ? named->disk_gib : 0};
     const size_t given[PLACES] = {0, o->host_limit, o->disk_limit};
     c.limits = device_limit(limit ? limit : SIZE_MAX), c.limits.tables = gpu;
     for (int place = PLACE_HOST; place < PLACES; place++)

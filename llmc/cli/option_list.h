@@ -138,9 +138,9 @@ REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS"
 SIZE(ranks, "ranks", "1", 1, 1048576, SHORT(ON(PLAN)), "P", "processes of the planned run")
 TEXT(lengths, "lengths", NULL, ON(PLAN), "FILE|lognormal,median=M,sigma=S,max=L",
      "with --sp auto: plan steps of --samples documents of these lengths; a file has one a line, in tokens")
-TEXT(machine, "machine", "h100", SHORT(ON(PLAN)) | PASSES, "CARD[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
-     "also estimate time; plan: of a step on nodes of this card (its memory is --memory-limit), host memory and disk; "
-     "train, bp: choose places by its rates; bp: also MFU and --profile by them")
+TEXT(machine, "machine", "h100", SHORT(ON(PLAN)) | PASSES, "CARD[xP][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
+     "also estimate time; plan: of a step on nodes of this card (its memory is --memory-limit), host memory (a card's share of "
+     "a usual node) and disk; h100x8: of --ranks 8; train, bp: choose places by its rates; bp: also MFU and --profile by them")
 
 SECTION("Objective")
 CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_KTO, SHORT(LOSSES),

@@ -382,6 +382,18 @@ static int given_as(const Options *o, const char *option, const char *typed) {
     return given >= GIVEN_AS_ALIAS && !strcmp(option_aliases[given - GIVEN_AS_ALIAS].typed, typed);
 }
 
+// Takes the number of cards of --machine h100x8 as --ranks.
+static void options_add_cards(Options *o) {
+    Machine machine;
+    char wrong[128];
+    if (!option_given(o, "machine") || !machine_parse(&machine, o->machine, wrong, sizeof(wrong))) return;
+    const size_t ranks = o->verb != VERB_PLAN ? dist_ranks() : option_given(o, "ranks") ? o->ranks : machine.cards;
+    if (machine.cards && ranks != machine.cards)
+        options_refuse(o->verb, "--machine %.64s: %zu cards, but the run has %zu rank%s; leave x%zu out", o->machine,
+                       machine.cards, ranks, ranks == 1 ? "" : "s", machine.cards);
+    if (machine.cards && o->verb == VERB_PLAN) o->ranks = ranks, o->given[option_find("ranks")] = 1;
+}
+
 // Converts what other programs count for each replica to counts of a whole step.
 static void options_add_replicas(Options *o) {
     const size_t replicas = max_size(1, (o->verb == VERB_PLAN ? o->ranks : dist_ranks()) / max_size(o->sp, 1));
@@ -432,6 +444,7 @@ static Options options_parse(int argc, char **argv) {
     if (resumes) options.config = options.out;
     if (options.config) options_add_config(&options, resumes);
     options_add_meaning(&options);
+    options_add_cards(&options);
     options_add_replicas(&options);
     options_follow_run(&options);
     options_check_tables(&options);

@@ -6,6 +6,7 @@ Each number is printed with its source; estimates are no better than they are.
 */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
+#include <ctype.h>
 #include "llmc/data/deal.h"
 #include "llmc/ranks/world.h"
 #include "llmc/base/utils.h"
@@ -83,10 +84,11 @@ typedef struct {
     int architecture;                // 90: sm_90
     double card_gib;                 // memory that CUDA reports
     double host_gib;                 // of a node, for plans
-    int measured, board;             // board: sold without a node; its links are assumed
+    int measured, board;             // board: sold without a node; its links are assumed; 2: in a desktop
     double value[MACHINE_CONSTANTS]; // by MachineConstant
     double disk_gib;                 // of a node, for plans; 0: none
     int host_given;                  // else host_gib is assumed
+    size_t cards;                    // of "h100x8"; 0: not said
 } Machine;
 
 // H100: rates that make the estimates of passes over Qwen3-8B and Qwen3.5-9B those that were measured, within 5 %, at
@@ -125,7 +127,7 @@ typedef struct {
 #define CARD(name, gpu, device, sm, card, host, measured, board, gpus, rates, memory, within, between, link)           \
     {                                                                                                                  \
         name, gpu, device, sm, card, host, measured, board,                                                            \
-            {gpus, rates, memory, within, between, link, 0.85, 0.85, 2e-6, 5e-6, 6e-6, 5e9, 6e9}, 0, 0                 \
+            {gpus, rates, memory, within, between, link, 0.85, 0.85, 2e-6, 5e-6, 6e-6, 5e9, 6e9}, 0, 0, 0              \
     }
 #define MACHINE_NAMES "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
 
@@ -139,13 +141,13 @@ static const Machine machines[MACHINES] = {
          32e9),
     CARD("b200", "B200", "B200", 100, 178.3, 1800, 0, 0, 8, RATES_B200, 8e12, 900e9, 50e9, 64e9),
     CARD("l40s", "L40S", "L40S", 89, 44.4, 900, 0, 1, 8, RATES_OF(362e12, 0.52), 864e9, 16e9, 25e9, 32e9),
-    CARD("rtx5090", "RTX 5090", "RTX 5090", 120, 31.3, 116, 0, 1, 4, RATES_OF(209.5e12, 0.73), 1.792e12, 32e9, 12.5e9,
+    CARD("rtx5090", "RTX 5090", "RTX 5090", 120, 31.3, 116, 0, 2, 4, RATES_OF(209.5e12, 0.73), 1.792e12, 32e9, 12.5e9,
          64e9),
-    CARD("rtx4090", "RTX 4090", "RTX 4090", 89, 23.5, 116, 0, 1, 4, RATES_OF(165.2e12, 0.79), 1.008e12, 16e9, 12.5e9,
+    CARD("rtx4090", "RTX 4090", "RTX 4090", 89, 23.5, 116, 0, 2, 4, RATES_OF(165.2e12, 0.79), 1.008e12, 16e9, 12.5e9,
          32e9),
-    CARD("rtx4080", "RTX 4080", "RTX 4080", 89, 15.4, 56, 0, 1, 4, RATES_OF(97.5e12, 0.79), 716.8e9, 16e9, 12.5e9,
+    CARD("rtx4080", "RTX 4080", "RTX 4080", 89, 15.4, 56, 0, 2, 4, RATES_OF(97.5e12, 0.79), 716.8e9, 16e9, 12.5e9,
          32e9),
-    CARD("rtx3060", "RTX 3060", "RTX 3060", 86, 11.5, 56, 0, 1, 4, RATES_OF(25.5e12, 0.79), 360e9, 16e9, 12.5e9, 32e9),
+    CARD("rtx3060", "RTX 3060", "RTX 3060", 86, 11.5, 56, 0, 2, 4, RATES_OF(25.5e12, 0.79), 360e9, 16e9, 12.5e9, 32e9),
 };
 #undef CARD
 #undef RATES
@@ -174,20 +176,46 @@ static const Machine *machine_of_device(const char *name) {
     return NULL;
 }
 
-// Parses "NAME[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": host memory and disk of a node, bytes per second of the
+// Finds the row of "h100", "RTX 4090" or "4090", and the cards of "h100x8" (0: not said). NULL: none.
+static const Machine *machine_find(const char *text, size_t length, size_t *cards) {
+    char name[32], *times;
+    size_t used = 0;
+    for (size_t i = 0; i < length && used + 1 < sizeof(name); i++)
+        if (text[i] != ' ') name[used++] = (char)tolower((unsigned char)text[i]);
+    name[used] = 0, *cards = 0;
+    for (int counted = 0; counted < 2; counted++, *times = 0) {
+        for (int i = 0; i < MACHINES; i++)
+            if (!strcmp(name, machines[i].name) ||
+                (!strncmp(machines[i].name, "rtx", 3) && !strcmp(name, machines[i].name + 3)))
+                return &machines[i];
+        times = strrchr(name, 'x');
+        if (!times || !parse_size(times + 1, cards) || !*cards || *cards > 1 << 20) return NULL;
+    }
+    return NULL;
+}
+
+// Returns the GiB of host memory that so many cards of a node have: what is given, what a desktop has, or their share
+// of a server's.
+static double machine_host_gib(const Machine *m, double cards) {
+    return m->host_gib * (m->host_given || m->board == 2 ? 1 : cards / m->value[GPUS_PER_NODE]);
+}
+
+static const char *machine_host_basis(const Machine *m) {
+    return m->host_given ? "given" : m->board == 2 ? "assumed" : "an eighth of a node, assumed";
+}
+
+// Parses "NAME[xCARDS][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": host memory and disk of a node, bytes per second of the
 // disk. Returns 0 if `wrong` says what is wrong.
 static int machine_parse(Machine *m, const char *text, char *wrong, size_t size) {
     static const char *const keys[] = {"host", "disk", "disk-rate"};
     const size_t length = strcspn(text, ",");
-    const Machine *row = NULL;
-    size_t bytes[3];
-    for (int i = 0; i < MACHINES; i++)
-        if (strlen(machines[i].name) == length && !strncasecmp(machines[i].name, text, length)) row = &machines[i];
+    size_t bytes[3], cards;
+    const Machine *row = machine_find(text, length, &cards);
     if (!row) {
         snprintf(wrong, size, "'%.*s' is no machine", (int)min_size(length, 32), text);
         return 0;
     }
-    *m = *row;
+    *m = *row, m->cards = cards;
     for (text += length; *text; text += strcspn(text, ",")) {
         char value[32];
         size_t k = 0;
@@ -252,8 +280,8 @@ static void machine_print(FILE *out, const Machine *m) {
             human_bytes((double)machine_usable_bytes(m)));
     fprintf(out, "         of several ranks: less %s for NCCL, and %s for each of two peers with --sp, assumed\n",
             human_bytes(NCCL_BYTES), human_bytes(NCCL_PEER_BYTES));
-    fprintf(out, "         host memory of a node: %s, %s; disk: %s\n", human_bytes(m->host_gib * GIBIBYTE),
-            m->host_given ? "given" : "assumed", m->disk_gib > 0 ? human_bytes(m->disk_gib * GIBIBYTE) : "none");
+    fprintf(out, "         host memory: %s, %s; disk: %s\n", human_bytes(machine_host_gib(m, 1) * GIBIBYTE),
+            machine_host_basis(m), m->disk_gib > 0 ? human_bytes(m->disk_gib * GIBIBYTE) : "none");
 }
 
 // Returns the share of attention's work in our own kernels.

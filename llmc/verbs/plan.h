@@ -55,6 +55,7 @@ static void plan_print_work(FILE *out, const Machine *m, const Estimate *e) {
 static void plan_print_memory(FILE *out, const PlanResult *r) {
     const WayToTrain *w = &r->plan;
     const Options *o = w->run.options;
+    const Machine *machine = option_given(o, "machine") ? machine_from_options(o) : NULL;
     const Search search = run_search(&w->run, r->bounds.limit);
     const size_t tables = page_table_bytes(w->bytes, &search.limits);
     if (!r->bounds.limit) {
@@ -62,15 +63,16 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
     } else {
         fprintf(out, "fits      %s: %s of %s", w->fits ? "yes" : "no", human_bytes((double)w->bytes[PLACE_DEVICE]),
                 human_bytes((double)r->bounds.limit));
-        if (option_given(w->run.options, "machine")) fprintf(out, " (%s)", machine_from_options(w->run.options)->gpu);
+        if (machine) fprintf(out, " (%s)", machine->gpu);
         if (!w->fits && tables) fprintf(out, " and %s of page tables", human_bytes((double)tables));
     }
     for (int place = PLACE_HOST; place < PLACES; place++) {
         if (!w->bytes[place]) continue;
         fprintf(out, ", %s %s", place_names[place], human_bytes((double)w->bytes[place]));
         if (search.limits.bytes[place] < SIZE_MAX)
-            fprintf(out, " of %s%s", human_bytes((double)search.limits.bytes[place]),
-                    place == PLACE_HOST && !o->host_limit && !machine_from_options(o)->host_given ? " (assumed)" : "");
+            fprintf(out, " of %s", human_bytes((double)search.limits.bytes[place]));
+        if (place == PLACE_HOST && !o->host_limit && machine && !machine->host_given)
+            fprintf(out, " (%s)", machine_host_basis(machine));
     }
     if (w->run.settings.backward && !w->run.settings.optimizer) fputs(", for a pass without an optimizer update", out);
     fputc('\n', out);
@@ -211,6 +213,8 @@ static void plan_result_json(const PlanResult *r) {
     if (!run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
     if (!run->settings.optimizer && limit) json_size(&json, "train_max_seq_len", r->train_longest);
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
+    const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
+    if (host < SIZE_MAX) json_size(&json, "usable_host_bytes", host);
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
     if (r->lengths.levels) lengths_json(&json, &r->lengths);

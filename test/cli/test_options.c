@@ -125,12 +125,19 @@ TEST(cards_are_limits) {
 // --machine names a card and describes its node.
 TEST(machines_have_hosts_and_disks) {
     static const char *const bad[] = {
-        "h300", "", "h100,", "h100,host", "h100,hots=1TB", "h100,host=1", "h100,disk-rate=0"};
+        "h300",    "",      "x8",        "h100x",         "h100x0",      "409",
+        "rtx4091", "h100,", "h100,host", "h100,hots=1TB", "h100,host=1", "h100,disk-rate=0"};
     Machine m;
     char wrong[128];
     assert_true(machine_parse(&m, "H200,host=128GiB,disk-rate=3GB,disk=2TB", wrong, sizeof(wrong)));
     assert_true(m.host_gib == 128 && m.host_given && m.disk_gib * GIBIBYTE == 2e12 && m.value[DISK_READ] == 3e9);
     assert_true(machine_parse(&m, "rtx4090", wrong, sizeof(wrong)) && !m.host_given && m.disk_gib == 0);
+    assert_true(m.cards == 0 && machine_host_gib(&m, 1) == m.host_gib); // a desktop's
+    assert_true(machine_parse(&m, "4090X2,host=64GiB", wrong, sizeof(wrong)) && m.cards == 2);
+    assert_true(!strcmp(m.name, "rtx4090") && machine_host_gib(&m, 2) == 64);
+    assert_true(machine_parse(&m, "RTX 4090", wrong, sizeof(wrong)) && !strcmp(m.name, "rtx4090"));
+    assert_true(machine_parse(&m, "H100x8", wrong, sizeof(wrong)) && m.cards == 8 && !strcmp(m.name, "h100"));
+    assert_true(machine_host_gib(&m, 1) == 225 && machine_host_gib(&m, 8) == 1800); // shares of a node
     assert_true(machine_parse(&m, "h100,host=0", wrong, sizeof(wrong)) && m.host_gib == 0);
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         test_case("%s", bad[i]);

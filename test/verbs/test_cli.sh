@@ -25,6 +25,8 @@ refuses 2 'rope-scaling: factor=0.5 would leave fewer positions' plan --init lla
 refuses 2 'rope-scaling: gpt2 has a table of positions' plan --init gpt2 --rope-scaling yarn,factor=2
 refuses 2 "machine: 'rtx4091' is no machine; give a100, .* or rtx3060, then host=, disk= or disk-rate=" \
     plan --init gpt2 --machine rtx4091,host=128GiB
+refuses 2 'machine H100x8: 8 cards, but the run has 4 ranks; leave x8 out' plan --init gpt2 --machine H100x8 --ranks 4
+refuses 2 'machine h100x8: 8 cards, but the run has 1 rank; leave x8 out' bp --init $TINY --seq-len 64 --machine h100x8
 succeeds plan --init gemma3-4b --rope-scaling linear,factor=16 --seq-len 300000
 says err 'note: --rope-scaling replaces the model.s own, linear,factor=8$'
 says out '^positions the model has seen 262144; for 300000 add --rope-scaling yarn,factor=19$'
@@ -224,6 +226,8 @@ check 'whose memory is the limit' [ "$(json usable_bytes) $(($(json max_seq_len)
 with_machine=$(json max_seq_len)
 ranks --memory-limit h200
 check 'a card is a limit by name' [ "$(json max_seq_len) $(json usable_bytes)" = "$with_machine 149035365171" ]
+ranks --machine H100x8 --grad-accum 8
+check 'a machine of eight cards' grep -q '"usable_host_bytes": 241591910400,.* "ranks": 8, .*"machine": "h100"' "$WORK/out"
 ranks --machine h200
 check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds": [0-9]' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2
