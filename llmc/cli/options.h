@@ -46,7 +46,9 @@ static void words_text(const char *choices, char *text, size_t size) {
 }
 
 // 1 for an option of bytes that also takes a card's name: what that card leaves to a program
-static int option_takes_card(const OptionRow *row) { return !strcmp(row->value, "BYTES|CARD"); }
+static int option_takes_card(const OptionRow *row) {
+    return row->kind == OPTION_BYTES && !strcmp(row->value, "BYTES|CARD");
+}
 
 // Describes the values that an option accepts.
 static const char *option_allowed(const OptionRow *row, char *text, size_t size) {
@@ -314,8 +316,8 @@ static double options_learning_rate(const Options *o) {
 // ---- the whole line ------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
-// Adds the options of --config that the command line leaves out. A default in JSON, and so in a log, is not given.
-// Notes each command that the file brings, as the run will execute it. resumes: the file is the log of the run itself
+// Adds the options of --config that the command line leaves out. A default among a run's options is not given. Notes
+// each command that the file brings, as the run will execute it. resumes: the file is the log of the run itself
 static void options_add_config(Options *options, int resumes) {
     const OptionWords *words = option_words_read(options->config);
     const int quiet = options->quiet, commands = option_find("reward-command");
@@ -337,13 +339,14 @@ static void options_add_config(Options *options, int resumes) {
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const char *text = option_text(row, &file, a, sizeof(a)), *usual = option_text(row, &defaults, b, sizeof(b));
-        const int is_default = words->json && text && usual && !strcmp(text, usual);
+        const int is_default = words->of_run && text && usual && !strcmp(text, usual);
         if (!file.given[i] || options->given[i] || is_default || !option_accepted(row, options->verb)) {
             if (row->kind == OPTION_IDS) free(((IdList *)(void *)((char *)&file + row->offset))->id);
             continue;
         }
         memcpy((char *)options + row->offset, (char *)&file + row->offset, row->bytes);
         options->given[i] = file.given[i];
+        if (option_takes_card(row)) options->card = file.card;
     }
     for (size_t i = 0; theirs && !quiet && i < options->reward_command.count; i++)
         note("%s: this run will execute its --reward-command: %.8000s%s", options->config,

@@ -24,8 +24,8 @@ typedef struct {
     char **word;  // [count]
     size_t *line; // [count] of the file
     size_t count;
-    char *text, *end; // holds the words
-    int json, logged;
+    char *text, *end;   // holds the words
+    int logged, of_run; // of_run: all options of a run, with defaults
 } OptionWords;
 
 static void words_begin(OptionWords *w, size_t line) {
@@ -162,11 +162,10 @@ static const OptionWords *option_words_read(const char *given) {
     w->word = (char **)checked_calloc(length + 1, sizeof(char *), path);
     w->line = (size_t *)checked_calloc(length + 1, sizeof(size_t), path);
     w->text = w->end = (char *)checked_calloc(length + 1, 32, path); // a number may be written longer
-    w->json = text[strspn(text, " \t\r\n")] == '{';
-    if (w->json) {
+    if (text[strspn(text, " \t\r\n")] == '{') {
         cJSON *root = json_parse_object(text, length, path);
         const cJSON *options = json_get(root, "options");
-        w->logged = cJSON_IsObject(options);
+        w->logged = cJSON_IsObject(options), w->of_run = w->logged || json_get(root, "verb");
         words_from_json(w, w->logged ? options : root, log ? NULL : text, line, path);
         cJSON_Delete(root);
     } else {

@@ -16,7 +16,8 @@ TEST(a_file_gives_what_the_line_does_not) {
         "\xef\xbb\xbf# of all kinds\n--init gpt2 \t# a preset\r\n\nlearning_rate 3e-5\ndata 'a b.bin' c.bin\n"
         "--like 'it\"s' # of convert\n--rslora\nlora_r=8\nmax_length 4k";
     static const char json[] =
-        "\xef\xbb\xbf{\"init\": \"gpt2\", \"data\": [\"a b.bin\", \"c.bin\"], \"learning_rate\": 3e-5,\n"
+        "\xef\xbb\xbf{\"verb\": \"train\", \"init\": \"gpt2\", \"data\": [\"a b.bin\", \"c.bin\"], \"learning_rate\": "
+        "3e-5,\n"
         "\"seq_len\": 4096, \"long\": \"truncate\", \"rslora\": true, \"lora-rank\": 8, \"beta\":"
         " \"auto\", \"stop_ids\": [], \"resume\": false, \"gamma\": null, \"objective\": \"sft\"}";
     static const char log[] =
@@ -44,6 +45,22 @@ TEST(a_file_gives_what_the_line_does_not) {
         assert_true(!o.init && o.seq_len == 64 && o.data.count == 1 && !o.lora_rank && !o.like);
         o = parse(with_file("train --model m --epochs 2", names[i], i == 0 ? lines : i == 1 ? json : log));
         assert_true(!o.init && o.epochs == 2 && o.lora_rank == 8);
+    }
+}
+
+// A file's options are those typed: a card of --memory-limit, cards of --machine, a default of an object that is no run's.
+TEST(a_file_is_as_the_line) {
+    static const char typed[] = "plan --init gpt2 --memory-limit h200 --keep auto --machine h100x8 --grad-accum 8";
+    static const char *const files[] = {
+        "memory-limit h200\nkeep auto\nmachine h100x8\ngrad-accum 8",
+        "{\"memory_limit\": \"h200\", \"keep\": \"auto\", \"machine\": \"h100x8\", \"grad_accum\": 8}"};
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        test_case("%s", files[i]);
+        Options wanted = parse(typed), o = parse(with_file("plan --init gpt2", "a.args", files[i]));
+        o.config = NULL, o.given[option_find("config")] = 0;
+        expect_same(&o, &wanted);
+        assert_memory_equal(o.given, wanted.given, sizeof(o.given));
+        assert_true(o.card == 1 + MACHINE_H200 && o.card == wanted.card && o.ranks == 8);
     }
 }
 
