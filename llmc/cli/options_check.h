@@ -72,7 +72,9 @@ static void options_check_files(const Options *o) {
         {on_disk && !o->disk && verb != VERB_PLAN, "a place is on disk: give --disk with a folder on it"},
         {o->disk_limit && !o->disk && verb != VERB_PLAN, "--disk-limit has no meaning without --disk, a folder on it"},
         {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
-        {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && !models,
+        {!o->model && !o->init && verb == VERB_PLAN && !models,
+         "no model: give --model PATH or --init NAME; --machine CARD plans for that card, alone it lists what fits"},
+        {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && verb != VERB_PLAN,
          "no model: give --model PATH or --init NAME"},
         {needs_data && !o->data.count && o->resume, "no data: --out holds no log.jsonl whose options --resume could "
                                                     "take; give --data and the run's other options"},

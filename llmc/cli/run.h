@@ -185,12 +185,16 @@ static const char *run_base_text(const Run *run, char text[64]) {
     return text;
 }
 
-// Returns the preset of a model on Hugging Face that is planned and not here; NULL: none.
+// Returns the preset that a plan takes for a model on Hugging Face that is not here, under any owner's name; NULL: none.
 static const char *preset_to_plan(const Options *o) {
     char found[PATH_MAX];
-    if (o->verb != VERB_PLAN || !o->model || path_exists(o->model) || hub_snapshot(o->model, found)) return NULL;
-    for (size_t i = 0; i < PRESETS; i++)
-        if (!strcasecmp(presets[i].hub, o->model)) return presets[i].name;
+    const char *typed = o->model, *name = typed && hub_is_name(typed) ? strchr(typed, '/') + 1 : typed;
+    if (o->verb != VERB_PLAN || !typed || path_exists(typed) || hub_snapshot(typed, found)) return NULL;
+    for (size_t i = 0; i < PRESETS; i++) {
+        if (strcasecmp(strchr(presets[i].hub, '/') + 1, name) != 0 && strcasecmp(presets[i].name, name) != 0) continue;
+        if (!o->quiet) note("--model %s: is not here; planned from the preset %s", typed, presets[i].name);
+        return presets[i].name;
+    }
     return NULL;
 }
 

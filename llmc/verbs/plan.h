@@ -300,9 +300,17 @@ static void plan_longest_of_machine(const Run *run, Options *o, size_t limit) {
     if (longest) option_type_size(o, "seq-len", longest);
 }
 
-// A card that --memory-limit names is a machine without host memory; a machine is a GPU build's, in bf16.
-static void options_of_card(Options *o) {
-    static char machine[32];
+// Spells options as a plan needs them. A card that --memory-limit names is a machine without host memory; a machine is
+// a GPU build's, in bf16; a preset is written small.
+static void options_of_plan(Options *o) {
+    static char machine[32], init[1024];
+    for (size_t i = 0; o->init && strlen(o->init) < sizeof(init) && i < PRESETS; i++) {
+        const size_t length = strlen(presets[i].name);
+        if (strcspn(o->init, ",") != length || strncasecmp(o->init, presets[i].name, length) != 0) continue;
+        snprintf(init, sizeof(init), "%s%s", presets[i].name, o->init + length);
+        o->init = init;
+        break;
+    }
     snprintf(machine, sizeof(machine), "%s,host=0", o->card ? machines[o->card - 1].name : "");
     if (o->card && !option_given(o, "machine")) option_type(o, "machine", machine);
     if (option_given(o, "machine") && o->dtype == DTYPE_AUTO) option_type(o, "dtype", "bf16");
@@ -314,7 +322,7 @@ static int verb_plan(const Options *given) {
     Run run;
     DataLoader data = {0};
     Options planned = *given, *const o = &planned;
-    options_of_card(o);
+    options_of_plan(o);
     const int named = option_given(o, "machine");
     const Machine *machine = machine_from_options(o);
     const World world = {o->ranks, 0, 0, o->sp ? o->sp : o->ranks};

@@ -189,6 +189,10 @@ for name, trained in ("qwen3-1.7b", []), ("qwen3-0.6b", ["--lora-rank", "16"]):
     made = plan("--init", name, "--seq-len", "32768", *trained, *machine)
     shown = [presets[name][("lora_" if trained else "") + key] for key in ("max_seq_len", "estimated_seconds")]
     assert shown == [made["max_seq_len"], made["estimated_seconds"]], (presets[name], made)
+for other in (["--init", "Qwen3-1.7B"], ["--model", "unsloth/Qwen3-1.7B"]): # the preset's own spelling, another owner's copy
+    again = plan(*other, "--seq-len", "32768", "--machine", "RTX 4090,host=64GiB,disk=1TB")
+    wanted = plan("--init", "qwen3-1.7b", "--seq-len", "32768", *machine)
+    assert [wanted[key] for key in keys] == [again[key] for key in keys], (other, wanted, again)
 print(replayed, "ways,", len(presets), "presets")
 END
 check 'ways are plans, and their command lines replay' python3 "$WORK/ways.py"
@@ -199,7 +203,8 @@ check "the paper's memory beside ours" [ "$(grep -c '^qwen3-8b,[a-z]*,paper,[0-9
 for bad in rtx4091 rtx4090,host=abc rtx4090, rtx4090,disk rtx4090,ram=1GiB; do
     refuses 2 '^train: --machine: .* give a100, ' plan --machine $bad
 done
-refuses 2 '^train: no model: ' plan --seq-len 64
+refuses 2 '^train: no model: .* --machine CARD plans for that card, ' plan --seq-len 64
+refuses 1 '^train: --model unsloth/Qwen3-1.7B: .* type: hf download unsloth/Qwen3-1.7B ' train --model unsloth/Qwen3-1.7B --data no.bin
 
 # ---- tables, recipes ----------------------------------------------------------------------------------------------------------
 scripts/tables.py --check >"$WORK/out" 2>&1
