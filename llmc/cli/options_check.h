@@ -198,7 +198,7 @@ static void options_check_objective(const Options *o) {
 // ---- outputs and types ---------------------------------------------------------------------------------------------
 // Refuses an output that exists, unless --overwrite, or that another option names as an input.
 static void options_check_output(const Options *o) {
-    const int only_begins = o->verb == VERB_TRAIN && !o->overwrite; // replaces nothing
+    const int only_begins = o->verb == VERB_PLAN || (o->verb == VERB_TRAIN && !o->overwrite); // replaces nothing
     const char *out = o->verb == VERB_BP ? o->grads_out : only_begins ? NULL : o->out;
     if (o->verb == VERB_TRAIN && !o->out)
         options_refuse(o->verb, "no output: give --out with the folder of this run, or --out none to keep nothing");

@@ -255,16 +255,24 @@ static int plan_sample(Run *run, size_t limit) {
 }
 
 // ---- the verb ------------------------------------------------------------------------------------------------------
+// Tells whether shards exist. The command of a plan can be planned before they are made: with documents of --seq-len.
+static int plan_has_shards(const Options *o, const PathList *list) {
+    if (shard_paths_exist(list->path, list->count)) return 1;
+    if (!o->quiet) note("no file matches '%s' yet: planned with documents of %zu tokens", list->path[0], o->seq_len);
+    return 0;
+}
+
 // Finds the largest micro-batch, and a rank's part of it.
 static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
     const Options *o = run->options;
     WayBounds bound = {.limit = limit};
-    if (o->data.count) *data = run_open_data(run, &o->data, shuffle_from_options(o));
-    bound.whole = o->data.count ? data->bound : regular_bound(o->batch * sample_documents(o), o->seq_len);
-    bound.part = o->rollout ? plan_rollout(run, data) : run_bound(run, o->data.count ? data : NULL);
-    if (o->val_data.count && o->plan_for == VERB_TRAIN) {
+    const int here = o->data.count && (o->rollout || plan_has_shards(o, &o->data));
+    if (here) *data = run_open_data(run, &o->data, shuffle_from_options(o));
+    bound.whole = here ? data->bound : regular_bound(o->batch * sample_documents(o), o->seq_len);
+    bound.part = o->rollout ? plan_rollout(run, data) : run_bound(run, here ? data : NULL);
+    if (o->val_data.count && o->plan_for == VERB_TRAIN && plan_has_shards(o, &o->val_data)) {
         DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);
-        if (o->data.count) dataloader_check_pair(data, &validation);
+        if (here) dataloader_check_pair(data, &validation);
         if (o->rollout)
             plan_rollout(run, &validation); // of its longer texts
         else
@@ -384,7 +392,7 @@ static int verb_plan(const Options *given) {
         die_no_length(&r.plan.run, r.bounds.documents, limit,
                       o->memory_limit ? "--memory-limit" : "what the card leaves");
     free(r.bounds.shape.document_start);
-    if (o->data.count) dataloader_close(&data);
+    if (data.bound.N) dataloader_close(&data);
     for (size_t i = 0; i < r.ways_count; i++) way_close(&r.ways[i], &run);
     run_close(&run);
     return nothing ? EXIT_RUNTIME : 0;

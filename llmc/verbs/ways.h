@@ -161,8 +161,9 @@ static void way_echo(FILE *out, const WayToTrain *w) {
     if (method_is_chunk_major(s->method)) option_leave(&o, "inputs-every");
     if (option_given(&o, "method")) option_type(&o, "method", method_names[s->method]);
     if (method_has_chunks(s->method)) {
-        option_type_size(&o, "chunk", w->run.plan.chunk);
-        option_type_size(&o, "logits-chunk", w->run.plan.logits_chunk);
+        // as planned, not cut to the sequence: slices of an update and attention's workspace depend on them
+        option_type_size(&o, "chunk", s->chunk ? s->chunk : w->run.plan.chunk);
+        option_type_size(&o, "logits-chunk", s->logits_chunk ? s->logits_chunk : w->run.plan.logits_chunk);
     }
     option_type(&o, "keep", s->keep ? "attention" : "none");
     option_type(&o, "update", s->defers ? "forward" : "now");
