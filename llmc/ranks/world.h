@@ -192,8 +192,8 @@ static void assign_check_regular(Assignment assignment, World w, size_t B) {
     if (B % parts == 0) return;
     die_usage(
         "--batch %zu with --grad-accum %zu: over %zu replicas a micro-batch has %zu parts, which do not divide %zu "
-        "documents; --batch %zu or --grad-accum %zu would fit",
-        B, assignment.batches, D, parts, B, (B / parts + 1) * parts, (assignment.batches / D + 1) * D);
+        "documents; --sp %zu, --batch %zu or --grad-accum %zu would fit",
+        B, assignment.batches, D, parts, B, world_ranks(w), (B / parts + 1) * parts, (assignment.batches / D + 1) * D);
 }
 
 #endif
