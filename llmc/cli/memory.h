@@ -368,11 +368,14 @@ static const char *placed_text(const Run *run, int place, char *text, size_t siz
 // ---- where no length fits ------------------------------------------------------------------------------------------
 #define RECOMMENDED_BYTES 1024 // of the text
 
-// Adds a line to `text` if some length of `trial` fits: the options to type, and the longest length.
+// Adds a line to `text` if some length of `trial` fits: the options to type, the longest length, and whether that is
+// shorter than --seq-len.
 static size_t recommend(const Run *trial, size_t B, size_t limit, const char *options, char *text) {
-    const size_t longest = run_longest(trial, B, limit), used = strlen(text);
+    const size_t longest = run_longest(trial, B, limit), used = strlen(text), wished = trial->options->seq_len;
+    char missed[32] = "";
+    if (longest < wished) snprintf(missed, sizeof(missed), ", not %zu", wished);
     if (longest)
-        snprintf(text + used, RECOMMENDED_BYTES - used, "\n  %-34s gives --seq-len %zu%s", options, longest,
+        snprintf(text + used, RECOMMENDED_BYTES - used, "\n  %-34s gives --seq-len %zu%s%s", options, longest, missed,
                  world_ranks(trial->settings.world) > 1 ? ", with as much memory for each" : "");
     return longest;
 }
@@ -449,6 +452,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
     const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO; // whose sequences ranks cannot share
     if (alone) more = *o, more.method = trial.settings.method = METHOD_STREAM, trial.options = &more;
     const int gpu = run_search(run, limit).limits.tables;
+    char *const end = text + strlen(text); // fewer ranks, if they do not reach --seq-len, leave no line
     for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
         trial.settings.world.ranks = P, trial.settings.world.rank = P - 1, trial.settings.world.zero = ZERO_WEIGHTS;
         trial.settings.world.sp = world_sp(world) * (P / ranks);
@@ -459,7 +463,8 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         const int deals = run->settings.deals;
         const size_t more = gpu ? collectives_bytes(trial.settings.world, deals) - collectives_bytes(world, deals) : 0;
         if (P == 1 || (P == ranks && world.zero == ZERO_WEIGHTS) || more >= limit) continue;
-        if (recommend(&trial, B, limit - more, options, text)) return;
+        *end = 0;
+        if (recommend(&trial, B, limit - more, options, text) >= o->seq_len) return;
     }
 }
 
