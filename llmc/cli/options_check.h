@@ -87,7 +87,6 @@ static void options_check_files(const Options *o) {
          "--context-memory is of one text, and --prompts has many; give --prompt-file, or leave it out"},
         {o->context_memory && verb == VERB_PLAN && o->plan_for != VERB_SAMPLE,
          "--context-memory only writes text, no gradient passes through it; give --for sample"},
-        {o->context_memory && o->prompts, "--context-memory is of one text: give --prompt-file, or leave it out"},
         {one > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
         {one && o->prompts,
          "--prompts excludes --prompt, --prompt-file and --prompt-ids: give a file of prompts, or one prompt"},

@@ -100,6 +100,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     if (s->keep) fputs(", attention kept", out);
     if (s->defers) fputs(", update in the next forward pass", out);
     if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
+    if (r->bounds.divisions) fprintf(out, ", --zero %zu --sp %zu", s->world.zero, s->world.sp);
     fputc('\n', out);
     if (world_ranks(s->world) <= 1 || !r->bounds.machine || s->deals) return;
     fputs("sent      by a rank in a step: ", out);
@@ -111,11 +112,10 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
 // Prints how far the planned length goes beyond the model's own positions.
 static void plan_print_positions(FILE *out, const Run *run) {
     const size_t own = run->model.config.max_position_embeddings, most = run->options->seq_len;
+    char scaling[32];
     if (most <= own || run->model.config.family->learned_positions) return;
     fprintf(out, "positions the model has seen %zu", own);
-    if (!run->model.config.family->plain_rope)
-        fprintf(out, "; for %zu add --rope-scaling yarn,factor=%.0f", most,
-                ceil((double)most / (double)config_unscaled_positions(&run->model.config)));
+    if (advised_scaling(run, scaling)) fprintf(out, "; for %zu add --rope-scaling %s", most, scaling);
     fputc('\n', out);
 }
 
@@ -123,13 +123,14 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     const Run *run = &r->plan.run;
     const Options *o = run->options;
     const WayToTrain *best = ways_best(r->ways, r->ways_count, &r->plan);
-    char helps[RECOMMENDED_BYTES] = "", name[WAY_NAME];
+    char helps[RECOMMENDED_BYTES] = "";
     FILE *out = run->text;
     if (o->quiet && o->json) return;
     if (o->verbose) report_run(run, data, r->bounds.part, "");
     if (o->verbose && r->plan.estimate.seconds > 0) plan_print_work(out, r->bounds.machine, &r->plan.estimate);
     plan_print_memory(out, r);
     if (o->quiet) return;
+    if (best && best != &r->plan) way_print(out, "instead", best);
     if (!o->verbose) report_places(out, run);
     plan_print_step(out, r);
     if (!run->settings.optimizer) {
@@ -139,14 +140,13 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     }
     for (size_t i = 0, said = 0; i < r->orders + r->ways_count; i++) {
         const WayToTrain *w = i < r->orders ? &r->order[i] : &r->ways[i - r->orders];
-        if (!w->is_plan) way_print(out, said++ ? "" : "also", w);
+        if (!w->is_plan && w != best) way_print(out, said++ ? "" : "also", w);
     }
     plan_print_positions(out, run);
     if (r->bounds.limit && r->plan.longest && !r->plan.fits)
         recommendations(run, r->bounds.documents, r->bounds.limit, helps);
     if (*helps) fprintf(out, "helps%s\n", helps);
     if (!best || !run->settings.optimizer || !option_given(o, "machine")) return;
-    if (best != &r->plan) fprintf(out, "instead   %s\n", way_name(best, name));
     fputs("command   ", out);
     way_echo(out, best);
 }
@@ -285,6 +285,33 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
     return bound;
 }
 
+// Returns the bytes of device memory that a rank may take; 0: no limit.
+static size_t plan_limit(const Options *o) {
+    const World world = {o->ranks, 0, 0, o->sp ? o->sp : o->ranks};
+    const int named = option_given(o, "machine");
+    const size_t limit = o->memory_limit || !named ? o->memory_limit : machine_usable_bytes(machine_from_options(o));
+    return limit && (o->card || !o->memory_limit) ? limit - collectives_bytes(world, !o->sp) : limit;
+}
+
+// Finds the bounds of each --sp whose replicas can divide a batch, the largest first; returns how many.
+static size_t plan_divisions(const Options *o, WayBounds *division) {
+    size_t count = 0;
+    for (size_t sp = o->ranks; sp; sp = sp > 1 && sp % 2 ? 1 : sp / 2) {
+        Options trial = *o;
+        Run run;
+        DataLoader data = {0};
+        trial.sp = sp, trial.quiet = 1;
+        run_open(&run, &trial, NULL);
+        if (o->samples || o->batch % run.assignment.parts == 0) {
+            division[count] = plan_bounds(&run, &data, plan_limit(&trial));
+            division[count].assignment = run.assignment, division[count++].sp = sp;
+        }
+        if (data.bound.N) dataloader_close(&data);
+        run_close(&run);
+    }
+    return count;
+}
+
 // Plans with one of the two methods that --method auto compares.
 static void plan_order(PlanResult *r, const char *method) {
     WayToTrain *w = &r->order[r->orders++];
@@ -327,16 +354,18 @@ static void options_of_plan(Options *o) {
 static int verb_plan(const Options *given) {
     static PlanResult r;
     static PassWorks works;
+    WayBounds division[DEAL_LEVELS];
     Run run;
     DataLoader data = {0};
     Options planned = *given, *const o = &planned;
     options_of_plan(o);
     const int named = option_given(o, "machine");
     const Machine *machine = machine_from_options(o);
-    const World world = {o->ranks, 0, 0, o->sp ? o->sp : o->ranks};
+    const int divides = named && o->ranks > 1 && !option_given(o, "zero") && !option_given(o, "sp") && !o->rollout &&
+                        o->plan_for == VERB_TRAIN && o->dtype == DTYPE_BF16 && o->method < METHOD_MST;
+    if (divides) o->zero = ZERO_WEIGHTS, o->sp = o->ranks; // the longest sequences; way_plan compares others
     Lengths lengths = lengths_open(o);
-    size_t limit = o->memory_limit || !named ? o->memory_limit : machine_usable_bytes(machine);
-    if (limit && (o->card || !o->memory_limit)) limit -= collectives_bytes(world, !o->sp);
+    size_t limit = plan_limit(o);
     memset(&r, 0, sizeof(r)), works.count = 0;
     if (!o->model && !o->init) return plan_presets(o, machine, limit);
     run_open(&run, o, NULL);
@@ -363,10 +392,11 @@ static int verb_plan(const Options *given) {
         die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths.longest,
                   o->seq_len);
     r.bounds = plan_bounds(&run, &data, limit);
+    if (divides) r.bounds.division = division, r.bounds.divisions = plan_divisions(o, division);
     pass_works = &works; // while `run` and the ways stay
     way_open(&r.plan, &run, run.settings.lora != NULL);
     way_plan(&r.plan, &r.bounds);
-    r.plan.is_plan = 1;
+    r.plan.is_plan = 1, r.bounds.limit = r.plan.bounds->limit;
     note_attention(&r.plan.run);
     for (int seco = 0; run_search(&run, limit).method && seco < 2; seco++)
         plan_order(&r, method_names[seco ? METHOD_SECO : METHOD_STREAM]);

@@ -17,16 +17,21 @@ typedef struct {
     int fits;    // the planned length
     int is_plan; // the plan itself
     size_t longest, bytes[PLACES];
-    Estimate estimate; // of a step; seconds 0: none
+    Estimate estimate;              // of a step; seconds 0: none
+    const struct WayBounds *bounds; // those of its --sp
 } WayToTrain;
 
 // What ways have in common
-typedef struct {
-    SequenceBound whole, part; // the largest micro-batch; a rank's part of it
-    Batch shape;               // of the part
-    size_t documents, limit;   // documents of --seq-len tokens in it; bytes of device memory, 0: none
-    const Machine *machine;    // NULL: no time is estimated
-    const char *no_estimate;   // why a machine has none; NULL: it has
+typedef struct WayBounds {
+    SequenceBound whole, part;        // the largest micro-batch; a rank's part of it
+    Batch shape;                      // of the part
+    size_t documents, limit;          // documents of --seq-len tokens in it; bytes of device memory, 0: none
+    const Machine *machine;           // NULL: no time is estimated
+    const char *no_estimate;          // why a machine has none; NULL: it has
+    Assignment assignment;            // of a step's micro-batches
+    size_t sp;                        // ranks that share a sequence
+    const struct WayBounds *division; // [divisions], of each --sp to compare
+    size_t divisions;                 // 0: --zero and --sp are not chosen here
 } WayBounds;
 
 // ---- making them ---------------------------------------------------------------------------------------------------
@@ -59,19 +64,38 @@ static StepShape way_step(const Run *run, SequenceBound whole) {
     return step;
 }
 
-// Takes the planner's choices for w->run with the places that it uses.
-static void way_plan(WayToTrain *w, const WayBounds *b) {
-    w->run.barred = ~((2u << w->uses) - 1);
+// Takes the planner's choices for w->run with the places that it uses. Returns the pressure of the plan.
+static double way_choose(WayToTrain *w, const WayBounds *b) {
+    w->bounds = b, w->run.barred = ~((2u << w->uses) - 1);
     if (w->run.settings.deals)
         run_plan_levels(&w->run, &b->shape, b->part, b->limit);
     else
         run_plan(&w->run, &b->shape, b->limit);
     const Search search = run_search(&w->run, b->limit);
-    w->fits = plan_pressure(&w->run.plan, &search.limits) <= 1;
+    const double pressure = plan_pressure(&w->run.plan, &search.limits);
+    w->fits = pressure <= 1;
     plan_bytes(&w->run.plan, w->bytes);
-    w->longest = b->limit ? run_longest(&w->run, b->documents, b->limit) : 0;
     if (b->machine) w->estimate = estimate_step(b->machine, &w->run.settings, &b->shape, way_step(&w->run, b->whole));
-    if (b->no_estimate || w->run.settings.deals) w->estimate.seconds = 0; // its traffic is known; lengths differ
+    if (!w->fits || b->no_estimate || w->run.settings.deals) w->estimate.seconds = 0; // its traffic is known
+    return pressure;
+}
+
+// Plans a way: with each --sp and stage of ZeRO to compare, of which it takes the fastest that fits.
+static void way_plan(WayToTrain *w, const WayBounds *b) {
+    const WayToTrain open = *w;
+    double least = b->divisions ? INFINITY : way_choose(w, b);
+    for (size_t i = 0; i < 3 * b->divisions; i++) { // without a stage a step is never faster
+        const WayBounds *division = &b->division[i / 3];
+        WayToTrain trial = open;
+        trial.run.options = &trial.options, trial.run.assignment = division->assignment;
+        option_type_size(&trial.options, "zero", 1 + i % 3), option_type_size(&trial.options, "sp", division->sp);
+        trial.run.settings.world = world_from_options(&trial.options);
+        const double pressure = way_choose(&trial, division);
+        const int faster = least > 1 || trial.estimate.seconds < w->estimate.seconds;
+        if (trial.fits ? !faster : pressure >= least) continue;
+        *w = trial, w->run.options = &w->options, least = pressure;
+    }
+    w->longest = w->bounds->limit ? run_longest(&w->run, w->bounds->documents, w->bounds->limit) : 0;
 }
 
 // Copies a run to train adapters, or all weights.
@@ -97,8 +121,11 @@ static void way_close(WayToTrain *w, const Run *run) {
     if (w->run.settings.lora && !run->settings.lora) lora_free(&w->run.lora);
 }
 
-// Whether a way is worth a line after others of the same kind: a step faster by 1 %, or a sequence longer by 1 %.
+// Whether a way is worth a line after others of the same kind: a step faster by 1 %, or a sequence longer by 1 %. A way
+// that has bytes in other places than its own, by options, is none.
 static int way_adds(const WayToTrain *w, const WayToTrain *before) {
+    for (int place = w->uses + 1; place < PLACES; place++)
+        if (w->bytes[place]) return 0;
     if (!w->longest && !w->fits) return 0;
     return !before || (w->fits && (!before->fits || w->estimate.seconds < 0.99 * before->estimate.seconds)) ||
            0.99 * (double)w->longest > (double)before->longest;
@@ -141,12 +168,23 @@ static const char *preset_hub(const char *init) {
     return NULL;
 }
 
+// Writes --rope-scaling for a length beyond the positions that the model has seen; NULL: not needed, or not known
+static const char *advised_scaling(const Run *run, char text[32]) {
+    const Config *c = &run->model.config;
+    const double factor = (double)run->options->seq_len / (double)config_unscaled_positions(c);
+    if (run->options->seq_len <= c->max_position_embeddings || c->family->learned_positions || c->family->plain_rope)
+        return NULL;
+    snprintf(text, 32, "yarn,factor=%.0f", ceil(factor));
+    return text;
+}
+
 // Prints the command line of a training run that names what the planner chose.
 static void way_echo(FILE *out, const WayToTrain *w) {
     static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks", "lengths"};
     static const char *const shards[] = {"shards/train-*.bin"};
     const RunSettings *s = &w->run.settings;
     const char *hub = preset_hub(w->options.init);
+    char scaling[32];
     Options o = w->options;
     for (size_t i = 0; i < sizeof(not_of_it) / sizeof(*not_of_it); i++) option_leave(&o, not_of_it[i]);
     o.verb = VERB_TRAIN;
@@ -155,6 +193,7 @@ static void way_echo(FILE *out, const WayToTrain *w) {
     if (!option_given(&o, "out")) option_type(&o, "out", "run");
     if (w->bytes[PLACE_DISK] && !o.disk) option_type(&o, "disk", ".");
     option_type_size(&o, "seq-len", o.seq_len);
+    if (advised_scaling(&w->run, scaling)) option_type(&o, "rope-scaling", scaling);
     for (int kind = 0; kind < PLACED; kind++)
         if (is_placed(s, kind)) option_type(&o, placed_names[kind], place_names[s->place[kind]]);
     option_type_size(&o, "inputs-every", max_size(s->inputs_every, 1));
@@ -191,18 +230,19 @@ static char *way_command(const WayToTrain *w) {
 }
 
 // ---- printing them -------------------------------------------------------------------------------------------------
-#define WAY_NAME 80
+#define WAY_NAME 96
 
 // "all weights, device alone", "QLoRA of rank 16, with host memory"; the method if that is no default
 static const char *way_name(const WayToTrain *w, char text[WAY_NAME]) {
     static const char *const with[PLACES] = {"device alone", "with host memory", "with a disk"};
     const RunSettings *s = &w->run.settings;
     const int other = s->method != METHOD_STREAM;
-    char trained[32] = "all weights";
+    char trained[32] = "all weights", divided[32] = "";
     if (s->lora)
         snprintf(trained, sizeof(trained), "%sLoRA of rank %zu", s->storage ? "Q" : "", (size_t)w->run.lora.rank);
-    snprintf(text, WAY_NAME, "%s, %s%s%s", trained, with[w->uses], other ? ", " : "",
-             other ? method_names[s->method] : "");
+    if (w->bounds->sp) snprintf(divided, sizeof(divided), ", --zero %zu --sp %zu", s->world.zero, s->world.sp);
+    snprintf(text, WAY_NAME, "%s, %s%s%s%s", trained, with[w->uses], other ? ", " : "",
+             other ? method_names[s->method] : "", divided);
     return text;
 }
 
@@ -289,6 +329,7 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
     JsonOut json = {0};
     char text[4][32];
     Options named = *options;
+    if (!options->quiet) note("planning %zu presets takes about half a minute", (size_t)PRESETS);
     if (!option_given(options, "seq-len")) option_type(&named, "seq-len", PRESETS_LENGTH);
     if (options->json) {
         json = json_open(stdout);
