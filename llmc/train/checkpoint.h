@@ -337,11 +337,11 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
     if (folder->last != CHECKPOINT_NONE)
         snprintf(last, sizeof(last), ", then --resume from step %zu, which is safe", folder->last);
     if (folder->old)
-        snprintf(last, sizeof(last), "; the run that is replaced has %s, until the first checkpoint is complete",
+        snprintf(last, sizeof(last), "; the replaced run has %s, until the first checkpoint is complete",
                  human_bytes((double)folder->old));
     if (wanted > each)
-        die("%s: %zu more checkpoints of %s take %s, but only %s are free; free some space, or give --keep-checkpoints "
-            "1 or --save-every off%s",
+        die("%s: %zu more checkpoints of %s take %s, but only %s are free; make room, or give --keep-checkpoints 1 or "
+            "--save-every off%s",
             where, count, human_bytes((double)each), human_bytes((double)(each * count)),
             human_bytes((double)available), last);
     die("%s: a checkpoint takes %s (%llu bytes), but only %s are free; free some space%s", where,
