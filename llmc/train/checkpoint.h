@@ -340,7 +340,7 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
         snprintf(last, sizeof(last), "; the replaced run has %s, until the first checkpoint is complete",
                  human_bytes((double)folder->old));
     if (wanted > each)
-        die("%s: %zu more checkpoints of %s take %s, but only %s are free; make room, or give --keep-checkpoints 1 or "
+        die("%s: %zu checkpoints of %s take %s, but only %s are free; make room, or give --keep-checkpoints 1 or "
             "--save-every off%s",
             where, count, human_bytes((double)each), human_bytes((double)(each * count)),
             human_bytes((double)available), last);
