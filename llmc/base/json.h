@@ -11,6 +11,13 @@ text that fails ends the program with one line that begins with `where`, the nam
 // Bounds the tree's memory: about 80 bytes a value. A header of 100,000 tensors has half as many.
 #define JSON_VALUES_MAX ((size_t)1 << 21)
 
+// Makes cJSON end the program instead of leaving out what it cannot allocate.
+static void *json_allocate(size_t bytes) { return checked_malloc(bytes, "JSON"); }
+__attribute__((constructor)) static void json_prepare(void) {
+    cJSON_Hooks hooks = {json_allocate, free};
+    cJSON_InitHooks(&hooks);
+}
+
 // Returns the offset of the first control character or byte that is not valid UTF-8, or length.
 static size_t json_valid_until(const unsigned char *text, size_t length) {
     size_t bytes;

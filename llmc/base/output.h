@@ -149,7 +149,9 @@ static int folder_holds(const char *folder, const struct stat *file, int levels)
     struct stat status;
     const struct dirent *entry;
     int found = 0;
-    DIR *directory = opendir(folder);
+    DIR *directory = folder_list(folder);
+    if (!directory && !error_is_absence(errno) && errno != EACCES)
+        die("%s: cannot be listed: %s", folder, strerror(errno));
     while (directory && !found && (entry = readdir(directory))) {
         char path[PATH_MAX];
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;

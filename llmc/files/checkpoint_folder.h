@@ -576,7 +576,7 @@ static int records_have_step(const char *path) {
     if (!file && errno != ENOENT) die("%s: %s", path, file_fault());
     while (file && !found && getline(&line, &room, file) > 0)
         found = !strncmp(line, "{\"step\": ", 9) && strstr(line, "\"loss\": ") != NULL;
-    if (file && ferror(file)) die("%s: cannot be read: %s", path, strerror(errno));
+    if (file && !found && !feof(file)) die("%s: cannot be read: %s", path, strerror(errno));
     free(line);
     if (file) fclose(file);
     return found;

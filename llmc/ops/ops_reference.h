@@ -199,7 +199,7 @@ static double *attention_memory(Spans spans) {
     size_t most = 0;
     for (size_t s = 0; s < spans.count; s++)
         if (spans.span[s].end > most) most = spans.span[s].end;
-    return (double *)malloc(most * sizeof(double));
+    return (double *)checked_malloc(most * sizeof(double), "the reference of attention");
 }
 
 // Computes one range of keys; the reference ignores shape->accumulate.

@@ -1,6 +1,6 @@
 /*
 Files that are complete or absent: what may be replaced, two writers to one path, signals during a write, fsyncs that
-survive a power failure; and a full standard output. Reading is tested with each format.
+survive a power failure; memory that runs out; and a full standard output. Reading is tested with each format.
 */
 #include "child.h"
 #include <pthread.h>
@@ -17,8 +17,13 @@ static int noting_fsync(int fd) {
     return fsync(fd);
 }
 #define fsync noting_fsync
+static size_t allocations_left = SIZE_MAX; // the one after them fails
+static void *failing_realloc(void *memory, size_t bytes) { return allocations_left-- ? realloc(memory, bytes) : NULL; }
+#define realloc failing_realloc
+#include "llmc/base/json.h"
 #include "llmc/files/checkpoint_folder.h"
 #undef fsync
+#undef realloc
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
@@ -398,6 +403,22 @@ TEST(messages_hold_nothing_that_a_terminal_obeys) {
         snprintf(expected, sizeof(expected), "note: %s\n%s: %s\n", shown, program_invocation_short_name, shown);
         assert_string_equal(run_child(note_and_die, texts[i][0])->err, expected);
     }
+}
+
+// ---- memory that runs out -------------------------------------------------------------------------------------------
+static void make_json(const void *left) {
+    cJSON *root = cJSON_CreateObject(), *names = cJSON_AddArrayToObject(root, "names");
+    allocations_left = *(const size_t *)left;
+    cJSON_AddItemToArray(names, cJSON_CreateString("a"));
+    cJSON_AddNumberToObject(root, "number", 1);
+    cJSON_Delete(json_parse_object("{\"key\": [1]}", 12, "text"));
+}
+
+// cJSON's own answer is to leave the value out.
+TEST(no_value_is_left_out_of_json) {
+    for (size_t left = 0; left < 8; left++) expect_refused(make_json, &left, 1, "bytes wanted for JSON; free some");
+    const size_t enough = 8;
+    assert_int_equal(run_child(make_json, &enough)->code, 0);
 }
 
 // ---- standard output ------------------------------------------------------------------------------------------------
