@@ -13,11 +13,37 @@ A run's threads on the host: how many, on which processors, and how they wait fo
 #include <malloc.h>
 #endif
 #ifdef __linux__
+#include <pthread.h>
 #include <sched.h>
 #include <sys/auxv.h>
+#include <sys/resource.h>
 #endif
 
 // ---- before anything else -------------------------------------------------------------------------------------------
+// Stacks by the compiler's -fstack-usage: verb_plan and what it calls 2.8 MiB, a thread 0.2 MiB (file_checksum, router.h)
+#define STACK_MAIN   ((size_t)4 << 20)
+#define STACK_THREAD ((size_t)512 << 10)
+
+// Refuses a stack that would end the program without a word; main calls it first.
+static void stack_check(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK_MAIN)
+        die("the limit on the stack is %s, %s are needed; type: ulimit -s 8192", human_bytes((double)limit.rlim_cur),
+            human_bytes((double)STACK_MAIN));
+}
+
+// Returns the bytes of the calling thread's stack, or SIZE_MAX.
+static size_t stack_here(void) {
+    size_t bytes = SIZE_MAX;
+#ifdef __GLIBC__
+    pthread_attr_t attributes;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return bytes;
+    pthread_attr_getstacksize(&attributes, &bytes);
+    pthread_attr_destroy(&attributes);
+#endif
+    return bytes;
+}
+
 #if defined(_OPENMP) && defined(__linux__)
 // Open MPI 4 binds a process to one core (one or two hardware threads) where there are one or two processes and nobody
 // said how to: this takes it back.
@@ -93,7 +119,7 @@ static size_t processors_share(int say) {
 static void use_threads(size_t wanted) {
     const int chosen = wanted || getenv("OMP_NUM_THREADS");
     const size_t share = processors_share(!chosen);
-    size_t team = 1;
+    size_t team = 1, stack = SIZE_MAX;
 #ifdef M_ARENA_MAX
     if (address_space_left() != SIZE_MAX) mallopt(M_ARENA_MAX, 1); // an arena of each thread reserves 64 MiB
 #endif
@@ -103,13 +129,15 @@ static void use_threads(size_t wanted) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // the team's other threads begin here: signals are the main thread's
-#pragma omp parallel
-#pragma omp single
-    team = (size_t)omp_get_num_threads();
+#pragma omp parallel reduction(min : stack) reduction(max : team)
+    stack = stack_here(), team = (size_t)omp_get_num_threads();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     omp_set_num_threads((int)team);
+    if (stack < STACK_THREAD)
+        die("a thread's stack has %s, %s are needed; type: export OMP_STACKSIZE=8M", human_bytes((double)stack),
+            human_bytes((double)STACK_THREAD));
 #else
-    (void)share;
+    (void)share, (void)stack;
 #endif
     if (wanted > team) note("--threads %zu: the OpenMP runtime grants this process %zu", wanted, team);
 }

@@ -170,6 +170,19 @@ if [ $TEST_DEVICE = cpu ]; then
     check "every limit ends well: $ran passes, $refused refused" [ $((ran + refused)) = 15 -a $ran -gt 0 -a $refused -gt 0 ]
 fi
 
+# ---- so is a limit on stacks ------------------------------------------------------------------------------------------------------
+if [ $TEST_DEVICE = cpu ]; then
+    for kilobytes in 64 4095 4096; do
+        (ulimit -s $kilobytes && exec "$TRAIN_PLAIN" plan --init $TINY --seq-len 64 --machine h100) >"$WORK/out" 2>"$WORK/err"
+        check "a stack of $kilobytes KiB" [ $? = $((kilobytes < 4096)) ]
+        [ $kilobytes = 4096 ] || says err '^train: the limit on the stack is .*, 4.00 MiB are needed; type: ulimit -s 8192'
+    done
+    for kilobytes in 511 512; do
+        OMP_STACKSIZE=$kilobytes "$TRAIN_PLAIN" bp --init $TINY --seq-len 64 --threads 2 >"$WORK/out" 2>"$WORK/err"
+        check "a thread's stack of $kilobytes KiB" [ $? = $((kilobytes < 512)) ]
+    done
+fi
+
 # ---- measured memory matches the plan ----------------------------------------------------------------------------------------------
 big=llama,hidden_size=256,intermediate_size=704,num_hidden_layers=4,num_attention_heads=8,num_key_value_heads=4,vocab_size=4096
 for options in '--seq-len 4096' '--seq-len 4096 --method checkpoint' '--seq-len 2048 --method full' \
