@@ -2,7 +2,14 @@
 Files that are complete or absent: what may be replaced, two writers to one path, signals during a write, fsyncs that
 survive a power failure; memory that runs out; and a full standard output. Reading is tested with each format.
 */
+#include <stdint.h>
+#include <stdlib.h>
+
+static size_t allocations_left = SIZE_MAX; // the one after them fails
+static void *failing_realloc(void *memory, size_t bytes) { return allocations_left-- ? realloc(memory, bytes) : NULL; }
+#define realloc failing_realloc
 #include "child.h"
+#undef realloc
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/sysmacros.h>
@@ -17,13 +24,9 @@ static int noting_fsync(int fd) {
     return fsync(fd);
 }
 #define fsync noting_fsync
-static size_t allocations_left = SIZE_MAX; // the one after them fails
-static void *failing_realloc(void *memory, size_t bytes) { return allocations_left-- ? realloc(memory, bytes) : NULL; }
-#define realloc failing_realloc
 #include "llmc/base/json.h"
 #include "llmc/files/checkpoint_folder.h"
 #undef fsync
-#undef realloc
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
@@ -416,9 +419,10 @@ static void make_json(const void *left) {
 
 // cJSON's own answer is to leave the value out.
 TEST(no_value_is_left_out_of_json) {
-    for (size_t left = 0; left < 8; left++) expect_refused(make_json, &left, 1, "bytes wanted for JSON; free some");
-    const size_t enough = 8;
-    assert_int_equal(run_child(make_json, &enough)->code, 0);
+    size_t left = 0;
+    for (; run_child(make_json, &left)->code; left++)
+        expect_refused(make_json, &left, 1, "bytes wanted for JSON; free");
+    assert_true(left > 6); // all that cJSON made
 }
 
 // ---- standard output ------------------------------------------------------------------------------------------------
