@@ -124,7 +124,7 @@ static char *model_card(const WeightSource *source, const char *kept, DType type
         fprintf(file, "| peak learning rate | %g, %s |\n", cJSON_GetNumberValue(json_get(schedule, "peak")),
                 card_word(schedule, "kind", "?"));
     }
-    if (ferror(file) | fclose(file)) die("%s: out of memory for its README.md", out);
+    if (ferror(file) | fclose(file) || !text) die("%s: out of memory for its README.md", out);
     cJSON_Delete(state);
     cJSON_Delete(log);
     return text;

@@ -218,7 +218,7 @@ static char *way_command(const WayToTrain *w) {
     FILE *file = open_memstream(&text, &length);
     if (!file) die("out of memory for a command line");
     way_echo(file, w);
-    if (ferror(file) | fclose(file)) die("out of memory for a command line");
+    if (ferror(file) | fclose(file) || !text) die("out of memory for a command line");
     to = text;
     for (const char *from = text; *from; from++)
         if (!strncmp(from, " \\\n   ", 6))
