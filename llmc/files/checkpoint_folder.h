@@ -640,16 +640,27 @@ static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t k
     if (use == FOLDER_RESUME || use == FOLDER_RESUME_AUTO) checkpoint_search(folder, use);
 }
 
-// Makes the folder again if it was removed; rank 0. Returns 1 if it did.
+// Makes the folder again if it was removed or moved, and takes its lock. A run of others that is there now is refused.
+// Returns 1 if it did. Collective.
 static int checkpoint_remake(CheckpointFolder *folder) {
-    char path[PATH_MAX], text[LOCK_TEXT];
+    char path[PATH_MAX], text[LOCK_TEXT] = "";
     path_join(path, folder->path, LOCK_NAME);
-    if (folder->lock < 0 || path_is_file(path, folder->lock)) return 0;
-    note("%s: was removed; it is made again", folder->path);
-    make_folder(folder->path);
-    close(folder->lock);
-    folder->lock = folder_lock(folder->path, text);
-    run_began();
+    if (dist_rank() == 0 && folder->lock >= 0 && !path_is_file(path, folder->lock)) {
+        note("%s: was removed or moved; it is made again", folder->path);
+        make_folder(folder->path);
+        close(folder->lock);
+        folder->lock = folder_lock(folder->path, text);
+        run_began();
+        replaced.there = 0; // stays as it is in a folder that was moved; the next command there settles it
+        const size_t newest = checkpoint_before(folder->path, CHECKPOINT_NONE);
+        if (newest != CHECKPOINT_NONE && newest != folder->last) checkpoint_refuse_run(folder->path);
+    }
+    dist_broadcast(RANKS_ALL, text, sizeof(text), 0);
+    if (!*text) return 0;
+    if (dist_rank() != 0) {
+        close(folder->lock);
+        folder->lock = folder_share_lock(folder->path, text);
+    }
     return 1;
 }
 

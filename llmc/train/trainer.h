@@ -78,12 +78,10 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
                             t->run.streambp.memory.place[PLACED_WEIGHTS], t->tensors.weights, when, last_good(t));
 }
 
-// Makes the folder again if it was removed, with its files besides checkpoints. Collective.
+// Makes the folder again if it was removed or moved, with its files besides checkpoints. Collective.
 static void trainer_remake(Trainer *t) {
     const int guard = allocation_guard;
-    int remade = dist_rank() == 0 && checkpoint_remake(&t->folder);
-    dist_broadcast(RANKS_ALL, &remade, sizeof(remade), 0);
-    if (!remade) return;
+    if (!checkpoint_remake(&t->folder)) return;
     allocation_guard = 0;
     t->folder.last = CHECKPOINT_NONE, t->folder.good = 0;
     if (t->state.best_step != t->state.step) t->state.best_step = 0; // its checkpoint is gone

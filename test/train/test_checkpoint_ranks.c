@@ -124,10 +124,39 @@ static void job_open(char **argument) {
     checkpoint_open(&folder, argument[dist_rank() + 1 == dist_ranks()], 2, 1);
 }
 
+// move OUT MOVED OTHER: OUT is moved while a run holds it, and OTHER to its place unless that is -; then a step is saved
+static void job_move(char **argument) {
+    TrainedTensors t = kind_open(&kinds[0], 0);
+    RunState run = run_state(9);
+    CheckpointFolder folder;
+    char lock[PATH_MAX];
+    trained_fill(&t, 9);
+    checkpoint_open(&folder, argument[0], 2, 1);
+    assert_int_equal(checkpoint_remake(&folder), 0);
+    if (dist_rank() == 0) {
+        assert_int_equal(rename(argument[0], argument[1]), 0);
+        if (strcmp(argument[2], "-") != 0) assert_int_equal(rename(argument[2], argument[0]), 0);
+    }
+    assert_int_equal(checkpoint_remake(&folder), 1);
+    folder.last = CHECKPOINT_NONE;
+    checkpoint_save(&folder, &t, &run);
+    path_join(lock, argument[0], LOCK_NAME);
+    assert_true(path_is_file(lock, folder.lock)); // on every rank
+    dist_check("lock", 1);                        // waits for the others
+    if (dist_rank() == 0) {
+        const int again = open(lock, O_RDWR);
+        checkpoint_close(&folder);
+        assert_int_equal(flock(again, LOCK_EX | LOCK_NB), dist_ranks() > 1 ? -1 : 0);
+    }
+    dist_check("lock", 2);
+    trained_close(&t);
+}
+
 static const struct {
     const char *name;
     void (*run)(char **argument);
-} jobs[] = {{"save", job_save}, {"load", job_load}, {"one", job_one}, {"next", job_next}, {"open", job_open}};
+} jobs[] = {{"save", job_save}, {"load", job_load}, {"one", job_one},
+            {"next", job_next}, {"open", job_open}, {"move", job_move}};
 
 static int job_main(char **argument) {
     is_child = 1; // MPI keeps memory to the end; other tests find our leaks
@@ -293,6 +322,25 @@ TEST(ranks_that_see_other_folders_are_refused) {
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is another folder here than on rank 0 on ");
     copy_folder(out, other); // with the previous run's lock
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is another folder here than on rank 0 on ");
+}
+
+// A run whose folder is moved goes on at the old path, where all ranks share the new lock; it leaves others' runs alone.
+TEST(a_folder_that_is_moved_ends_no_run) {
+    const char *out = scratch_path("out"), *moved = scratch_path("moved"), *other = scratch_path("other");
+    for (size_t ranks = 1; ranks <= 2; ranks++) {
+        if (ranks > 1) need_mpirun();
+        fresh_folder("out"), fresh_folder("moved"), fresh_folder("other");
+        save_kind(out, &kinds[0], 0, 7);
+        const Child *child = run_job(ranks, "move %s %s -", out, moved);
+        expect_done(child);
+        if (!strstr(child->err, "out: was removed or moved; it is made again")) test_fail("stderr is: %s", child->err);
+        assert_int_equal(step_found(out), 9);
+        assert_int_equal(step_found(moved), 7);
+    }
+    save_kind(other, &kinds[0], 0, 5);
+    fresh_folder("moved");
+    expect_job_refused(run_job(1, "move %s %s %s", out, moved, other), "out: holds a run at step 5; ");
+    assert_int_equal(step_found(moved), 9);
 }
 
 // ---- the checksum ---------------------------------------------------------------------------------------------------

@@ -163,6 +163,6 @@ says out "^${first:?}, "
 begin $endless --save-every 1s --out "$WORK/removed"
 until_true there "$WORK/removed" 'checkpoint-????????/DONE' && mv "$WORK/removed" "$WORK/moved" && until_true there "$WORK/removed" 'checkpoint-????????/DONE' && kill $process
 ends 143 '^stopped by SIGTERM .* it is saved in '
-says err '^note: .*/removed: was removed; it is made again'
+says err '^note: .*/removed: was removed or moved; it is made again'
 check 'its log goes on' [ "$(grep -c '"loss"' "$WORK/removed/log.jsonl")" -gt 0 ]
 finish
