@@ -21,6 +21,7 @@ typedef struct {
     size_t text_bytes;
     int bytes;            // ids are bytes
     Tokenizer *tokenizer; // NULL: none
+    const Run *run;       // of the model
     int chat, show_special, ignore_end;
     IdList stop_ids; // that end a text, beside the tokenizer's
 } Prompt;
@@ -40,6 +41,20 @@ static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
         if (beside[i] && tokenizer_beside(beside[i], path)) return path;
     if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return NULL;
     return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path) ? path : NULL;
+}
+
+// Returns what to type where the model has no tokenizer file.
+static const char *tokenizer_advice(const Run *run) {
+    char path[PATH_MAX], folder[PATH_MAX], json[PATH_MAX], *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!*run->model_path || !out) return "data/tokenizer_file.py writes one";
+    tokenizer_beside(run->model_path, path);
+    folder_above(folder, path), path_join(json, folder, "tokenizer.json");
+    fputs("type: python data/tokenizer_file.py --tokenizer ", out);
+    echo_quoted(out, path_exists(json) ? folder : "FOLDER");
+    fputs(" --out ", out), echo_quoted(out, path), fclose(out);
+    return text;
 }
 
 // Sets prompt->tokenizer or prompt->bytes.
@@ -131,13 +146,12 @@ static int prompt_is_interactive(const Options *o) {
 static Prompt prompt_open(const Run *run) {
     const Options *o = run->options;
     Prompt prompt = {0};
+    prompt.run = run;
     prompt.chat = o->chat || o->system, prompt.show_special = o->show_special, prompt.ignore_end = o->ignore_eos;
     if (o->verb == VERB_SAMPLE) prompt.stop_ids = o->stop_ids; // else they are of rollouts
     prompt_choose_tokenizer(&prompt, run);
     if (prompt.chat && !prompt.tokenizer)
-        die_usage("--chat needs the model's tokenizer file (" TOKENIZER_NAME " beside the model%s%s, or --tokenizer "
-                  "FILE); data/tokenizer_file.py writes it",
-                  o->adapter ? " or in " : "", o->adapter ? o->adapter : "");
+        die_usage("--chat needs the model's tokenizer file, or --tokenizer FILE; %s", tokenizer_advice(run));
     if (prompt.chat) chat_check(prompt.tokenizer, o->system, o->thinking, prompt_is_interactive(o));
     return prompt;
 }
@@ -158,9 +172,8 @@ static Prompt prompt_from_options(const Run *run) {
         return prompt;
     }
     if (!prompt.bytes && !prompt.tokenizer)
-        die_usage("the vocabulary of %zu is not bytes and there is no " TOKENIZER_NAME " beside the model "
-                  "(data/tokenizer_file.py writes one); give the prompt as --prompt-ids ID,ID,...",
-                  V);
+        die_usage("the model has no tokenizer file, so it reads --prompt-ids ID,ID,... alone; %s",
+                  tokenizer_advice(run));
     const int prefixed = prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat;
     const char *text = o->prompt ? o->prompt : prefixed ? "" : "\n";
     size_t bytes = strlen(text);

@@ -67,9 +67,8 @@ static void messages_encode(const Prompt *prompt, const Options *o, const cJSON 
     size_t number = 0, users = 0;
     int wanted = ROLE_USER;
     if (!t)
-        die("%s: messages need the model's tokenizer file (" TOKENIZER_NAME " beside the model, or --tokenizer FILE); "
-            "data/tokenizer_file.py writes it",
-            where);
+        die("%s: messages need the model's tokenizer file, or --tokenizer FILE; %s", where,
+            tokenizer_advice(prompt->run));
     const char *fault = chat_fault(t, system || has_system, o->thinking, count > 1 + (size_t)has_system, &option);
     if (fault) die("%s: %s", where, fault);
     cJSON_ArrayForEach(message, messages) {
@@ -99,12 +98,11 @@ static void messages_encode(const Prompt *prompt, const Options *o, const cJSON 
 
 // Appends the ids of a text.
 static void line_encode(const Prompt *prompt, const Options *o, const char *text, size_t bytes, const char *where,
-                        size_t V, TokenIds *ids) {
+                        TokenIds *ids) {
     const Tokenizer *t = prompt->tokenizer;
     if (!t && !prompt->bytes)
-        die("%s: the vocabulary of %zu is not bytes and there is no " TOKENIZER_NAME " beside the model "
-            "(data/tokenizer_file.py writes one); give {\"prompt_ids\": [ID, ...]}",
-            where, V);
+        die("%s: the model has no tokenizer file, so it reads {\"prompt_ids\": [ID, ...]} alone; %s", where,
+            tokenizer_advice(prompt->run));
     if (t && !(t->flags & TOKENIZER_ENCODES))
         die("%s: %s decodes only, %s; give {\"prompt_ids\": [ID, ...]}", where, t->path,
             tokenizer_message(t, SECTION_REASON));
@@ -137,7 +135,7 @@ static int object_encode(const Prompt *prompt, const Options *o, const cJSON *ob
             given ? "more than one" : "none");
     line->has_ids = kind == 2;
     if (kind == 0 && cJSON_IsString(value)) {
-        line_encode(prompt, o, value->valuestring, strlen(value->valuestring), where, V, ids);
+        line_encode(prompt, o, value->valuestring, strlen(value->valuestring), where, ids);
     } else if (kind == 1 && cJSON_IsArray(value)) {
         messages_encode(prompt, o, value, where, ids);
     } else if (kind == 2 && cJSON_IsArray(value)) {
@@ -202,7 +200,7 @@ static PromptFile prompt_file_read(const Run *run) {
             line->members = first + 1;
             *strrchr(at, '}') = 0;
         } else {
-            line_encode(&p.text, o, at, (size_t)(end - at), where, run->model.config.vocab_size, &p.ids);
+            line_encode(&p.text, o, at, (size_t)(end - at), where, &p.ids);
             line->continues = answer_continues(&p.text, o, p.text.chat);
         }
         line->tokens = p.ids.count - line->begin;

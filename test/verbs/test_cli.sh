@@ -32,9 +32,13 @@ says err 'note: --rope-scaling replaces the model.s own, linear,factor=8$'
 says out '^positions the model has seen 262144; for 300000 add --rope-scaling yarn,factor=19$'
 refuses 1 '^train: --json: ' eval --init $TINY --data=--json
 refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025
-refuses 2 'not bytes' sample --init $TINY --prompt hello
+refuses 2 'the model has no tokenizer file, .*; data/tokenizer_file.py writes one' sample --init $TINY --prompt hello
 refuses 2 'outside the vocabulary' sample --init $TINY --prompt-ids 5,96
 refuses 2 '--chat needs the model.s tokenizer file' sample --init $TINY --chat --prompt hello
+succeeds convert --init $TINY --out "$WORK/a model"
+touch "$WORK/a model/tokenizer.json"
+refuses 2 "type: python data/tokenizer_file.py --tokenizer '$WORK/a model' --out '$WORK/a model/tokenizer.tok'$" \
+    sample --model "$WORK/a model" --prompt hello
 cp "$TRAIN" "$WORK/streambp" # messages use the program's name as called
 "$WORK/streambp" bp --chnk 1 2>"$WORK/err"
 says err '^streambp: unknown option --chnk; did you mean --chunk?; see .*/streambp bp --help$'

@@ -124,7 +124,7 @@ bad '"prompt_ids" must be ids below 96' '{"prompt_ids": [1, 96]}'
 bad '"prompt_ids" must be ids below 96' '{"prompt_ids": [1, -1]}'
 bad '"prompt_ids" must be ids below 96' '{"prompt_ids": ["1"]}'
 bad 'the prompt is empty' '{"prompt_ids": []}'
-bad 'the vocabulary of 96 is not bytes and there is no tokenizer.tok' 'Hello'
+bad 'the model has no tokenizer file, so it reads ."prompt_ids"' 'Hello'
 bad 'messages need the model.s tokenizer file' '{"messages": [{"role": "user", "content": "x"}]}'
 bad 'the prompt of 5 tokens and --max-new-tokens 4 take 8 positions, above --max-context 7' '{"prompt_ids": [1,2,3,4,5]}' --max-context 7
 init=$(echo $chat | sed 's/--init //; s/ .*//')
