@@ -44,15 +44,18 @@ import sys
 import unicodedata
 import zlib
 
-from tokenizers import normalizers, pre_tokenizers
+try:
+    from tokenizers import normalizers, pre_tokenizers
 
-import records
-import shards
-import spans
-import templates
-import tokenizer_chat
-import tokenizer_load
-from split_patterns import GPT2, CannotEncode, Splits, every_character
+    import records
+    import shards
+    import spans
+    import templates
+    import tokenizer_chat
+    import tokenizer_load
+    from split_patterns import GPT2, CannotEncode, Splits, every_character
+except ImportError as error:
+    sys.exit(f"tokenizer_file.py: {sys.executable}: {error}; pip install tokenizers jinja2 numpy")
 
 MAGIC, NONE = b"SBPTOKEN", 0xFFFFFFFF
 FLAGS = {name: 1 << bit for bit, name in enumerate((
@@ -471,7 +474,8 @@ def main():
         template = arguments.chat_template and pathlib.Path(arguments.chat_template).read_text(encoding="utf-8")
         lines = write_tokenizer_file(arguments.out, arguments.tokenizer, template, more)
     except (ValueError, OSError) as error:
-        print(f"tokenizer_file.py: {error}", file=sys.stderr)
+        why = f"{error.filename or arguments.out}: {error.strerror}" if isinstance(error, OSError) else error
+        print(f"tokenizer_file.py: {why}", file=sys.stderr)
         return 1
     for line in lines:
         print(f"note: {line}", file=sys.stderr)

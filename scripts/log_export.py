@@ -35,6 +35,14 @@ def refuse(text):
     raise SystemExit(f"{os.path.basename(sys.argv[0])}: {text}")
 
 
+def end(main):
+    """Runs a program and ends it with its status, or with one line for a file that it cannot read or write."""
+    try:
+        sys.exit(main())
+    except OSError as error:
+        refuse(f"{error.filename or 'a file'}: {error.strerror or error}")
+
+
 def missing(packages, target):
     refuse(f"{target} needs a package that is not here: pip install {packages}")
 
@@ -182,4 +190,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

@@ -13,6 +13,8 @@ import os
 import subprocess
 import sys
 
+from log_export import end
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN = os.environ.get("TRAIN", "./train")
 H100 = "--machine h100 --memory-limit 80GiB"
@@ -196,4 +198,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

@@ -12,6 +12,7 @@ Needs the standard library only.
 import csv
 import sys
 
+from log_export import end
 from plan_lengths import plan
 
 LENGTHS = {  # name: median, deviation of the logarithm, maximum
@@ -76,4 +77,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

@@ -13,6 +13,7 @@ import csv
 import os
 import sys
 
+from log_export import end
 from plan_lengths import ROOT, plan
 
 MODELS = ["qwen3-4b", "qwen3-8b", "qwen2.5-7b", "llama3.1-8b", "qwen3.5-9b", "gemma3-12b"]
@@ -75,4 +76,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

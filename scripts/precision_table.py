@@ -12,6 +12,8 @@ import math
 import struct
 import sys
 
+from log_export import end
+
 BIG = 4096  # elements from which a single tensor of a bf16 run counts
 FP32_BOUND = 1e-5  # of every tensor, against float64
 BF16_ALL, BF16_TENSOR = 1.05, 1.2  # stream's error over full's: all parameters together, any big tensor
@@ -99,4 +101,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

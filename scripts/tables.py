@@ -21,6 +21,7 @@ import tempfile
 import plan_lengths
 import plan_lengths_mixed
 import plan_methods
+from log_export import end
 from plan_lengths import ROOT, plan
 
 sys.path.insert(0, os.path.join(ROOT, "dev", "compare"))
@@ -277,4 +278,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

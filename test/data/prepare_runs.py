@@ -19,6 +19,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import traceback
 import unittest
@@ -33,6 +34,7 @@ import prepare
 import prepare_samples as samples
 import run
 import shards
+import tokenizer_file
 import workers
 
 try:
@@ -387,6 +389,13 @@ class Runs(WithCommand):
                 ("has .* bytes, its header says .*; make it again", ["inspect", self.path("long/train-00000.bin")])):
             self.refused(1, words, arguments)
         self.assertEqual(glob.glob(self.path("out/*.bin")), [])
+
+    def test_a_tokenizer_file_that_cannot_be_written(self):
+        for options, words in (([], "nowhere/x.tok.tmp: No such file or directory"), (["-S"], "No module named .*; pip install tokenizers ")):
+            command = [sys.executable, *options, tokenizer_file.__file__, "--tokenizer", FOLDERS["chatml"], "--out", self.path("nowhere/x.tok")]
+            done = subprocess.run(command, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr.count("\n"), done.stdout), (1, 1, ""), done.stderr)
+            self.assertRegex(done.stderr, f"^tokenizer_file.py: .*{words}")
 
     def test_what_ends_a_run(self):
         """Wrong masks, another run in its folder, inputs that change, workers that die."""

@@ -207,6 +207,10 @@ refuses 2 '^train: no model: .* --machine CARD plans for that card, ' plan --seq
 refuses 1 '^train: --model unsloth/Qwen3-1.7B: .* type: hf download unsloth/Qwen3-1.7B ' train --model unsloth/Qwen3-1.7B --data no.bin
 
 # ---- tables, recipes ----------------------------------------------------------------------------------------------------------
+for command in 'plan_methods.py --points' 'precision_table.py /nowhere/x'; do # a file that cannot be read or written: one line
+    python3 scripts/$command /nowhere/x >"$WORK/out" 2>&1
+    check "$command" [ $? = 1 -a "$(cat "$WORK/out")" = "${command%% *}: /nowhere/x: No such file or directory" ]
+done
 scripts/tables.py --check >"$WORK/out" 2>&1
 check 'tables are those of the plans, lengths are reached, recipes fit' [ $? = 0 ]
 cat "$WORK/out"
