@@ -120,7 +120,7 @@ for build in ${chosen:-cuda13 cuda12}; do
     status=$?
     own=$(grep -E '^note +attention  .*own kernels' "$out/step.out")
     if [ $status = 0 ] && { [ -z "$own" ] || [ "${STREAMBP_CUDNN:-}" = 0 ]; }; then
-        row ok "doctor, $build" 'nothing wrong' "$(head -n 1 "$out/step.out")"
+        row ok "doctor, $build" 'nothing wrong' "$(grep '^doctor ' "$out/step.out")"
         sed -n 's/^\([a-zA-Z]*\) *\(driver\|cuBLASLt\|cuDNN\|attention\|copies\|host memory link\|products\|attention forward\|attention backward\)   *\(.*\)/\1|\2|\3/p' \
             "$out/step.out" >"$out/found"
         while IFS='|' read -r state what text; do row "$state" "$what" '' "$text"; done <"$out/found"

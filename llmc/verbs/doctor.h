@@ -1,8 +1,8 @@
 /*
-The verb `doctor`: whether a machine is fit for a run. A verdict comes first, then a line for each thing looked at:
-devices, driver and libraries, a small plan against the memory it really takes, rates, and between several ranks the
-collectives (doctor_ranks.h). Every op is compared with a reference (doctor_ops.h); those that are right have lines
-with --verbose alone.
+The verb `doctor`: whether a machine is fit for a run. It prints a line for each thing looked at, then a verdict.
+Looked at are devices, driver and libraries, a small plan against the memory it really takes, rates, and between several
+ranks the collectives (doctor_ranks.h). Every op is compared with a reference (doctor_ops.h); those that are right have
+lines with --verbose alone.
 
 Rows stand for themselves: an error that would end a run is a row's text here. A row that takes too long ends the
 program, whatever it hangs in, by a thread that only watches. Of several ranks a row tells of the first one that found
@@ -52,9 +52,16 @@ static struct {
 } doctor;
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
+// Counts a row and prints it at once, also into a pipe.
 static void doctor_add(const DoctorRow *row) {
+    static const char *const words[FINDINGS] = {"ok", "note", "WRONG"};
+    const Options *o = doctor.options;
     doctor.wrong += row->finding == FINDING_WRONG;
     if (doctor.rows < DOCTOR_ROWS) doctor.row[doctor.rows++] = *row;
+    if (row->finding == FINDING_OK ? o->quiet || (row->op && !o->verbose) : o->quiet && o->json) return;
+    progress_clear(&doctor.bar);
+    fprintf(doctor.text, "%-6s %-24s %s\n", words[row->finding], row->name, row->text);
+    fflush(doctor.text);
 }
 
 __attribute__((format(printf, 3, 4))) static void doctor_say(DoctorRow *row, Finding finding, const char *format, ...) {
@@ -115,16 +122,10 @@ static void doctor_verdict(void) {
 }
 
 static void doctor_end(void) {
-    static const char *const words[FINDINGS] = {"ok", "note", "WRONG"};
-    const Options *o = doctor.options;
     progress_end(&doctor.bar);
     doctor_verdict();
-    for (const DoctorRow *row = doctor.row; row < doctor.row + doctor.rows; row++) {
-        if (row->finding == FINDING_OK ? o->quiet || (row->op && !o->verbose) : o->quiet && o->json) continue;
-        fprintf(doctor.text, "%-6s %-24s %s\n", words[row->finding], row->name, row->text);
-    }
     fflush(doctor.text);
-    if (o->json) doctor_json();
+    if (doctor.options->json) doctor_json();
 }
 
 // ---- a row that hangs ----------------------------------------------------------------------------------------------

@@ -46,7 +46,11 @@ refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-
 succeeds doctor --init $TINY --seq-len 16 --json --verbose
 check 'doctor finds nothing wrong' [ "$(json wrong) $(json not_checked)" = '0 0' ]
 says err '^doctor   all right: [1-9][0-9]* ops, [1-9][0-9]* other rows' '^ok     adamw  '
-check 'the verdict comes first' sh -c "head -n 1 '$WORK/err' | grep -q '^doctor '"
+check 'the verdict comes last' sh -c "tail -n 1 '$WORK/err' | grep -q '^doctor '"
+mkfifo "$WORK/rows"
+"$TRAIN" doctor --init $TINY --seq-len 3 >"$WORK/rows" 2>"$WORK/err" &
+{ read -r row && kill -9 $! && cat; } <"$WORK/rows" >"$WORK/out"
+check "a pipe gets rows as they end: $row" [ -n "$row" -a "$(grep -c '^doctor ' "$WORK/out")" = 0 ]
 succeeds doctor --init $TINY --seq-len 3 --quiet
 check 'a quiet one is the verdict and notes' [ "$(grep -cvE '^(doctor|note) ' "$WORK/out")" = 0 ]
 succeeds --version

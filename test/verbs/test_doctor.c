@@ -131,7 +131,9 @@ static const char *expect_doctor(const Ops *ops, int code, const char *name, con
     const char *bad = strstr(child->err, "WRONG");
     char verdict[64] = "doctor   all right: ";
     if (wrong) snprintf(verdict, sizeof(verdict), "doctor   %zu thing%s wrong: ", wrong, wrong == 1 ? " is" : "s are");
-    if (strncmp(child->err, verdict, strlen(verdict)) != 0) test_fail("the verdict is %.80s", child->err);
+    const char *last = strstr(child->err, "\ndoctor "); // after all rows
+    if (!last || strncmp(last + 1, verdict, strlen(verdict)) != 0 || strchr(last + 1, '\n')[1])
+        test_fail("the verdict is %.80s", last ? last : child->err);
     if (strstr(child->err, "ok     rope")) test_fail("a row of an op that is right: %s", child->err);
     if (child->code != code) test_fail("exit code %d, expected %d: %s", child->code, code, bad ? bad : child->err);
     cJSON *json = json_parse_object(child->out, strlen(child->out), "doctor's JSON");
