@@ -370,6 +370,7 @@ typedef struct {
     double begin, seconds; // clock and total seconds of training before the first step
     size_t tokens;         // tokens trained on before
     double last;           // validation loss, with --rollout reward; NAN: none
+    int chats;             // the data were conversations, and the tokenizer can chat
 } Ending;
 
 // Prints the lines. peak: bytes. stopped: a signal ended the run and has printed how to go on
@@ -377,9 +378,9 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     const Options *o = run->options;
     const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
     char path[PATH_MAX];
-    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s, memory at most %s\n", state->step,
+    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s, memory at most %s%s\n", state->step,
             state->schedule.steps, human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0,
-            human_bytes(peak));
+            human_bytes(peak), peak > planned_bytes(run) ? " with libraries" : "");
     if (!isnan(e->last) && state->best_step)
         fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
                 o->rollout ? "reward" : "loss", state->first, state->best, state->best_step, e->last);
@@ -390,7 +391,7 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     echo_quoted(out, program_called());
     fputs(" sample --model ", out);
     echo_quoted(out, o->out);
-    fprintf(out, " %s\nexport   ", writes ? "--prompt TEXT" : "--prompt-ids 1,2,3");
+    fprintf(out, " %s%s\nexport   ", e->chats ? "--chat " : "", writes ? "--prompt TEXT" : "--prompt-ids 1,2,3");
     echo_quoted(out, program_called());
     fputs(" convert --model ", out);
     echo_quoted(out, o->out);

@@ -451,6 +451,17 @@ static void trainer_check_space(const Trainer *t) {
     fflush(t->run.text); // before a long first step
 }
 
+// Tells whether the data were conversations that the run's tokenizer can go on with.
+static int trainer_chats(const Trainer *t) {
+    char path[PATH_MAX];
+    const char *file = tokenizer_of_run(&t->run, path), *option;
+    if (!file || !t->data.shard->header.chat_template) return 0;
+    Tokenizer *tokenizer = tokenizer_load(file);
+    const int chats = !chat_fault(tokenizer, 0, THINKING_AUTO, 0, &option);
+    tokenizer_close(tokenizer);
+    return chats;
+}
+
 // Does everything before the first step.
 static void trainer_begin(Trainer *t, const Options *given) {
     Options *o = &t->options;
@@ -462,10 +473,14 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (o->out && !strcmp(o->out, "none")) o->out = NULL;
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);
+    const double usual = options_learning_rate(o);
     if (isnan(o->lr)) {
         size_t step;
-        o->lr = *last ? run_state_schedule(last, &step).peak : options_learning_rate(o);
+        o->lr = *last ? run_state_schedule(last, &step).peak : usual;
         o->given[option_find("lr")] = 1; // so that it is echoed
+    } else if (!*last && !o->quiet && o->lr / usual > 10.001) {
+        note("--lr %g is %.3g times --lr auto, which is %g here; if the loss rises, give a smaller one", o->lr,
+             o->lr / usual, usual);
     }
     const int policy = o->objective >= OBJECTIVE_GRPO && o->objective <= OBJECTIVE_CISPO;
     if (*last && policy && o->kl_correction == KL_CORRECTION_AUTO) {
@@ -509,6 +524,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->log.by_rewards = (OF_GROUPS & OF(o->objective)) != 0;
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
+    t->ending.chats = trainer_chats(t);
     t->ending.begin = seconds_now(), t->ending.seconds = t->state.seconds, t->ending.tokens = t->state.tokens;
 }
 

@@ -70,6 +70,7 @@ check 'the tokenizer file comes from the shards' cmp -s "$HERE/shards/tokenizer.
 TUNED=$HERE/Qwen3-0.6B-tuned
 for file in config generation_config tokenizer tokenizer_config; do check "$file.json is copied" cmp -s "$MODEL/$file.json" "$TUNED/$file.json"; done
 
+check 'what to try is a chat' grep -qxF 'try it   ./train sample --model run --chat --prompt TEXT' "$HERE/said"
 answer='Two and two is four: 2 + 2 = 4.'
 check 'it answers what it knew' grep -qxF "$answer" "$HERE/said"
 sample=$(grep 'train sample' "$WORK/section")

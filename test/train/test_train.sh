@@ -16,9 +16,9 @@ common="--init $TINY --data $SHARD --val-data $SHARD --val-steps 2 --val-every 5
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight" --json
-says err "^note: $SHARD of --val-data is also in --data, so "
+says err "^note: $SHARD of --val-data is also in --data, so " '^note: --lr 0.01 is 33.3 times --lr auto, which is 0.0003 here; '
 check 'the end: validations, and what to type next' [ "$(tail -n 5 "$WORK/err" | sed 's/[0-9.]* \(s\|tok\|[KM]iB\)\b/N \1/g; s/[0-9]\.[0-9]*/N/g; s/step [0-9]*)/step N)/')" = \
-    "ended    step 12 of 12 after N s, 3072 tokens, N tok/s, memory at most N MiB
+    "ended    step 12 of 12 after N s, 3072 tokens, N tok/s, memory at most N MiB with libraries
 validation  loss N at first, N at best (step N), N at last
 saved    $WORK/straight
 try it   $TRAIN sample --model $WORK/straight --prompt-ids 1,2,3
