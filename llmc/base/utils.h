@@ -103,6 +103,16 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
 #define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
 #define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
 
+// Notes of this run; `known`: those of its log, which a resumed run does not repeat
+static struct {
+    char *text[32];
+    size_t count, known;
+} notes;
+
+static void note_keep(const char *text) {
+    if (notes.count < 32) notes.text[notes.count++] = strdup(text);
+}
+
 __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) {
     char message[DIE_MESSAGE];
     va_list args;
@@ -111,7 +121,11 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) 
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
-    fprintf(stderr, "note: %s\n", make_printable(message));
+    make_printable(message);
+    for (size_t i = 0; i < notes.known; i++)
+        if (!strcmp(notes.text[i], message)) return;
+    note_keep(message);
+    fprintf(stderr, "note: %s\n", message);
 }
 
 // Fails if standard output is incomplete (a full disk, say); main calls it last.

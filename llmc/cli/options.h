@@ -319,7 +319,7 @@ static void options_free(Options *options) { free(options->prompt_ids.id), free(
 // Adds the options of --config that the command line leaves out. A default among a run's options is not given. Notes
 // each command that the file brings, as the run will execute it. resumes: the file is the log of the run itself
 static void options_add_config(Options *options, int resumes) {
-    const OptionWords *words = option_words_read(options->config);
+    const OptionWords *words = option_words_read(options->config, resumes);
     const int quiet = options->quiet, commands = option_find("reward-command");
     const int theirs = !options->given[commands];
     Options file, defaults;
@@ -355,6 +355,7 @@ static void options_add_config(Options *options, int resumes) {
         note("--resume: takes the options of %s that are not given here", options->config);
     else if (words->logged && !quiet)
         note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
+    if (resumes) notes.known = notes.count; // from here on; a command is noted again
 }
 
 // Tells whether --resume takes the options of its run: --data is not given, and --out has a log that is not the one of
@@ -413,11 +414,8 @@ static void options_add_replicas(Options *o) {
 
 static void options_print_version(FILE *out) {
     fprintf(out, "streambp.c %s, commit %s\n", STREAMBP_VERSION, program_commit());
-#ifdef __clang__
-    fprintf(out, "build      %s, %s, %s\n", ops_device->name, dtype_name(ops_device->stored), __VERSION__);
-#else
-    fprintf(out, "build      %s, %s, gcc %s\n", ops_device->name, dtype_name(ops_device->stored), __VERSION__);
-#endif
+    const char *gcc = strstr(__VERSION__, "lang") ? "" : "gcc ";
+    fprintf(out, "build      %s, %s, %s%s\n", ops_device->name, dtype_name(ops_device->stored), gcc, __VERSION__);
     fprintf(out, "libraries  %s, cJSON %s\n", ops_device->libraries, cJSON_Version());
 }
 

@@ -140,8 +140,8 @@ static int word_is_text(const char *word) {
     return 1;
 }
 
-// Reads the words of --config, which stay until the program ends: options point into them.
-static const OptionWords *option_words_read(const char *given) {
+// Reads the words of --config, which stay until the program ends: options point into them. resumes: also the notes
+static const OptionWords *option_words_read(const char *given, int resumes) {
     static OptionWords words;
     OptionWords *w = &words;
     char path[PATH_MAX];
@@ -164,8 +164,10 @@ static const OptionWords *option_words_read(const char *given) {
     w->text = w->end = (char *)checked_calloc(length + 1, 32, path); // a number may be written longer
     if (text[strspn(text, " \t\r\n")] == '{') {
         cJSON *root = json_parse_object(text, length, path);
-        const cJSON *options = json_get(root, "options");
+        const cJSON *options = json_get(root, "options"), *said;
         w->logged = cJSON_IsObject(options), w->of_run = w->logged || json_get(root, "verb");
+        cJSON_ArrayForEach(said, json_get(root, "notes")) if (resumes && cJSON_IsString(said))
+            note_keep(said->valuestring);
         words_from_json(w, w->logged ? options : root, log ? NULL : text, line, path);
         cJSON_Delete(root);
     } else {

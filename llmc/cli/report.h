@@ -216,14 +216,10 @@ static void report_reference(const Run *run) {
     }
 }
 
-// Returns the bytes that a run plans of the memory whose peak is measured. On the CPU, host memory is the device's.
-static double planned_bytes(const Run *run) {
-    return (double)(run->plan.total_bytes + (strcmp(ops_device->name, "cpu") ? 0 : run->plan.host_bytes));
-}
-
-// Prints a run's peak and its plan.
+// Prints a run's peak beside its plan. On the CPU, host memory is the device's.
 static void report_memory(const Run *run, double peak) {
-    const double planned = planned_bytes(run);
+    const double host = strcmp(ops_device->name, "cpu") ? 0 : (double)run->plan.host_bytes;
+    const double planned = (double)run->plan.total_bytes + host;
     fprintf(run->text, "memory   %s at peak: plan %s, ", human_bytes(peak), human_bytes(planned));
     if (peak >= planned)
         fprintf(run->text, "libraries and files %s\n", human_bytes(peak - planned));

@@ -3,7 +3,7 @@ The log of a run: step lines for people, on a terminal above a bar that is redra
 signs of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
-validation, "sample", and "options" for each part of the run, with its first step, version and commit. Each ends with
+validation, "sample", and "options" for each part of the run, with its first step, version, commit and notes. Each ends with
 the UTC time of writing: "time": "2026-01-31T12:00:00Z". "loss" is the objective's alone: the routers' losses are in
 "aux_loss" and "z_loss", without their coefficients. A resumed run first drops records after its step, and an
 incomplete last line: the file reads as if there had been no interruption. Unknown lines are kept.
@@ -155,6 +155,9 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
     report_attention_json(&json, run);
     report_places_json(&json, run);
     if (run->settings.router_aux_loss > 0) json_number(&json, "router_aux_loss_coef", run->settings.router_aux_loss);
+    json_array(&json, "notes");
+    for (size_t i = 0; i < notes.count; i++) json_text(&json, NULL, notes.text[i]);
+    json_array_end(&json);
     options_json(&json, "options", run->options);
     runlog_record_end(log, &json);
 }
@@ -378,9 +381,9 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     const Options *o = run->options;
     const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
     char path[PATH_MAX];
-    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s, memory at most %s%s\n", state->step,
-            state->schedule.steps, human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0,
-            human_bytes(peak), peak > planned_bytes(run) ? " with libraries" : "");
+    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s, memory at most %s with libraries\n",
+            state->step, state->schedule.steps, human_seconds(seconds_now() - e->begin), tokens,
+            seconds > 0 ? tokens / seconds : 0, human_bytes(peak));
     if (!isnan(e->last) && state->best_step)
         fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
                 o->rollout ? "reward" : "loss", state->first, state->best, state->best_step, e->last);

@@ -47,8 +47,7 @@ static int trainer_saves(Trainer *t) {
 // Prints the command line that goes on, as typed.
 static void trainer_echo_resume(const Trainer *t) {
     Options o = *t->given;
-    const char *more[] = {"resume", "overwrite"};
-    for (size_t i = 0; i < 2; i++) o.given[option_find(more[i])] = !i;
+    o.given[option_find("resume")] = 1, o.given[option_find("overwrite")] = 0;
     if (!o.resume) o.resume = RESUME_ON;
     if (o.typed_model) o.model = o.typed_model;
     fputs("    ", stderr);
