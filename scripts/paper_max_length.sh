@@ -48,7 +48,7 @@ rows=$(awk -F, '$1 == "table3_max_len" { print $2, $3, $5, $6, $8 }' $PAPER_TABL
 
 # ---- the table ---------------------------------------------------------------------------------------------------------------
 cat <<END
-Longest sequence in k = 1000 tokens. 'ours': the plan of ./train with --method stream within $GIB GiB, everything on the device; chunks of
+Longest sequence in thousands of tokens. 'ours': the plan of ./train with --method stream within $GIB GiB, everything on the device; chunks of
 500 tokens and logits of 100 as in the paper, or defaults. 'trained': with AdamW. 'a pass': one forward and backward pass without an
 update, to compare with the paper. 'paper': what the StreamBP paper (arXiv 2506.03077, Table 3) measured of standard backpropagation,
 gradient checkpointing and its own implementation on an A800 of 80 GB; its scripts stop before the first update.

@@ -117,12 +117,6 @@ def published():
         return {(row["system"], row["model"], int(row["gpus"]), row["gpu"]): row for row in rows}
 
 
-def tokens_of(options):
-    """Of --seq-len, as ./train reads it."""
-    word = options.split("--seq-len ")[1].split()[0]
-    return int(word[:-1]) * {"k": 1 << 10, "M": 1 << 20}[word[-1]] if word[-1] in "kM" else int(word)
-
-
 def plan(options):
     """The object that `train plan` prints; it exits 1 where no length fits."""
     made = subprocess.run([TRAIN, "plan", *options.split(), "--threads", "1", "--json", "--quiet"], cwd=ROOT, capture_output=True, text=True)
@@ -132,8 +126,9 @@ def plan(options):
 
 
 def tokens(n):
-    """1048576 -> 1.05 M, 250000 -> 250 k."""
-    return f"{n / 1e6:.2f} M" if n >= 999500 else f"{n / 1e3:.0f} k"
+    """As --seq-len reads it, rounded down: 1048576 -> 1M, 250000 -> 244k, 19777 -> 19.3k, 0 -> -."""
+    big = f"{n * 100 // (1 << 20) / 100:g}M" if n >= 1 << 20 else f"{n // 1024}k"
+    return big if n >= 102400 else f"{n * 10 // 1024 / 10:g}k" if n >= 1024 else str(n or "-")
 
 
 def gigabytes(n):
@@ -161,7 +156,7 @@ def others(keys, known):
     for row in (known[key] for key in keys):
         cards = f"{row['gpus']} {title(row['gpu'])}" if row["gpus"] != "1" else title(row["gpu"])
         seconds = f", {row['seconds']} s" if row["seconds"] else ""
-        found.append(f"{row['system']} {tokens(int(row['tokens']))}: {title(row['model'])}, {title(row['trained'])}, {cards}{seconds}")
+        found.append(f"{row['system']} {row['tokens']}: {title(row['model'])}, {title(row['trained'])}, {cards}{seconds}")
     return found
 
 
@@ -172,7 +167,7 @@ def rows(table):
         made = plan(options)
         beyond = 100 * (made["estimated_seconds"] / made["estimated_seconds_on_device"] - 1)
         found.append({
-            "what": what, "limits": limits, "options": options, "tokens": tokens(tokens_of(options)), "longest": tokens(made["max_seq_len"]),
+            "what": what, "limits": limits, "options": options, "tokens": options.split("--seq-len ")[1].split()[0], "longest": tokens(made["max_seq_len"]),
             "reached": made["fits"] and not (most and beyond > most), "places": places(made), "seconds": f"{made['estimated_seconds']:.4g}",
             "memory": ", ".join(gigabytes(made[f"{place}_bytes"]) for place in ("total", "host", "disk")),
             "waits": f"{beyond:.1f} %", "others": others(keys, known)})

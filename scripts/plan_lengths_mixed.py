@@ -42,13 +42,13 @@ def groups(made):
 
 def table():
     """Markdown: a row for each distribution, number of samples and stage of ZeRO."""
-    lines = ["| `--zero` | lengths | samples a step | tokens/s | of the bound | best fixed | times as fast as it | groups of ranks: tokens |",
+    lines = ["| `--zero` | lengths | samples a step | thousand tokens/s | of the bound | best fixed | times as fast as it | groups of ranks: tokens |",
              "|---|---|---|---|---|---|---|---|"]
     for zero in 1, 3:
         for name in LENGTHS:
             for samples in SAMPLES:
                 made = planned(name, zero, samples)
-                lines.append(f"| {zero} | {name} | {samples} | {made['step_tokens'] / made['step_seconds'] / 1000:.0f} k | "
+                lines.append(f"| {zero} | {name} | {samples} | {made['step_tokens'] / made['step_seconds'] / 1000:.0f} | "
                              f"{100 * made['deal_bound']:.0f} % | `--sp {made['fixed_sp']}` | "
                              f"{fixed_seconds(made) / made['step_seconds']:.2f} | {groups(made)} |")
     return "\n".join(lines)

@@ -22,7 +22,7 @@ import plan_lengths
 import plan_lengths_mixed
 import plan_methods
 from log_export import end
-from plan_lengths import ROOT, plan
+from plan_lengths import ROOT, plan, tokens
 
 sys.path.insert(0, os.path.join(ROOT, "dev", "compare"))
 import report  # noqa: E402
@@ -39,11 +39,6 @@ def markdown(heads, rows):
     return "\n".join("| " + " | ".join(cells) + " |" if cells is not lines[1] else "|" + "|".join(cells) + "|" for cells in lines)
 
 
-def thousands(n):
-    """209052 -> 209, 19777 -> 19.8, 0 -> -."""
-    return "-" if not n else f"{n / 1000:.1f}" if n < 99950 else f"{n / 1000:.0f}"
-
-
 # ---- what fits a card ------------------------------------------------------------------------------------------------
 FIT = {"Qwen3-0.6B": "qwen3-0.6b", "Qwen3-4B": "qwen3-4b", "Qwen3-8B": "qwen3-8b", "Qwen3-14B": "qwen3-14b", "Qwen3-32B": "qwen3-32b",
        "Llama-3.1-8B": "llama3.1-8b", "Qwen3.5-0.8B": "qwen3.5-0.8b", "Qwen3.5-4B": "qwen3.5-4b", "Qwen3.5-9B": "qwen3.5-9b",
@@ -55,7 +50,7 @@ WAYS = {"all weights": "--moments bf16 --master none", "LoRA": "--lora-rank 32",
 def fit():
     heads = [""] + [f"{card}: {way}" if way == "all weights" else way for card in CARDS for way in WAYS]
     return markdown(heads, [[name] + [
-        thousands(plan(f"--init {model},{ANY_LENGTH} --dtype bf16 --seq-len 1024 {ON_DEVICE} --memory-limit {card} {way}")["max_seq_len"])
+        tokens(plan(f"--init {model},{ANY_LENGTH} --dtype bf16 --seq-len 1024 {ON_DEVICE} --memory-limit {card} {way}")["max_seq_len"])
         for card in CARDS.values() for way in WAYS.values()] for name, model in FIT.items()])
 
 
@@ -96,7 +91,7 @@ def lengths_short():
     for number, row in enumerate(lengths_rows(), 1):
         same, what = not row["what"], row["what"] or what
         if number in SHORT:
-            rows.append(["the same" if same and rows and rows[-1][-1] == what else what, row["limits"], row["tokens"], row["seconds"], row["waits"],
+            rows.append(["the same" if same and rows and rows[-1][-1] == what else what, row["limits"], row["tokens"], row["seconds"], row["waits"].replace("0.0", "0"),
                          ",".join((row["others"] or [""])[0].split(",")[:2]), what])
     return markdown(["trained", "limits", "tokens", "s a step", "transfers add", "others, published"], [row[:-1] for row in rows])
 
@@ -128,11 +123,11 @@ RUNS = {"sft full": "SFT all weights", "sft lora": "SFT LoRA", "dpo lora": "DPO 
 
 @functools.cache
 def longest():
-    """{(model, run): (trained by our defaults, a pass in the paper's chunks, the paper's pass)}, as paper_max_length.sh prints them."""
+    """{(model, run): (trained by our defaults as --seq-len reads it, a pass in the paper's chunks, the paper's pass)}, as paper_max_length.sh prints them."""
     made = subprocess.run(["scripts/paper_max_length.sh"], cwd=ROOT, capture_output=True, text=True, check=True,
                           env={**os.environ, "TRAIN": os.path.join(ROOT, plan_lengths.TRAIN), "LIMIT": CARDS["80 GB"]})
     rows = [line.replace("|", " ").split() for line in made.stdout.splitlines() if line.startswith("Qwen3-")]
-    return {(row[0], f"{row[1]} {row[2]}".lower()): (row[4], row[8], row[7]) for row in rows}
+    return {(row[0], f"{row[1]} {row[2]}".lower()): (tokens(int(1000 * float(row[4]) - 50)), row[8], row[7]) for row in rows}
 
 
 def trained():
@@ -156,7 +151,7 @@ def methods():
                 chunks = PAPER_CHUNKS if method == "stream" else ""
                 made = plan(f"--init {row['model']},{ANY_LENGTH} --method {method} --for bp --dtype bf16 --seq-len 1024 {ON_DEVICE} "
                             f"--memory-limit {CARDS['80 GB']} {chunks}")
-                rows[-1] += [f"{made['max_seq_len'] / 1000:.1f}k", f"{row[method]}k"]
+                rows[-1] += [f"{made['max_seq_len'] / 1000:.1f}", row[method]]
     return markdown(heads, rows)
 
 
@@ -168,7 +163,7 @@ def scale():
                    f"--logits-chunk 2048 --memory-limit h100 {ON_DEVICE} --seq-len")
         found = [plan(f"{options} 1024 --grad-dtype bf16 --kv {kv}")["max_seq_len"] for kv in ("gather", "ring")]
         step = plan(f"{options} {-(-1000000 // (2 * ranks)) * 2 * ranks}")
-        rows.append([str(ranks), *(f"{n / 1e6:.3g} M" for n in found), f"{step['estimated_seconds']:.3g} s", f"{100 * step['estimated_mfu']:.0f} %"])
+        rows.append([str(ranks), *(tokens(n) for n in found), f"{step['estimated_seconds']:.3g} s", f"{100 * step['estimated_mfu']:.0f} %"])
     return markdown(["H100", "Qwen3-8B, longest, planned: gathered", "passed around", "a million tokens, estimated", "MFU, estimated"], rows)
 
 

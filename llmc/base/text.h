@@ -16,19 +16,6 @@ static int parse_size(const char *text, size_t *value) {
     return 1;
 }
 
-// Parses "32k", "1M": k multiplies by `thousand`, M by its square.
-static int parse_count(const char *text, size_t thousand, size_t *value) {
-    char digits[24];
-    const size_t length = strcspn(text, "kKM"), unit = !text[length]         ? 1
-                                                       : text[length] == 'M' ? thousand * thousand
-                                                                             : thousand;
-    if (length >= sizeof(digits) || (text[length] && text[length + 1])) return 0;
-    snprintf(digits, sizeof(digits), "%.*s", (int)length, text);
-    if (!parse_size(digits, value) || *value > SIZE_MAX / unit) return 0;
-    *value *= unit;
-    return 1;
-}
-
 static int parse_double(const char *text, double *value) {
     char *end;
     if (!((*text >= '0' && *text <= '9') || *text == '-' || *text == '.')) return 0;
@@ -36,6 +23,22 @@ static int parse_double(const char *text, double *value) {
     errno = 0;
     *value = strtod(text, &end);
     return *end == 0 && isfinite(*value);
+}
+
+// Parses "32k", "1.5M": k multiplies by `thousand`, M by its square.
+static int parse_count(const char *text, size_t thousand, size_t *value) {
+    char digits[24];
+    double part;
+    const size_t length = strcspn(text, "kKM"), unit = !text[length]         ? 1
+                                                       : text[length] == 'M' ? thousand * thousand
+                                                                             : thousand;
+    if (length >= sizeof(digits) || (text[length] && text[length + 1])) return 0;
+    snprintf(digits, sizeof(digits), "%.*s", (int)length, text);
+    if (unit > 1 && strspn(digits, "0123456789.") == length && parse_double(digits, &part) && part < 1e9)
+        return *value = (size_t)(part * (double)unit + 0.5), 1;
+    if (!parse_size(digits, value) || *value > SIZE_MAX / unit) return 0;
+    *value *= unit;
+    return 1;
 }
 
 // Parses "90s", "30min", "2h", "1.5d" to seconds, fewer than 1e9.

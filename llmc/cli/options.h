@@ -46,9 +46,7 @@ static void words_text(const char *choices, char *text, size_t size) {
 }
 
 // 1 for an option of bytes that also takes a card's name: what that card leaves to a program
-static int option_takes_card(const OptionRow *row) {
-    return row->kind == OPTION_BYTES && !strcmp(row->value, "BYTES|CARD");
-}
+static int option_takes_card(const OptionRow *row) { return row->value && !strcmp(row->value, "BYTES|CARD"); }
 
 // Describes the values that an option accepts.
 static const char *option_allowed(const OptionRow *row, char *text, size_t size) {

@@ -159,7 +159,7 @@ static void options_help(FILE *out, Verb verb, Help help) {
             fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
     }
     if (verb < VERBS || help == HELP_ALL) {
-        fputs("Defaults are in brackets. Of tokens 32k is 32768, of all else 32000; --seq_len is --seq-len.\n"
+        fputs("Defaults are in brackets. Of tokens 32k is 32768, as printed, else 32000; --seq_len is --seq-len.\n"
               "Names of transformers, TRL and PEFT are known where they mean the same (--learning-rate).\n",
               out);
         help_options(out, verb, help);

@@ -185,8 +185,7 @@ static const Machine *machine_find(const char *text, size_t length, size_t *card
     name[used] = 0, *cards = 0;
     for (int counted = 0; counted < 2; counted++, *times = 0) {
         for (int i = 0; i < MACHINES; i++)
-            if (!strcmp(name, machines[i].name) ||
-                (!strncmp(machines[i].name, "rtx", 3) && !strcmp(name, machines[i].name + 3)))
+            if (!strcmp(name, machines[i].name + (*name != 'r' && machines[i].board == 2 ? strlen("rtx") : 0)))
                 return &machines[i];
         times = strrchr(name, 'x');
         if (!times || !parse_size(times + 1, cards) || !*cards || *cards > 1 << 20) return NULL;
@@ -194,8 +193,7 @@ static const Machine *machine_find(const char *text, size_t length, size_t *card
     return NULL;
 }
 
-// Returns the GiB of host memory that so many cards of a node have: what is given, what a desktop has, or their share
-// of a server's.
+// Returns the GiB of host memory of so many cards of a node: as given, a desktop's, or their share of a server's.
 static double machine_host_gib(const Machine *m, double cards) {
     return m->host_gib * (m->host_given || m->board == 2 ? 1 : cards / m->value[GPUS_PER_NODE]);
 }

@@ -335,16 +335,13 @@ static void plan_longest_of_machine(const Run *run, Options *o, size_t limit) {
     if (longest) option_type_size(o, "seq-len", longest);
 }
 
-// Spells options as a plan needs them. A card that --memory-limit names is a machine without host memory; a machine is
-// a GPU build's, in bf16; a preset is written small.
+// A card of --memory-limit is a machine without host memory; a machine is in bf16; a preset's name is in small letters.
 static void options_of_plan(Options *o) {
     static char machine[32], init[1024];
     for (size_t i = 0; o->init && strlen(o->init) < sizeof(init) && i < PRESETS; i++) {
         const size_t length = strlen(presets[i].name);
-        if (strcspn(o->init, ",") != length || strncasecmp(o->init, presets[i].name, length) != 0) continue;
-        snprintf(init, sizeof(init), "%s%s", presets[i].name, o->init + length);
-        o->init = init;
-        break;
+        if (strcspn(o->init, ",") == length && !strncasecmp(o->init, presets[i].name, length) && o->init != init)
+            snprintf(init, sizeof(init), "%s%s", presets[i].name, o->init + length), o->init = init;
     }
     snprintf(machine, sizeof(machine), "%s,host=0", o->card ? machines[o->card - 1].name : "");
     if (o->card && !option_given(o, "machine")) option_type(o, "machine", machine);

@@ -327,9 +327,12 @@ static const char *tokens_text(size_t tokens, char text[32]) {
 // Prints each preset's longest sequence on a machine and the time of a step, of all weights and of adapters.
 static int plan_presets(const Options *options, const Machine *m, size_t limit) {
     JsonOut json = {0};
-    char text[4][32];
+    char text[4][32], memory[80] = "";
     Options named = *options;
     if (!options->quiet) note("planning %zu presets takes about half a minute", (size_t)PRESETS);
+    if (m->host_gib > 0 && !options->host_limit)
+        snprintf(memory, sizeof(memory), ", host %s (%s)", human_bytes(machine_host_gib(m, 1) * GIBIBYTE),
+                 machine_host_basis(m));
     if (!option_given(options, "seq-len")) option_type(&named, "seq-len", PRESETS_LENGTH);
     if (options->json) {
         json = json_open(stdout);
@@ -338,8 +341,7 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         json_size(&json, "seq_len", named.seq_len);
         json_array(&json, "presets");
     } else {
-        printf("presets   longest --seq-len on one %s%s; estimated seconds of a step of %zu tokens\n", m->gpu,
-               m->host_gib > 0 ? " with host memory" : "", named.seq_len);
+        printf("presets   longest --seq-len on one %s%s; estimated s of %zu tokens\n", m->gpu, memory, named.seq_len);
         printf("  %-16s %10s %10s | %12s %9s | %-12s %8s\n", "--init", "parameters", "positions", "all weights", "s",
                "LoRA rank " RECOMMENDED_RANK, "s");
     }

@@ -26,8 +26,8 @@ for file in scripts/recipes/*.args; do
     json=$("$TRAIN" plan --config "$file" $options --threads 1 --json --quiet) || { status=1 && continue; }
     needs=$(echo "$json" | json_number total_bytes) usable=$(echo "$json" | json_number usable_bytes)
     said=$(echo "$needs $usable $(echo "$json" | json_number max_seq_len) $(echo "$json" | json_number host_bytes)" |
-        awk '{ needs = $1 / 2^30; printf "%.*f of %.1f GiB%s; %.*fk tokens would fit\n", 1 + (needs < 1), needs, $2 / 2^30,
-               $4 ? sprintf(" and %.0f GiB of host memory", $4 / 2^30) : "", $3 < 99950, $3 / 1000 }')
+        awk '{ needs = $1 / 2^30; printf "%.*f of %.1f GiB%s; %sk tokens would fit\n", 1 + (needs < 1), needs, $2 / 2^30,
+               $4 ? sprintf(" and %.0f GiB of host memory", $4 / 2^30) : "", $3 < 102400 ? int($3 / 102.4) / 10 : int($3 / 1024) }')
     echo "| \`$name\` | ${said%;*} | ${said#*; } |" | sed 's/ tokens would fit / /'
     echo "$json" | grep -q '"fits": true' || { echo "plans.sh: $name: does not fit" >&2 && status=1; }
     [ "${1:-}" != --write ] || sed -i "s/^\(# plan[^:]*:\).*/\1 $said/" "$file"

@@ -436,6 +436,8 @@ TEST(aliases_are_the_options) {
 TEST(counts_take_k_and_M) {
     Options o =
         parse("--init gpt2 --data d --seq-len 32k --chunk 2K --logits-chunk 1M --steps 10k --warmup 1M --seed 3k");
+    assert_true(parse("--init gpt2 --data d --seq-len 1.18M").seq_len == 1237320); // as `plan` prints it
+    refused("bp --init gpt2 --seq-len 1.1.8M", "--seq-len is '1.1.8M', it must be a whole number");
     assert_true(o.seq_len == 32768 && o.chunk == 2048 && o.logits_chunk == 1048576);
     assert_true(o.steps == 10000 && o.warmup == 1000000 && o.seed == 3000);
     assert_string_equal(printed(options_echo, &o),
