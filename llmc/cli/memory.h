@@ -295,7 +295,7 @@ static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t
 static void run_choose_length(Run *run, Options *o, size_t limit) {
     const Config *c = &run->model.config;
     size_t longest = 0, tokens = 0;
-    char more[80] = "";
+    char more[80] = "", scaling[32];
     if (!o->data.count || option_given(o, "seq-len")) return;
     documents_measure(o->data.path, o->data.count, &longest, &tokens);
     if (longest && o->val_data.count) documents_measure(o->val_data.path, o->val_data.count, &longest, &tokens);
@@ -311,8 +311,7 @@ static void run_choose_length(Run *run, Options *o, size_t limit) {
     if (few)
         snprintf(more, sizeof(more), "; --seq-len %zu would not fit", most);
     else if (cut && !c->family->learned_positions)
-        snprintf(more, sizeof(more), "; --rope-scaling yarn,factor=%.0f makes more",
-                 ceil((double)needed / (double)config_unscaled_positions(c)));
+        snprintf(more, sizeof(more), "; --rope-scaling %s makes more", scaling_text(c, needed, scaling));
     note("--seq-len %zu is what %s: the longest document has %zu positions%s", o->seq_len,
          few   ? "memory takes"
          : cut ? "the model has positions for"
@@ -501,15 +500,14 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
     if (bytes[PLACE_DEVICE] > search.limits.bytes[PLACE_DEVICE]) {
         if (is_main_rank() && !run->options->quiet) report_regions(stderr, plan->arena);
         const char *needed = human_bytes((double)bytes[PLACE_DEVICE]), *most = human_bytes((double)limit);
-        if (run->settings.rollout_slots && !B)
-            die("weights and key/value caches of %zu text%s of up to %zu tokens need %s, %s is %s; shorten the prompts "
+        const size_t texts = run->settings.rollout_slots;
+        if (!B)
+            die("weights and key/value caches of %zu text%s of up to %zu tokens need %s, %s is %s; shorten the prompt "
                 "or "
                 "--max-new-tokens%s",
-                run->settings.rollout_slots, run->settings.rollout_slots > 1 ? "s" : "", run->settings.rollout_tokens,
-                needed, whose, most, run->settings.rollout_slots > 1 ? ", or give fewer --slots" : "");
-        if (!B)
-            die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
-                run->settings.cache_tokens, needed, whose, most);
+                max_size(texts, 1), texts > 1 ? "s" : "",
+                texts ? run->settings.rollout_tokens : run->settings.cache_tokens, needed, whose, most,
+                texts > 1 ? ", or give fewer --slots" : "");
         if (!longest) die_no_length(run, B, limit, whose);
         Options more;
         Batch shape = batch_shape(regular_bound(B, run->options->seq_len));

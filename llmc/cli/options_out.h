@@ -249,8 +249,8 @@ static void echo_option(FILE *out, const OptionRow *row, const char *value, size
     echo_quoted(out, value);
 }
 
-// Prints the command line that repeats this run: what was given, as it was understood.
-static void options_echo(FILE *out, const Options *options) {
+// Prints the command line that repeats this run: what was given, as it was understood. wrap: in several lines
+static void options_echo(FILE *out, const Options *options, int wrap) {
     echo_quoted(out, program_called());
     size_t column = strlen(program_called()) + (size_t)fprintf(out, " %s", verb_rows[options->verb].name);
     for (size_t i = 0; i < OPTION_ROWS; i++) {
@@ -265,6 +265,7 @@ static void options_echo(FILE *out, const Options *options) {
         if (bytes && bytes % ((size_t)1 << 30) == 0) snprintf(buffer, sizeof(buffer), "%zuGiB", bytes >> 30);
         if (!text && row->kind == OPTION_TEXT) text = "none"; // --out
         if (option_bare(row) && !strcmp(text, option_bare(row))) text = NULL;
+        if (!wrap) column = 0;
         echo_option(out, row, text, &column);
         for (size_t j = 1; paths && j < paths->count; j++) {
             fputc(' ', out);

@@ -372,7 +372,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     const Options *o = run->options;
     FILE *out = run->text;
     if (o->quiet) return;
-    if (o->verbose) fputs("command  ", out), options_echo(out, o);
+    if (o->verbose) fputs("command  ", out), options_echo(out, o, 1);
     report_model(out, run);
     report_experts(out, run);
     report_data(run, data, schedule);

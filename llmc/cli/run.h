@@ -233,17 +233,24 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     checkpoint_release();
 }
 
+// Writes --rope-scaling for sequences of T tokens.
+static const char *scaling_text(const Config *c, size_t T, char text[32]) {
+    snprintf(text, 32, "yarn,factor=%.0f", ceil((double)T / (double)config_unscaled_positions(c)));
+    return text;
+}
+
 // Checks T against the model's positions: beyond a learned table it is refused, beyond rotary ones there is a note.
 static void check_positions(const Run *run, size_t T, const char *what) {
     const Config *c = &run->model.config;
+    char scaling[32];
     if (T <= c->max_position_embeddings || (run->options->quiet && !c->family->learned_positions)) return;
     if (c->family->learned_positions)
         die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
                   c->max_position_embeddings, c->max_position_embeddings);
     if (run->options->verb == VERB_PLAN) return; // prints it itself
-    note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions; --rope-scaling "
-         "yarn,factor=%.0f scales them",
-         what, T, c->max_position_embeddings, ceil((double)T / (double)config_unscaled_positions(c)));
+    note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions; --rope-scaling %s scales "
+         "them",
+         what, T, c->max_position_embeddings, scaling_text(c, T, scaling));
 }
 
 // Notes that weights grow in a build of a wider type.

@@ -87,17 +87,6 @@ static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     return list;
 }
 
-// Tells whether each path is a file or a glob that matches.
-static int shard_paths_exist(const char *const *paths, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        glob_t found;
-        if (path_exists(paths[i])) continue;
-        if (glob(paths[i], 0, NULL, &found)) return 0;
-        globfree(&found);
-    }
-    return 1;
-}
-
 static void shard_paths_free(ShardPaths *list) {
     for (size_t i = 0; i < list->count; i++) free(list->at[i].path);
     free(list->at);

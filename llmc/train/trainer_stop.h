@@ -51,7 +51,7 @@ static void trainer_echo_resume(const Trainer *t) {
     if (!o.resume) o.resume = RESUME_ON;
     if (o.typed_model) o.model = o.typed_model;
     fputs("    ", stderr);
-    options_echo(stderr, &o);
+    options_echo(stderr, &o, 1);
 }
 
 // Saves the last finished step, prints where it is and how to go on. Returns the exit code. Collective.

@@ -111,11 +111,12 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
 
 // Prints how far the planned length goes beyond the model's own positions.
 static void plan_print_positions(FILE *out, const Run *run) {
-    const size_t own = run->model.config.max_position_embeddings, most = run->options->seq_len;
+    const Config *c = &run->model.config;
+    const size_t own = c->max_position_embeddings, most = run->options->seq_len;
     char scaling[32];
-    if (most <= own || run->model.config.family->learned_positions) return;
+    if (most <= own || c->family->learned_positions) return;
     fprintf(out, "positions the model has seen %zu", own);
-    if (advised_scaling(run, scaling)) fprintf(out, "; for %zu add --rope-scaling %s", most, scaling);
+    if (!c->family->plain_rope) fprintf(out, "; for %zu add --rope-scaling %s", most, scaling_text(c, most, scaling));
     fputc('\n', out);
 }
 
@@ -148,13 +149,16 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (*helps) fprintf(out, "helps%s\n", helps);
     if (!best || !run->settings.optimizer || !option_given(o, "machine")) return;
     fputs("command   ", out);
-    way_echo(out, best);
+    way_echo(out, best, 1);
 }
 
 // ---- as JSON -------------------------------------------------------------------------------------------------------
 // Writes into an open object; null without an estimate.
 static void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
+    static const char *const works[] = {"products", "attention_forward", "attention_backward", "delta", "memory",
+                                        "gaps"};
     const double known = e->seconds > 0 ? 1 : NAN;
+    double work[6]; // of WorkTime
     report_world_json(json, run->settings.world, run->settings.deals ? NULL : &e->sent);
     json_text(json, "machine", machine->name);
     json_number(json, "estimated_seconds", known * e->seconds);
@@ -164,13 +168,9 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "estimated_mfu_full_attention", known * e->mfu_full);
     json_number(json, "estimated_executed_tflops_per_s", known * 1e-12 * e->executed);
     json_number(json, "estimated_seconds_on_device", known * e->on_device);
+    memcpy(work, &e->work, sizeof(work));
     json_object(json, "estimated_work");
-    json_number(json, "products", known * e->work.products);
-    json_number(json, "attention_forward", known * e->work.attention_forward);
-    json_number(json, "attention_backward", known * e->work.attention_backward);
-    json_number(json, "delta", known * e->work.delta);
-    json_number(json, "memory", known * e->work.memory);
-    json_number(json, "gaps", known * e->work.gaps);
+    for (size_t i = 0; i < 6; i++) json_number(json, works[i], known * work[i]);
     json_object_end(json);
     json_number(json, "attention_calls", e->counts.library_calls);
     json_number(json, "attention_staged_bytes", e->counts.staged);
@@ -255,11 +255,14 @@ static int plan_sample(Run *run, size_t limit) {
 }
 
 // ---- the verb ------------------------------------------------------------------------------------------------------
-// Tells whether shards exist. The command of a plan can be planned before they are made: with documents of --seq-len.
+// Tells whether shards exist. Without them documents of --seq-len are planned, so that a printed command can be.
 static int plan_has_shards(const Options *o, const PathList *list) {
-    if (shard_paths_exist(list->path, list->count)) return 1;
-    if (!o->quiet) note("no file matches '%s' yet: planned with documents of %zu tokens", list->path[0], o->seq_len);
-    return 0;
+    glob_t found = {0};
+    const int missing = !path_exists(list->path[0]) && glob(list->path[0], 0, NULL, &found);
+    globfree(&found);
+    if (missing && !o->quiet)
+        note("no file matches '%s' yet: planned with documents of %zu tokens", list->path[0], o->seq_len);
+    return !missing;
 }
 
 // Finds the largest micro-batch, and a rank's part of it.

@@ -168,22 +168,13 @@ static const char *preset_hub(const char *init) {
     return NULL;
 }
 
-// Writes --rope-scaling for a length beyond the positions that the model has seen; NULL: not needed, or not known
-static const char *advised_scaling(const Run *run, char text[32]) {
-    const Config *c = &run->model.config;
-    const double factor = (double)run->options->seq_len / (double)config_unscaled_positions(c);
-    if (run->options->seq_len <= c->max_position_embeddings || c->family->learned_positions || c->family->plain_rope)
-        return NULL;
-    snprintf(text, 32, "yarn,factor=%.0f", ceil(factor));
-    return text;
-}
-
 // Prints the command line of a training run that names what the planner chose.
-static void way_echo(FILE *out, const WayToTrain *w) {
+static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks", "lengths"};
     static const char *const shards[] = {"shards/train-*.bin"};
     const RunSettings *s = &w->run.settings;
     const char *hub = preset_hub(w->options.init);
+    const Config *c = &w->run.model.config;
     char scaling[32];
     Options o = w->options;
     for (size_t i = 0; i < sizeof(not_of_it) / sizeof(*not_of_it); i++) option_leave(&o, not_of_it[i]);
@@ -193,7 +184,8 @@ static void way_echo(FILE *out, const WayToTrain *w) {
     if (!option_given(&o, "out")) option_type(&o, "out", "run");
     if (w->bytes[PLACE_DISK] && !o.disk) option_type(&o, "disk", ".");
     option_type_size(&o, "seq-len", o.seq_len);
-    if (advised_scaling(&w->run, scaling)) option_type(&o, "rope-scaling", scaling);
+    if (o.seq_len > c->max_position_embeddings && !c->family->learned_positions && !c->family->plain_rope)
+        option_type(&o, "rope-scaling", scaling_text(c, o.seq_len, scaling));
     for (int kind = 0; kind < PLACED; kind++)
         if (is_placed(s, kind)) option_type(&o, placed_names[kind], place_names[s->place[kind]]);
     option_type_size(&o, "inputs-every", max_size(s->inputs_every, 1));
@@ -208,24 +200,18 @@ static void way_echo(FILE *out, const WayToTrain *w) {
     option_type(&o, "update", s->defers ? "forward" : "now");
     if (world_sp(s->world) > 1) option_type(&o, "kv", s->ring ? "ring" : "gather");
     if (world_ranks(s->world) > 1) fprintf(out, "mpirun -n %zu ", world_ranks(s->world));
-    options_echo(out, &o);
+    options_echo(out, &o, wrap);
 }
 
 // Returns it on one line; the caller frees it.
 static char *way_command(const WayToTrain *w) {
-    char *text = NULL, *to;
+    char *text = NULL;
     size_t length;
     FILE *file = open_memstream(&text, &length);
     if (!file) die("out of memory for a command line");
-    way_echo(file, w);
+    way_echo(file, w, 0);
     if (ferror(file) | fclose(file) || !text) die("out of memory for a command line");
-    to = text;
-    for (const char *from = text; *from; from++)
-        if (!strncmp(from, " \\\n   ", 6))
-            from += 5;
-        else if (*from != '\n')
-            *to++ = *from;
-    *to = 0;
+    text[length - 1] = 0; // the end of the line
     return text;
 }
 
@@ -237,12 +223,11 @@ static const char *way_name(const WayToTrain *w, char text[WAY_NAME]) {
     static const char *const with[PLACES] = {"device alone", "with host memory", "with a disk"};
     const RunSettings *s = &w->run.settings;
     const int other = s->method != METHOD_STREAM;
-    char trained[32] = "all weights", divided[32] = "";
+    char trained[32] = "all weights";
     if (s->lora)
         snprintf(trained, sizeof(trained), "%sLoRA of rank %zu", s->storage ? "Q" : "", (size_t)w->run.lora.rank);
-    if (w->bounds->sp) snprintf(divided, sizeof(divided), ", --zero %zu --sp %zu", s->world.zero, s->world.sp);
-    snprintf(text, WAY_NAME, "%s, %s%s%s%s", trained, with[w->uses], other ? ", " : "",
-             other ? method_names[s->method] : "", divided);
+    snprintf(text, WAY_NAME, w->bounds->sp ? "%s, %s%s%s, --zero %zu --sp %zu" : "%s, %s%s%s", trained, with[w->uses],
+             other ? ", " : "", other ? method_names[s->method] : "", s->world.zero, s->world.sp);
     return text;
 }
 
@@ -375,10 +360,8 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
             json_object_end(&json);
         } else {
             for (int lora = 0; lora < 2; lora++)
-                if (ways[lora].fits)
-                    snprintf(text[lora], 32, "%.3g", ways[lora].estimate.seconds);
-                else
-                    snprintf(text[lora], 32, "-");
+                if (!ways[lora].fits || !snprintf(text[lora], 32, "%.3g", ways[lora].estimate.seconds))
+                    strcpy(text[lora], "-");
             printf("  %-16s %10s %10zu | %12s %9s | %12s %8s\n", presets[i].name,
                    human_count((double)run.model.elements), positions, tokens_text(ways[0].longest, text[2]), text[0],
                    tokens_text(ways[1].longest, text[3]), text[1]);

@@ -334,7 +334,7 @@ TEST(values_are_refused) {
 static void parse_and_print(const void *context) {
     CommandLine line = *(const CommandLine *)context;
     Options options = options_parse(line.argc, line.argv);
-    options_echo(stdout, &options);
+    options_echo(stdout, &options, 1);
     options_free(&options);
 }
 
