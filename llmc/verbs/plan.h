@@ -422,6 +422,7 @@ static int verb_plan(const Options *given) {
         die_no_length(&r.plan.run, r.bounds.documents, limit,
                       o->memory_limit ? "--memory-limit" : "what the card leaves");
     free(r.bounds.shape.document_start);
+    for (size_t i = 0; i < r.bounds.divisions; i++) free(division[i].shape.document_start);
     if (data.bound.N) dataloader_close(&data);
     for (size_t i = 0; i < r.ways_count; i++) way_close(&r.ways[i], &run);
     run_close(&run);

@@ -251,10 +251,8 @@ static void way_print(FILE *out, const char *head, const WayToTrain *w) {
     char name[WAY_NAME], bytes[96], seconds[32];
     fprintf(out, "%-9s %s: ", head, way_name(w, name));
     if (w->fits && w->estimate.seconds > 0)
-        fprintf(out, "%s, %.0f tokens/s, %s", way_seconds(w, seconds), w->estimate.tokens_per_second,
-                way_bytes(w, bytes));
-    else
-        fputs(w->fits ? way_bytes(w, bytes) : "does not fit", out);
+        fprintf(out, "%s, %.0f tokens/s, ", way_seconds(w, seconds), w->estimate.tokens_per_second);
+    fputs(w->fits ? way_bytes(w, bytes) : "does not fit", out);
     if (w->longest) fprintf(out, "; longest %zu", w->longest);
     fputc('\n', out);
 }
@@ -360,8 +358,7 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
             json_object_end(&json);
         } else {
             for (int lora = 0; lora < 2; lora++)
-                if (!ways[lora].fits || !snprintf(text[lora], 32, "%.3g", ways[lora].estimate.seconds))
-                    strcpy(text[lora], "-");
+                snprintf(text[lora], 32, ways[lora].fits ? "%.3g" : "-", ways[lora].estimate.seconds);
             printf("  %-16s %10s %10zu | %12s %9s | %12s %8s\n", presets[i].name,
                    human_count((double)run.model.elements), positions, tokens_text(ways[0].longest, text[2]), text[0],
                    tokens_text(ways[1].longest, text[3]), text[1]);
