@@ -96,8 +96,7 @@ typedef struct {
     unsigned char given[192]; // [i]: row i was given
     short argument[192];      // [i]: by which argument, the last one
     Verb verb;
-    int card;                // that --memory-limit names: 1 + its index in `machines`; 0: bytes
-    const char *typed_model; // --model as typed, if it named a run of adapters (options_file.h); or NULL
+    int card; // that --memory-limit names: 1 + its index in `machines`; 0: bytes
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;
 #include "option_list.h"

@@ -248,7 +248,7 @@ static void options_follow_run(Options *o) {
         die("--model %s: holds adapters; a plan takes their base, with --model or --init, and --lora-rank", run);
     if (o->adapter || o->lora_rank)
         die("--model %s: holds adapters; to train or read others give their base with --model", run);
-    o->adapter = run, o->typed_model = run;
+    o->adapter = run;
     o->merge = o->verb == VERB_CONVERT && !o->adapter_only;
     if (!o->adapter_only || o->adapter_layout == ADAPTER_PER_EXPERT) options_take_base(o, run, &source);
 }

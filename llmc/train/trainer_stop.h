@@ -44,16 +44,6 @@ static int trainer_saves(Trainer *t) {
            (o->keep_best && t->state.best_step == step);
 }
 
-// Prints the command line that goes on, as typed.
-static void trainer_echo_resume(const Trainer *t) {
-    Options o = *t->given;
-    o.given[option_find("resume")] = 1, o.given[option_find("overwrite")] = 0;
-    if (!o.resume) o.resume = RESUME_ON;
-    if (o.typed_model) o.model = o.typed_model;
-    fputs("    ", stderr);
-    options_echo(stderr, &o, 1);
-}
-
 // Saves the last finished step, prints where it is and how to go on. Returns the exit code. Collective.
 static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     const size_t step = t->state.step;
@@ -72,8 +62,11 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
             given_up, where);
     const int more = step < t->state.schedule.steps || trainer_validates(t);
     if (t->has_folder && t->folder.last != CHECKPOINT_NONE && more) {
-        fprintf(stderr, "go on with%s\n", dist_ranks() > 1 ? ", under the same launcher:" : ":");
-        trainer_echo_resume(t);
+        fprintf(stderr, "go on with%s:\n    ", dist_ranks() > 1 ? ", under the same launcher" : "");
+        echo_quoted(stderr, program_called());
+        fprintf(stderr, " train --resume%s --out ", t->given->resume == RESUME_AUTO ? " auto" : "");
+        echo_quoted(stderr, t->folder.path);
+        fputc('\n', stderr);
     }
     return stop_exit_code(signal);
 }

@@ -56,7 +56,7 @@ for signal in INT-130 TERM-143 HUP-129 USR1-0; do
     same_as_straight "$WORK/run-$signal" $any
 done
 step=$(($(last_step "$WORK/run-INT-130") + 2))
-sed s/100000/$step/ "$WORK/command-INT-130" >"$WORK/command"
+sed "s/$/ --steps $step/" "$WORK/command-INT-130" >"$WORK/command"
 sh "$WORK/command" >"$WORK/out" 2>"$WORK/err" || fail 'the command that it printed does not go on'
 check "it goes on to step $step" [ "$(last_step "$WORK/run-INT-130")" = $step ]
 same_as_straight "$WORK/run-INT-130" $any
