@@ -176,14 +176,24 @@ for options in ["--seq-len 400000"], ["--batch 2 --seq-len 100000 --lora-rank 8 
         command = shlex.split(way["command"])
         named = "inputs", "weights", "gradients", "optimizer", "keep", "update", "chunk", "logits-chunk", "data", "out"
         assert command[1] == "train" and all("--" + name in command for name in named), command
-        for name in "--data", "--out", "--disk": # of a run yet to come
-            if name in command:
-                del command[command.index(name) : command.index(name) + 2]
         assert command[command.index("--model") + 1] == "Qwen/Qwen3-0.6B", command
         again = plan(*command[2:], *machine)
         assert [way[key] for key in keys] == [again[key] for key in keys], (way, again)
         assert {kind: again["placed"][kind] for kind in way["placed"]} == way["placed"], (way, again)
         replayed += 1
+# Sequences shorter than a chunk; ranks that share them in the fastest way; --out may exist, --data need not.
+for words in ["gpt2-xl", "--machine", "rtx4080,host=64GiB"], ["qwen3-0.6b", "--seq-len", "50000", "--machine", "h100", "--ranks", "4"]:
+    made = plan("--init", *words, "--out", "scripts")
+    for way in made["ways"]:
+        again = plan(*shlex.split(way["command"])[2 + 3 * ("--ranks" in words) :], *words[words.index("--machine") :])
+        assert way["fits"] and [way[key] for key in keys] == [again[key] for key in keys], (way, again)
+        assert ("--rope-scaling yarn,factor=2 " in way["command"]) == ("--ranks" in words), way
+        replayed += 1
+    assert made["ways"]
+for stage in "1", "3":
+    assert made["estimated_seconds"] <= plan("--init", *words, "--sp", "4", "--zero", stage)["estimated_seconds"] <= 2 * made["estimated_seconds"]
+told = subprocess.run([os.environ["TRAIN"], "plan", "--init", "qwen3-8b", "--seq-len", "4096", "--machine", "rtx4090,host=64GiB"], capture_output=True, text=True).stdout
+assert [line.split()[0] for line in told.splitlines()[:2]] == ["fits", "instead"] and " s for " not in told and "not 4096" not in told, told
 presets = {preset["name"]: preset for preset in plan(*machine)["presets"]}
 for name, trained in ("qwen3-1.7b", []), ("qwen3-0.6b", ["--lora-rank", "16"]):
     made = plan("--init", name, "--seq-len", "32768", *trained, *machine)

@@ -275,6 +275,8 @@ while read -r length options; do
     succeeds plan --init qwen3-8b --seq-len 4096 --machine h100,host=0 --json $options
     check "$options gives $length" [ "$(json max_seq_len)" = "$length" ]
 done <"$WORK/each"
+run plan --init qwen3-8b --seq-len 1000000 --machine h100,host=0 --lora-rank 16
+says out '^  --base nf4  *gives --seq-len [0-9]*, not 1000000$' '^  --ranks [0-9]* --zero 3 --sp [0-9]*  *gives --seq-len [1-9][0-9]\{6\}, with'
 refuses 1 'no length fits' plan --init qwen3-8b --dtype bf16 --machine h100,host=0 --method seco
 says err '--zero 3 --sp [0-9]* --method stream  *gives --seq-len [0-9]*, with as much memory for each'
 succeeds plan --init qwen3-8b --seq-len 100000 --method seco --machine h100,host=512GiB --json --quiet
@@ -295,7 +297,7 @@ refuses 2 "lengths: 'lognormal,mean=3' is not lognormal,median=M" $dealt --lengt
 refuses 2 'lengths: give also --sp auto' plan --init qwen3-0.6b --lengths lognormal,median=9,sigma=1,max=90
 succeeds plan --init qwen3-0.6b --zero 3
 says err 'zero 3 has no effect in a single process'
-refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
+refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .*; --sp 4, --batch 4 or --grad-accum 4 would fit' plan --init qwen3-0.6b --ranks 4
 # Random pairs and groups: the policy is its own reference and its own past.
 succeeds bp --init $TINY --seq-len 50 --objective dpo --json
 check 'dpo begins at ln 2' close "$(json loss)" 0.693147180559945 1e-9
