@@ -76,7 +76,7 @@ tail -c +1025 "$OUT/val.bin" | tr -d '\0' >"$OUT/val.txt"
 say "Training: a model learns to predict the next byte, at three lengths in turn"
 weights=$("$TRAIN" info --config $RECIPE | sed -n 's/^model .*, \([^,]* parameters\),.*/\1/p')
 echo "Qwen3, $weights: two layers see the 128 bytes before, the third all"
-stages= logs= model=
+stages= logs= model= at_end= # at_end: of each stage, the loss with the most bytes before
 stage() {
     length=$1 steps=$2 run=$OUT/run-$1 begun=$(date +%s)
     "$TRAIN" train --config $RECIPE ${model:+--model "$model"} \
@@ -121,7 +121,6 @@ for length in $lengths; do
     printf '%11s' "$((length / 2))-$((length - 1))"
 done
 echo
-at_end= # of each stage: the loss with the most bytes before
 for stage in $stages; do
     printf '%14s' "after $stage"
     for length in $lengths; do

@@ -38,7 +38,7 @@ announce() { # what, command
     shift
     print_command "$@"
 }
-failed() { stop 1 "the command above ended with status $1; mend what it says and give this command again, which goes on from there"; }
+failed() { stop 1 "the command above ended with status $1; mend what it says and give this command again, which goes on from there, or remove $work and begin anew"; }
 
 [ $# -ge 3 ] || stop 2 "usage: finetune_chat.sh MODEL CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]; its first lines explain"
 model=${1%/} conversations=$2 out=${3%/}
