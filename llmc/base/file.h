@@ -12,10 +12,6 @@ ends the program with one line that names the file, the offset and the size. Out
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef PATH_MAX
-#define PATH_MAX 4096
-#endif
-
 // ---- paths ----------------------------------------------------------------------------------------------------------
 static int same_file(const struct stat *a, const struct stat *b) {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
@@ -38,7 +34,7 @@ static int path_stat(const char *path, struct stat *status) {
     int failed;
     while ((failed = stat(path, status)) != 0 && errno == EINTR) continue;
     if (failed && !error_is_absence(errno) && errno != EACCES && errno != ENAMETOOLONG)
-        die("%s: cannot be examined: %s", path, strerror(errno));
+        die("%s: cannot be examined: %s", path, error_text(errno));
     return !failed;
 }
 
@@ -114,8 +110,7 @@ static const char *file_fault(void) {
     static char text[160];
     if (errno == ENODEV || errno == ENXIO) return "is not a regular file";
     if (errno == ELOOP) return "is a symbolic link that is not followed; put the file itself there";
-    snprintf(text, sizeof(text), "cannot be opened: %s%s", strerror(errno),
-             errno == EMFILE ? "; raise the limit with ulimit -n" : "");
+    snprintf(text, sizeof(text), "cannot be opened: %s", error_text(errno));
     return text;
 }
 
@@ -148,7 +143,7 @@ static InputFile input_open(const char *path) {
     struct stat status;
     file.fd = file_open(path, O_RDONLY);
     if (file.fd < 0) die("%s: %s", path, file_fault());
-    if (fstat(file.fd, &status) != 0) die("%s: cannot be examined: %s", path, strerror(errno));
+    if (fstat(file.fd, &status) != 0) die("%s: cannot be examined: %s", path, error_text(errno));
     if (status.st_size == 0) die("%s: is empty", path);
     file.path = checked_strdup(path);
     file.bytes = (uint64_t)status.st_size;
@@ -168,7 +163,7 @@ static void input_read(const InputFile *file, uint64_t offset, void *out, size_t
         if (got < 0 && errno == EINTR) continue;
         if (got < 0)
             die("%s: reading %zu bytes at byte %llu failed: %s", file->path, bytes, (unsigned long long)offset,
-                strerror(errno));
+                error_text(errno));
         if (got == 0)
             die("%s: ends at byte %llu, %zu more bytes were expected; was it cut while being read?", file->path,
                 (unsigned long long)offset, bytes);
@@ -254,7 +249,7 @@ static char *stream_read_text(FILE *stream, const char *name, size_t limit, size
         if (capacity - *length > 1) continue;
         text = (char *)checked_realloc(text, capacity *= 2, name);
     }
-    if (ferror(stream)) die("%s: reading failed: %s", name, strerror(errno));
+    if (ferror(stream)) die("%s: reading failed: %s", name, error_text(errno));
     text[*length] = 0;
     return text;
 }

@@ -281,7 +281,7 @@ static int json_close(JsonOut *json) {
 // Ends the object on standard output; a failure ends the program.
 static void json_finish(JsonOut *json) {
     int error = json_close(json);
-    if (error) die("cannot write the JSON to standard output: %s", strerror(error));
+    if (error) die("cannot write the JSON to standard output: %s", error_text(error));
 }
 
 #endif

@@ -151,7 +151,7 @@ static int folder_holds(const char *folder, const struct stat *file, int levels)
     int found = 0;
     DIR *directory = folder_list(folder);
     if (!directory && !error_is_absence(errno) && errno != EACCES)
-        die("%s: cannot be listed: %s", folder, strerror(errno));
+        die("%s: cannot be listed: %s", folder, error_text(errno));
     while (directory && !found && (entry = readdir(directory))) {
         char path[PATH_MAX];
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
@@ -189,10 +189,7 @@ static int folder_remove(const char *path, int fd, const char *within, int (*our
         snprintf(name, sizeof(name), "%s/", entry->d_name);
         folder_remove(inner, openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), name, ours);
     }
-    if (directory)
-        closedir(directory);
-    else
-        close(fd);
+    directory ? closedir(directory) : close(fd);
     return rmdir(path) == 0;
 }
 
@@ -219,8 +216,7 @@ static void output_clear_stale(const char *path, int (*ours)(const char *name)) 
         else if (ours ? folder_remove(stale, fd, "", ours) : (unlink(stale) | close(fd)) == 0)
             note("removed %s, left by an interrupted process", stale);
         else
-            note("%s was left by an interrupted process and %s; remove it", stale,
-                 ours ? "holds other files" : "stays");
+            note("%s was left by an interrupted process and holds other files; remove it", stale);
     }
     if (directory) closedir(directory);
 }
@@ -233,8 +229,8 @@ __attribute__((noreturn, format(printf, 3, 4))) static void output_fail(const Ou
     va_start(args, action);
     vsnprintf(text, sizeof(text), action, args);
     va_end(args);
-    die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path, text,
-        strerror(error));
+    die("%s: %s failed: %s; %schoose another place (the unfinished file is removed)", file->path, text,
+        error_text(error), error == ENOSPC || error == EDQUOT ? "free some space or " : "");
 }
 
 // Sets file->path to the target of `path`, links followed; refuses what is not a regular file.
@@ -249,7 +245,7 @@ static void output_resolve(OutputFile *file, const char *path) {
     if (!S_ISREG(status.st_mode))
         die("%s: is a device, a pipe or a socket, which is not replaced; give a file name", path);
     if (S_ISLNK(link.st_mode) && !realpath(path, file->path))
-        die("%s: this symbolic link cannot be followed: %s; choose another place", path, strerror(errno));
+        die("%s: this symbolic link cannot be followed: %s; choose another place", path, error_text(errno));
 }
 
 // Opens an output of `bytes` bytes. Reserves them, so that a full disk fails now and not at the end.
@@ -270,15 +266,11 @@ static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     }
     if (file->fd < 0) {
         output_pending = NULL;
-        die("%s: cannot be created: %s; choose another place", file->path, strerror(errno));
+        die("%s: cannot be created: %s; choose another place", file->path, error_text(errno));
     }
-#ifdef __linux__
     // A file system that cannot reserve space gives other errors than these.
     if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
         output_fail(file, errno, "reserving %s", human_bytes((double)bytes));
-#else
-    (void)bytes;
-#endif
 }
 
 static void output_write(const OutputFile *file, uint64_t offset, const void *data, size_t bytes) {
@@ -300,7 +292,7 @@ static void output_join(OutputFile *file, const char *path, const char *temporar
     file->fd = open(temporary, O_WRONLY | O_CLOEXEC);
     if (file->fd < 0)
         die("%s: cannot be opened, though rank 0 made it: %s; choose a place that all hosts see", temporary,
-            strerror(errno));
+            error_text(errno));
 }
 
 static void output_leave(const OutputFile *file) {
@@ -377,7 +369,7 @@ static void folder_commit(OutputFolder *folder) {
         const int error = errno;
         if (fd >= 0) rename(old, folder->path);
         die("%s: the finished folder cannot be renamed to this: %s; choose another --out", folder->path,
-            strerror(error));
+            error_text(error));
     }
     folder_pending = NULL;
     sync_folder_of(folder->path);
@@ -398,11 +390,9 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
     if (stat(folder->path, &status) != 0)
         die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
     if (!S_ISDIR(status.st_mode))
-        die("%s: is a file, not a folder; choose another --out (one that ends in .bin is a flat "
-            "file)",
-            path);
+        die("%s: is a file, not a folder; choose another --out (a flat file's name ends in .bin)", path);
     DIR *directory = opendir(folder->path);
-    if (!directory) die("%s: cannot be listed: %s; choose another --out", path, strerror(errno));
+    if (!directory) die("%s: cannot be listed: %s; choose another --out", path, error_text(errno));
     while ((entry = readdir(directory))) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
         if (!folder->replaces) die("%s: the folder is not empty; choose a new --out, or add --overwrite", path);
@@ -447,7 +437,7 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
         folder_pending = NULL; // another process removed it as stale
         close(folder->fd);
     }
-    die("%s: the folder cannot be created: %s; choose another --out", folder->path, strerror(errno));
+    die("%s: the folder cannot be created: %s; choose another --out", folder->path, error_text(errno));
 }
 
 // Makes a folder and those above it, each synced into its parent to survive a power failure. Returns how many bytes of
@@ -465,7 +455,7 @@ static size_t make_folder(const char *path) {
         if (!error)
             sync_folder_of(part);
         else if (!path_is_directory(part))
-            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(errno ? errno : error));
+            die("%s: the folder cannot be created: %s; choose another --out", part, error_text(errno ? errno : error));
         else if (!made)
             there = i;
         made |= !error;

@@ -128,11 +128,19 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) 
     fprintf(stderr, "note: %s\n", message);
 }
 
+// Names an error of the system; with its remedy, if another path is none.
+static const char *error_text(int error) {
+    if (error == EMFILE) return "Too many open files (raise ulimit -n)";
+    if (error == EFBIG) return "File too large (raise ulimit -f, or change the file system)";
+    if (error == ENOMEM) return "Cannot allocate memory (free some memory)";
+    return strerror(error);
+}
+
 // Fails if standard output is incomplete (a full disk, say); main calls it last.
 static void stdout_finish(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
-    die("standard output is not complete: %s", errno ? strerror(errno) : "an earlier write to it failed");
+    die("standard output is not complete: %s", errno ? error_text(errno) : "an earlier write to it failed");
 }
 
 // ---- host allocation ---------------------------------------------------------------------------------------------
@@ -189,7 +197,6 @@ static double median(double *numbers, size_t count) {
 
 // Returns the index of the last of `count` > 0 ascending numbers that is at most `value`; 0 if none is. They lie
 // `stride` bytes apart (a field of an array of structs, say).
-
 static size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
     size_t low = 0, high = count;
     while (high - low > 1) {

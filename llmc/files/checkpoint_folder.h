@@ -121,7 +121,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     while (fd >= 0 && (length = read(fd, text, MANIFEST_TEXT)) < 0 && errno == EINTR) continue;
     const int error = errno;
     if (fd >= 0) close(fd);
-    if (length < 0) return manifest_fault(manifest, MANIFEST_UNKNOWN, MANIFEST_NAME ": %s", strerror(error));
+    if (length < 0) return manifest_fault(manifest, MANIFEST_UNKNOWN, MANIFEST_NAME ": %s", error_text(error));
     text[length] = 0;
     for (size_t i = 0; i < 2; i++)
         if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0])))
@@ -142,7 +142,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         path_join(path, checkpoint, name);
         while ((failed = stat(path, &status)) != 0 && errno == EINTR) continue;
         if (failed && !error_is_absence(errno))
-            return manifest_fault(manifest, MANIFEST_UNKNOWN, "%s: %s", name, strerror(errno));
+            return manifest_fault(manifest, MANIFEST_UNKNOWN, "%s: %s", name, error_text(errno));
         if (failed || !S_ISREG(status.st_mode))
             return manifest_fault(manifest, MANIFEST_DAMAGED, "%s is missing", name);
         if ((uint64_t)status.st_size != manifest->bytes[i])
@@ -207,7 +207,7 @@ static size_t checkpoint_before(const char *folder, size_t limit) {
         size_t step = checkpoint_step_of(entry->d_name);
         if (step < limit && (best == CHECKPOINT_NONE || step > best)) best = step;
     }
-    if (errno) die("%s: its checkpoints cannot be listed: %s; mend it and try again", folder, strerror(errno));
+    if (errno) die("%s: its checkpoints cannot be listed: %s; mend it and try again", folder, error_text(errno));
     closedir(directory);
     return best;
 }
@@ -258,7 +258,7 @@ static int checkpoint_remove_from(const char *from, const char *folder, size_t s
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     const int held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (held || rename(path, removed) != 0) {
-        if (!held) note("%s is no longer needed, but cannot be removed: %s", path, strerror(errno));
+        if (!held) note("%s is no longer needed, but cannot be removed: %s", path, error_text(errno));
         if (fd >= 0) close(fd);
         return 0;
     }
@@ -307,7 +307,7 @@ static void checkpoint_prune(const CheckpointFolder *folder) {
 static void checkpoint_clear(const char *folder) {
     const struct dirent *entry;
     DIR *directory = folder_list(folder);
-    if (!directory) die("%s: cannot be listed: %s", folder, strerror(errno));
+    if (!directory) die("%s: cannot be listed: %s", folder, error_text(errno));
     while ((entry = folder_next(directory))) {
         char name[64], path[PATH_MAX];
         if ((size_t)snprintf(name, sizeof(name), "%s", entry->d_name) >= sizeof(name)) continue;
@@ -402,7 +402,8 @@ static void replaced_open(const char *folder, const char *name) {
     if (replaced.out) closedir(replaced.out);
     if (replaced.files) closedir(replaced.files);
     replaced.out = folder_list(folder), replaced.files = folder_list(path);
-    if (!replaced.out || !replaced.files) die("%s: cannot be listed: %s; mend it and try again", path, strerror(errno));
+    if (!replaced.out || !replaced.files)
+        die("%s: cannot be listed: %s; mend it and try again", path, error_text(errno));
     replaced.there = 1, replaced.begun = !strcmp(name, REPLACED_NAME), replaced.process = getpid();
     run_put_back = replaced_put_back;
 }
@@ -444,7 +445,7 @@ static void replaced_settle(const char *folder) {
         return;
     }
     if (!replaced_restore())
-        die("%s/%s: the run in it cannot be put back: %s; mend it and try again", folder, name, strerror(errno));
+        die("%s/%s: the run in it cannot be put back: %s; mend it and try again", folder, name, error_text(errno));
     note("%s: the run that an interrupted --overwrite had set aside is put back", folder);
 }
 
@@ -455,15 +456,15 @@ static void checkpoint_replace(CheckpointFolder *folder) {
     path_join(moves, folder->path, REPLACED_MOVES), path_join(path, folder->path, REPLACED_NAME);
     if (path_exists(path)) die("%s: holds files of an earlier run; remove it, or choose another --out", path);
     if (mkdir(moves, 0777) != 0)
-        die("%s: cannot be created: %s; make room or choose another --out", moves, strerror(errno));
+        die("%s: cannot be created: %s; make room or choose another --out", moves, error_text(errno));
     replaced_open(folder->path, REPLACED_MOVES);
     while (!replaced_move(replaced.out, replaced.files, 1)) {
         if (errno != EBUSY || tries++ == LOCK_TRIES)
             die("%s: the run in it cannot be set aside: %s; end what reads it, or choose another --out", folder->path,
-                strerror(errno));
+                error_text(errno));
         usleep(100000);
     }
-    if (rename(moves, path) != 0) die("%s: cannot be renamed to %s: %s", moves, path, strerror(errno));
+    if (rename(moves, path) != 0) die("%s: cannot be renamed to %s: %s", moves, path, error_text(errno));
     replaced.begun = 1;
     sync_folder_of(path);
 }
@@ -472,7 +473,7 @@ static void checkpoint_replace(CheckpointFolder *folder) {
 // Makes the folder to write a checkpoint into, on rank 0. *checkpoint has both of its paths.
 static void checkpoint_begin(OutputFolder *checkpoint) {
     if (!folder_begin(checkpoint, MANIFEST_FILES + 1))
-        die("%s: cannot be created: %s; make room or choose another --out", checkpoint->temporary, strerror(errno));
+        die("%s: cannot be created: %s; make room or choose another --out", checkpoint->temporary, error_text(errno));
 }
 
 static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolder *checkpoint) {
@@ -527,13 +528,13 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
             usleep(100000);
     } while (!refused && !path_is_file(path, fd) && tries++ < LOCK_TRIES && !close(fd));
     if (refused && errno == EWOULDBLOCK) folder_refuse(folder, fd);
-    if (refused) note("%s: cannot be locked: %s; make sure that no other run writes there", path, strerror(errno));
+    if (refused) note("%s: cannot be locked: %s; make sure that no other run writes there", path, error_text(errno));
     clock_gettime(CLOCK_REALTIME, &now);
     gethostname(host, sizeof(host) - 1);
     snprintf(text, LOCK_TEXT, "%ld %lld.%09ld %s\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec, host);
     if ((ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) < (ssize_t)strlen(text) || fsync(fd) != 0) &&
         dist_ranks() > 1) // one process needs it only for the message above
-        die("%s: cannot be written: %s; free some space or choose another --out", path, strerror(errno));
+        die("%s: cannot be written: %s; free some space or choose another --out", path, error_text(errno));
     // Other ranks may live longer than this one: then their share keeps the next run away.
     if (dist_ranks() > 1 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) folder_refuse(folder, fd);
     return fd;
@@ -576,7 +577,7 @@ static int records_have_step(const char *path) {
     if (!file && errno != ENOENT) die("%s: %s", path, file_fault());
     while (file && !found && getline(&line, &room, file) > 0)
         found = !strncmp(line, "{\"step\": ", 9) && strstr(line, "\"loss\": ") != NULL;
-    if (file && !found && !feof(file)) die("%s: cannot be read: %s", path, strerror(errno));
+    if (file && !found && !feof(file)) die("%s: cannot be read: %s", path, error_text(errno));
     free(line);
     if (file) fclose(file);
     return found;
@@ -657,10 +658,7 @@ static int checkpoint_remake(CheckpointFolder *folder) {
     }
     dist_broadcast(RANKS_ALL, text, sizeof(text), 0);
     if (!*text) return 0;
-    if (dist_rank() != 0) {
-        close(folder->lock);
-        folder->lock = folder_share_lock(folder->path, text);
-    }
+    if (dist_rank() != 0) close(folder->lock), folder->lock = folder_share_lock(folder->path, text);
     return 1;
 }
 

@@ -41,7 +41,7 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
         while (i < source->file_count && strcmp(source->files[i].path, path) != 0) i++;
         if (i < source->file_count) continue;
         if (!path_exists(path))
-            die("%s: %s, but " HF_INDEX_FILE " lists it; download the missing file", path, strerror(errno));
+            die("%s: %s, but " HF_INDEX_FILE " lists it; download the missing file", path, error_text(errno));
         source->files[i] = input_open(path);
         safetensors_read_header(list, &source->files[i], source->file_count++);
     }

@@ -34,7 +34,7 @@ static void weights_open_file(WeightSource *source, const char *path) {
 static WeightSource *weights_open(const char *path) {
     WeightSource *source = source_new(path, NULL);
     if (!path_exists(path))
-        die("%s: %s; a model is a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin", path, strerror(errno));
+        die("%s: %s; a model is a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin", path, error_text(errno));
     if (path_is_directory(path))
         hf_open(source, path);
     else

@@ -99,7 +99,7 @@ static void disk_io(const DiskFile *file, int way, char *memory, size_t bytes, s
         if (!whole)
             die("--disk %s: %s %s failed: %s; the last checkpoint is whole, continue with --resume", file->folder,
                 way == DISK_WRITES ? "writing" : "reading", human_bytes((double)bytes),
-                errno ? strerror(errno) : "it ends early");
+                errno ? error_text(errno) : "it ends early");
         memory += whole, offset += whole, bytes -= whole;
     }
 }
@@ -357,7 +357,7 @@ static void disk_folder_require(const char *folder) {
     struct statfs system;
     if (!path_is_directory(folder)) die("--disk %s: is not a folder; make it, or give another", folder);
     if (access(folder, W_OK | X_OK) || statfs(folder, &system))
-        die("--disk %s: cannot be used: %s; give a folder you may write to", folder, strerror(errno));
+        die("--disk %s: cannot be used: %s; give a folder you may write to", folder, error_text(errno));
     for (size_t i = 0; i < sizeof(disk_refused) / sizeof(disk_refused[0]); i++) {
         if ((unsigned)system.f_type != disk_refused[i].type) continue;
         if (!disk_refused[i].name)
@@ -373,7 +373,7 @@ static size_t disk_bytes_left(const char *folder, size_t ranks) {
     struct statvfs system;
     struct rlimit limit;
     disk_folder_require(folder);
-    if (statvfs(folder, &system)) die("--disk %s: cannot be examined: %s", folder, strerror(errno));
+    if (statvfs(folder, &system)) die("--disk %s: cannot be examined: %s", folder, error_text(errno));
     const size_t left = (size_t)system.f_bavail * (size_t)system.f_frsize / ranks;
     const int limited = !getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY;
     return limited ? min_size(left, (size_t)limit.rlim_cur) : left;
@@ -403,11 +403,11 @@ static void *disk_file_allocate(const char *folder, size_t bytes) {
             human_bytes((double)bytes), human_bytes((double)left));
     signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit is an error of write()
     file->fd = disk_open(folder);
-    if (file->fd < 0) die("--disk %s: no file can be made there: %s", folder, strerror(errno));
+    if (file->fd < 0) die("--disk %s: no file can be made there: %s", folder, error_text(errno));
     if (fallocate(file->fd, 0, 0, (off_t)file->bytes) &&
         ((errno != EOPNOTSUPP && errno != ENOSYS) || ftruncate(file->fd, (off_t)file->bytes)))
         die("--disk %s: %s cannot be reserved there: %s; %s were free", folder, human_bytes((double)bytes),
-            strerror(errno), human_bytes((double)left));
+            error_text(errno), human_bytes((double)left));
     if (!disk.files) disk_start();
     // direct I/O, if it can write the first block
     const int flags = fcntl(file->fd, F_GETFL);

@@ -87,7 +87,7 @@ static void records_shorten(const char *path, size_t step, int again) {
         at += n, begins = end != NULL;
         if (begins) whole = kept;
     }
-    if (n != 0 || ftruncate(fd, whole)) die("cannot shorten %s to step %zu: %s", path, step, strerror(errno));
+    if (n != 0 || ftruncate(fd, whole)) die("cannot shorten %s to step %zu: %s", path, step, error_text(errno));
     close(fd);
 }
 
@@ -123,7 +123,7 @@ static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t st
 
 static void runlog_close(RunLog *log) {
     progress_end(&log->progress);
-    if (log->records && fclose(log->records)) die("cannot write %s: %s", log->path, strerror(errno));
+    if (log->records && fclose(log->records)) die("cannot write %s: %s", log->path, error_text(errno));
     log->records = NULL;
 }
 
@@ -141,7 +141,7 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
     if (gmtime_r(&now, &utc)) strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
     json_text(json, "time", text);
     int error = json_close(json);
-    if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
+    if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, error_text(error));
 }
 
 // Records the options of this part of a run; `step` is the last one done. The record has the step after: if that is

@@ -198,7 +198,7 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
         if (place < 0)
             die("%s: the reference's log-probabilities cannot be written there: %s; give --out, or "
                 "compute them with the verb logprobs and give --reference-logprobs",
-                path[0], strerror(errno));
+                path[0], error_text(errno));
         reference_compute(run, data, batch, &wanted, path[place]);
     }
     logprobs_open(file, path[place]);

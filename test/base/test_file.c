@@ -268,8 +268,20 @@ static void write_beyond_the_limit(const void *path) {
 TEST(limits_on_file_sizes_are_errors) {
     const char *path = scratch_path("limit/file");
     fresh_folder("limit");
-    expect_refused(write_beyond_the_limit, path, 1, "limit/file: reserving 7.81 KiB failed: File too large");
+    expect_refused(write_beyond_the_limit, path, 1,
+                   "limit/file: reserving 7.81 KiB failed: File too large (raise ulimit -f, or change "
+                   "the file system); choose another place (");
     expect_files("limit", 1);
+}
+
+static void open_too_many(const void *path) {
+    static const struct rlimit limit = {3, 3};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    input_open((const char *)path);
+}
+
+TEST(limits_on_open_files_are_errors) {
+    expect_refused(open_too_many, "/proc/self/status", 1, "cannot be opened: Too many open files (raise ulimit -n)");
 }
 
 // ---- power ----------------------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ static void open_fresh(const void *folder) {
 }
 
 static void open_fresh_within_a_limit(const void *folder) {
-    static const struct rlimit limit = {180, 180}; // room for an error line, not for a record
+    static const struct rlimit limit = {200, 200}; // room for an error line, not for a record
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &limit) == 0) open_fresh(folder);
 }
@@ -250,7 +250,8 @@ TEST(what_cannot_be_written_is_said) {
                    "taken/log.jsonl: cannot be opened: Is a directory");
     mkdir(scratch_path("full"), 0777);
     expect_refused(open_fresh_within_a_limit, scratch_path("full"), EXIT_RUNTIME,
-                   "full/log.jsonl: File too large; make room, then continue with --resume");
+                   "full/log.jsonl: File too large (raise ulimit -f, or change the file system); make room, then "
+                   "continue with --resume");
 }
 
 // ---- step lines -----------------------------------------------------------------------------------------------------
