@@ -12,39 +12,29 @@ A run's threads on the host: how many, on which processors, and how they wait fo
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
-#ifdef __linux__
 #include <pthread.h>
 #include <sched.h>
 #include <sys/auxv.h>
-#include <sys/resource.h>
-#endif
 
 // ---- before anything else -------------------------------------------------------------------------------------------
-// Stacks by the compiler's -fstack-usage: verb_plan and what it calls 2.8 MiB, a thread 0.2 MiB (file_checksum, router.h)
-#define STACK_MAIN   ((size_t)4 << 20)
-#define STACK_THREAD ((size_t)512 << 10)
-
-// Refuses a stack that would end the program without a word; main calls it first.
-static void stack_check(void) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK_MAIN)
-        die("the limit on the stack is %s, %s are needed; type: ulimit -s 8192", human_bytes((double)limit.rlim_cur),
-            human_bytes((double)STACK_MAIN));
-}
-
 // Returns the bytes of the calling thread's stack, or SIZE_MAX.
-static size_t stack_here(void) {
-    size_t bytes = SIZE_MAX;
-#ifdef __GLIBC__
+static size_t stack_bytes(void) {
     pthread_attr_t attributes;
-    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return bytes;
-    pthread_attr_getstacksize(&attributes, &bytes);
-    pthread_attr_destroy(&attributes);
-#endif
+    size_t bytes = SIZE_MAX;
+    if (pthread_getattr_np(pthread_self(), &attributes) == 0)
+        pthread_attr_getstacksize(&attributes, &bytes), pthread_attr_destroy(&attributes);
     return bytes;
 }
 
-#if defined(_OPENMP) && defined(__linux__)
+// Refuses a stack that would end the program without a word. By -fstack-usage verb_plan and what it calls take 2.8 MiB,
+// a thread 0.2 MiB (file_checksum, router.h).
+static void stack_check(size_t bytes, size_t needed, const char *command) {
+    if (bytes < needed)
+        die("the stack has %s, %s are needed; type: %s", human_bytes((double)bytes), human_bytes((double)needed),
+            command);
+}
+
+#ifdef _OPENMP
 // Open MPI 4 binds a process to one core (one or two hardware threads) where there are one or two processes and nobody
 // said how to: this takes it back.
 static void threads_unbind(void) {
@@ -68,7 +58,7 @@ static void threads_unbind(void) {
 // Where the user has said how to wait, or the system refuses, the run goes on as it is. AT_BASE is 0 where a loader was
 // started in the program's place.
 static void threads_wait_briefly(char **argv) {
-#if defined(_OPENMP) && defined(__linux__)
+#ifdef _OPENMP
     static const char *const SPINS = "2000", *const MILLISECONDS = "1"; // of libgomp, of libomp
     if (strcmp(ops_device->name, "cpu") != 0) return;                   // a GPU's host has little to share
     threads_unbind();
@@ -88,7 +78,6 @@ static void threads_wait_briefly(char **argv) {
 static size_t processors_share(int say) {
     const double quota = cgroup_processors() / (double)dist_local_ranks();
     double share = 0;
-#ifdef __linux__
     const size_t ranks = dist_ranks();
     cpu_set_t mine, *all = (cpu_set_t *)checked_malloc(ranks * sizeof(*all), "the processors of ranks");
     CPU_ZERO(&mine);
@@ -102,7 +91,6 @@ static size_t processors_share(int say) {
         share += 1 / sharing;
     }
     free(all);
-#endif
     const double most = (double)sysconf(_SC_NPROCESSORS_ONLN) / (double)dist_local_ranks();
     if (share == 0) share = most;
     if (say && fmin(quota, share) < floor(most))
@@ -130,12 +118,10 @@ static void use_threads(size_t wanted) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // the team's other threads begin here: signals are the main thread's
 #pragma omp parallel reduction(min : stack) reduction(max : team)
-    stack = stack_here(), team = (size_t)omp_get_num_threads();
+    stack = stack_bytes(), team = (size_t)omp_get_num_threads();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     omp_set_num_threads((int)team);
-    if (stack < STACK_THREAD)
-        die("a thread's stack has %s, %s are needed; type: export OMP_STACKSIZE=8M", human_bytes((double)stack),
-            human_bytes((double)STACK_THREAD));
+    stack_check(stack, (size_t)512 << 10, "export OMP_STACKSIZE=8M");
 #else
     (void)share, (void)stack;
 #endif
