@@ -226,7 +226,7 @@ static double metric(const Rollout *r, const char *name) {
 }
 
 // ---- the tests ------------------------------------------------------------------------------------------------------
-static void expect_text(const cJSON *object, const char *key, const char *text) {
+static void expect_text_at(const cJSON *object, const char *key, const char *text) {
     const cJSON *item = cJSON_GetObjectItem(object, key);
     if (!text && cJSON_IsNull(item)) return;
     if (!text || !cJSON_IsString(item) || strcmp(item->valuestring, text) != 0)
@@ -269,10 +269,10 @@ static void expect_lines(const Rolling *r, char *lines) {
         reference[number + 1] = 0;
         if (r->text.bytes) {
             text[prompt_text(&r->text, o->completion[i].ids, o->completion[i].tokens, text)] = 0;
-            expect_text(object, "prompt", prompts[number][1]); // a completion may hold a zero, where C's texts end
-            expect_text(object, "completion", text);
-            expect_text(object, "reference", reference);
-            if (number != 6) expect_text(object, "answer", reference); // unless another column has this name
+            expect_text_at(object, "prompt", prompts[number][1]); // a completion may hold a zero, where C's texts end
+            expect_text_at(object, "completion", text);
+            expect_text_at(object, "reference", reference);
+            if (number != 6) expect_text_at(object, "answer", reference); // unless another column has this name
             expect_columns(object, number == 6 ? 6 : 7, number);
         } else {
             expect_ids(object, "prompt_ids", o->completion[i].prompt, o->prompt_tokens[p]);
@@ -564,8 +564,8 @@ static void expect_tokenizer_line(const char *style, const char *prompt, const c
     snprintf(texts, sizeof(texts), "%s%s", cJSON_GetObjectItem(object, "prompt")->valuestring,
              cJSON_GetObjectItem(object, "completion")->valuestring);
     if (strcmp(texts, whole) != 0) test_fail("%s together are '%s', not '%s'", line, texts, whole);
-    expect_text(object, "prompt", prompt);
-    expect_text(object, "reference", NULL);
+    expect_text_at(object, "prompt", prompt);
+    expect_text_at(object, "reference", NULL);
     expect_ids(object, "completion_ids", completion.ids, completion.tokens);
     cJSON_Delete(object);
     tokenizer_close(text.tokenizer);
