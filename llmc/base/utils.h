@@ -103,14 +103,12 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
 #define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
 #define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
 
-// Notes of this run; `known`: those of its log, which a resumed run does not repeat
-static struct {
-    char *text[32];
-    size_t count, known;
-} notes;
+// Notes of this run, of which the first notes_known were in its log: a resumed run does not repeat them
+static char *note_texts[32];
+static size_t notes_kept, notes_known;
 
 static void note_keep(const char *text) {
-    if (notes.count < 32) notes.text[notes.count++] = strdup(text);
+    if (notes_kept < 32) note_texts[notes_kept++] = strdup(text);
 }
 
 __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) {
@@ -122,8 +120,8 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) 
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
     make_printable(message);
-    for (size_t i = 0; i < notes.known; i++)
-        if (!strcmp(notes.text[i], message)) return;
+    for (size_t i = 0; i < notes_known; i++)
+        if (!strcmp(note_texts[i], message)) return;
     note_keep(message);
     fprintf(stderr, "note: %s\n", message);
 }

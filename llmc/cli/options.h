@@ -353,7 +353,7 @@ static void options_add_config(Options *options, int resumes) {
         note("--resume: takes the options of %s that are not given here", options->config);
     else if (words->logged && !quiet)
         note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
-    if (resumes) notes.known = notes.count; // from here on; a command is noted again
+    if (resumes) notes_known = notes_kept; // from here on; a command is noted again
 }
 
 // Tells whether --resume takes the options of its run: --data is not given, and --out has a log that is not the one of

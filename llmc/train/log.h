@@ -156,7 +156,7 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
     report_places_json(&json, run);
     if (run->settings.router_aux_loss > 0) json_number(&json, "router_aux_loss_coef", run->settings.router_aux_loss);
     json_array(&json, "notes");
-    for (size_t i = 0; i < notes.count; i++) json_text(&json, NULL, notes.text[i]);
+    for (size_t i = 0; i < notes_kept; i++) json_text(&json, NULL, note_texts[i]);
     json_array_end(&json);
     options_json(&json, "options", run->options);
     runlog_record_end(log, &json);

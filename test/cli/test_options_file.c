@@ -102,22 +102,24 @@ TEST(commands_of_a_file_are_told) {
 // --resume without --data takes the options of its run, whose commands are noted; a typed one wins.
 TEST(a_resumed_run_repeats_its_options) {
     static const char log[] =
-        "{\"step\": 1, \"options\": {\"verb\": \"train\", \"init\": \"gpt2\", \"data\": [\"a b.bin\"], \"lr\": 0.5,"
+        "{\"step\": 1, \"notes\": [\"%s: this run will execute its --reward-command: rm -r x\"],"
+        " \"options\": {\"verb\": \"train\", \"init\": \"gpt2\", \"data\": [\"a b.bin\"], \"lr\": 0.5,"
         " \"epochs\": 2, \"rollout\": true, \"objective\": \"grpo\", \"reward_command\": [\"rm -r x\"], \"out\": \"r\","
         " \"extend\": true, \"overwrite\": true, \"quiet\": true}}\n";
-    char line[512], wanted[512];
+    char line[512], wanted[512], text[1024];
     const char *run = scratch_folder();
-    write_file(scratch_path("log.jsonl"), log, strlen(log));
+    snprintf(text, sizeof(text), log, run);
+    write_file(scratch_path("log.jsonl"), text, strlen(text));
     snprintf(line, sizeof(line), "train --resume --out %s", run);
-    Options o = parse(line);
-    assert_true(o.data.count == 1 && o.epochs == 2 && o.lr == 0.5 && o.rollout && o.extend && !o.overwrite);
-    assert_string_equal(o.out, run);
     CommandLine typed = words(line);
     snprintf(wanted, sizeof(wanted),
              "note: %s: this run will execute its --reward-command: rm -r x\n"
              "note: --resume: takes the options of %s that are not given here\n",
              run, run);
     assert_string_equal(run_child(parse_in_child, &typed)->err, wanted);
+    Options o = parse(line);
+    assert_true(o.data.count == 1 && o.epochs == 2 && o.lr == 0.5 && o.rollout && o.extend && !o.overwrite);
+    assert_string_equal(o.out, run);
     snprintf(line, sizeof(line), "train --resume auto --out %s --steps 9 --batch 4 --extend", run);
     o = parse(line);
     assert_true(o.resume == RESUME_AUTO && o.steps == 9 && !option_given(&o, "epochs") && o.batch == 4 && isnan(o.lr));

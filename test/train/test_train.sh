@@ -66,9 +66,10 @@ says err '^note: --chunk was [0-9]* until .* to other bits'
 
 # ---- a part of it, then the rest; other data under the same names; ended by a signal -------------------------------------------
 cp $SHARD "$WORK/shard.bin"
-parts="--init $TINY --data $WORK/shard.bin --seq-len 64 --lr 1e-2 --schedule constant --out $WORK/parts --quiet"
+parts="--init $TINY --data $WORK/shard.bin --seq-len 64 --lr 1e-2 --schedule constant --out $WORK/parts --deterministic off"
 succeeds train $parts --steps 4
 succeeds train --epochs 0.09375 --out "$WORK/parts" --resume # 6 of 64 sequences
+check 'notes of its beginning are not repeated' [ "$(grep '^note: ' "$WORK/err")" = "note: --resume: takes the options of $WORK/parts that are not given here" ]
 check 'a share of an epoch as steps' [ -d "$WORK/parts/checkpoint-00000006" ]
 check 'a record of the options for each of two parts' \
     [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": "\{0,1\}\([0-9a-z]*\).*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \

@@ -47,9 +47,9 @@ succeeds doctor --init $TINY --seq-len 16 --json --verbose
 check 'doctor finds nothing wrong' [ "$(json wrong) $(json not_checked)" = '0 0' ]
 says err '^doctor   all right: [1-9][0-9]* ops, [1-9][0-9]* other rows' '^ok     adamw  '
 check 'the verdict comes last' sh -c "tail -n 1 '$WORK/err' | grep -q '^doctor '"
-mkfifo "$WORK/rows"
-"$TRAIN" doctor --init $TINY --seq-len 3 >"$WORK/rows" 2>"$WORK/err" &
-{ read -r row && kill -9 $! && cat; } <"$WORK/rows" >"$WORK/out"
+mkfifo "$WORK/fifo"
+"$TRAIN" doctor --init $TINY --seq-len 3 >"$WORK/fifo" 2>"$WORK/err" &
+{ read -r row && kill -9 $! && cat; } <"$WORK/fifo" >"$WORK/out"
 check "a pipe gets rows as they end: $row" [ -n "$row" -a "$(grep -c '^doctor ' "$WORK/out")" = 0 ]
 succeeds doctor --init $TINY --seq-len 3 --quiet
 check 'a quiet one is the verdict and notes' [ "$(grep -cvE '^(doctor|note) ' "$WORK/out")" = 0 ]
