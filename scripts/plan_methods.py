@@ -20,12 +20,12 @@ MODELS = ["qwen3-4b", "qwen3-8b", "qwen2.5-7b", "llama3.1-8b", "qwen3.5-9b", "ge
 CHUNKS = "--chunk 1024 --logits-chunk 1024"
 METHODS = {"full": "", "checkpoint": "", "mst": "", "stream": CHUNKS, "seco": CHUNKS, "spaco": CHUNKS + " --keep-chunks 0.25"}
 TOKENS = 65536
-OPTIONS = "--for bp --machine a100,host=0 --inputs device --inputs-every 1 --weights device --gradients device --keep none"
+OPTIONS = "--for bp --machine a100,host=0 --memory-limit 9TiB --inputs device --inputs-every 1 --weights device --gradients device --keep none"
 ANY_LENGTH = "max_position_embeddings=1000000000"
 
 
 def planned(model, method):
-    """Bytes of a further token and seconds. `train plan` exits 1 where nothing fits an A100, which does not matter here."""
+    """Bytes of a further token and seconds, whether it fits an A100 or not."""
     half, whole = (plan(f"--init {model},{ANY_LENGTH} --method {method} {METHODS[method]} --seq-len {n} {OPTIONS}")
                    for n in (TOKENS // 2, TOKENS))
     return (whole["total_bytes"] - half["total_bytes"]) / (TOKENS - TOKENS // 2), whole["estimated_seconds"]
