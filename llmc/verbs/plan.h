@@ -177,23 +177,6 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "attention_own_share", own_share(&e->counts));
 }
 
-static void orders_json(JsonOut *json, const PlanResult *r) {
-    json_array(json, "orders");
-    for (size_t i = 0; i < r->orders; i++) {
-        const WayToTrain *w = &r->order[i];
-        json_object(json, NULL);
-        json_text(json, "method", method_names[w->run.settings.method]);
-        json_size(json, "total_bytes", w->bytes[PLACE_DEVICE]);
-        json_size(json, "host_bytes", w->bytes[PLACE_HOST]);
-        json_size(json, "disk_bytes", w->bytes[PLACE_DISK]);
-        json_bool(json, "fits", w->fits);
-        if (r->bounds.limit) json_size(json, "max_seq_len", w->longest);
-        if (w->estimate.seconds > 0) json_number(json, "estimated_seconds", w->estimate.seconds);
-        json_object_end(json);
-    }
-    json_array_end(json);
-}
-
 static void plan_result_json(const PlanResult *r) {
     const Run *run = &r->plan.run;
     const Machine *machine = machine_from_options(run->options);
@@ -201,8 +184,8 @@ static void plan_result_json(const PlanResult *r) {
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     const size_t limit = r->bounds.limit;
     JsonOut json = json_open(stdout);
-    if (r->ways_count) ways_json(&json, r->ways, r->ways_count, ways_best(r->ways, r->ways_count, &r->plan));
-    if (r->orders) orders_json(&json, r);
+    if (r->ways_count) ways_json(&json, "ways", r->ways, r->ways_count, ways_best(r->ways, r->ways_count, &r->plan));
+    if (r->orders) ways_json(&json, "orders", r->order, r->orders, NULL);
     report_places_json(&json, run);
     report_plan_json(&json, run->plan.arena);
     if (limit) {

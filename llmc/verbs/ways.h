@@ -257,8 +257,8 @@ static void way_print(FILE *out, const char *head, const WayToTrain *w) {
     fputc('\n', out);
 }
 
-static void ways_json(JsonOut *json, const WayToTrain *ways, size_t count, const WayToTrain *best) {
-    json_array(json, "ways");
+static void ways_json(JsonOut *json, const char *key, const WayToTrain *ways, size_t count, const WayToTrain *best) {
+    json_array(json, key);
     for (size_t i = 0; i < count; i++) {
         const WayToTrain *w = &ways[i];
         const RunSettings *s = &w->run.settings;
@@ -270,21 +270,21 @@ static void ways_json(JsonOut *json, const WayToTrain *ways, size_t count, const
         json_size(json, "max_seq_len", w->longest);
         json_bool(json, "fits", w->fits);
         json_bool(json, "recommended", w == best || (w->is_plan && best && best->is_plan));
-        if (w->fits) {
+        json_text(json, "method", method_names[s->method]);
+        json_size(json, "total_bytes", w->bytes[PLACE_DEVICE]);
+        json_size(json, "host_bytes", w->bytes[PLACE_HOST]);
+        json_size(json, "disk_bytes", w->bytes[PLACE_DISK]);
+        json_number(json, "estimated_seconds", w->estimate.seconds > 0 ? w->estimate.seconds : NAN);
+        if (w->fits && s->optimizer) {
             char *command = way_command(w);
             json_object(json, "placed");
             for (int kind = 0; kind < PLACED; kind++)
                 if (is_placed(s, kind)) json_text(json, placed_names[kind], place_names[s->place[kind]]);
             json_object_end(json);
-            json_text(json, "method", method_names[s->method]);
             json_size(json, "chunk", w->run.plan.chunk);
             json_size(json, "inputs_every", max_size(s->inputs_every, 1));
             json_text(json, "keep", s->keep ? "attention" : "none");
             json_text(json, "update", s->defers ? "forward" : "now");
-            json_size(json, "total_bytes", w->bytes[PLACE_DEVICE]);
-            json_size(json, "host_bytes", w->bytes[PLACE_HOST]);
-            json_size(json, "disk_bytes", w->bytes[PLACE_DISK]);
-            json_number(json, "estimated_seconds", w->estimate.seconds);
             json_number(json, "estimated_tokens_per_second", w->estimate.tokens_per_second);
             json_number(json, "estimated_mfu", w->estimate.mfu);
             json_text(json, "command", command);
