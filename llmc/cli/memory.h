@@ -371,11 +371,11 @@ static const char *placed_text(const Run *run, int place, char *text, size_t siz
 // shorter than --seq-len.
 static size_t recommend(const Run *trial, size_t B, size_t limit, const char *options, char *text) {
     const size_t longest = run_longest(trial, B, limit), used = strlen(text), wished = trial->options->seq_len;
-    char missed[32] = "";
-    if (longest < wished) snprintf(missed, sizeof(missed), ", not %zu", wished);
     if (longest)
-        snprintf(text + used, RECOMMENDED_BYTES - used, "\n  %-34s gives --seq-len %zu%s%s", options, longest, missed,
-                 world_ranks(trial->settings.world) > 1 ? ", with as much memory for each" : "");
+        snprintf(text + used, RECOMMENDED_BYTES - used,
+                 longest < wished ? "\n  %-34s gives --seq-len %zu%s, not %zu" : "\n  %-34s gives --seq-len %zu%s",
+                 options, longest, world_ranks(trial->settings.world) > 1 ? ", with as much memory for each" : "",
+                 wished);
     return longest;
 }
 

@@ -158,7 +158,6 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     static const char *const works[] = {"products", "attention_forward", "attention_backward", "delta", "memory",
                                         "gaps"};
     const double known = e->seconds > 0 ? 1 : NAN;
-    double work[6]; // of WorkTime
     report_world_json(json, run->settings.world, run->settings.deals ? NULL : &e->sent);
     json_text(json, "machine", machine->name);
     json_number(json, "estimated_seconds", known * e->seconds);
@@ -168,9 +167,8 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "estimated_mfu_full_attention", known * e->mfu_full);
     json_number(json, "estimated_executed_tflops_per_s", known * 1e-12 * e->executed);
     json_number(json, "estimated_seconds_on_device", known * e->on_device);
-    memcpy(work, &e->work, sizeof(work));
     json_object(json, "estimated_work");
-    for (size_t i = 0; i < 6; i++) json_number(json, works[i], known * work[i]);
+    for (size_t i = 0; i < 6; i++) json_number(json, works[i], known * ((const double *)&e->work)[i]);
     json_object_end(json);
     json_number(json, "attention_calls", e->counts.library_calls);
     json_number(json, "attention_staged_bytes", e->counts.staged);

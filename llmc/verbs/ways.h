@@ -91,8 +91,7 @@ static void way_plan(WayToTrain *w, const WayBounds *b) {
         option_type_size(&trial.options, "zero", 1 + i % 3), option_type_size(&trial.options, "sp", division->sp);
         trial.run.settings.world = world_from_options(&trial.options);
         const double pressure = way_choose(&trial, division);
-        const int faster = least > 1 || trial.estimate.seconds < w->estimate.seconds;
-        if (trial.fits ? !faster : pressure >= least) continue;
+        if (pressure <= 1 && least <= 1 ? trial.estimate.seconds >= w->estimate.seconds : pressure >= least) continue;
         *w = trial, w->run.options = &w->options, least = pressure;
     }
     w->longest = w->bounds->limit ? run_longest(&w->run, w->bounds->documents, w->bounds->limit) : 0;
