@@ -4,7 +4,7 @@
     round i      question <history> s(i-1) </history>      -> segment i, <summary> si </summary>
     last round   question <history> s(n-1) </history>      -> segment n, answer
 
-`train sample --iterative` (llmc/verbs/sample_iterative.h) reads and writes the same marks. Summaries are the row's own (`summaries`), or a
+scripts/recipes/inftythink.py reads and writes the same marks in its rounds. Summaries are the row's own (`summaries`), or a
 command's: it gets a line of JSON with question, history (the summary before, or null) and segment, and answers with a line of JSON, a text.
 """
 

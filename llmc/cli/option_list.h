@@ -344,9 +344,6 @@ CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHOR
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
      "tokens of a chat from standard input, all turns together, or of a planned text; auto: the model's positions, at "
      "most 8192; of --prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
-FLAG(iterative, "iterative", ON(SAMPLE),
-     "with --chat: reason in rounds; a <summary> in an answer begins another round, whose prompt ends with it")
-SIZE(max_rounds, "max-rounds", "16", 1, OPTION_UNBOUNDED, ON(SAMPLE), "N", "most rounds of --iterative")
 CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
        SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
        "texts longer than model and device take (InfLLM); blocks: old keys and values lie in blocks, and each chunk of "

@@ -98,8 +98,6 @@ static void options_check_files(const Options *o) {
         {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
         {sample && !prompts && option_given(o, "stop-ids"),
          "--stop-ids: a chat's turns end where the tokenizer says; leave it out, or give a prompt"},
-        {o->iterative && (!one || (o->prompt_file && !strcmp(o->prompt_file, "-"))),
-         "--iterative asks its question again in each round: give --prompt TEXT or --prompt-file FILE"},
         {(o->chat || o->system) && o->prompt_ids.count,
          "--chat and --prompt-ids exclude each other: ids are given as they are"},
         {o->adapter && verb == VERB_CONVERT && !o->merge && !o->adapter_only,

@@ -5,7 +5,6 @@ chat: its turns are lines of standard input, and the cache lives across turns.
 #ifndef LLMC_SAMPLE_H
 #define LLMC_SAMPLE_H
 #include "llmc/generate/prompt_file.h"
-#include "sample_iterative.h"
 
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
@@ -162,7 +161,6 @@ static int verb_sample(const Options *options) {
     run_open(&run, options, NULL);
     Prompt prompt = prompt_from_options(&run);
     run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
-    if (options->iterative) run.settings.cache_tokens = iterative_cache_tokens(&prompt, options);
     if (chat) run.settings.cache_tokens = chat_tokens(&run);
     if (!options->context_memory) // else no token is farther away than the window
         check_positions(&run, run.settings.cache_tokens,
@@ -171,9 +169,7 @@ static int verb_sample(const Options *options) {
     sampler_allocate(&sampler, &run.model, run.settings.cache_tokens, run.settings.context);
     run_load_weights(&run);
     int32_t *ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
-    if (options->iterative) {
-        sample_iterative(&run, &sampler, &prompt, ids);
-    } else if (chat) {
+    if (chat) {
         sample_chat(&run, &sampler, &prompt, ids);
     } else {
         size_t drawn = generate(&sampler, &run.streambp, &prompt, &sampling, ids, options->max_new_tokens,

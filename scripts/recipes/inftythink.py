@@ -4,14 +4,18 @@
     inftythink.py data FILE COUNT test      the same, with a tenth of all questions, which train does not have
     inftythink.py steps                     a summary command for these: the last step
     inftythink.py extract                   a summary command for any text: the summary before, the first sentence and the last one
-    inftythink.py right FILE                of a file of data and, on standard input, outputs of `sample --json`: how many are right
+    inftythink.py rounds FILE COMMAND...    questions of a file ("-": standard input), answered in rounds by COMMAND --prompts -, which is
+                                            ./train sample --model RUN --chat ...; MAX_ROUNDS (16) of the environment ends them
+    inftythink.py right FILE                of a file of data and, on standard input, outputs of rounds: how many are right
 
-A summary command gets a line of JSON (question, history, segment) and answers with a text as JSON. Needs nothing but Python.
+A question is a line of text, or an object with "prompt". A summary command gets a line of JSON (question, history, segment) and answers with a text as JSON. Needs nothing but Python.
 """
 
 import json
+import os
 import random
 import re
+import subprocess
 import sys
 
 STEPS = (10, 40)  # fewest and most steps
@@ -43,6 +47,32 @@ def extract(line):
     return "\n".join([line["history"]] * bool(line["history"]) + list(dict.fromkeys([sentences[0], sentences[-1]])))
 
 
+def rounds(path, *command):
+    """Asks again with its summary each question whose answer has one. All questions of a round are one call of the command."""
+    with open(path, encoding="utf-8") if path != "-" else sys.stdin as file:
+        lines = [line.strip() for line in file if line.strip()]
+    texts = [{"prompt": json.loads(line)["prompt"] if line[0] == "{" else line, "rounds": [], "stop": "max_rounds"} for line in lines]
+    for seed in range(int(os.environ.get("MAX_ROUNDS", "16"))):
+        asked = [text for text in texts if text["stop"] == "max_rounds"]
+        if not asked:
+            break
+        history = [text["rounds"][-1]["summary"] if text["rounds"] else None for text in asked]
+        prompts = [text["prompt"] + (f"\n\n<history>\n{last}\n</history>" if last is not None else "") for text, last in zip(asked, history)]
+        quiet = ["--quiet"] * ("--quiet" not in command)
+        done = subprocess.run([*command, "--prompts", "-", "--seed", str(seed), *quiet], stdout=subprocess.PIPE, text=True, encoding="utf-8",
+                              input="".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        if done.returncode:
+            raise SystemExit(done.returncode)
+        for text, line in zip(asked, done.stdout.splitlines()):
+            answer = json.loads(line)
+            found = re.search(r"<summary>(.*?)</summary>", answer["text"].rpartition("</think>")[2], re.DOTALL)
+            summary = found and found[1].strip()
+            text["rounds"].append({"ids": answer["ids"], "text": answer["text"], **({"summary": summary} if summary else {})})
+            text["stop"] = "max_rounds" if summary else answer["stop"]
+    for text in texts:
+        print(json.dumps(text))
+
+
 def right(path):
     with open(path, encoding="utf-8") as file:
         wanted = [json.loads(line)["messages"][-1]["content"] for line in file]
@@ -59,6 +89,8 @@ if __name__ == "__main__":
             print(json.dumps((last_step if verb == "steps" else extract)(json.loads(text))), flush=True)
     elif verb == "data" and len(arguments) == 3 and arguments[2] in ("train", "test"):
         data(*arguments)
+    elif verb == "rounds" and len(arguments) >= 2:
+        rounds(*arguments)
     elif verb == "right" and len(arguments) == 1:
         right(*arguments)
     else:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # InftyThink (arXiv 2503.06692) at toy size: a small model learns to reason in rounds of 64 tokens, each with a summary, from conversations
-# whose reasoning is up to 240 tokens in one block. Then it answers questions that it has not seen by `sample --iterative`.
+# whose reasoning is up to 240 tokens in one block. Then it answers questions that it has not seen by rounds of `sample --prompts`.
 #
 #     scripts/recipes/inftythink.sh           some minutes on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)
 #
@@ -25,7 +25,6 @@ say "$STEPS steps"
 
 say "Questions, answered in rounds"
 "$PYTHON" -c 'import json, sys
-for line in open(sys.argv[1]): print(json.loads(line)["messages"][0]["content"])' "$OUT/test.jsonl" | while read -r question; do
-    "$TRAIN" sample --model "$OUT/run" --chat --prompt "$question" --iterative --temperature 0 --max-new-tokens $((3 * SEGMENT)) --json --quiet
-done >"$OUT/answers.jsonl"
+for line in open(sys.argv[1]): print(json.loads(line)["messages"][0]["content"])' "$OUT/test.jsonl" |
+    task rounds - "$TRAIN" sample --model "$OUT/run" --chat --temperature 0 --max-new-tokens $((3 * SEGMENT)) >"$OUT/answers.jsonl"
 task right "$OUT/test.jsonl" <"$OUT/answers.jsonl"

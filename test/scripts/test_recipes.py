@@ -1,4 +1,4 @@
-"""The recipes: data/iterative.py, data/code_tests.py, `sample --iterative`, reward commands, and each script at toy size."""
+"""The recipes: data/iterative.py, data/code_tests.py, rounds of `sample --prompts`, reward commands, and each script at toy size."""
 import json
 import os
 import random
@@ -201,7 +201,7 @@ def code():
         check(f"{stem} tests {what}", code_tests.tested(stem) == what)
 
 
-# ---- sample --iterative ------------------------------------------------------------------------------------------------------------
+# ---- rounds of sample --prompts ------------------------------------------------------------------------------------------------------------
 def sampling():
     folder = os.path.join(WORK, "toy")
     check("toy_tokenizer.py", run(sys.executable, f"{RECIPES}/toy_tokenizer.py", folder).returncode == 0)
@@ -216,30 +216,24 @@ def sampling():
                "--quiet")
     check("the toy learns one sample", done.returncode == 0, done.stderr)
 
-    ask = lambda *words: ("sample", "--model", model, "--chat", "--temperature", 0, "--quiet", *words)
-    answer = lambda *words: json.loads(train(*ask("--json", *words)))
-    whole = answer("--prompt", "q", "--iterative")
+    sample = (PLAIN, "sample", "--model", model, "--chat", "--temperature", 0, "--quiet")
+
+    def rounds(question, *words, **variables):
+        done = run(sys.executable, f"{RECIPES}/inftythink.py", "rounds", write(os.path.join(WORK, "questions"), question), *sample, *words, **variables)
+        return json.loads(done.stdout) if done.returncode == 0 else done
+
+    whole = rounds("q\n")
     said = ["<think>\na\n</think>\n\n<summary>\ns\n</summary>", "<think>\nb\n</think>\n\n<summary>\nt\n</summary>", "<think>\nc\n</think>\n\nz"]
     check("rounds until an answer", whole["stop"] == "eos" and [r["text"] for r in whole["rounds"]] == said, json.dumps(whole))
     check("their summaries", [r.get("summary") for r in whole["rounds"]] == ["s", "t", None])
     for history, number in (("", 0), ("\n\n<history>\ns\n</history>", 1), ("\n\n<history>\nt\n</history>", 2)):
-        alone = answer("--prompt", "q" + history)
-        check(f"round {number + 1} is a chat of its own", alone["ids"] == whole["rounds"][number]["ids"] and
-              len(alone["prompt_ids"]) == whole["rounds"][number]["prompt_tokens"])
-    least = answer("--prompt", "q", "--iterative", "--max-rounds", 2)
-    check("--max-rounds ends them", least["stop"] == "max_rounds" and least["rounds"] == whole["rounds"][:2])
-    short = answer("--prompt", "q", "--iterative", "--max-new-tokens", 4)
+        alone = json.loads(run(*sample, "--json", "--prompt", "q" + history).stdout)
+        check(f"round {number + 1} is a chat of its own", alone["ids"] == whole["rounds"][number]["ids"])
+    least = rounds('{"prompt": "q"}\n', MAX_ROUNDS="2")
+    check("MAX_ROUNDS ends them", least["stop"] == "max_rounds" and least["rounds"] == whole["rounds"][:2])
+    short = rounds("q\n", "--max-new-tokens", 4)
     check("an answer that is cut off is the last", short["stop"] == "length" and len(short["rounds"]) == 1)
-    file = write(os.path.join(WORK, "question"), "q")
-    check("a question in a file", answer("--prompt-file", file, "--iterative") == whole)
-    check("as text", train(*ask("--prompt", "q", "--iterative")) == "\n\n".join(said) + "\n")
-    text = run(TRAIN, "sample", "--model", model, "--chat", "--prompt", "q", "--iterative", "--max-rounds", 1, "--temperature", 0)
-    check("a note says that there is no answer", "note: the rounds end without an answer (max_rounds); raise --max-rounds" in text.stderr, text.stderr)
-    for words, message in ((("--prompt", "q", "--iterative"), "--iterative has no meaning without --chat"), (("--chat", "--iterative"), "give --prompt TEXT"),
-                           (("--chat", "--prompt-file", "-", "--iterative"), "give --prompt TEXT"),
-                           (("--chat", "--prompt", "q", "--max-rounds", 3), "--max-rounds has no meaning without --iterative")):
-        done = run(TRAIN, "sample", "--model", model, *words, ASAN_OPTIONS="detect_leaks=0")
-        check(f"refused: {message}", done.returncode == 2 and message in done.stderr, done.stderr)
+    check("a failing command ends it", rounds("q\n", "--no-such-option").returncode == 2)
 
 
 # ---- rewards ------------------------------------------------------------------------------------------------------------------------
