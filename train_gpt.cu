@@ -33,16 +33,17 @@ here looks inside one. The includes are the map: one block per room, and a room 
 #include "streambp.h"
 // orders: other orders of the same steps; the key/value cache of generation
 #include "llmc/orders/key_value_cache.h"
-// plan: memory and FLOPs before anything is allocated; llmc/estimate, time by assumed rates, is for cli and verbs alone
+// plan: memory and FLOPs before anything is allocated; llmc/estimate, time by assumed rates, is for cli, run, verbs
 #include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
-// cli: options, the start that all verbs share, reports
+// cli: the command line
 #include "llmc/cli/options.h"
-#include "llmc/cli/settings.h"
-#include "llmc/cli/run.h"
-#include "llmc/cli/memory.h"
-#include "llmc/cli/threads.h"
-#include "llmc/cli/report.h"
+// run: the start that all verbs share: settings, model, data, the plan that fits, the one allocation; reports
+#include "llmc/run/settings.h"
+#include "llmc/run/run.h"
+#include "llmc/run/allocate.h"
+#include "llmc/run/threads.h"
+#include "llmc/run/report.h"
 // generate: sampler, prompts
 #include "llmc/generate/sampler.h"
 #include "llmc/generate/prompt.h"

@@ -19,7 +19,7 @@ On a GPU: decode and prefill. make BACKEND=cuda PRECISION=bf16 build/.../bench_d
 */
 #include "llmc/plan/plan.h"
 #include "llmc/estimate/profile.h"
-#include "llmc/cli/threads.h"
+#include "llmc/run/threads.h"
 #include "llmc/generate/sampler.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MEMORY_ERROR = "out of memory"
-# Messages of our program when memory is short (llmc/cli/run.h, llmc/ops/cuda/platform.cuh).
+# Messages of our program when memory is short (llmc/run/run.h, llmc/ops/cuda/platform.cuh).
 OUR_MEMORY_ERRORS = re.compile("the plan needs|no length fits|refused one allocation|outside of the plan needs memory")
 WHAT = {
     "stream": "ours: StreamBP, chunk by chunk; the others are held against it",

@@ -8,7 +8,7 @@ Which modules of which layers have adapters, with which rank and alpha: PEFT's r
     rank_pattern         {pattern: r}, the first that matches a name or its end; alpha_pattern: the same for lora_alpha
     modules_to_save      the embedding and the head, trained as a whole
 
-The command line uses the same keys (cli/lora_options.h).
+The command line uses the same keys (run/lora_options.h).
 */
 #ifndef LLMC_ADAPTER_TARGETS_H
 #define LLMC_ADAPTER_TARGETS_H

@@ -6,7 +6,7 @@ decodes, or ids are bytes. With neither, prompt and answer are ids.
 #define LLMC_PROMPT_H
 #include "llmc/base/json.h"
 #include "llmc/tokenizer/chat.h"
-#include "llmc/cli/run.h"
+#include "llmc/run/run.h"
 #include "sampler.h"
 #include "llmc/base/text.h"
 #include "llmc/tokenizer/tokenizer_file.h"

@@ -8,7 +8,7 @@ tokens. Each part of a split document begins at 0.
 #include "all_reduce.h"
 #include "llmc/base/json.h"
 #include "llmc/base/progress.h"
-#include "llmc/cli/run.h"
+#include "llmc/run/run.h"
 #include "llmc/data/prefetch.h"
 #include "reference.h"
 

@@ -14,7 +14,7 @@ incomplete last line: the file reads as if there had been no interruption. Unkno
 #include "llmc/base/json.h"
 #include "llmc/cli/options_out.h"
 #include "llmc/base/progress.h"
-#include "llmc/cli/report.h"
+#include "llmc/run/report.h"
 #include "llmc/generate/prompt.h"
 #include "evaluate.h"
 #include "run_state.h"

@@ -9,7 +9,7 @@ the reference, by which the file is found.
 #define LLMC_REFERENCE_H
 #include "llmc/data/logprobs.h"
 #include "llmc/base/progress.h"
-#include "llmc/cli/run.h"
+#include "llmc/run/run.h"
 #include "llmc/plan/flops.h"
 #include "run_state.h"
 #include "llmc/files/slabs.h"

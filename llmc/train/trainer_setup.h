@@ -5,6 +5,7 @@ allocated.
 */
 #ifndef LLMC_TRAINER_SETUP_H
 #define LLMC_TRAINER_SETUP_H
+#include "llmc/run/seq_len.h"
 #include "reference.h"
 #include "trainer.h"
 

@@ -5,7 +5,8 @@ The verb `bp`: one forward and backward pass, measured, over the first micro-bat
 #ifndef LLMC_BP_H
 #define LLMC_BP_H
 #include "llmc/files/gradients.h"
-#include "llmc/cli/report.h"
+#include "llmc/run/report.h"
+#include "llmc/run/seq_len.h"
 #include "llmc/plan/flops.h"
 #include "llmc/estimate/profile.h"
 #include "llmc/train/optimizer.h"

@@ -3,7 +3,7 @@ The verbs `convert`, from one format of weights to another, and `info`, which de
 */
 #ifndef LLMC_CONVERT_VERB_H
 #define LLMC_CONVERT_VERB_H
-#include "llmc/cli/report.h"
+#include "llmc/run/report.h"
 #include "llmc/files/adapter_split.h"
 #include "llmc/files/hf_write.h"
 #include "llmc/files/merge.h"

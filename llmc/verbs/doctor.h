@@ -10,8 +10,8 @@ something.
 */
 #ifndef LLMC_DOCTOR_H
 #define LLMC_DOCTOR_H
-#include "llmc/cli/threads.h"
-#include "llmc/cli/memory.h"
+#include "llmc/run/threads.h"
+#include "llmc/run/allocate.h"
 #include "llmc/ops/link_rates.h"
 #include "bp.h"
 #include "doctor_ops.h"

@@ -4,6 +4,7 @@ file, for objectives that need those of a reference or of an old policy (data/lo
 */
 #ifndef LLMC_EVAL_H
 #define LLMC_EVAL_H
+#include "llmc/run/seq_len.h"
 #include "llmc/train/evaluate.h"
 #include "llmc/base/json.h"
 #include "llmc/data/prefetch.h"

@@ -5,7 +5,8 @@ regions and rates.
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
-#include "llmc/cli/report.h"
+#include "llmc/run/report.h"
+#include "llmc/run/seq_len.h"
 #include "llmc/generate/prompt.h"
 #include "llmc/plan/flops.h"
 #include "llmc/train/rollout_options.h"

@@ -4,7 +4,7 @@ beside the best fixed --sp, dealt and packed alike. Lengths are those of --data 
 */
 #ifndef LLMC_PLAN_LENGTHS_H
 #define LLMC_PLAN_LENGTHS_H
-#include "llmc/cli/report.h"
+#include "llmc/run/report.h"
 
 #define LENGTHS_STEPS 20
 

@@ -5,7 +5,7 @@ choices the planner takes (run_plan), with its bytes, longest sequence and estim
 */
 #ifndef LLMC_WAYS_H
 #define LLMC_WAYS_H
-#include "llmc/cli/report.h"
+#include "llmc/run/report.h"
 
 #define RECOMMENDED_RANK "16"    // of adapters, unless --lora-rank says another
 #define PRESETS_LENGTH   "32768" // tokens of the step that the table of presets times, unless --seq-len says another

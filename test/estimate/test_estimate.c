@@ -4,7 +4,7 @@ constants; memory of a rank against the formula of each ZeRO stage; quantities t
 thousands of ranks at once.
 */
 #include "test/base/testing.h"
-#include "llmc/cli/memory.h"
+#include "llmc/run/allocate.h"
 #include "llmc/estimate/estimate.h"
 #include <time.h>
 

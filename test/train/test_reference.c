@@ -4,8 +4,8 @@ each document by itself; and a training run's reference: computed once, found ag
 is tested in test_logprobs.sh.
 */
 #include "test/data/document_files.h"
-#include "llmc/cli/threads.h"
-#include "llmc/cli/memory.h"
+#include "llmc/run/threads.h"
+#include "llmc/run/allocate.h"
 #include "llmc/train/reference.h"
 #include <signal.h>
 

@@ -3,7 +3,7 @@ A run: what the verbs that touch tensors have in common. They all begin with
 
     run_open           model, adapters and settings from the options
     run_open_data      shards
-    run_allocate       plan, compared with the free memory, and the one allocation (memory.h)
+    run_allocate       plan, compared with the free memory, and the one allocation (allocate.h)
     run_load_weights   into it
     report_run         header and data (report.h)
 

@@ -12,7 +12,7 @@ Experts' matrices and routers are named like modules. They become target_paramet
 #ifndef LLMC_LORA_OPTIONS_H
 #define LLMC_LORA_OPTIONS_H
 #include "llmc/files/adapter_targets.h"
-#include "options.h"
+#include "llmc/cli/options.h"
 
 // Calls add(to, entry) for each part of a list "a,b"; add may change the entry.
 static void lora_each_entry(const char *list, void (*add)(cJSON *to, char *entry), cJSON *to) {

@@ -6,7 +6,7 @@ configuration and tensors. The caller chooses the stream for people, so that std
 #define LLMC_REPORT_H
 #include "llmc/base/json.h"
 #include "llmc/estimate/estimate.h"
-#include "memory.h"
+#include "allocate.h"
 
 // Metrics for people; the log has all of them.
 static const struct {

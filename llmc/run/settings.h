@@ -1,13 +1,13 @@
 /*
 Turns options into the settings of a run: dtype, objective, world, what plan.h plans for, and how data is opened. All
-that follows from options and model alone is decided here; memory.h chooses what is left open (auto).
+that follows from options and model alone is decided here; choose_plan.h chooses what is left open (auto).
 */
 #ifndef LLMC_SETTINGS_H
 #define LLMC_SETTINGS_H
 #include "llmc/data/dataloader.h"
 #include "llmc/plan/plan.h"
 #include "llmc/ranks/dist.h"
-#include "options.h"
+#include "llmc/cli/options.h"
 
 static DType dtype_or(int chosen, DType otherwise) { return chosen == DTYPE_AUTO ? otherwise : (DType)chosen; }
 
@@ -133,7 +133,7 @@ static void settings_note(const Options *o, World world) {
              world.zero);
 }
 
-// Sets the choices that options name; the rest stays open for the planner (memory.h).
+// Sets the choices that options name; the rest stays open for the planner (choose_plan.h).
 static void settings_name_places(RunSettings *settings, const Options *o) {
     const Place inputs = o->context_memory ? o->context_on : o->inputs;
     const Place named[PLACED] = {inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};

@@ -1,0 +1,66 @@
+/*
+Makes the one allocation of a run: plans its largest sequence, refuses what does not fit, allocates.
+*/
+#ifndef LLMC_ALLOCATE_H
+#define LLMC_ALLOCATE_H
+#include "llmc/ops/link_rates.h"
+#include "advice.h"
+
+// Bytes of a step that move in one direction of a kind of place.
+static double moved_in_step(const Run *run, Way way) {
+    const Moved *moved = &run->plan.moved;
+    const double passes = (double)max_size(1, assigned_batches(run->assignment));
+    return passes * (moved->bytes[PHASE_FORWARD][way] + moved->bytes[PHASE_BACKWARD][way]) +
+           moved->bytes[PHASE_UPDATE][way];
+}
+
+// A disk on which a step would mostly wait; what is placed there is not yet.
+static void note_slow_disk(const Run *run) {
+    const size_t half = min_size(min_size(run->plan.disk_bytes, run->plan.total_bytes) / 2, (size_t)8 << 20);
+    if (half < (size_t)8 << 20) return; // too little to tell
+    const LinkRates r = link_rates(ops_device, (char *)run->disk_memory, (char *)run->memory, half);
+    const double out = moved_in_step(run, WAY_DISK_OUT), in = moved_in_step(run, WAY_DISK_IN);
+    if (fmin(r.out, r.in) < SLOW_DISK)
+        note("--disk %s writes %.3g MB/s and reads %.3g: of a step it takes %s, %.0f s; give a folder on an SSD",
+             run->options->disk, r.out * 1e-6, r.in * 1e-6, human_bytes(out + in), out / r.out + in / r.in);
+}
+
+// Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
+static void run_allocate(Run *run, SequenceBound bound) {
+    const size_t available = ops_device->memory_available(), limit = memory_limit(run->options, available);
+    Batch shape = batch_shape(bound);
+    if (shape.N > INT32_MAX)
+        die_usage("--batch x --seq-len: %zu tokens in one sequence, at most %d can be indexed; use --grad-accum",
+                  shape.N, INT32_MAX);
+    run->available = limit;
+    if (run->settings.deals)
+        run_plan_levels(run, &shape, bound, limit);
+    else
+        run_plan(run, &shape, limit);
+    note_attention(run);
+    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
+                 limit == run->options->memory_limit ? "--memory-limit" : ops_device->memory_name());
+    dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
+    run->memory = ops_device->allocate(run->plan.total_bytes);
+    if (!run->memory)
+        die("the device refused one allocation of %s: %s were free before, %s are now; see what else takes "
+            "memory%s, and `%s plan`",
+            human_bytes((double)run->plan.total_bytes), human_bytes((double)available),
+            human_bytes((double)ops_device->memory_available()),
+            strcmp(ops_device->name, "cuda") ? "" : " (nvidia-smi)", program_called());
+    const size_t host = run->plan.arena[PLACE_HOST].peak;
+    if (host) run->host_memory = ops_device->host_allocate(host);
+    if (host && !run->host_memory)
+        die("the system refused %s of host memory; take a shorter --seq-len, less by --host-limit, or other places",
+            human_bytes((double)host));
+    if (run->plan.disk_bytes) run->disk_memory = ops_device->disk_allocate(run->options->disk, run->plan.disk_bytes);
+    if (run->disk_memory) note_slow_disk(run);
+    arena_init(&run->arena[PLACE_DEVICE], run->memory, run->plan.total_bytes);
+    arena_init(&run->arena[PLACE_HOST], run->host_memory, host);
+    arena_init(&run->arena[PLACE_DISK], run->disk_memory, run->plan.disk_bytes);
+    arena_watch(run->arena, ops_device->copy_in, ops_device->copy_out);
+    run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, run->arena, &shape);
+    free(shape.document_start);
+}
+
+#endif
