@@ -337,7 +337,7 @@ TEXT(tokenizer, "tokenizer", "auto", TEXTS | ON(CONVERT), "auto|bytes|none|FILE"
      "tokenizer.tok beside --data that has the template of the data (train), else in the model's folder or the one "
      "above it, else bytes if the vocabulary has 256 tokens")
 FLAG(chat, "chat", SHORT(ON(SAMPLE)) | TEXTS,
-     "chat by its template: answer the prompt, or else each line typed; a message is a line of stdin")
+     "chat: answer --prompt, or else each line that you type; by the tokenizer's chat template")
 TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message of a chat; implies --chat")
 CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHORT(ON(SAMPLE)) | TEXTS,
        "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")

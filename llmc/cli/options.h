@@ -86,10 +86,16 @@ static int choice_parse(const OptionRow *row, const char *text, void *field) {
     return 1;
 }
 
+static const Machine *option_card(const OptionRow *row, const char *text) {
+    size_t cards;
+    const Machine *card = option_takes_card(row) ? machine_find(text, strlen(text), &cards) : NULL;
+    return card && !cards ? card : NULL;
+}
+
 static int bytes_parse(const OptionRow *row, const char *text, size_t *bytes) {
-    const int card = option_takes_card(row) ? word_index(MACHINE_NAMES, text) : -1;
-    if (card >= 0) *bytes = machine_usable_bytes(&machines[card]);
-    return card >= 0 || parse_bytes(text, bytes);
+    const Machine *card = option_card(row, text);
+    if (card) *bytes = machine_usable_bytes(card);
+    return card || parse_bytes(text, bytes);
 }
 
 static int ids_parse(const OptionRow *row, const char *text, IdList *list) {
@@ -144,7 +150,8 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
         int parsed = row->kind == OPTION_BYTES ? bytes_parse(row, text, &value) && !bytes_lack_unit(text, value)
                                                : parse_count(text, row->most == MOST_TOKENS ? 1024 : 1000, &value);
         if (!zero && (!parsed || (double)value < row->least || (double)value > row->most)) return 0;
-        if (option_takes_card(row)) options->card = 1 + word_index(MACHINE_NAMES, text);
+        const Machine *card = option_card(row, text);
+        if (option_takes_card(row)) options->card = card ? 1 + (int)(card - machines) : 0;
         *(size_t *)field = value;
         return 1;
     }

@@ -76,9 +76,10 @@ static void options_check_files(const Options *o) {
          "no model: give --model PATH or --init NAME; --machine CARD plans for that card, alone it lists what fits"},
         {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && verb != VERB_PLAN,
          "no model: give --model PATH or --init NAME"},
-        {needs_data && !o->data.count && o->resume, "no data: --out holds no log.jsonl whose options --resume could "
-                                                    "take; give --data and the run's other options"},
-        {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
+        {needs_data && !o->data.count && o->resume && o->out,
+         "no data: --out holds no log.jsonl whose options --resume could take; give --data and the run's other "
+         "options"},
+        {needs_data && !o->data.count && !o->resume, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
         {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
@@ -93,8 +94,8 @@ static void options_check_files(const Options *o) {
          "--slots has no meaning without --prompts: one text has one slot"},
         {option_given(o, "thinking") && !o->chat && !o->prompts,
          "--thinking has no meaning without --chat; give both or none"},
-        {sample && !prompts && !o->chat && !o->system,
-         "no prompt: give --prompt TEXT, --prompt-file FILE, --prompt-ids ID,ID,... or --prompts FILE"},
+        {sample && !prompts && !o->chat && !o->system, "no prompt: give --prompt TEXT, --prompt-file FILE, "
+                                                       "--prompt-ids ID,ID,... or --prompts FILE, or --chat to type"},
         {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
         {sample && !prompts && option_given(o, "stop-ids"),
          "--stop-ids: a chat's turns end where the tokenizer says; leave it out, or give a prompt"},

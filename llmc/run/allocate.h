@@ -46,8 +46,8 @@ static void run_allocate(Run *run, SequenceBound bound) {
         die("the device refused one allocation of %s: %s were free before, %s are now; see what else takes "
             "memory%s, and `%s plan`",
             human_bytes((double)run->plan.total_bytes), human_bytes((double)available),
-            human_bytes((double)ops_device->memory_available()),
-            strcmp(ops_device->name, "cuda") ? "" : " (nvidia-smi)", program_called());
+            human_bytes((double)ops_device->memory_available()), strcmp(ops_device->name, "cpu") ? " (nvidia-smi)" : "",
+            program_called());
     const size_t host = run->plan.arena[PLACE_HOST].peak;
     if (host) run->host_memory = ops_device->host_allocate(host);
     if (host && !run->host_memory)

@@ -185,13 +185,28 @@ static const char *run_base_text(const Run *run, char text[64]) {
     return text;
 }
 
+// Copies the last part of a hub's name in small letters, without the word for its tuning: "qwen3-8b" of "x/Qwen3-8B-Base"
+static const char *shape_name(const char *hub, char name[64]) {
+    size_t used = 0, length;
+    for (const char *part = path_last(hub); *part; part += length + (part[length] == '-')) {
+        char word[32] = "";
+        length = strcspn(part, "-");
+        for (size_t i = 0; i < min_size(length, 31); i++) word[i] = (char)tolower((unsigned char)part[i]);
+        if (!text_is_one_of(word, "base|instruct|it|pt|chat"))
+            used += (size_t)snprintf(name + min_size(used, 63), 64 - min_size(used, 63), "%s%s", used ? "-" : "", word);
+    }
+    return name;
+}
+
 // Returns the preset that a plan takes for a model on Hugging Face that is not here, under any owner's name; NULL: none.
 static const char *preset_to_plan(const Options *o) {
-    char found[PATH_MAX];
-    const char *typed = o->model, *name = typed && hub_is_name(typed) ? strchr(typed, '/') + 1 : typed;
+    char found[PATH_MAX], wanted[64] = "", shape[64] = "";
+    const char *typed = o->model;
     if (o->verb != VERB_PLAN || !typed || path_exists(typed) || hub_snapshot(typed, found)) return NULL;
     for (size_t i = 0; i < PRESETS; i++) {
-        if (strcasecmp(strchr(presets[i].hub, '/') + 1, name) != 0 && strcasecmp(presets[i].name, name) != 0) continue;
+        if (strcmp(shape_name(presets[i].hub, shape), shape_name(typed, wanted)) != 0 &&
+            strcasecmp(presets[i].name, typed) != 0)
+            continue;
         if (!o->quiet) note("--model %s: is not here; planned from the preset %s", typed, presets[i].name);
         return presets[i].name;
     }

@@ -55,8 +55,9 @@ static World world_from_options(const Options *o) {
     world.rank = o->verb == VERB_PLAN ? o->ranks - 1 : dist_rank();
     world.zero = o->zero, world.sp = max_size(o->sp, 1); // auto: until levels.h has found what fits
     if (world.ranks % world.sp)
-        die_usage("--sp %zu: does not divide the %zu ranks of the run; ranks share sequences in groups of equal size",
-                  world.sp, world.ranks);
+        die_usage("--sp %zu: does not divide the %zu rank%s of the run; %s", world.sp, world.ranks,
+                  world.ranks == 1 ? "" : "s",
+                  o->verb == VERB_PLAN ? "give --ranks P" : "ranks share sequences in groups of equal size");
     return world;
 }
 

@@ -60,7 +60,8 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
     const Search search = run_search(&w->run, r->bounds.limit);
     const size_t tables = page_table_bytes(w->bytes, &search.limits);
     if (!r->bounds.limit) {
-        fprintf(out, "memory    %s", human_bytes((double)w->bytes[PLACE_DEVICE]));
+        fprintf(out, "memory    %s%s", human_bytes((double)w->bytes[PLACE_DEVICE]),
+                strcmp(ops_device->name, "cpu") || machine ? "" : " of the CPU (--machine CARD plans for a GPU)");
     } else {
         fprintf(out, "fits      %s: %s of %s", w->fits ? "yes" : "no", human_bytes((double)w->bytes[PLACE_DEVICE]),
                 human_bytes((double)r->bounds.limit));

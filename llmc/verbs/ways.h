@@ -316,6 +316,8 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         snprintf(memory, sizeof(memory), ", host %s (%s)", human_bytes(machine_host_gib(m, 1) * GIBIBYTE),
                  machine_host_basis(m));
     if (!option_given(options, "seq-len")) option_type(&named, "seq-len", PRESETS_LENGTH);
+    option_leave(&named, "rope-scaling"), option_leave(&named, "lora-rank"); // of one model
+    named.samples = 0, named.batch = 1, named.grad_accum = 1;
     if (options->json) {
         json = json_open(stdout);
         json_text(&json, "machine", m->name);
@@ -323,7 +325,8 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         json_size(&json, "seq_len", named.seq_len);
         json_array(&json, "presets");
     } else {
-        printf("presets   longest --seq-len on one %s%s; estimated s of %zu tokens\n", m->gpu, memory, named.seq_len);
+        printf("presets   longest --seq-len on %zu x %s%s; estimated s of %zu tokens\n", options->ranks, m->gpu, memory,
+               named.seq_len);
         printf("  %-16s %10s %10s | %12s %9s | %-12s %8s\n", "--init", "parameters", "positions", "all weights", "s",
                "LoRA rank " RECOMMENDED_RANK, "s");
     }

@@ -52,6 +52,8 @@ static Options parse(const char *text) {
     return options_parse(line->argc, line->argv);
 }
 
+static void echo_lines(FILE *file, const Options *options) { options_echo(file, options, 1); }
+
 // Returns what a function of options prints into a file.
 static char *printed(void (*print)(FILE *, const Options *), const Options *options) {
     FILE *file = tmpfile();
@@ -214,7 +216,7 @@ static CommandLine shell_words(const char *echo) {
 
 static void expect_round_trip(CommandLine *line) {
     Options options = options_parse(line->argc, line->argv);
-    CommandLine second = shell_words(printed(options_echo, &options));
+    CommandLine second = shell_words(printed(echo_lines, &options));
     Options again = options_parse(second.argc, second.argv);
     expect_same(&options, &again);
     options_free(&options);

@@ -410,7 +410,7 @@ TEST(aliases_are_the_options) {
         }
         Options a = options_parse(line.argc, line.argv), b = options_parse(ours.argc, ours.argv);
         expect_same(&a, &b);
-        assert_string_equal(printed(options_echo, &a), printed(options_echo, &b)); // under our names
+        assert_string_equal(printed(echo_lines, &a), printed(echo_lines, &b)); // under our names
     }
     Options o = parse("bp --init gpt2 --max_length 64 --long split"); // explicit values stay
     assert_true(o.seq_len == 64 && o.long_documents == LONG_SPLIT);
@@ -440,10 +440,9 @@ TEST(counts_take_k_and_M) {
     refused("bp --init gpt2 --seq-len 1.1.8M", "--seq-len is '1.1.8M', it must be a whole number");
     assert_true(o.seq_len == 32768 && o.chunk == 2048 && o.logits_chunk == 1048576);
     assert_true(o.steps == 10000 && o.warmup == 1000000 && o.seed == 3000);
-    assert_string_equal(printed(options_echo, &o),
-                        "train train --init gpt2 --data d --seq-len 32768 --chunk 2048 "
-                        "--logits-chunk 1048576 \\\n    --steps 10000 --warmup 1000000 --seed "
-                        "3000\n");
+    assert_string_equal(printed(echo_lines, &o), "train train --init gpt2 --data d --seq-len 32768 --chunk 2048 "
+                                                 "--logits-chunk 1048576 \\\n    --steps 10000 --warmup 1000000 --seed "
+                                                 "3000\n");
     refused("bp --init gpt2 --seq-len 2M1", "--seq-len is '2M1', it must be a whole number");
     refused("bp --init gpt2 --seq-len k", "--seq-len is 'k', it must be a whole number");
     refused("bp --init gpt2 --seq-len 99999999999999999999k", "it must be a whole number");
@@ -692,7 +691,7 @@ TEST(echo_and_json) {
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Options o = parse(cases[i].line);
-        assert_string_equal(printed(options_echo, &o), cases[i].echo);
+        assert_string_equal(printed(echo_lines, &o), cases[i].echo);
         assert_non_null(strstr(printed(print_json, &o), cases[i].json));
         options_free(&o);
     }
