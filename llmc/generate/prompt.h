@@ -49,8 +49,10 @@ static const char *tokenizer_advice(const Run *run) {
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
     if (!*run->model_path || !out) return "data/tokenizer_file.py writes one";
-    tokenizer_beside(run->model_path, path);
-    folder_above(folder, path), path_join(json, folder, "tokenizer.json");
+    snprintf(folder, sizeof(folder), "%s", run->model_path);
+    if (!path_is_directory(folder)) folder_above(folder, run->model_path);
+    if (checkpoint_step_of(path_last(folder)) != CHECKPOINT_NONE) folder_above(path, folder), strcpy(folder, path);
+    path_join(path, folder, TOKENIZER_NAME), path_join(json, folder, "tokenizer.json");
     fputs("type: python data/tokenizer_file.py --tokenizer ", out);
     echo_quoted(out, path_exists(json) ? folder : "FOLDER");
     fputs(" --out ", out), echo_quoted(out, path), fclose(out);

@@ -291,7 +291,7 @@ static size_t plan_divisions(const Options *o, WayBounds *division) {
             division[count] = plan_bounds(&run, &data, plan_limit(&trial));
             division[count].assignment = run.assignment, division[count++].sp = sp;
         }
-        if (data.bound.N) dataloader_close(&data);
+        if (data.shards) dataloader_close(&data);
         run_close(&run);
     }
     return count;
@@ -405,7 +405,7 @@ static int verb_plan(const Options *given) {
                       o->memory_limit ? "--memory-limit" : "what the card leaves");
     free(r.bounds.shape.document_start);
     for (size_t i = 0; i < r.bounds.divisions; i++) free(division[i].shape.document_start);
-    if (data.bound.N) dataloader_close(&data);
+    if (data.shards) dataloader_close(&data);
     for (size_t i = 0; i < r.ways_count; i++) way_close(&r.ways[i], &run);
     run_close(&run);
     return nothing ? EXIT_RUNTIME : 0;

@@ -98,7 +98,7 @@ static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *da
                        max_size(samples, run->assignment.batches * min_size(data->bound.documents, data->samples)));
     for (size_t step = 0; step < LENGTHS_STEPS; step++, s.deal.levels = *l) {
         const size_t count = data->packing.step ? dataloader_step(data, at) : run->assignment.batches;
-        if (data->bound.N)
+        if (data->shards)
             step_deal_make(&s, data, at, count, 0), at = dataloader_after(data, at, count);
         else
             lengths_deal(&s, &all, samples, o->seed, step);

@@ -24,7 +24,9 @@ static int noting_fsync(int fd) {
     return fsync(fd);
 }
 #define fsync noting_fsync
+#define realloc failing_realloc
 #include "llmc/base/json.h"
+#undef realloc
 #include "llmc/files/checkpoint_folder.h"
 #undef fsync
 

@@ -23,10 +23,10 @@ END
 for words in 'BACKEND=cpu PRECISION=double:the CPU as asked, in double. Next: make demo' 'GPU=:the CPU (nvidia-smi lists no GPU), in fp32' \
     'GPU=90 NVCC=/none:no nvcc'; do
     check "make says what it built: $words" grep -qF "${words#*:}" <<END
-$(env -u BACKEND -u MAKEFLAGS ${MAKE:-make} -n CC="$CC" ${words%%:*} | tail -n 1)
+$(env -u BACKEND -u MAKEFLAGS ${MAKE:-make} --no-print-directory -n CC="$CC" ${words%%:*} | tail -n 1)
 END
 done
-check 'make -s says nothing' test -z "$(env -u MAKEFLAGS ${MAKE:-make} -sn CC="$CC" BACKEND=cpu | grep Next:)"
+check 'make -s says nothing' test -z "$(env -u MAKEFLAGS ${MAKE:-make} --no-print-directory -sn CC="$CC" BACKEND=cpu | grep Next:)"
 dev=build/test-dev # only compiling and linking are tested
 builds "make's programs" with_make BUILD=$dev CFLAGS=-O0 $dev/bench $dev/bench_ops $dev/collectives $dev/pack_bytes
 builds dev/make_llmc_files.c $CC -Wall -Wextra -Werror dev/make_llmc_files.c -lm -o "$WORK/program"

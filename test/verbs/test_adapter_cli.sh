@@ -29,7 +29,7 @@ in_two_parts straight 12 '' $parts
 in_two_parts on-from-adapters 4 '' --model "$base" --adapter "$adapter" $data --schedule constant
 says out '^data .*; sft, lr 0.0001 (as it began), 4 steps of '
 next_works out
-refuses 2 "beside the model or in $adapter, or --tokenizer FILE" sample --model "$base" --adapter "$adapter" --chat --prompt hello
+refuses 2 "type: python data/tokenizer_file.py --tokenizer FOLDER --out $WORK/tokenizer.tok" sample --model "$base" --adapter "$adapter" --chat --prompt hello
 
 # ---- layers that differ ---------------------------------------------------------------------------------------------------------
 varied="--model $base $data --lora-rank 4 --lora-layers 1 --lora-rank-pattern q_proj=2,.*mlp[.].*=3 --lora-alpha-pattern k_proj=1"

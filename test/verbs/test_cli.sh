@@ -241,7 +241,7 @@ check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds"
 succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2
 check 'no estimate but in bf16' grep -q '"estimated_seconds": null, .*"communication_share": null' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
-says out '^sent .* keys_values [1-9]' '^step      [0-9.]* s for 4096 tokens, estimated: [0-9]* tokens/s, [0-9]* % MFU$' '^chosen    bf16, stream, chunk ' '^memory    [0-9.]* [MG]iB$'
+says out '^sent .* keys_values [1-9]' '^step      [0-9.]* s for 4096 tokens, estimated: [0-9]* tokens/s, [0-9]* % MFU$' '^chosen    bf16, stream, chunk ' '^memory    [0-9.]* [MG]iB of the CPU (--machine CARD plans for a GPU)$'
 succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --machine h100 --verbose
 says out '^machine  measured with this program on one H100' '^ *products 680 TFLOP/s, attention forward 593 ' "^ *NVIDIA's data sheets" '^ *assumed:$' \
     ' gap between kernels 6 us$' ' link between nodes ' '^work      estimated: products ' '^rates .*TFLOP/s executed by each GPU; .*counting T^2 pairs' '^calls     of cuDNN '
