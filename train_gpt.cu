@@ -47,9 +47,8 @@ here looks inside one. The includes are the map: one block per room, and a room 
 // generate: sampler, prompts
 #include "llmc/generate/sampler.h"
 #include "llmc/generate/prompt.h"
-// train: optimizer, schedule, checkpoints, log, references, rollouts, signals
+// train: checkpoints, log, references, rollouts, signals
 #include "llmc/train/all_reduce.h"
-#include "llmc/train/optimizer.h"
 #include "llmc/train/checkpoint.h"
 #include "llmc/train/log.h"
 #include "llmc/train/trainer.h"

@@ -21,7 +21,7 @@ On a GPU: decode and prefill. make BACKEND=cuda PRECISION=bf16 build/.../bench_d
 #include "llmc/estimate/profile.h"
 #include "llmc/run/threads.h"
 #include "llmc/generate/sampler.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/optimizer/update.h"
 #include "llmc/files/weights.h"
 
 double product_rate(void) __attribute__((weak)); // dev/product_rate.c; not in a build for GPUs

@@ -7,6 +7,7 @@ A new option is a row of option_list.h.
 #define LLMC_OPTION_ROWS_H
 #include "llmc/data/documents.h"
 #include "llmc/estimate/machine.h"
+#include "llmc/optimizer/schedule.h"
 #include "llmc/tokenizer/chat.h"
 #include <assert.h>
 #include <stddef.h>
@@ -78,7 +79,6 @@ typedef enum { CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS } ContextKind;
 typedef enum { HELP_NONE, HELP_SHORT, HELP_ALL } Help;
 typedef enum { RESUME_OFF, RESUME_ON, RESUME_AUTO } Resume;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
-typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
 typedef enum {
     CONVERT_AUTO,
     CONVERT_FLAT,

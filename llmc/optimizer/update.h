@@ -13,6 +13,7 @@ alone: so a resumed run repeats them, and a step depends neither on sharding nor
 #define LLMC_UPDATE_H
 #include "llmc/base/random.h"
 #include "llmc/files/slabs.h"
+#include "llmc/ranks/dist.h"
 #include "llmc/stream/residency.h"
 #include "moments.h"
 
@@ -311,5 +312,31 @@ static void optimizer_step(Residency *r, const OptimizerState *state, const Adam
     update_until(&u, trained_table(r)->elements);
     arena_pop(r->arena, mark);
 }
+
+// ---- the gradient as a whole ----------------------------------------------------------------------------------------
+// Returns the gradient's L2 norm, summed in double in the order of the table, then of the ranks, each over its shard at
+// every ZeRO stage. *bad: the first parameter with NaN or an infinity (or squares that overflow a double), or NULL; the
+// same on all ranks.
+static double gradient_norm(const Residency *r, const Parameter **bad) {
+    const Model *table = trained_table(r);
+    const size_t ranks = world_ranks(r->world), mark = arena_mark(r->arena);
+    size_t first_bad = table->parameter_count, whose;
+    double sum = 0;
+    const size_t parts = parameter_parts(table);
+    r->ops->copy_out(r->host_squares, gradient_squares(r), table->parameter_count * parts * sizeof(double));
+    arena_pop(r->arena, mark);
+    for (size_t i = 0; i < table->parameter_count; i++) {
+        const double squares = squares_total(r->host_squares + i * parts, parts);
+        if (!isfinite(squares) && first_bad > i) first_bad = i;
+        sum += squares;
+    }
+    if (ranks > 1) dist_sum(RANKS_ALL, &sum, 1);
+    if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // all ranks have the same sum
+    *bad = first_bad < table->parameter_count ? &table->parameters[first_bad] : NULL;
+    return sqrt(sum);
+}
+
+// Returns the scale that limits the gradient's norm to `limit` (0: no limit).
+static double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
 
 #endif

@@ -10,7 +10,7 @@ that has not begun to decay (wsd), may get more steps; a cosine may not.
 #define LLMC_RUN_STATE_H
 #include "llmc/base/json.h"
 #include "llmc/files/run_source.h"
-#include "optimizer.h"
+#include "llmc/optimizer/schedule.h"
 
 #define RUN_STATE_FORMAT  "streambp.c run state"
 #define RUN_STATE_VERSION 1

@@ -14,7 +14,7 @@ ranks, checks, validation, samples, checkpoints, the report. trainer_setup.h beg
 #include "llmc/generate/prompt.h"
 #include "llmc/generate/sampler.h"
 #include "llmc/plan/flops.h"
-#include "optimizer.h"
+#include "llmc/optimizer/update.h"
 #include "rollout.h"
 #include "rollout_log.h"
 #include "rollout_options.h"

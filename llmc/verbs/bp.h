@@ -9,7 +9,7 @@ The verb `bp`: one forward and backward pass, measured, over the first micro-bat
 #include "llmc/run/seq_len.h"
 #include "llmc/plan/flops.h"
 #include "llmc/estimate/profile.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/optimizer/update.h"
 #include "llmc/train/reference.h"
 #include "llmc/train/all_reduce.h"
 

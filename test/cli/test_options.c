@@ -99,6 +99,7 @@ TEST(words_are_those_of_the_enums) {
         assert_true(choice_parse(&option_rows[option_find(cases[i].option)], cases[i].word, &value));
         assert_int_equal(value, cases[i].value);
     }
+    expect_names("schedule", schedule_names, SCHEDULES);
     expect_names("objective", objective_names, OBJECTIVES);
     expect_names("normalisation", normalisation_names, NORMALISATIONS);
     expect_names("dpo-loss", dpo_loss_names, DPO_LOSSES);

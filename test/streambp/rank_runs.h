@@ -4,7 +4,7 @@ rank's run of it. Memory begins as NaN.
 */
 #ifndef TEST_RANK_RUNS_H
 #define TEST_RANK_RUNS_H
-#include "llmc/train/optimizer.h"
+#include "llmc/optimizer/update.h"
 #include "test/model/tiny.h"
 
 static World world;        // this process among the others, stage 0

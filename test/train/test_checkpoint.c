@@ -4,7 +4,7 @@ the bits of an uninterrupted run; differences on resuming are refused by name; d
 noticed before anything is written. The folder is tested in test_checkpoint_folder.c, kills in test_checkpoint_kill.c.
 */
 #include "checkpoint_runs.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/optimizer/update.h"
 
 // ---- round trips ----------------------------------------------------------------------------------------------------
 static void round_trip_case(const char *model, DType dtype, DType moments, int master) {

@@ -1,40 +1,6 @@
 /*
-The gradient's norm, clipping, and the learning rate of each step. AdamW's step is in llmc/optimizer/update.h.
-*/
-#ifndef LLMC_OPTIMIZER_H
-#define LLMC_OPTIMIZER_H
-#include "llmc/cli/option_rows.h"
-#include "llmc/optimizer/update.h"
-#include "llmc/base/utils.h"
+The learning rate of each step.
 
-// ---- the gradient as a whole ----------------------------------------------------------------------------------------
-// Returns the gradient's L2 norm, summed in double in the order of the table, then of the ranks, each over its shard at
-// every ZeRO stage. *bad: the first parameter with NaN or an infinity (or squares that overflow a double), or NULL; the
-// same on all ranks.
-static double gradient_norm(const Residency *r, const Parameter **bad) {
-    const Model *table = trained_table(r);
-    const size_t ranks = world_ranks(r->world), mark = arena_mark(r->arena);
-    size_t first_bad = table->parameter_count, whose;
-    double sum = 0;
-    const size_t parts = parameter_parts(table);
-    r->ops->copy_out(r->host_squares, gradient_squares(r), table->parameter_count * parts * sizeof(double));
-    arena_pop(r->arena, mark);
-    for (size_t i = 0; i < table->parameter_count; i++) {
-        const double squares = squares_total(r->host_squares + i * parts, parts);
-        if (!isfinite(squares) && first_bad > i) first_bad = i;
-        sum += squares;
-    }
-    if (ranks > 1) dist_sum(RANKS_ALL, &sum, 1);
-    if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // all ranks have the same sum
-    *bad = first_bad < table->parameter_count ? &table->parameters[first_bad] : NULL;
-    return sqrt(sum);
-}
-
-// Returns the scale that limits the gradient's norm to `limit` (0: no limit).
-static double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
-
-// ---- the learning rate ----------------------------------------------------------------------------------------------
-/*
 Steps are counted from 1 to N = `steps`. Warm-up is linear and reaches the peak at step `warmup`; a decay of D steps
 takes p = 0, 1 / D, ... (D - 1) / D, and would reach peak * final_fraction one step after the last:
 
@@ -48,6 +14,11 @@ With D = N - warmup (wsd: decay_fraction * N), cosine and linear decay as get_co
 get_linear_schedule_with_warmup of transformers do. Its Trainer takes lambda(s - 1) at step s. So its warm-up is
 (s - 1) / warmup, and step 1 changes nothing. Here warm-up is s / warmup; steps warmup and warmup + 1 have the peak.
 */
+#ifndef LLMC_SCHEDULE_H
+#define LLMC_SCHEDULE_H
+#include "llmc/base/utils.h"
+
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
 static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
 
 typedef struct {

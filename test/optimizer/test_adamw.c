@@ -7,7 +7,7 @@ itself is compared with its reference in test_ops.c; places are in test_places.c
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
 #include "test/ops/fence.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/optimizer/update.h"
 
 static const char *const models[] = {TINY_GPT2, TINY_LLAMA, TINY_TIED, TINY_QWEN3};
 
