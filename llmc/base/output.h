@@ -198,8 +198,8 @@ static int output_lock(const char *temporary, int fd) {
     return (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && path_is_file(temporary, fd);
 }
 
-// Removes temporaries of `path` that killed processes left: folders with files of `ours`; ours NULL: files. A lock tells
-// that one is still being written, by whatever host. A file system without locks refuses it: they stay.
+// Removes temporaries of `path` that killed processes left. ours: they are folders with such files; NULL: files. A
+// temporary that is locked is being written, on this host or another. Without locks in the file system all stay.
 static void output_clear_stale(const char *path, int (*ours)(const char *name)) {
     const int flags = (ours ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_NONBLOCK) | O_NOFOLLOW | O_CLOEXEC;
     char above[PATH_MAX], stale[PATH_MAX];

@@ -103,12 +103,13 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
 #define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
 #define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
 
-// Notes of this run, of which the first notes_known were in its log: a resumed run does not repeat them
+// The notes of this run. A resumed run does not repeat the first notes_known, which are in its log.
 static char *note_texts[32];
 static size_t notes_kept, notes_known;
 
+// Keeps a copy of a note; one that finds no memory is forgotten.
 static void note_keep(const char *text) {
-    if (notes_kept < 32) note_texts[notes_kept++] = strdup(text);
+    if (notes_kept < 32 && (note_texts[notes_kept] = strdup(text)) != NULL) notes_kept++;
 }
 
 __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) {

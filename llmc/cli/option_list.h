@@ -139,8 +139,9 @@ SIZE(ranks, "ranks", "1", 1, 1048576, SHORT(ON(PLAN)), "P", "processes of the pl
 TEXT(lengths, "lengths", NULL, ON(PLAN), "FILE|lognormal,median=M,sigma=S,max=L",
      "with --sp auto: plan steps of --samples documents of these lengths; a file has one a line, in tokens")
 TEXT(machine, "machine", "h100", SHORT(ON(PLAN)) | PASSES, "CARD[xP][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
-     "also estimate time; plan: of a step on nodes of this card (its memory is --memory-limit), host memory (a card's share of "
-     "a usual node) and disk; h100x8: of --ranks 8; train, bp: choose places by its rates; bp: also MFU and --profile by them")
+     "also estimate time; plan: of a step on nodes of this card (its memory is --memory-limit), host memory (a card's "
+     "share of a usual node) and disk; h100x8: of --ranks 8; train, bp: choose places by its rates; bp: also MFU and "
+     "--profile by them")
 
 SECTION("Objective")
 CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_KTO, SHORT(LOSSES),
@@ -285,7 +286,8 @@ TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, SHORT(ON(CONVERT)), "BYTES",
       "largest file of a Hugging Face folder; models of more are split")
 CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, SHORT(ON(TRAIN)), "off|on|auto",
-       "continue from the last checkpoint in --out; auto: skip damaged ones, or begin if there is none; on without a value")
+       "continue from the last checkpoint in --out; auto: skip damaged ones, or begin if there is none; on without a "
+       "value")
 FLAG(extend, "extend", ON(TRAIN),
      "with --resume: train a finished run on to --steps or --epochs in all, at its final rate; with --lr change to "
      "that rate in --warmup steps, then follow --schedule")

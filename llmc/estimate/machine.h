@@ -193,7 +193,7 @@ static const Machine *machine_find(const char *text, size_t length, size_t *card
     return NULL;
 }
 
-// Returns the GiB of host memory of so many cards of a node: as given, a desktop's, or their share of a server's.
+// Returns the host memory in GiB for `cards` cards of a node: all of it if given or in a desktop, else their share.
 static double machine_host_gib(const Machine *m, double cards) {
     return m->host_gib * (m->host_given || m->board == 2 ? 1 : cards / m->value[GPUS_PER_NODE]);
 }
@@ -202,8 +202,8 @@ static const char *machine_host_basis(const Machine *m) {
     return m->host_given ? "given" : m->board == 2 ? "assumed" : "an eighth of a node, assumed";
 }
 
-// Parses "NAME[xCARDS][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": host memory and disk of a node, bytes per second of the
-// disk. Returns 0 if `wrong` says what is wrong.
+// Parses "NAME[xCARDS][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": a node's host memory and disk, the disk's bytes per
+// second. Returns 0 if `wrong` says what is wrong.
 static int machine_parse(Machine *m, const char *text, char *wrong, size_t size) {
     static const char *const keys[] = {"host", "disk", "disk-rate"};
     const size_t length = strcspn(text, ",");

@@ -249,7 +249,7 @@ static int checkpoint_is_written_name(const char *name) {
     return !strcmp(name, MANIFEST_NAME);
 }
 
-// Removes a checkpoint, renaming it first, to a name in `folder`: a kill leaves nothing under a valid name. Returns 0 if
+// Removes a checkpoint. Renames it to a name in `folder` first: a kill leaves nothing under a valid name. Returns 0 if
 // the name stays taken.
 static int checkpoint_remove_from(const char *from, const char *folder, size_t step) {
     char path[PATH_MAX], removed[PATH_MAX];
@@ -596,8 +596,8 @@ static void checkpoint_refuse_run(const char *folder) {
             records);
 }
 
-// Sets folder->last to the checkpoint to resume from, or CHECKPOINT_NONE if the folder has none. A damaged one is refused
-// (loading it compares checksums); FOLDER_RESUME_AUTO skips it, so it reads the checkpoint twice. Collective.
+// Sets folder->last to the checkpoint to resume from, or CHECKPOINT_NONE if the folder has none. Refuses a damaged one;
+// loading compares its checksums. FOLDER_RESUME_AUTO skips a damaged one, so it reads a checkpoint twice. Collective.
 static void checkpoint_search(CheckpointFolder *folder, FolderUse use) {
     char path[PATH_MAX];
     const char *damaged;

@@ -2,8 +2,8 @@
 --sp auto: the levels of groups that the deals of a run choose from (llmc/data/deal.h): how long a sequence fits each,
 by plans, and the seconds of documents there, by the estimate. Both before the run, the same on all ranks.
 
-Validation and all besides training steps share sequences on the home level (choose_plan.h), whose settings, as where tensors
-lie, hold for all levels. Smaller levels take shorter sequences; memory is planned for the largest of all passes.
+Validation and all besides training steps share sequences on the home level (choose_plan.h). Its settings, as where
+tensors lie, hold for all levels. Smaller levels take shorter sequences; memory is planned for the largest of all passes.
 */
 #ifndef LLMC_LEVELS_H
 #define LLMC_LEVELS_H

@@ -185,7 +185,7 @@ static const char *run_base_text(const Run *run, char text[64]) {
     return text;
 }
 
-// Copies the last part of a hub's name in small letters, without the word for its tuning: "qwen3-8b" of "x/Qwen3-8B-Base"
+// Writes a model's name without owner, capitals and the word for its tuning: "x/Qwen3-8B-Base" gives "qwen3-8b".
 static const char *shape_name(const char *hub, char name[64]) {
     size_t used = 0, length;
     for (const char *part = path_last(hub); *part; part += length + (part[length] == '-')) {
@@ -198,7 +198,7 @@ static const char *shape_name(const char *hub, char name[64]) {
     return name;
 }
 
-// Returns the preset that a plan takes for a model on Hugging Face that is not here, under any owner's name; NULL: none.
+// Returns the preset by which a plan replaces a Hugging Face model that is not on disk, whoever owns it; NULL: none.
 static const char *preset_to_plan(const Options *o) {
     char found[PATH_MAX], wanted[64] = "", shape[64] = "";
     const char *typed = o->model;

@@ -324,8 +324,8 @@ static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunSt
     checkpoint_finish(folder, run->step, &p->folder);
 }
 
-// Refuses a disk that is too small for `count` checkpoints, before anything is written; rank 0. A replaced run leaves its
-// bytes to all but the first. `where` begins the message. Returns the free bytes; 0: unknown.
+// Refuses a disk that is too small for `count` checkpoints, before anything is written; rank 0. A replaced run's bytes
+// are free after the first. `where` begins the message. Returns the free bytes; 0: unknown.
 static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const TrainedTensors *t, const char *where,
                                        size_t count) {
     const uint64_t each = checkpoint_bytes(t), later = each * (count - 1);

@@ -80,7 +80,7 @@ static double way_choose(WayToTrain *w, const WayBounds *b) {
     return pressure;
 }
 
-// Plans a way: with each --sp and stage of ZeRO to compare, of which it takes the fastest that fits.
+// Plans a way. Compares each --sp with each stage of ZeRO and keeps the fastest plan that fits.
 static void way_plan(WayToTrain *w, const WayBounds *b) {
     const WayToTrain open = *w;
     double least = b->divisions ? INFINITY : way_choose(w, b);

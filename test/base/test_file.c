@@ -135,7 +135,7 @@ TEST(writers_do_not_mix) {
     expect_files("two", 2);
 }
 
-// A locked file is being written, perhaps on another machine by a process of the same number. An unlocked one is left over.
+// A locked file is being written, perhaps on another machine by a process of this number. An unlocked one is left over.
 TEST(temporaries_of_others_stay_while_locked) {
     const char *path = scratch_path("taken/file");
     char taken[600];

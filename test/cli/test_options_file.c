@@ -48,7 +48,7 @@ TEST(a_file_gives_what_the_line_does_not) {
     }
 }
 
-// A file's options are those typed: a card of --memory-limit, cards of --machine, a default of an object that is no run's.
+// A file's options are those typed: a card of --memory-limit, cards of --machine, defaults of an object without a run.
 TEST(a_file_is_as_the_line) {
     static const char typed[] = "plan --init gpt2 --memory-limit h200 --keep auto --machine h100x8 --grad-accum 8";
     static const char *const files[] = {

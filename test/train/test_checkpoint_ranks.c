@@ -124,7 +124,7 @@ static void job_open(char **argument) {
     checkpoint_open(&folder, argument[dist_rank() + 1 == dist_ranks()], 2, 1);
 }
 
-// move OUT MOVED OTHER: OUT is moved while a run holds it, and OTHER to its place unless that is -; then a step is saved
+// move OUT MOVED OTHER: moves OUT while a run holds it, and OTHER to its place unless it is "-"; then saves a step
 static void job_move(char **argument) {
     TrainedTensors t = kind_open(&kinds[0], 0);
     RunState run = run_state(9);
@@ -324,7 +324,7 @@ TEST(ranks_that_see_other_folders_are_refused) {
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is another folder here than on rank 0 on ");
 }
 
-// A run whose folder is moved goes on at the old path, where all ranks share the new lock; it leaves others' runs alone.
+// A run whose folder is moved goes on at the old path, where all ranks share the new lock. It leaves other runs alone.
 TEST(a_folder_that_is_moved_ends_no_run) {
     const char *out = scratch_path("out"), *moved = scratch_path("moved"), *other = scratch_path("other");
     for (size_t ranks = 1; ranks <= 2; ranks++) {
