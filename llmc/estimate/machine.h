@@ -202,8 +202,8 @@ static const char *machine_host_basis(const Machine *m) {
     return m->host_given ? "given" : m->board == 2 ? "assumed" : "an eighth of a node, assumed";
 }
 
-// Parses "NAME[xCARDS][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": a node's host memory and disk, the disk's bytes per
-// second. Returns 0 if `wrong` says what is wrong.
+// Parses "NAME[xCARDS][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": a node's host memory and disk, the disk's bytes
+// per second. Returns 0 if `wrong` says what is wrong.
 static int machine_parse(Machine *m, const char *text, char *wrong, size_t size) {
     static const char *const keys[] = {"host", "disk", "disk-rate"};
     const size_t length = strcspn(text, ",");

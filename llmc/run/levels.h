@@ -3,7 +3,7 @@
 by plans, and the seconds of documents there, by the estimate. Both before the run, the same on all ranks.
 
 Validation and all besides training steps share sequences on the home level (choose_plan.h). Its settings, as where
-tensors lie, hold for all levels. Smaller levels take shorter sequences; memory is planned for the largest of all passes.
+tensors lie, hold for all levels. Smaller levels take shorter sequences; memory is planned for the largest pass.
 */
 #ifndef LLMC_LEVELS_H
 #define LLMC_LEVELS_H

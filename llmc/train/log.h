@@ -4,7 +4,7 @@ signs of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
 validation, "sample", and "options" for each part of the run, with its first step, version, commit and notes. Each ends
-with the UTC time of writing: "time": "2026-01-31T12:00:00Z". "loss" is the objective's alone: the routers' losses are in
+with the UTC time of writing: "time": "2026-01-31T12:00:00Z". "loss" is the objective's alone: routers' losses are in
 "aux_loss" and "z_loss", without their coefficients. A resumed run first drops records after its step, and an
 incomplete last line: the file reads as if there had been no interruption. Unknown lines are kept.
 */

@@ -23,7 +23,7 @@ static int noting_fsync(int fd) {
     if (length > 0) snprintf(synced + strlen(synced), sizeof(synced) - strlen(synced), "%.*s\n", (int)length, path);
     return fsync(fd);
 }
-#define fsync noting_fsync
+#define fsync   noting_fsync
 #define realloc failing_realloc
 #include "llmc/base/json.h"
 #undef realloc

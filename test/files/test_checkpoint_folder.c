@@ -12,7 +12,7 @@ is taken, in use or not writable. The content of checkpoints is tested in test_c
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-// ---- system calls that read a folder; one fails ----------------------------------------------------------------------
+// ---- system calls that read a folder; one fails ---------------------------------------------------------------------
 static struct {
     size_t count, at; // call number `at` fails with `error`; 0: none
     int error;
