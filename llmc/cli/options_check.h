@@ -76,9 +76,8 @@ static void options_check_files(const Options *o) {
          "no model: give --model PATH or --init NAME; --machine CARD plans for that card, alone it lists what fits"},
         {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && verb != VERB_PLAN,
          "no model: give --model PATH or --init NAME"},
-        {needs_data && !o->data.count && o->resume && o->out,
-         "no data: --out holds no log.jsonl whose options --resume could take; give --data and the run's other "
-         "options"},
+        {needs_data && !o->data.count && o->resume && o->out, "no data: --out holds no log.jsonl with the options of a "
+                                                              "run; give the run's folder, or --data and all options"},
         {needs_data && !o->data.count && !o->resume, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},

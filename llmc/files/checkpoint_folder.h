@@ -326,13 +326,13 @@ static void checkpoint_clear(const char *folder) {
 // ---- a run that another one replaces --------------------------------------------------------------------------------
 /*
 --overwrite moves the run in --out into a folder within it. The run is put back if the new one ends before its first
-checkpoint is complete, by kill -9, too: then the next command that opens --out does it. The name of the folder tells
-where a killed process was:
+checkpoint is complete; after kill -9 the next command that opens --out does it. The name of the folder tells where a
+killed process was:
 
-    replaced.partial   moving the old run, in either direction: it is put back
-    replaced           the new run has begun; if a checkpoint of it is complete the old run is removed, else put back
+    REPLACED_MOVES   moving the old run, in either direction: it is put back
+    REPLACED_NAME    the new run has begun; if a checkpoint of it is complete the old run is removed, else put back
 */
-#define REPLACED_NAME  "replaced"
+#define REPLACED_NAME  "replaced-by-overwrite"
 #define REPLACED_MOVES REPLACED_NAME ".partial"
 
 static struct {

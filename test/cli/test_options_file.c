@@ -125,9 +125,9 @@ TEST(a_resumed_run_repeats_its_options) {
     assert_true(o.resume == RESUME_AUTO && o.steps == 9 && !option_given(&o, "epochs") && o.batch == 4 && isnan(o.lr));
     snprintf(line, sizeof(line), "train --resume --out %s --data d --init gpt2", run);
     assert_true(!parse(line).rollout);
-    fresh_folder("replaced"); // the log may be another run's
+    fresh_folder(REPLACED_NAME); // the log may be another run's
     snprintf(line, sizeof(line), "train --resume --out %s", run);
-    refused(line, "no data: --out holds no log.jsonl whose options --resume could take");
+    refused(line, "no data: --out holds no log.jsonl with the options of a run");
 }
 
 TEST(files_are_refused) {

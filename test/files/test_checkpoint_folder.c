@@ -250,7 +250,7 @@ static void expect_run(int old) {
         if (is_there(run_files[i]) != old) test_fail("%s is there: %d", run_files[i], !old);
     expect_text(file_in(".", "log.jsonl"), old ? "old" : "new");
     assert_true(is_there("rollouts-3.jsonl") == !old && is_there("checkpoint-00000003/DONE") == !old);
-    assert_false(is_there("replaced") || is_there("replaced.partial"));
+    assert_false(is_there(REPLACED_NAME) || is_there(REPLACED_MOVES));
 }
 
 TEST(a_replaced_run_comes_back_until_the_first_checkpoint) {
@@ -286,7 +286,7 @@ TEST(readers_of_a_replaced_run) {
     checkpoint_open(&folder, scratch_path("out"), 1, use);
     checkpoint_replace(&folder);
     expect_refused(read_once, scratch_path("out"), 1, "out: holds no checkpoint yet of the run that replaces another");
-    assert_non_null(model_path_find(scratch_path("out/replaced"), found, 1, 0));
+    assert_non_null(model_path_find(scratch_path("out/" REPLACED_NAME), found, 1, 0));
     checkpoint_release();
     assert_true(replaced_restore());
     checkpoint_close(&folder);
