@@ -207,7 +207,9 @@ static const char *preset_to_plan(const Options *o) {
         if (strcmp(shape_name(presets[i].hub, shape), shape_name(typed, wanted)) != 0 &&
             strcasecmp(presets[i].name, typed) != 0)
             continue;
-        if (!o->quiet) note("--model %s: is not here; planned from the preset %s", typed, presets[i].name);
+        if (!o->quiet)
+            note("--model %s: is not here; planned from the preset %s%s", typed, presets[i].name,
+                 strcasecmp(path_last(typed), path_last(presets[i].hub)) ? ", whose positions may differ" : "");
         return presets[i].name;
     }
     return NULL;

@@ -316,7 +316,8 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         snprintf(memory, sizeof(memory), ", host %s (%s)", human_bytes(machine_host_gib(m, 1) * GIBIBYTE),
                  machine_host_basis(m));
     if (!option_given(options, "seq-len")) option_type(&named, "seq-len", PRESETS_LENGTH);
-    option_leave(&named, "rope-scaling"), option_leave(&named, "lora-rank"); // of one model
+    option_leave(&named, "lora-rank"), option_leave(&named, "lora-alpha");
+    named.lora_rank = 0, named.rope_scaling = NULL; // of one model
     named.samples = 0, named.batch = 1, named.grad_accum = 1;
     if (options->json) {
         json = json_open(stdout);

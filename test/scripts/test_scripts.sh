@@ -194,15 +194,17 @@ for stage in "1", "3":
     assert made["estimated_seconds"] <= plan("--init", *words, "--sp", "4", "--zero", stage)["estimated_seconds"] <= 2 * made["estimated_seconds"]
 told = subprocess.run([os.environ["TRAIN"], "plan", "--init", "qwen3-8b", "--seq-len", "4096", "--machine", "rtx4090,host=64GiB"], capture_output=True, text=True).stdout
 assert [line.split()[0] for line in told.splitlines()[:2]] == ["fits", "instead"] and " s for " not in told and "not 4096" not in told, told
-presets = {preset["name"]: preset for preset in plan(*machine)["presets"]}
+one_model = "--rope-scaling", "yarn,factor=4", "--lora-rank", "8", "--samples", "16" # such as a recipe has: the table is of all models
+presets = {preset["name"]: preset for preset in plan(*one_model, *machine)["presets"]}
 for name, trained in ("qwen3-1.7b", []), ("qwen3-0.6b", ["--lora-rank", "16"]):
     made = plan("--init", name, "--seq-len", "32768", *trained, *machine)
     shown = [presets[name][("lora_" if trained else "") + key] for key in ("max_seq_len", "estimated_seconds")]
     assert shown == [made["max_seq_len"], made["estimated_seconds"]], (presets[name], made)
-for other in (["--init", "Qwen3-1.7B"], ["--model", "unsloth/Qwen3-1.7B"]): # the preset's own spelling, another owner's copy
+for other in (["--init", "Qwen3-1.7B"], ["--model", "unsloth/Qwen3-1.7B"], ["--model", "x/Qwen3-1.7B-Base"]): # spellings, copies, tuned siblings
     again = plan(*other, "--seq-len", "32768", "--machine", "RTX 4090,host=64GiB,disk=1TB")
     wanted = plan("--init", "qwen3-1.7b", "--seq-len", "32768", *machine)
     assert [wanted[key] for key in keys] == [again[key] for key in keys], (other, wanted, again)
+assert subprocess.run([os.environ["TRAIN"], "plan", "--model", "Qwen/Qwen3-4B-Instruct-2507"], capture_output=True).returncode == 1 # other positions
 print(replayed, "ways,", len(presets), "presets")
 END
 check 'ways are plans, and their command lines replay' python3 "$WORK/ways.py"
