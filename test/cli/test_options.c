@@ -111,7 +111,8 @@ TEST(cards_are_limits) {
     static const struct {
         const char *card;
         double gib;
-    } known[] = {{"a100", 78.1}, {"h100", 78.1}, {"h200", 138.8}, {"l40s", 43.4}, {"RTX 4090", 22.5}, {"3060", 10.5}};
+    } known[] = {{"a100", 78.1}, {"h100", 78.1},     {"h200", 138.8},
+                 {"l40s", 43.4}, {"RTX 4090", 22.5}, {"rtx3060", 10.5}};
     const OptionRow *row = &option_rows[option_find("memory-limit")];
     size_t bytes;
     for (size_t i = 0; i < COUNT_OF(known); i++) {
@@ -119,7 +120,8 @@ TEST(cards_are_limits) {
         assert_true(bytes_parse(row, known[i].card, &bytes) && bytes == (size_t)(known[i].gib * GIBIBYTE));
         assert_false(bytes_parse(&option_rows[option_find("max-shard-size")], known[i].card, &bytes));
     }
-    assert_false(bytes_parse(row, "h100x8", &bytes)); // --machine's
+    assert_true(bytes_parse(row, "4090", &bytes) && bytes == (size_t)(22.5 * GIBIBYTE)); // not 4090 bytes
+    assert_false(bytes_parse(row, "h100x8", &bytes));                                    // --machine's
     for (int i = 0; i < MACHINES; i++) {
         assert_int_equal(word_index(MACHINE_NAMES, machines[i].name), i);
         assert_true(machines[i].board == 2 || machines[i].value[GPUS_PER_NODE] == 8); // "an eighth of a node"
