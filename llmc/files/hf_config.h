@@ -360,7 +360,7 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     config_set(config, "rope_type", type->valuestring, path, EXIT_RUNTIME);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, key->name);
-        if (!item || key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;
+        if (!item || key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope.type & 1)) continue;
         if (!family_has_key(config->family, key->name)) continue;
         if (cJSON_IsNull(item) && text_is_one_of(key->name, "truncate|original_max_position_embeddings"))
             die("%s: %s.%s is null; give its value, or leave it out for the default", path, name, key->name);
@@ -412,9 +412,9 @@ static void hf_check_growth(const Config *config, const cJSON *rope, const char 
     if (!cJSON_IsNumber(growth) || !cJSON_IsNumber(from))
         die("%s: rope_parameters has no %s, which %s needs", path,
             growth ? "original_max_position_embeddings" : "llama_4_scaling_beta", config->family->architecture);
-    if (growth->valuedouble != 0 && config->rope_type != ROPE_YARN && config->rope_type != ROPE_LLAMA3)
+    if (growth->valuedouble != 0 && config->rope.type != ROPE_YARN && config->rope.type != ROPE_LLAMA3)
         die("%s: llama_4_scaling_beta is %g with rope_type %s; it is supported with yarn and llama3, or as 0", path,
-            growth->valuedouble, rope_type_names[config->rope_type]);
+            growth->valuedouble, rope_type_names[config->rope.type]);
 }
 
 // Refuses a key of rope_parameters that transformers ignores beside rope_scaling, if that changes the model.
@@ -435,18 +435,19 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     const int hides = !per_layer && scaling && (scaling->child || !cJSON_IsObject(scaling));
     const int given = parameters || hides, grows = given && family_has_key(config->family, "llama_4_scaling_beta");
-    if (given && family_names_key(config->family, "rope_type")) config_plain_rope(config); // the default is an object
-    if (grows) config->rope_theta = HF_THETA; // in which Ministral's class has it
+    if (given && family_names_key(config->family, "rope_type")) config->rope = rope_unscaled;
+    if (grows) config->rope_theta = HF_THETA; // Ministral's class has it in rope_parameters
     if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters && !hides)
         hf_read_rope_object(config, parameters, "rope_parameters", &found, path);
     const cJSON *type = json_get(scaling, "type");
-    const int plain = config->rope_type == ROPE_DEFAULT && json_is(type, "default");
+    const int plain = config->rope.type == ROPE_DEFAULT && json_is(type, "default");
     if (per_layer && type && !plain && !json_get(scaling, "rope_type"))
         die("%s: rope_scaling has a type but no rope_type, which %s needs", path, config->family->architecture);
     if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
-    if (found.theta && !grows && config->llama_4_scaling_beta != 0 && found.theta->valuedouble != config->rope_theta)
+    if (found.theta && !grows && config->rope.llama_4_scaling_beta != 0 &&
+        found.theta->valuedouble != config->rope_theta)
         die("%s: transformers ignores rope_theta without rope_parameters; give it in rope_parameters", path);
     if (found.theta) hf_set(config, "rope_theta", found.theta, path);
     if (found.rotated && family_has_key(config->family, "partial_rotary_factor"))
@@ -456,7 +457,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     if (hides) hf_check_hidden(parameters, "rope_theta", config->rope_theta, path);
     if (hides) hf_check_hidden(parameters, "partial_rotary_factor", config->partial_rotary_factor, path);
     if (grows) hf_check_growth(config, hides ? scaling : parameters, path);
-    if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
+    if (original && !per_layer && config->rope.type != ROPE_DEFAULT && config->rope.type != ROPE_LINEAR)
         hf_set(config, "original_max_position_embeddings", original, path);
 }
 
@@ -719,11 +720,11 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
 
 static void hf_put_rope_object(JsonOut *json, const char *name, const Config *config, HfLevel level) {
     json_object(json, name);
-    json_text(json, "rope_type", config->family->proportional ? "proportional" : rope_type_names[config->rope_type]);
+    json_text(json, "rope_type", config->family->proportional ? "proportional" : rope_type_names[config->rope.type]);
     hf_put_keys(json, config, level);
     if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
         json_word(json, "llama_4_scaling_beta", "0.0"); // required by its class
-        if (config->rope_type == ROPE_DEFAULT || config->rope_type == ROPE_LINEAR)
+        if (config->rope.type == ROPE_DEFAULT || config->rope.type == ROPE_LINEAR)
             json_size(json, "original_max_position_embeddings", config->max_position_embeddings);
     }
     json_object_end(json);
@@ -731,7 +732,7 @@ static void hf_put_rope_object(JsonOut *json, const char *name, const Config *co
 
 // Writes the classic rope_scaling and rope_theta, and rope_parameters (for Gemma one per kind of layer).
 static void hf_put_rope(JsonOut *json, const Config *config) {
-    if (config->rope_type != ROPE_DEFAULT) hf_put_rope_object(json, "rope_scaling", config, HF_ROPE_SCALING);
+    if (config->rope.type != ROPE_DEFAULT) hf_put_rope_object(json, "rope_scaling", config, HF_ROPE_SCALING);
     if (!family_has_key(config->family, "rope_local_base_freq")) {
         hf_put_rope_object(json, "rope_parameters", config, HF_ROPE_PARAMETERS);
         return;

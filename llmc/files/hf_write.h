@@ -134,7 +134,7 @@ static void hf_check_kept(HfWrite *write) {
     char ours[1024], theirs[1024];
     Config like = hf_directory_config(write->kept, theirs, sizeof(theirs));
     config_scaling_text(config, ours, sizeof(ours)), config_scaling_text(&like, theirs, sizeof(theirs));
-    write->rescale = config->rope_type != ROPE_DEFAULT && strcmp(ours, theirs) != 0;
+    write->rescale = config->rope.type != ROPE_DEFAULT && strcmp(ours, theirs) != 0;
     if (write->rescale) like = config_scale(&like, ours, write->kept, EXIT_RUNTIME);
     const size_t rows = like.vocab_size;
     write->regrow = rows < config->vocab_size;

@@ -19,6 +19,18 @@ enum { CONFIG_KEYS_MOST = 96 };
 #define LAYER_TYPES_MAX  1024      // layers before their types repeat
 #define LINEAR_STATE_MAX (1 << 24) // elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
 
+// Scaling of rotary positions; keys that the type does not use are ignored.
+typedef struct {
+    int type; // RopeType
+    double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
+    double attention_factor, mscale, mscale_all_dim; // 0: not given
+    size_t original_max_position_embeddings;         // 0: max_position_embeddings
+    int truncate;
+    double llama_4_scaling_beta; // growth of queries with the logarithm of their position (Rotation in ops.h)
+} RopeScaling;
+
+static const RopeScaling rope_unscaled = {.beta_fast = 32, .beta_slow = 1, .truncate = 1};
+
 typedef struct {
     const Family *family;
     size_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
@@ -26,13 +38,7 @@ typedef struct {
     double norm_eps; // rms_norm_eps or layer_norm_epsilon
     double rope_theta, initializer_range;
     int tie_word_embeddings, attention_bias, mlp_bias;
-    // Scaling of rotary positions; keys that rope_type does not use are ignored.
-    int rope_type; // RopeType
-    double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
-    double attention_factor, mscale, mscale_all_dim; // 0: not given
-    size_t original_max_position_embeddings;         // 0: max_position_embeddings
-    int truncate;
-    double llama_4_scaling_beta; // growth of queries with the logarithm of their position (Rotation in ops.h)
+    RopeScaling rope;
     double rope_local_base_freq; // rope_theta of layers with a window, never scaled; 0: as in the others
     size_t sliding_window;       // keys that a query of such a layer sees, its own included; 0: none
     // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "":
@@ -99,19 +105,19 @@ static const ConfigKey config_keys[] = {
     {"tie_word_embeddings", NULL, KEY_BOOL, FIELD(tie_word_embeddings), 0, 1, 0},
     {"attention_bias", NULL, KEY_BOOL, FIELD(attention_bias), 0, 1, 0},
     {"mlp_bias", NULL, KEY_BOOL, FIELD(mlp_bias), 0, 1, 0},
-    {"rope_type", NULL, KEY_ROPE_TYPE, FIELD(rope_type), 0, 0, SCALED},
-    {"factor", NULL, KEY_DOUBLE, FIELD(factor), 1e-3, 1e6, SCALED},
-    {"original_max_position_embeddings", NULL, KEY_SIZE, FIELD(original_max_position_embeddings), 1, 1e9,
+    {"rope_type", NULL, KEY_ROPE_TYPE, FIELD(rope.type), 0, 0, SCALED},
+    {"factor", NULL, KEY_DOUBLE, FIELD(rope.factor), 1e-3, 1e6, SCALED},
+    {"original_max_position_embeddings", NULL, KEY_SIZE, FIELD(rope.original_max_position_embeddings), 1, 1e9,
      LLAMA3_SCALED | YARN_SCALED},
-    {"low_freq_factor", NULL, KEY_DOUBLE, FIELD(low_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
-    {"high_freq_factor", NULL, KEY_DOUBLE, FIELD(high_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
-    {"attention_factor", NULL, KEY_DOUBLE, FIELD(attention_factor), 0, 1e6, YARN_SCALED},
-    {"beta_fast", NULL, KEY_DOUBLE, FIELD(beta_fast), 1e-3, 1e6, YARN_SCALED},
-    {"beta_slow", NULL, KEY_DOUBLE, FIELD(beta_slow), 1e-3, 1e6, YARN_SCALED},
-    {"mscale", NULL, KEY_DOUBLE, FIELD(mscale), 0, 1e6, YARN_SCALED},
-    {"mscale_all_dim", NULL, KEY_DOUBLE, FIELD(mscale_all_dim), 0, 1e6, YARN_SCALED},
-    {"truncate", NULL, KEY_BOOL, FIELD(truncate), 0, 1, YARN_SCALED},
-    {"llama_4_scaling_beta", NULL, KEY_DOUBLE, FIELD(llama_4_scaling_beta), 0, 1e3, LLAMA3_SCALED | YARN_SCALED},
+    {"low_freq_factor", NULL, KEY_DOUBLE, FIELD(rope.low_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
+    {"high_freq_factor", NULL, KEY_DOUBLE, FIELD(rope.high_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
+    {"attention_factor", NULL, KEY_DOUBLE, FIELD(rope.attention_factor), 0, 1e6, YARN_SCALED},
+    {"beta_fast", NULL, KEY_DOUBLE, FIELD(rope.beta_fast), 1e-3, 1e6, YARN_SCALED},
+    {"beta_slow", NULL, KEY_DOUBLE, FIELD(rope.beta_slow), 1e-3, 1e6, YARN_SCALED},
+    {"mscale", NULL, KEY_DOUBLE, FIELD(rope.mscale), 0, 1e6, YARN_SCALED},
+    {"mscale_all_dim", NULL, KEY_DOUBLE, FIELD(rope.mscale_all_dim), 0, 1e6, YARN_SCALED},
+    {"truncate", NULL, KEY_BOOL, FIELD(rope.truncate), 0, 1, YARN_SCALED},
+    {"llama_4_scaling_beta", NULL, KEY_DOUBLE, FIELD(rope.llama_4_scaling_beta), 0, 1e3, LLAMA3_SCALED | YARN_SCALED},
     {"rope_local_base_freq", NULL, KEY_DOUBLE, FIELD(rope_local_base_freq), 1, 1e12, 0},
     {"sliding_window", NULL, KEY_SIZE, FIELD(sliding_window), 0, 1e9, 0},
     {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
@@ -214,7 +220,7 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (key->kind == KEY_LAYER_TYPES && strcmp(config->family->layer_types, "s") != 0) return 1;
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
         return config->layer_types[0] || family_names_key(config->family, "sliding_window");
-    return !key->scaling || (key->scaling >> config->rope_type & 1);
+    return !key->scaling || (key->scaling >> config->rope.type & 1);
 }
 
 // Reads layers as "0+3+7", or "none", into a bit each. Returns 0 if the text is of another form.
@@ -273,8 +279,8 @@ static void config_set(Config *config, const char *name, const char *value, cons
         if (!layers_from_text(value, (uint8_t *)field)) wanted = "none or numbers of layers, such as 0+3+7";
         break;
     case KEY_ROPE_TYPE:
-        for (config->rope_type = 0; strcmp(value, rope_type_names[config->rope_type]) != 0;)
-            if (++config->rope_type == ROPE_TYPES)
+        for (config->rope.type = 0; strcmp(value, rope_type_names[config->rope.type]) != 0;)
+            if (++config->rope.type == ROPE_TYPES)
                 die_with(code, "%s: rope_type=%.64s is not supported; default, linear, llama3 and yarn are", where,
                          value);
         break;
@@ -325,7 +331,7 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 }
 
 static Config config_defaults(const Family *family) {
-    Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1, .partial_rotary_factor = 1};
+    Config config = {.family = family, .rope = rope_unscaled, .partial_rotary_factor = 1};
     config.pad_token_id = NO_ROW;
     config.decoder_sparse_step = config.n_group = config.topk_group = 1;
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
@@ -335,17 +341,10 @@ static Config config_defaults(const Family *family) {
     return config;
 }
 
-// Resets rotary positions to unscaled ones, also where the family's defaults scale them.
-static void config_plain_rope(Config *config) {
-    config->rope_type = ROPE_DEFAULT, config->original_max_position_embeddings = 0;
-    config->factor = config->low_freq_factor = config->high_freq_factor = config->attention_factor = 0;
-    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0, config->truncate = 1;
-}
-
 // Returns the growth of queries with their position (Rotation in ops.h); 0: none
 static double rotation_growth(const Config *config) {
     const ConfigKey *key = &config_keys[config_key_find("llama_4_scaling_beta")];
-    return config_uses_key(config, key) ? config->llama_4_scaling_beta : 0;
+    return config_uses_key(config, key) ? config->rope.llama_4_scaling_beta : 0;
 }
 
 // How a layer mixes tokens
@@ -522,17 +521,17 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
     static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
     for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
         const ConfigKey *key = &config_keys[config_key_find(needed[i])];
-        if ((key->scaling >> config->rope_type & 1) &&
+        if ((key->scaling >> config->rope.type & 1) &&
             *(const double *)(const void *)((char *)config + key->offset) <= 0)
-            die_with(code, "%s: rope_type %s needs %s", where, rope_type_names[config->rope_type], key->name);
+            die_with(code, "%s: rope_type %s needs %s", where, rope_type_names[config->rope.type], key->name);
     }
-    if (config->rope_type == ROPE_LLAMA3 && config->low_freq_factor >= config->high_freq_factor)
-        die_with(code, "%s: low_freq_factor %g is not below high_freq_factor %g", where, config->low_freq_factor,
-                 config->high_freq_factor);
-    if (config->rope_type == ROPE_YARN && config->rope_theta <= 1)
+    if (config->rope.type == ROPE_LLAMA3 && config->rope.low_freq_factor >= config->rope.high_freq_factor)
+        die_with(code, "%s: low_freq_factor %g is not below high_freq_factor %g", where, config->rope.low_freq_factor,
+                 config->rope.high_freq_factor);
+    if (config->rope.type == ROPE_YARN && config->rope_theta <= 1)
         die_with(code, "%s: rope_type yarn needs a rope_theta above 1, not %g", where, config->rope_theta);
-    if (!config->original_max_position_embeddings)
-        config->original_max_position_embeddings = config->max_position_embeddings;
+    if (!config->rope.original_max_position_embeddings)
+        config->rope.original_max_position_embeddings = config->max_position_embeddings;
 }
 
 // Fills in widths of experts that follow from other keys, and refuses impossible experts.
@@ -655,7 +654,7 @@ static void config_key_text(const Config *config, const ConfigKey *key, char tex
     case KEY_DOUBLE: snprintf(text, size, "%.17g", *(const double *)field); break;
     case KEY_BOOL: snprintf(text, size, "%s", *(const int *)field ? "true" : "false"); break;
     case KEY_LAYERS: layers_to_text((const uint8_t *)field, text, size); break;
-    case KEY_ROPE_TYPE: snprintf(text, size, "%s", rope_type_names[config->rope_type]); break;
+    case KEY_ROPE_TYPE: snprintf(text, size, "%s", rope_type_names[config->rope.type]); break;
     case KEY_GELU: snprintf(text, size, "%s", gelu_names[config->activation_function]); break;
     case KEY_LAYER_TYPES: snprintf(text, size, "%s", config->layer_types);
     }
@@ -683,14 +682,14 @@ static uint64_t config_checksum(uint64_t seed, Config config) {
 // ---- scaling from the command line ----------------------------------------------------------------------------------
 // Returns the number of positions before scaling.
 static size_t config_unscaled_positions(const Config *config) {
-    return config->rope_type == ROPE_LINEAR ? (size_t)((double)config->max_position_embeddings / config->factor)
-                                            : config->original_max_position_embeddings;
+    return config->rope.type == ROPE_LINEAR ? (size_t)((double)config->max_position_embeddings / config->rope.factor)
+                                            : config->rope.original_max_position_embeddings;
 }
 
 // Prints the scaling of rotary positions as config_scale reads it: "TYPE,key=value,...".
 static void config_scaling_text(const Config *config, char *text, size_t size) {
     char value[LAYER_TYPES_MAX + 1];
-    size_t used = (size_t)snprintf(text, size, "%s", rope_type_names[config->rope_type]);
+    size_t used = (size_t)snprintf(text, size, "%s", rope_type_names[config->rope.type]);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS && used < size; key++) {
         if (!key->scaling || key->kind == KEY_ROPE_TYPE || !config_uses_key(config, key)) continue;
         config_key_text(config, key, value);
@@ -710,11 +709,11 @@ static Config config_scale(const Config *config, const char *scaling, const char
         die_with(code,
                  "%s: rotary positions of %s cannot be scaled by linear, llama3 or yarn, which transformers refuses",
                  where, config->family->name);
-    config_plain_rope(&plain);
+    plain.rope = rope_unscaled;
     config_to_text(&plain, text, sizeof(text));
     plain = config_from_text(text, where, code);
-    scaled = plain, scaled.original_max_position_embeddings = config_unscaled_positions(config);
-    scaled.llama_4_scaling_beta = config->llama_4_scaling_beta;
+    scaled = plain, scaled.rope.original_max_position_embeddings = config_unscaled_positions(config);
+    scaled.rope.llama_4_scaling_beta = config->rope.llama_4_scaling_beta;
     snprintf(type, sizeof(type), "%.*s", (int)(keys - scaling), scaling);
     if (!text_is_one_of(type, "linear|llama3|yarn"))
         die_with(code, "%s: unknown scaling '%s'; give linear, llama3 or yarn, such as yarn,factor=4", where, type);
@@ -726,14 +725,14 @@ static Config config_scale(const Config *config, const char *scaling, const char
     config_set_all(&scaled, keys + (*keys != 0), where, code);
     for (size_t i = 0; i < CONFIG_KEYS; i++)
         if (scaled.given[i] &&
-            (config_keys[i].kind == KEY_ROPE_TYPE || !(config_keys[i].scaling >> scaled.rope_type & 1)))
+            (config_keys[i].kind == KEY_ROPE_TYPE || !(config_keys[i].scaling >> scaled.rope.type & 1)))
             die_with(code, "%s: %s is not a key of %s scaling", where, config_keys[i].name, type);
     for (size_t i = 0; i < CONFIG_KEYS; i++) scaled.given[i] |= plain.given[i];
     config_finish(&scaled, where, code);
-    if (scaled.factor < 1)
-        die_with(code, "%s: factor=%g would leave fewer positions; give 1 or more", where, scaled.factor);
+    if (scaled.rope.factor < 1)
+        die_with(code, "%s: factor=%g would leave fewer positions; give 1 or more", where, scaled.rope.factor);
     config_to_text(config, text, sizeof(text)), config_to_text(&scaled, same, sizeof(same));
-    const double positions = scaled.factor * (double)scaled.original_max_position_embeddings;
+    const double positions = scaled.rope.factor * (double)scaled.rope.original_max_position_embeddings;
     scaled.max_position_embeddings = (size_t)fmax(1, fmin(positions, 1e9));
     return strcmp(text, same) ? scaled : *config;
 }

@@ -38,30 +38,31 @@ static float rope_power(float theta, float y) {
 // Scales low frequencies by 1 / factor, keeps high ones, and blends between by wavelength. Torch divides a number by a
 // tensor as number * (1 / tensor).
 static float rope_llama3(const Config *c, float frequency) {
-    const double length = (double)c->original_max_position_embeddings;
-    const float factor = (float)c->factor, wavelength = rope_rounded(1.0f / frequency) * (float)TWO_PI;
-    if (wavelength > (float)(length / c->low_freq_factor)) return frequency / factor;
-    if (wavelength < (float)(length / c->high_freq_factor)) return frequency;
+    const double length = (double)c->rope.original_max_position_embeddings;
+    const float factor = (float)c->rope.factor, wavelength = rope_rounded(1.0f / frequency) * (float)TWO_PI;
+    if (wavelength > (float)(length / c->rope.low_freq_factor)) return frequency / factor;
+    if (wavelength < (float)(length / c->rope.high_freq_factor)) return frequency;
     const float turns = rope_rounded((double)(1.0f / wavelength) * length);
-    const float smooth = (turns - (float)c->low_freq_factor) / (float)(c->high_freq_factor - c->low_freq_factor);
+    const float smooth =
+        (turns - (float)c->rope.low_freq_factor) / (float)(c->rope.high_freq_factor - c->rope.low_freq_factor);
     return rope_rounded((double)((1 - smooth) * frequency / factor)) + rope_rounded((double)(smooth * frequency));
 }
 
 // Returns the index of the pair that turns `rotations` times over the original length.
 static double rope_yarn_pair(const Config *c, double rotations) {
-    return (double)rotary_width(c) * log((double)c->original_max_position_embeddings / (rotations * TWO_PI)) /
+    return (double)rotary_width(c) * log((double)c->rope.original_max_position_embeddings / (rotations * TWO_PI)) /
            (2 * log(c->rope_theta));
 }
 
 // Keeps fast pairs, scales slow ones by 1 / factor, with a linear ramp between.
 static float rope_yarn(const Config *c, size_t i, float power) {
-    double low = rope_yarn_pair(c, c->beta_fast), high = rope_yarn_pair(c, c->beta_slow);
-    if (c->truncate) low = floor(low), high = ceil(high);
+    double low = rope_yarn_pair(c, c->rope.beta_fast), high = rope_yarn_pair(c, c->rope.beta_slow);
+    if (c->rope.truncate) low = floor(low), high = ceil(high);
     low = fmax(low, 0), high = fmin(high, (double)rotary_width(c) - 1);
     if (low == high) high += 0.001;
     const float ramp = ((float)i - (float)low) / (float)(high - low);
     const float as_is = 1 - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
-    return rope_rounded((double)(1.0f / ((float)c->factor * power) * (1 - as_is))) +
+    return rope_rounded((double)(1.0f / ((float)c->rope.factor * power) * (1 - as_is))) +
            rope_rounded((double)(1.0f / power * as_is));
 }
 
@@ -83,8 +84,8 @@ static void rope_frequencies(const Config *c, int local, float *inverse_frequenc
     for (size_t i = 0; i < pairs; i++) {
         const float exponent = (float)(2 * i) / (float)width;
         const float power = i < pairs / ROPE_VECTOR * ROPE_VECTOR ? rope_power(theta, exponent) : powf(theta, exponent);
-        switch (own ? ROPE_DEFAULT : c->rope_type) {
-        case ROPE_LINEAR: inverse_frequency[i] = 1.0f / power / (float)c->factor; break;
+        switch (own ? ROPE_DEFAULT : c->rope.type) {
+        case ROPE_LINEAR: inverse_frequency[i] = 1.0f / power / (float)c->rope.factor; break;
         case ROPE_LLAMA3: inverse_frequency[i] = rope_llama3(c, 1.0f / power); break;
         case ROPE_YARN: inverse_frequency[i] = rope_yarn(c, i, power); break;
         default: inverse_frequency[i] = 1.0f / power;
@@ -96,17 +97,17 @@ static double rope_mscale(double factor, double mscale) { return factor <= 1 ? 1
 
 // Returns YaRN's factor for rotated queries and keys; else 1.
 static double rope_attention_factor(const Config *c, int local) {
-    if (c->rope_type != ROPE_YARN || (local && c->rope_local_base_freq > 0)) return 1;
-    if (c->attention_factor > 0) return c->attention_factor;
-    if (c->mscale > 0 && c->mscale_all_dim > 0)
-        return rope_mscale(c->factor, c->mscale) / rope_mscale(c->factor, c->mscale_all_dim);
-    return rope_mscale(c->factor, 1);
+    if (c->rope.type != ROPE_YARN || (local && c->rope_local_base_freq > 0)) return 1;
+    if (c->rope.attention_factor > 0) return c->rope.attention_factor;
+    if (c->rope.mscale > 0 && c->rope.mscale_all_dim > 0)
+        return rope_mscale(c->rope.factor, c->rope.mscale) / rope_mscale(c->rope.factor, c->rope.mscale_all_dim);
+    return rope_mscale(c->rope.factor, 1);
 }
 
 // Returns how the queries or keys of a layer are rotated.
 static Rotation rotation_of(const Config *c, int local, int queries) {
     const Rotation r = {(float)rope_attention_factor(c, local), c->family->interleaved,
-                        queries ? rotation_growth(c) : 0, (double)c->original_max_position_embeddings};
+                        queries ? rotation_growth(c) : 0, (double)c->rope.original_max_position_embeddings};
     return r;
 }
 
