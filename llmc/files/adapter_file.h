@@ -227,7 +227,7 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
 // Returns the name of a tensor in the file: over a composite model that of its module there.
 static const char *adapter_name_in_file(const Lora *lora, const char *tensor, char name[256]) {
     static const char begin[] = "base_model.model.";
-    const char *own = lora->table.config.family->layer_prefix, *rest = tensor + strlen(begin);
+    const char *own = lora->table.config.family->names.layer_prefix, *rest = tensor + strlen(begin);
     const size_t cut = strcspn(own, ".") + 1; // "model."
     if (!lora->modules_prefix || strncmp(rest, own, cut) != 0) return tensor;
     snprintf(name, 256, "%s%s%s", begin, lora->modules_prefix, rest + cut);
@@ -307,10 +307,10 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
 // Gives a router the name that it has beside fused experts, where it has another beside tensors for each.
 static void adapter_rename_router(const SafeTensors *list, const Family *family) {
     char from[64], to[64];
-    if (!family->router_name) return;
-    snprintf(from, sizeof(from), ".%.*s.lora_", (int)lora_name_length(family->router_name), family->router_name);
-    snprintf(to, sizeof(to), ".%.*s.lora_", (int)lora_name_length(family->layer_names[ROUTER_WEIGHT]),
-             family->layer_names[ROUTER_WEIGHT]);
+    if (!family->names.router) return;
+    snprintf(from, sizeof(from), ".%.*s.lora_", (int)lora_name_length(family->names.router), family->names.router);
+    snprintf(to, sizeof(to), ".%.*s.lora_", (int)lora_name_length(family->names.layer[ROUTER_WEIGHT]),
+             family->names.layer[ROUTER_WEIGHT]);
     for (SafeTensor *t = list->tensors; t < list->tensors + list->count; t++) {
         char *at = strstr(t->name, from);
         if (!at) continue;
@@ -347,8 +347,8 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
     for (SafeTensor *t = list->tensors; composite && t < list->tensors + list->count; t++) {
         if (strncmp(t->name, whole, strlen(whole)) != 0) continue;
         char *rest = t->name + strlen("base_model.model.");
-        const size_t own = strcspn(family->layer_prefix, ".") + 1, cut = strlen(composite->modules);
-        memcpy(rest, family->layer_prefix, own);
+        const size_t own = strcspn(family->names.layer_prefix, ".") + 1, cut = strlen(composite->modules);
+        memcpy(rest, family->names.layer_prefix, own);
         memmove(rest + own, rest + cut, strlen(rest + cut) + 1);
         renamed++;
     }
@@ -357,7 +357,7 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
 
 // Returns why a tensor that is not in the table is refused.
 static const char *adapter_why_refused(const Family *family, const char *name) {
-    const char *projection = family->layer_names[INPUT_PROJECTION];
+    const char *projection = family->names.layer[INPUT_PROJECTION];
     char joint[64];
     snprintf(joint, sizeof(joint), ".%s", projection ? projection : "");
     joint[lora_name_length(joint)] = 0;
@@ -381,10 +381,10 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     char prefix[128];
     source_open_file(source, path);
     adapter_read_header(&list, &source->files[0]);
-    snprintf(prefix, sizeof(prefix), "%s", family->layer_prefix);
+    snprintf(prefix, sizeof(prefix), "%s", family->names.layer_prefix);
     if (adapter_rename_text(&list, family))
         snprintf(prefix, sizeof(prefix), "%s%s", hf_composite_of(family)->modules,
-                 family->layer_prefix + strcspn(family->layer_prefix, ".") + 1);
+                 family->names.layer_prefix + strcspn(family->names.layer_prefix, ".") + 1);
     adapter_rename_router(&list, family);
     safetensors_sort(&list);
     const int split = adapter_is_split(&list);

@@ -30,11 +30,13 @@ static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, Adapter
     piece->split = lora_is_stack(tensor), piece->first = 0, piece->count = count, piece->run = 0;
     if (!piece->split) {
         const int used = snprintf(piece->name, sizeof(piece->name), "base_model.model.");
-        const int layers = snprintf(name, sizeof(name), c->family->layer_prefix, layer < GROUP_EMBEDDING ? layer : 0);
+        const int layers =
+            snprintf(name, sizeof(name), c->family->names.layer_prefix, layer < GROUP_EMBEDDING ? layer : 0);
         piece->rank = parameter_shape(p, piece->shape);
-        if (tensor == ROUTER_WEIGHT && c->family->router_name)
+        if (tensor == ROUTER_WEIGHT && c->family->names.router)
             snprintf(piece->name + used, sizeof(piece->name) - (size_t)used, "%.*s%.*s%s", layers, name,
-                     (int)lora_name_length(c->family->router_name), c->family->router_name, strstr(p->name, ".lora_"));
+                     (int)lora_name_length(c->family->names.router), c->family->names.router,
+                     strstr(p->name, ".lora_"));
         else
             snprintf(piece->name, sizeof(piece->name), "%s", p->name);
         return i == 0;

@@ -261,7 +261,7 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
         for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++) {
             const LayerTensor tensor = lora_tensor(c->family, i);
             if (!lora_layer_has(c, layer, i)) continue;
-            const int used = snprintf(own, sizeof(own), c->family->layer_prefix, layer);
+            const int used = snprintf(own, sizeof(own), c->family->names.layer_prefix, layer);
             lora_tensor_prefix(c->family, i, 0, prefix);
             snprintf(own + used, sizeof(own) - (size_t)used, "%s", prefix);
             const int found =
@@ -346,7 +346,7 @@ static int adapter_split_name(const Lora *lora, size_t i, char name[64]) {
     if (i < 3)
         lora_expert_name(family, 0, 0, i, whole);
     else
-        snprintf(whole, sizeof(whole), "%s", family->layer_names[ROUTER_WEIGHT]);
+        snprintf(whole, sizeof(whole), "%s", family->names.layer[ROUTER_WEIGHT]);
     size_t end = lora_name_length(whole), begin = end, any = 0;
     while (begin && whole[begin - 1] != '.') begin--;
     for (size_t l = 0; l < lora->table.config.num_hidden_layers; l++)
@@ -365,7 +365,7 @@ static void adapter_write_entry(JsonOut *json, const char *name, double value, A
 
 // Returns the names of layers in the files of these adapters.
 static const char *adapter_prefix(const Lora *lora, char prefix[64]) {
-    const char *own = lora->table.config.family->layer_prefix, *whole = lora->modules_prefix;
+    const char *own = lora->table.config.family->names.layer_prefix, *whole = lora->modules_prefix;
     snprintf(prefix, 64, "%s%s", whole ? whole : "", whole ? strchr(own, '.') + 1 : own);
     return prefix;
 }

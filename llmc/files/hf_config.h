@@ -59,7 +59,7 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
 // prefix, and the file has further tensors, which are not trained here.
 typedef struct {
     const char *family, *model_type, *architecture;
-    const char *prefix;   // replaces the first part of the family's layer_prefix in files
+    const char *prefix;   // replaces the first part of names.layer_prefix in files
     const char *modules;  // the same in transformers and in adapters' names
     const char *others;   // prefixes of the further tensors, separated by "|"
     const char *defaults; // defaults of keys that text_config may omit, in --init's form, or NULL
@@ -192,7 +192,7 @@ static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_expe
                                                  {"n_routed_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
-    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->router_name || family->expert_columns];
+    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->names.router || family->expert_columns];
 }
 
 // Reads mlp_only_layers, a list of layers without experts.

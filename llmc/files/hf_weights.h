@@ -94,16 +94,16 @@ static void hf_open_files(WeightSource *source, SafeTensors *list, const char *d
 // ---- from names to places -------------------------------------------------------------------------------------------
 // Returns the length of a name's base-model prefix: "model." in "model.norm.weight", 0 in "lm_head.weight".
 static size_t hf_base_prefix(const Family *family, const char *name) {
-    size_t length = strcspn(family->layer_prefix, ".") + 1;
-    return strncmp(name, family->layer_prefix, length) ? 0 : length;
+    size_t length = strcspn(family->names.layer_prefix, ".") + 1;
+    return strncmp(name, family->names.layer_prefix, length) ? 0 : length;
 }
 
 // Prints a parameter's name in files with this base-model prefix ("model." or its replacement). With
 // "language_model.model." the head is language_model.lm_head.
 static const char *hf_tensor_name(const Family *family, const char *prefix, const char *name, char out[HF_NAME]) {
-    const size_t cut = hf_base_prefix(family, name), own = strcspn(family->layer_prefix, ".") + 1;
+    const size_t cut = hf_base_prefix(family, name), own = strcspn(family->names.layer_prefix, ".") + 1;
     const size_t length = strlen(prefix), outer = length > own ? length - own : 0;
-    const int within = outer && prefix[outer - 1] == '.' && !strncmp(prefix + outer, family->layer_prefix, own);
+    const int within = outer && prefix[outer - 1] == '.' && !strncmp(prefix + outer, family->names.layer_prefix, own);
     snprintf(out, HF_NAME, "%.*s%s", cut ? (int)length : within ? (int)outer : 0, prefix, name + cut);
     return out;
 }
@@ -112,7 +112,7 @@ static const char *hf_tensor_name(const Family *family, const char *prefix, cons
 // If none fits: the composite's if config.json is of one, else the family's.
 static void hf_find_prefix(const SafeTensors *list, const Family *family, int composite, char prefix[64]) {
     const HfComposite *c = hf_composite_of(family);
-    const char *norm = family->model_names[FINAL_NORM_WEIGHT];
+    const char *norm = family->names.model[FINAL_NORM_WEIGHT];
     const int cut = (int)hf_base_prefix(family, norm);
     char ways[5][64] = {"", "", "", "", ""}, name[HF_NAME];
     snprintf(ways[composite ? 2 : 0], sizeof(ways[0]), "%.*s", cut, norm);
@@ -192,15 +192,15 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
 // Returns the number of these tensors, which in their order make the parameter; 1: it is not split
 static size_t hf_pieces(const Family *family, const Parameter *p) {
     if (!p->experts) return 1;
-    return text_ends_with(p->name, family->layer_names[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
+    return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
 }
 
 // Prints the name of a parameter's piece in files, or of the router beside split experts.
 static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
                                  char out[HF_NAME]) {
     const int down = hf_pieces(family, p) == p->experts;
-    const char *own = family->layer_names[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
-    const char *split = !p->experts ? family->router_name : family->expert_names[down ? 2 : piece % 2];
+    const char *own = family->names.layer[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
+    const char *split = !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % 2];
     char name[HF_NAME];
     if (!split || !text_ends_with(p->name, own)) return hf_tensor_name(family, prefix, p->name, out);
     const size_t begin = strlen(p->name) - strlen(own);
@@ -241,7 +241,7 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
 // Tells whether the files hold experts as tensors of their own.
 static int hf_is_split(const Model *model, const SafeTensors *list, const char *prefix) {
     char name[HF_NAME];
-    for (size_t i = 0; i < model->parameter_count && model->config.family->expert_names[0]; i++)
+    for (size_t i = 0; i < model->parameter_count && model->config.family->names.expert[0]; i++)
         if (model->parameters[i].experts)
             return !safetensors_find(list,
                                      hf_tensor_name(model->config.family, prefix, model->parameters[i].name, name));
@@ -252,7 +252,7 @@ static int hf_is_split(const Model *model, const SafeTensors *list, const char *
 static size_t hf_layer_constants(const Model *model, const char *prefix, size_t l, float **values, char out[HF_NAME]) {
     const Config *c = &model->config;
     char name[HF_NAME];
-    const size_t begin = (size_t)snprintf(name, sizeof(name), c->family->layer_prefix, l);
+    const size_t begin = (size_t)snprintf(name, sizeof(name), c->family->names.layer_prefix, l);
     if (!model->layer_scalar && (!model->router_bias || !layer_has_experts(c, l))) return 0;
     snprintf(name + begin, sizeof(name) - begin, "%s",
              model->layer_scalar ? "layer_scalar" : "mlp.gate.e_score_correction_bias");
@@ -307,7 +307,7 @@ static int hf_is_other(const Config *config, const char *name) {
     const Family *family = config->family;
     const HfComposite *composite = hf_composite_of(family);
     char after[64];
-    snprintf(after, sizeof(after), family->layer_prefix, config->num_hidden_layers);
+    snprintf(after, sizeof(after), family->names.layer_prefix, config->num_hidden_layers);
     if (family->router == ROUTER_SIGMOID && !strncmp(name, after, strlen(after))) return 1;
     if (hf_is_unread(config, name)) return 1;
     for (const char *one = composite ? composite->others : ""; *one;) {
@@ -440,7 +440,7 @@ static void hf_open(WeightSource *source, const char *directory) {
     source_set_table(source, model_build(&source->config, DTYPE_FP32));
     const Family *family = source->config.family;
     hf_find_prefix(&list, family, hf_directory_composite(directory) != NULL, prefix);
-    hf_tensor_name(family, prefix, family->model_names[LM_HEAD], head);
+    hf_tensor_name(family, prefix, family->names.model[LM_HEAD], head);
     const int split = hf_is_split(&source->model, &list, prefix);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];

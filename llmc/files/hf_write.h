@@ -265,15 +265,15 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
     size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
-    write.split = family->expert_names[0] != NULL;
+    write.split = family->names.expert[0] != NULL;
     for (size_t i = 0; i < count; i++) {
         const int fused = write.like && !source_is_in_pieces(write.like, i);
         if (!source->model.parameters[i].experts) continue;
-        write.split &= !fused && family->expert_names[0] != NULL,
+        write.split &= !fused && family->names.expert[0] != NULL,
             most += hf_pieces(family, &source->model.parameters[i]);
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
-    memcpy(prefix, family->layer_prefix, strcspn(family->layer_prefix, ".") + 1); // "model."
+    memcpy(prefix, family->names.layer_prefix, strcspn(family->names.layer_prefix, ".") + 1); // "model."
     hf_codes_choose(&write.codes, source, quant, dtype, head);
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;

@@ -569,9 +569,8 @@ static void config_finish(Config *config, const char *where, int code) {
     if (config->pad_token_id != NO_ROW && config->pad_token_id >= config->vocab_size)
         die_with(code, "%s: pad_token_id %zu is not below vocab_size %zu", where, config->pad_token_id,
                  config->vocab_size);
-    if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
-        config->num_key_value_heads = config->num_attention_heads;
-    if (family->head_dim_follows && !config_given(config, "head_dim")) {
+    if (!config->num_key_value_heads) config->num_key_value_heads = config->num_attention_heads;
+    if (!config->head_dim) {
         if (config->hidden_size % config->num_attention_heads)
             die_with(code,
                      "%s: hidden_size %zu is not a multiple of num_attention_heads %zu, and head_dim is not given",

@@ -28,15 +28,24 @@ typedef enum {
     INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // of the layer's own input
     LAYER_TENSORS
 } LayerTensor;
-// clang-format on
 
 // The tensors outside the layers: the first three come before them, the others after.
 typedef enum {
     EMBEDDING, POSITION_EMBEDDING, INPUTS_NORM, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD,
     MODEL_TENSORS
 } ModelTensor;
+// clang-format on
 
 typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // none, per head, over all heads
+
+// What files call the tensors
+typedef struct {
+    const char *layer_prefix; // with one %zu
+    const char *model[MODEL_TENSORS];
+    const char *layer[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
+    const char *expert[3];            // gate, up and down in files with a tensor for each expert, with one %zu
+    const char *router;               // the router in files with a tensor for each expert; NULL: as in `layer`
+} TensorNames;
 
 typedef struct {
     const char *name;         // for --init
@@ -47,37 +56,31 @@ typedef struct {
     NormKind norm;
     ActivationKind activation;
     QkNorm qk_norm;
-    int learned_positions;       // position table instead of RoPE
-    int qkv_bias;                // biases on q, k, v but not on the output projection, whatever attention_bias says
-    int biases;                  // biases on every linear layer
-    int no_output_bias;          // attention_bias covers only q, k, v
-    int conv1d;                  // files hold linear weights transposed
-    int head_dim_follows;        // head_dim = hidden_size / num_attention_heads unless given
-    int kv_heads_follow;         // num_key_value_heads = num_attention_heads unless given
-    int norm_offset;             // norms multiply by 1 + w
-    int no_pre_norms;            // no norm before attention and MLP, which read the residual stream directly
-    int post_norms;              // norms after attention and MLP, before the residual addition
-    int scaled_embeddings;       // embeddings are multiplied by sqrt(hidden_size)
-    int gated_attention;         // attention gates its output, by half of q_proj
-    RouterKind router;           // layers may have experts
-    const char *expert_names[3]; // gate, up and down of an expert in files with a tensor for each, with one %zu
-    const char *router_name;     // the router in such files; NULL: as in layer_names
-    int shared_scale;            // the shared expert is scaled by a logistic function of the token
-    int expert_biases;           // the router and the products of experts have biases
-    int expert_columns;          // files hold stacks of experts as [E, in, out]
-    int experts_beside;          // experts are added to a dense MLP in the same layer
-    int sinks;                   // attention has a sink for each head
-    int value_norm;              // values pass an RMSNorm without weight
-    int unscaled_attention;      // the factor of scores is 1
-    int last_full;               // the last layer has full attention, whatever layer_types says
-    int proportional;            // full attention rotates the first part of all pairs of a head
-    int layer_scalars;           // a layer's output is multiplied by a number (Model.layer_scalar)
-    int same_windows;            // sliding_window applies to all layers
-    int interleaved;             // rotary pairs are neighbours, not elements half a head apart
-    int plain_rope;              // rotary positions cannot be scaled
-    const char *layer_prefix;    // with one %zu
-    const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
-    const char *model_names[MODEL_TENSORS];
+    int learned_positions;  // position table instead of RoPE
+    int qkv_bias;           // biases on q, k, v but not on the output projection, whatever attention_bias says
+    int biases;             // biases on every linear layer
+    int no_output_bias;     // attention_bias covers only q, k, v
+    int conv1d;             // files hold linear weights transposed
+    int norm_offset;        // norms multiply by 1 + w
+    int no_pre_norms;       // no norm before attention and MLP, which read the residual stream directly
+    int post_norms;         // norms after attention and MLP, before the residual addition
+    int scaled_embeddings;  // embeddings are multiplied by sqrt(hidden_size)
+    int gated_attention;    // attention gates its output, by half of q_proj
+    RouterKind router;      // layers may have experts
+    int shared_scale;       // the shared expert is scaled by a logistic function of the token
+    int expert_biases;      // the router and the products of experts have biases
+    int expert_columns;     // files hold stacks of experts as [E, in, out]
+    int experts_beside;     // experts are added to a dense MLP in the same layer
+    int sinks;              // attention has a sink for each head
+    int value_norm;         // values pass an RMSNorm without weight
+    int unscaled_attention; // the factor of scores is 1
+    int last_full;          // the last layer has full attention, whatever layer_types says
+    int proportional;       // full attention rotates the first part of all pairs of a head
+    int layer_scalars;      // a layer's output is multiplied by a number (Model.layer_scalar)
+    int same_windows;       // sliding_window applies to all layers
+    int interleaved;        // rotary pairs are neighbours, not elements half a head apart
+    int plain_rope;         // rotary positions cannot be scaled
+    TensorNames names;
 } Family;
 
 // Layers of it may be of linear attention.
@@ -103,10 +106,10 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
     "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, NULL}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
-// Names of all families but GPT-2, which differ in those of a layer's tensors.
-#define TENSOR_NAMES(...) .layer_prefix = "model.layers.%zu.", .layer_names = __VA_ARGS__, .model_names =              \
-    {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", "model.norm.weight", NULL,         \
-     "lm_head.weight"}
+// Names of all families but GPT-2. The arguments are the names of a layer's tensors, and `expert` and `router`.
+#define TENSOR_NAMES(...) .names = {.layer_prefix = "model.layers.%zu.", .model =                                      \
+    {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", "model.norm.weight", NULL,           \
+     "lm_head.weight"}, .layer = __VA_ARGS__}
 
 static const Family families[] = {
     {.name = "gpt2", .model_type = "gpt2", .architecture = "GPT2LMHeadModel",
@@ -114,26 +117,25 @@ static const Family families[] = {
      "vocab_size=50257,max_position_embeddings=1024,hidden_size=768,num_hidden_layers=12,num_attention_heads=12,"
      "layer_norm_epsilon=1e-5,initializer_range=0.02,tie_word_embeddings=true",
      .layer_types = "", .norm = NORM_LAYER, .activation = ACTIVATION_GELU, .learned_positions = 1, .biases = 1,
-     .conv1d = 1, .head_dim_follows = 1, .kv_heads_follow = 1,
-     .layer_prefix = "transformer.h.%zu.", .layer_names =
+     .conv1d = 1,
+     .names = {.layer_prefix = "transformer.h.%zu.", .model =
+     {"transformer.wte.weight", "transformer.wpe.weight", NULL, "transformer.ln_f.weight", "transformer.ln_f.bias",
+      "lm_head.weight"}, .layer =
      {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
       "attn.c_proj.weight", "attn.c_proj.bias", NO_LINEAR_NAMES, NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
-      NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NO_EXPERT_NAMES, NULL},
-     .model_names =
-     {"transformer.wte.weight", "transformer.wpe.weight", NULL, "transformer.ln_f.weight", "transformer.ln_f.bias",
-      "lm_head.weight"}},
+      NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NO_EXPERT_NAMES, NULL}}},
     {.name = "llama", .model_type = "llama", .architecture = "LlamaForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,mlp_bias=false",
-     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow = 1,
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "mistral", .model_type = "mistral", .architecture = "MistralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02,sliding_window=4096,layer_types=s",
-     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .same_windows = 1,
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "ministral3", .model_type = "ministral3", .architecture = "Ministral3ForCausalLM",
      .defaults =
@@ -148,7 +150,7 @@ static const Family families[] = {
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02",
-     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qkv_bias = 1, .head_dim_follows = 1,
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qkv_bias = 1,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen3", .model_type = "qwen3", .architecture = "Qwen3ForCausalLM",
      .defaults =
@@ -184,14 +186,14 @@ static const Family families[] = {
      "vocab_size=128256,hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
      "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=2000000,"
      "initializer_range=0.02,tie_word_embeddings=true,mlp_bias=false,layer_types=fffn",
-     .layer_types = "n", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1,
+     .layer_types = "n", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "olmo2", .model_type = "olmo2", .architecture = "Olmo2ForCausalLM",
      .defaults =
      "vocab_size=50304,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000,initializer_range=0.02",
-     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE, .head_dim_follows
-     = 1, .kv_heads_follow = 1, .no_pre_norms = 1, .post_norms = 1,
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
+     .no_pre_norms = 1, .post_norms = 1,
      TENSOR_NAMES(OLMO_LAYER_NAMES)},
     {.name = "olmo3", .model_type = "olmo3", .architecture = "Olmo3ForCausalLM",
      .defaults =
@@ -199,15 +201,14 @@ static const Family families[] = {
      "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=500000,initializer_range=0.02,"
      "sliding_window=4096,layer_types=sssf,rope_local_base_freq=500000",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
-     .head_dim_follows = 1, .kv_heads_follow = 1, .no_pre_norms = 1, .post_norms = 1,
+     .no_pre_norms = 1, .post_norms = 1,
      TENSOR_NAMES(OLMO_LAYER_NAMES)},
     {.name = "phi3", .model_type = "phi3", .architecture = "Phi3ForCausalLM",
      .defaults =
      "vocab_size=32064,hidden_size=3072,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=4096,rms_norm_eps=1e-5,rope_theta=10000,initializer_range=0.02,layer_types=s,"
      "partial_rotary_factor=1",
-     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow =
-     1, .same_windows = 1, .plain_rope = 1,
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1, .plain_rope = 1,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, "self_attn.qkv_proj.weight", NULL, NULL, NULL, NULL, NULL, NULL, NULL,
       "self_attn.o_proj.weight", NULL, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES,
@@ -227,7 +228,7 @@ static const Family families[] = {
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,mlp_bias=false,"
      "embedding_multiplier=1,attention_multiplier=1,residual_multiplier=1,logits_scaling=1",
-     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow = 1,
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
@@ -236,10 +237,11 @@ static const Family families[] = {
      "initializer_range=0.02,num_experts=128,num_experts_per_tok=8,moe_intermediate_size=768,norm_topk_prob=false,"
      "decoder_sparse_step=1,mlp_only_layers=none,router_aux_loss_coef=0.001",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
-     .head_dim_follows = 1, .router = ROUTER_SOFTMAX, .expert_names = SPLIT_NAMES,
+     .router = ROUTER_SOFTMAX,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL})},
+      MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL},
+     .expert = SPLIT_NAMES)},
     {.name = "qwen3_5_moe", .model_type = "qwen3_5_moe_text", .architecture = "Qwen3_5MoeForCausalLM",
      .defaults =
      "vocab_size=248320,hidden_size=2048,num_hidden_layers=40,num_attention_heads=16,num_key_value_heads=2,"
@@ -249,23 +251,24 @@ static const Family families[] = {
      "num_experts_per_tok=8,moe_intermediate_size=512,shared_expert_intermediate_size=512,"
      "router_aux_loss_coef=0.001",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
-     1, .gated_attention = 1, .router = ROUTER_SOFTMAX, .expert_names = SPLIT_NAMES, .shared_scale = 1,
+     1, .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
       NO_MLP_NAMES, "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",
-      "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES, NULL})},
+      "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES, NULL},
+     .expert = SPLIT_NAMES)},
     {.name = "mixtral", .model_type = "mixtral", .architecture = "MixtralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=1000000,"
      "initializer_range=0.02,layer_types=s,num_experts=8,num_experts_per_tok=2,router_aux_loss_coef=0.001",
-     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .router =
-     ROUTER_SOFTMAX, .expert_names = {"block_sparse_moe.experts.%zu.w1.weight",
-     "block_sparse_moe.experts.%zu.w3.weight", "block_sparse_moe.experts.%zu.w2.weight"},
-     .router_name = "block_sparse_moe.gate.weight", .same_windows = 1,
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SOFTMAX,
+     .same_windows = 1,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      NO_MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL})},
+      NO_MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL},
+     .expert = {"block_sparse_moe.experts.%zu.w1.weight", "block_sparse_moe.experts.%zu.w3.weight",
+     "block_sparse_moe.experts.%zu.w2.weight"}, .router = "block_sparse_moe.gate.weight")},
     {.name = "glm4_moe", .model_type = "glm4_moe", .architecture = "Glm4MoeForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=10944,num_hidden_layers=46,num_attention_heads=96,"
@@ -274,11 +277,12 @@ static const Family families[] = {
      "moe_intermediate_size=1408,shared_expert_intermediate_size=1408,first_k_dense_replace=1,n_group=1,"
      "topk_group=1,norm_topk_prob=true,routed_scaling_factor=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
-     .no_output_bias = 1, .router = ROUTER_SIGMOID, .expert_names = SPLIT_NAMES,
+     .no_output_bias = 1, .router = ROUTER_SIGMOID,
      TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
       MLP_NAMES, "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",
-      "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES, NULL})},
+      "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES, NULL},
+     .expert = SPLIT_NAMES)},
     {.name = "gpt_oss", .model_type = "gpt_oss", .architecture = "GptOssForCausalLM",
      .defaults =
      "vocab_size=201088,hidden_size=2880,intermediate_size=2880,num_hidden_layers=36,num_attention_heads=64,"

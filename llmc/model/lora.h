@@ -71,7 +71,7 @@ static int lora_is_parameter(const Family *family, LayerTensor tensor) {
 // Returns the first of lora_tensors of the i-th module, or LORA_TENSORS.
 static size_t lora_module_at(const Family *family, size_t i) {
     size_t t = 0;
-    while (t < LORA_TENSORS && (!family->layer_names[lora_tensors[t]] || i-- > 0)) t++;
+    while (t < LORA_TENSORS && (!family->names.layer[lora_tensors[t]] || i-- > 0)) t++;
     return t;
 }
 
@@ -92,7 +92,7 @@ static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
     const size_t t = lora_module_at(family, i);
     if (t == LORA_TENSORS) return NULL;
-    const char *whole = family->layer_names[lora_tensors[t]];
+    const char *whole = family->names.layer[lora_tensors[t]];
     snprintf(name, sizeof(name), "%.*s",
              (int)(lora_is_parameter(family, lora_tensors[t]) ? strlen(whole) : lora_name_length(whole)), whole);
     return name;
@@ -109,7 +109,7 @@ static void lora_tensor_prefix(const Family *family, size_t i, int inner, char n
 
 // Prints the name of the embedding or the head without ".weight": "model.embed_tokens".
 static void lora_outer_name(const Family *family, ModelTensor tensor, char name[64]) {
-    const char *whole = family->model_names[tensor];
+    const char *whole = family->names.model[tensor];
     snprintf(name, 64, "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
 }
 
@@ -117,8 +117,8 @@ static void lora_outer_name(const Family *family, ModelTensor tensor, char name[
 // ".weight". Where models are never split so, it is made from that of the stacks.
 static void lora_expert_name(const Family *family, size_t layer, size_t expert, size_t part, char name[160]) {
     static const char *const ends[] = {"gate_proj", "up_proj", "down_proj"};
-    const char *own = family->expert_names[part], *stack = family->layer_names[EXPERTS_DOWN];
-    const int used = snprintf(name, 160, family->layer_prefix, layer);
+    const char *own = family->names.expert[part], *stack = family->names.layer[EXPERTS_DOWN];
+    const int used = snprintf(name, 160, family->names.layer_prefix, layer);
     if (own)
         snprintf(name + used, 160 - (size_t)used, own, expert);
     else
@@ -217,14 +217,14 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
     const size_t a = lora->table.elements - begin, b = a + E * m.rank * in;
     size_t rows = 0;
     char prefix[64];
-    snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
+    snprintf(prefix, sizeof(prefix), c->family->names.layer_prefix, layer);
     do {
         LoraPart *part = lora_part(lora, layer, lora_tensors[t]);
         part->a = a, part->b = b + rows * m.rank;
         part->columns = layer_tensor_shape(c, form, lora_tensors[t]).rows;
         part->rank = m.rank, part->scale = lora_scale(lora, m);
         rows += part->columns;
-    } while (++t < LORA_TENSORS && !c->family->layer_names[lora_tensors[t]] &&
+    } while (++t < LORA_TENSORS && !c->family->names.layer[lora_tensors[t]] &&
              layer_tensor_shape(c, form, lora_tensors[t]).rows);
     lora_add_matrix(lora, prefix, module, 'A', E * m.rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
@@ -241,7 +241,7 @@ static void lora_add_copy(Lora *lora, ModelTensor tensor) {
     if (!lora->saves[tensor]) return;
     table->parameter_count++;
     memset(p, 0, sizeof(*p));
-    snprintf(p->name, sizeof(p->name), "base_model.model.%s", table->config.family->model_names[tensor]);
+    snprintf(p->name, sizeof(p->name), "base_model.model.%s", table->config.family->names.model[tensor]);
     p->role = shape.role, p->rows = shape.rows, p->cols = shape.cols;
     p->offset = table->model_offset[tensor] = table->elements;
     table->elements += p->rows * p->cols;
@@ -369,7 +369,7 @@ static uint64_t lora_key(const Lora *lora) {
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
     const Family *family = lora->table.config.family;
-    const size_t row = sizeof(LoraModule) * (family->layer_names[INPUT_GATE] ? LORA_TENSORS
+    const size_t row = sizeof(LoraModule) * (family->names.layer[INPUT_GATE] ? LORA_TENSORS
                                              : family->router                ? (size_t)LORA_EXPERT_TENSORS
                                                                              : (size_t)LORA_DENSE_TENSORS);
     Checksum sum = {{0, 0}};

@@ -228,18 +228,18 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
 static void model_add_outer(Model *model, ModelTensor tensor) {
     TensorShape shape = model_tensor_shape(&model->config, tensor);
     model->model_offset[tensor] = shape.rows ? model->elements : ABSENT;
-    if (shape.rows) model_add(model, "", model->config.family->model_names[tensor], shape, LAYER_TENSORS, 0);
+    if (shape.rows) model_add(model, "", model->config.family->names.model[tensor], shape, LAYER_TENSORS, 0);
 }
 
 static void model_add_layer(Model *model, size_t layer) {
     char prefix[64];
     const size_t begin = model->layer_starts[layer] = model->elements;
     const unsigned form = layer_form(&model->config, layer);
-    snprintf(prefix, sizeof(prefix), model->config.family->layer_prefix, layer);
+    snprintf(prefix, sizeof(prefix), model->config.family->names.layer_prefix, layer);
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
         TensorShape shape = layer_tensor_shape(&model->config, form, (LayerTensor)tensor);
         model->layer_offset[form][tensor] = shape.rows ? model->elements - begin : ABSENT;
-        if (shape.rows) model_add(model, prefix, model->config.family->layer_names[tensor], shape, tensor, layer);
+        if (shape.rows) model_add(model, prefix, model->config.family->names.layer[tensor], shape, tensor, layer);
     }
 }
 

@@ -165,7 +165,7 @@ static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const 
 // Chooses the modules that have adapters, with their rank and alpha; those of *lora are set.
 static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     cJSON *root = lora_keys(lora, o, c);
-    const AdapterTargets targets = {root, "--lora-targets", EXIT_USAGE, c->family->layer_prefix};
+    const AdapterTargets targets = {root, "--lora-targets", EXIT_USAGE, c->family->names.layer_prefix};
     const cJSON *layers = json_get(root, "layers_to_transform"), *layer;
     cJSON_ArrayForEach(layer, layers) {
         if (layer->valuedouble >= (double)c->num_hidden_layers)
@@ -178,7 +178,7 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     if (!chosen) die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
     cJSON_Delete(root);
-    const char *joint = c->family->layer_names[INPUT_PROJECTION];
+    const char *joint = c->family->names.layer[INPUT_PROJECTION];
     if (!o->quiet && c->hidden_size_per_layer_input && text_is_one_of(o->lora_targets, "all|all-linear"))
         note("--lora-targets %s: not %.*s, which is one matrix for all layers", o->lora_targets,
              (int)lora_name_length(joint), joint);

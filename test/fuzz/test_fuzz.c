@@ -312,7 +312,7 @@ static void open_adapter_config(const char *path) {
     Config config = config_from_text("llama", "test", EXIT_USAGE);
     Lora lora = {0};
     cJSON *root = adapter_config_read(path, &lora);
-    const AdapterTargets targets = {root, path, EXIT_RUNTIME, config.family->layer_prefix};
+    const AdapterTargets targets = {root, path, EXIT_RUNTIME, config.family->names.layer_prefix};
     config.num_hidden_layers = 2;
     if (adapter_targets_known(&targets)) adapter_choose(&targets, &lora, &config, NULL);
     free(lora.each);

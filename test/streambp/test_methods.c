@@ -181,8 +181,8 @@ TEST(norms_around_any_mixer) {
         Family family = *config.family;
         if (EMULATED && i != 2) continue; // no norm before, one after
         family.no_pre_norms = i & 1, family.post_norms = i >> 1 & 1, family.gated_attention = i >> 2 & 1;
-        if (family.no_pre_norms) family.layer_names[NORM1_WEIGHT] = family.layer_names[NORM2_WEIGHT] = NULL;
-        if (family.post_norms) family.layer_names[POST_NORM1] = "post1", family.layer_names[POST_NORM2] = "post2";
+        if (family.no_pre_norms) family.names.layer[NORM1_WEIGHT] = family.names.layer[NORM2_WEIGHT] = NULL;
+        if (family.post_norms) family.names.layer[POST_NORM1] = "post1", family.names.layer[POST_NORM2] = "post2";
         config.family = &family;
         methods_agree_on(tiny_case_of(config, 0), i & 1 ? "no norm before" : "norm before", length, 3, 1);
         if (ops_device->stored != DTYPE_FP64) continue;
