@@ -79,86 +79,90 @@ typedef struct {
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU, KEY_LAYERS } KeyKind;
 
 typedef struct {
-    const char *name, *alias; // common and original Hugging Face name
+    const char *name;  // common Hugging Face name
+    size_t offset;     // in Config
+    const char *alias; // original Hugging Face name, or NULL
     KeyKind kind;
-    size_t offset;
     double least, most; // allowed values, inclusive
     int scaling;        // bit t: a key of RopeType t, kept in rope_scaling or rope_parameters
+    int optional;       // only families whose defaults name the key have it
 } ConfigKey;
 
-#define LLAMA3_SCALED (1 << ROPE_LLAMA3)
-#define YARN_SCALED   (1 << ROPE_YARN)
-#define SCALED        (1 << ROPE_LINEAR | LLAMA3_SCALED | YARN_SCALED)
-#define FIELD(name)   offsetof(Config, name)
+enum { OPTIONAL = 1 };
+#define LLAMA3_SCALED  (1 << ROPE_LLAMA3)
+#define YARN_SCALED    (1 << ROPE_YARN)
+#define SCALED         (1 << ROPE_LINEAR | LLAMA3_SCALED | YARN_SCALED)
+#define KEY(name)      #name, offsetof(Config, name)
+#define ROPE_KEY(name) #name, offsetof(Config, rope.name)
 static const ConfigKey config_keys[] = {
-    {"vocab_size", NULL, KEY_SIZE, FIELD(vocab_size), 2, 1 << 24, 0},
-    {"hidden_size", "n_embd", KEY_SIZE, FIELD(hidden_size), 1, 1 << 20, 0},
-    {"intermediate_size", "n_inner", KEY_SIZE, FIELD(intermediate_size), 1, 1 << 22, 0},
-    {"num_hidden_layers", "n_layer", KEY_SIZE, FIELD(num_hidden_layers), 1, 4096, 0},
-    {"num_attention_heads", "n_head", KEY_SIZE, FIELD(num_attention_heads), 1, 1 << 14, 0},
-    {"num_key_value_heads", NULL, KEY_SIZE, FIELD(num_key_value_heads), 1, 1 << 14, 0},
-    {"head_dim", NULL, KEY_SIZE, FIELD(head_dim), 1, 1024, 0},
-    {"max_position_embeddings", "n_positions", KEY_SIZE, FIELD(max_position_embeddings), 1, 1e9, 0},
-    {"rms_norm_eps", "layer_norm_epsilon", KEY_DOUBLE, FIELD(norm_eps), 0, 1, 0},
-    {"rope_theta", NULL, KEY_DOUBLE, FIELD(rope_theta), 1, 1e12, 0},
-    {"initializer_range", NULL, KEY_DOUBLE, FIELD(initializer_range), 0, 10, 0},
-    {"tie_word_embeddings", NULL, KEY_BOOL, FIELD(tie_word_embeddings), 0, 1, 0},
-    {"attention_bias", NULL, KEY_BOOL, FIELD(attention_bias), 0, 1, 0},
-    {"mlp_bias", NULL, KEY_BOOL, FIELD(mlp_bias), 0, 1, 0},
-    {"rope_type", NULL, KEY_ROPE_TYPE, FIELD(rope.type), 0, 0, SCALED},
-    {"factor", NULL, KEY_DOUBLE, FIELD(rope.factor), 1e-3, 1e6, SCALED},
-    {"original_max_position_embeddings", NULL, KEY_SIZE, FIELD(rope.original_max_position_embeddings), 1, 1e9,
-     LLAMA3_SCALED | YARN_SCALED},
-    {"low_freq_factor", NULL, KEY_DOUBLE, FIELD(rope.low_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
-    {"high_freq_factor", NULL, KEY_DOUBLE, FIELD(rope.high_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
-    {"attention_factor", NULL, KEY_DOUBLE, FIELD(rope.attention_factor), 0, 1e6, YARN_SCALED},
-    {"beta_fast", NULL, KEY_DOUBLE, FIELD(rope.beta_fast), 1e-3, 1e6, YARN_SCALED},
-    {"beta_slow", NULL, KEY_DOUBLE, FIELD(rope.beta_slow), 1e-3, 1e6, YARN_SCALED},
-    {"mscale", NULL, KEY_DOUBLE, FIELD(rope.mscale), 0, 1e6, YARN_SCALED},
-    {"mscale_all_dim", NULL, KEY_DOUBLE, FIELD(rope.mscale_all_dim), 0, 1e6, YARN_SCALED},
-    {"truncate", NULL, KEY_BOOL, FIELD(rope.truncate), 0, 1, YARN_SCALED},
-    {"llama_4_scaling_beta", NULL, KEY_DOUBLE, FIELD(rope.llama_4_scaling_beta), 0, 1e3, LLAMA3_SCALED | YARN_SCALED},
-    {"rope_local_base_freq", NULL, KEY_DOUBLE, FIELD(rope_local_base_freq), 1, 1e12, 0},
-    {"sliding_window", NULL, KEY_SIZE, FIELD(sliding_window), 0, 1e9, 0},
-    {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
-    {"query_pre_attn_scalar", NULL, KEY_DOUBLE, FIELD(query_pre_attn_scalar), 1e-3, 1e6, 0},
-    {"attention_multiplier", NULL, KEY_DOUBLE, FIELD(attention_multiplier), 1e-6, 1e6, 0},
-    {"embedding_multiplier", NULL, KEY_DOUBLE, FIELD(embedding_multiplier), 1e-6, 1e6, 0},
-    {"residual_multiplier", NULL, KEY_DOUBLE, FIELD(residual_multiplier), 1e-6, 1e6, 0},
-    {"logits_scaling", NULL, KEY_DOUBLE, FIELD(logits_scaling), 1e-6, 1e6, 0},
-    {"activation_function", NULL, KEY_GELU, FIELD(activation_function), 0, 1, 0},
-    {"partial_rotary_factor", NULL, KEY_DOUBLE, FIELD(partial_rotary_factor), 1e-3, 1, 0},
-    {"linear_num_key_heads", NULL, KEY_SIZE, FIELD(linear_num_key_heads), 1, 1 << 14, 0},
-    {"linear_num_value_heads", NULL, KEY_SIZE, FIELD(linear_num_value_heads), 1, 1 << 14, 0},
-    {"linear_key_head_dim", NULL, KEY_SIZE, FIELD(linear_key_head_dim), 1, 1024, 0},
-    {"linear_value_head_dim", NULL, KEY_SIZE, FIELD(linear_value_head_dim), 1, 1024, 0},
-    {"linear_conv_kernel_dim", NULL, KEY_SIZE, FIELD(linear_conv_kernel_dim), 1, CONV_TAPS_MAX, 0},
-    {"num_experts", "num_local_experts", KEY_SIZE, FIELD(num_experts), 0, EXPERTS_MOST, 0},
-    {"num_experts_per_tok", "top_k_experts", KEY_SIZE, FIELD(num_experts_per_tok), 1, CHOSEN_MOST, 0},
-    {"moe_intermediate_size", NULL, KEY_SIZE, FIELD(moe_intermediate_size), 1, 1 << 22, 0},
-    {"shared_expert_intermediate_size", NULL, KEY_SIZE, FIELD(shared_expert_intermediate_size), 0, 1 << 22, 0},
-    {"decoder_sparse_step", NULL, KEY_SIZE, FIELD(decoder_sparse_step), 1, 4096, 0},
-    {"first_k_dense_replace", NULL, KEY_SIZE, FIELD(first_k_dense_replace), 0, 4096, 0},
-    {"mlp_only_layers", NULL, KEY_LAYERS, FIELD(mlp_only_layers), 0, 0, 0},
-    {"n_group", NULL, KEY_SIZE, FIELD(n_group), 1, EXPERTS_MOST, 0},
-    {"topk_group", NULL, KEY_SIZE, FIELD(topk_group), 1, EXPERTS_MOST, 0},
-    {"norm_topk_prob", NULL, KEY_BOOL, FIELD(norm_topk_prob), 0, 1, 0},
-    {"routed_scaling_factor", NULL, KEY_DOUBLE, FIELD(routed_scaling_factor), 0, 1e6, 0},
-    {"router_aux_loss_coef", NULL, KEY_DOUBLE, FIELD(router_aux_loss_coef), 0, 1e6, 0},
-    {"use_qk_norm", NULL, KEY_BOOL, FIELD(use_qk_norm), 0, 1, 0},
-    {"swiglu_alpha", NULL, KEY_DOUBLE, FIELD(swiglu_alpha), 0, 1e6, 0},
-    {"swiglu_limit", NULL, KEY_DOUBLE, FIELD(swiglu_limit), 1e-6, 1e6, 0},
-    {"global_head_dim", NULL, KEY_SIZE, FIELD(global_head_dim), 1, 1024, 0},
-    {"num_global_key_value_heads", NULL, KEY_SIZE, FIELD(num_global_key_value_heads), 0, 1 << 14, 0},
-    {"attention_k_eq_v", NULL, KEY_BOOL, FIELD(attention_k_eq_v), 0, 1, 0},
-    {"num_kv_shared_layers", NULL, KEY_SIZE, FIELD(num_kv_shared_layers), 0, 4096, 0},
-    {"use_double_wide_mlp", NULL, KEY_BOOL, FIELD(use_double_wide_mlp), 0, 1, 0},
-    {"hidden_size_per_layer_input", NULL, KEY_SIZE, FIELD(hidden_size_per_layer_input), 0, 1 << 16, 0},
-    {"vocab_size_per_layer_input", NULL, KEY_SIZE, FIELD(vocab_size_per_layer_input), 1, 1 << 24, 0},
-    {"final_logit_softcapping", NULL, KEY_DOUBLE, FIELD(final_logit_softcapping), 0, 1e6, 0},
-    {"pad_token_id", NULL, KEY_SIZE, FIELD(pad_token_id), 0, (1 << 24) - 1, 0},
+    {KEY(vocab_size), NULL, KEY_SIZE, 2, 1 << 24, 0, 0},
+    {KEY(hidden_size), "n_embd", KEY_SIZE, 1, 1 << 20, 0, 0},
+    {KEY(intermediate_size), "n_inner", KEY_SIZE, 1, 1 << 22, 0, 0},
+    {KEY(num_hidden_layers), "n_layer", KEY_SIZE, 1, 4096, 0, 0},
+    {KEY(num_attention_heads), "n_head", KEY_SIZE, 1, 1 << 14, 0, 0},
+    {KEY(num_key_value_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, 0},
+    {KEY(head_dim), NULL, KEY_SIZE, 1, 1024, 0, 0},
+    {KEY(max_position_embeddings), "n_positions", KEY_SIZE, 1, 1e9, 0, 0},
+    {"rms_norm_eps", offsetof(Config, norm_eps), "layer_norm_epsilon", KEY_DOUBLE, 0, 1, 0, 0},
+    {KEY(rope_theta), NULL, KEY_DOUBLE, 1, 1e12, 0, 0},
+    {KEY(initializer_range), NULL, KEY_DOUBLE, 0, 10, 0, 0},
+    {KEY(tie_word_embeddings), NULL, KEY_BOOL, 0, 1, 0, 0},
+    {KEY(attention_bias), NULL, KEY_BOOL, 0, 1, 0, 0},
+    {KEY(mlp_bias), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
+    {"rope_type", offsetof(Config, rope.type), NULL, KEY_ROPE_TYPE, 0, 0, SCALED, 0},
+    {ROPE_KEY(factor), NULL, KEY_DOUBLE, 1e-3, 1e6, SCALED, 0},
+    {ROPE_KEY(original_max_position_embeddings), NULL, KEY_SIZE, 1, 1e9, LLAMA3_SCALED | YARN_SCALED, 0},
+    {ROPE_KEY(low_freq_factor), NULL, KEY_DOUBLE, 1e-3, 1e6, LLAMA3_SCALED, 0},
+    {ROPE_KEY(high_freq_factor), NULL, KEY_DOUBLE, 1e-3, 1e6, LLAMA3_SCALED, 0},
+    {ROPE_KEY(attention_factor), NULL, KEY_DOUBLE, 0, 1e6, YARN_SCALED, 0},
+    {ROPE_KEY(beta_fast), NULL, KEY_DOUBLE, 1e-3, 1e6, YARN_SCALED, 0},
+    {ROPE_KEY(beta_slow), NULL, KEY_DOUBLE, 1e-3, 1e6, YARN_SCALED, 0},
+    {ROPE_KEY(mscale), NULL, KEY_DOUBLE, 0, 1e6, YARN_SCALED, 0},
+    {ROPE_KEY(mscale_all_dim), NULL, KEY_DOUBLE, 0, 1e6, YARN_SCALED, 0},
+    {ROPE_KEY(truncate), NULL, KEY_BOOL, 0, 1, YARN_SCALED, 0},
+    {ROPE_KEY(llama_4_scaling_beta), NULL, KEY_DOUBLE, 0, 1e3, LLAMA3_SCALED | YARN_SCALED, OPTIONAL},
+    {KEY(rope_local_base_freq), NULL, KEY_DOUBLE, 1, 1e12, 0, OPTIONAL},
+    {KEY(sliding_window), NULL, KEY_SIZE, 0, 1e9, 0, 0},
+    {KEY(layer_types), NULL, KEY_LAYER_TYPES, 0, 0, 0, 0},
+    {KEY(query_pre_attn_scalar), NULL, KEY_DOUBLE, 1e-3, 1e6, 0, OPTIONAL},
+    {KEY(attention_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(embedding_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(residual_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(logits_scaling), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(activation_function), NULL, KEY_GELU, 0, 1, 0, 0},
+    {KEY(partial_rotary_factor), NULL, KEY_DOUBLE, 1e-3, 1, 0, OPTIONAL},
+    {KEY(linear_num_key_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, OPTIONAL},
+    {KEY(linear_num_value_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, OPTIONAL},
+    {KEY(linear_key_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
+    {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
+    {KEY(linear_conv_kernel_dim), NULL, KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
+    {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
+    {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
+    {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
+    {KEY(shared_expert_intermediate_size), NULL, KEY_SIZE, 0, 1 << 22, 0, OPTIONAL},
+    {KEY(decoder_sparse_step), NULL, KEY_SIZE, 1, 4096, 0, OPTIONAL},
+    {KEY(first_k_dense_replace), NULL, KEY_SIZE, 0, 4096, 0, OPTIONAL},
+    {KEY(mlp_only_layers), NULL, KEY_LAYERS, 0, 0, 0, OPTIONAL},
+    {KEY(n_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
+    {KEY(topk_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
+    {KEY(norm_topk_prob), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
+    {KEY(routed_scaling_factor), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
+    {KEY(router_aux_loss_coef), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
+    {KEY(use_qk_norm), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
+    {KEY(swiglu_alpha), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
+    {KEY(swiglu_limit), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(global_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
+    {KEY(num_global_key_value_heads), NULL, KEY_SIZE, 0, 1 << 14, 0, OPTIONAL},
+    {KEY(attention_k_eq_v), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
+    {KEY(num_kv_shared_layers), NULL, KEY_SIZE, 0, 4096, 0, OPTIONAL},
+    {KEY(use_double_wide_mlp), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
+    {KEY(hidden_size_per_layer_input), NULL, KEY_SIZE, 0, 1 << 16, 0, OPTIONAL},
+    {KEY(vocab_size_per_layer_input), NULL, KEY_SIZE, 1, 1 << 24, 0, OPTIONAL},
+    {KEY(final_logit_softcapping), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
+    {KEY(pad_token_id), NULL, KEY_SIZE, 0, (1 << 24) - 1, 0, 0},
 };
-#undef FIELD
+#undef KEY
+#undef ROPE_KEY
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
 static_assert(CONFIG_KEYS <= CONFIG_KEYS_MOST, "Config.given has a place for every key");
 
@@ -187,27 +191,18 @@ static int family_names_key(const Family *family, const char *name) {
 
 // Tells whether the family's config class has the key. `name` is the common one.
 static int family_has_key(const Family *family, const char *name) {
-    static const char some[] = "attention_multiplier|embedding_multiplier|residual_multiplier|logits_scaling|"
-                               "mlp_bias|partial_rotary_factor|rope_local_base_freq|query_pre_attn_scalar|"
-                               "llama_4_scaling_beta|num_experts|num_experts_per_tok|moe_intermediate_size|"
-                               "shared_expert_intermediate_size|decoder_sparse_step|first_k_dense_replace|"
-                               "mlp_only_layers|n_group|topk_group|norm_topk_prob|routed_scaling_factor|"
-                               "router_aux_loss_coef|use_qk_norm|swiglu_alpha|swiglu_limit|global_head_dim|"
-                               "num_global_key_value_heads|attention_k_eq_v|num_kv_shared_layers|"
-                               "use_double_wide_mlp|hidden_size_per_layer_input|vocab_size_per_layer_input|"
-                               "final_logit_softcapping"; // only in families whose defaults name them
-    if (text_is_one_of(name, some) || !strncmp(name, "linear_", 7)) return family_names_key(family, name);
+    const ConfigKey *key = &config_keys[config_key_find(name)];
+    if (key->optional) return family_names_key(family, name);
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
-    if (!strcmp(name, "activation_function")) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
     if (!strcmp(name, "sliding_window")) return !strcmp(family->layer_types, "s");
-    if (!strcmp(name, "layer_types")) return *family->layer_types;
+    if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
+    if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "truncate") && family_names_key(family, "rope_local_base_freq"))
         return 0; // transformers reads it outside the objects per kind of layer
-    if (config_keys[config_key_find(name)].scaling) return !family->learned_positions && !family->plain_rope;
-    return 1;
+    return !key->scaling || (!family->learned_positions && !family->plain_rope);
 }
 
 // Tells whether the key matters for this model. Keys of another rope type do not, nor does a window that the family
@@ -602,17 +597,6 @@ static void config_finish(Config *config, const char *where, int code) {
     if (!family->learned_positions && (rotary_width(config) % 2 || !rotary_width(config)))
         die_with(code, "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements, an even number is needed",
                  where, config->partial_rotary_factor, rotary_width(config), config->head_dim);
-    if (family->biases && config->num_key_value_heads != config->num_attention_heads)
-        die_with(code,
-                 "%s: %s has as many key/value heads as heads: num_key_value_heads is %zu, num_attention_heads %zu",
-                 where, family->name, config->num_key_value_heads, config->num_attention_heads);
-    if (family->biases && config->head_dim * config->num_attention_heads != config->hidden_size)
-        die_with(code, "%s: %s needs head_dim x num_attention_heads = hidden_size, not %zu x %zu = %zu", where,
-                 family->name, config->head_dim, config->num_attention_heads, config->hidden_size);
-    if (config->attention_bias && !family_has_key(family, "attention_bias"))
-        die_with(code, "%s: attention_bias is not a key of %s, whose biases are fixed", where, family->name);
-    if (config->mlp_bias && !family_has_key(family, "mlp_bias"))
-        die_with(code, "%s: mlp_bias is not a key of %s", where, family->name);
 }
 
 // Parses "NAME" or "NAME,key=value,...": NAME is a preset or a family.
