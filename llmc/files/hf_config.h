@@ -463,10 +463,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 
 // ---- the layers' kinds ----------------------------------------------------------------------------------------------
 // Defaults in transformers
-#define HYBRID_INTERVAL         4    // full_attention_interval: every 4th layer has attention
 #define HF_WINDOW               4096 // sliding_window of Qwen and Gemma
 #define QWEN_FIRST_WINDOW_LAYER 28   // max_window_layers: layers from here on have a window
-#define NO_ROPE_INTERVAL        4    // no_rope_layer_interval: every 4th layer has no rotary positions
 
 // Returns a whole number of config.json; absent: `otherwise`.
 static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
@@ -499,38 +497,43 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (layers > LAYER_TYPES_MAX) die("%s: layer_types has more than %d layers, the limit here", path, LAYER_TYPES_MAX);
 }
 
+// Sets layer_types to the class's default pattern ("lllf"), but with `interval` layers in it: the last one differs.
+static void hf_repeat_types(Config *config, const char *key, size_t interval, const char *path) {
+    const char usual = config->layer_types[0], last = config->layer_types[strlen(config->layer_types) - 1];
+    const size_t period = min_size(interval, config->num_hidden_layers);
+    if (!interval) die("%s: %s is 0", path, key);
+    if (period > LAYER_TYPES_MAX) die("%s: %s is %zu, at most %d is supported", path, key, interval, LAYER_TYPES_MAX);
+    memset(config->layer_types, 0, sizeof(config->layer_types));
+    for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? usual : last;
+}
+
 // Reads which layers have linear attention: a list, or all except every full_attention_interval-th.
 static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
     const cJSON *types = json_get(root, "layer_types");
-    const size_t interval = hf_size(root, "full_attention_interval", HYBRID_INTERVAL, path);
-    const size_t period = min_size(interval, config->num_hidden_layers);
-    if (types) {
+    const size_t interval = hf_size(root, "full_attention_interval", strlen(config->layer_types), path);
+    if (types)
         hf_read_layer_types(config, types, path);
-        return;
-    }
-    if (!interval) die("%s: full_attention_interval is 0", path);
-    if (period > LAYER_TYPES_MAX)
-        die("%s: full_attention_interval is %zu, at most %d is supported", path, interval, LAYER_TYPES_MAX);
-    memset(config->layer_types, 0, sizeof(config->layer_types));
-    for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? 'l' : 'f';
+    else
+        hf_repeat_types(config, "full_attention_interval", interval, path);
 }
 
 // Reads which layers have no rotary positions: a list of 0 and 1 for at least all layers, or every
 // no_rope_layer_interval-th.
 static void hf_read_no_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *list = json_get(root, "no_rope_layers"), *types = json_get(root, "layer_types");
-    const size_t interval = hf_size(root, "no_rope_layer_interval", NO_ROPE_INTERVAL, path);
+    const size_t interval = hf_size(root, "no_rope_layer_interval", strlen(config->layer_types), path);
     const size_t L = config->num_hidden_layers;
+    Config ignored = *config;
     if (L > LAYER_TYPES_MAX) die("%s: has more than %d layers, the limit for this family", path, LAYER_TYPES_MAX);
-    if (types) hf_read_layer_types(config, types, path);
+    if (types) hf_read_layer_types(&ignored, types, path);
     if (list && (!cJSON_IsArray(list) || (size_t)cJSON_GetArraySize(list) < L))
         die("%s: no_rope_layers is not a list of 0 or 1 for each of %zu layers", path, L);
-    if (!list && !interval) die("%s: no_rope_layer_interval is 0", path);
+    if (!list) hf_repeat_types(config, "no_rope_layer_interval", interval, path);
     const cJSON *item = list ? list->child : NULL;
-    for (size_t l = 0; l < L; l++, item = item ? item->next : NULL) {
-        if (list && !(cJSON_IsNumber(item) && (item->valuedouble == 0 || item->valuedouble == 1)))
+    for (size_t l = 0; item && l < L; l++, item = item->next) {
+        if (!cJSON_IsNumber(item) || (item->valuedouble != 0 && item->valuedouble != 1))
             die("%s: no_rope_layers: the value of layer %zu is neither 0 nor 1", path, l);
-        config->layer_types[l] = (list ? item->valuedouble != 0 : (l + 1) % interval != 0) ? 'f' : 'n';
+        config->layer_types[l] = item->valuedouble != 0 ? 'f' : 'n';
     }
     config->layer_types[L] = 0;
 }
@@ -564,9 +567,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     } else if (has && !everywhere && !qwen) {
         size_t pattern = strlen(config->layer_types); // of the class: its last layer has none
         if (family->norm_offset) pattern = hf_size(root, "sliding_window_pattern", pattern, path); // only Gemma's key
-        if (!pattern) die("%s: sliding_window_pattern is 0", path);
-        for (l = 0; l < L && l < LAYER_TYPES_MAX; l++) config->layer_types[l] = (l + 1) % pattern ? 's' : 'f';
-        config->layer_types[l] = 0;
+        hf_repeat_types(config, "sliding_window_pattern", pattern, path);
         if (!config->sliding_window && strchr(config->layer_types, 's'))
             die("%s: sliding_window is null, but layers have sliding attention", path);
     }
@@ -803,9 +804,9 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
     hf_put_windows(&json, config);
     if (config->family->experts_beside) json_bool(&json, "enable_moe_block", config->num_experts != 0);
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
-        if (!strcmp(c->key, "activation_function") && hf_applies(c, config->family))
+        if (!strcmp(c->key, "activation_function") && hf_applies(c->families, config->family))
             json_text(&json, c->key, gelu_names[config->activation_function]);
-        else if (c->written && hf_applies(c, config->family))
+        else if (c->written && hf_applies(c->families, config->family))
             json_word(&json, c->key, c->written);
     json_object_end(&json);
     const size_t length = json_text_end(&json);

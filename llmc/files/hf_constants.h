@@ -8,16 +8,16 @@ transformers needs are written.
 #include "llmc/base/json.h"
 
 typedef struct {
-    const char *families; // separated by "|"; NULL: any
+    const char *families; // names or activations, separated by "|"; NULL: any
     const char *key;
     const char *allowed; // allowed values, separated by "|"; NULL: any. The key may be absent
     const char *written; // JSON; NULL: not written
 } HfConstant;
 
-#define HF_SILU                                                                                                        \
-    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4|granite|qwen3_moe|qwen3_5_moe|"        \
-    "mixtral|glm4_moe|gpt_oss"
-#define HF_GEMMA "gemma3|gemma4"
+#define HF_SILU  "with silu" // families by their activation
+#define HF_GPT2  "with gelu_new"
+#define HF_GEMMA "with gelu_pytorch_tanh"
+#define HF_ANY   HF_SILU "|" HF_GPT2 "|" HF_GEMMA
 #define HF_ROTATED                                                                                                     \
     "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // whole heads
 #define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of one function
@@ -42,9 +42,9 @@ static const HfConstant hf_constants[] = {
     {"gemma3", "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
     {"gemma4", "use_bidirectional_attention", "null|vision", "null"}, // tokens of text see those before them
-    {HF_SILU "|gpt2|" HF_GEMMA, "is_causal", "true", NULL},           // read for any model by transformers
+    {HF_ANY, "is_causal", "true", NULL},                              // read for any model by transformers
     {"gpt2", "add_cross_attention", "false", NULL},
-    {HF_SILU "|gpt2|" HF_GEMMA, "is_encoder_decoder", "false", NULL},
+    {HF_ANY, "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
     {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
@@ -62,8 +62,11 @@ static const struct {
 } hf_pad_tokens[] = {{"ministral3", 11}, {"gemma3", 0}, {"gemma4", 0},   {"smollm3", 128004},
                      {"olmo2", 1},       {"olmo3", 1},  {"phi3", 32000}, {"glm4", 151329}};
 
-static int hf_applies(const HfConstant *c, const Family *family) {
-    return !c->families || text_is_one_of(family->name, c->families);
+// Tells whether a list of families names this one, or its activation.
+static int hf_applies(const char *families, const Family *family) {
+    static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU}; // of ActivationKind
+    return !families || text_is_one_of(family->name, families) ||
+           text_is_one_of(activations[family->activation], families);
 }
 
 // Refuses null where transformers does: taken as absent, it would give the default. For a few keys null has a meaning:
@@ -80,7 +83,7 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
         {"num_global_key_value_heads", "gemma4"},
         {"hidden_size_per_layer_input", "gemma4"},
         {"attention_dropout", "llama|" HF_GEMMA}};
-    static const char *const refuses[][2] = {{"use_cache", HF_SILU "|gpt2|" HF_GEMMA},
+    static const char *const refuses[][2] = {{"use_cache", HF_ANY},
                                              {"use_sliding_window", "qwen2|qwen3"},
                                              {"max_window_layers", "qwen2|qwen3"},
                                              {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|gpt_oss"},
@@ -96,12 +99,12 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
         int refused = index >= 0 && family_has_key(family, name) && !config_keys[index].scaling &&
                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window|pad_token_id");
         for (size_t i = 0; i < sizeof(refuses) / sizeof(refuses[0]); i++)
-            if (!strcmp(name, refuses[i][0])) refused = text_is_one_of(family->name, refuses[i][1]);
+            if (!strcmp(name, refuses[i][0])) refused = hf_applies(refuses[i][1], family);
         for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
-            if (!strcmp(name, c->key) && c->families && hf_applies(c, family))
+            if (!strcmp(name, c->key) && c->families && hf_applies(c->families, family))
                 refused = !c->allowed || !text_is_one_of("null", c->allowed);
         for (size_t i = 0; i < sizeof(means) / sizeof(means[0]); i++)
-            if (!strcmp(name, means[i][0]) && text_is_one_of(family->name, means[i][1])) refused = 0;
+            if (!strcmp(name, means[i][0]) && hf_applies(means[i][1], family)) refused = 0;
         if (refused && cJSON_IsNull(item))
             die("%s: %s is null, which transformers refuses; give its value, or leave it out for the default", path,
                 item->string);
@@ -115,7 +118,7 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
     *remark = 0;
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++) {
         const cJSON *item = json_get(root, c->key);
-        if (!item || !hf_applies(c, family)) continue;
+        if (!item || !hf_applies(c->families, family)) continue;
         if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
             die("%s: %s is %s, which is not supported; supported is %s", path, c->key, value, c->allowed);
         if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
