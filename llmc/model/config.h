@@ -327,7 +327,7 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 
 static Config config_defaults(const Family *family) {
     Config config = {.family = family, .rope = rope_unscaled, .partial_rotary_factor = 1};
-    config.pad_token_id = NO_ROW;
+    config.pad_token_id = NO_ROW, config.initializer_range = 0.02; // of every class
     config.decoder_sparse_step = config.n_group = config.topk_group = 1;
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;

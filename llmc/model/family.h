@@ -102,8 +102,10 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 #define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
     "mlp.experts.%zu.down_proj.weight"}
-#define LLAMA_LAYER_NAMES {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL,                     \
-    "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, NULL}
+// Norms before attention and MLP, of which the arguments choose the parts
+#define BLOCK_NAMES(LINEAR, MLP) "input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR, NULL,                        \
+    "post_attention_layernorm.weight", NULL, MLP
+#define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
 // Names of all families but GPT-2. The arguments are the names of a layer's tensors, and `expert` and `router`.
@@ -115,7 +117,7 @@ static const Family families[] = {
     {.name = "gpt2", .model_type = "gpt2", .architecture = "GPT2LMHeadModel",
      .defaults =
      "vocab_size=50257,max_position_embeddings=1024,hidden_size=768,num_hidden_layers=12,num_attention_heads=12,"
-     "layer_norm_epsilon=1e-5,initializer_range=0.02,tie_word_embeddings=true",
+     "layer_norm_epsilon=1e-5,tie_word_embeddings=true",
      .layer_types = "", .norm = NORM_LAYER, .activation = ACTIVATION_GELU, .learned_positions = 1, .biases = 1,
      .conv1d = 1,
      .names = {.layer_prefix = "transformer.h.%zu.", .model =
@@ -123,193 +125,174 @@ static const Family families[] = {
       "lm_head.weight"}, .layer =
      {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
       "attn.c_proj.weight", "attn.c_proj.bias", NO_LINEAR_NAMES, NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
-      NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NO_EXPERT_NAMES, NULL}}},
+      NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias"}}},
     {.name = "llama", .model_type = "llama", .architecture = "LlamaForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
-     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,mlp_bias=false",
+     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,mlp_bias=false",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "mistral", .model_type = "mistral", .architecture = "MistralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,"
-     "initializer_range=0.02,sliding_window=4096,layer_types=s",
+     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,sliding_window=4096,"
+     "layer_types=s",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "ministral3", .model_type = "ministral3", .architecture = "Ministral3ForCausalLM",
      .defaults =
      "vocab_size=131072,hidden_size=4096,intermediate_size=14336,num_hidden_layers=34,num_attention_heads=32,"
      "num_key_value_heads=8,head_dim=128,max_position_embeddings=262144,rms_norm_eps=1e-5,rope_theta=1000000,"
-     "initializer_range=0.02,layer_types=s,rope_type=yarn,factor=16,original_max_position_embeddings=16384,"
-     "mscale=1,mscale_all_dim=1,llama_4_scaling_beta=0.1",
+     "layer_types=s,rope_type=yarn,factor=16,original_max_position_embeddings=16384,mscale=1,mscale_all_dim=1,"
+     "llama_4_scaling_beta=0.1",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen2", .model_type = "qwen2", .architecture = "Qwen2ForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
-     "initializer_range=0.02",
+     "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qkv_bias = 1,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen3", .model_type = "qwen3", .architecture = "Qwen3ForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=32,head_dim=128,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
-     "initializer_range=0.02",
+     "num_key_value_heads=32,head_dim=128,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "gemma3", .model_type = "gemma3_text", .architecture = "Gemma3ForCausalLM",
      .defaults =
      "vocab_size=262208,hidden_size=2304,intermediate_size=9216,num_hidden_layers=26,num_attention_heads=8,"
      "num_key_value_heads=4,head_dim=256,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=1000000,"
-     "initializer_range=0.02,tie_word_embeddings=true,sliding_window=4096,layer_types=sssssf,"
-     "rope_local_base_freq=10000,query_pre_attn_scalar=256",
+     "tie_word_embeddings=true,sliding_window=4096,layer_types=sssssf,rope_local_base_freq=10000,"
+     "query_pre_attn_scalar=256",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .qk_norm = QK_NORM_HEADS, .norm_offset = 1,
      .post_norms = 1, .scaled_embeddings = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
       "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"})},
     {.name = "qwen3_5", .model_type = "qwen3_5_text", .architecture = "Qwen3_5ForCausalLM",
      .defaults =
      "vocab_size=248320,hidden_size=4096,intermediate_size=12288,num_hidden_layers=32,num_attention_heads=16,"
      "num_key_value_heads=4,head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
-     "initializer_range=0.02,layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,"
-     "linear_key_head_dim=128,linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32",
+     "layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,linear_key_head_dim=128,"
+     "linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      MLP_NAMES, NO_EXPERT_NAMES, NULL})},
+     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, MLP_NAMES)})},
     {.name = "smollm3", .model_type = "smollm3", .architecture = "SmolLM3ForCausalLM",
      .defaults =
      "vocab_size=128256,hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
      "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=2000000,"
-     "initializer_range=0.02,tie_word_embeddings=true,mlp_bias=false,layer_types=fffn",
+     "tie_word_embeddings=true,mlp_bias=false,layer_types=fffn",
      .layer_types = "n", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "olmo2", .model_type = "olmo2", .architecture = "Olmo2ForCausalLM",
      .defaults =
      "vocab_size=50304,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
-     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000,initializer_range=0.02",
+     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
      .no_pre_norms = 1, .post_norms = 1,
      TENSOR_NAMES(OLMO_LAYER_NAMES)},
     {.name = "olmo3", .model_type = "olmo3", .architecture = "Olmo3ForCausalLM",
      .defaults =
      "vocab_size=50304,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
-     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=500000,initializer_range=0.02,"
-     "sliding_window=4096,layer_types=sssf,rope_local_base_freq=500000",
+     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=500000,sliding_window=4096,layer_types=sssf,"
+     "rope_local_base_freq=500000",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
      .no_pre_norms = 1, .post_norms = 1,
      TENSOR_NAMES(OLMO_LAYER_NAMES)},
     {.name = "phi3", .model_type = "phi3", .architecture = "Phi3ForCausalLM",
      .defaults =
      "vocab_size=32064,hidden_size=3072,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
-     "max_position_embeddings=4096,rms_norm_eps=1e-5,rope_theta=10000,initializer_range=0.02,layer_types=s,"
-     "partial_rotary_factor=1",
+     "max_position_embeddings=4096,rms_norm_eps=1e-5,rope_theta=10000,layer_types=s,partial_rotary_factor=1",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1, .plain_rope = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, "self_attn.qkv_proj.weight", NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-      "self_attn.o_proj.weight", NULL, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES,
-      NO_EXPERT_NAMES, NULL})},
+     TENSOR_NAMES({"input_layernorm.weight", NULL, "self_attn.qkv_proj.weight", NULL, NULL, NULL, NULL, NULL, NULL,
+      NULL, "self_attn.o_proj.weight", NULL, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
+      FUSED_MLP_NAMES})},
     {.name = "glm4", .model_type = "glm4", .architecture = "Glm4ForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=13696,num_hidden_layers=40,num_attention_heads=32,"
      "num_key_value_heads=2,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1.5625e-7,rope_theta=10000,"
-     "initializer_range=0.02,attention_bias=true,partial_rotary_factor=0.5",
+     "attention_bias=true,partial_rotary_factor=0.5",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .no_output_bias = 1, .post_norms = 1,
      .interleaved = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_self_attn_layernorm.weight",
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_self_attn_layernorm.weight",
       "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, NO_EXPERT_NAMES, "post_mlp_layernorm.weight"})},
     {.name = "granite", .model_type = "granite", .architecture = "GraniteForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
-     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,mlp_bias=false,"
-     "embedding_multiplier=1,attention_multiplier=1,residual_multiplier=1,logits_scaling=1",
+     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,mlp_bias=false,embedding_multiplier=1,"
+     "attention_multiplier=1,residual_multiplier=1,logits_scaling=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"
-     "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
-     "initializer_range=0.02,num_experts=128,num_experts_per_tok=8,moe_intermediate_size=768,norm_topk_prob=false,"
-     "decoder_sparse_step=1,mlp_only_layers=none,router_aux_loss_coef=0.001",
+     "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,num_experts=128,"
+     "num_experts_per_tok=8,moe_intermediate_size=768,norm_topk_prob=false,decoder_sparse_step=1,mlp_only_layers=none,"
+     "router_aux_loss_coef=0.001",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .router = ROUTER_SOFTMAX,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL},
-     .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES},
+      .expert = SPLIT_NAMES)},
     {.name = "qwen3_5_moe", .model_type = "qwen3_5_moe_text", .architecture = "Qwen3_5MoeForCausalLM",
      .defaults =
      "vocab_size=248320,hidden_size=2048,num_hidden_layers=40,num_attention_heads=16,num_key_value_heads=2,"
-     "head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,"
-     "layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,linear_key_head_dim=128,"
-     "linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32,num_experts=256,"
-     "num_experts_per_tok=8,moe_intermediate_size=512,shared_expert_intermediate_size=512,"
-     "router_aux_loss_coef=0.001",
+     "head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,layer_types=lllf,"
+     "partial_rotary_factor=0.25,linear_conv_kernel_dim=4,linear_key_head_dim=128,linear_value_head_dim=128,"
+     "linear_num_key_heads=16,linear_num_value_heads=32,num_experts=256,num_experts_per_tok=8,"
+     "moe_intermediate_size=512,shared_expert_intermediate_size=512,router_aux_loss_coef=0.001",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      NO_MLP_NAMES, "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",
-      "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES, NULL},
-     .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, NO_MLP_NAMES), "mlp.gate.weight", "mlp.shared_expert_gate.weight",
+      "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight",
+      EXPERT_NAMES}, .expert = SPLIT_NAMES)},
     {.name = "mixtral", .model_type = "mixtral", .architecture = "MixtralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=1000000,"
-     "initializer_range=0.02,layer_types=s,num_experts=8,num_experts_per_tok=2,router_aux_loss_coef=0.001",
+     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=1000000,layer_types=s,"
+     "num_experts=8,num_experts_per_tok=2,router_aux_loss_coef=0.001",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SOFTMAX,
      .same_windows = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      NO_MLP_NAMES, "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL},
-     .expert = {"block_sparse_moe.experts.%zu.w1.weight", "block_sparse_moe.experts.%zu.w3.weight",
-     "block_sparse_moe.experts.%zu.w2.weight"}, .router = "block_sparse_moe.gate.weight")},
+     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.gate.weight", NULL, NULL, NULL, NULL,
+      EXPERT_NAMES}, .expert = {"block_sparse_moe.experts.%zu.w1.weight", "block_sparse_moe.experts.%zu.w3.weight",
+      "block_sparse_moe.experts.%zu.w2.weight"}, .router = "block_sparse_moe.gate.weight")},
     {.name = "glm4_moe", .model_type = "glm4_moe", .architecture = "Glm4MoeForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=10944,num_hidden_layers=46,num_attention_heads=96,"
      "num_key_value_heads=8,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=10000,"
-     "initializer_range=0.02,partial_rotary_factor=0.5,use_qk_norm=false,num_experts=128,num_experts_per_tok=8,"
-     "moe_intermediate_size=1408,shared_expert_intermediate_size=1408,first_k_dense_replace=1,n_group=1,"
-     "topk_group=1,norm_topk_prob=true,routed_scaling_factor=1",
+     "partial_rotary_factor=0.5,use_qk_norm=false,num_experts=128,num_experts_per_tok=8,moe_intermediate_size=1408,"
+     "shared_expert_intermediate_size=1408,first_k_dense_replace=1,n_group=1,topk_group=1,norm_topk_prob=true,"
+     "routed_scaling_factor=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .no_output_bias = 1, .router = ROUTER_SIGMOID,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      MLP_NAMES, "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",
-      "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES, NULL},
-     .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), "mlp.gate.weight", NULL,
+      "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight",
+      "mlp.shared_experts.down_proj.weight", EXPERT_NAMES}, .expert = SPLIT_NAMES)},
     {.name = "gpt_oss", .model_type = "gpt_oss", .architecture = "GptOssForCausalLM",
      .defaults =
      "vocab_size=201088,hidden_size=2880,intermediate_size=2880,num_hidden_layers=36,num_attention_heads=64,"
      "num_key_value_heads=8,head_dim=64,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=150000,"
-     "initializer_range=0.02,attention_bias=true,sliding_window=128,layer_types=sf,rope_type=yarn,factor=32,"
-     "original_max_position_embeddings=4096,truncate=false,num_experts=128,num_experts_per_tok=4,"
-     "swiglu_alpha=1.702,swiglu_limit=7,router_aux_loss_coef=0.001",
+     "attention_bias=true,sliding_window=128,layer_types=sf,rope_type=yarn,factor=32,"
+     "original_max_position_embeddings=4096,truncate=false,num_experts=128,num_experts_per_tok=4,swiglu_alpha=1.702,"
+     "swiglu_limit=7,router_aux_loss_coef=0.001",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_CLAMPED, .router = ROUTER_SOFTMAX,
      .expert_biases = 1, .expert_columns = 1, .sinks = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      NO_MLP_NAMES, "mlp.router.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES, NULL, "self_attn.sinks",
-      "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias"})},
+     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.router.weight", NULL, NULL, NULL, NULL,
+      EXPERT_NAMES, NULL, "self_attn.sinks", "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
+      "mlp.experts.down_proj_bias"})},
     {.name = "gemma4", .model_type = "gemma4_text", .architecture = "Gemma4ForCausalLM",
      .defaults =
      "vocab_size=262144,hidden_size=2304,intermediate_size=9216,num_hidden_layers=30,num_attention_heads=8,"
      "num_key_value_heads=4,head_dim=256,global_head_dim=512,num_global_key_value_heads=0,attention_k_eq_v=false,"
      "num_kv_shared_layers=0,use_double_wide_mlp=false,hidden_size_per_layer_input=256,"
      "vocab_size_per_layer_input=262144,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=1000000,"
-     "partial_rotary_factor=0.25,initializer_range=0.02,tie_word_embeddings=true,sliding_window=512,"
-     "layer_types=sssssf,rope_local_base_freq=10000,final_logit_softcapping=0,num_experts=0,num_experts_per_tok=1,"
+     "partial_rotary_factor=0.25,tie_word_embeddings=true,sliding_window=512,layer_types=sssssf,"
+     "rope_local_base_freq=10000,final_logit_softcapping=0,num_experts=0,num_experts_per_tok=1,"
      "moe_intermediate_size=1,pad_token_id=0",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .qk_norm = QK_NORM_HEADS, .post_norms = 1,
      .scaled_embeddings = 1, .router = ROUTER_SOFTMAX, .experts_beside = 1, .value_norm = 1, .unscaled_attention = 1,
      .last_full = 1, .proportional = 1, .layer_scalars = 1, .plain_rope = 1,
-     TENSOR_NAMES(
-     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
       "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "router.proj.weight", NULL, NULL, NULL, NULL,
       "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, "router.scale",
       "router.per_expert_scale", NULL, NULL, "post_feedforward_layernorm_1.weight",
