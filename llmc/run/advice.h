@@ -5,7 +5,7 @@ Says what a plan holds. Refuses a plan that does not fit, with the options that 
 #define LLMC_ADVICE_H
 #include "choose_plan.h"
 
-// One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
+// Prints one line per region alive at the peak: its bytes, a bar of its share of the total, its name.
 static void report_regions(FILE *out, const Arena *plan) {
     size_t smaller = 0; // bytes of regions below 1 %
     for (size_t i = 0; i < plan->regions_at_peak; i++) {
@@ -31,7 +31,7 @@ static const char *placed_word(const RunSettings *s, int kind) {
     return kind == PLACED_INPUTS && keys ? "keys and values" : placed_words[kind];
 }
 
-// The plan's tensors in a place, in words
+// Writes the plan's tensors in a place, in words.
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
     const int keys = method_is_chunk_major(run->settings.method) || run->settings.context.window;
     const Share inputs = keys ? SHARE_KV : SHARE_LAYER_INPUTS;
@@ -51,9 +51,9 @@ static const char *placed_text(const Run *run, int place, char *text, size_t siz
 }
 
 // ---- where no length fits ------------------------------------------------------------------------------------------
-#define RECOMMENDED_BYTES 1024 // of the text
+#define RECOMMENDED_BYTES 1024 // bytes of the text
 
-// Adds a line to `text` if some length of `trial` fits: the options to type, the longest length, and whether that is
+// Adds a line to `text` if some length of `trial` fits: the options to type, the longest length, and whether it is
 // shorter than --seq-len.
 static size_t recommend(const Run *trial, size_t B, size_t limit, const char *options, char *text) {
     const size_t longest = run_longest(trial, B, limit), used = strlen(text), wished = trial->options->seq_len;
@@ -65,7 +65,8 @@ static size_t recommend(const Run *trial, size_t B, size_t limit, const char *op
     return longest;
 }
 
-// Returns GiB per node of this place that make the length fit; 0: no amount does. Sets `o` to a command line with them.
+// Returns the GiB per node of `place` with which the length fits; 0: no amount suffices. Sets `o` to a command line
+// with that amount.
 static size_t place_needed(const Run *run, const Batch *shape, size_t limit, Place place, Options *o) {
     size_t *given = place == PLACE_HOST ? &o->host_limit : &o->disk_limit, least, most = 0;
     Run trial = *run;
@@ -134,10 +135,11 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         trial = *run;
     }
     if (o->rollout || !option_accepted(&option_rows[option_find("zero")], o->verb)) return;
-    const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO; // whose sequences ranks cannot share
+    // Methods whose sequences ranks cannot share.
+    const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO;
     if (alone) more = *o, more.method = trial.settings.method = METHOD_STREAM, trial.options = &more;
     const int gpu = run_search(run, limit).limits.tables;
-    char *const end = text + strlen(text); // fewer ranks, if they do not reach --seq-len, leave no line
+    char *const end = text + strlen(text); // a number of ranks that does not reach --seq-len leaves no line
     for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
         trial.settings.world.ranks = P, trial.settings.world.rank = P - 1, trial.settings.world.zero = ZERO_WEIGHTS;
         trial.settings.world.sp = world_sp(world) * (P / ranks);
@@ -171,8 +173,8 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
 }
 
 // ---- the refusal ---------------------------------------------------------------------------------------------------
-// Refuses a run that does not fit, before anything is allocated, and says what would. B: documents of a sequence; 0:
-// only generation
+// Refuses a run that does not fit, before anything is allocated, and names options that would fit. B: documents of a
+// sequence; 0: only generation
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
     static const char *const words[PLACES] = {"", "host memory", "disk space"};
     const Plan *plan = &run->plan;
@@ -196,7 +198,7 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
         if (!longest) die_no_length(run, B, limit, whose);
         Options more;
         Batch shape = batch_shape(regular_bound(B, run->options->seq_len));
-        const int hosted = search.places[PLACED_INPUTS] >> PLACE_HOST & 1; // else host memory was not asked for
+        const int hosted = search.places[PLACED_INPUTS] >> PLACE_HOST & 1; // 0: host memory was not asked for
         const size_t gib = hosted ? 0 : place_needed(run, &shape, limit, PLACE_HOST, &more);
         if (gib) snprintf(text, sizeof(text), ", and this one with --host-limit %zuGiB", gib);
         die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit%s", needed, whose, most, longest,

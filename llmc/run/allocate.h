@@ -6,7 +6,7 @@ Makes the one allocation of a run: plans its largest sequence, refuses what does
 #include "llmc/ops/link_rates.h"
 #include "advice.h"
 
-// Bytes of a step that move in one direction of a kind of place.
+// Returns the bytes that a step moves in one direction, to or from one kind of place.
 static double moved_in_step(const Run *run, Way way) {
     const Moved *moved = &run->plan.moved;
     const double passes = (double)max_size(1, assigned_batches(run->assignment));
@@ -14,10 +14,10 @@ static double moved_in_step(const Run *run, Way way) {
            moved->bytes[PHASE_UPDATE][way];
 }
 
-// A disk on which a step would mostly wait; what is placed there is not yet.
+// Measures the disk and warns if a step would mostly wait for it. Call before tensors are placed on the disk.
 static void note_slow_disk(const Run *run) {
     const size_t half = min_size(min_size(run->plan.disk_bytes, run->plan.total_bytes) / 2, (size_t)8 << 20);
-    if (half < (size_t)8 << 20) return; // too little to tell
+    if (half < (size_t)8 << 20) return; // too few bytes to measure
     const LinkRates r = link_rates(ops_device, (char *)run->disk_memory, (char *)run->memory, half);
     const double out = moved_in_step(run, WAY_DISK_OUT), in = moved_in_step(run, WAY_DISK_IN);
     if (fmin(r.out, r.in) < SLOW_DISK)
@@ -25,7 +25,7 @@ static void note_slow_disk(const Run *run) {
              run->options->disk, r.out * 1e-6, r.in * 1e-6, human_bytes(out + in), out / r.out + in / r.in);
 }
 
-// Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
+// Plans and allocates the run. Nothing is allocated after it; the weights are still to be loaded.
 static void run_allocate(Run *run, SequenceBound bound) {
     const size_t available = ops_device->memory_available(), limit = memory_limit(run->options, available);
     Batch shape = batch_shape(bound);
@@ -40,7 +40,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
     note_attention(run);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
                  limit == run->options->memory_limit ? "--memory-limit" : ops_device->memory_name());
-    dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
+    dist_barrier(); // a rank that went on would take memory before the host's other ranks have measured it
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s: %s were free before, %s are now; see what else takes "

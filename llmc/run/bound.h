@@ -1,11 +1,11 @@
 /*
-The largest sequence of a run, that its memory is planned for, and a batch of that size.
+The largest sequence of a run, for which its memory is planned, and a batch of its shape without tokens.
 */
 #ifndef LLMC_BOUND_H
 #define LLMC_BOUND_H
 #include "run.h"
 
-// B documents of T tokens. B = 0: only generation
+// Returns the bound of B documents of T tokens. B = 0: only generation
 static SequenceBound regular_bound(size_t B, size_t T) {
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
     SequenceBound bound = {B * T, B, T};
@@ -17,8 +17,8 @@ static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
     return bound;
 }
 
-// The largest sequence of this rank, of data or (NULL) of random documents. With --samples a step may have as many
-// micro-batches as replicas, which are not divided into parts then.
+// Returns the largest sequence of this rank, of `data` or (NULL) of random documents. With --samples a step may have as
+// many micro-batches as replicas; these micro-batches are not divided into parts.
 static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = o->samples || run->settings.deals ? 1 : run->assignment.parts;
@@ -26,14 +26,15 @@ static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     if (!data) return regular_bound(o->batch / parts * sample_documents(o), o->seq_len);
     SequenceBound bound = dataloader_part_bound(data, parts);
     if (!data->regular && objective_needs_mismatched(&run->settings.objective))
-        bound.longest = min_size(bound.N, o->seq_len); // mismatched documents may be longer than any of the data
+        // Mismatched documents may be longer than any document of the data.
+        bound.longest = min_size(bound.N, o->seq_len);
     return bound;
 }
 
-// Documents of T tokens that fill the largest sequence.
+// Returns how many documents of T tokens fill the largest sequence.
 static size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
 
-// A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
+// Returns a batch of this shape without tokens: all that a plan needs. Documents have the longest length; leftovers are
 // empty.
 static Batch batch_shape(SequenceBound bound) {
     Batch batch = {0};

@@ -6,7 +6,7 @@ slots, levels of --sp auto. Allocates nothing.
 #define LLMC_CHOOSE_PLAN_H
 #include "levels.h"
 
-// --memory-limit, or the available memory where that is less; 0: not known
+// Returns --memory-limit, or the available memory if that is less; 0: neither is known
 static size_t memory_limit(const Options *o, size_t available) {
     return available && (!o->memory_limit || available < o->memory_limit) ? available : o->memory_limit;
 }
@@ -20,9 +20,9 @@ static size_t largest_chunk(const Config *c) {
     return chunk;
 }
 
-// Returns what the options leave open, and the limits of a rank. limit: of device memory, 0: not known. Host memory
-// is one if a machine or --host-limit says how much there is, or the device has its own memory; for attention's outputs
-// also if they are to be kept.
+// Returns what the options leave open, and the limits of a rank. limit: bytes of device memory, 0: unknown. Host memory
+// is a place if a machine or --host-limit tells its size, or if the device has memory of its own; for attention's
+// outputs also with --keep attention.
 static Search run_search(const Run *run, size_t limit) {
     const Options *o = run->options;
     const World world = run->settings.world;
@@ -31,7 +31,7 @@ static Search run_search(const Run *run, size_t limit) {
     const int gpu = run->settings.gpu || !on_cpu;
     Search c = {0};
     c.open = run->settings, c.open.attention.workspace = 0;
-    settings_name_places(&c.open, o); // also where run_plan has decided
+    settings_name_places(&c.open, o); // sets named places also if run_plan has chosen some
     if (o->method == METHOD_AUTO) c.open.method = METHOD_STREAM;
     c.machine = named ? named : plans ? NULL : machine_of_device(ops_device->device_name());
     if (!c.machine) c.machine = &machines[MACHINE_H100];
@@ -57,7 +57,7 @@ static Search run_search(const Run *run, size_t limit) {
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
     const int asked = options_train(o) || option_given(o, "keep") || option_given(o, "keep-on");
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
-    c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs live in the same memory
+    c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs use the same memory
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals &&
                !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers;
@@ -72,12 +72,12 @@ static Search run_search(const Run *run, size_t limit) {
     return c;
 }
 
-// Finds the library that takes attention of this run, the same on all ranks; of a plan that of the planned GPU.
+// Chooses attention's library: agreed by all ranks; in a plan, the planned GPU's.
 static void run_attention(Run *run) {
     const Config *c = &run->model.config;
     const Machine *planned = machine_from_options(run->options);
     const int on_cpu = !strcmp(ops_device->name, "cpu");
-    double have[4] = {0}; // forward, backward; of global heads
+    double have[4] = {0}; // forward, backward; the same for global heads
     run->attention = NULL, run->settings.library = on_cpu ? 0 : LIBRARY_ASKED;
     if (run->options->verb == VERB_PLAN) {
         run->settings.library =
@@ -104,21 +104,21 @@ static void run_attention(Run *run) {
                 have[i], dist_ranks());
 }
 
-// Workspaces for that library's calls in backward, the largest first, 0 (the op set's own choice) last. With more it
-// takes more heads and keys in a call, so results depend on it in their last bits: a run that is resumed takes the one
-// it began with, or else a smaller one.
+// Returns workspace `index` to try for the backward calls of attention's library: the largest first, 0 (the op set's
+// own choice) last. A larger workspace takes more heads and keys in a call, so the last bits of results depend on it. A
+// resumed run takes the workspace it began with, or else a smaller one.
 static size_t run_workspace(const Run *run, const RunSettings *settings, const Batch *shape, size_t index) {
     const Config *c = &run->model.config;
     const size_t chunk = settings->chunk ? settings->chunk : (size_t)CUDA_CHUNK;
     const AttentionChoice smallest = {settings->attention.any_order, 0};
     const AttentionCut cut = attention_cut(c->num_attention_heads, c->num_key_value_heads, c->head_dim, 0, smallest);
-    const size_t keys = shape->N - min_size(shape->N, chunk); // before the last chunk
+    const size_t keys = shape->N - min_size(shape->N, chunk); // keys before the last chunk
     if (!(run->settings.library & LIBRARY_BACKWARD) || !settings->backward) return 0;
     if (!run->has_begun) return attention_workspace_choice(cut, keys, index);
     return index ? min_size(attention_workspace_choice(cut, keys, index - 1), run->workspace) : run->workspace;
 }
 
-// Takes a candidate with its plan, and the largest workspace that fits on every rank. Returns 0 if it does not fit.
+// Plans a candidate with the largest workspace that fits on every rank. Returns 0 if it does not fit.
 static int run_take(Run *run, const Search *search, const Batch *shape, const Candidate *candidate) {
     RunSettings settings = candidate_settings(search, candidate);
     for (size_t i = 0;; i++) {
@@ -151,19 +151,20 @@ static double of_main_rank(double x) {
 
 #define TRIED 8 // choices whose workspaces are compared
 
-// Plans the fastest candidate that fits into `limit` on every rank (0: no limit), or else the nearest to it. What takes
-// less memory leaves a larger workspace to attention, so the first choices are compared with theirs, then other chunks
-// and the other --update. The main rank's order counts: the plans of ranks differ a little.
+// Plans the fastest candidate that fits into `limit` on every rank (0: no limit), or else the candidate nearest to it.
+// A candidate that takes less memory leaves attention a larger workspace, so the first TRIED choices are compared with
+// their workspaces. Then other chunks and the other --update are tried. All ranks follow the main rank's order, as the
+// plans of ranks differ a little.
 static void run_plan_places(Run *run, const Batch *shape, size_t limit) {
     static PassWorks here;
     PassWorks *const outside = pass_works;
     run_attention(run);
-    const int attends = run->settings.library & LIBRARY_BACKWARD; // then workspaces differ
+    const int attends = run->settings.library & LIBRARY_BACKWARD; // 1: workspaces differ between candidates
     const Search search = run_search(run, limit);
     const Candidates all = candidates_make(&search);
     if (!outside) pass_works = &here, here.count = 0;
     const int open =
-        search.keep || search.method || !run_take(run, &search, shape, all.candidate); // else all is on the device
+        search.keep || search.method || !run_take(run, &search, shape, all.candidate); // 0: all fits on the device
     Choice *choices = NULL, best = {0};
     size_t least, count = 0, tries = attends ? TRIED : 1;
     if (open) count = search_choices(&search, &all, shape, &choices, &least);
@@ -197,8 +198,8 @@ static int run_fits_with(const Run *run, size_t limit, Place weights) {
     return beyond == 0;
 }
 
-// Plans as run_plan_places. --slots auto: with the most slots, up to settings.rollout_slots, that fit where weights lie
-// with one slot: weights that are loaded for each token cost more than slots gain.
+// Plans like run_plan_places. With --slots auto, takes the most slots, up to settings.rollout_slots, that keep the
+// weights in the place they have with one slot. Weights that are loaded for each token cost more than slots gain.
 static void run_plan(Run *run, const Batch *shape, size_t limit) {
     RunSettings *s = &run->settings;
     const int open = s->rollout_slots > 1 && !run->options->slots;
@@ -222,10 +223,10 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
     }
 }
 
-// Plans the levels of --sp auto. The home level is the one with the fastest step of those up to the first with weights
-// and gradients on the device: larger ones would spare nothing. In place of run_plan
+// Plans the levels of --sp auto, in place of run_plan. Tries levels up to the first with weights and gradients on the
+// device, as larger ones would save no transfers. The fastest of them becomes the home level.
 static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, size_t limit) {
-    const size_t batches = run->assignment.batches; // for any number of ranks
+    const size_t batches = run->assignment.batches; // counted for any number of ranks
     const DealLevels levels = deal_levels(world_ranks(run->settings.world));
     const Run open = *run;
     double least = INFINITY;
@@ -247,7 +248,7 @@ static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, s
     dist_split(run->home);
 }
 
-// An option that changes nothing. After run_plan
+// Notes that --deterministic off has no effect with our own attention. Call after run_plan.
 static void note_attention(const Run *run) {
     if (run->settings.attention.any_order && !(run->settings.library & LIBRARY_BACKWARD))
         note("--deterministic off changes nothing: attention is by our own kernels%s, which add in one order",
@@ -261,7 +262,7 @@ static Run run_of_all(const Run *run) {
     return largest;
 }
 
-// Returns the most tokens of a document with which a sequence of B documents fits `limit` bytes, under the best
+// Returns the longest document, in tokens, with which a sequence of B documents fits `limit` bytes, under the best
 // candidate and the smallest workspace; 0: none.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
     const Run largest = run_of_all(run);

@@ -1,15 +1,17 @@
 /*
---sp auto: the levels of groups that the deals of a run choose from (llmc/data/deal.h): how long a sequence fits each,
-by plans, and the seconds of documents there, by the estimate. Both before the run, the same on all ranks.
+--sp auto: the levels of groups that the deals of a run choose from (llmc/data/deal.h). Plans tell how long a sequence
+fits each level; the estimate tells how many seconds a document takes on it. Both are computed before the run and are
+equal on all ranks.
 
-Validation and all besides training steps share sequences on the home level (choose_plan.h). Its settings, as where
-tensors lie, hold for all levels. Smaller levels take shorter sequences; memory is planned for the largest pass.
+Validation, and everything except training steps, shares sequences on the home level (choose_plan.h). Its settings, for
+example the places of tensors, hold for all levels. Smaller levels take shorter sequences; memory is planned for the
+largest pass.
 */
 #ifndef LLMC_LEVELS_H
 #define LLMC_LEVELS_H
 #include "bound.h"
 
-// Rates of a CPU's core: assumed. Only their ratios matter, and they decide nothing but deals.
+// Returns assumed rates of a CPU's core. Only their ratios matter, and they decide nothing but deals.
 static Machine levels_cpu(void) {
     Machine m = machines[MACHINE_H100];
     for (int i = PEAK_FLOPS; i <= DELTA_FLOPS; i++) m.value[i] = 5e10;
@@ -24,7 +26,7 @@ static RunSettings level_settings(const Run *run, size_t sp) {
     return settings;
 }
 
-// The plan of N positions on groups of sp ranks
+// Returns the plan of N positions on groups of sp ranks.
 static Plan level_plan(const Run *run, size_t sp, SequenceBound bound, size_t N) {
     const RunSettings settings = level_settings(run, sp);
     const SequenceBound part = {N, min_size(bound.documents, N), min_size(bound.longest, N)};
@@ -34,7 +36,7 @@ static Plan level_plan(const Run *run, size_t sp, SequenceBound bound, size_t N)
     return plan;
 }
 
-// Keeps of every place the plan that takes more.
+// Keeps the larger plan of each place.
 static void plan_join(Plan *plan, const Plan *other) {
     for (int place = 0; place < PLACES; place++)
         if (other->arena[place].peak > plan->arena[place].peak) plan->arena[place] = other->arena[place];
@@ -61,10 +63,10 @@ static size_t level_capacity(const Run *run, size_t sp, SequenceBound bound, con
 typedef enum {
     LEVEL_PASS,
     LEVEL_ALONE, // a pass that waits neither for weights of other ranks nor for transfers between places
-    LEVEL_STEP   // a step of one pass
+    LEVEL_STEP   // a step with one pass
 } LevelPart;
 
-// Estimates seconds on groups of sp ranks, of `documents` of n positions each.
+// Estimates the seconds of `documents` documents of n positions each, on groups of sp ranks.
 static double level_seconds(const Run *run, const Machine *machine, size_t sp, size_t documents, size_t n,
                             LevelPart part) {
     const SequenceBound bound = {documents * n, documents, n};
@@ -81,8 +83,9 @@ static double level_seconds(const Run *run, const Machine *machine, size_t sp, s
                               : sequence_seconds(machine, &settings, &work, &moved, &work.other);
 }
 
-// Fills the seconds of a level: a sequence's beginning by a whole chunk beside half of one, a document's by a sequence
-// full of such, or alone where the deal packs none (deal_alone). Work that ends within `least` counts without it.
+// Estimates seconds per document length on this level. Fixed cost of a sequence: 2 x (half chunk) - (whole chunk). A
+// document's seconds: its share of a full sequence of equal documents, or alone if the deal packs none with it
+// (deal_alone). Passes within the least time count without communication and transfers.
 static void level_table(const Run *run, const Machine *machine, DealTable *table, size_t k) {
     DealLevel *level = &table->levels.level[k];
     const size_t S = level->ranks, n = 128, half = min_size(S * run->plan.chunk, level->capacity) / (2 * n);
@@ -107,14 +110,14 @@ static double levels_seconds(const Run *run, const Machine *machine, size_t long
     const Options *o = run->options;
     const size_t levels = table->levels.levels, samples = o->samples ? o->samples : o->batch * o->grad_accum;
     Deal d = deal_allocate(table->levels, samples);
-    double seconds[2], positions = 0; // of the deal, of the step besides
+    double seconds[2], positions = 0; // [0] the deal, [1] the rest of the step
     for (d.samples = 0; d.samples < samples; positions += d.positions[d.samples++]) {
         d.positions[d.samples] = (uint32_t)max_size(longest / (d.samples + 1), 1);
         for (size_t k = 0; k < levels; k++)
             d.seconds[d.samples * levels + k] = deal_table_seconds(table, d.positions[d.samples], k);
     }
     deal_make(&d);
-    const size_t n = max_size((size_t)(positions / (double)table->levels.ranks), 1); // of a rank
+    const size_t n = max_size((size_t)(positions / (double)table->levels.ranks), 1); // positions of a rank
     seconds[0] = d.load;
     seconds[1] = level_seconds(run, machine, 1, 1, n, LEVEL_STEP) - level_seconds(run, machine, 1, 1, n, LEVEL_PASS);
     deal_free(&d);
@@ -122,16 +125,16 @@ static double levels_seconds(const Run *run, const Machine *machine, size_t long
     return seconds[0] + seconds[1];
 }
 
-// Makes the table of a run whose settings are chosen, and joins its plan with those of other levels. Returns a step's
-// seconds.
+// Makes the table of a run whose settings are chosen, and joins its plan with the plans of other levels. Returns the
+// seconds of a step.
 static double run_levels(Run *run, SequenceBound bound, const Search *search) {
     const Machine cpu = levels_cpu();
     const int on_cpu = !strcmp(ops_device->name, "cpu") && !run->settings.gpu;
     const Machine *machine = on_cpu ? &cpu : search->machine;
     DealTable *table = &run->table;
     PassWorks *const outside = pass_works;
-    double next = 256; // shorter ones have few pairs
-    pass_works = NULL; // too many to keep
+    double next = 256; // shorter documents have few pairs
+    pass_works = NULL; // there are too many plans to keep
     table->levels = deal_levels(world_ranks(run->settings.world));
     table->levels.turns =
         world_ranks(run->settings.world) > 1 && (sharding_of(run->settings.world, ZERO_GRADIENTS).ranks > 1 ||
@@ -158,7 +161,7 @@ static void run_share(Run *run, size_t sp) {
     while (level->ranks != sp) level++;
     run->settings.world.sp = run->streambp.memory.world.sp = sp;
     run->streambp.loops = loops_of(run->settings.method, run->settings.world);
-    run->streambp.memory.visits = pass_visits(&run->streambp, level->capacity); // of its plan
+    run->streambp.memory.visits = pass_visits(&run->streambp, level->capacity); // visits of the level's plan
     dist_split(sp);
 }
 

@@ -1,5 +1,5 @@
 /*
-Turns the options of new adapters into the keys of adapter_config.json that mean the same (files/adapter_targets.h):
+Turns the options of new adapters into equivalent keys of adapter_config.json (files/adapter_targets.h):
 
     --lora-targets q_proj,layers.3.mlp.up_proj    target_modules; a regular expression unless all are names
     --lora-layers 0-7,12                          layers_to_transform
@@ -25,7 +25,7 @@ static void lora_each_entry(const char *list, void (*add)(cJSON *to, char *entry
     free(copy);
 }
 
-// Adds a name; "experts" stands for both of their matrices.
+// Adds a name; "experts" stands for both matrices of experts.
 static void lora_add_name(cJSON *names, char *entry) {
     static const char *const ends[] = {".gate_up_proj", ".down_proj"};
     char name[256];
@@ -36,8 +36,8 @@ static void lora_add_name(cJSON *names, char *entry) {
     }
 }
 
-// Replaces names of experts' projections in transformers 4 as PEFT 0.21 does, and one that a dense MLP beside experts
-// shares with them. Returns 1 if the rank of their gates and up projections, which share A now, doubles.
+// Replaces transformers 4 names of experts' projections as PEFT 0.21 does, and names that a dense MLP next to experts
+// shares with them. Returns 1 if gates and up projections now share A, so that their rank doubles.
 static int lora_rename(const cJSON *names, const Family *family) {
     const char *const *old = adapter_old_names(family);
     int found[3] = {0, 0, 0};
@@ -76,8 +76,8 @@ static void lora_add_pattern(cJSON *patterns, char *entry) {
     cJSON_AddNumberToObject(patterns, entry, number);
 }
 
-// Returns the modules that a word stands for; 0: it is none. all: as in PEFT 0.21, beside attention
-// either experts and routers or the other linear layers, by family.
+// Returns the modules that a word stands for; 0: not a word. all: as in PEFT 0.21, attention and, by family, either
+// experts and routers or the other linear layers.
 static unsigned lora_word(const char *targets, const Config *c) {
     const int experts = expert_layers_before(c, c->num_hidden_layers) != 0,
               renamed = adapter_old_names(c->family) != NULL;
@@ -91,7 +91,7 @@ static unsigned lora_word(const char *targets, const Config *c) {
     return chosen;
 }
 
-// Makes the keys. Words become the names of their modules, so that --lora-layers applies.
+// Makes the keys of adapter_config.json. Words become the names of their modules, so that --lora-layers applies.
 static cJSON *lora_keys(const Lora *lora, const Options *o, const Config *c) {
     const char *targets = o->lora_targets, *module;
     cJSON *root = cJSON_CreateObject();
@@ -117,7 +117,7 @@ static cJSON *lora_keys(const Lora *lora, const Options *o, const Config *c) {
         lora_each_entry(o->lora_rank_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "rank_pattern"));
     if (o->lora_alpha_pattern)
         lora_each_entry(o->lora_alpha_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "alpha_pattern"));
-    if (doubled) { // after the user's own: the first match counts
+    if (doubled) { // follows the user's own patterns: the first match counts
         static const char *const keys[] = {"rank_pattern", "alpha_pattern"};
         for (int i = 0; i < 2; i++) {
             if (!cJSON_HasObjectItem(root, keys[i])) cJSON_AddObjectToObject(root, keys[i]);
@@ -130,7 +130,7 @@ static cJSON *lora_keys(const Lora *lora, const Options *o, const Config *c) {
     return root;
 }
 
-// 1 if a module with an adapter has this name, or matches it as a pattern
+// Returns 1 if a module with an adapter has this name, or matches it as a pattern.
 static int lora_names_some(const AdapterTargets *t, const Lora *lora, const Config *c, const char *text, int pattern) {
     char name[160];
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
@@ -147,7 +147,7 @@ static int lora_names_some(const AdapterTargets *t, const Lora *lora, const Conf
     return 0;
 }
 
-// Refuses an entry without effect.
+// Refuses an entry that matches no module.
 static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const Config *c, const char *key) {
     const cJSON *list = json_get(t->root, key), *item;
     const int names = cJSON_IsArray(list);
@@ -162,7 +162,7 @@ static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const 
     }
 }
 
-// Chooses the modules that have adapters, with their rank and alpha; those of *lora are set.
+// Chooses the modules that have adapters, with their rank and alpha. Replaces the choice in *lora.
 static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     cJSON *root = lora_keys(lora, o, c);
     const AdapterTargets targets = {root, "--lora-targets", EXIT_USAGE, c->family->names.layer_prefix};

@@ -8,10 +8,10 @@ configuration and tensors. The caller chooses the stream for people, so that std
 #include "llmc/estimate/estimate.h"
 #include "allocate.h"
 
-// Metrics for people; the log has all of them.
+// Metrics that are printed; the log has all of them.
 static const struct {
     const char *metric, *label;
-    int is_signed, detail; // detail: of a step only with --verbose
+    int is_signed, detail; // detail: printed for a step only with --verbose
 } metrics_shown[] = {{"rewards/accuracies", "acc", 0, 0},
                      {"rewards/margins", "margin", 1, 0},
                      {"reward", "reward", 1, 0},
@@ -23,7 +23,7 @@ static const struct {
                      {"entropy", "entropy", 0, 1},
                      {"clip_ratio/region_mean", "clipped", 0, 1}};
 
-// Adds a column for each metric. seen: bits of metrics with a column in an earlier line, which they keep
+// Adds a column for each metric. seen: bits of metrics with a column in an earlier line; they keep it
 static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen, int details) {
     for (size_t k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++) {
         const double value = metric_named(m, metrics_shown[k].metric);
@@ -42,7 +42,7 @@ static void metrics_print(FILE *out, const Metrics *m) {
     if (line.used) fprintf(out, "%s\n", line.text + 2);
 }
 
-// prefix: before every name
+// Writes metrics into an open object. prefix: put before every name
 static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
     char name[80];
     for (size_t i = 0; i < m->count; i++) {
@@ -123,7 +123,7 @@ static void report_base(const Run *run) {
     if (errors->kinds) fputc('\n', run->text);
 }
 
-// Into an open object
+// Writes the quantised types and their errors into an open object.
 static void report_base_json(JsonOut *json, const Run *run) {
     const StorageErrors *errors = &run->errors;
     if (!run->settings.storage) return;
@@ -134,13 +134,14 @@ static void report_base_json(JsonOut *json, const Run *run) {
     json_object_end(json);
 }
 
-// Writes ranks, and the bytes that each sent in a step, by kind, into an open object. Nothing for a single process.
+// Writes the ranks, and the bytes that each rank sent in a step, by kind, into an open object. Writes nothing for a
+// single process.
 static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     if (world_ranks(w) == 1) return;
     json_size(json, "ranks", world_ranks(w));
     json_size(json, "zero", w.zero);
     json_size(json, "sp", world_sp(w));
-    if (!sent) return; // of deals, by lengths
+    if (!sent) return; // deals send different bytes for each length
     json_object(json, "sent");
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++) json_number(json, traffic_names[kind], sent->bytes[kind]);
     json_object_end(json);
@@ -161,7 +162,7 @@ static void report_plan_json(JsonOut *json, const Arena *plan) {
     json_array_end(json);
 }
 
-// Writes configuration and tensors into an open object. dtype: of the weights in the model's files
+// Writes configuration and tensors into an open object. dtype: type of the weights in the model's files
 static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     const Config *config = &model->config;
     json_text(json, "model_type", config->family->model_type);
@@ -187,7 +188,7 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
         const Parameter *p = &model->parameters[i];
         uint64_t shape[3];
         const size_t rank = parameter_shape(p, shape);
-        if (p->part) continue; // the first part's shape is that of all
+        if (p->part) continue; // the first part stands for all parts
         json_object(json, NULL);
         json_text(json, "name", p->name);
         json_array(json, "shape");
@@ -216,7 +217,7 @@ static void report_reference(const Run *run) {
     }
 }
 
-// Prints a run's peak beside its plan. On the CPU, host memory is the device's.
+// Prints a run's measured peak next to its planned one. On the CPU, host memory is the device's.
 static void report_memory(const Run *run, double peak) {
     const double host = strcmp(ops_device->name, "cpu") ? 0 : (double)run->plan.host_bytes;
     const double planned = (double)run->plan.total_bytes + host;
@@ -228,7 +229,7 @@ static void report_memory(const Run *run, double peak) {
 }
 
 // ---- attention and places ------------------------------------------------------------------------------------------
-// Into an open object.
+// Writes attention's library into an open object.
 static void report_attention_json(JsonOut *json, const Run *run) {
     json_text(json, "attention", run->attention ? "cudnn" : "own");
     if (run->attention) json_text(json, "attention_library", run->attention);
@@ -236,7 +237,7 @@ static void report_attention_json(JsonOut *json, const Run *run) {
     json_size(json, "attention_workspace", run->settings.attention.workspace);
 }
 
-// Prints places other than the device; with --verbose why they were chosen.
+// Prints places other than the device; with --verbose also why they were chosen.
 static void report_places(FILE *out, const Run *run) {
     const double slower = run->chosen ? run->choice.seconds / run->choice.on_device : 0;
     const char *glue = "placed  ";
@@ -255,7 +256,7 @@ static void report_places(FILE *out, const Run *run) {
     fputs(" than all on the device\n", out);
 }
 
-// Into an open object. Names of shares follow as numbers, so those of places are in an object of their own.
+// Writes places into an open object. Shares of the same names are numbers, so places have an object of their own.
 static void report_places_json(JsonOut *json, const Run *run) {
     json_object(json, "placed");
     for (int kind = 0; kind < PLACED; kind++)
@@ -271,7 +272,7 @@ static void report_places_json(JsonOut *json, const Run *run) {
     if (run->settings.rollout_slots) json_size(json, "slots", run->settings.rollout_slots);
 }
 
-// Returns the method's name; of spaco also the share of chunks that it keeps.
+// Returns the method's name; for spaco also the share of chunks that it keeps.
 static const char *method_text(const Run *run) {
     static char text[64];
     const char *name = method_names[run->settings.method];
@@ -280,7 +281,7 @@ static const char *method_text(const Run *run) {
     return text;
 }
 
-// Prints the data and what a step takes of it. data: NULL: none. schedule: of a training run, or empty
+// Prints the data and how much of it a step takes. data: may be NULL. schedule: of a training run, or empty
 static void report_data(const Run *run, const DataLoader *data, const char *schedule) {
     const Options *o = run->options;
     const int packed = data && data->segment && !data->prompts;
@@ -306,7 +307,7 @@ static void report_data(const Run *run, const DataLoader *data, const char *sche
     fputs(")\n", out);
 }
 
-// Prints the chunk, and how many of its rows an expert gets if all get as many.
+// Prints the chunk, and how many of its rows an expert gets if experts share them evenly.
 static void report_chunk(FILE *out, const Run *run) {
     const Config *c = &run->model.config;
     if (!method_has_chunks(run->settings.method)) return;
@@ -346,7 +347,7 @@ static void report_planned(const Run *run) {
     if (s->keep) fputs(", attention kept", out);
     if (s->defers) fputs(", update in forward", out);
     if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
-    for (int place = PLACE_HOST; place < PLACES && !o->verbose; place++) // else in report_places
+    for (int place = PLACE_HOST; place < PLACES && !o->verbose; place++) // else report_places prints it
         if (*placed_text(run, place, text, sizeof(text)))
             fprintf(out, "; %s: %s", place == PLACE_HOST ? "in host memory" : "on disk", text);
     if (run->attention || own)
@@ -366,8 +367,8 @@ static void report_planned(const Run *run) {
     if (s->deals) report_groups(out, &run->table.levels);
 }
 
-// Prints the header: three lines, with experts or --sp auto one more, with --verbose others. data, schedule: see
-// report_data. bound: the sequence that was planned for
+// Prints the header: three lines, one more with experts or --sp auto, others with --verbose. data, schedule: see
+// report_data. bound: the planned sequence
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
     const Options *o = run->options;
     FILE *out = run->text;

@@ -22,44 +22,44 @@ After that nothing is allocated. run_close ends it.
 #include "lora_options.h"
 #include "settings.h"
 
-#define SHORT_EPOCH 10 // steps
+#define SHORT_EPOCH 10 // steps of a short epoch
 
 typedef struct {
     const Options *options;
-    FILE *text; // for people: stdout, or stderr if stdout is JSON; nowhere on other ranks than the main one
+    FILE *text; // stream for people: stdout, or stderr if stdout is JSON; discards on ranks other than the main one
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
-    Storage storage;       // no format: weights are stored as they are used
-    Lora lora;             // of rank 0: none
-    WeightSource *adapter; // of --adapter; open until it is read
+    Storage storage;       // no format: weights are stored in the type they are used in
+    Lora lora;             // rank 0: no adapters
+    WeightSource *adapter; // file of --adapter; open until it is read
     size_t grown_from;     // the vocabulary before --grow-vocabulary; 0: unchanged
-    BaseKey adapter_base;  // the base that --adapter names
-    BaseKey base;          // of the model, if adapters are written
+    BaseKey adapter_base;  // key of the base that --adapter names
+    BaseKey base;          // key of the model, if adapters are written
     RunSettings settings;
-    Assignment assignment; // of the step's micro-batches
-    const char *attention; // the library that computes it, "cuDNN 9.19.0"; NULL: our own kernels
-    int has_begun;         // a resumed run
-    size_t workspace;      // AttentionChoice.workspace that it began with
+    Assignment assignment; // micro-batches of a step
+    const char *attention; // the library that computes attention, "cuDNN 9.19.0"; NULL: our own kernels
+    int has_begun;         // 1: the run is resumed
+    size_t workspace;      // AttentionChoice.workspace with which the resumed run began
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
-    DealTable table;   // --sp auto
-    size_t home;       // then: ranks that share a sequence outside of steps
-    Choice choice;     // the fastest of several that fit, if `chosen`; else all that is open is on the device, or
-    int chosen;        // nothing fits
-    void *memory;      // plan.total_bytes
-    void *host_memory; // plan.arena[PLACE_HOST].peak
-    void *disk_memory; // plan.disk_bytes
+    DealTable table;   // levels of --sp auto
+    size_t home;       // with --sp auto: ranks that share a sequence outside of steps
+    Choice choice;     // if `chosen`, the fastest of several that fit
+    int chosen;        // 0: everything open fits on the device, or nothing fits
+    void *memory;      // plan.total_bytes bytes
+    void *host_memory; // plan.arena[PLACE_HOST].peak bytes
+    void *disk_memory; // plan.disk_bytes bytes
     Arena arena[PLACES];
     StreamBP streambp;
     OptimizerState optimizer;
-    StorageErrors errors;       // of matrices that were quantised here
-    LogprobFile reference, old; // of --data, if they are named
-    Batch mismatched;           // kto: mismatched documents of the micro-batch (batch_mismatch), and
-    double *document_reference; // [documents] the reference's log-probability of its own; NULL: not needed
+    StorageErrors errors;       // errors of matrices quantised at load
+    LogprobFile reference, old; // log-probabilities of --data, if files are named
+    Batch mismatched;           // kto: mismatched documents of the micro-batch (batch_mismatch)
+    double *document_reference; // [documents] the reference's log-probability of each document of `mismatched`; or NULL
     int kl_told;
-    char model_path[PATH_MAX];     // --model, resolved; empty: --init
+    char model_path[PATH_MAX];     // --model, resolved; empty with --init
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
     char data_tokenizer[PATH_MAX]; // tokenizer file of --data, which decides how a turn ends, or empty
 } Run;
@@ -105,7 +105,7 @@ static void run_scale(Run *run, Config *config) {
     if (run->source) run->source->config = run->source->model.config = scaled;
 }
 
-// Applies --grow-vocabulary. A model that has that size, such as a checkpoint's, stays as it is.
+// Applies --grow-vocabulary. Leaves a model that has that size already, for example a checkpoint's.
 static void run_grow(Run *run, Config *config) {
     const size_t rows = run->options->grow_vocabulary, old = config->vocab_size;
     if (run->options->init)
@@ -131,7 +131,7 @@ static void run_note_grown(const Run *run) {
         note("adapters do not train all rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does");
 }
 
-// Refuses models that mxfp4, of experts alone and in blocks along their rows, cannot hold.
+// Refuses models that mxfp4 cannot hold: it stores experts alone, in blocks along their rows.
 static void run_check_mxfp4(const Model *model, const char *option) {
     size_t experts = 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -147,7 +147,8 @@ static void run_check_mxfp4(const Model *model, const char *option) {
                   model->config.family->name, option);
 }
 
-// Chooses how the model is stored: by --base, or as in its files. directory: of a plan, which opens no weights; or NULL
+// Chooses the storage of the model: from --base, or from its files. directory: the model's folder in a plan, which
+// opens no weights; else NULL
 static void run_choose_base(Run *run, const char *directory) {
     const Options *o = run->options;
     const QuantFormat format = quant_format(quant_type_find(option_chosen(o, "base")), run->model.dtype);
@@ -173,7 +174,7 @@ static void run_choose_base(Run *run, const char *directory) {
     free(formats);
 }
 
-// Writes the type and number of quantised matrices: a setting that a resumed run must share.
+// Writes the type and number of quantised matrices, a setting that a resumed run must repeat.
 static const char *run_base_text(const Run *run, char text[64]) {
     const Storage *storage = run->settings.storage;
     QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
@@ -198,7 +199,7 @@ static const char *shape_name(const char *hub, char name[64]) {
     return name;
 }
 
-// Returns the preset by which a plan replaces a Hugging Face model that is not on disk, whoever owns it; NULL: none.
+// Returns the preset that stands for a Hugging Face model which is not on disk, whoever owns it; NULL: none.
 static const char *preset_to_plan(const Options *o) {
     char found[PATH_MAX], wanted[64] = "", shape[64] = "";
     const char *typed = o->model;
@@ -256,7 +257,7 @@ static const char *scaling_text(const Config *c, size_t T, char text[32]) {
     return text;
 }
 
-// Checks T against the model's positions: beyond a learned table it is refused, beyond rotary ones there is a note.
+// Checks T against the model's positions. Refuses T beyond a learned table; notes T beyond rotary positions.
 static void check_positions(const Run *run, size_t T, const char *what) {
     const Config *c = &run->model.config;
     char scaling[32];
@@ -264,13 +265,13 @@ static void check_positions(const Run *run, size_t T, const char *what) {
     if (c->family->learned_positions)
         die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
                   c->max_position_embeddings, c->max_position_embeddings);
-    if (run->options->verb == VERB_PLAN) return; // prints it itself
+    if (run->options->verb == VERB_PLAN) return; // plan prints the note itself
     note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions; --rope-scaling %s scales "
          "them",
          what, T, c->max_position_embeddings, scaling_text(c, T, scaling));
 }
 
-// Notes that weights grow in a build of a wider type.
+// Notes that weights take more bytes in a build of a wider type.
 static void run_note_growth(const Run *run) {
     const DType type = run->source ? run->source->dtype : run->model.dtype, own = run->model.dtype;
     const char *was = human_bytes((double)run->model.elements * (double)dtype_size(type));
@@ -299,8 +300,8 @@ static void run_open(Run *run, const Options *o, const char *model) {
     if (o->samples) run->assignment = assign_rounds(run->assignment, (o->samples + o->batch - 1) / o->batch);
 }
 
-// Records what a new run begins from; for a resumed one, whose *source is read, only what the command line names again.
-// A run that begins from another takes that one's folder.
+// Fills *source with the start of a run. Resumed: keeps it, updates what the command line repeats. From another run:
+// copies that run's folder and type.
 static void run_source_begin(const Run *run, RunSource *source) {
     static RunSource before;
     const Options *o = run->options;
@@ -327,25 +328,27 @@ static void run_source_begin(const Run *run, RunSource *source) {
 }
 
 // ---- data ----------------------------------------------------------------------------------------------------------
-// Finds the tokenizer that shards must have been made with: the model's tokenizer.json, or the file made from it beside
-// a run.
+// Finds the tokenizer that shards must have been made with: the model's tokenizer.json, or the tokenizer file next to a
+// run.
 static void run_find_tokenizer(Run *run) {
     *run->tokenizer_path = 0;
-    if (!*run->model_path || !run->options->model || run->grown_from) return; // it lacks the added tokens
+    if (!*run->model_path || !run->options->model || run->grown_from)
+        return; // the model's tokenizer lacks the added
+                // tokens
     path_join(run->tokenizer_path, run->model_path, "tokenizer.json");
     if (path_exists(run->tokenizer_path)) return;
     if (!tokenizer_beside(run->model_path, run->tokenizer_path)) *run->tokenizer_path = 0;
 }
 
-// Finds the tokenizer file beside shards of --data that has the template which rendered them, or an end of answers that
-// prepare.py was given. It goes before the model's, in a new run without --tokenizer.
+// Finds a tokenizer file next to the shards of --data with the chat template that rendered them, or with ends of
+// answers given to prepare.py. It precedes the model's tokenizer in a new run without --tokenizer.
 static void run_find_data_tokenizer(Run *run) {
     const Options *o = run->options;
     if (strcmp(o->tokenizer, "auto") != 0) return;
     ShardPaths shards = shard_paths_find(o->data.path, o->data.count);
-    const char *alone = NULL; // a shard without the file of its template
+    const char *alone = NULL; // a shard whose template no tokenizer file has
     char path[PATH_MAX];
-    Tokenizer *t = NULL; // of the last folder
+    Tokenizer *t = NULL; // tokenizer of the last folder
     crc32_prepare();
     for (size_t i = 0; i < shards.count && !*run->data_tokenizer && is_token_shard(shards.at[i].path); i++) {
         InputFile file = input_open(shards.at[i].path);
@@ -402,14 +405,14 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
 }
 
 // ---- weights -------------------------------------------------------------------------------------------------------
-// Closes the files: an open one keeps its space on the disk, even after its checkpoint is pruned.
+// Closes the weight files. An open file keeps its space on the disk even after its checkpoint is pruned.
 static void run_close_source(Run *run) {
     if (run->source) weights_close(run->source);
     if (run->adapter) weights_close(run->adapter);
     run->source = run->adapter = NULL;
 }
 
-// Fills weights from a file, or at random (NULL).
+// Loads weights from a file, or fills them at random (source NULL).
 static void run_fill(const Run *run, WeightSource *source, const Model *table, char *weights) {
     const Sharding held = weights_sharding(&run->streambp.memory);
     if (source)
@@ -418,7 +421,7 @@ static void run_fill(const Run *run, WeightSource *source, const Model *table, c
         weights_init_random(table, held, ops_device, weights, run->options->seed);
 }
 
-// Loads --adapter, or fills new adapters; copies begin as the tensors of the base.
+// Loads --adapter, or fills new adapters. Copied modules begin as the tensors of the base.
 static void run_fill_adapters(Run *run) {
     const Residency *memory = &run->streambp.memory;
     const Model *table = &run->lora.table;
@@ -451,7 +454,7 @@ static void run_load_storage(Run *run, Sharding held) {
     if (random) weights_close(random);
 }
 
-// Loads the model's weights; refuses a --adapter that was trained on others.
+// Loads the model's weights. Refuses a --adapter that was trained on another base.
 static void run_load_base(Run *run) {
     const Options *o = run->options;
     const Residency *memory = &run->streambp.memory;
@@ -496,11 +499,11 @@ static void run_close(Run *run) {
     lora_free(&run->lora);
 }
 
-// Returns the table that is trained: the model or its adapters.
+// Returns the table that is trained: the model's, or its adapters'.
 static const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
 
-// Counts the layers of `micro_batches` passes as residency.h does for the progress bar, with those of a computed
-// reference and of mismatched documents.
+// Counts the layer visits of `micro_batches` passes for the progress bar, as residency.h counts them. Includes passes
+// for a computed reference and for mismatched documents.
 static double layer_passes(const Run *run, size_t micro_batches) {
     const size_t passes = 1 + LAYER_BACKWARD_PARTS + (run->settings.reference != REFERENCE_NOT_COMPUTED) +
                           2 * objective_needs_mismatched(&run->settings.objective);
@@ -514,7 +517,7 @@ static void fill_random(void *device, DType type, size_t count, uint64_t seed) {
     enum { PERIOD = 4093 };
     const size_t size = dtype_size(type);
     float values[PERIOD];
-    double elements[PERIOD]; // as wide as any type
+    double elements[PERIOD]; // large enough for any type
     for (size_t i = 0; i < PERIOD; i++) values[i] = (float)(2 * random_uniform(seed, 0, i) - 1);
     elements_from_float(elements, type, values, PERIOD);
     ops_device->copy_in(device, elements, min_size(count, PERIOD) * size);
@@ -522,9 +525,9 @@ static void fill_random(void *device, DType type, size_t count, uint64_t seed) {
         ops_device->copy((char *)device + done * size, device, min_size(done, count - done) * size);
 }
 
-// Measures the peak FLOP/s of the op set's matrix product: the best of a few n x n products, n doubled until one takes
-// milliseconds, or all of them half a second. Elements are random: on zeros a GPU takes less power, and its clocks are
-// higher. Uses free memory of the arena (between two sequences: nearly all); 0 if that is too small.
+// Measures the peak FLOP/s of the op set's matrix product: the best of a few n x n products. n doubles until a product
+// takes milliseconds, or half a second has passed. Elements are random: on zeros a GPU takes less power, and its clocks
+// are higher. Uses free memory of the arena (between two sequences nearly all is free). Returns 0 if it is too small.
 static double run_peak_flops(Run *run) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(run->arena);
     const double start = seconds_now();
@@ -544,7 +547,7 @@ static double run_peak_flops(Run *run) {
             best = fmax(best, flops / (seconds_now() - begin));
         }
         arena_pop(run->arena, mark);
-        // on a busy CPU its threads may wait for milliseconds, however small the product
+        // on a busy CPU the product's threads may wait for milliseconds, however small it is
         if ((n >= 512 && flops > 5e-3 * best) || seconds_now() - start > 0.5) break;
     }
     return best;

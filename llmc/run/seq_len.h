@@ -6,7 +6,7 @@
 #include "choose_plan.h"
 
 // Returns T, or the largest length below it whose micro-batch fits `limit` bytes on every rank. tokens: of all data.
-// Plans full documents; leaves a 64th of `limit` for more and shorter ones.
+// Plans full documents; reserves a 64th of `limit` for micro-batches of more, shorter documents.
 static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
     const Options *o = run->options;
     const int deals = run->settings.deals;
@@ -21,11 +21,11 @@ static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t
     run_plan(&trial, &shape, limit - limit / 64);
     free(shape.document_start);
     if (plan_pressure(&trial.plan, &search.limits) > 1) longest = search_longest(&search, bound_documents(bound, T));
-    return dist_smallest(longest ? min_size(T, longest) : T, &whose); // 0: check_memory says so
+    return dist_smallest(longest ? min_size(T, longest) : T, &whose); // 0: check_memory refuses the run
 }
 
-// Of shards of documents the longest one in steps of SEQ_LEN_STEP, as data/prepare.py prints it, at most the model's
-// positions and what fits; of others the default. limit: of a plan, 0: not known
+// Sets --seq-len. With shards of documents: the longest document in steps of SEQ_LEN_STEP, as data/prepare.py prints
+// it, at most the model's positions and what fits. With other shards: the default. limit: bytes of a plan, 0: unknown
 static void run_choose_length(Run *run, Options *o, size_t limit) {
     const Config *c = &run->model.config;
     size_t longest = 0, tokens = 0;
@@ -33,13 +33,13 @@ static void run_choose_length(Run *run, Options *o, size_t limit) {
     if (!o->data.count || option_given(o, "seq-len")) return;
     documents_measure(o->data.path, o->data.count, &longest, &tokens);
     if (longest && o->val_data.count) documents_measure(o->val_data.path, o->val_data.count, &longest, &tokens);
-    o->given[option_find("seq-len")] = 1; // is echoed
+    o->given[option_find("seq-len")] = 1; // so that reports echo it
     if (!longest) check_positions(run, o->seq_len, "--seq-len");
     if (!longest) return;
     const size_t needed = max_size(longest + (o->rollout ? o->max_new_tokens : 0), 2) - 1;
     const size_t most = min_size((needed + SEQ_LEN_STEP - 1) / SEQ_LEN_STEP * SEQ_LEN_STEP, c->max_position_embeddings);
     if (o->verb != VERB_PLAN) limit = memory_limit(o, ops_device->memory_available());
-    o->seq_len = o->rollout ? most : run_fitting_length(run, tokens, most, limit); // prompts are not cut
+    o->seq_len = o->rollout ? most : run_fitting_length(run, tokens, most, limit); // prompts are never cut
     const int few = o->seq_len < min_size(needed, most), cut = most < needed;
     if (o->quiet || (!few && !cut && o->seq_len <= SEQ_LEN_STEP)) return;
     if (few)

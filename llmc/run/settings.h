@@ -1,6 +1,6 @@
 /*
-Turns options into the settings of a run: dtype, objective, world, what plan.h plans for, and how data is opened. All
-that follows from options and model alone is decided here; choose_plan.h chooses what is left open (auto).
+Turns options into the settings of a run: dtype, objective, world, what plan.h plans for, and how data is opened.
+Decides all that follows from options and model alone; choose_plan.h chooses what is left open (auto).
 */
 #ifndef LLMC_SETTINGS_H
 #define LLMC_SETTINGS_H
@@ -11,7 +11,7 @@ that follows from options and model alone is decided here; choose_plan.h chooses
 
 static DType dtype_or(int chosen, DType otherwise) { return chosen == DTYPE_AUTO ? otherwise : (DType)chosen; }
 
-// 1 for a training run or the plan of one
+// Returns 1 for a training run or the plan of one.
 static int options_train(const Options *o) {
     return o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && o->plan_for == VERB_TRAIN);
 }
@@ -30,13 +30,13 @@ static Objective objective_from_options(const Options *o) {
     return objective;
 }
 
-// Returns the documents of a sample: 2 of a pair, the completions of a group. --batch counts samples.
+// Returns the documents of a sample: 2 for a pair, the completions for a group. --batch counts samples.
 static size_t sample_documents(const Options *o) {
     const unsigned kind = OF(o->objective);
     return kind & OF_PREFERENCES ? 2 : kind & OF_GROUPS ? o->group_size : 1;
 }
 
-// Returns the machine whose rates an estimate or a profile takes; NULL: none.
+// Returns the machine whose rates an estimate or a profile uses; NULL: none.
 static const Machine *machine_from_options(const Options *o) {
     const int named = option_given(o, "machine");
     static Machine machine;
@@ -48,12 +48,12 @@ static const Machine *machine_from_options(const Options *o) {
     return &machine;
 }
 
-// Returns the processes of this run, or of the planned one as its last rank, whose shares are the largest.
+// Returns the processes of this run. In a plan this process is the last rank, whose shares are the largest.
 static World world_from_options(const Options *o) {
     World world;
     world.ranks = o->verb == VERB_PLAN ? o->ranks : dist_ranks();
     world.rank = o->verb == VERB_PLAN ? o->ranks - 1 : dist_rank();
-    world.zero = o->zero, world.sp = max_size(o->sp, 1); // auto: until levels.h has found what fits
+    world.zero = o->zero, world.sp = max_size(o->sp, 1); // auto: the least values until levels.h has found what fits
     if (world.ranks % world.sp)
         die_usage("--sp %zu: does not divide the %zu rank%s of the run; %s", world.sp, world.ranks,
                   world.ranks == 1 ? "" : "s",
@@ -62,8 +62,8 @@ static World world_from_options(const Options *o) {
 }
 
 // Returns the reference that is evaluated during the pass. bp: the model itself; eval and new adapters: the base model.
-// A run that trains a model, or continues adapters, computes its log-probabilities before the first step (reference.h).
-// It keeps a second set of weights for rollouts and mismatched completions, which do not exist before.
+// A run that trains a model, or continues adapters, computes the reference's log-probabilities before the first step
+// (reference.h). Rollouts and mismatched completions do not exist before the run, so they keep a second set of weights.
 static ReferenceModel computed_reference(const Options *o, const Objective *objective, const Lora *lora) {
     const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
     if (!objective_needs_reference(objective) || o->reference_logprobs) return REFERENCE_NOT_COMPUTED;
@@ -79,7 +79,7 @@ static void settings_add_optimizer(RunSettings *settings, const Options *o) {
     settings->master = settings->model->dtype == DTYPE_BF16 && o->master != MASTER_NONE;
 }
 
-// Refuses options of another method, and methods that cannot share a sequence or gather weights.
+// Refuses options that belong to another method. Refuses methods that cannot share a sequence or gather weights.
 static void options_check_method(const Options *o, const Config *config, World world) {
     const char *name = option_chosen(o, "method");
     if (config->num_kv_shared_layers && method_is_chunk_major(o->method))
@@ -102,7 +102,7 @@ static void options_check_method(const Options *o, const Config *config, World w
                   name);
 }
 
-// Refuses what --sp auto cannot deal.
+// Refuses settings that --sp auto cannot deal.
 static void options_check_deals(const Options *o, const RunSettings *settings) {
     if (o->sp) return;
     if (!options_train(o))
@@ -145,7 +145,7 @@ static void settings_name_places(RunSettings *settings, const Options *o) {
     settings->defers = settings->optimizer && o->update == UPDATE_FORWARD;
 }
 
-// Sets the losses of routers. Refuses options that this model has no use for.
+// Sets the losses of routers. Refuses options that have no effect on this model.
 static void settings_add_routers(RunSettings *settings, const Options *o) {
     const Config *c = &settings->model->config;
     const int experts = expert_layers_before(c, c->num_hidden_layers) > 0,
@@ -164,14 +164,14 @@ static void settings_add_routers(RunSettings *settings, const Options *o) {
     if (o->router_bias_update > 0 && settings->lora)
         die_usage("--router-bias-update: a folder of adapters has no place for biases; leave it out, or train without "
                   "--lora-rank");
-    const int balances = softmax && o->objective != OBJECTIVE_SIMPO && o->objective != OBJECTIVE_ORPO; // as in TRL
+    const int balances = softmax && o->objective != OBJECTIVE_SIMPO && o->objective != OBJECTIVE_ORPO; // as TRL does
     settings->router_aux_loss = !isnan(o->router_aux_loss) ? o->router_aux_loss
                                 : balances                 ? c->router_aux_loss_coef
                                                            : 0;
     settings->router_z_loss = o->router_z_loss, settings->router_bias_update = o->router_bias_update;
 }
 
-// Returns the long memory of a text. Refuses models that cannot have it.
+// Returns the settings of a text's long memory. Refuses models that cannot have it.
 static ContextSettings context_from_options(const Options *o, const Config *c) {
     const size_t seen = c->max_position_embeddings, half = max_size(seen / 2, 2 * CONTEXT_BLOCK);
     const char *problem = context_problem(c);
@@ -182,29 +182,30 @@ static ContextSettings context_from_options(const Options *o, const Config *c) {
     if (set.window > seen)
         die_usage("--context-window %zu is above the %zu positions that this model has seen; give at most that",
                   set.window, seen);
-    const size_t room = (seen - set.window) / CONTEXT_BLOCK; // one of them for the first tokens
+    const size_t room = (seen - set.window) / CONTEXT_BLOCK; // one block holds the first tokens
     if (!set.loaded) set.loaded = max_size(min_size(room, CONTEXT_LOADED + 1), 2) - 1;
     return set;
 }
 
-// Most of --slots auto. A step of decoding reads the weights once for all texts. On a GPU that bounds it up to about
-// 300 texts: an H100's FLOP/s in bf16 over its byte/s. On a CPU products bound it from some 32 on. There more slots
-// only spare short texts their steps.
+// Limits --slots auto. A step of decoding reads the weights once for all texts. Up to about 300 texts this read bounds
+// a GPU's step (FLOP/s of an H100 in bf16 over its byte/s). On a CPU products bound the step from some 32 texts on;
+// more slots only save steps of short texts.
 #define SLOTS_MOST   ((size_t)256)
 #define SLOTS_OF_CPU ((size_t)64)
 
-// Returns --slots, or with auto the most; at most the number of texts.
+// Returns --slots, at most the number of texts; auto: the most that SLOTS_MOST and SLOTS_OF_CPU allow.
 static size_t slots_from_options(const Options *o, const RunSettings *settings, size_t texts) {
     const int gpu = settings->gpu || strcmp(ops_device->name, "cpu") != 0;
     const size_t of_cpu = max_size(SLOTS_OF_CPU, SLOTS_MOST * SLOTS_OF_CPU / o->max_new_tokens);
     return min_size(o->slots ? o->slots : min_size(SLOTS_MOST, gpu ? SLOTS_MOST : of_cpu), texts);
 }
 
-// lora: NULL: none
+// Returns the settings of a run. lora: may be NULL
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
     const int trains = options_train(o), several = o->rollout ? o->batch > 1 : o->grad_accum > 1;
-    const int sums = several || o->samples > o->batch || (!o->sp && o->verb == VERB_TRAIN); // dealt: several passes
+    // dealt: several passes a step.
+    const int sums = several || o->samples > o->batch || (!o->sp && o->verb == VERB_TRAIN);
     RunSettings settings = {0};
     options_check_storage(o, stored);
     settings.model = model, settings.lora = lora;
@@ -226,7 +227,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.backward = trains || o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
     settings.accumulates = sums;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);
-    static const DType moments[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_INT8}; // of Moments
+    static const DType moments[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_INT8}; // in the order of Moments
     settings.moment_type = moments[o->moments];
     if (trains) settings_add_optimizer(&settings, o);
     if (stored == DTYPE_FP64) settings.gradient_type = DTYPE_FP64;
@@ -234,15 +235,15 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     return settings;
 }
 
-// Returns --shuffle for training; bp and eval read in the order of the files.
+// Returns --shuffle for training; bp and eval read the files in order.
 static Shuffle shuffle_from_options(const Options *o) { return options_train(o) ? o->shuffle : SHUFFLE_OFF; }
 
-// 1 if advantages are divided by the standard deviation of their group's rewards
+// Returns 1 if advantages are divided by the standard deviation of their group's rewards.
 static int scales_rewards(const Options *o) {
     return o->scale_rewards == SCALE_AUTO ? o->normalisation != NORMALISE_DR_GRPO : o->scale_rewards == SCALE_GROUP;
 }
 
-// Returns how data is opened; the run adds log-probabilities and the tokenizer's path.
+// Returns the settings that open the data; the run adds log-probabilities and the tokenizer's path.
 static DataSettings data_settings_from_options(const Options *o, const RunSettings *run, Shuffle shuffle) {
     DataSettings settings = {0};
     settings.step = o->samples, settings.deals = run->deals;

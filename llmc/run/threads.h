@@ -26,8 +26,8 @@ static size_t stack_bytes(void) {
     return bytes;
 }
 
-// Refuses a stack that would end the program without a word. By -fstack-usage verb_plan and what it calls take 2.8 MiB,
-// a thread 0.2 MiB (file_checksum, router.h).
+// Refuses a stack that would end the program without a message. By -fstack-usage, verb_plan and its callees take 2.8
+// MiB, a thread 0.2 MiB (file_checksum, router.h).
 static void stack_check(size_t bytes, size_t needed, const char *command) {
     if (bytes < needed)
         die("the stack has %s, %s are needed; type: %s", human_bytes((double)bytes), human_bytes((double)needed),
@@ -35,8 +35,8 @@ static void stack_check(size_t bytes, size_t needed, const char *command) {
 }
 
 #ifdef _OPENMP
-// Open MPI 4 binds a process to one core (one or two hardware threads) where there are one or two processes and nobody
-// said how to: this takes it back.
+// Undoes Open MPI 4's binding of a process to one core (one or two hardware threads), unless the user chose a binding.
+// It binds so where there are one or two processes.
 static void threads_unbind(void) {
     static const char *const said[] = {"OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
                                        "OMPI_MCA_hwloc_base_cpu_set", "OMPI_MCA_orte_rankfile"};
@@ -46,21 +46,23 @@ static void threads_unbind(void) {
         if (getenv(said[i])) return;
     if (sched_getaffinity(0, sizeof(processors), &processors) || CPU_COUNT(&processors) > 2) return;
     memset(&processors, 0xff, sizeof(processors));
-    sched_setaffinity(0, sizeof(processors), &processors); // those of the container
+    sched_setaffinity(0, sizeof(processors), &processors); // the container's processors
 }
 #endif
 
-// Makes threads that wait for others spin for tens of microseconds, then sleep, by starting the program again, once. By
-// default OpenMP's spin for milliseconds: two runs on the same cores then take up to 200 times as long as one, each
-// waiting for a thread that the other one's spinning keeps from a core. Longer spinning gains nothing for a run alone;
-// half of it costs tiny models a tenth. libgomp and libomp read this from the environment before main, and oneDNN's
-// threads are theirs: a pool of our own would not reach them. Nothing has been done yet, and exec keeps the process.
-// Where the user has said how to wait, or the system refuses, the run goes on as it is. AT_BASE is 0 where a loader was
-// started in the program's place.
+// Restarts the program once, so that waiting threads spin for tens of microseconds and then sleep. By default OpenMP's
+// threads spin for milliseconds. Two runs on the same cores then take up to 200 times as long as one, because spinning
+// threads keep the cores from threads that have work. Longer spinning gains a single run nothing; half of it costs tiny
+// models a tenth. libgomp and libomp read the setting from the environment before main, and oneDNN uses their threads:
+// a pool of our own would not reach them. Nothing has been done yet, and exec keeps the process. If the user chose how
+// to wait, or the system refuses, the run continues without a restart. AT_BASE is 0 where a loader was started in the
+// program's place.
 static void threads_wait_briefly(char **argv) {
 #ifdef _OPENMP
-    static const char *const SPINS = "2000", *const MILLISECONDS = "1"; // of libgomp, of libomp
-    if (strcmp(ops_device->name, "cpu") != 0) return;                   // a GPU's host has little to share
+    static const char *const SPINS = "2000", *const MILLISECONDS = "1"; // for libgomp, for libomp
+    if (strcmp(ops_device->name, "cpu") != 0)
+        return; // processors of a GPU's host are rarely
+                // contended
     threads_unbind();
     if (omp_get_max_threads() == 1 && (getenv("OMP_NUM_THREADS") || omp_get_num_procs() == 1)) return;
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME") || !getauxval(AT_BASE)) return;
@@ -72,16 +74,16 @@ static void threads_wait_briefly(char **argv) {
 }
 
 // ---- how many -------------------------------------------------------------------------------------------------------
-// Processors of this rank: of each that it may use, a part, by the number of ranks of this host that may, too; no more
-// than its part of the control group's quota. Hardware threads of one core count one by one. say: note if this
-// is less than the host has. Collective.
+// Returns this rank's share of the processors. Each processor that it may use counts 1 / (ranks of this host that may
+// use it). The control group's quota, divided among the host's ranks, is the upper limit. Hardware threads of one core
+// count one by one. say: note if the share is less than the host has. Collective.
 static size_t processors_share(int say) {
     const double quota = cgroup_processors() / (double)dist_local_ranks();
     double share = 0;
     const size_t ranks = dist_ranks();
     cpu_set_t mine, *all = (cpu_set_t *)checked_malloc(ranks * sizeof(*all), "the processors of ranks");
     CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof(mine), &mine); // fails above 1024 processors: none
+    sched_getaffinity(0, sizeof(mine), &mine); // fails above 1024 processors: the set stays empty
     dist_gather(RANKS_ALL, &mine, sizeof(mine), all);
     for (int p = 0; p < CPU_SETSIZE; p++) {
         double sharing = 0;
@@ -101,22 +103,24 @@ static size_t processors_share(int say) {
     return max_size((size_t)(fmin(share, quota) + 1e-6), 1);
 }
 
-// oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
-// (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
-// is promised is from now on what a team has. wanted 0: OMP_NUM_THREADS, or this rank's share of the processors.
+// Fixes the number of OpenMP threads. oneDNN cuts its work into omp_get_max_threads() pieces. If the OpenMP runtime
+// then starts fewer threads (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are silently wrong. So
+// omp_get_max_threads() is set to the threads that a team really has, before any plan. wanted 0: OMP_NUM_THREADS, or
+// this rank's share of the processors.
 static void use_threads(size_t wanted) {
     const int chosen = wanted || getenv("OMP_NUM_THREADS");
     const size_t share = processors_share(!chosen);
     size_t team = 1, stack = SIZE_MAX;
 #ifdef M_ARENA_MAX
-    if (address_space_left() != SIZE_MAX) mallopt(M_ARENA_MAX, 1); // an arena of each thread reserves 64 MiB
+    if (address_space_left() != SIZE_MAX) mallopt(M_ARENA_MAX, 1); // an arena of malloc reserves 64 MiB of addresses
 #endif
 #ifdef _OPENMP
     omp_set_dynamic(0);
     if (wanted || !chosen) omp_set_num_threads((int)(wanted ? wanted : share));
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // the team's other threads begin here: signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before); // the team's other threads start here without signals: the main thread
+                                                 // handles these
 #pragma omp parallel reduction(min : stack) reduction(max : team)
     stack = stack_bytes(), team = (size_t)omp_get_num_threads();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
