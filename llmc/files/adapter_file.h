@@ -1,15 +1,15 @@
 /*
 Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names
 and shapes of the table in lora.h, so they are read as a source of weights (weight_source.h), in any supported type.
-Other tensors are refused. Over a composite model that transformers loads whole, names are those of its modules, and
-PEFT leaves its other parts out (exclude_modules); names of the text model are read, too.
+Other tensors are refused. Over a composite model that transformers loads whole, the names are its modules' names, and
+PEFT leaves its other parts out (exclude_modules). Names of the text model alone are read, too.
 
-adapter_config.json adds alpha, dropout, rsLoRA and the modules (adapter_targets.h). It is written so that any version
-of PEFT takes it, and read strictly: an active feature that lora.h lacks is refused by name, since ignoring it would
+adapter_config.json adds alpha, dropout, rsLoRA and the modules (adapter_targets.h). We write it so that any version of
+PEFT takes it, and read it strictly: an active feature that lora.h lacks is refused by name, since ignoring it would
 change the model. The tensors decide which modules have adapters; target_modules must agree.
 
 The metadata of the safetensors file also identifies the base model: two keys, the same for every file format and build.
-PEFT records none; then only shapes are checked.
+PEFT records no base; then only shapes are checked.
 */
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
@@ -18,10 +18,10 @@ PEFT records none; then only shapes are checked.
 #include "storage_load.h"
 
 #define ADAPTER_FILE_NAME   "adapter_model.safetensors"
-#define ADAPTER_BASE_KEY    "streambp_base" // in the metadata: the keys' version, then both in hexadecimal
+#define ADAPTER_BASE_KEY    "streambp_base" // metadata: the keys' version, then both keys in hexadecimal
 #define ADAPTER_BASE_VER    "2 "
 #define ADAPTER_CONFIG_NAME "adapter_config.json"
-#define ADAPTER_NOT_TEXT    "(?!model\\.language_model\\.|lm_head).*" // modules of a composite model besides its text
+#define ADAPTER_NOT_TEXT    "(?!model\\.language_model\\.|lm_head).*" // modules outside a composite model's text model
 #define ADAPTER_CONFIG_TEXT ((size_t)1 << 18)                         // most bytes written
 #define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // most bytes read: PEFT may list every module of every layer
 
@@ -76,7 +76,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
 }
 
 // ---- adapter_config.json: what is refused -------------------------------------------------------------------------
-// Tells whether a value is active: not null, false, empty or the like.
+// Tells whether a value is active: not null, false, empty or equivalent to these.
 static int adapter_in_force(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return 0;
     if (cJSON_IsArray(item) || cJSON_IsObject(item)) return item->child != NULL;
@@ -111,7 +111,7 @@ static void adapter_check_key(const cJSON *item, const char *path) {
     for (size_t i = 0; i < sizeof(adapter_refused) / sizeof(adapter_refused[0]); i++)
         if (!strcmp(key, adapter_refused[i].key))
             die("%s: %s is %s: %s, which is not supported; plain LoRA is", path, key, value, adapter_refused[i].what);
-    if (!cJSON_IsNumber(item)) // a number may be the default of a feature that is off
+    if (!cJSON_IsNumber(item)) // a number may be the default of a feature that is off; skip it
         die("%s: %.64s is %s, which this program does not know; only plain LoRA is supported", path, key, value);
 }
 
@@ -166,7 +166,7 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
 }
 
 // ---- which base -----------------------------------------------------------------------------------------------------
-// weights 0: unknown
+// weights: 0 if unknown
 typedef struct {
     uint64_t config, weights;
 } BaseKey;
@@ -195,13 +195,13 @@ static BaseKey base_key_of_source(WeightSource *source) {
     return base_key_of(model, checksum_value(1, &sum, (uint64_t)model->elements * size));
 }
 
-// Returns the base that the file names; weights 0: none.
+// Returns the base that the file names; weights 0: it names no base.
 static BaseKey adapter_recorded_base(const InputFile *file) {
     uint64_t header_bytes;
     cJSON *header = safetensors_parse_header(file, &header_bytes);
     const cJSON *metadata = json_get(header, "__metadata__"), *item = json_get(metadata, ADAPTER_BASE_KEY);
     unsigned long long config = 0, weights = 0;
-    if (cJSON_IsString(item) && strlen(item->valuestring) == 33) // two keys and no version
+    if (cJSON_IsString(item) && strlen(item->valuestring) == 33) // an older file: two keys without a version
         die("%s: names its base by keys of version 1, this program reads version " ADAPTER_BASE_VER
             "; remove the entry " ADAPTER_BASE_KEY " from its metadata (saving it with PEFT does), if you know "
             "the base",
@@ -214,9 +214,10 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
     return key;
 }
 
-// Refuses adapters of another base. path: of the adapters; base: the given model's name for the message, or NULL
+// Refuses adapters that were trained on another base. path: folder of the adapters; base: name of the given model for
+// the message, or NULL
 static void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found, const char *base) {
-    const int config = recorded->config != found->config; // reported first: users can look it up
+    const int config = recorded->config != found->config; // reported first, because users can look up a configuration
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
     die("%s: was trained on another base than %s: its %s differ; give that model%s", path,
         base ? base : "that of --init", config ? "settings" : "weights",
@@ -224,7 +225,7 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// Returns the name of a tensor in the file: over a composite model that of its module there.
+// Returns the name of a tensor in the file. Over a composite model, that is the name of its module there.
 static const char *adapter_name_in_file(const Lora *lora, const char *tensor, char name[256]) {
     static const char begin[] = "base_model.model.";
     const char *own = lora->table.config.family->names.layer_prefix, *rest = tensor + strlen(begin);
@@ -262,7 +263,7 @@ static LayerTensor adapter_tensor_of(const Lora *lora, const Parameter *p) {
     return (LayerTensor)(lora_part_of(lora, p) - lora_part(lora, l, 0));
 }
 
-// Takes A or B of experts' matrices from tensors of each expert, which are A [E,r,in] or B [E,out,r] in their order.
+// Reads A or B of the stacked experts from one tensor per expert: A [E,r,in] or B [E,out,r], experts in order.
 static void adapter_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const Lora *lora,
                                 const char *asks) {
     Parameter *p = &source->model.parameters[parameter];
@@ -295,7 +296,7 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         lora_expert_name(lora->table.config.family, layer, i, 1, name);
         snprintf(whole, sizeof(whole), "base_model.model.%s.lora_A.weight", name);
         SafeTensor *up = safetensors_find(list, whole);
-        if (!up || !hf_same_bytes(source, tensor, up)) // here they are one matrix with one A
+        if (!up || !hf_same_bytes(source, tensor, up)) // gate and up are one matrix here, with one A
             die("%s: tensor %s is not that of the up projection; experts here have one A for both, as PEFT 0.21 saves "
                 "them",
                 source->path, tensor->name);
@@ -304,7 +305,7 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
     p->transposed = 0;
 }
 
-// Gives a router the name that it has beside fused experts, where it has another beside tensors for each.
+// Renames a router as files with fused experts call it, if files with a tensor per expert call it differently.
 static void adapter_rename_router(const SafeTensors *list, const Family *family) {
     char from[64], to[64];
     if (!family->names.router) return;
@@ -319,7 +320,8 @@ static void adapter_rename_router(const SafeTensors *list, const Family *family)
     }
 }
 
-// Lists a file's tensors: lora_A.NAME.weight and lora_embedding_A.NAME without the adapter's name, which all share.
+// Lists a file's tensors as lora_A.NAME.weight and lora_embedding_A.NAME. The adapter's name, the same in all tensors,
+// is left out.
 static void adapter_read_header(SafeTensors *list, const InputFile *file) {
     char name[64], first[64];
     size_t count = 0;
@@ -338,7 +340,7 @@ static void adapter_read_header(SafeTensors *list, const InputFile *file) {
     }
 }
 
-// Renames tensors of a composite model to those of its text model alone. Returns how many.
+// Renames tensors of a composite model as its text model alone calls them. Returns how many it renamed.
 static size_t adapter_rename_text(const SafeTensors *list, const Family *family) {
     const HfComposite *composite = hf_composite_of(family);
     size_t renamed = 0;
@@ -371,8 +373,8 @@ static const char *adapter_why_refused(const Family *family, const char *name) {
     return "belongs to no linear layer of this base; give the base that the adapter was trained on";
 }
 
-// Opens the tensors of one file and checks them against *lora, which is built from `root` (adapter_config.json) or, if
-// root is NULL, already is. The caller frees it.
+// Opens the tensors of one file and checks them against *lora. Builds *lora from `root` (adapter_config.json); root
+// NULL: it is built already. The caller frees *lora.
 static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Model *model, const cJSON *root,
                                           const char *config) {
     const Family *family = model->config.family;
@@ -396,7 +398,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
                 family->name, safetensors_unused(&list));
         lora_build(lora, model);
     }
-    source->config = model->config, source->transposed = 1; // A of the embedding, B of experts
+    source->config = model->config, source->transposed = 1; // the embedding's A and the experts' B are transposed
     source_set_table(source, model_copy(&lora->table));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
@@ -420,7 +422,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     for (size_t i = 0; i < list.count; i++)
         if (lora_has_outer(lora) && text_ends_with(list.tensors[i].name, ".base_layer.weight"))
             snprintf(source->remark, sizeof(source->remark), "%.200s",
-                     list.tensors[i].name); // PEFT saves the base, too
+                     list.tensors[i].name); // PEFT saves the base weight next to a trained copy
         else if (!list.tensors[i].used)
             die("%s: tensor %.200s %s", path, list.tensors[i].name, adapter_why_refused(family, list.tensors[i].name));
     safetensors_free(&list);

@@ -1,17 +1,17 @@
 /*
-Writes adapters with a tensor for each matrix of an expert, as engines want them that load experts one by one:
+Writes adapters with one tensor per matrix of an expert, for engines that load experts one by one:
 
     ...mlp.experts.N.gate_proj.lora_A  [r,in]    the same A for up_proj
-    ...mlp.experts.N.gate_proj.lora_B  [I,r]     the upper rows of B, of up_proj the lower ones; or every other row
+    ...mlp.experts.N.gate_proj.lora_B  [I,r]     upper rows of B (up_proj: lower rows), or every other row
 
-adapter_file.h reads such a folder, too. Other tensors are as in PEFT's form.
+adapter_file.h reads such a folder, too. Other tensors have PEFT's form.
 */
 #ifndef LLMC_ADAPTER_SPLIT_H
 #define LLMC_ADAPTER_SPLIT_H
 #include "adapter_file.h"
 
-// A tensor of the file: `count` elements of a parameter of the adapters from `first` on, in memory order if split; run:
-// not 0: so many elements in turn are of this tensor and of another
+// A tensor of the file: `count` elements of a parameter of the adapters from `first` on, in memory order if split. run:
+// if not 0, this tensor and another one take turns, with `run` elements each
 typedef struct {
     char name[256];
     size_t first, count, run;
@@ -20,7 +20,7 @@ typedef struct {
     int split;
 } AdapterPiece;
 
-// Describes the i-th tensor of a parameter. Returns 0 if there are fewer.
+// Describes the i-th tensor of a parameter. Returns 0 if it has fewer tensors.
 static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, AdapterPiece *piece) {
     const Config *c = &lora->table.config;
     const size_t layer = group_of(&lora->table, p->offset), count = parameter_elements(p);
@@ -53,7 +53,7 @@ static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, Adapter
     return 1;
 }
 
-// Reads elements [begin, begin + count) of a tensor; with a run, whole runs.
+// Reads elements [begin, begin + count) of a tensor; if it has a run, whole runs.
 static void adapter_piece_read(const WeightSource *adapter, size_t parameter, const AdapterPiece *piece, size_t begin,
                                size_t count, DType type) {
     const size_t run = piece->run, bytes = run * dtype_size(type);
@@ -63,7 +63,7 @@ static void adapter_piece_read(const WeightSource *adapter, size_t parameter, co
         memcpy(staged.bytes + i * bytes, staged.bytes + 2 * i * bytes, bytes);
 }
 
-// Writes the header. file NULL: only counts. Returns its length; *bytes: of the whole file
+// Writes the header; file NULL: only counts its bytes. Returns its length; *bytes: size of the whole file
 static uint64_t adapter_split_header(const WeightSource *adapter, const Lora *lora, const BaseKey *base,
                                      const OutputFile *file, uint64_t *bytes) {
     SafetensorsWriter writer;
@@ -80,7 +80,8 @@ static uint64_t adapter_split_header(const WeightSource *adapter, const Lora *lo
     return length;
 }
 
-// Writes adapter_model.safetensors of `bytes` and adapter_config.json in this form. base: --model
+// Writes adapter_model.safetensors, of `bytes` bytes, and adapter_config.json with a tensor per matrix of an expert.
+// base: --model
 static void adapter_split_write(const WeightSource *adapter, Lora *lora, const BaseKey *key, const char *base,
                                 OutputFolder *folder, uint64_t bytes) {
     static char text[ADAPTER_CONFIG_TEXT];

@@ -17,11 +17,12 @@ The command line uses the same keys (run/lora_options.h).
 #include "llmc/model/lora.h"
 #include "safetensors.h"
 
-static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have adapters or copies only if named
-#define ADAPTER_OUTER SIZE_MAX                                   // their layer number
+static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // modules outside the layers have adapters or copies
+                                                                 // only if they are named
+#define ADAPTER_OUTER SIZE_MAX                                   // the layer number of modules outside the layers
 
-// Names of experts' projections, gate, up and down, in transformers 4. PEFT 0.21 takes them for the matrices of all
-// experts in the models that had them; returns NULL for others.
+// Returns the names of experts' projections, gate, up and down, in transformers 4; NULL: the family had none. PEFT 0.21
+// applies these names to the matrices of all experts.
 static const char *const *adapter_old_names(const Family *family) {
     static const char *const usual[] = {"gate_proj", "up_proj", "down_proj"}, *const mixtral[] = {"w1", "w3", "w2"};
     if (!strcmp(family->name, "mixtral")) return mixtral;
@@ -29,8 +30,8 @@ static const char *const *adapter_old_names(const Family *family) {
 }
 
 typedef struct {
-    const cJSON *root; // the keys
-    const char *where; // beginning of errors; exit code `code`
+    const cJSON *root; // adapter_config.json, or its keys from options
+    const char *where; // where the keys come from: begins error messages, which exit with `code`
     int code;
     const char *prefix; // "model.layers.%zu."; in a composite model "model.language_model.layers.%zu."
 } AdapterTargets;
@@ -45,7 +46,7 @@ static const char *adapter_module_name(const AdapterTargets *t, const Family *fa
     return name;
 }
 
-// Tells whether a list has this name or an end of it; *whole: the whole name
+// Tells whether a list has this name or an end of this name. *whole: 1 if it has the whole name
 static int adapter_lists(const AdapterTargets *t, const char *key, const cJSON *list, const char *name, int *whole) {
     const cJSON *item;
     int found = 0;
@@ -59,7 +60,7 @@ static int adapter_lists(const AdapterTargets *t, const char *key, const cJSON *
     return found;
 }
 
-// Tells whether layers_to_transform, a number or a list, has the layer.
+// Tells whether layers_to_transform, a number or a list, contains the layer.
 static int adapter_has_layer(const AdapterTargets *t, const cJSON *layers, size_t layer) {
     const cJSON *item = cJSON_IsArray(layers) ? layers->child : layers;
     uint64_t number;
@@ -94,7 +95,7 @@ static int adapter_excludes(const AdapterTargets *t, const char *name) {
 }
 
 // Tells whether the keys ask for an adapter of this module in this layer. parameter: lora_is_parameter. The command
-// line names modules and parameters alike.
+// line does not distinguish modules from parameters.
 static int adapter_targets(const AdapterTargets *t, const char *name, size_t layer, int parameter) {
     const cJSON *targets = json_get(t->root, "target_modules"), *layers = json_get(t->root, "layers_to_transform");
     int whole;
@@ -109,7 +110,7 @@ static int adapter_targets(const AdapterTargets *t, const char *name, size_t lay
     return adapter_has_layer(t, layers, layer) && adapter_layer_named(t, json_get(t->root, "layers_pattern"));
 }
 
-// Returns the value of the first pattern that matches the name; `otherwise`: none does
+// Returns the value of the first pattern that matches the name, or `otherwise`.
 static double adapter_pattern_value(const AdapterTargets *t, const char *key, const char *name, double otherwise) {
     const cJSON *patterns = json_get(t->root, key), *item;
     if (patterns && !cJSON_IsObject(patterns)) die_with(t->code, "%s: %s is not an object", t->where, key);
@@ -120,7 +121,7 @@ static double adapter_pattern_value(const AdapterTargets *t, const char *key, co
     return otherwise;
 }
 
-// Returns rank and alpha of a module with an adapter.
+// Returns the rank and alpha of a module with an adapter.
 static LoraModule adapter_module(const AdapterTargets *t, const char *name, const Lora *lora) {
     const double rank = adapter_pattern_value(t, "rank_pattern", name, (double)lora->rank);
     const double alpha = adapter_pattern_value(t, "alpha_pattern", name, lora->alpha);
@@ -134,7 +135,7 @@ static LoraModule adapter_module(const AdapterTargets *t, const char *name, cons
     return module;
 }
 
-// Reads modules_to_save: embedding and head, by names or ends of names; the model must have both as matrices.
+// Reads modules_to_save: embedding and head, by names or ends of names. The model must have both as matrices.
 static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Config *c) {
     const ModelTensor *tensors = adapter_outer;
     const cJSON *list = json_get(t->root, "modules_to_save"), *item;
@@ -158,7 +159,7 @@ static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Con
     }
 }
 
-// Replaces lora->each by rank, alpha and modules if layers do not differ.
+// Replaces lora->each by one rank, alpha and set of modules if all layers agree.
 static void adapter_simplify(Lora *lora, const Config *c) {
     unsigned modules = 0;
     for (size_t k = 0; k < c->num_hidden_layers * LORA_TENSORS; k++)
@@ -196,8 +197,8 @@ static int adapter_is_split(const SafeTensors *list) {
     return 0;
 }
 
-// Tells whether a file has an adapter of experts' matrices [E,out,in]: experts: the names before ".lora_A". In a
-// file with one stack alone, the shapes of A and B tell which one it is.
+// Tells whether a file has an adapter of stacked expert matrices [E,out,in]. experts: the names before ".lora_A". If
+// the file has only one stack, the shapes of A and B tell which one.
 static int adapter_has_stack(const SafeTensors *list, const char *experts, const Config *c, size_t layer, int down) {
     char inner[200];
     lora_expert_name(c->family, layer, 0, down ? 2 : 0, inner);
@@ -211,8 +212,8 @@ static int adapter_has_stack(const SafeTensors *list, const char *experts, const
     return down == ((a && a->shape[1] != c->hidden_size) || (b && b->shape[0] != 2 * c->moe_intermediate_size));
 }
 
-// Tells whether a module has an adapter: by the keys or, with the tensors of a file, as found there. Keys that name
-// modules must agree.
+// Tells whether a module has an adapter. The keys decide, or with a file its tensors; keys that name modules must agree
+// with the tensors.
 static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const SafeTensors *list,
                        int found, int named) {
     const int wanted = !list || named ? adapter_targets(t, name, layer, parameter) : found;
@@ -225,7 +226,7 @@ static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, 
     return wanted;
 }
 
-// Refuses parameters that are neither a router's nor experts', and dropout of those that are.
+// Refuses parameters that belong neither to a router nor to experts, and dropout on parameters that do.
 static void adapter_check_parameters(const AdapterTargets *t, const Lora *lora, const Config *c) {
     const cJSON *item;
     const char *module;
@@ -291,7 +292,7 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
 // Finds the shortest unique end of a module's name: "q_proj", but GPT-2's "attn.c_proj".
 static void adapter_short_name(const Family *family, size_t module, char name[64]) {
     char whole[64];
-    int named = 2; // modules with this end
+    int named = 2; // how many modules have this end
     snprintf(whole, sizeof(whole), "%s", lora_module(family, module));
     for (size_t begin = lora_name_length(whole); named > 1 && begin > 0;) {
         const char *other;
@@ -303,10 +304,10 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
     }
 }
 
-// PRESENT: target_modules; PARAMETERS: target_parameters
+// ADAPTER_PRESENT writes target_modules, ADAPTER_PARAMETERS target_parameters
 typedef enum { ADAPTER_PRESENT, ADAPTER_PARAMETERS, ADAPTER_RANK, ADAPTER_ALPHA } AdapterKey;
 
-// Returns a key's value for a module; NAN: no entry needed
+// Returns a key's value for a module; NAN: the module needs no entry
 static double adapter_module_value(const Lora *lora, AdapterKey key, LoraModule m) {
     if (!m.rank) return NAN;
     if (key <= ADAPTER_PARAMETERS) return 1;
@@ -321,7 +322,7 @@ static double adapter_key_value(const Lora *lora, AdapterKey key, size_t layer, 
     return adapter_module_value(lora, key, lora_wanted(lora, &lora->table.config, layer, i));
 }
 
-// Tells whether all layers with the i-th module (or its adapter) have the same value for the key.
+// Tells whether all layers with the i-th module (or its adapter) have the same value of the key.
 static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double *value) {
     const Config *c = &lora->table.config;
     int first = 1;
@@ -336,8 +337,8 @@ static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double 
     return 1;
 }
 
-// Prints the i-th of the names that stand for experts and routers in target_modules of files with a tensor for each
-// matrix of an expert, without its module's; empty: it has no adapter. Returns 0 after the last.
+// Prints the i-th name that stands for experts and routers in target_modules of files with a tensor per matrix of an
+// expert, without its module's name. Prints "" if that module has no adapter. Returns 0 after the last name.
 static int adapter_split_name(const Lora *lora, size_t i, char name[64]) {
     static const LayerTensor tensors[] = {EXPERTS_GATE_UP, EXPERTS_GATE_UP, EXPERTS_DOWN, ROUTER_WEIGHT};
     const Family *family = lora->table.config.family;
@@ -363,7 +364,7 @@ static void adapter_write_entry(JsonOut *json, const char *name, double value, A
         json_number(json, name, value);
 }
 
-// Returns the names of layers in the files of these adapters.
+// Returns the prefix of layers' names in the files of these adapters.
 static const char *adapter_prefix(const Lora *lora, char prefix[64]) {
     const char *own = lora->table.config.family->names.layer_prefix, *whole = lora->modules_prefix;
     snprintf(prefix, 64, "%s%s", whole ? whole : "", whole ? strchr(own, '.') + 1 : own);

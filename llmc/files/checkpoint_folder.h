@@ -1,9 +1,10 @@
 /*
-The folder of checkpoints, not their contents: which are complete, beginning and finishing one, removing old ones, the
-lock, the run that a new one replaces. A complete checkpoint has its step in its name, checkpoint-00000100, and holds a
-manifest: the file DONE with the sizes and checksums of the others. checkpoint-*.partial is being written and
-checkpoint-*.removed is being deleted; the next run that opens the folder removes such leftovers. All ranks must see the
-same folder. Only rank 0 creates and removes files; the others write into files that it made.
+The folder of checkpoints, not their contents: which checkpoints are complete, how one is begun and finished, which old
+ones are removed, the lock, the run that a new run replaces. A complete checkpoint has its step in its name,
+checkpoint-00000100, and holds a manifest: the file DONE with the sizes and checksums of the others.
+checkpoint-*.partial is being written and checkpoint-*.removed is being deleted; the next run that opens the folder
+removes both. All ranks must see the same folder. Only rank 0 creates and removes files; the others write into files
+that it made.
 
 An error that hides whether a checkpoint is there or complete (EIO, EACCES, EMFILE) ends the program. It never counts as
 "there is none".
@@ -15,18 +16,18 @@ An error that hides whether a checkpoint is there or complete (EIO, EACCES, EMFI
 #include "llmc/tokenizer/tokenizer_file.h"
 
 #define CHECKPOINT_NONE SIZE_MAX    // no step
-#define LOCK_TRIES      20          // 0.1 s apart: readers and ranks of an ended job soon let go
+#define LOCK_TRIES      20          // 0.1 s apart: readers, and ranks of an ended job, soon release the lock
 #define RECORDS_NAME    "log.jsonl" // written by log.h
 
 typedef struct {
     char path[PATH_MAX];
     size_t keep;  // how many of the newest complete checkpoints are kept
-    size_t best;  // step also kept: the best by validation; 0: none
-    size_t good;  // step also kept: the last before a run may have diverged (llmc/train/log.h); 0: none
-    size_t last;  // step of the newest complete one, or CHECKPOINT_NONE
-    int replaces; // an earlier run exists, which checkpoint_replace sets aside
-    uint64_t old; // bytes of its checkpoints, until the first checkpoint of this run is complete
-    int lock;     // descriptor, held until the process ends; -1: none
+    size_t best;  // step of the best checkpoint by validation, also kept; 0: none
+    size_t good;  // step of the last checkpoint before the run may have diverged (llmc/train/log.h), also kept; 0: none
+    size_t last;  // step of the newest complete checkpoint, or CHECKPOINT_NONE
+    int replaces; // 1: an earlier run exists, which checkpoint_replace sets aside
+    uint64_t old; // bytes of the replaced run's checkpoints, until the first checkpoint of the new run is complete
+    int lock;     // descriptor of the lock file, held until the process ends; -1: no lock
 } CheckpointFolder;
 
 static void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
@@ -50,11 +51,11 @@ static size_t checkpoint_step_of(const char *name) {
 enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANIFEST_FILES = 5 };
 
 #define MANIFEST_NAME  "DONE"
-#define MANIFEST_FIRST "version 2\n" // first line; version 1 had none
-#define MANIFEST_TEXT  512           // most bytes
+#define MANIFEST_FIRST "version 2\n" // first line; version 1 had no such line
+#define MANIFEST_TEXT  512           // most bytes of a manifest
 #define MANIFEST_KINDS 4
 
-// Files of a checkpoint of a whole model and of adapters; then the same with waiting completions
+// Files of a checkpoint of a whole model and of adapters; then both with waiting completions
 static const char *const manifest_names[MANIFEST_KINDS][MANIFEST_FILES] = {
     {"model.bin", "optimizer.bin", "state.json", NULL, NULL},
     {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json", NULL},
@@ -66,12 +67,12 @@ typedef enum {
     MANIFEST_WHOLE,
     MANIFEST_INCOMPLETE, // DONE is absent, empty or torn
     MANIFEST_DAMAGED,    // a file is missing or has another size
-    MANIFEST_OLDER,      // version 1
-    MANIFEST_UNKNOWN     // an error hides it
+    MANIFEST_OLDER,      // written by version 1
+    MANIFEST_UNKNOWN     // an error hides the manifest
 } ManifestState;
 
 typedef struct {
-    int adapters, waits; // the row of manifest_names
+    int adapters, waits; // choose the row of manifest_names
     uint64_t bytes[MANIFEST_FILES], checksum[MANIFEST_FILES];
     ManifestState state;
 } Manifest;
@@ -106,8 +107,8 @@ __attribute__((format(printf, 3, 4))) static const char *manifest_fault(Manifest
     return fault;
 }
 
-// Reads the manifest of a checkpoint and compares the sizes of its files. Returns NULL, or what is wrong as text, of
-// which kind in manifest->state.
+// Reads the manifest of a checkpoint and compares the sizes of its files. Returns NULL, or what is wrong as text;
+// manifest->state tells which kind of fault.
 static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT];
     struct stat status;
@@ -126,7 +127,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     for (size_t i = 0; i < 2; i++)
         if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0])))
             return manifest_fault(manifest, MANIFEST_OLDER, "it has version 1, this program reads version 2");
-    const char *cursor = text + strcspn(text, "\n"); // end of the line before
+    const char *cursor = text + strcspn(text, "\n"); // at the end of the line before
     manifest->adapters = *cursor && !strncmp(cursor + 1, manifest_names[1][0], strlen(manifest_names[1][0]));
     manifest->waits = strstr(text, "\nrollout.bin ") != NULL;
     for (size_t i = 0; *cursor && manifest_file(manifest, i); i++) {
@@ -135,7 +136,8 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         manifest->bytes[i] = bytes, manifest->checksum[i] = checksum;
         cursor += 1 + strcspn(cursor + 1, "\n");
     }
-    if ((size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0) // written back
+    if ((size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0) // its text, written
+        // back, must be equal
         return manifest_fault(manifest, MANIFEST_INCOMPLETE, "its " MANIFEST_NAME " is damaged");
     for (size_t i = 0; (name = manifest_file(manifest, i)) != NULL; i++) {
         int failed;
@@ -152,7 +154,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     return NULL;
 }
 
-// As manifest_check, but ends the program if an error hides the state.
+// Does manifest_check, but ends the program if an error hides the state.
 static const char *manifest_read(const char *checkpoint, Manifest *manifest) {
     const char *fault = manifest_check(checkpoint, manifest);
     if (fault && manifest->state == MANIFEST_UNKNOWN)
@@ -160,7 +162,7 @@ static const char *manifest_read(const char *checkpoint, Manifest *manifest) {
     return fault;
 }
 
-// Computes the checksum of a file, a part on each rank and thread. Collective.
+// Computes the checksum of a file, one part on each rank and thread. Collective.
 static uint64_t file_checksum(const InputFile *file) {
     enum { PIECE = 1 << 17 }; // bytes; fits in the cache between reading and summing
     const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
@@ -181,8 +183,8 @@ static uint64_t file_checksum(const InputFile *file) {
     return checksum_value(0, &sum, file->bytes);
 }
 
-// Returns the name of a file whose checksum differs from the manifest's, or NULL. all: of every file, else not of the
-// optimizer and rollout.bin. Collective.
+// Returns the name of a file whose checksum differs from the manifest's, or NULL. all: compares every file; else skips
+// the optimizer and rollout.bin. Collective.
 static const char *manifest_compare(const char *checkpoint, const Manifest *manifest, int all) {
     for (size_t i = 0; manifest_file(manifest, i); i++) {
         char path[PATH_MAX];
@@ -212,10 +214,10 @@ static size_t checkpoint_before(const char *folder, size_t limit) {
     return best;
 }
 
-static int checkpoint_quiet; // no notes: the folder is searched again, with notes
+static int checkpoint_quiet; // 1: prints no notes; the folder is searched again, with notes
 
-// Returns the newest complete checkpoint below step `limit`, or CHECKPOINT_NONE. Skips incomplete ones with a note, and
-// damaged ones, too, unless they are refused.
+// Returns the newest complete checkpoint below step `limit`, or CHECKPOINT_NONE. Skips incomplete checkpoints with a
+// note. Skips damaged ones too, unless refuses is 1.
 static size_t checkpoint_find(const char *folder, size_t limit, int refuses) {
     size_t step = limit;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
@@ -225,8 +227,8 @@ static size_t checkpoint_find(const char *folder, size_t limit, int refuses) {
         checkpoint_path(path, folder, step, "");
         const char *fault = manifest_read(path, &manifest);
         if (!fault) return step;
-        if (lstat(path, &status) != 0 && errno == ENOENT) { // not stat: a dangling link exists
-            step = limit;                                   // its run has removed it and saved a newer one
+        if (lstat(path, &status) != 0 && errno == ENOENT) { // not stat: a dangling link exists too
+            step = limit;                                   // its run has removed this checkpoint and saved a newer one
             continue;
         }
         if (manifest.state == MANIFEST_OLDER)
@@ -240,7 +242,8 @@ static size_t checkpoint_find(const char *folder, size_t limit, int refuses) {
 }
 
 // ---- removing -------------------------------------------------------------------------------------------------------
-// Tells whether checkpoints consist of files of this name. Other files stay, and so does their folder.
+// Tells whether checkpoints consist of files of this name. A checkpoint folder with other files is not removed, nor are
+// these files.
 static int checkpoint_is_written_name(const char *name) {
     for (size_t i = 0; i < MANIFEST_KINDS * MANIFEST_FILES; i++) {
         const char *file = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
@@ -276,7 +279,7 @@ static size_t checkpoint_count(const CheckpointFolder *folder) {
     return count;
 }
 
-// Returns the bytes of the checkpoints in a folder.
+// Returns the bytes of all checkpoints in a folder.
 static uint64_t checkpoints_bytes(const char *folder) {
     size_t step = CHECKPOINT_NONE;
     uint64_t bytes = 0;
@@ -290,7 +293,7 @@ static uint64_t checkpoints_bytes(const char *folder) {
     return bytes;
 }
 
-// Removes the checkpoints before the last one that are complete and not kept.
+// Removes the complete checkpoints before the last one, except the kept ones.
 static void checkpoint_prune(const CheckpointFolder *folder) {
     size_t step = folder->last + 1, complete = 0;
     while ((step = checkpoint_before(folder->path, step)) != CHECKPOINT_NONE) {
@@ -326,22 +329,22 @@ static void checkpoint_clear(const char *folder) {
 // ---- a run that another one replaces --------------------------------------------------------------------------------
 /*
 --overwrite moves the run in --out into a folder within it. The run is put back if the new one ends before its first
-checkpoint is complete; after kill -9 the next command that opens --out does it. The name of the folder tells where a
-killed process was:
+checkpoint is complete; after kill -9 the next command that opens --out puts it back. The name of the folder tells what
+a killed process was doing:
 
-    REPLACED_MOVES   moving the old run, in either direction: it is put back
-    REPLACED_NAME    the new run has begun; if a checkpoint of it is complete the old run is removed, else put back
+    REPLACED_MOVES   moving the old run, in either direction: the old run is put back
+    REPLACED_NAME    the new run has begun: if it has a complete checkpoint, the old run is removed, else put back
 */
 #define REPLACED_NAME  "replaced-by-overwrite"
 #define REPLACED_MOVES REPLACED_NAME ".partial"
 
 static struct {
-    DIR *out, *files; // --out and the folder in it; NULL: not opened
-    int there, begun; // it holds a run; it is REPLACED_NAME
-    pid_t process;    // that opened it
+    DIR *out, *files; // --out, and the old run's folder in it; NULL: not opened
+    int there, begun; // the folder holds a run; the folder is REPLACED_NAME
+    pid_t process;    // the process that opened it
 } replaced;
 
-// Tells whether runs write a file of this name beside their checkpoints: log.jsonl, tokenizer.tok, rollouts-3.1.jsonl
+// Tells whether runs write a file of this name next to their checkpoints: log.jsonl, tokenizer.tok, rollouts-3.1.jsonl
 static int is_run_file(const char *name) {
     size_t used = sizeof("rollouts") - 1;
     if (text_is_one_of(name, RECORDS_NAME "|" TOKENIZER_NAME "|" TEMPLATE_NAME)) return 1;
@@ -350,11 +353,12 @@ static int is_run_file(const char *name) {
     return text_is_one_of(name + used, ".jsonl|.1.jsonl");
 }
 
-// Moves a run's files between two open folders; to NULL: deletes them, except checkpoints. Returns 0 if one cannot be
-// moved; errno is EBUSY if a reader holds it. Only system calls, as signal handlers call it: readdir allocates nothing.
+// Moves a run's files between two open folders; to NULL: deletes them, except checkpoints. Returns 0 if a file cannot
+// be moved; errno is EBUSY if a reader holds it. Uses only system calls, because signal handlers call it: readdir
+// allocates nothing.
 static int replaced_move(DIR *from, DIR *to, int asks_readers) {
     const struct dirent *entry;
-    for (int moved = 1; moved;) { // a folder that changes may be listed in part
+    for (int moved = 1; moved;) { // a folder that changes may be listed in part, so list it again
         moved = 0;
         rewinddir(from);
         while ((entry = folder_next(from))) {
@@ -375,17 +379,17 @@ static int replaced_move(DIR *from, DIR *to, int asks_readers) {
     return 1;
 }
 
-// Puts the old run back, unless the new one has a checkpoint. Only system calls. Returns 0 if it is not put back; the
-// next command decides again.
+// Puts the old run back, unless the new one has a checkpoint. Uses only system calls. Returns 0 if the old run is not
+// put back; the next command decides again.
 static int replaced_restore(void) {
     const struct dirent *entry;
-    if (!replaced.there || replaced.process != getpid()) return 1; // a child that forked leaves it alone
+    if (!replaced.there || replaced.process != getpid()) return 1; // a forked child leaves the folder alone
     const int out = dirfd(replaced.out);
     replaced.there = 0;
     rewinddir(replaced.out);
     while (replaced.begun && (entry = folder_next(replaced.out)))
         if (checkpoint_step_of(entry->d_name) != CHECKPOINT_NONE) return errno = EBUSY, 0;
-    if (replaced.begun && (!replaced_move(replaced.out, NULL, 0) || // the new run's
+    if (replaced.begun && (!replaced_move(replaced.out, NULL, 0) || // delete the new run's files first
                            renameat(out, REPLACED_NAME, out, REPLACED_MOVES) != 0))
         return 0;
     if (!replaced_move(replaced.files, replaced.out, 0)) return 0;
@@ -395,7 +399,7 @@ static int replaced_restore(void) {
 
 static void replaced_put_back(void) { replaced_restore(); }
 
-// Opens the folder of a replaced run. From now on it is put back if the program ends.
+// Opens the folder of a replaced run. From now on the old run is put back if the program ends.
 static void replaced_open(const char *folder, const char *name) {
     char path[PATH_MAX];
     path_join(path, folder, name);
@@ -408,7 +412,7 @@ static void replaced_open(const char *folder, const char *name) {
     run_put_back = replaced_put_back;
 }
 
-// Removes the old run, by way of checkpoint-*.removed. What a reader holds stays until the next save or command.
+// Removes the old run, by way of checkpoint-*.removed. Files that a reader holds stay until the next save or command.
 static void replaced_remove(const char *folder) {
     char from[PATH_MAX];
     size_t step = CHECKPOINT_NONE;
@@ -419,7 +423,7 @@ static void replaced_remove(const char *folder) {
     replaced.there = !replaced_move(replaced.files, NULL, 0) || rmdir(from) != 0;
 }
 
-// Tells whether a folder holds a replaced run; *name: of its folder
+// Tells whether a folder holds a replaced run. *name: the name of its folder
 static int replaced_is_there(const char *folder, const char **name) {
     static const char *const names[] = {REPLACED_MOVES, REPLACED_NAME};
     char path[PATH_MAX];
@@ -430,7 +434,7 @@ static int replaced_is_there(const char *folder, const char **name) {
     return 0;
 }
 
-// Ends what an interrupted --overwrite began. The caller holds the lock.
+// Ends what an interrupted --overwrite began: removes the old run or puts it back. The caller holds the lock.
 static void replaced_settle(const char *folder) {
     const char *name;
     size_t step = CHECKPOINT_NONE;
@@ -438,7 +442,7 @@ static void replaced_settle(const char *folder) {
     const int begun = !strcmp(name, REPLACED_NAME);
     const int whole = begun && checkpoint_find(folder, CHECKPOINT_NONE, 0) != CHECKPOINT_NONE;
     while (begun && !whole && (step = checkpoint_before(folder, step)) != CHECKPOINT_NONE)
-        checkpoint_remove(folder, step); // incomplete ones of the new run
+        checkpoint_remove(folder, step); // incomplete checkpoints of the new run
     replaced_open(folder, name);
     if (whole) {
         replaced_remove(folder);
@@ -449,7 +453,7 @@ static void replaced_settle(const char *folder) {
     note("%s: the run that an interrupted --overwrite had set aside is put back", folder);
 }
 
-// Sets the run in the folder aside, for a new one; waits at most two seconds for readers. Rank 0.
+// Sets the run in the folder aside, so that a new run can begin. Waits at most two seconds for readers. Call on rank 0.
 static void checkpoint_replace(CheckpointFolder *folder) {
     char moves[PATH_MAX], path[PATH_MAX];
     int tries = 0;
@@ -470,7 +474,7 @@ static void checkpoint_replace(CheckpointFolder *folder) {
 }
 
 // ---- one at a time --------------------------------------------------------------------------------------------------
-// Makes the folder to write a checkpoint into, on rank 0. *checkpoint has both of its paths.
+// Makes the folder of a new checkpoint, on rank 0. *checkpoint has its temporary and its final path.
 static void checkpoint_begin(OutputFolder *checkpoint) {
     if (!folder_begin(checkpoint, MANIFEST_FILES + 1))
         die("%s: cannot be created: %s; make room or choose another --out", checkpoint->temporary, error_text(errno));
@@ -478,7 +482,7 @@ static void checkpoint_begin(OutputFolder *checkpoint) {
 
 static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolder *checkpoint) {
     if (path_exists(checkpoint->path))
-        checkpoint_remove(folder->path, step); // incomplete: complete ones are not written again
+        checkpoint_remove(folder->path, step); // an incomplete checkpoint; complete ones are not written again
     folder_commit(checkpoint);
     folder->last = step;
     checkpoint_prune(folder);
@@ -488,12 +492,12 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 #define LOCK_NAME "lock"
-#define LOCK_TEXT 320 // most bytes of the lock's file
+#define LOCK_TEXT 320 // most bytes of the lock file
 
-// What a run does with its folder's contents; the first three are those of Resume (option_rows.h)
+// What a run does with its folder's contents. The first three values are the ones of Resume (option_rows.h).
 typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
-// Refuses a folder whose lock, open as fd, another run holds. Closes fd, which reads who.
+// Refuses a folder whose lock another run holds. fd: the open lock file, which names that run; it is closed
 __attribute__((noreturn)) static void folder_refuse(const char *folder, int fd) {
     char owner[LOCK_TEXT] = "", host[256] = "", here[256] = "";
     long process = 0;
@@ -509,14 +513,14 @@ __attribute__((noreturn)) static void folder_refuse(const char *folder, int fd) 
         strcmp(host, here) ? " on " : "", strcmp(host, here) ? host : "");
 }
 
-// Takes the lock, held until the process ends; the other ranks share it (folder_share_lock). text: what the lock's file
-// then says: process, time and host, by which other ranks recognise the same file.
+// Takes the lock until the process ends; the other ranks share it (folder_share_lock). text: what the lock file then
+// says, namely process, time and host. Other ranks recognise the file by this text.
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], host[256] = "";
     struct timespec now;
     int fd, refused, tries = 0;
     path_join(path, folder, LOCK_NAME);
-    do { // again if another run removed the lock file while this one waited
+    do { // try again if another run removed the lock file while this one waited
         fd = file_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
         if (fd >= 0)
             memcpy(run_pending.lock, path, sizeof(path));
@@ -533,14 +537,14 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     gethostname(host, sizeof(host) - 1);
     snprintf(text, LOCK_TEXT, "%ld %lld.%09ld %s\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec, host);
     if ((ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) < (ssize_t)strlen(text) || fsync(fd) != 0) &&
-        dist_ranks() > 1) // one process needs it only for the message above
+        dist_ranks() > 1) // a single process needs the text only for the message of folder_refuse
         die("%s: cannot be written: %s; free some space or choose another --out", path, error_text(errno));
-    // Other ranks may live longer than this one: then their share keeps the next run away.
+    // If other ranks outlive this one, their share of the lock keeps the next run away.
     if (dist_ranks() > 1 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) folder_refuse(folder, fd);
     return fd;
 }
 
-// Takes a rank's share of the lock; text: what rank 0 wrote there, else the program ends.
+// Takes a rank's share of the lock. text: what rank 0 wrote into the lock file; the program ends if it differs
 static int folder_share_lock(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
     path_join(path, folder, LOCK_NAME);
@@ -550,11 +554,11 @@ static int folder_share_lock(const char *folder, const char *text) {
         die("%s: is another folder here than on rank 0 on %s; all ranks write to --out, so give one on a file "
             "system that all machines share",
             folder, dist_host(0));
-    flock(fd, LOCK_SH | LOCK_NB); // a file system without locks refuses it
+    flock(fd, LOCK_SH | LOCK_NB); // a file system without locks refuses; continue
     return fd;
 }
 
-// Refuses --resume of a folder that holds no run, so that a mistyped name begins none.
+// Refuses --resume of a folder that holds no run, so that a mistyped name begins no new run.
 static void checkpoint_check_run(const char *folder) {
     static const char *const names[] = {RECORDS_NAME, LOCK_NAME};
     char path[PATH_MAX];
@@ -583,7 +587,7 @@ static int records_have_step(const char *path) {
     return found;
 }
 
-// Refuses a new run in a folder that holds one.
+// Refuses a new run in a folder that holds a run.
 static void checkpoint_refuse_run(const char *folder) {
     char records[PATH_MAX];
     const size_t newest = checkpoint_before(folder, CHECKPOINT_NONE);
@@ -596,8 +600,9 @@ static void checkpoint_refuse_run(const char *folder) {
             records);
 }
 
-// Sets folder->last to the checkpoint to resume from, or CHECKPOINT_NONE if the folder has none. Refuses a damaged one;
-// loading compares its checksums. FOLDER_RESUME_AUTO skips a damaged one, so it reads a checkpoint twice. Collective.
+// Sets folder->last to the checkpoint to resume from, or CHECKPOINT_NONE if the folder has none. Refuses a damaged
+// checkpoint; loading compares its checksums. FOLDER_RESUME_AUTO skips damaged checkpoints, so it reads a checkpoint
+// twice. Collective.
 static void checkpoint_search(CheckpointFolder *folder, FolderUse use) {
     char path[PATH_MAX];
     const char *damaged;
@@ -616,9 +621,9 @@ static void checkpoint_search(CheckpointFolder *folder, FolderUse use) {
         die("%s: none of its checkpoints is complete; restore one, or remove them to begin anew", folder->path);
 }
 
-// Makes the folder, takes the lock, removes leftovers of an interrupted run. A new run needs it free of checkpoints and
-// of finished steps in the log. Then folder->last is the step to resume from. If the program ends before run_began, it
-// removes the folder and the lock that this made. Collective.
+// Makes the folder, takes the lock, and removes leftovers of an interrupted run. A new run needs a folder without
+// checkpoints and without finished steps in the log. Sets folder->last to the step to resume from. If the program ends
+// before run_began, it removes the folder and the lock that this function made. Collective.
 static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, FolderUse use) {
     char lock[LOCK_TEXT] = "";
     memset(folder, 0, sizeof(*folder));
@@ -641,8 +646,8 @@ static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t k
     if (use == FOLDER_RESUME || use == FOLDER_RESUME_AUTO) checkpoint_search(folder, use);
 }
 
-// Makes the folder again if it was removed or moved, and takes its lock. A run of others that is there now is refused.
-// Returns 1 if it did. Collective.
+// Makes the folder again if it was removed or moved, and takes its lock. Refuses if another run is there now. Returns 1
+// if it made the folder. Collective.
 static int checkpoint_remake(CheckpointFolder *folder) {
     char path[PATH_MAX], text[LOCK_TEXT] = "";
     path_join(path, folder->path, LOCK_NAME);
@@ -652,7 +657,7 @@ static int checkpoint_remake(CheckpointFolder *folder) {
         close(folder->lock);
         folder->lock = folder_lock(folder->path, text);
         run_began();
-        replaced.there = 0; // stays as it is in a folder that was moved; the next command there settles it
+        replaced.there = 0; // the replaced run stays in the folder that was moved; the next command there settles it
         const size_t newest = checkpoint_before(folder->path, CHECKPOINT_NONE);
         if (newest != CHECKPOINT_NONE && newest != folder->last) checkpoint_refuse_run(folder->path);
     }

@@ -13,7 +13,7 @@ mapped. Numbers are in the writer's byte order (in practice little-endian); the 
            40  uint64    checksum: FNV-1a, 64 bits, over the first 4096 bytes with this field zero
            48  char[]    the model, zero-terminated: "family,key=value,..." with Hugging Face's keys; zeros to the end
 
-Where a model has constants (Model.constants), the header goes on with them in fp32.
+If a model has constants (Model.constants), they follow in the header, in fp32.
 */
 #ifndef LLMC_FLAT_H
 #define LLMC_FLAT_H
@@ -87,7 +87,7 @@ static void flat_open(WeightSource *source) {
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// Writes a model's header to bytes; returns their number.
+// Writes a model's header to `bytes`; returns its length.
 static size_t flat_header(unsigned char *bytes, const Model *model, DType dtype) {
     FlatHeader *header = (FlatHeader *)(void *)bytes;
     const size_t count = flat_header_bytes(model);

@@ -1,7 +1,7 @@
 /*
 Writes gradients to a safetensors file (--grads-out), in fp32, with the names and shapes of transformers'
-AutoModelForCausalLM.named_parameters(), all or those that globs choose. Rank 0 makes the file, every rank writes its
-part of every tensor. The file is complete or absent.
+AutoModelForCausalLM.named_parameters(): all gradients, or the ones that globs choose. Rank 0 makes the file; every rank
+writes its part of every tensor. The file is complete or absent.
 */
 #ifndef LLMC_GRADIENTS_H
 #define LLMC_GRADIENTS_H
@@ -9,8 +9,8 @@ part of every tensor. The file is complete or absent.
 #include "weight_source.h"
 #include <fnmatch.h>
 
-// Writes elements [begin, begin + n) of a matrix [rows, cols] to a file that holds it transposed from byte `at` on: the
-// reverse of tensor_read_transposed.
+// Writes elements [begin, begin + n) of a matrix [rows, cols] to a file that holds the matrix transposed from byte `at`
+// on. Reverses tensor_read_transposed.
 static void gradients_write_matrix(const OutputFile *output, uint64_t at, size_t rows, size_t cols, size_t begin,
                                    size_t n, const float *values) {
     float *column = (float *)(void *)staged_raw.bytes;
@@ -34,7 +34,7 @@ static void gradients_write_transposed(const OutputFile *output, uint64_t at, co
     }
 }
 
-// Writes elements [begin, begin + n) of a matrix to the file's tensor of all layers, from byte `at` on.
+// Writes elements [begin, begin + n) of a matrix to the tensor that joins all layers in the file, from byte `at` on.
 static void gradients_write_joined(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin, size_t n,
                                    const float *values) {
     for (size_t done = 0, part; done < n; done += part) {
@@ -44,7 +44,7 @@ static void gradients_write_joined(const OutputFile *output, uint64_t at, const 
     }
 }
 
-// Takes the next of the globs separated by commas; 0 after the last.
+// Copies the next of the comma-separated globs; returns 0 after the last.
 static int next_glob(const char **globs, char glob[256]) {
     const size_t length = strcspn(*globs, ",");
     if (!**globs) return 0;
@@ -79,7 +79,7 @@ typedef struct {
     uint64_t data, bytes; // offset of the tensors, and size of the file
 } GradientFile;
 
-// Writes the header of a gradient file for parameters that match. file NULL: only computes the sizes.
+// Writes the header of a gradient file for the parameters that match; file NULL: only computes the sizes.
 static GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
@@ -107,8 +107,8 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
     OutputFile output;
-    uint64_t at = sizes.data, joined[2] = {0, 0}; // the parameter's tensor in the file; those that layers join
-    size_t written = 0;                           // parameters written before it
+    uint64_t at = sizes.data, joined[2] = {0, 0}; // offset in the file of the parameter's tensor, and of joined tensors
+    size_t written = 0;                           // how many parameters were written before it
     if (world.rank == 0) {
         output_open(&output, path, sizes.bytes);
         gradients_write_header(&output, globs, model);
@@ -135,7 +135,7 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     if (world.rank) output_leave(&output);
     if (world_ranks(world) > 1) dist_barrier(); // all parts are written
     if (world.rank == 0) output_commit(&output);
-    if (world_ranks(world) > 1) dist_barrier(); // the file is in place
+    if (world_ranks(world) > 1) dist_barrier(); // the file has its final name
 }
 
 #endif

@@ -1,9 +1,9 @@
 /*
-The chat of a Hugging Face folder: the template and the ends of a turn in a run's tokenizer file, which its data were
-prepared with, replace those of the folder that is kept. chat_template.jinja is written anew. Other files keep every
-byte but the values of `chat_keys`: a chat_template where there is one; eos_token, if generation does not end at the end
-of a turn yet and the template does not write eos_token; generation_config's eos_token_id, the old ids and then the new
-ones, each once. config.json and pad_token stay.
+The chat of a Hugging Face folder. A run's data were prepared with its tokenizer file, so the file's template and ends
+of a turn replace those in the kept folder. chat_template.jinja is written anew. Other files keep every byte but the
+values of `chat_keys`: an existing chat_template; eos_token, if generation does not end at the end of a turn yet and the
+template does not write eos_token; generation_config's eos_token_id: the old ids and then the new ids, each once.
+config.json and pad_token stay.
 */
 #ifndef LLMC_HF_CHAT_H
 #define LLMC_HF_CHAT_H
@@ -16,7 +16,7 @@ ones, each once. config.json and pad_token stay.
 
 static const struct {
     const char *file, *key;
-    int add; // also where the file has no such key
+    int add; // add the key if the file lacks it
 } chat_keys[] = {{TOKENIZER_JSON, "chat_template", 0},        {TOKENIZER_JSON, "eos_token", 1},
                  {"special_tokens_map.json", "eos_token", 0}, {"chat_template.json", "chat_template", 0},
                  {HF_GENERATION, "eos_token_id", 1},          {HF_GENERATION, "pad_token_id", 1},
@@ -25,9 +25,9 @@ static const struct {
 typedef struct {
     Tokenizer *tokenizer; // NULL: the files stay as they are
     char *edits;          // a JSON object of keys that change, with their values
-    size_t length;        // of edits
-    int replaces;         // its template replaces the folder's
-    size_t bytes;         // of chat_template.jinja to be written; 0: the folder's stays
+    size_t length;        // length of edits
+    int replaces;         // 1: its template replaces the folder's
+    size_t bytes;         // bytes of the chat_template.jinja to write; 0: the folder's file stays
 } HfChat;
 
 // Returns the object in a file of the folder, or an empty one. The caller frees it.
@@ -42,7 +42,8 @@ static int hf_is_text(const char *string, const char *text, size_t bytes) {
     return string && strlen(string) == bytes && !memcmp(string, text, bytes);
 }
 
-// Returns the folder's default template: chat_template.jinja, else tokenizer_config.json's; "": none. To be freed.
+// Returns the folder's default template: from chat_template.jinja, else from tokenizer_config.json; "": none. The
+// caller frees it.
 static char *hf_folder_template(const char *folder, const cJSON *config) {
     char path[PATH_MAX];
     size_t length;
@@ -54,13 +55,13 @@ static char *hf_folder_template(const char *folder, const cJSON *config) {
     return checked_strdup(cJSON_IsString(value) ? value->valuestring : "");
 }
 
-// Returns a value of generation_config.json, or of config.json or else the text model in it, as transformers does.
+// Returns a value of generation_config.json, else of config.json or the text model in it, as transformers does.
 static const cJSON *hf_generation_value(const cJSON *config, const char *key) {
     const cJSON *value = json_get(config, key);
     return value ? value : json_get(json_get(config, "text_config"), key);
 }
 
-// Tells whether a token is among ids, a number, a list or NULL, before `until`; NULL: all.
+// Tells whether a token is among ids (a number, a list or NULL) before the entry `until`; until NULL: among all.
 static int hf_has_id(const cJSON *ids, double id, const cJSON *until) {
     const cJSON *entry = cJSON_IsArray(ids) ? ids->child : ids;
     for (; entry && entry != until; entry = entry == ids ? NULL : entry->next)
@@ -68,7 +69,7 @@ static int hf_has_id(const cJSON *ids, double id, const cJSON *until) {
     return 0;
 }
 
-// Adds eos_token, the end of the last turn, if no end of a turn ends texts in the folder yet.
+// Adds eos_token, the end of the last turn, if no end of a turn ends generation in the folder yet.
 static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, const cJSON *ids) {
     const cJSON *own = json_get(config, "eos_token");
     size_t bytes;
@@ -80,8 +81,9 @@ static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, 
     }
 }
 
-// Adds generation's eos_token_id if ends of a turn are missing there or an id is there twice: the old ids, each once,
-// then these ends. Without a file also the other ids of config.json, which generation then no longer reads.
+// Adds generation's eos_token_id if it lacks ends of a turn or has an id twice: the old ids, each once, then the
+// missing ends. Without generation_config.json also adds the other ids of config.json, which generation then no longer
+// reads.
 static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generation, const cJSON *config,
                         const cJSON *ids) {
     static const char *const others[] = {"bos_token_id", "pad_token_id"};
@@ -101,7 +103,8 @@ static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generati
     json_array_end(json);
 }
 
-// Compares the chat of a tokenizer file with that of the folder that is kept; "": none. Takes the tokenizer.
+// Compares the chat of a tokenizer file with the chat of the kept folder; "": no folder. Takes ownership of the
+// tokenizer.
 static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
     HfChat chat = {t, NULL, 0, 0, 0};
     const size_t bytes = t->section_bytes[SECTION_TEMPLATE], room = 6 * bytes + 32 * t->turn_end_count + 4096;
@@ -111,13 +114,16 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
     const char *text = (const char *)t->section[SECTION_TEMPLATE];
     char *own = hf_folder_template(folder, config);
     chat.replaces = bytes && !hf_is_text(own, text, bytes);
-    chat.bytes = chat.replaces || !cJSON_IsArray(json_get(config, "chat_template")) ? bytes : 0; // hides no list
+    chat.bytes = chat.replaces || !cJSON_IsArray(json_get(config, "chat_template")) ? bytes : 0; // a written file must
+                                                                                                 // not hide a list of
+                                                                                                 // templates
     chat.edits = (char *)checked_malloc(room, "the chat of a folder");
     JsonOut json = json_open_text(chat.edits, room, JSON_INDENTED);
     json_object(&json, NULL);
     if (chat.replaces) json_bytes(&json, "chat_template", text, bytes);
     if (*folder && t->turn_end_count) {
-        const char *shown = bytes ? text : own; // a template that writes eos_token would write another text
+        // A template that writes eos_token would render differently with a new one.
+        const char *shown = bytes ? text : own;
         if (!memmem(shown, bytes ? bytes : strlen(own), "eos_token", 9)) hf_chat_eos(&json, t, config, ids);
         hf_chat_ids(&json, t, generation, model, ids);
     }
@@ -129,7 +135,8 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
     return chat;
 }
 
-// Returns a file of the folder, which may be absent, with the values that change; NULL: it stays. The caller frees it.
+// Returns the text of a file of the folder, which may be absent, with the changed values; NULL: the file stays. The
+// caller frees it.
 static char *hf_chat_edit(const HfChat *chat, const char *path, const char *name, size_t *length) {
     char *out = NULL;
     size_t begin, end;

@@ -1,12 +1,11 @@
 /*
 Reads and writes config.json of a Hugging Face model. Reading takes the classic keys (rope_theta, rope_scaling,
-torch_dtype) and those of transformers 5 (rope_parameters, dtype); an absent key has the default of its config class.
-In a composite model, text beside images, it takes text_config.
-It refuses by name whatever would make the model compute something else: architectures, activations, other rope types,
-soft caps, quantisation, impossible values. Writing gives every key that transformers needs to build the same model,
-rotary positions and windows in both forms if these agree. An existing config.json of this model is kept
-(hf_config_keep.h). Both directions walk config_keys (config.h) and the table of hf_constants.h, so a new key is read
-and written under its own name.
+torch_dtype) and the keys of transformers 5 (rope_parameters, dtype); an absent key has the default of its config class.
+In a composite model (text and images) it takes text_config. It refuses by name whatever would make the model compute
+something else: architectures, activations, other rope types, soft caps, quantisation, impossible values. Writing gives
+every key that transformers needs to build the same model, rotary positions and windows in both forms if these agree. An
+existing config.json of this model is kept (hf_config_keep.h). Both directions walk config_keys (config.h) and the table
+of hf_constants.h, so a new key is read and written under its own name.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H
@@ -23,7 +22,7 @@ static const char *hf_dtype_name(DType type) {
     return names[type];
 }
 
-// Returns the type of this name, but not double; DTYPE_COUNT: none
+// Returns the type with this name, except double; DTYPE_COUNT: none
 static DType hf_dtype_find(const cJSON *name) {
     for (int i = DTYPE_FP32; i < DTYPE_FLOATS; i++)
         if (i != DTYPE_FP64 && json_is(name, hf_dtype_name((DType)i))) return (DType)i;
@@ -63,7 +62,7 @@ typedef struct {
     const char *modules;  // the same in transformers and in adapters' names
     const char *others;   // prefixes of the further tensors, separated by "|"
     const char *defaults; // defaults of keys that text_config may omit, in --init's form, or NULL
-    int text_loads;       // transformers' AutoModelForCausalLM makes the text model alone of such a folder
+    int text_loads;       // 1: transformers' AutoModelForCausalLM loads the text model alone from this folder
 } HfComposite;
 
 #define HF_IMAGES "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector."
@@ -86,9 +85,9 @@ static const HfComposite hf_composites[] = {
      "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256", 0}};
 #define HF_COMPOSITES (sizeof(hf_composites) / sizeof(hf_composites[0]))
 
-// Another class of a family's text models, without some of its parts
+// Another config class of a family's text models, without some of its parts
 static const struct {
-    const char *family, *model_type, *architecture, *defaults; // defaults: as in HfComposite
+    const char *family, *model_type, *architecture, *defaults; // defaults: like HfComposite.defaults
 } hf_twin = {"gemma4", "gemma4_unified_text", "Gemma4UnifiedForCausalLM", HF_UNIFIED};
 
 static int hf_is_twin(const Family *family, const cJSON *type) {
@@ -186,7 +185,7 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
-// Names of the number of experts in config.json, the one that is written first
+// Names of the number of experts in config.json; the first name is written
 static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_experts"},
                                                  {"num_local_experts", "num_experts"},
                                                  {"n_routed_experts", "num_local_experts"}};
@@ -207,7 +206,7 @@ static void hf_read_layers(Config *config, const cJSON *list, const char *path) 
     }
 }
 
-// Reads how many experts there are, and n_shared_experts, whose widths make one.
+// Reads the number of experts, and n_shared_experts: their widths add up to one shared expert.
 static void hf_read_experts(Config *config, const cJSON *root, const char *path) {
     const char *const *names = hf_names_of_experts(config->family);
     const cJSON *one = json_get(root, names[0]), *other = json_get(root, names[1]);
@@ -236,13 +235,14 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     config->given[config_key_find("shared_expert_intermediate_size")] = 1;
 }
 
-// Tells whether the outermost object may have the key. Only Gemma's first class has rope_local_base_freq there; others
-// have it in rope_parameters.
+// Tells whether the top level of config.json may have the key. Only Gemma's first class has rope_local_base_freq there;
+// other families have it in rope_parameters.
 static int hf_has_key(const Family *family, const char *name) {
     return family_has_key(family, name) && (strcmp(name, "rope_local_base_freq") != 0 || family->norm_offset);
 }
 
-// Tells whether a family's config.json has a key under its alias: all of GPT-2, one of models with experts beside.
+// Tells whether a family's config.json has a key under its alias: every key of GPT-2, one key of models with a dense
+// MLP next to experts.
 static int hf_uses_alias(const Family *family, const ConfigKey *key) {
     return key->alias &&
            (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")));
@@ -252,23 +252,25 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int aliased = hf_uses_alias(config->family, key), gpt2 = config->family->learned_positions;
         const cJSON *common = json_get(root, key->name), *original = aliased ? json_get(root, key->alias) : NULL;
-        if (aliased && !gpt2) common = NULL; // its class ignores this name
-        if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps")) common = NULL; // GPT-2 ignores these
+        if (aliased && !gpt2) common = NULL; // the family's class ignores the common name
+        if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps"))
+            common = NULL; // GPT-2 ignores the keys
         if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id|num_experts|"
                                       "mlp_only_layers") ||
             key->scaling)
-            continue; // read below
+            continue; // read by its own function below
         if (config->family->router == ROUTER_SIGMOID && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
-        if (!hf_has_key(config->family, key->name)) continue; // its class does not look at it
+        if (!hf_has_key(config->family, key->name)) continue; // the family's class ignores it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
-            continue; // another name of the same function
+            continue; // another name of the same activation
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same key, but have different values", path, key->name, key->alias);
         if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
     }
 }
 
-// Reads pad_token_id, whose inputs give the embedding no gradient. A negative one counts from the end, as in torch.
+// Reads pad_token_id: inputs of this token give the embedding no gradient. A negative id counts from the end, as in
+// torch.
 static void hf_read_pad(Config *config, const cJSON *root, const char *path, char *remark, size_t size) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "pad_token_id"), *eos = json_get(root, "eos_token_id");
     double id = item ? item->valuedouble : NAN;
@@ -290,7 +292,7 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
                  *remark ? "; " : "", id);
 }
 
-// Refuses a config.json without the numbers that every saved one has.
+// Refuses a config.json that lacks numbers which every saved one has.
 static void hf_check_required(const Config *config, const char *path) {
     const char *also = config->family->learned_positions ? "max_position_embeddings" : "intermediate_size";
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
@@ -308,13 +310,13 @@ static void hf_check_required(const Config *config, const char *path) {
 #define FULL    "full_attention"
 #define LINEAR  "linear_attention"
 
-// Values that the top level or an object of rotary positions may give: once, or equal
+// Values that the top level or an object of rotary positions may give: by one of them, or equal in both
 typedef struct {
     const cJSON *theta, *rotated; // rope_theta, partial_rotary_factor
 } HfRope;
 
-// Checks an object of rotary positions of any type: no objects in it, and whole heads rotated if the family needs that.
-// Returns the type, or NULL.
+// Checks an object of rotary positions of any type: it contains no objects, and rotates whole heads if the family
+// requires this. Returns the type, or NULL.
 static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const char *name, const char *path) {
     char value[64];
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
@@ -371,7 +373,8 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     }
 }
 
-// Checks what only proportional positions need. Without a share all pairs of full attention turn.
+// Checks keys that only proportional positions have. If partial_rotary_factor is absent, all pairs of full attention
+// are rotated.
 static void hf_check_proportional(Config *config, const cJSON *full, const cJSON *sliding, const char *path) {
     const cJSON *factor = json_get(full, "factor");
     if (!json_get(full, "rope_type") && !json_get(full, "type"))
@@ -384,7 +387,7 @@ static void hf_check_proportional(Config *config, const cJSON *full, const cJSON
     config->partial_rotary_factor = 1;
 }
 
-// Reads Gemma's rope_parameters: an object for each kind of layer.
+// Reads Gemma's rope_parameters: one object per kind of layer.
 static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *found, const char *path) {
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
     char value[64];
@@ -405,7 +408,8 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     if (local) hf_set(config, "rope_local_base_freq", local, path);
 }
 
-// Checks the keys of Ministral's query growth, which transformers requires: the factor and the length where it begins.
+// Checks the keys by which Ministral scales queries; transformers requires both: the factor, and the position from
+// which it applies.
 static void hf_check_growth(const Config *config, const cJSON *rope, const char *path) {
     const cJSON *growth = json_get(rope, "llama_4_scaling_beta"),
                 *from = json_get(rope, "original_max_position_embeddings");
@@ -417,7 +421,7 @@ static void hf_check_growth(const Config *config, const cJSON *rope, const char 
             growth->valuedouble, rope_type_names[config->rope.type]);
 }
 
-// Refuses a key of rope_parameters that transformers ignores beside rope_scaling, if that changes the model.
+// Refuses a key of rope_parameters that changes the model but that transformers ignores if there is also rope_scaling.
 static void hf_check_hidden(const cJSON *parameters, const char *key, double value, const char *path) {
     const cJSON *hidden = json_get(parameters, key);
     if (hidden && hidden->valuedouble != value)
@@ -426,7 +430,8 @@ static void hf_check_hidden(const cJSON *parameters, const char *key, double val
             path, key, value, hidden->valuedouble);
 }
 
-// Reads rope_scaling (classic) or rope_parameters (transformers 5); with both, the former counts, as in transformers.
+// Reads rope_scaling (classic) or rope_parameters (transformers 5). If both exist, rope_scaling counts, as in
+// transformers.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *scaling = json_get(root, "rope_scaling");
     HfRope found = {json_get(root, "rope_theta"), json_get(root, "partial_rotary_factor")};
@@ -466,7 +471,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 #define HF_WINDOW               4096 // sliding_window of Qwen and Gemma
 #define QWEN_FIRST_WINDOW_LAYER 28   // max_window_layers: layers from here on have a window
 
-// Returns a whole number of config.json; absent: `otherwise`.
+// Returns a whole number of config.json; `otherwise` if it is absent.
 static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
     const cJSON *item = json_get(root, key);
     uint64_t value = otherwise;
@@ -538,7 +543,8 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     config->layer_types[L] = 0;
 }
 
-// Reads sliding_window and which layers have it, by the rules of each class. It counts a query's own key, as here.
+// Reads sliding_window and which layers have a window, by the rules of each class. A window includes the query's own
+// key, as it does in our config.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),
@@ -573,7 +579,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     }
 }
 
-// Returns a layer's entry of per_layer_config, whose names are numbers with zeros before them.
+// Returns a layer's entry of per_layer_config. Its keys are layer numbers with leading zeros.
 static const cJSON *hf_layer_entry(const cJSON *layers, size_t l) {
     const cJSON *item;
     cJSON_ArrayForEach(item, layers) if (strspn(item->string, "0123456789") == strlen(item->string) &&
@@ -581,11 +587,12 @@ static const cJSON *hf_layer_entry(const cJSON *layers, size_t l) {
     return NULL;
 }
 
-// Reads the heads of full attention as transformers 5.24 saves them: an object for each layer that differs.
+// Reads the head size and count of full attention as transformers 5.24 saves them: an object for each layer that
+// differs from the rest.
 static void hf_read_layer_heads(Config *config, const cJSON *root, const char *path) {
     const cJSON *layers = cJSON_GetObjectItemCaseSensitive(root, "per_layer_config"), *key;
     const size_t L = config->num_hidden_layers;
-    size_t entries = 0, heads[2][2] = {{0, 0}, {config->head_dim, config->num_key_value_heads}}; // [window]
+    size_t entries = 0, heads[2][2] = {{0, 0}, {config->head_dim, config->num_key_value_heads}}; // heads[has a window]
     if (!layers || !family_has_key(config->family, "global_head_dim")) return;
     if (!cJSON_IsObject(layers)) die("%s: per_layer_config is not an object", path);
     for (size_t l = 0; l < L; l++) {
@@ -612,7 +619,7 @@ static void hf_read_layer_heads(Config *config, const cJSON *root, const char *p
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// Reads tie_word_embeddings of a composite model, from the outer object; one in text_config must agree.
+// Reads tie_word_embeddings of a composite model from the outer object; a value in text_config must agree.
 static void hf_read_tied(Config *config, const cJSON *whole, const cJSON *text, const char *path) {
     const cJSON *outer = json_get(whole, "tie_word_embeddings"), *inner = json_get(text, "tie_word_embeddings");
     if (outer && inner && !cJSON_Compare(outer, inner, 1))
@@ -627,7 +634,7 @@ static void hf_read_defaults(Config *config, const char *defaults, const char *p
         if (!config_given(config, name)) config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
-// Reads and checks config.json. `remark`: a line for users who train the model, or empty
+// Reads and checks config.json. `remark`: receives a line for users who train the model, or ""
 static Config hf_config_read(const char *path, char *remark, size_t remark_size) {
     cJSON *whole = json_read_object(path, HF_CONFIG_MAX);
     const Family *family = hf_family(whole, path);
@@ -641,13 +648,13 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);
     if (hf_is_twin(family, json_get(root, "model_type"))) {
         hf_read_defaults(&config, hf_twin.defaults, path);
-        config.num_experts = config.hidden_size_per_layer_input = 0; // its class has neither
+        config.num_experts = config.hidden_size_per_layer_input = 0; // the family's class has neither key
     }
     if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_check_required(&config, path);
     if (!family->learned_positions) hf_read_rope(&config, root, path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads")))
-        config.num_key_value_heads = config.num_attention_heads; // null, unlike absent, means one per query head
+        config.num_key_value_heads = config.num_attention_heads; // null, unlike an absent key, means one per query head
     if (family_has_linear(family))
         hf_read_kinds(&config, root, path);
     else if (*family->layer_types == 'n')
@@ -678,7 +685,7 @@ static void hf_put_layers(JsonOut *json, const char *name, const Config *config)
     json_array_end(json);
 }
 
-// Tells whether a key is written as null: 0 where that is none, keys of experts without any.
+// Tells whether a key is written as null: a 0 that means none, and keys of experts in a model without experts.
 static int hf_is_null(const Config *config, const ConfigKey *key) {
     if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
     if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
@@ -700,7 +707,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
         if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
-        if (rotary && level == HF_TOP && config->family->proportional) continue; // only in rope_parameters
+        if (rotary && level == HF_TOP && config->family->proportional) continue; // written only in rope_parameters
         if (!strcmp(key->name, "num_experts")) name = hf_names_of_experts(config->family)[0];
         if (hf_is_null(config, key))
             json_null(json, name);
@@ -713,8 +720,8 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         else if (key->kind == KEY_SIZE)
             json_size(json, name, *(const size_t *)field);
         else if (!strcmp(key->name, "query_pre_attn_scalar"))
-            json_number(json, name, *(const double *)field);   // whole in transformers
-        else if (!key->scaling || *(const double *)field != 0) // 0: not given
+            json_number(json, name, *(const double *)field);   // a whole number in transformers
+        else if (!key->scaling || *(const double *)field != 0) // 0: the key is not given
             hf_put_real(json, name, *(const double *)field);
     }
 }
@@ -762,12 +769,13 @@ static void hf_put_no_rope(JsonOut *json, const Config *config) {
     json_array_end(json);
 }
 
-// Writes windows by the rules of each class. Mistral: one in all layers, or null. Qwen: a switch, and the number of
-// layers before the first with a window. Gemma: always a number; its first class knew only a period.
+// Writes windows by the rules of each class. Mistral: one window for all layers, or null. Qwen: a switch, and the
+// number of layers before the first windowed layer. Gemma: always a number; its first class knew only a period.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;
-    const int listed = family_names_key(config->family, "sliding_window") && !everywhere; // Gemma's and OLMo's
+    // Gemma and OLMo list layer types.
+    const int listed = family_names_key(config->family, "sliding_window") && !everywhere;
     size_t first;
     if (L > LAYER_TYPES_MAX && period && !everywhere)
         die("config.json: layer_types of %zu layers cannot be written, at most %d are supported", L, LAYER_TYPES_MAX);
@@ -789,7 +797,7 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     if (period || L <= LAYER_TYPES_MAX) hf_put_layer_types(json, config);
 }
 
-// Writes a config.json for this model with weights of `type`. text: [HF_CONFIG_TEXT]; returns the length.
+// Writes a config.json for this model with weights of `type`. text: [HF_CONFIG_TEXT]. Returns the length.
 static size_t hf_config_write(const Config *config, DType type, char *text) {
     JsonOut json = json_open_text(text, HF_CONFIG_TEXT, JSON_INDENTED);
     json_object(&json, NULL);

@@ -1,12 +1,13 @@
 /*
-Keeps an existing config.json byte for byte, except what must change: type of the weights, rotary positions,
-quantisation. Keys are found and replaced in its text.
+Keeps an existing config.json byte for byte, except for three things that may change: type of the weights, rotary
+positions, quantisation. Keys are found and replaced in its text.
 */
 #ifndef LLMC_HF_CONFIG_KEEP_H
 #define LLMC_HF_CONFIG_KEEP_H
 #include "hf_config.h"
 
-// Finds bytes [begin, end) of the value of a key of the outermost object, in a text that has been parsed. 0: absent.
+// Finds bytes [begin, end) of the value of a top-level key, in a text that has been parsed. Returns 0 if the key is
+// absent.
 static int json_value_span(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
     size_t first, depth = 0, inner = 0;
     for (size_t i = 0; i < length; i++) {
@@ -16,7 +17,7 @@ static int json_value_span(const char *text, size_t length, const char *key, siz
         for (first = ++i; text[i] != '"'; i++) i += text[i] == '\\';
         if (depth != 1 || i - first != strlen(key) || memcmp(text + first, key, i - first) != 0) continue;
         *begin = i + 1 + strspn(text + i + 1, " \t\r\n");
-        if (text[*begin] != ':') continue; // a text value, not a key
+        if (text[*begin] != ':') continue; // a string value, not a key
         *begin += 1 + strspn(text + *begin + 1, " \t\r\n");
         for (*end = *begin; inner || !strchr(",} \t\r\n", text[*end]); ++*end) {
             inner += text[*end] == '{' || text[*end] == '[';
@@ -29,8 +30,8 @@ static int json_value_span(const char *text, size_t length, const char *key, siz
     return 0;
 }
 
-// Replaces the value of a key; if absent, `add` inserts it as the first key. text: zero-terminated, with room. Returns
-// the new length.
+// Replaces the value of a top-level key; if absent and `add` is 1, inserts the key first. text: zero-terminated, with
+// room. Returns the new length.
 static size_t hf_config_replace(char *text, size_t length, const char *key, const char *value, size_t bytes, int add) {
     size_t begin, end;
     char name[64] = "";
@@ -47,7 +48,7 @@ static size_t hf_config_replace(char *text, size_t length, const char *key, cons
     return length + before + bytes + after - (end - begin);
 }
 
-// Removes a key of the outermost object, with the comma on one side. Returns the new length.
+// Removes a top-level key, with the comma before or after it. Returns the new length.
 static size_t hf_config_without(char *text, size_t length, const char *key) {
     static const char blanks[] = " \t\r\n";
     size_t begin, end;
@@ -71,7 +72,7 @@ static size_t hf_config_with_type(char *text, size_t length, DType type) {
     return hf_config_replace(text, length, "torch_dtype", name, strlen(name), 0);
 }
 
-#define HF_ROPE_TEXT 4096 // most bytes of rotary positions
+#define HF_ROPE_TEXT 4096 // most bytes of the rotary positions' JSON
 
 // Returns the beginning of rope_parameters with its fields for image positions, or NULL. The caller frees it.
 static char *hf_mrope(const char *text, size_t length) {
@@ -98,7 +99,9 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
     const int theta = json_value_span(text, length, "rope_theta", &begin, &end);
     JsonOut json = json_open_text(rope, sizeof(rope), JSON_LINE);
     json_object(&json, NULL);
-    if (parameters && !theta) json_null(&json, "rope_scaling"); // it would hide the rope_theta of rope_parameters
+    if (parameters && !theta)
+        json_null(&json, "rope_scaling"); // rope_scaling would hide the rope_theta of
+                                          // rope_parameters
     hf_put_rope(&json, config);
     json_size(&json, keys[0], config->max_position_embeddings);
     json_size(&json, keys[1], config->rope.original_max_position_embeddings);
@@ -118,7 +121,7 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
     return length;
 }
 
-// Refuses a folder whose config.json describes another model than `config` of `source`. Initialisation is ignored.
+// Refuses a folder whose config.json describes another model than `config` of `source`. Ignores keys of initialisation.
 static void hf_check_same_model(const Config *config, const char *source, const Config *like, const char *folder) {
     char value[LAYER_TYPES_MAX + 1], other[LAYER_TYPES_MAX + 1];
     if (config->family != like->family)
@@ -126,7 +129,7 @@ static void hf_check_same_model(const Config *config, const char *source, const 
             source, config->family->name);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int ours = config_uses_key(config, key), theirs = config_uses_key(like, key);
-        if (key->kind == KEY_GELU || !strcmp(key->name, "pad_token_id")) continue; // the same function
+        if (key->kind == KEY_GELU || !strcmp(key->name, "pad_token_id")) continue; // values that name the same function
         config_key_text(config, key, value);
         config_key_text(like, key, other);
         if (ours && !theirs)

@@ -10,8 +10,8 @@ transformers needs are written.
 typedef struct {
     const char *families; // names or activations, separated by "|"; NULL: any
     const char *key;
-    const char *allowed; // allowed values, separated by "|"; NULL: any. The key may be absent
-    const char *written; // JSON; NULL: not written
+    const char *allowed; // allowed values, separated by "|"; NULL: any value. The key may be absent
+    const char *written; // JSON value to write; NULL: the key is not written
 } HfConstant;
 
 #define HF_SILU  "with silu" // families by their activation
@@ -19,12 +19,12 @@ typedef struct {
 #define HF_GEMMA "with gelu_pytorch_tanh"
 #define HF_ANY   HF_SILU "|" HF_GPT2 "|" HF_GEMMA
 #define HF_ROTATED                                                                                                     \
-    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // whole heads
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of one function
+    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // whole heads rotate
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of the same function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
-    {NULL, "bos_token_id", NULL, "null"}, // unknown here, so null instead of the class's default
+    {NULL, "bos_token_id", NULL, "null"}, // the id is unknown here, so null replaces the class's default
     {NULL, "eos_token_id", NULL, "null"},
     {NULL, "use_cache", NULL, "true"},
     {"gpt2", "activation_function", HF_GELU, NULL},
@@ -47,15 +47,15 @@ static const HfConstant hf_constants[] = {
     {HF_ANY, "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
-    {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
+    {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // activation of linear attention's gated norm
     {"mixtral", "router_jitter_noise", "0", NULL},
-    {"glm4_moe", "num_nextn_predict_layers", NULL, "0"}, // layers that a folder may have after the last one
+    {"glm4_moe", "num_nextn_predict_layers", NULL, "0"}, // a folder may have further layers after the last one
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
 #define HF_CONSTANTS (sizeof(hf_constants) / sizeof(hf_constants[0]))
 
-// Default of pad_token_id in a family's config class; other families: null. GPT-2's embedding ignores it.
+// Default of pad_token_id in a family's config class; null for other families. GPT-2's embedding ignores it.
 static const struct {
     const char *family;
     int id;
@@ -69,8 +69,8 @@ static int hf_applies(const char *families, const Family *family) {
            text_is_one_of(activations[family->activation], families);
 }
 
-// Refuses null where transformers does: taken as absent, it would give the default. For a few keys null has a meaning:
-// the value follows from other keys.
+// Refuses null where transformers does, because our readers take null as absent. A few keys may be null: their value
+// then follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
     static const char *const means[][2] = {
         {"head_dim", "llama|mistral|mixtral"},
@@ -111,8 +111,8 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     }
 }
 
-// Refuses other values. `remark` gets a line if the file asks for dropout, which is not applied here, as is common in
-// fine-tuning.
+// Refuses values that a family does not allow. `remark` gets a line if the file asks for dropout, which we do not
+// apply, as is common in fine-tuning.
 static void hf_check_constants(const cJSON *root, const Family *family, const char *path, char *remark, size_t size) {
     char value[64];
     *remark = 0;

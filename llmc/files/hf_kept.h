@@ -1,7 +1,7 @@
 /*
-The small files of a model that a new folder keeps: all besides weights and config.json, among them images' and other
-chat templates. Not the model card (README.md): it describes the published weights; model_card.h writes a new one. Links
-that leave the model's folder are refused.
+The small files of a model that a new folder keeps: all files except weights, config.json and the model card. Among them
+are image processors' settings and further chat templates. The model card (README.md) describes the published weights,
+so model_card.h writes a new one. Links that leave the model's folder are refused.
 */
 #ifndef LLMC_HF_KEPT_H
 #define LLMC_HF_KEPT_H
@@ -27,7 +27,7 @@ static int hf_is_kept_name(const char *name) {
     return 0;
 }
 
-// Tells whether a file of this name in a half-written folder is ours.
+// Tells whether we write files of this name, so that a half-written folder with it is ours.
 static int hf_is_written_name(const char *name) {
     return hf_is_kept_name(name) || text_is_one_of(name, "config.json|README.md|additional_chat_templates") ||
            text_is_one_of(name, hf_image_names) || fnmatch("model*.safetensors*", name, 0) == 0;
@@ -39,8 +39,8 @@ typedef struct {
     uint64_t bytes;
 } HfKeptFiles;
 
-// Refuses a link that leaves the model's folder: it could copy a private file into a model that is published. In
-// Hugging Face's cache, links of snapshots/REVISION/ lead to blobs/ beside snapshots/.
+// Refuses a link that leaves the model's folder, because it could copy a private file into a published model. In
+// Hugging Face's cache, links of snapshots/REVISION/ lead to blobs/ next to snapshots/.
 static void hf_check_link(const char *folder, const char *path) {
     char root[PATH_MAX], above[PATH_MAX];
     struct stat status;
@@ -56,7 +56,7 @@ static void hf_add_kept(HfKeptFiles *kept, const char *name) {
     snprintf(kept->names[kept->count++], sizeof(*kept->names), "%s", name);
 }
 
-// Adds the model's small files in a folder to *kept. within: "" or "SUBFOLDER/". images: also those that prepare images
+// Adds the model's small files in a folder to *kept. within: "" or "SUBFOLDER/". images: also files that prepare images
 // and video
 static void hf_find_kept(HfKeptFiles *kept, const char *folder, const char *within, int images) {
     char path[PATH_MAX], name[256];
@@ -91,19 +91,20 @@ static void hf_copy_tensor(const InputFile *input, const SafeTensor *t, const Ou
     for (uint64_t done = 0, bytes = t->end - t->begin; done < bytes; done += n) {
         n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
         input_read(input, t->begin + done, staged_raw.bytes, (size_t)n);
-        if (t->type != DTYPE_COUNT && t->rank) // a bound of rank 0 may be infinite
+        // A bound of rank 0 may be infinite, so only tensors of rank 1 or more are checked.
+        if (t->type != DTYPE_COUNT && t->rank)
             source_refuse_bad(input->path, t->name, t->rank == 2 ? (size_t)t->shape[1] : 0, done / dtype_size(t->type),
                               n / dtype_size(t->type), t->type, staged_raw.bytes);
         output_write(output, at + done, staged_raw.bytes, (size_t)n);
     }
 }
 
-// Copies a file, like a tensor of no type.
+// Copies a file's bytes unchecked.
 static void hf_copy_file(OutputFolder *folder, const char *path, const char *name) {
     struct stat status;
     OutputFile output;
     if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
-        folder_write_file(folder, name, "", 0); // input_open refuses an empty file
+        folder_write_file(folder, name, "", 0); // input_open refuses empty files
         return;
     }
     InputFile input = input_open(path);

@@ -1,5 +1,5 @@
 /*
-4-bit matrices in Hugging Face folders, as transformers saves them with bitsandbytes. Each is several tensors:
+4-bit matrices in Hugging Face folders, as transformers saves them with bitsandbytes. Each matrix is several tensors:
 
     NAME                    U8 [ceil(n/2), 1]   codes of [rows, cols] in order, the first of two in the high half
     NAME.absmax             U8 [blocks] codes of nested scales, or F32 [blocks] scales
@@ -9,7 +9,7 @@
     NAME.quant_state.bitsandbytes__nf4 (or fp4)   U8: JSON with shape, block sizes, the type of the original model, and
                                                   the offset of nested scales
 
-Opening a folder checks all of it except the codes, of which every value is valid.
+Opening a folder checks everything except the codes: all values of a code are valid.
 
 A stack of experts [E, out, in] of gpt-oss in mxfp4 is two tensors. Their bytes are those of a record:
 
@@ -21,7 +21,7 @@ A stack of experts [E, out, in] of gpt-oss in mxfp4 is two tensors. Their bytes 
 #include "hf_config.h"
 #include "weight_source.h"
 
-enum { QUANT_STATE_MOST = 4096 }; // bytes of JSON
+enum { QUANT_STATE_MOST = 4096 }; // most bytes of a state's JSON
 
 typedef struct {
     const WeightSource *source;
@@ -135,8 +135,8 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 }
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
-// Tells whether a folder has a matrix in 4 bits: bitsandbytes quantises modules, and a stack of experts is none.
-// Matrices that layers join there stay as they are.
+// Tells whether a Hugging Face folder holds this matrix in 4 bits. bitsandbytes quantises only modules, so not a stack
+// of experts. Tensors that join layers are not quantised.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
     return parameter_quantises(model, p, type, head) && (type == QUANT_MXFP4 || (!p->experts && !p->joined));
 }
@@ -151,7 +151,7 @@ static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
     return QUANT_NONE;
 }
 
-// Notes a parameter's format and where its parts are.
+// Records a parameter's format and where its parts are.
 static void hf_set_record(WeightSource *source, size_t parameter, QuantFormat format, RecordLocation record) {
     const size_t count = source->model.parameter_count;
     if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
@@ -161,7 +161,7 @@ static void hf_set_record(WeightSource *source, size_t parameter, QuantFormat fo
     source->quant[parameter] = format, source->records[parameter] = record, source->places[parameter] = place;
 }
 
-// Returns a part of a stack in mxfp4, checked to have this shape; NULL: there is none
+// Returns a part of a stack in mxfp4, checked to have this shape; NULL: absent
 static SafeTensor *hf_mxfp4_part(const WeightSource *source, const SafeTensors *list, const char *name,
                                  const char *part, const uint64_t *shape, size_t rank) {
     char full[HF_PART_NAME];
@@ -176,7 +176,7 @@ static SafeTensor *hf_mxfp4_part(const WeightSource *source, const SafeTensors *
     return tensor;
 }
 
-// Takes a stack of experts in mxfp4 as the parameter; returns 0 if the files have none of this name.
+// Takes a stack of experts in mxfp4 as the parameter. Returns 0 if the files have no stack of this name.
 static int hf_take_mxfp4(WeightSource *source, size_t parameter, const SafeTensors *list, const char *name) {
     const Parameter *p = &source->model.parameters[parameter];
     if (!p->experts) return 0;

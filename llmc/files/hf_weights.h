@@ -3,7 +3,7 @@ A Hugging Face model directory as a source of weights: config.json (hf_config.h)
 that model.safetensors.index.json lists. Every tensor of the parameter table must occur once, in its shape and in a
 supported type. Any other tensor must be known to hold no weights, or belong to another part of a composite model
 (WeightSource.others). Base-model files, whose names lack the first part ("transformer." or "model."), are read, too:
-published GPT-2 checkpoints are such files.
+published GPT-2 checkpoints lack it.
 */
 #ifndef LLMC_HF_WEIGHTS_H
 #define LLMC_HF_WEIGHTS_H
@@ -30,7 +30,7 @@ static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     return map;
 }
 
-// Opens each shard once, in the order of the map.
+// Opens each shard once, in the index's order.
 static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
     const cJSON *item;
     source->files = (InputFile *)checked_calloc((size_t)cJSON_GetArraySize(map), sizeof(InputFile), "the open shards");
@@ -98,7 +98,7 @@ static size_t hf_base_prefix(const Family *family, const char *name) {
     return strncmp(name, family->names.layer_prefix, length) ? 0 : length;
 }
 
-// Prints a parameter's name in files with this base-model prefix ("model." or its replacement). With
+// Prints a parameter's name in files with this base-model prefix ("model." or its replacement). With prefix
 // "language_model.model." the head is language_model.lm_head.
 static const char *hf_tensor_name(const Family *family, const char *prefix, const char *name, char out[HF_NAME]) {
     const size_t cut = hf_base_prefix(family, name), own = strcspn(family->names.layer_prefix, ".") + 1;
@@ -108,8 +108,9 @@ static const char *hf_tensor_name(const Family *family, const char *prefix, cons
     return out;
 }
 
-// Finds the prefix of the final norm in the files: that of the family or its composite, or of the base model of either.
-// If none fits: the composite's if config.json is of one, else the family's.
+// Finds the base-model prefix by the name of the final norm in the files: the family's, its composite's, or that of
+// either one's base model. If no name fits, takes the composite's prefix if config.json describes it, else the
+// family's.
 static void hf_find_prefix(const SafeTensors *list, const Family *family, int composite, char prefix[64]) {
     const HfComposite *c = hf_composite_of(family);
     const char *norm = family->names.model[FINAL_NORM_WEIGHT];
@@ -140,7 +141,7 @@ static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const 
 }
 
 // Finds the token embedding of a tied model, which is also the head. Files have it under the first name, under the
-// second (which *name then is), or under both with the same bytes.
+// second, or under both with the same bytes. *name: the name found
 static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name,
                                 const char *second) {
     SafeTensor *embedding = safetensors_find(list, *name), *head = safetensors_find(list, second);
@@ -156,14 +157,15 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     return embedding;
 }
 
-// Finds a tensor; notes the first name that the files lack, for hf_take_others.
+// Finds a tensor. Remembers the first name that the files lack, for hf_take_others.
 static SafeTensor *hf_find(WeightSource *source, const SafeTensors *list, const char *name) {
     SafeTensor *tensor = safetensors_find(list, name);
     if (!tensor && !*source->missing) snprintf(source->missing, sizeof(source->missing), "%s", name);
     return tensor;
 }
 
-// Takes a tensor of this shape and a supported dtype. asks, advice: the message's words around the expected shape
+// Takes a tensor of this shape and a supported dtype. asks, advice: words of the error message before and after the
+// expected shape
 static TensorLocation source_take_shape(const WeightSource *source, SafeTensor *tensor, const uint64_t *wanted,
                                         size_t rank, const char *asks, const char *advice) {
     const TensorLocation place = {tensor->file, tensor->begin, tensor->type, 0};
@@ -188,14 +190,14 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
 }
 
 // ---- experts --------------------------------------------------------------------------------------------------------
-// Files hold a stack of experts as one tensor, or each expert's gate, up and down as tensors of their own ("split").
-// Returns the number of these tensors, which in their order make the parameter; 1: it is not split
+// Returns the number of tensors that make a parameter, in order; 1: it is not split. Files hold a stack of experts as
+// one tensor, or as one tensor for each expert's gate, up and down ("split").
 static size_t hf_pieces(const Family *family, const Parameter *p) {
     if (!p->experts) return 1;
     return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
 }
 
-// Prints the name of a parameter's piece in files, or of the router beside split experts.
+// Prints the name of a parameter's piece in files, or of the router in files with split experts.
 static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
                                  char out[HF_NAME]) {
     const int down = hf_pieces(family, p) == p->experts;
@@ -209,7 +211,7 @@ static const char *hf_piece_name(const Family *family, const char *prefix, const
     return hf_tensor_name(family, prefix, name, out);
 }
 
-// Takes the tensors of a split parameter: all of one shape and dtype, none in 4 bits.
+// Takes the tensors of a split parameter. All must have one shape and dtype, and none may be in 4 bits.
 static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const char *prefix) {
     const Parameter *p = &source->model.parameters[parameter];
     const Family *family = source->config.family;
@@ -238,7 +240,7 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
     }
 }
 
-// Tells whether the files hold experts as tensors of their own.
+// Tells whether the files hold a tensor per expert.
 static int hf_is_split(const Model *model, const SafeTensors *list, const char *prefix) {
     char name[HF_NAME];
     for (size_t i = 0; i < model->parameter_count && model->config.family->names.expert[0]; i++)
@@ -248,7 +250,7 @@ static int hf_is_split(const Model *model, const SafeTensors *list, const char *
     return 0;
 }
 
-// Finds layer l's part of Model.constants, and prints its name in files. Returns its elements; 0: none
+// Finds layer l's part of Model.constants, and prints its name in files. Returns its number of elements; 0: it has none
 static size_t hf_layer_constants(const Model *model, const char *prefix, size_t l, float **values, char out[HF_NAME]) {
     const Config *c = &model->config;
     char name[HF_NAME];
@@ -262,7 +264,7 @@ static size_t hf_layer_constants(const Model *model, const char *prefix, size_t 
     return model->layer_scalar ? 1 : c->num_experts;
 }
 
-// Reads Model.constants: the routers' biases, or factors of the layers' outputs.
+// Reads Model.constants: the routers' biases, or factors that scale the layers' outputs.
 static void hf_take_constants(WeightSource *source, const SafeTensors *list, const char *prefix) {
     float *values;
     char name[HF_NAME];
@@ -279,7 +281,8 @@ static void hf_take_constants(WeightSource *source, const SafeTensors *list, con
     }
 }
 
-// Tells whether a tensor holds no weights: masks and frequencies of older versions, the second copy of a tied matrix.
+// Tells whether a tensor holds no weights of its own: masks and frequencies of older versions, the second copy of a
+// tied matrix.
 static int hf_is_no_weight(const Config *config, const char *name, const char *head) {
     if (config->family->learned_positions)
         if (text_ends_with(name, ".attn.bias") || text_ends_with(name, ".attn.masked_bias")) return 1;
@@ -288,7 +291,7 @@ static int hf_is_no_weight(const Config *config, const char *name, const char *h
     return config->tie_word_embeddings && !strcmp(name, head);
 }
 
-// Tells whether a tensor is of keys or values of a layer that reads another layer's.
+// Tells whether a tensor makes keys or values of a layer that reads another layer's keys and values.
 static int hf_is_unread(const Config *config, const char *name) {
     static const char *const unread[] = {"k_proj.weight", "v_proj.weight", "k_norm.weight", "k_proj.bias",
                                          "v_proj.bias"};
@@ -301,8 +304,8 @@ static int hf_is_unread(const Config *config, const char *name) {
     return 0;
 }
 
-// Tells whether a tensor belongs to another part of the family's composite model, or to the layer after the last one
-// that predicts further tokens beside routers with biases, or is not read.
+// Tells whether a tensor is not loaded: it belongs to another part of the composite model, to a layer after the last
+// one (multi-token prediction, in models whose routers have biases), or is never read.
 static int hf_is_other(const Config *config, const char *name) {
     const Family *family = config->family;
     const HfComposite *composite = hf_composite_of(family);
@@ -318,8 +321,8 @@ static int hf_is_other(const Config *config, const char *name) {
     return 0;
 }
 
-// Adds tensors outside the text model to source->others. Refuses unknown ones, and files that lack one. head: name of a
-// tied model's second copy
+// Adds tensors outside the text model to source->others. Refuses unknown tensors, and files that lack a tensor. head:
+// name of a tied model's second copy
 static void hf_take_others(WeightSource *source, const SafeTensors *list, const char *head) {
     SafeTensors *others = &source->others;
     char advice[128] = "; take the original model, not wrapped or quantised; --base nf4 quantises it";
@@ -334,7 +337,7 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
             others->tensors[others->count] = *tensor;
             others->tensors[others->count++].name = checked_strdup(tensor->name);
             tensor->used = 1;
-        } else if (text_ends_with(tensor->name, source->missing)) { // _orig_mod.NAME
+        } else if (text_ends_with(tensor->name, source->missing)) { // _orig_mod.NAME, as torch.compile saves it
             const int n = (int)(strlen(tensor->name) - strlen(source->missing)) - 1,
                       peft = !strncmp(tensor->name, "base_model.", 11);
             snprintf(advice, sizeof(advice), "; save the model within the wrapper: model.%.*s", peft ? 18 : n,
@@ -370,8 +373,8 @@ static const HfComposite *hf_directory_composite(const char *directory) {
     return composite;
 }
 
-// Returns what adapters' names of layers begin with over the model at `path`, where transformers loads it whole. NULL:
-// they are those of its text model.
+// Returns the prefix of layers' names in adapters over the model at `path`, if transformers loads it as a composite.
+// NULL: the text model's own prefix.
 static const char *hf_adapter_prefix(const char *path) {
     char config[PATH_MAX];
     path_join(config, path, "config.json");
@@ -393,20 +396,21 @@ static int hf_skips(const cJSON *list, const char *name) {
     return 0;
 }
 
-// Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: none is in 4
-// bits. The caller frees it.
+// Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: no matrix is
+// in 4 bits. The caller frees it.
 static QuantFormat *hf_directory_formats(const char *directory, const Model *model) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
     cJSON *root = json_read_object(path, HF_CONFIG_MAX);
-    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules"); // of bitsandbytes
+    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules"); // modules that
+        // bitsandbytes skipped
     const QuantFormat format = hf_config_quantised(root, path);
     QuantFormat *formats = NULL;
     if (format.type != QUANT_NONE)
         formats = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     for (size_t i = 0; formats && i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has it
+        const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has lm_head
         if (hf_quantises(model, p, format.type, head) && !hf_skips(skipped, p->name)) formats[i] = format;
     }
     cJSON_Delete(root);

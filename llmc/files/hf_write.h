@@ -1,7 +1,7 @@
 /*
 Writes a model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index above
-the largest shard size, config.json (hf_config.h), and the small files of the model. If config.json is of a composite
-model, the tensors of its other parts are copied. The bytes are those that transformers would write: the same header,
+the largest shard size, config.json (hf_config.h), and the small files of the model. If config.json describes a
+composite model, the tensors of its other parts are copied. transformers would write the same bytes: the same header,
 tensors by type and then by name. Tensors are read in the file's order, so writing is one pass from the first byte to
 the last, in the memory of the staging buffers. The folder is complete or absent.
 */
@@ -21,31 +21,31 @@ typedef struct {
     char name[HF_PART_NAME];
     const Parameter *p;
     size_t parameter, shard; // index in the table; index of the file
-    HfPart part;             // part of a 4-bit matrix
-    const char *dtype;       // dtype of such a part
-    DType type;              // type written
-    size_t first, elements;  // elements of the parameter, or constants of a layer
-    const float *constants;  // [elements], or NULL
-    const SafeTensor *other; // a tensor of write->like to copy, not a parameter; or NULL
+    HfPart part;             // which tensor of a 4-bit matrix
+    const char *dtype;       // dtype of this part of a 4-bit matrix
+    DType type;              // type to write
+    size_t first, elements;  // range of the parameter, or number of a layer's constants
+    const float *constants;  // [elements] a layer's constants, or NULL
+    const SafeTensor *other; // a tensor of write->like to copy, which is no parameter; or NULL
     uint64_t bytes;
 } HfTensor;
 
 typedef struct {
     const WeightSource *source;
     const char *kept;   // folder to copy config.json and the small files from, or NULL
-    WeightSource *like; // its weights if it is composite or types or forms differ in its family; may be the source
-    int split;          // a tensor for each matrix of an expert
-    const HfComposite *composite; // composite model of that folder, or NULL
-    int text_only;                // write a new config.json, leave out other parts of a composite model
-    char tokenizer[PATH_MAX];     // tokenizer file in place of that folder's; else ""
-    HfChat chat;                  // of that file
-    HfCodes codes;                // matrices written in 4 bits
-    int retype;                   // change the type in config.json
-    int rescale;                  // change the scaling of rotary positions
-    int regrow;                   // change the vocabulary size
+    WeightSource *like; // weights of that folder, if it is composite or mixes types or forms; may equal source
+    int split;          // 1: write a tensor for each matrix of an expert
+    const HfComposite *composite; // composite model that the folder describes, or NULL
+    int text_only;                // 1: write a new config.json, leave out other parts of a composite model
+    char tokenizer[PATH_MAX];     // tokenizer file that replaces the folder's; else ""
+    HfChat chat;                  // chat of that tokenizer file
+    HfCodes codes;                // matrices to write in 4 bits
+    int retype;                   // 1: change the type in config.json
+    int rescale;                  // 1: change the scaling of rotary positions
+    int regrow;                   // 1: change the vocabulary size
     size_t max_shard_size;        // most bytes of tensors in a file
     HfTensor *tensors;            // [count] in the order of files and of tensors in them
-    DType type;                   // type of all tensors, or one that holds them all
+    DType type;                   // type of all tensors, or one that can hold every tensor's values
     size_t count, shards;
     uint64_t bytes, elements; // totals over all tensors
 } HfWrite;
@@ -53,8 +53,9 @@ typedef struct {
 #define HF_SHARDS_MAX 99999 // largest number in a shard's name
 
 // ---- the small files ------------------------------------------------------------------------------------------------
-// Finds the tokenizer file that the folder gets: that of --tokenizer, else in the run's folder (of merged adapters or
-// of the model), if it was made from the kept folder's tokenizer.json. After hf_write_prepare. word: of --tokenizer
+// Finds the tokenizer file for the folder: --tokenizer's, else the one in the run's folder (of merged adapters or of
+// the model) if it was made from the kept folder's tokenizer.json. Call after hf_write_prepare. word: value of
+// --tokenizer
 static void hf_find_tokenizer(HfWrite *write, const char *word) {
     const WeightSource *source = write->source;
     const char *kept = write->kept ? write->kept : "";
@@ -95,7 +96,7 @@ static const char *hf_dtype_of(const HfTensor *t) {
     return t->other ? t->other->dtype : t->part ? t->dtype : safetensors_dtypes[t->type].name;
 }
 
-// Returns the place of a type in the reference implementation's order.
+// Returns the rank of a type in the reference implementation's order.
 static size_t hf_dtype_rank(const char *dtype) {
     static const char *const order[] = {"U64", "I64", "F64",     "F32",     "U32",     "I32", "BF16", "F16",
                                         "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8",  "U8"};
@@ -112,7 +113,7 @@ static int hf_compare_order(const void *a, const void *b) {
     return p != q ? (p < q ? -1 : 1) : compare_texts(a, b);
 }
 
-// Divides the table into files: each takes tensors while they fit; a tensor above the limit has its own.
+// Divides the table into files. Each file takes tensors while they fit; a tensor above the limit has a file of its own.
 static void hf_cut_shards(HfWrite *write) {
     uint64_t used = 0;
     write->shards = 1;
@@ -128,7 +129,7 @@ static void hf_cut_shards(HfWrite *write) {
     qsort(write->tensors, write->count, sizeof(*write->tensors), hf_compare_order);
 }
 
-// Refuses a kept config.json of another model; positions may have been scaled and tokens added since.
+// Refuses a kept config.json that describes another model. Positions may have been scaled and tokens added since.
 static void hf_check_kept(HfWrite *write) {
     const Config *config = &write->source->config;
     char ours[1024], theirs[1024];
@@ -145,14 +146,14 @@ static void hf_check_kept(HfWrite *write) {
              write->kept, rows, config->vocab_size);
 }
 
-// Tells whether folders of a family may have tensors of several types, or in several forms.
+// Tells whether folders of a family may mix types of tensors or forms of experts.
 static int hf_has_forms(const Family *family) { return family_has_linear(family) || family->router; }
 
-// Opens the weights of the kept folder. A folder of a text model alone may have none.
+// Opens the weights of the kept folder. A folder of a text model alone may have no weights.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     char file[PATH_MAX], index[PATH_MAX];
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
-    if (quant && composite) write->text_only = 1; // its other parts cannot be quantised here
+    if (quant && composite) write->text_only = 1; // other parts of a composite model cannot be quantised here
     if (!composite && !(write->kept && hf_has_forms(source->config.family))) return;
     path_join(file, write->kept, HF_SINGLE_FILE), path_join(index, write->kept, HF_INDEX_FILE);
     if (write->kept == source->path)
@@ -166,8 +167,8 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
     if (!write->text_only) write->composite = composite;
 }
 
-// Returns the type to write a parameter in: the chosen one, or its own. Vectors that the folder has in a wider type
-// than its embedding keep it, and routers that have biases. Decay rates (A_log) stay fp32, since their exponentials
+// Returns the type to write a parameter in: the chosen type, or its own. Vectors that are wider in the folder than its
+// embedding keep the folder's type; so do routers with biases. Decay rates (A_log) stay fp32, since their exponentials
 // affect everything.
 static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
     const WeightSource *source = write->source, *like = write->like;
@@ -190,7 +191,7 @@ static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const
     const Family *family = write->source->config.family;
     const Parameter *p = &write->source->model.parameters[i];
     const size_t count = write->split ? hf_pieces(family, p) : 1, each = parameter_file_elements(p) / count;
-    if (p->joined && p->part) return; // the first part's tensor has all of them
+    if (p->joined && p->part) return; // the first part's tensor holds all parts
     for (size_t piece = 0; piece < count; piece++) {
         HfTensor *t = &write->tensors[write->count++];
         t->p = p, t->parameter = i, t->type = hf_type_of(write, i, chosen);
@@ -203,7 +204,7 @@ static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const
     write->elements += parameter_file_elements(p);
 }
 
-// Adds Model.constants. Biases of routers are fp32, factors of layers of the type in the folder.
+// Adds Model.constants. Routers' biases are fp32; factors of layers have the folder's type.
 static void hf_add_constants(HfWrite *write, const char *prefix, const DType *chosen) {
     const Model *model = &write->source->model;
     const DType own = write->like ? write->like->constants_type : write->source->places[0].type;
@@ -248,8 +249,8 @@ static void hf_add_other(HfWrite *write, const SafeTensor *other) {
     write->elements += elements;
 }
 
-// Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL: the source's own folder, if it is one. text_only:
-// leaves out other parts of a composite model, as quant does. quant, head: see hf_codes_choose
+// Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL for the source's own folder, if it has one.
+// text_only: leaves out other parts of a composite model; quant does too. quant, head: see hf_codes_choose
 static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const char *kept, size_t max_shard_size,
                                 int text_only, QuantType quant, int head) {
     const size_t count = source->model.parameter_count;
@@ -304,8 +305,8 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 }
 
 // ---- the tensors ----------------------------------------------------------------------------------------------------
-// Writes the header of a file of tensors [t, end); file NULL: only computes sizes. Returns where data begin; *bytes:
-// size of the file
+// Writes the header of a file with tensors [t, end); file NULL: only computes sizes. Returns the offset of the data;
+// *bytes: size of the file
 static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const HfTensor *end, const OutputFile *file,
                                 uint64_t *bytes) {
     SafetensorsWriter writer;
@@ -332,7 +333,7 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
     return at;
 }
 
-// Returns the parameter that is number `part` of a joined one.
+// Returns the index of part `part` of a joined parameter.
 static size_t hf_joined_parameter(const Model *model, size_t first, size_t part) {
     const Parameter *p = &model->parameters[first];
     size_t i = first;
@@ -340,7 +341,8 @@ static size_t hf_joined_parameter(const Model *model, size_t first, size_t part)
     return i;
 }
 
-// Reads elements [begin, begin + count) of a tensor of the folder, from all layers if it joins theirs.
+// Reads elements [begin, begin + count) of a tensor of the folder. Gathers them from all layers if the tensor joins
+// layers.
 static void hf_read_tensor(const HfWrite *write, const HfTensor *t, size_t begin, size_t count) {
     const size_t run = t->p->joined ? joined_run(t->p) : 0, row = run * t->p->joined;
     if (!run) {
@@ -383,9 +385,10 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
     output_commit(&file);
 }
 
-// Writes the index: the file of each tensor, by name. Leaves the tensors sorted by name.
+// Writes the index: each tensor's name and file. Leaves the tensors sorted by name.
 static void hf_write_index(HfWrite *write, OutputFolder *folder) {
-    const size_t room = 256 + write->count * (2 * HF_NAME + 100); // a line: an escaped name and a file name of 64 bytes
+    // One line: an escaped name, and a file name of 64 bytes.
+    const size_t room = 256 + write->count * (2 * HF_NAME + 100);
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
     JsonOut json = json_open_text(text, room, JSON_INDENTED);
     json_object(&json, NULL);
@@ -405,8 +408,8 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
 }
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
-// Changes type, rotary positions and vocabulary in a config.json or its text_config. text: with room; returns the new
-// length.
+// Changes type, rotary positions and vocabulary in a config.json or its text_config. text: has room for more. Returns
+// the new length.
 static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
     if (write->retype) length = hf_config_with_type(text, length, write->type);
     if (write->rescale) length = hf_config_with_rope(text, length, &write->source->config);
@@ -418,7 +421,7 @@ static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
     return length;
 }
 
-// hf_edit_config for a composite model: text_config has positions and vocabulary, both objects have the type.
+// Does hf_edit_config for a composite model: text_config has positions and vocabulary, both objects have the type.
 static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length) {
     size_t begin, end;
     if (write->retype) length = hf_config_with_type(text, length, write->type);
@@ -433,7 +436,8 @@ static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length)
     return length - (end - begin) + bytes;
 }
 
-// Sets quantization_config to the format written; that of mxfp4 stays. Takes text; the caller frees the result.
+// Sets quantization_config to the written format; an existing one of mxfp4 stays. Takes ownership of text; the caller
+// frees the result.
 static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *length) {
     size_t begin, end;
     if (write->codes.type == QUANT_MXFP4 && json_value_span(text, *length, "quantization_config", &begin, &end)) {
@@ -471,13 +475,15 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     free(out);
 }
 
-// Writes the small files of the kept folder, with the chat of the tokenizer file, and this file.
+// Writes the small files of the kept folder, with the chat of the tokenizer file, and this tokenizer file.
 static void hf_write_kept(const HfWrite *write, OutputFolder *folder, HfKeptFiles *kept) {
     const HfChat *chat = &write->chat;
     char from[PATH_MAX];
     size_t length;
     path_join(from, write->kept ? write->kept : "", HF_GENERATION);
-    if (write->kept && !path_exists(from)) hf_add_kept(kept, HF_GENERATION); // chat may need it
+    if (write->kept && !path_exists(from))
+        hf_add_kept(kept, HF_GENERATION); // the new chat may need
+                                          // generation_config.json
     for (size_t i = 0; i < kept->count; i++) {
         const char *name = kept->names[i];
         if (chat->tokenizer && !strcmp(name, TOKENIZER_NAME)) continue;
@@ -494,8 +500,8 @@ static void hf_write_kept(const HfWrite *write, OutputFolder *folder, HfKeptFile
     if (chat->bytes) folder_write_file(folder, TEMPLATE_NAME, chat->tokenizer->section[SECTION_TEMPLATE], chat->bytes);
 }
 
-// Writes the folder. Faults of the place, the models or the disk end it before the first weight is read. replaces: an
-// existing folder of such files may be replaced.
+// Writes the folder. Reports faults of the place, the models or the disk before the first weight is read. replaces: an
+// existing folder of model files may be replaced
 static void hf_write(HfWrite *write, const char *path, int replaces) {
     size_t count = write->count, end;
     HfKeptFiles kept = {NULL, 0, 0};

@@ -1,28 +1,29 @@
 /*
 Writes 4-bit matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
-quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded as
-they are written, one in memory at a time, so once for each of a matrix's tensor types.
+quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded
+while they are written, one in memory at a time. Tensors are sorted by type, so a matrix is encoded once for each type
+among its tensors.
 */
 #ifndef LLMC_HF_WRITE_QUANTISED_H
 #define LLMC_HF_WRITE_QUANTISED_H
 #include "hf_weights.h"
 
-// Tensors of a 4-bit matrix; VALUES: an ordinary parameter
+// Tensors of a 4-bit matrix. HF_VALUES: an ordinary parameter
 typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NESTED_MAP, HF_STATE, HF_PARTS } HfPart;
 
 static const char *const hf_part_names[HF_PARTS] = {
     "", "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
-static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // HF_CODES, HF_ABSMAX
+static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // from HF_CODES, HF_ABSMAX
 
 enum { HF_STATE_TEXT = 320 };
 
 typedef struct {
     const WeightSource *source;
     QuantType type;
-    QuantFormat *format;          // [parameters] formats written; NULL: none is in 4 bits
+    QuantFormat *format;          // [parameters] formats to write; NULL: no matrix is in 4 bits
     char (*state)[HF_STATE_TEXT]; // [parameters] their quant states
     size_t *copied;               // [parameters] 1: copy the source's codes
-    uint8_t *record;              // record of parameter record_of
+    uint8_t *record;              // the encoded record of parameter record_of
     size_t record_of;
 } HfCodes;
 
@@ -30,8 +31,8 @@ static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Returns the record of a parameter: copied, or encoded from the values that would be written unquantised: merged, in
-// the type to which decoding rounds.
+// Returns the record of a parameter: copied from the source, or encoded. Encodes the values that would be written
+// unquantised: after merging, in the type to which decoding rounds.
 static const uint8_t *hf_record(HfCodes *c, size_t parameter) {
     const QuantFormat f = c->format[parameter];
     const size_t count = parameter_elements(&c->source->model.parameters[parameter]);
@@ -67,14 +68,14 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
         hf_put_real(&json, "nested_offset", (double)offset);
     }
     json_object_end(&json);
-    c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
+    c->state[parameter][json_text_end(&json) - 1] = 0; // drops the newline
 }
 
-// Chooses the 4-bit matrices: those of the source, or all of linear layers but experts, with `head` also lm_head.
-// chosen: type of the rest; NULL: unchanged. type QUANT_NONE: none
+// Chooses the 4-bit matrices: the source's own, or all linear layers except experts; with `head` also lm_head. chosen:
+// type of the other tensors, NULL: unchanged. type QUANT_NONE: none are quantised
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
-    int modules = 0; // of the source are in 4 bits
+    int modules = 0; // how many modules of the source are in 4 bits
     memset(c, 0, sizeof(*c));
     c->source = source, c->type = type;
     if (type == QUANT_NONE) return;
@@ -97,7 +98,7 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
 }
 
 // ---- their tensors --------------------------------------------------------------------------------------------------
-// Sets shape[4] and dtype of a part; returns its rank; 0: the matrix has no such part
+// Sets shape[4] and dtype of a part; returns its rank; 0: the matrix lacks this part
 static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uint64_t shape[4], const char **dtype) {
     const QuantFormat f = c->format[parameter];
     const Parameter *of = &c->source->model.parameters[parameter];
@@ -150,7 +151,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
     json_object(&json, NULL);
-    if (c->type == QUANT_MXFP4) { // the modules that gpt-oss names
+    if (c->type == QUANT_MXFP4) { // the modules that gpt-oss's own config names
         static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
                                            "model.embed_tokens", "lm_head"};
         json_array(&json, "modules_to_not_convert");

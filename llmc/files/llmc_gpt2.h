@@ -1,20 +1,20 @@
 /*
-Reads and writes llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and those of its trainers). A header of
-256 int32: magic 20240326, version (3 fp32, 5 bf16), positions, vocabulary, layers, heads, channels, padded vocabulary.
-Then wte [padded vocabulary, C], wpe [positions, C], each kind of layer tensor for all layers together, and the last
-norm. Matrices are [out, in], as ours; the padding rows of wte are skipped.
+Reads and writes llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and checkpoints of its trainers). A header
+of 256 int32: magic 20240326, version (3 fp32, 5 bf16), positions, vocabulary, layers, heads, channels, padded
+vocabulary. Then wte [padded vocabulary, C], wpe [positions, C], each kind of layer tensor for all layers together, and
+the last norm. Matrices are [out, in], like ours; the padding rows of wte are skipped.
 */
 #ifndef LLMC_LLMC_GPT2_H
 #define LLMC_LLMC_GPT2_H
 #include "weight_source.h"
 
 #define LLMC_MODEL_MAGIC    20240326
-#define LLMC_MAGIC_SWAPPED  ((int32_t)__builtin_bswap32(LLMC_MODEL_MAGIC)) // of the other byte order
+#define LLMC_MAGIC_SWAPPED  ((int32_t)__builtin_bswap32(LLMC_MODEL_MAGIC)) // the magic in the other byte order
 #define LLMC_HEADER_INTS    256
 #define LLMC_VOCAB_MULTIPLE 128
 
-// Locates the tensors in the file's order: wte and wpe, then kind by kind over all layers, then the last norm. In the
-// table, the parameters of a layer are contiguous. Returns where the file ends.
+// Locates the tensors in the file's order: wte and wpe, then each kind of layer tensor over all layers, then the last
+// norm. In our table a layer's parameters are contiguous instead. Returns the offset where the file must end.
 static uint64_t llmc_locate_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
     const Model *model = &source->model;
     const size_t count = model->parameter_count, layers = model->config.num_hidden_layers, kinds = (count - 4) / layers;
@@ -51,7 +51,7 @@ static void llmc_gpt2_open(WeightSource *source) {
 }
 
 // ---- writing: the vocabulary is padded with rows of zeros, as llm.c's own are ---------------------------------------
-// Refuses a model that differs from the constants in llm.c's code, which the file does not hold.
+// Refuses a model that differs from constants in llm.c's code. The file does not hold these.
 static void llmc_gpt2_check(const WeightSource *source) {
     const Config *c = &source->config;
     const char *fault = strcmp(c->family->name, "gpt2") != 0                     ? "is not of the family gpt2"
@@ -84,7 +84,7 @@ static void llmc_gpt2_write(const WeightSource *source, const char *path, DType 
     source_set_table(&target, source->model);
     output_open(&output, path, llmc_locate_tensors(&target, dtype, padded));
     output_write(&output, 0, header, sizeof(header));
-    for (Slabs s = slabs_of_all(&target.model, "converting"); slabs_next(&s);) { // padding stays zero
+    for (Slabs s = slabs_of_all(&target.model, "converting"); slabs_next(&s);) { // padding rows stay zero
         source_read_finite(source, s.parameter, s.begin, s.count, dtype, 0, staged.bytes);
         output_write(&output, target.places[s.parameter].offset + s.begin * size, staged.bytes, s.count * size);
     }

@@ -11,9 +11,9 @@ double and rounded once, to the type written, so the result does not depend on t
 struct Merge {
     const WeightSource *adapter; // has the table of *lora
     const Lora *lora;
-    size_t *first;    // [parameters of the model] index of A (then B) or of a copy in the adapter's table; ABSENT: none
-    size_t parameter; // parameter whose A and B are loaded
-    float *a, *b;     // [rank, cols], [rank, rows]: B transposed; of experts such a pair for each
+    size_t *first;    // [parameters of the model] index in the adapter's table of A (B follows) or a copy; or ABSENT
+    size_t parameter; // parameter whose A and B are in a and b
+    float *a, *b;     // A [rank, cols], B transposed [rank, rows]; for experts one such pair each
 };
 
 static Slab staged_merge; // W in double, then the sum
@@ -29,7 +29,7 @@ static void merge_read(const WeightSource *adapter, size_t parameter, float *out
             at);
 }
 
-// Transposes: out[cols,rows] = in[rows,cols]
+// Transposes a matrix: out[cols,rows] = in[rows,cols]
 static void merge_transpose(float *out, const float *in, size_t rows, size_t cols) {
     for (size_t i = 0; i < rows; i++)
         for (size_t k = 0; k < cols; k++) out[k * rows + i] = in[i * cols + k];
@@ -46,7 +46,8 @@ static void merge_load_pair(Merge *merge, const WeightSource *source, size_t par
     merge->a = (float *)checked_calloc(E * rank * p->cols, sizeof(float), "A of an adapter");
     merge->b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
     float *b = (float *)checked_calloc(rank * max_size(p->rows, p->cols), sizeof(float), "B of an adapter");
-    const int embedding = part == &merge->lora->outer_part[EMBEDDING]; // A [rows,rank], B [cols,rank]: swapped
+    const int embedding = part == &merge->lora->outer_part[EMBEDDING]; // the embedding's A [rank,rows] and B
+                                                                       // [cols,rank] are swapped
     merge_read(merge->adapter, first, embedding ? b : merge->a);
     if (embedding) merge_transpose(merge->b, b, p->rows, rank);
     merge_read(merge->adapter, first + 1, b);
@@ -57,8 +58,8 @@ static void merge_load_pair(Merge *merge, const WeightSource *source, size_t par
 }
 
 // ---- the sum --------------------------------------------------------------------------------------------------------
-// Adds scale sum_k u[k, row] v[k, column], u [rank, outer], to values = elements [begin, begin + count) of a matrix
-// [., inner]. Products of two floats are exact in double, so either factor may be u.
+// Adds scale * sum_k u[k, row] v[k, column], u [rank, outer], to `values`: elements [begin, begin + count) of a matrix
+// [., inner]. Products of two floats are exact in double, so u may be either factor.
 static void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
                       size_t inner, size_t rank, double scale) {
     const size_t first = begin / inner, last = (begin + count - 1) / inner;
@@ -101,7 +102,8 @@ static void merge_round(void *out, DType as, const double *values, size_t count)
     for (size_t i = 0; i < count; i++) ((uint16_t *)out)[i] = float_to_bf16(round_to_odd(values[i]));
 }
 
-// Reads a range of at most SLAB_ELEMENTS like source_read_order, with the adapter added. 0: the parameter has none
+// Reads a range of at most SLAB_ELEMENTS like source_read_order, with the adapter added. Returns 0 if the parameter has
+// no adapter
 static int merge_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -109,13 +111,13 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
     double *values = (double *)(void *)staged_merge.bytes;
     if (merge->first[parameter] == ABSENT) return 0;
     const LoraPart *part = lora_part_of(merge->lora, &merge->lora->table.parameters[merge->first[parameter]]);
-    if (!part) { // a full copy
+    if (!part) { // a trained full copy
         source_read_slab(merge->adapter, merge->first[parameter], begin, count, as, transposed, out);
         return 1;
     }
     merge_load_pair(merge, source, parameter);
     source_read_slab(source, parameter, begin, count, DTYPE_FP64, transposed, values);
-    const size_t rows = p->rows / max_size(p->experts, 1), size = rows * p->cols; // of one matrix
+    const size_t rows = p->rows / max_size(p->experts, 1), size = rows * p->cols; // rows of one expert's matrix
     for (size_t done = 0, n; done < count; done += n) {
         const size_t e = (begin + done) / size, from = begin + done - e * size;
         const float *a = merge->a + e * part->rank * p->cols, *b = merge->b + e * part->rank * rows;
@@ -130,7 +132,7 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
 }
 
 // ---- beginning and end ----------------------------------------------------------------------------------------------
-// Makes the source return merged weights from now on. The adapters are of its model.
+// Makes the source return merged weights from now on. The adapters must belong to its model.
 static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;
     memset(merge, 0, sizeof(*merge));

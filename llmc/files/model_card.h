@@ -1,6 +1,6 @@
 /*
-The model card that `convert` writes: README.md in the Hugging Face folder. It names the base model and, for a run of
-ours, the training, from state.json and log.jsonl. The hub reads the part between the lines of dashes.
+The model card that `convert` writes: README.md in the Hugging Face folder. It names the base model. For one of our runs
+it describes the training, from state.json and log.jsonl. The hub reads the part between the lines of dashes.
 */
 #ifndef LLMC_MODEL_CARD_H
 #define LLMC_MODEL_CARD_H
@@ -10,9 +10,9 @@ ours, the training, from state.json and log.jsonl. The hub reads the part betwee
 #include "run_source.h"
 #include <time.h>
 
-#define CARD_TEXT 65536 // bytes read of a file
+#define CARD_TEXT 65536 // most bytes read of a file
 
-// Reads the beginning of a file in a folder; "" if absent
+// Reads the beginning of a file in a folder; "" if it is absent
 static const char *card_read(const char *folder, const char *name, char text[CARD_TEXT]) {
     char path[PATH_MAX];
     struct stat status;
@@ -39,7 +39,8 @@ static const char *card_word(const cJSON *object, const char *key, const char *o
     return cJSON_IsString(item) && json_printable(item->valuestring) ? item->valuestring : otherwise;
 }
 
-// Finds a model's name: on the hub, by its snapshot's path or as typed; else the name of its file or folder
+// Finds a model's name: its hub name, by the path of its snapshot or as typed; else the name of its file or folder.
+// *hub: 1 for a hub name
 static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
     const char *cached = strstr(path, "/models--"), *slash = strchr(path, '/');
     snprintf(name, PATH_MAX, "%s", cached ? cached + strlen("/models--") : path);
@@ -54,7 +55,7 @@ static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
     return name;
 }
 
-// Finds the licence named by a folder's card or LICENSE; or ""
+// Finds the licence that a folder's card or LICENSE names; "" if neither does
 static const char *card_licence(const char *folder, char licence[64]) {
     static char text[CARD_TEXT];
     const char *line = folder ? card_read(folder, "README.md", text) : "";
@@ -68,7 +69,7 @@ static const char *card_licence(const char *folder, char licence[64]) {
                                                           : "other");
 }
 
-// Writes the data sets. files: one, or "FIRST to LAST (N files)", from state.json
+// Writes the data sets. files: from state.json, one file or "FIRST to LAST (N files)"
 static void card_datasets(FILE *file, const char *files) {
     char name[2][1024] = {"", ""};
     const int count = sscanf(files, "%1023s to %1023s", name[0], name[1]);
@@ -78,7 +79,8 @@ static void card_datasets(FILE *file, const char *files) {
     }
 }
 
-// Writes the card. kept: the source folder of config.json, or NULL; type: of the weights. The caller frees the text.
+// Writes the card. kept: the folder that config.json came from, or NULL; type: of the weights. The caller frees the
+// text.
 static char *model_card(const WeightSource *source, const char *kept, DType type, const char *out, size_t *length) {
     static RunSource began;
     char folder[PATH_MAX], run[PATH_MAX], name[PATH_MAX], licence[64], date[32], *text = NULL;

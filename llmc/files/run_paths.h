@@ -1,8 +1,8 @@
 /*
 --model and --adapter also take the folder of a run (--out of train), meaning its last complete checkpoint, or a
-checkpoint, meaning its model.bin or adapters; it is held until checkpoint_release. A folder with a config.json is a
-Hugging Face model, whatever else it holds. A hub name such as Qwen/Qwen3-0.6B means its snapshot in Hugging Face's
-cache, unless a path of that name exists.
+checkpoint, meaning its model.bin or adapters. The checkpoint is held until checkpoint_release. A folder with a
+config.json is a Hugging Face model, whatever else it holds. A hub name such as Qwen/Qwen3-0.6B means its snapshot in
+Hugging Face's cache, unless a path of that name exists.
 */
 #ifndef LLMC_RUN_PATHS_H
 #define LLMC_RUN_PATHS_H
@@ -31,7 +31,7 @@ static int hub_is_name(const char *path) {
            !text_ends_with(path, ".bin");
 }
 
-// Finds the cached snapshot of a hub name. 0: there is none.
+// Finds the cached snapshot of a hub name. Returns 0 if there is none.
 static int hub_snapshot(const char *path, char found[PATH_MAX]) {
     char cache[PATH_MAX], reference[PATH_MAX], commit[65] = "";
     if (!hub_is_name(path)) return 0;
@@ -46,7 +46,7 @@ static int hub_snapshot(const char *path, char found[PATH_MAX]) {
     return known && path_is_directory(found);
 }
 
-// Returns `path`, or the snapshot that it names, in `found`; notes it unless `quiet`. option: "--model"
+// Returns `path`, or the snapshot that it names, stored in `found`. Prints a note unless `quiet`. option: "--model"
 static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
     if (!path || path_exists(path) || !hub_is_name(path)) return path;
     if (!hub_snapshot(path, found))
@@ -57,7 +57,7 @@ static const char *hub_path_find(const char *option, const char *path, char foun
 }
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
-// Descriptor of the checkpoint folder held by this reader, so that its run does not remove it. One at a time.
+// Descriptor of the checkpoint folder that this reader holds, so that its run does not remove it. At most one.
 static int checkpoint_held = -1;
 
 static void checkpoint_release(void) {
@@ -65,7 +65,7 @@ static void checkpoint_release(void) {
     checkpoint_held = -1;
 }
 
-// Holds a checkpoint for reading. 0: its run is removing it.
+// Holds a checkpoint for reading. Returns 0 if its run is removing it.
 static int checkpoint_hold(const char *checkpoint) {
     checkpoint_release();
     checkpoint_held = open(checkpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -74,7 +74,8 @@ static int checkpoint_hold(const char *checkpoint) {
            path_is_file(checkpoint, checkpoint_held);
 }
 
-// Ends for a reader what an interrupted --overwrite began. Returns 1 if a run goes on there that has no checkpoint yet.
+// Ends, for a reader, what an interrupted --overwrite began. Returns 1 if a new run is active there that has no
+// checkpoint yet.
 static int replaced_settle_free(const char *folder) {
     char path[PATH_MAX];
     const char *name;
@@ -91,7 +92,7 @@ static int replaced_settle_free(const char *folder) {
     return 0;
 }
 
-// Finds the complete checkpoint of a run's folder, or a checkpoint, and its manifest. 0: `path` is neither.
+// Finds the complete checkpoint of a run's folder, or a checkpoint, and its manifest. Returns 0 if `path` is neither.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     char model[PATH_MAX], done[PATH_MAX];
     const char *fault;
@@ -127,7 +128,7 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
 
 // Ends the program if a file that readers of the checkpoint need differs from its checksum. Collective.
 static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) {
-    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved a newer one meanwhile
+    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved a newer checkpoint meanwhile
     const char *damaged = manifest_compare(checkpoint, manifest, 0);
     if (damaged)
         die("%s/%s: is damaged: its checksum is not that of " MANIFEST_NAME "; give an earlier checkpoint, or go on "
@@ -135,14 +136,15 @@ static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) 
             checkpoint, damaged);
 }
 
-// Returns `path`, or the model that it means, in `found`; notes it unless `quiet`. verify: compares checksums,
-// collective
+// Returns `path`, or the model that it means, stored in `found`. Prints a note unless `quiet`. verify: compares
+// checksums, collective
 static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
     char checkpoint[PATH_MAX], part[PATH_MAX];
     Manifest manifest;
     if (!path_is_directory(path)) {
         folder_above(checkpoint, path);
-        const int named = !strcmp(path_last(path), manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
+        const int named = !strcmp(path_last(path), manifest_names[0][MANIFEST_MODEL]); // 1: the path names a
+                                                                                       // checkpoint's model.bin
         if (verify && named && !manifest_read(checkpoint, &manifest)) checkpoint_verify(checkpoint, &manifest);
         return path;
     }

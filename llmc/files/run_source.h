@@ -1,7 +1,7 @@
 /*
 What a run began from: the object "source" in state.json, apart from the settings that a resumed run must share. A run's
-adapters find their base by it, `convert` finds the tokenizer. Older runs lack it; then it is derived from their other
-files.
+adapters find their base through it, and `convert` finds the tokenizer. Older runs lack this object; it is then derived
+from their other files.
 */
 #ifndef LLMC_RUN_SOURCE_H
 #define LLMC_RUN_SOURCE_H
@@ -9,8 +9,8 @@ files.
 #include "llmc/base/json.h"
 
 enum {
-    SOURCE_MODEL,   // --model as typed; empty: --init
-    SOURCE_PATH,    // the file or folder that it meant, absolute
+    SOURCE_MODEL,   // --model as typed; empty with --init
+    SOURCE_PATH,    // absolute path of the file or folder that --model meant
     SOURCE_FOLDER,  // the Hugging Face folder of its tokenizer and config.json, absolute; empty: none
     SOURCE_DTYPE,   // type of the weights in that folder or file
     SOURCE_INIT,    // --init
@@ -36,13 +36,13 @@ static void run_source_write(JsonOut *json, const RunSource *source) {
     json_object_end(json);
 }
 
-// Sets an empty text to that of the key in `object`, if present.
+// Sets an empty text to the value of the key in `object`, if present.
 static void run_source_take(RunSource *source, size_t i, const cJSON *object, const char *key) {
     const char *text = cJSON_GetStringValue(json_get(object, key));
     if (text && !*source->text[i]) snprintf(source->text[i], PATH_MAX, "%s", text);
 }
 
-// Reads the source of a checkpoint or of any folder of adapters.
+// Reads the source of a checkpoint, or of any folder of adapters.
 static void run_source_read(const char *folder, RunSource *source) {
     char path[PATH_MAX];
     memset(source, 0, sizeof(*source));
@@ -60,7 +60,7 @@ static void run_source_read(const char *folder, RunSource *source) {
     cJSON_Delete(state), cJSON_Delete(adapters);
 }
 
-// Returns the model to give with --model, as typed if that still means the same; NULL: gone.
+// Returns the path to give with --model: as typed if it still means the same model; NULL: the model is gone.
 static const char *run_source_find(const RunSource *source) {
     const char *typed = source->text[SOURCE_MODEL], *path = source->text[SOURCE_PATH];
     char hub[PATH_MAX], absolute[PATH_MAX];

@@ -2,7 +2,7 @@
 The safetensors file format: 8 bytes header length (little-endian), a JSON header that maps each tensor's name to
 {"dtype", "shape", "data_offsets": [begin, end]}, and the tensors' bytes, to which the offsets refer. The tensors must
 cover these bytes exactly: no overlap, no gap, nothing after the last. Reading checks the whole header before using it.
-Offsets need not be aligned, since those of published files are not.
+Offsets need not be aligned, since published files have unaligned ones.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -11,20 +11,20 @@ Offsets need not be aligned, since those of published files are not.
 #include "llmc/base/json.h"
 #include "llmc/model/model.h"
 
-#define SAFETENSORS_HEADER_MAX 100000000u // bytes, as in the reference implementation
+#define SAFETENSORS_HEADER_MAX 100000000u // most bytes of a header, as in the reference implementation
 #define SAFETENSORS_RANK_MAX   8
-#define HF_NAME                256 // bytes of a tensor's name, with its zero
+#define HF_NAME                256 // most bytes of a tensor's name, with its zero
 #define HF_PART_NAME           (HF_NAME + 64)
 
 typedef struct {
     char *name;
-    char dtype[16]; // as in the file: "F32"
-    DType type;     // the same; DTYPE_COUNT: unsupported
+    char dtype[16]; // dtype in the file: "F32"
+    DType type;     // the dtype as a DType; DTYPE_COUNT: unsupported
     size_t rank;
     uint64_t shape[SAFETENSORS_RANK_MAX];
     uint64_t begin, end; // byte range in the file
-    size_t file;         // index of the file, for the caller
-    int used;            // taken, for the caller
+    size_t file;         // index of the file; set by the caller
+    int used;            // 1: taken; set by the caller
 } SafeTensor;
 
 typedef struct {
@@ -32,8 +32,8 @@ typedef struct {
     size_t count;
 } SafeTensors;
 
-// All dtypes; the supported ones first, in the order of DType. Those of less than a byte are left out: their tensors
-// may have any size, and no parameter may have them.
+// All dtypes; the supported ones first, in the order of DType. Types of less than a byte are left out: their tensors
+// may have any size, and no parameter may have these types.
 static const struct {
     const char *name;
     size_t size;
@@ -42,7 +42,7 @@ static const struct {
                           {"U64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
 #define SAFETENSORS_DTYPES (sizeof(safetensors_dtypes) / sizeof(safetensors_dtypes[0]))
 
-// Prints "[50257, 768]" for messages, to rotating static buffers, so that two fit in one message.
+// Prints a shape, "[50257, 768]", for messages. Uses rotating static buffers, so two shapes fit in one message.
 static const char *shape_text(const uint64_t *shape, size_t rank) {
     static char buffers[4][200];
     static int next;
@@ -79,7 +79,7 @@ static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// Reads an entry of the header. Offsets are still relative to the data.
+// Reads an entry of the header. Its offsets are still relative to the data.
 static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
     const char *name = entry->string;
     const cJSON *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *item;
@@ -149,9 +149,9 @@ static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t 
             (unsigned long long)(data_bytes - end));
 }
 
-// Parses the header. *header_bytes: size of the JSON text by the file's first 8 bytes
+// Parses the header. *header_bytes: size of its JSON text, from the file's first 8 bytes
 static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
-    static const char pointer[] = "version https://git-lfs"; // what a clone without git-lfs holds
+    static const char pointer[] = "version https://git-lfs"; // content of a file that git-lfs has not fetched
     unsigned char begin[sizeof(pointer) - 1];
     if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
     input_read(file, 0, begin, min_size((size_t)file->bytes, sizeof(begin)));
@@ -171,7 +171,7 @@ static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_b
     return header;
 }
 
-// Checks that __metadata__ is as the format says: texts only.
+// Checks that __metadata__ holds only strings, as the format requires.
 static void safetensors_check_metadata(const cJSON *metadata, const char *path) {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) die("%s: its __metadata__ is not an object", path);
@@ -209,14 +209,14 @@ static void safetensors_sort(SafeTensors *list) {
     if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), compare_names);
 }
 
-// Finds a tensor in a sorted list, or NULL.
+// Returns the tensor of this name in a sorted list, or NULL.
 static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
     SafeTensor key = {0};
     key.name = (char *)name;
     return (SafeTensor *)bsearch(&key, list->tensors, list->count, sizeof(key), compare_names);
 }
 
-// Describes the tensors that are not used: the first names, how many more, what all begin with. "": there are none
+// Describes the unused tensors: the first names, how many more, the prefix that all share. Returns "" if all are used.
 static const char *safetensors_unused(const SafeTensors *list) {
     static TextLine line;
     const char *first = "";
@@ -240,19 +240,19 @@ static void safetensors_free(SafeTensors *list) {
 }
 
 /*
-Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header equals
-that of the reference implementation for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D) is
-[cols, rows] there, a convolution [rows, 1, cols], as in transformers. The header goes to a file or to memory, or is
-only counted to know a file's size before it is opened. Nothing is allocated.
+Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. For the same
+tensors the header equals the reference implementation's. A matrix that files hold transposed (GPT-2's Conv1D) has shape
+[cols, rows] in the file, a convolution [rows, 1, cols], as in transformers. The header goes to a file or to memory, or
+is only counted, to know a file's size before it is opened. Nothing is allocated.
 */
 typedef struct {
-    const OutputFile *file; // or NULL
-    char *text;             // [room], or NULL; both NULL: only count
+    const OutputFile *file; // file to write, or NULL
+    char *text;             // [room] memory to write, or NULL; without file and text, the header is only counted
     size_t room;
     uint64_t at;   // header bytes so far
     uint64_t data; // tensor bytes so far
     char entry[1024];
-    JsonOut json; // writes to entry
+    JsonOut json; // writes to `entry`
 } SafetensorsWriter;
 
 static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t length) {
@@ -270,7 +270,7 @@ static void safetensors_put_entry(SafetensorsWriter *writer) {
     writer->json.used = 0;
 }
 
-// Begins a header. key, value: metadata beside "format"; NULL: none
+// Begins a header. key, value: metadata in addition to "format"; NULL: none
 static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile *file, char *text, size_t room,
                                     const char *key, const char *value) {
     memset(writer, 0, sizeof(*writer));
@@ -284,7 +284,7 @@ static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile 
     safetensors_put_entry(writer);
 }
 
-// Adds the next tensor's entry; its bytes follow those of the tensor before it.
+// Adds the next tensor's entry. Its bytes follow those of the previous tensor.
 static void safetensors_write_tensor(SafetensorsWriter *writer, const char *name, const char *dtype,
                                      const uint64_t *shape, size_t rank, uint64_t bytes) {
     const uint64_t end = writer->data + bytes;
@@ -311,7 +311,7 @@ static void safetensors_write_named(SafetensorsWriter *writer, const char *name,
                              (uint64_t)parameter_file_elements(p) * dtype_size(type));
 }
 
-// Closes the header and pads it so that data begin at a multiple of 8; returns that byte.
+// Closes the header and pads it so that the data begin at a multiple of 8. Returns that offset.
 static uint64_t safetensors_write_end(SafetensorsWriter *writer) {
     static const char spaces[] = "       ";
     unsigned char prefix[8];

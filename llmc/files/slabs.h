@@ -23,10 +23,10 @@ typedef union {
     double align;
 } Slab;
 
-static Slab staged_reformed; // converted, not yet in final order
-static Slab staged;          // to or from the device, in its type
+static Slab staged_reformed; // converted values, not yet in their final order
+static Slab staged;          // bytes to or from the device, in its type
 
-// Returns the address of element `index` of a run of `type` at `base`.
+// Returns the address of element `index` in an array of `type` at `base`.
 static char *element_address(void *base, DType type, size_t index) { return (char *)base + index * dtype_size(type); }
 
 static const char *element_address_const(const void *base, DType type, size_t index) {
@@ -48,16 +48,16 @@ static size_t group_at(const Model *table, size_t i) {
     return i == 0 ? GROUP_EMBEDDING : i + 1 == group_count(table) ? GROUP_HEAD : i - 1;
 }
 
-// The unit that contains a slab: a parameter, or a rank's part of a group
+// What a loop goes through one by one: parameters, or this rank's parts of groups
 typedef enum { SLABS_OF_PARAMETERS, SLABS_OF_GROUPS } SlabUnit;
 
 typedef struct {
     size_t first, count; // elements [first, first + count) of the table
     size_t offset;       // offset of element `first` in memory, in elements
-    size_t parameter;    // SLABS_OF_PARAMETERS: its index, then the element in it that is `first`
+    size_t parameter;    // SLABS_OF_PARAMETERS: index of the parameter, and element `first` counted from its start
     size_t begin;
     size_t most; // most elements of a slab
-    // of the loop itself
+    // state of the loop itself
     const Model *table;
     SlabUnit unit;
     Sharding parts, memory;
@@ -66,8 +66,8 @@ typedef struct {
     Progress progress;
 } Slabs;
 
-// Begins a loop. parts: division of the table over ranks; memory: layout in memory, whole or in these parts. label: of
-// the progress bar, or NULL
+// Begins a loop. parts: division of the table over ranks; memory: layout in memory, whole or divided like parts. label:
+// of the progress bar, or NULL
 static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Sharding memory, const char *label) {
     Slabs s = {0};
     s.table = table, s.unit = unit, s.parts = parts, s.memory = memory, s.most = SLAB_ELEMENTS;
@@ -113,7 +113,7 @@ static int slabs_next(Slabs *s) {
     return 1;
 }
 
-// Copies the slab's elements, of `type` at `device`, to staging memory, converted to `as`.
+// Copies the slab's elements, stored as `type` at `device`, to staging memory, converted to `as`.
 static const void *slab_from_device(const Slabs *s, const Ops *ops, const void *device, DType type, DType as) {
     ops->copy_out(staged.bytes, element_address_const(device, type, s->offset), s->count * dtype_size(type));
     if (as == type) return staged.bytes;
@@ -122,7 +122,8 @@ static const void *slab_from_device(const Slabs *s, const Ops *ops, const void *
 }
 
 // ---- a checksum of a table ------------------------------------------------------------------------------------------
-// Computes the checksum of all elements of a table, of table->dtype in device memory, converted to `as`. Collective.
+// Computes the checksum of all elements of a table, stored in device memory as table->dtype, converted to `as`.
+// Collective.
 static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops, const void *device,
                                DType as, const char *what) {
     Checksum sum = {{0, 0}};

@@ -6,7 +6,7 @@ quantisation error, and computes the key of stored weights by which adapters kno
 #define LLMC_STORAGE_LOAD_H
 #include "weights.h"
 
-// Sums of squares for matrices of one name in a layer: of decoded - original, of the original
+// Sums of squares over the layers' matrices of one name: of (decoded - original), and of the original
 typedef struct {
     char name[64];
     double error, squares;
@@ -22,7 +22,7 @@ typedef struct {
 static StorageError *storage_error_of(StorageErrors *errors, const Parameter *p) {
     const char *name = p->name, *digit = strpbrk(name, "0123456789"), *end;
     size_t i = 0;
-    if (digit && (end = strchr(digit, '.')) != NULL) name = end + 1; // after "model.layers.7."
+    if (digit && (end = strchr(digit, '.')) != NULL) name = end + 1; // the name after "model.layers.7."
     const int length = (int)(strlen(name) - (text_ends_with(name, ".weight") ? strlen(".weight") : 0));
     while (i < errors->kinds &&
            (strncmp(errors->kind[i].name, name, (size_t)length) != 0 || errors->kind[i].name[length]))
@@ -51,7 +51,7 @@ static void storage_compare(StorageErrors *errors, const WeightSource *source, s
     }
 }
 
-// Loads what this rank stores of the model. errors: sums over ranks for matrices quantised here, or NULL
+// Loads the part of the model that this rank stores. errors: sums over ranks for matrices quantised at load, or NULL
 static void storage_load(WeightSource *source, const Model *model, const Storage *storage, Sharding held,
                          const Ops *ops, char *device, StorageErrors *errors) {
     const Model *table = &storage->table;
@@ -74,7 +74,7 @@ static void storage_load(WeightSource *source, const Model *model, const Storage
         }
         const uint8_t *record = source_hold_record(source, i);
         ops->copy_in(device + s.offset, record + s.begin, s.count);
-        const Sharding mine = parts_of_ranks(); // if all ranks hold a matrix, one of them compares it
+        const Sharding mine = parts_of_ranks(); // if all ranks hold a matrix, only one of them compares it
         const Range own = sharded_range(table, mine, group_of(table, first));
         const size_t at = first - group_begin(table, group_of(table, first));
         if (errors && i != last && !source->places[i].is_codes && at >= own.begin && at < own.begin + own.count)
@@ -87,14 +87,14 @@ static void storage_load(WeightSource *source, const Model *model, const Storage
 }
 
 // ---- keys -----------------------------------------------------------------------------------------------------------
-// Makes the tables for a key. Values outside records count as bf16, so that all builds give the same key (base_key in
-// adapter_file.h).
+// Makes the model and storage tables from which a key is computed. Values outside records count as bf16, so that all
+// builds give the same key (base_key in adapter_file.h).
 static void storage_key_model(Storage *storage, Model *model, const Model *of, const QuantFormat *format) {
     *model = *of, model->dtype = DTYPE_BF16;
     storage_build(storage, model, format);
 }
 
-// Adds bytes of a parameter, from its byte `begin` on, stored in `type`.
+// Adds `count` bytes of a parameter, from its byte `begin` on, stored in `type`.
 static void storage_key_add(Checksum *sum, const Storage *as, size_t parameter, size_t begin, size_t count, DType type,
                             const void *bytes) {
     const size_t offset = as->table.parameters[parameter].offset, size = dtype_size(type);
@@ -123,7 +123,7 @@ static uint64_t storage_key(const Model *model, const Storage *storage, Sharding
     return key;
 }
 
-// Computes the same key from a source read in 4 bits; not collective.
+// Computes the key of storage_key from a source read in 4 bits; not collective.
 static uint64_t storage_key_of_source(WeightSource *source) {
     Checksum sum = {{0, 0}};
     Storage as;

@@ -1,8 +1,8 @@
 /*
-Weights in files. Opening a file of any format fills one table: for each parameter of the model (model.h) its file,
-byte, type and whether it is transposed. source_read then returns any range of elements in the order and type wanted.
-The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill and check the table; weights.h chooses among them. Memory is
-bounded by the static staging buffers for any model size, and one matrix that a file holds transposed.
+Weights in files. Opening a file of any format fills one table: for each parameter of the model (model.h) its file, byte
+and type, and whether it is transposed. source_read then returns any range of elements in the order and type wanted. The
+formats (flat.h, llmc_gpt2.h, hf_weights.h) fill and check the table; weights.h chooses among them. Memory is bounded
+for any model size: the static staging buffers, and one matrix that a file holds transposed.
 */
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
@@ -13,17 +13,17 @@ bounded by the static staging buffers for any model size, and one matrix that a 
 
 typedef struct {
     size_t file;     // index in the source's files
-    uint64_t offset; // its first byte there
-    DType type;      // type of its elements there; for a 4-bit matrix, that of the original model
-    int is_codes;    // in 4 bits there
+    uint64_t offset; // its first byte in the file
+    DType type;      // type of its elements in the file; for a 4-bit matrix, the type in the original model
+    int is_codes;    // 1: stored in 4 bits
 } TensorLocation;
 
-// Tensors of one size that make a parameter, in its order: the matrices of experts
+// Equally large tensors that make one parameter, in its order: the matrices of experts
 typedef struct {
     size_t *file;
     uint64_t *offset;
     size_t count; // 0: the parameter is one tensor
-    size_t run;   // not 0: two of them take turns, so many elements of each
+    size_t run;   // not 0: tensors alternate in pairs, `run` elements of each in turn
 } TensorPieces;
 
 // Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
@@ -33,43 +33,43 @@ typedef struct {
     float offset;
 } RecordLocation;
 
-typedef struct Merge Merge; // merge.h
+typedef struct Merge Merge; // defined in merge.h
 
 typedef struct WeightSource {
     const char *format; // name of the format, for messages
-    char *path;         // as given
+    char *path;         // path as given
     Config config;
-    int transposed;         // linear weights of Conv1D families are [in, out]
+    int transposed;         // 1: files hold linear weights as [in, out] (Conv1D families)
     DType dtype;            // type in the files; fp32 (or double) if tensors differ
     Model model;            // the parameter table, with that dtype
-    TensorLocation *places; // [model.parameter_count]
-    TensorPieces *pieces;   // [model.parameter_count], or NULL: none
+    TensorLocation *places; // [model.parameter_count] where each parameter is
+    TensorPieces *pieces;   // [model.parameter_count] tensors of split parameters, or NULL
     InputFile *files;       // [file_count]
     size_t file_count;
     SafeTensors others; // tensors outside the text model: of a vision tower, of further heads
     int random;         // no files: initial weights from the seed
     size_t grown_from;  // rows of the embedding and the head in the files; 0: all of them
-    float *mean[2];     // mean of these rows, of the embedding and of an untied head: the value of each added row
+    float *mean[2];     // mean of these rows, for the embedding and for an untied head: the value of each added row
     uint64_t seed;
-    DType constants_type;    // of Model.constants in a Hugging Face folder
-    char remark[256];        // a line for users who train this, or empty
+    DType constants_type;    // type of Model.constants in a Hugging Face folder
+    char remark[256];        // a line for users who train this model, or empty
     char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
-    QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
-    RecordLocation *records; // [parameters] for those with is_codes
-    uint8_t *record;         // record of the parameter decoded last
+    QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: no matrix is in 4 bits
+    RecordLocation *records; // [parameters] where the records of is_codes parameters are
+    uint8_t *record;         // record of the last decoded parameter
     size_t record_of;
-    char *matrix; // the transposed matrix read last: of these elements of the table, in this type
+    char *matrix; // the last transposed matrix read: these elements of the table, in this type
     size_t matrix_of;
     DType matrix_type;
-    Merge *merge; // adapters added to what is read, or NULL
+    Merge *merge; // adapters to add to what is read, or NULL
     int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);
 } WeightSource;
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-static Slab staged_raw; // as in a file
+static Slab staged_raw; // bytes as in a file
 
-// Returns the value of rows added to a parameter; NULL: none
+// Returns the value of rows added to a parameter; NULL: no rows were added
 static const float *source_added_row(const WeightSource *source, size_t parameter) {
     const size_t offset = source->model.parameters[parameter].offset, *at = source->model.model_offset;
     if (!source->grown_from || (offset != at[EMBEDDING] && offset != at[LM_HEAD])) return NULL;
@@ -80,7 +80,7 @@ static int source_is_in_pieces(const WeightSource *source, size_t parameter) {
     return source->pieces && source->pieces[parameter].count;
 }
 
-// Reads elements as the files have them, of the type there.
+// Reads elements unconverted, in the file's type and order.
 static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t begin, size_t count, char *out) {
     const TensorLocation *place = &source->places[parameter];
     const size_t size = dtype_size(place->type);
@@ -110,7 +110,7 @@ static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t
     }
 }
 
-// Reads at most SLAB_ELEMENTS elements in the file's order, continued by added rows.
+// Reads at most SLAB_ELEMENTS elements in the file's order, followed by added rows.
 static void tensor_read_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               void *out) {
     if (source->random) {
@@ -136,7 +136,7 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
 }
 
 // Returns a matrix of `count` elements in the file's order, from element `at` of the parameter on. It is valid until
-// another one is asked for.
+// the next call.
 static const char *source_hold_matrix(WeightSource *source, size_t parameter, size_t at, size_t count, DType as) {
     const size_t size = dtype_size(as), matrix_of = source->model.parameters[parameter].offset + at;
     if (source->matrix && source->matrix_of == matrix_of && source->matrix_type == as) return source->matrix;
@@ -150,32 +150,32 @@ static const char *source_hold_matrix(WeightSource *source, size_t parameter, si
     return source->matrix;
 }
 
-// out[count] = elements [begin, begin + count) of a matrix [rows, cols] whose element (r, c) is in[c * rows + r]. Takes
-// a few columns at a time, so that whole cache lines are written. size: bytes of an element
+// Transposes a part: out[count] = elements [begin, begin + count) of a matrix [rows, cols] whose element (r, c) is in[c
+// * rows + r]. Takes a few columns at a time, so that whole cache lines are written. size: bytes of an element
 static void transpose_range(char *out, const char *in, size_t rows, size_t cols, size_t begin, size_t count,
                             const size_t size) {
     for (size_t c = 0; c < cols; c += 32) {
         for (size_t r = begin / cols; r * cols < begin + count; r++) {
             for (size_t k = c; k < min_size(cols, c + 32); k++) {
-                const size_t i = r * cols + k - begin; // before begin it wraps to a large number
+                const size_t i = r * cols + k - begin; // an index before begin wraps to a large number
                 if (i < count) memcpy(out + i * size, in + (k * rows + r) * size, size);
             }
         }
     }
 }
 
-// Reads elements of a matrix [rows, cols], from element `at` of the parameter on, that the file holds transposed.
+// Reads elements of a matrix [rows, cols] that the file holds transposed, from element `at` of the parameter on.
 static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t at, size_t rows, size_t cols,
                                    size_t begin, size_t count, DType as, char *out) {
     const char *in = source_hold_matrix((WeightSource *)(uintptr_t)source, parameter, at, rows * cols, as);
-    switch (dtype_size(as)) { // a constant size makes the copy one instruction
+    switch (dtype_size(as)) { // with a constant size a copy is one instruction
     case 2: transpose_range(out, in, rows, cols, begin, count, 2); break;
     case 4: transpose_range(out, in, rows, cols, begin, count, 4); break;
     default: transpose_range(out, in, rows, cols, begin, count, 8);
     }
 }
 
-// Reads at most SLAB_ELEMENTS elements of a parameter that is not quantised, in the order wanted.
+// Reads at most SLAB_ELEMENTS elements of a parameter that is not quantised, in the requested order.
 static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -196,7 +196,7 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// Copies a record from the files. Refuses scales of mxfp4 with which values can be infinite, and the one that is NaN.
+// Copies a record from the files. Refuses mxfp4 scales that are NaN or allow infinite values.
 static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const size_t n = parameter_elements(&source->model.parameters[parameter]);
     const QuantFormat format = source->quant[parameter];
@@ -216,7 +216,8 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
 typedef void (*SourceReader)(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out);
 
-// Encodes a whole matrix, read as `as` by `read`, to a record, a slab at a time. Refuses values that are not finite.
+// Encodes a whole matrix as a record, a slab at a time; `read` reads it in type `as`. Refuses values that are not
+// finite.
 static void source_encode(const WeightSource *source, size_t parameter, SourceReader read, DType as, QuantFormat format,
                           uint8_t *record) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -224,7 +225,7 @@ static void source_encode(const WeightSource *source, size_t parameter, SourceRe
     QuantEncoder encoder = quant_encode_begin(record, format, count);
     float *values = (float *)checked_calloc(min_size(count, SLAB_ELEMENTS), sizeof(float), "a part of a matrix");
     char at[PLACE_TEXT];
-    for (size_t done = 0, n; done < count; done += n) { // whole blocks
+    for (size_t done = 0, n; done < count; done += n) { // encode whole blocks
         n = min_size(count - done, SLAB_ELEMENTS);
         read(source, parameter, done, n, as, 0, staged.bytes);
         elements_to_float(values, staged.bytes, as, n);
@@ -236,7 +237,7 @@ static void source_encode(const WeightSource *source, size_t parameter, SourceRe
     free(values);
 }
 
-// Encodes or copies a whole matrix to a record in source->quant[parameter].
+// Fills a record in format source->quant[parameter]: encodes the matrix, or copies its codes.
 static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     if (source->places[parameter].is_codes)
         source_copy_record(source, parameter, record);
@@ -244,7 +245,7 @@ static void source_read_record(const WeightSource *source, size_t parameter, uin
         source_encode(source, parameter, source_read_stored, DTYPE_FP32, source->quant[parameter], record);
 }
 
-// Returns the record of a parameter, valid until another one is asked for.
+// Returns the record of a parameter, valid until the next call.
 static const uint8_t *source_hold_record(WeightSource *source, size_t parameter) {
     const size_t count = parameter_elements(&source->model.parameters[parameter]);
     if (source->record && source->record_of == parameter) return source->record;
@@ -268,11 +269,11 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
-    quant_scales(); // filled before threads need it
+    quant_scales(); // fills the table before threads need it
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
 #endif
-    for (size_t i = 0; i < count; i++) { // order [cols, rows]
+    for (size_t i = 0; i < count; i++) { // to order [cols, rows]
         const MatrixPart m = matrix_part(p, begin + i, 1);
         const size_t c = m.begin / m.rows, r = m.begin % m.rows;
         quant_decode_range(values + i, format, record, n, m.first + r * p->cols + c, 1);
@@ -280,17 +281,17 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
     elements_convert(out, as, values, DTYPE_FP32, count);
 }
 
-// Reads at most SLAB_ELEMENTS elements of a parameter, in the order wanted.
+// Reads at most SLAB_ELEMENTS elements of a parameter, in the requested order.
 static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out) {
-    if (source_is_quantised(source, parameter)) // values are decoded, not those of the files
+    if (source_is_quantised(source, parameter)) // returns decoded values, not the file's
         source_read_decoded((WeightSource *)(uintptr_t)source, parameter, begin, count, as, transposed, out);
     else
         source_read_stored(source, parameter, begin, count, as, transposed, out);
 }
 
-// Makes matrices that are not yet in 4 bits `format` from now on; decoding rounds to their type in the file. head:
-// lm_head, too
+// Quantises matrices that are not yet in 4 bits as `format` from now on. Decoding rounds to their type in the file.
+// head: lm_head, too
 static void source_quantise(WeightSource *source, QuantFormat format, int head) {
     const Model *model = &source->model;
     if (!source->quant)
@@ -304,8 +305,8 @@ static void source_quantise(WeightSource *source, QuantFormat format, int head) 
     }
 }
 
-// Reads elements [begin, begin + count) of a parameter, converted to `as` (fp16 only if the file has it), in memory
-// order or, with `transposed`, in that of Hugging Face's Conv1D files: [cols, rows].
+// Reads elements [begin, begin + count) of a parameter, converted to `as` (fp16 only if the file has it). transposed:
+// in the order [cols, rows] of Hugging Face's Conv1D files, else in memory order
 static void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               int transposed, void *out) {
     size_t n;
@@ -327,8 +328,8 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
-// Ends the program if a value to be written is not finite: elements [begin, begin + count) of a tensor [., cols]; cols
-// 0: one dimension
+// Ends the program if a value to write is not finite. values: elements [begin, begin + count) of a tensor [., cols];
+// cols 0: of one dimension
 static void source_refuse_bad(const char *path, const char *tensor, size_t cols, size_t begin, size_t count, DType type,
                               const void *values) {
     char at[PLACE_TEXT];
@@ -354,7 +355,7 @@ static WeightSource *source_new(const char *path, const char *format) {
     return source;
 }
 
-// Sets the parameter table; its places are still empty.
+// Sets the parameter table; the places of its parameters are still empty.
 static void source_set_table(WeightSource *source, Model table) {
     source->model = table;
     source->places =
@@ -367,7 +368,7 @@ static void source_open_file(WeightSource *source, const char *path) {
     source->file_count = 1;
 }
 
-// Opens a file and reads its header of `bytes`.
+// Opens a file and reads its header of `bytes` bytes.
 static void source_open_header(WeightSource *source, const char *format, void *header, size_t bytes) {
     source->format = format;
     source_open_file(source, source->path);
@@ -385,7 +386,7 @@ static void source_check_end(const WeightSource *source, uint64_t wanted) {
             bytes < wanted ? "so it is truncated" : "too many", (unsigned long long)wanted);
 }
 
-// Sets the source's type from the places: that of all tensors, or one that holds them all.
+// Sets the source's type: the type of all tensors, or one that can hold every tensor's values.
 static void source_finish(WeightSource *source) {
     DType type = source->places[0].type;
     for (size_t i = 1; i < source->model.parameter_count; i++) {

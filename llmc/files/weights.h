@@ -1,6 +1,6 @@
 /*
-The interface to weights in files of any format: the rest of the program neither knows formats nor holds a model's
-weights on the host. Between files and device memory everything passes through fixed host buffers of a few MiB
+The interface to weights in files of any format: the rest of the program knows no formats, and holds no model's weights
+on the host. Between files and device memory everything passes through fixed host buffers of a few MiB
 (weight_source.h), so a model may be larger than host memory. Writing allocates nothing; files are complete or absent.
 */
 #ifndef LLMC_WEIGHTS_H
@@ -43,7 +43,7 @@ static WeightSource *weights_open(const char *path) {
     return source;
 }
 
-// Makes a source of random initial weights: ranges are computed when read.
+// Makes a source of random initial weights. It computes them when they are read.
 static WeightSource *weights_random(const Config *config, DType dtype, uint64_t seed) {
     WeightSource *source = source_new("--init", "random weights");
     source->config = *config, source->random = 1, source->seed = seed;
@@ -86,7 +86,7 @@ static uint64_t weights_key(const WeightSource *source) {
 }
 
 // ---- into device memory ---------------------------------------------------------------------------------------------
-// Loads the weights that this rank holds, in model->dtype. `model` is the source's or has the same config.
+// Loads the weights that this rank holds, in model->dtype. `model` is the source's own, or has the same config.
 static void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
                          void *device_base) {
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -112,7 +112,7 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
 }
 
 // ---- refusing NaN and Inf -------------------------------------------------------------------------------------------
-// Ends the program with the name of a parameter's first bad element on this rank; there is one.
+// Ends the program with the name of the first element on this rank that is not finite. There must be one.
 __attribute__((noreturn)) static void weights_name_bad_element(const Model *model, size_t bad, Sharding sharding,
                                                                const Ops *ops, const void *device_base,
                                                                const char *when, const char *advice) {
@@ -136,8 +136,8 @@ static size_t weights_find_bad(const Model *model, Sharding sharding, const Ops 
     return model->parameter_count;
 }
 
-// Ends the program if a weight on any rank is NaN or infinite; the first such rank reports it. when, advice: the
-// message's first and last words
+// Ends the program if a weight on any rank is NaN or infinite; the first rank that has one reports it. when, advice:
+// first and last words of the message
 static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops, Place place,
                                     const void *weights, const char *when, const char *advice) {
     const int off_device = place > PLACE_DEVICE;
@@ -156,7 +156,7 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
     if (bad == model->parameter_count) return;
     if (whose == sharding.rank) weights_name_bad_element(model, bad, sharding, ops, weights, when, advice);
-    dist_barrier(); // waits for that rank to end the job
+    dist_barrier(); // waits for the reporting rank to end the job
 }
 
 static void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops, Place place,
