@@ -19,7 +19,7 @@ typedef struct {
 #define HF_GEMMA "with gelu_pytorch_tanh"
 #define HF_ANY   HF_SILU "|" HF_GPT2 "|" HF_GEMMA
 #define HF_ROTATED                                                                                                     \
-    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // whole heads rotate
+    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // whole heads
 #define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of the same function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"

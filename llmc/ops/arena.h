@@ -1,7 +1,7 @@
 /*
-One planned allocation for everything a run keeps in a place: device memory, host memory or a file on a disk. Regions
-are pushed and popped like a stack: regions that never live together share bytes, and equal pushes give equal addresses.
-An address on a disk names a byte of the file; only the ops' transfers and copies take it.
+One planned allocation for all tensors that a run keeps in a place: device memory, host memory or a file on a disk.
+Regions are pushed and popped like a stack: regions that never live together share bytes, and equal pushes give equal
+addresses. An address on a disk names a byte of the file; only the ops' transfers and copies take it.
 
 A dry run walks the same code over an arena without memory, at addresses outside any address space. It records the peak,
 its shares, and the names of regions alive at the peak; the run then allocates that peak once.
@@ -18,11 +18,11 @@ typedef enum { PLACE_AUTO = -1, PLACE_DEVICE, PLACE_HOST, PLACE_DISK, PLACES } P
 
 static const char *const place_names[PLACES] = {"device", "host", "disk"};
 
-#define DISK_PIECES ((size_t)16 << 20) // bytes of host memory for staging disk transfers (disk.h)
+#define DISK_PIECES ((size_t)16 << 20) // bytes of host memory in which disk transfers are staged (disk.h)
 
-// Kinds of tensors with a choice of place
+// Kinds of tensors whose place can be chosen
 typedef enum {
-    PLACED_INPUTS, // kept from forward to backward: layer inputs; chunk-major: keys, values and states
+    PLACED_INPUTS, // kept from forward to backward: layer inputs; in chunk-major methods keys, values and states
     PLACED_WEIGHTS,
     PLACED_GRADIENTS,
     PLACED_OPTIMIZER,
@@ -51,7 +51,7 @@ static const char *const share_names[SHARES] = {"weights",        "gradients", "
 typedef struct {
     const char *name;
     Share share;
-    size_t begin, bytes; // bytes is rounded up to the alignment
+    size_t begin, bytes; // bytes are rounded up to the alignment
 } Region;
 
 #define ARENA_REGIONS   96
@@ -62,11 +62,12 @@ typedef struct {
     char *base;
     size_t capacity; // SIZE_MAX in a dry run
     size_t used, peak;
-    Region region[ARENA_REGIONS]; // alive now
+    Region region[ARENA_REGIONS]; // regions alive now
     size_t regions;
-    Region at_peak[ARENA_REGIONS]; // alive when `used` was largest
+    Region at_peak[ARENA_REGIONS]; // regions that were alive when `used` was largest
     size_t regions_at_peak;
-    void (*copy_in)(void *, const void *, size_t), (*copy_out)(void *, const void *, size_t); // red zones; NULL: none
+    void (*copy_in)(void *, const void *, size_t), (*copy_out)(void *, const void *, size_t); // copies for red zones;
+                                                                                              // NULL: no red zones
 } Arena;
 
 static void arena_plan(Arena arena[PLACES]) {
@@ -85,13 +86,13 @@ static void arena_init(Arena *arena, void *memory, size_t bytes) {
 
 /*
 Red zones, for debugging: with STREAMBP_RED_ZONES set, also in dry runs, ARENA_ALIGNMENT bytes after each region hold a
-pattern; a write into one ends the program at the next pop. (To compute-sanitizer the arena is one allocation without
-regions.) Each push and pop waits for the device.
+pattern. A write into a red zone ends the program at the next pop. (To compute-sanitizer the arena is one allocation
+without regions.) Each push and pop waits for the device.
 */
 #define ARENA_PATTERN 0xA5
 static size_t arena_red_zone(void) { return getenv("STREAMBP_RED_ZONES") ? ARENA_ALIGNMENT : 0; }
 
-// Sets the ops that write and read red zones.
+// Sets the copies that write and read red zones.
 static void arena_watch(Arena *arena, void (*copy_in)(void *, const void *, size_t),
                         void (*copy_out)(void *, const void *, size_t)) {
     if (arena_red_zone()) arena->copy_in = copy_in, arena->copy_out = copy_out;
@@ -109,7 +110,7 @@ static void arena_check_zones(const Arena *arena) {
     }
 }
 
-// Pushes a region of count elements of `size` bytes, alive until its mark is popped.
+// Pushes a region of `count` elements of `size` bytes; it lives until its mark is popped.
 static void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
     const size_t zone = arena_red_zone();
     size_t bytes = count * size;
@@ -138,7 +139,7 @@ static void *arena_push(Arena *arena, Share share, const char *name, size_t coun
     return arena->base + region->begin;
 }
 
-// Returns a mark: arena_pop(arena, mark) ends every region pushed after it.
+// Returns a mark; arena_pop(arena, mark) ends every region pushed after the mark.
 static size_t arena_mark(const Arena *arena) { return arena->regions; }
 
 static void arena_pop(Arena *arena, size_t mark) {
@@ -178,10 +179,10 @@ static size_t arena_share(const Arena *arena, Share share) {
 }
 
 /*
-The host's memory, as the system reports it: this process's peak, and what is left for it.
+The host's memory, as the system reports it: this process's peak, and the bytes that it can still take.
 */
-// Returns the number after `key` in a file of lines "Key: number kB" or "key number", in bytes; key "": the file is a
-// number. 0 if there is none, or "max".
+// Returns the number after `key` in a file of lines "Key: number kB" or "key number", in bytes. key "": the whole file
+// is a number. Returns 0 if there is no number, or if it is "max".
 static size_t system_bytes(const char *path, const char *key) {
     char line[256];
     size_t length = strlen(key), bytes = 0;
@@ -193,7 +194,7 @@ static size_t system_bytes(const char *path, const char *key) {
     return bytes;
 }
 
-// Returns the peak of this process's resident memory.
+// Returns the peak of this process's resident memory, in bytes.
 static size_t host_memory_peak(void) {
     struct rusage usage;
     size_t bytes = system_bytes("/proc/self/status", "VmHWM");
@@ -205,7 +206,7 @@ static size_t host_memory_peak(void) {
 #endif
 }
 
-// Visits the folder of each control group of this process, version 2 or 1, and of those around it.
+// Visits the folder of each control group of this process, version 2 or 1, and of the groups that contain it.
 #ifndef CGROUP
 #define CGROUP      "/sys/fs/cgroup"
 #define PROC_CGROUP "/proc/self/cgroup"
@@ -215,7 +216,7 @@ typedef void (*CgroupVisit)(const char *folder, int version, void *found);
 static void cgroups_visit(const char *controller, CgroupVisit visit, void *found) {
     char line[1024], folder[1280];
     FILE *file = fopen(PROC_CGROUP, "r");
-    while (file && fgets(line, sizeof(line), file)) { // number:controllers:path
+    while (file && fgets(line, sizeof(line), file)) { // a line is number:controllers:path
         char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!path) continue;
         *path++ = 0, path[strcspn(path, "\n")] = 0;
@@ -245,10 +246,11 @@ static void visit_memory(const char *folder, int version, void *found) {
     const size_t droppable =
         cgroup_bytes(folder, "memory.stat", version == 1 ? "total_inactive_file" : "inactive_file");
     const size_t held = now - min_size(now, droppable);
-    if (most) *left = min_size(*left, held < most ? most - held : 1); // not 0, which means not known
+    if (most) *left = min_size(*left, held < most ? most - held : 1); // never 0, which would mean unknown
 }
 
-// Returns the bytes that control groups leave, with file contents that the kernel can drop. SIZE_MAX without a limit.
+// Returns the bytes that control groups still allow, counting file contents that the kernel can drop. SIZE_MAX without
+// a limit.
 static size_t cgroup_left(void) {
     size_t left = SIZE_MAX;
     cgroups_visit("memory", visit_memory, &left);
@@ -256,7 +258,7 @@ static size_t cgroup_left(void) {
 }
 
 static void visit_processors(const char *folder, int version, void *found) {
-    double *processors = (double *)found, quota = 0, period = 0; // microseconds; quota: "max" or -1 without a limit
+    double *processors = (double *)found, quota = 0, period = 0; // in microseconds; quota: "max" or -1 without a limit
     char path[1400];
     snprintf(path, sizeof(path), "%s/%s", folder, version == 1 ? "cpu.cfs_quota_us" : "cpu.max");
     FILE *file = fopen(path, "r");
@@ -266,14 +268,14 @@ static void visit_processors(const char *folder, int version, void *found) {
     fclose(file);
 }
 
-// Returns the processors that control groups' quotas of time amount to. INFINITY without a limit.
+// Returns how many processors the CPU quotas of control groups amount to. INFINITY without a limit.
 static double cgroup_processors(void) {
     double processors = INFINITY;
     cgroups_visit("cpu", visit_processors, &processors);
     return processors;
 }
 
-// Returns the bytes of address space that ulimit -v and -d leave. SIZE_MAX without a limit.
+// Returns the bytes of address space that ulimit -v and -d still allow. SIZE_MAX without a limit.
 static size_t address_space_left(void) {
     static const struct {
         int resource;
@@ -289,8 +291,8 @@ static size_t address_space_left(void) {
     return left;
 }
 
-// Returns the bytes that the machine and the container have left; 0: not known. A virtual machine that grows on use
-// reports its balloon as used, but gives it back on demand.
+// Returns the bytes that the machine and the container have left; 0: unknown. A virtual machine that grows on use
+// reports its balloon as used memory, but gives it back on demand.
 #ifndef MEMINFO
 #define MEMINFO "/proc/meminfo"
 #endif
@@ -300,14 +302,14 @@ static size_t host_memory_left(void) {
     return machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
 }
 
-// Returns this process's share of it among the node's ranks; 0: not known.
+// Returns this process's share of host_memory_left() among the node's ranks; 0: unknown.
 static size_t host_memory_available(void) {
     const size_t left = host_memory_left();
     return left ? left / dist_local_ranks() + 1 : 0;
 }
 
-// Makes [memory, memory + bytes), whole pages, resident. Returns 0 if less than that plus `beside` is left: using it
-// would make the kernel kill some process.
+// Makes the whole pages of [memory, memory + bytes) resident. Returns 0 if fewer than bytes + `beside` bytes are left:
+// using the memory would make the kernel kill a process.
 static int host_memory_touch(char *memory, size_t bytes, size_t beside) {
     const size_t most = (size_t)1 << 30;
     for (size_t at = 0; at < bytes; at += most) {

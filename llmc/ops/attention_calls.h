@@ -5,11 +5,12 @@ kernels. Op set "cuda" executes these calls; op set "dry" counts them.
 The library compiles a kernel for each length (its kernels for any length gave wrong results on an H100, cuDNN 9.19). So
 queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on.
 
-Forward: one call per piece takes its last keys, a multiple of a step: grid / 2, of many keys an eighth to a quarter of
-them. Keys before those go to calls of powers of two, from grid on, the smallest first. Our kernels take the rest. The
-results are merged. If keys have more elements than the library counts, a call is split into ranges. With a sliding
-window the last keys are rounded up to a step while the document has keys: a call may read keys that no query of the op
-sees. They get weight 0, which a library multiplies with their values: these must be finite.
+Forward: one call per piece takes its last keys. Their number is a multiple of a step: grid / 2 keys, or, with many
+keys, an eighth to a quarter of them. Earlier keys go to calls of powers of two, from grid on, the smallest first. Our
+kernels take the rest. The results are merged. If keys have more elements than the library counts, a call is split into
+ranges. With a sliding window the last keys are rounded up to a step while the document has keys: a call may read keys
+that no query of the op sees. Such keys get weight 0. A library multiplies this weight with their values, so the values
+must be finite.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known. The keys before a piece are cut into
 blocks of powers of two, backwards from its first query:
@@ -19,12 +20,12 @@ blocks of powers of two, backwards from its first query:
     |  own  |  block  |  block  |       block        | block  | causal |           |    <- queries
     |  own  |  block  |  block  |   block   |        [ padded |  tail  ] causal
 
-own: the keys left over, fewer than grid / 2, for our kernels. The tail, fewer than grid queries, is padded in front:
-the call has grid `rows`, and the padding rows get log-sum-exp +infinity, hence p = 0. Keys are never padded.
+own: the remaining keys, fewer than grid / 2, which our kernels take. The tail, fewer than grid queries, is padded in
+front: the call has grid `rows`, and the padding rows get log-sum-exp +infinity, hence p = 0. Keys are never padded.
 
-With a sliding window a piece of backward is one causal call with the window, or our kernels' (library_takes_window).
-The call covers the piece's own keys and whole steps of those before that its first query sees; our kernels take the
-rest.
+With a sliding window a piece of backward is one causal call with the window, or our kernels take it
+(library_takes_window). The call covers the piece's own keys, and whole steps of the earlier keys that its first query
+sees. Our kernels take the remaining keys.
 
 A call has as many heads as the workspace allows. Blocks of keys grow while a quarter of the heads fits: to 4 blocks, or
 to any length if sums may be added in any order.
@@ -33,10 +34,10 @@ to any length if sums may be added in any order.
 #define LLMC_ATTENTION_CALLS_H
 #include "ops.h"
 
-#ifndef CUDNN_GRID // tests have smaller ones
+#ifndef CUDNN_GRID // tests define smaller values
 #define CUDNN_GRID      512
 #define CUDNN_BLOCK     4096
-#define CUDNN_WORKSPACE ((size_t)512 << 20) // if AttentionChoice.workspace is 0
+#define CUDNN_WORKSPACE ((size_t)512 << 20) // used if AttentionChoice.workspace is 0
 #endif
 #ifndef CUDNN_ELEMENTS
 #define CUDNN_ELEMENTS INT32_MAX
@@ -46,44 +47,48 @@ to any length if sums may be added in any order.
 #endif
 
 // Tells whether the library takes calls with this window. Its backward computes the whole rectangle of queries and
-// keys: on an H200 it beat our kernels where the window is half of a call's queries or more, in heads of up to 128.
+// keys. On an H200 it beat our kernels where the window is half of a call's queries or more, in heads of up to 128.
 static int library_takes_window(size_t HD, size_t window, int backward) {
     return !window || !backward || (window >= CUDNN_BACKWARD_WINDOW && HD <= 128);
 }
 
 typedef struct {
-    Span span;     // the queries [begin, end); rows count from the first row that was asked for
-    KeyRange keys; // keys that the call reads
-    size_t rows;   // rows of the library call, the queries last; 0: our own kernels
-    size_t heads;  // key/value heads of a library call: NKV / heads such calls
+    Span span;     // the queries [begin, end) of the call; `row` counts from the first requested row
+    KeyRange keys; // keys that the call may read
+    size_t rows;   // rows of the library call, its queries last; 0: our own kernels take it
+    size_t heads;  // key/value heads of one library call; NKV / heads calls cover all
     size_t window; // window of the library call
-    int causal;    // the last row sees all keys, each row before it one less; otherwise each row sees all
-    int merged;    // forward: merged with the results of earlier calls, over other keys
+    int causal;    // 1: the last row sees all keys, each earlier row one key less than the next; 0: each row sees all
+                   // keys
+    int merged;    // forward: its results are merged with those of earlier calls, over other keys
 } AttentionCall;
 
-// The limits of a library
+// Limits of a library
 typedef struct AttentionCut {
     size_t grid, block; // rows of a backward call: powers of two from grid to block
-    size_t elements;    // most elements of a call's tensor: the library may count them in 32 bits
+    size_t elements;    // most elements of a call's tensor, since the library may count them in 32 bits
     size_t NH, NKV, HD;
-    size_t window, workspace; // workspace: bytes of a backward call beside its tensors, staged results included
+    size_t window, workspace; // workspace: bytes of a backward call in addition to its tensors, staged results included
     int any_order;
     int windows; // whether the library takes backward calls with a window
-    int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
+    int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // tells whether the library
+                                                                                           // takes a call; NULL: it
+                                                                                           // takes every call
 } AttentionCut;
 
-// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans); as in the
-// support matrix of its documentation (operations/Attention, 9.18.1)
+// Widest heads of a multiple of 8 that cuDNN 9.19 has plans for, forward and backward (make dev-cudnn-plans). The
+// support matrix of its documentation agrees (operations/Attention, 9.18.1).
 static const struct {
     int architecture;
     size_t widest[2];
 } cudnn_heads[] = {{80, {256, 128}}, {86, {256, 128}},  {89, {256, 128}},
                    {90, {256, 256}}, {100, {256, 128}}, {120, {256, 128}}};
 
-// Attention by a library; ASKED: of the device. GLOBAL times the first two: of heads of global_head_dim
+// Which attention a library computes. ASKED: decided by the device. GLOBAL * FORWARD or BACKWARD: heads of
+// global_head_dim
 enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4, LIBRARY_GLOBAL = 8 };
 
-// Tells whether cuDNN has heads of this width on any card.
+// Tells whether cuDNN takes heads of this width on any card.
 static int cudnn_has_head(size_t HD) { return HD % 8 == 0 && HD <= 256; }
 
 // Returns the directions of bf16 attention that cuDNN takes on a GPU of this architecture.
@@ -99,8 +104,8 @@ static int cudnn_directions(int architecture, size_t HD) {
 typedef void AttentionTake(void *to, const AttentionCall *call);
 
 // ---- memory of a call -----------------------------------------------------------------------------------------------
-// Bounds the workspace bytes of backward for `heads` query heads: dS (not for sums in any order), dk and dv for every
-// query head, dq in fp32, sums for each row. cuDNN 9.19 asks for less (make dev-cudnn-plans).
+// Bounds the workspace bytes of backward for `heads` query heads: dS (not if sums may take any order), dk and dv for
+// every query head, dq in fp32, sums for each row. cuDNN 9.19 asks for less (make dev-cudnn-plans).
 static size_t attention_workspace(size_t rows, size_t keys, size_t heads, size_t HD, int any_order) {
     return heads * ((any_order ? 0 : rows * keys * 2) + keys * HD * 4 + rows * HD * 8 + rows * 8) + 4096;
 }
@@ -112,17 +117,17 @@ static size_t attention_call_bytes(const AttentionCut *cut, size_t rows, size_t 
            4 * cut->HD * keys * heads + 4 * 256;
 }
 
-// Returns the most key/value heads of a backward call; 0: not even one fits.
+// Returns the most key/value heads that fit one backward call; 0: not even one fits.
 static size_t attention_heads(const AttentionCut *cut, size_t rows, size_t keys) {
     size_t heads = cut->NKV;
     while (heads && (cut->NKV % heads || attention_call_bytes(cut, rows, keys, heads) > cut->workspace)) heads--;
     return heads;
 }
 
-// Returns the most keys of a call.
+// Returns the most keys that one call may have.
 static size_t attention_most_keys(const AttentionCut *cut) { return cut->elements / (cut->NKV * cut->HD); }
 
-// Returns the largest block of keys within `keys`; 0: none.
+// Returns the size of the largest block among `keys` keys; 0: none fits.
 static size_t attention_key_block(const AttentionCut *cut, size_t rows, size_t keys) {
     const size_t step = cut->grid / 2, longest = cut->any_order ? keys : min_size(keys, 4 * cut->block);
     const size_t most = min_size(longest, attention_most_keys(cut));
@@ -142,7 +147,7 @@ static size_t attention_piece(const AttentionCut *cut, size_t n) {
     return rows;
 }
 
-// Returns the most bytes of a call for n queries; 0: n is too short for any.
+// Returns the most bytes of a call for n queries; 0: n is too short for any call.
 static size_t attention_most_bytes(const AttentionCut *cut, size_t n) {
     const size_t longest = cut->any_order ? (size_t)1 << 40 : 4 * cut->block;
     size_t most = 0;
@@ -175,8 +180,9 @@ static AttentionCut attention_cut_of(const AttentionShape *shape, AttentionChoic
     return cut;
 }
 
-// Returns the index-th useful workspace, largest first: AttentionChoice.workspace for a sequence of `keys` tokens.
-// Index 0 has all heads and the largest blocks of keys. Returns 0 once it is no larger than the op set's default.
+// Returns the index-th useful workspace, largest first, for a sequence of `keys` tokens (AttentionChoice.workspace).
+// Index 0 has all heads and the largest blocks of keys. Returns 0 once a workspace is no larger than the op set's
+// default.
 static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t index) {
     size_t block = cut.block, heads = cut.NKV;
     while (block < keys && (cut.any_order || block < 4 * cut.block)) block *= 2;
@@ -191,16 +197,16 @@ static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t i
 }
 
 // ---- spans ----------------------------------------------------------------------------------------------------------
-// Returns whether a call is worth the library: our kernels do few queries, or pairs, about as well.
+// Returns whether a call is long enough for the library: for few queries or pairs our kernels are about as fast.
 static int attention_is_long(const AttentionCut *cut, size_t queries, size_t keys) {
     return queries >= cut->grid / 8 && keys >= cut->grid && queries * keys >= cut->grid * cut->grid;
 }
 
-// A part of a span: its queries all see keys [keys.begin, keys.end), or (causal) [keys.begin, themselves].
+// A part of a span. Its queries all see keys [keys.begin, keys.end); causal: each sees keys [keys.begin, itself].
 typedef struct {
     Span span;
     KeyRange keys;
-    int causal, partial; // partial: as in the shape
+    int causal, partial; // partial: see AttentionShape
 } AttentionPart;
 
 static Span span_part(Span span, size_t begin, size_t end) {
@@ -208,7 +214,8 @@ static Span span_part(Span span, size_t begin, size_t end) {
     return part;
 }
 
-// Splits a span into [0] its queries among the keys, [1] those after them. Queries before the keys see none.
+// Splits a span into [0] its queries that lie among the keys, [1] its queries after the keys. Queries before the keys
+// see none.
 static void attention_parts(const AttentionShape *shape, Span span, AttentionPart part[2]) {
     const KeyRange keys = {max_size(shape->keys.begin, span.document), min_size(shape->keys.end, span.end)};
     const size_t first = min_size(max_size(span.begin, keys.begin), span.end);
@@ -225,7 +232,8 @@ static void own_call(Span span, KeyRange keys, AttentionTake *take, void *to) {
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// Makes the calls for `call`, its keys in ranges if there are too many. Returns 0 if the library does not take one.
+// Makes the calls for `call`; splits its keys into ranges if there are too many. Returns 0 if the library does not take
+// one of the calls.
 static int forward_calls_of(const AttentionCut *cut, AttentionCall call, AttentionTake *take, void *to) {
     const size_t most = attention_most_keys(cut), range = most / 2 / cut->block * cut->block;
     AttentionCall full = call;
@@ -240,15 +248,16 @@ static int forward_calls_of(const AttentionCut *cut, AttentionCall call, Attenti
     return 1;
 }
 
-// Returns the step of a call's number of keys; longer ones have 4 lengths between two powers of two. Each length is
-// compiled, each call before the last is merged: 3 % of the last one's time from 2 blocks on.
+// Returns the step in which a call's number of keys grows. Large numbers have 4 lengths between two powers of two,
+// because each length is compiled. Each call before the last one is merged, which costs 3 % of the last one's time from
+// 2 blocks on.
 static size_t attention_key_step(const AttentionCut *cut, size_t keys, size_t window, int causal) {
     size_t step = cut->grid / 2;
     while (!window && (!causal || keys >= 2 * cut->block) && 8 * step <= keys) step *= 2;
     return step;
 }
 
-// Makes the calls of a piece, the last of `rows` rows, in part p. Returns 0 if the library does not take one.
+// Makes the calls of a piece (the last `rows` rows) in part p. Returns 0 if the library does not take one.
 static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                          void *to) {
     const size_t window = cut->window < piece.end - piece.document ? cut->window : 0;
@@ -275,7 +284,7 @@ static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span p
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// Sets the call's keys and heads; returns whether the library takes it.
+// Sets the call's keys and heads. Returns whether the library takes the call.
 static int library_call(const AttentionCut *cut, AttentionCall *call, size_t begin, size_t end) {
     call->keys.begin = begin, call->keys.end = end;
     call->heads = attention_heads(cut, call->rows, end - begin);
@@ -283,7 +292,7 @@ static int library_call(const AttentionCut *cut, AttentionCall *call, size_t beg
            (!cut->takes || cut->takes(cut, call, 1));
 }
 
-// Makes the calls of a piece, the last of `rows` rows, in part p. Returns 0 if the library does not take one.
+// Makes the calls of a piece (the last `rows` rows) in part p. Returns 0 if the library does not take one.
 static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                           void *to) {
     const size_t window = p->causal && cut->window < piece.end - piece.document ? cut->window : 0;
@@ -295,13 +304,14 @@ static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span 
     if (p->causal) {
         if (key < lowest + rows) return 0;
         key -= rows;
-        const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // fewer lengths at a document's start
+        const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // a larger step, so that documents'
+                                                                                // starts have fewer lengths
         if (window && key > seen) key -= (key - seen) / step * step;
         if (!library_call(cut, &call, key, piece.end)) return 0;
         if (take) take(to, &call);
     }
     call.causal = 0;
-    while (!window && key >= seen + cut->grid / 2) { // as many blocks of one length as the keys fill
+    while (!window && key >= seen + cut->grid / 2) { // cuts as many blocks of one length as the keys fill
         const size_t block = attention_key_block(cut, rows, key - seen);
         if (!block || !library_call(cut, &call, key - block, key)) return 0;
         key -= (key - seen) / block * block;
@@ -316,7 +326,7 @@ static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span 
 typedef int PieceCalls(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                        void *to);
 
-// Makes the calls for the next queries of a part, from t on. Returns where they end.
+// Makes the calls for the next queries of a part, from t on. Returns the first query after them.
 static size_t next_piece(const AttentionCut *cut, const AttentionShape *shape, const AttentionPart *p, size_t t,
                          PieceCalls *calls, AttentionTake *take, void *to) {
     for (size_t rows = attention_piece(cut, p->span.end - t);; rows /= 2) {
@@ -344,7 +354,7 @@ static void attention_forward_calls(const AttentionCut *cut, const AttentionShap
     }
 }
 
-// Hands the backward calls of query rows [row, row + rows) to take(to, call), in order; their rows count from `row`.
+// Hands the backward calls of query rows [row, row + rows) to take(to, call), in order. Their rows count from `row`.
 static void attention_backward_calls(const AttentionCut *cut, const AttentionShape *shape, size_t row, size_t rows,
                                      AttentionTake *take, void *to) {
     for (size_t i = 0; i < shape->spans.count; i++) {
@@ -367,17 +377,18 @@ typedef struct {
     const AttentionCut *cut;
     int backward;
     double own, library; // query-key pairs
-    double masked;       // part of library: in squares of a block of queries and their own keys, or within a window
-    double unseen;       // pairs outside the window that backward calls of the library compute, too
+    double masked;       // the share of `library` in masked calls: causal squares of queries and their own keys, or
+                         // calls with a window
+    double unseen;       // pairs outside the window that the library's backward calls compute in addition
     double calls;        // library calls
-    double staged;       // bytes read and written around the calls
+    double staged;       // bytes read and written around the library calls
 } AttentionCounts;
 
 // Counts a call (an AttentionTake). Backward reads staged results that the library wrote; forward merges.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
     const size_t length = call->keys.end - call->keys.begin;
-    const int block = call->rows && !call->causal && !c->cut->window; // each row sees all keys
+    const int block = call->rows && !call->causal && !c->cut->window; // 1: each row sees all keys
     const double pairs = block ? (double)(call->span.end - call->span.begin) * (double)length
                                : span_pairs(call->span, call->keys, c->cut->window);
     const double keys = (double)(c->cut->NKV * length);

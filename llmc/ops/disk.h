@@ -3,14 +3,15 @@ Files that tensors are stored to and loaded from. An open file has no name, so i
 ends, kill -9 included. Each byte has an address in a reserved, inaccessible range of the process: callers need not know
 that an address is on disk, and reading through it faults.
 
-One thread writes and one reads, each in the order of asking, through two aligned pieces each. With its three helpers
-each keeps four requests of a piece in flight. Direct I/O, where the file system has it, keeps the page cache out of
-memory. If several transfers share a block, the writing thread alone reads, changes and writes it, so none is lost.
+One thread writes and one reads, each in the order of requests, through two aligned pieces of memory. With three
+helpers, each thread keeps four requests of a piece in flight. Direct I/O, where the file system has it, keeps the page
+cache out of memory. If several transfers share a block, the writing thread alone reads, changes and writes it, so none
+is lost.
 
 An error ends the program when its transfer is awaited. With STREAMBP_TRANSFERS=late in the environment there are no
 threads: a transfer happens when it is awaited, or when its queue is full. That is how tests find missing waits.
 
-Part of an op set's translation unit, which defines what follows first.
+Part of an op set's translation unit, which must first define the functions declared below.
 */
 #ifndef LLMC_DISK_H
 #define LLMC_DISK_H
@@ -27,43 +28,47 @@ Part of an op set's translation unit, which defines what follows first.
 
 enum { DISK_WRITES, DISK_READS, DISK_WAYS };
 enum { DISK_FILES = 16, DISK_QUEUE = 16, DISK_BLOCK = 4096, DISK_PIECE = DISK_PIECES / (2 * DISK_WAYS) };
-enum { DISK_HELPERS = 3, DISK_LEAST = 65536 }; // of a direction; bytes of a request worth a helper
+enum {
+    DISK_HELPERS = 3,
+    DISK_LEAST = 65536
+}; // helpers of a direction; least bytes of a request that are worth a
+    // helper
 
 typedef struct {
-    char *base; // NULL: none
+    char *base; // NULL: no file
     size_t bytes, align;
     int fd;
-    char folder[256]; // as errors name it
+    char folder[256]; // folder as error messages name it
 } DiskFile;
 
 typedef struct {
     const DiskFile *file;
     size_t begin, bytes; // range of the file
     char *memory;
-    int of_host; // memory is the host's, not the device's
+    int of_host; // 1: memory is the host's, not the device's
 } DiskTransfer;
 
 // ---- defined by the op set -----------------------------------------------------------------------------------------
-static char *disk_pieces_allocate(size_t bytes); // host memory, whole pages; NULL: not enough
+static char *disk_pieces_allocate(size_t bytes); // allocates host memory in whole pages; NULL: not enough
 static void disk_pieces_release(char *pieces, size_t bytes);
-static void disk_mark(int way, size_t slot);  // when asking: orders the transfer after the kernels so far
-static void disk_wait(int way, size_t slot);  // when awaiting: waits for those kernels, watching other ranks
-static void disk_begin(int way, size_t slot); // in the thread: orders copies after those kernels
-static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes); // begins
-static void disk_copied(int way); // waits for the copies begun
-static void watch_at_work(void);  // dist_watch.h
+static void disk_mark(int way, size_t slot);  // called when asking: orders the transfer after the kernels so far
+static void disk_wait(int way, size_t slot);  // called when awaiting: waits for these kernels, and watches other ranks
+static void disk_begin(int way, size_t slot); // called in the thread: orders copies after these kernels
+static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes); // begins a copy
+static void disk_copied(int way); // waits for the copies that have begun
+static void watch_at_work(void);  // defined in dist_watch.h
 
 typedef struct {
     const DiskFile *file;
     int way;
     char *memory;
-    size_t bytes, offset; // bytes 0: done
-    pthread_t thread;     // the helper
+    size_t bytes, offset; // bytes 0: the request is done
+    pthread_t thread;     // the helper's thread
 } DiskRequest;
 
 typedef struct {
     DiskRequest request[DISK_HELPERS];
-    DiskTransfer waiting[DISK_QUEUE]; // transfer n, from 1: waiting[(n - 1) % DISK_QUEUE]
+    DiskTransfer waiting[DISK_QUEUE]; // transfer n, counted from 1, is waiting[(n - 1) % DISK_QUEUE]
     int64_t asked, done;
     char *piece[2];
     pthread_t thread;
@@ -75,7 +80,7 @@ static struct {
     DiskQueue queue[DISK_WAYS];
     pthread_mutex_t lock; // guards the queues, requests and the fields below
     pthread_cond_t changed, requested;
-    int running, helping, late, failed; // threads run; failed: the exit code
+    int running, helping, late, failed; // running, helping: threads run; failed: the exit code
     char *pieces;
     char message[DIE_MESSAGE];
 } disk = {
@@ -104,9 +109,9 @@ static void disk_io(const DiskFile *file, int way, char *memory, size_t bytes, s
     }
 }
 
-static __thread jmp_buf disk_failure; // where a thread ends that has failed
+static __thread jmp_buf disk_failure; // where a failed thread ends
 
-// Reads or writes a piece: this thread and the helpers of its direction move a part each.
+// Reads or writes a piece. This thread and the helpers of its direction move a part each.
 static void disk_piece(const DiskFile *file, int way, char *memory, size_t bytes, size_t offset) {
     DiskRequest *request = disk.queue[way].request;
     const size_t each = bytes / (DISK_HELPERS + 1) / DISK_BLOCK * DISK_BLOCK;
@@ -125,7 +130,7 @@ static void disk_piece(const DiskFile *file, int way, char *memory, size_t bytes
     if (failed) longjmp(disk_failure, 1);
 }
 
-// Bytes of the file that one piece of memory holds: `bytes` from `offset + skip` on, in `whole` bytes of blocks
+// What one piece of memory holds: `bytes` bytes of the file from `offset + skip` on, in `whole` bytes of blocks
 typedef struct {
     size_t offset, skip, bytes, whole;
 } DiskPart;
@@ -138,7 +143,7 @@ static DiskPart disk_part(const DiskFile *file, size_t begin, size_t end) {
     return part;
 }
 
-// Reads the file's other bytes of the same blocks into a piece, then starts copying the bytes to write.
+// Reads the other bytes of the same blocks from the file into a piece, then starts copying the bytes to write.
 static void disk_fill(const DiskTransfer *t, char *piece, DiskPart part, const char *memory) {
     const size_t last = part.whole - t->file->align;
     if (part.skip) disk_io(t->file, DISK_READS, piece, t->file->align, part.offset);
@@ -247,7 +252,7 @@ static void disk_start(void) {
     disk.pieces = disk_pieces_allocate(DISK_PIECES);
     if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)DISK_PIECES));
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread takes signals
+    pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread handles signals
     for (int way = 0; way < DISK_WAYS; way++) {
         DiskQueue *queue = &disk.queue[way];
         for (int i = 0; i < 2; i++) queue->piece[i] = disk.pieces + (2 * way + i) * DISK_PIECE;
@@ -278,7 +283,8 @@ static void disk_stop(void) {
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
-// Returns when transfer n and all before it of its direction are done. Meanwhile tells other ranks that this one works.
+// Returns when transfer n and all earlier transfers of its direction are done. Meanwhile tells other ranks that this
+// rank is working.
 static void disk_await(int way, int64_t n) {
     DiskQueue *queue = &disk.queue[way];
     if (!n) return;
@@ -296,7 +302,7 @@ static void disk_await(int way, int64_t n) {
     if (failed) die_with(failed, "%s", disk.message);
 }
 
-// Queues a transfer; returns its number among those of its direction.
+// Queues a transfer. Returns its number among the transfers of its direction.
 static int64_t disk_ask(int way, const DiskFile *file, const void *address, void *memory, size_t bytes, int of_host) {
     DiskQueue *queue = &disk.queue[way];
     const int64_t n = queue->asked + 1;
@@ -313,7 +319,7 @@ static int64_t disk_ask(int way, const DiskFile *file, const void *address, void
     return n;
 }
 
-// Returns 0 and does nothing if `address` is not on disk. host: the host's memory
+// Copies host memory to a place. Returns 0 and does nothing if `address` is not on disk.
 static int disk_copy_in(void *address, const void *host, size_t bytes) {
     const DiskFile *file = disk_file_of(address);
     if (file) disk_await(DISK_WRITES, disk_ask(DISK_WRITES, file, address, (void *)(uintptr_t)host, bytes, 1));
@@ -330,7 +336,7 @@ static void disk_finish(void) {
     for (int way = 0; way < DISK_WAYS && disk.files && !disk.late; way++) disk_await(way, disk.queue[way].asked);
 }
 
-// Called before memory or a file is released: does its pending transfers, or cancels them (late).
+// Finishes pending transfers of memory or a file that is to be released, or with late transfers cancels them.
 static void disk_forget(const void *memory, size_t bytes, const DiskFile *file) {
     disk_finish();
     for (int way = 0; way < DISK_WAYS; way++) {
@@ -343,7 +349,7 @@ static void disk_forget(const void *memory, size_t bytes, const DiskFile *file) 
 }
 
 // ---- the file ------------------------------------------------------------------------------------------------------
-// File systems that are not a disk of this machine
+// File systems that are no disk of this machine
 static const struct {
     unsigned type;
     const char *name;
@@ -368,7 +374,7 @@ static void disk_folder_require(const char *folder) {
     }
 }
 
-// Returns the bytes that each of `ranks` ranks may take there; ends the program if the folder is unsuitable.
+// Returns the bytes that each of `ranks` ranks may take in the folder. Ends the program if the folder is unsuitable.
 static size_t disk_bytes_left(const char *folder, size_t ranks) {
     struct statvfs system;
     struct rlimit limit;
@@ -392,7 +398,7 @@ static int disk_open(const char *folder) {
 
 static void *disk_file_allocate(const char *folder, size_t bytes) {
     size_t i = 0;
-    const size_t left = disk_bytes_left(folder, 1); // other ranks may have taken theirs
+    const size_t left = disk_bytes_left(folder, 1); // other ranks may have taken their share already
     while (i < DISK_FILES && disk.file[i].base) i++;
     if (i == DISK_FILES) die("more than %d files on disk; please report it", DISK_FILES);
     DiskFile *file = &disk.file[i];
@@ -401,7 +407,7 @@ static void *disk_file_allocate(const char *folder, size_t bytes) {
     if (file->bytes > left)
         die("--disk %s: %s are needed there, %s can be had; give another folder or lower --disk-limit", folder,
             human_bytes((double)bytes), human_bytes((double)left));
-    signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit is an error of write()
+    signal(SIGXFSZ, SIG_IGN); // then writing beyond a file size limit is an error of write(), not a signal
     file->fd = disk_open(folder);
     if (file->fd < 0) die("--disk %s: no file can be made there: %s", folder, error_text(errno));
     if (fallocate(file->fd, 0, 0, (off_t)file->bytes) &&
@@ -409,10 +415,10 @@ static void *disk_file_allocate(const char *folder, size_t bytes) {
         die("--disk %s: %s cannot be reserved there: %s; %s were free", folder, human_bytes((double)bytes),
             error_text(errno), human_bytes((double)left));
     if (!disk.files) disk_start();
-    // direct I/O, if it can write the first block
+    // uses direct I/O, if it can write the first block
     const int flags = fcntl(file->fd, F_GETFL);
     char *const piece = disk.queue[DISK_WRITES].piece[0];
-    disk_await(DISK_WRITES, disk.queue[DISK_WRITES].asked); // until the piece is free
+    disk_await(DISK_WRITES, disk.queue[DISK_WRITES].asked); // waits until the piece is free
     file->align = DISK_BLOCK;
     if (fcntl(file->fd, F_SETFL, flags | O_DIRECT) || pwrite(file->fd, piece, DISK_BLOCK, 0) != DISK_BLOCK)
         fcntl(file->fd, F_SETFL, flags), file->align = 1;

@@ -1,5 +1,6 @@
 /*
-What the verb `doctor` reports on a host, for every op set: its memory, and MPI. Part of an op set's translation unit.
+Finds what the verb `doctor` reports on a host, for every op set: its memory, and MPI. Part of an op set's translation
+unit.
 */
 #ifndef LLMC_FINDINGS_H
 #define LLMC_FINDINGS_H

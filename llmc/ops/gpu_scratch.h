@@ -1,6 +1,6 @@
 /*
-Scratch that the ops of op set "cuda" take, in plain C: the op set has its sizes from here, and so has a plan for a GPU
-that a build for the CPU makes (ops_dry.h). Functions are those of op_list.h; all return fp32 elements.
+Sizes of scratch that the ops of op set "cuda" take, in plain C. The op set uses them. So does a CPU build that plans
+for a GPU (ops_dry.h). The functions are declared in op_list.h; all return numbers of fp32 elements.
 */
 #ifndef LLMC_GPU_SCRATCH_H
 #define LLMC_GPU_SCRATCH_H
@@ -16,7 +16,7 @@ enum {
     GPU_FORWARD_WORKSPACE = 64 << 10, // bytes; cuDNN 9.19 asks for 256
     GPU_ROW_MULTIPLE = 8,
 #ifdef CUDA_ON_CPU
-    GPU_DELTA_SEGMENT = 2 // blocks; tests have few tokens
+    GPU_DELTA_SEGMENT = 2 // blocks of a segment; tests have few tokens
 #else
     GPU_DELTA_SEGMENT = 32
 #endif
@@ -27,10 +27,10 @@ static size_t cuda_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     return 2 * N + GPU_SORT_DIGITS * ((N + GPU_SORT_TILE - 1) / GPU_SORT_TILE);
 }
 
-// [2, lines, C]: dw's lines, one for each block, then db's; unused if dw is NULL
+// Returns [2, lines, C]: lines of dw, one per block, then lines of db; unused if dw is NULL
 static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * min_size(n, GPU_NORM_BLOCKS) * C; }
 
-// A line of dw for each block
+// Returns a line of dw per block.
 static size_t cuda_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
     return min_size(n * heads, GPU_NORM_BLOCKS) * V;
 }
@@ -39,14 +39,14 @@ static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
     return min_size(delta_rows(shape), GPU_CONV_LINES) * delta_channels(shape) * shape->taps;
 }
 
-// A line of dsinks for each block of tokens
+// Returns a line of dsinks per block of tokens.
 static size_t cuda_sink_backward_scratch(size_t n, size_t NH) { return min_size(n, GPU_NORM_BLOCKS) * NH; }
 
 static size_t cuda_draw_scratch(size_t V) { return (void)V, 0; }
 
-// As delta_lay_out in cuda/delta.cuh, each part from a multiple of 16 bytes on: for each block triangles (16 tiles of
-// 16 rows, 10 of them), gates and lengths; backward also states, their gradients, what tokens add, and the gradients of
-// keys that value heads share.
+// Sizes the scratch that delta_lay_out in cuda/delta.cuh lays out; each part begins at a multiple of 16 bytes. Each
+// block has triangles (10 tiles of 16 x 16), gates and lengths. Backward adds states, their gradients, what tokens add,
+// and the gradients of keys that value heads share.
 static size_t gpu_four(size_t n) { return (n + 3) / 4 * 4; }
 static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
     const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
@@ -62,7 +62,7 @@ static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
 static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
 
-// Attention by our own kernels: dO.O of each query and head
+// Sizes attention by our own kernels: dO.O of each query and head.
 static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     (void)NKV;
     if (HD > GPU_MOST_HEAD) die("head_dim is %zu; op set cuda has attention up to %d", HD, GPU_MOST_HEAD);
@@ -71,7 +71,7 @@ static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD)
 
 static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Attention by cuDNN, with our own kernels for what it leaves: the larger of what forward and backward stage
+// Sizes attention by cuDNN, with our own kernels for the remaining calls: the larger of what forward and backward stage
 // (forward_stage, cudnn_stage in cuda/attention_cudnn.cuh). size: bytes of an element
 static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t n, size_t NH, size_t NKV, size_t HD) {
     AttentionCut cut = attention_cut(NH, NKV, HD, 0, choice);
@@ -87,12 +87,12 @@ static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t 
     return (max_size(forward, own + (cut.workspace ? backward : 0)) + 3) / floats;
 }
 
-// Counts and sums of each block of tokens
+// Returns counts and sums for each block of tokens.
 static size_t cuda_router_count_scratch(size_t n, size_t E) {
     return (n + GPU_COUNT_TOKENS - 1) / GPU_COUNT_TOKENS * (2 * E + 1);
 }
 
-// Rows of each expert in each block of rows
+// Returns a number of rows for each expert in each block of rows.
 static size_t cuda_route_sort_scratch(size_t n, size_t k, size_t E) {
     return (n * k + GPU_SORT_TILE - 1) / GPU_SORT_TILE * E;
 }

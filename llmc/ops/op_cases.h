@@ -2,36 +2,36 @@
 The case of every op, written once: its tensors, its call, its reference (ops_reference.h) and what must agree. Two
 drivers run them: the verb `doctor` at the shapes of a model, on samples (verbs/doctor_check.h); the tests at odd
 shapes, every element, with aliases and without optional tensors (test/ops/cases.h). A driver defines what is used here
-and not declared: Tensor and what makes it (NULL: left out), of() and columns(), what the op or the reference is given,
-ON_DEVICE, ON_REFERENCE, expect(tensor, slack, scale of terms that cancel), sums_of(their length, what joins them),
-expect_integers(tensor).
+and not declared: Tensor and the functions that make one (NULL: left out); of() and columns(), which return what the op
+or the reference is given; ON_DEVICE, ON_REFERENCE; expect(tensor, slack, scale of terms that cancel); sums_of(length of
+the sums, what joins them); expect_integers(tensor).
 */
 #ifndef LLMC_OP_CASES_H
 #define LLMC_OP_CASES_H
 #include "op_dims.h"
 #include "ops_reference.h"
 
-// The sizes and settings of a case. A case reads those of its op; the others are 0.
+// Sizes and settings of a case. A case reads the ones that its op needs; the others are 0.
 typedef struct {
-    size_t n, C, OC, V, FF;         // tokens; columns in and out; a vocabulary; an MLP's width
+    size_t n, C, OC, V, FF;         // tokens; columns in and out; vocabulary; width of an MLP
     size_t before, stride;          // columns OC follow `before` others in rows of `stride` elements
-    size_t NH, NKV, HD, R;          // heads, elements of one, rotated ones
-    size_t positions, first, count; // positions; the first row of dropout, of a quantised product; elements
-    double factor;                  // a scale, temperature or rate; theta; of attention q's and k's size
+    size_t NH, NKV, HD, R;          // heads; elements of a head; rotated elements of a head
+    size_t positions, first, count; // positions; first row of dropout or of a quantised product; elements
+    double factor;                  // a scale, temperature or rate; rope: theta; attention: size of q and k
     uint64_t seed;
-    int accumulate, back;      // back: backward of rope, joining of heads, the transposed transfer
+    int accumulate, back;      // back: backward of rope, joining of heads, or the transposed transfer
     int learned, bias, joined; // optional tensors: learned positions; bias; a residual
-    int bare;                  // a norm without weight
-    int in_ranges, documents;  // attention of two ranges of keys; spans of several documents
-    int sinks;                 // whether attention's out and lse have them before backward
-    DType type;                // of what may have either
+    int bare;                  // a norm has no weight
+    int in_ranges, documents;  // attention in two ranges of keys; spans of several documents
+    int sinks;                 // attention's out and lse include sinks before backward
+    DType type;                // type of a tensor that may have several
     Activation activation;
-    double cap; // of logits
+    double cap; // cap of logits
     Norm norm;
     Rotation rotation;
     QuantFormat format;
     SamplingSettings sampling;
-    Spans spans; // attention's queries; if none: three spans, the first with as many keys before it
+    Spans spans; // attention's queries. Empty: three spans, the first with as many keys before it
     DeltaShape delta;
     RouterShape router;
 } OpShape;
@@ -45,7 +45,8 @@ static Dim columns_of(Dim d, size_t each, size_t before, size_t size) {
     return dim_of(size, d.count * each, at);
 }
 
-// Makes rows of `stride` elements in which columns d follow `before` others. A sample has some of the others, too.
+// Makes rows of `stride` elements in which columns d follow `before` other columns. A sample has some of the other
+// columns, too.
 static Dim part_of_row(Dim d, size_t before, size_t stride) {
     const size_t behind = before + d.size;
     const Dim left = some_of(before, 16), right = some_of(stride - behind, 16);
@@ -57,12 +58,13 @@ static Dim part_of_row(Dim d, size_t before, size_t stride) {
     return row;
 }
 
-// Makes spans of n tokens: the rest of a document after `before` tokens; with `documents` a short one and one more.
+// Makes spans of n tokens: the rest of a document after `before` tokens; with `documents` also a short document and one
+// more.
 static Spans usual_spans(size_t n, size_t before, int documents) {
     const size_t cut[4] = {0, documents ? n - n / 8 - n / 4 : n, n - n / 4, n};
     Span *span = (Span *)check_allocate(3 * sizeof(Span));
     Spans spans = {span, 0, 0, 0};
-    for (size_t i = 0; i < (documents ? 3 : 1); i++) { // below 8 tokens some are empty
+    for (size_t i = 0; i < (documents ? 3 : 1); i++) { // with fewer than 8 tokens some spans are empty
         const Span whole = {i ? before + cut[i] : 0, before + cut[i], before + cut[i + 1], cut[i]};
         if (whole.begin < whole.end) span[spans.count++] = whole;
     }
@@ -88,7 +90,7 @@ static Tensor *tensor_scratch(size_t count) {
     return tensor_make(TENSOR_SCRATCH, "scratch", check.ops->summed, all_of(count), all_of(1));
 }
 
-// Makes a product's result: whole rows, or columns of rows whose other elements must stay.
+// Makes the result of a product: whole rows, or columns of rows whose other elements must not change.
 static Tensor *tensor_product(const char *name, Dim rows, Dim row) {
     return row.own == row.size ? tensor_out(name, rows, row) : tensor_inout(name, rows, row);
 }
@@ -122,7 +124,7 @@ static void case_embedding_backward(const OpShape *s) {
     expect(dw, 1, 0);
 }
 
-// Writes n of V rows, in falling order.
+// Scatters n of V rows, in falling order.
 static void case_scatter_rows(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const Dim N = all_of(s->n), V = all_of(s->V), C = some_of(s->C, 32);
@@ -153,7 +155,7 @@ static void case_dequantise(const OpShape *s) {
     expect(out, 1, 0);
 }
 
-// Multiplies by rows of a larger matrix: `first` rows stand before them, and up to two after.
+// Multiplies by rows of a larger matrix: `first` rows precede them, and up to two follow.
 static void case_linear_forward_quantised(const OpShape *s) {
     check_begin("%zux%zux%zu", s->n, s->C, s->OC);
     const Dim N = all_of(s->n), C = all_of(s->C), OC = all_of(s->OC), whole = part_of_row(OC, 0, s->stride);
@@ -229,7 +231,7 @@ static void case_linear_backward_weight(const OpShape *s) {
     sums_of(s->n, 0);
     CHECK(linear_backward_weight, of(dweight), of(dbias), own(dout, whole), of(x), len(N), len(C), len(OC), len(whole));
     expect(dweight, 1, sqrt((double)s->n));
-    sums_of(0, 0); // of plain additions
+    sums_of(0, 0); // sums of plain additions
     expect(dbias, 1, sqrt((double)s->n));
 }
 
@@ -242,7 +244,7 @@ static void case_scale(const OpShape *s) {
     expect(x, 1, 0);
 }
 
-// Samples the last rows: what is dropped depends on an element's index.
+// Samples the last rows, because what is dropped depends on an element's index.
 static void case_dropout(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const size_t rows = some_of(s->n, 40).count;
@@ -314,7 +316,7 @@ static void case_logprob(const OpShape *s) {
     CHECK(logprob, of(logp), of(entropy), of(logits), of(targets), of(weight), len(N), len(V), len(row), temperature);
     expect(logp, 1, 1);
     expect(entropy, 1, 1);
-    if (weight) expect(logits, 1, s->V < 3); // of one or two words, 1 - softmax cancels
+    if (weight) expect(logits, 1, s->V < 3); // with one or two words, 1 - softmax cancels
 }
 
 static void case_draw(const OpShape *s) {
@@ -368,11 +370,11 @@ static void case_sum_of_squares(const OpShape *s) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-// Without spans, n queries at the end of 2n tokens. In the sample a span is a query, or (backward) all of them and the
-// query heads of one key head, whose gradients are sums over the queries.
+// A case of attention. Without spans it has n queries at the end of 2n tokens. In the sample a span is one query. In
+// backward it is all queries and the query heads of one key head, because its gradients are sums over the queries.
 typedef struct {
     AttentionShape shape, sample;
-    Dim rows, keys, queries, values, heads; // of q; of k; columns of q and out, of k and v, of lse
+    Dim rows, keys, queries, values, heads; // rows of q; rows of k; columns of q and out, of k and v, of lse
     Tensor *q, *k, *v, *out, *lse, *scratch;
 } AttentionCase;
 
@@ -403,15 +405,15 @@ static AttentionCase attention_sample(const OpShape *s, int backward) {
     return a;
 }
 
-// Selects range `range` of two, as when ranks pass keys round.
+// Selects one of two ranges of keys, as when ranks exchange keys.
 static void attention_range(AttentionCase *a, int range) {
     const size_t middle = a->keys.size / 2 + a->keys.size / 5;
     a->shape.partial = 1, a->shape.accumulate = range;
     a->shape.keys.begin = range ? 0 : middle, a->shape.keys.end = range ? middle : SIZE_MAX;
 }
 
-// dout . v - delta: two sums of HD products, which nearly cancel in short documents. Of few keys roundings of operands
-// hardly average out.
+// Slack for dout . v - delta: two sums of HD products, which nearly cancel in short documents. With few keys, rounding
+// errors of operands hardly average out.
 static double attention_slack(size_t HD) { return fmax(1, sqrt((double)HD / 128)) * (rounds_operands() ? 2 : 1); }
 
 static AttentionCase attention_begin(const OpShape *s, int backward) {
@@ -462,7 +464,7 @@ static void case_attention_backward(const OpShape *s) {
     expect(dv, attention_slack(s->HD), 0.3);
 }
 
-// The last n of `positions` keys are the queries' own. lse is drawn like any tensor: it need not be that of these keys.
+// The last n of `positions` keys are the queries' own. lse is drawn like any tensor; it need not belong to these keys.
 static void case_attention_received(const OpShape *s) {
     check_begin("%zu of %zu keys", s->n, s->positions);
     const Dim N = all_of(s->n), keys = all_of(s->positions), heads = all_of(s->NH);
@@ -479,7 +481,7 @@ static Tensor *tensor_master(Dim count) {
     return check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, all_of(1), count) : NULL;
 }
 
-// Steps from moments of 0: weights follow the formula, scales are the largest magnitudes of blocks.
+// Runs a step from moments of 0: weights follow the formula, and scales are the largest magnitudes of blocks.
 static void case_adamw_in_8_bits(size_t n) {
     AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 100, NULL, NULL};
     check_begin("%zu, moments in 8 bits", n);

@@ -5,8 +5,8 @@ Cases of the ops of experts. Part of op_cases.h. A sample has some columns, and 
 #define LLMC_OP_CASES_EXPERTS_H
 #include "ops_reference_experts.h"
 
-#define ROUTES DTYPE_BF16 // as wide as uint16_t
-#define COUNTS DTYPE_FP64 // as wide as int64_t
+#define ROUTES DTYPE_BF16 // a type as wide as uint16_t
+#define COUNTS DTYPE_FP64 // a type as wide as int64_t
 
 static void router_begin(const OpShape *s) {
     const RouterShape *r = &s->router;
@@ -15,7 +15,7 @@ static void router_begin(const OpShape *s) {
                 r->groups);
 }
 
-// Returns k different experts for each of n tokens. One expert has no rows, unless a token has all of them.
+// Returns k different experts for each of n tokens. One expert gets no rows, unless each token has all experts.
 static uint16_t *drawn_routes(size_t n, const RouterShape *r) {
     const size_t k = r->k, empty = k < r->E ? check_below(r->E) : r->E;
     uint16_t *route = (uint16_t *)check_allocate(n * k * sizeof(uint16_t));
@@ -46,7 +46,7 @@ static void case_router_logits(const OpShape *s) {
     expect(logits, 1, sqrt((double)s->C));
 }
 
-// Logits and biases are on a grid, so that scores are equal or far apart. back: keeps known routes.
+// Draws logits and biases from a grid, so that scores are equal or far apart. back: keeps known routes
 static void case_router_choose(const OpShape *s) {
     const size_t n = s->n, E = s->router.E, k = s->router.k;
     router_begin(s);
@@ -65,7 +65,7 @@ static void case_router_choose(const OpShape *s) {
     expect_integers(route);
 }
 
-// Without a route if there is one expert
+// Runs without a route if there is one expert.
 static void case_router_weights(const OpShape *s) {
     router_begin(s);
     Tensor *logits = tensor_logits(s), *route = s->router.E > 1 ? tensor_routes(s) : NULL;
@@ -74,7 +74,7 @@ static void case_router_weights(const OpShape *s) {
     expect(weight, 1, 0);
 }
 
-// joined: with the loss that balances experts; factor: of the other
+// joined: with the loss that balances experts; factor: weight of the z loss
 static void case_router_backward(const OpShape *s) {
     router_begin(s);
     const DType summed = check.ops->summed;
@@ -84,7 +84,7 @@ static void case_router_backward(const OpShape *s) {
     Tensor *balance = s->joined ? tensor_make(TENSOR_READ, "balance", summed, one, E) : NULL;
     Tensor *dlogits = tensor_out("dlogits", N, E);
     CHECK(router_backward, of(dlogits), of(dweight), of(logits), of(route), of(balance), s->factor, s->n, &s->router);
-    expect(dlogits, 2, s->router.k < 3); // of one or two experts the terms cancel
+    expect(dlogits, 2, s->router.k < 3); // with one or two experts the terms cancel
 }
 
 static void case_router_count(const OpShape *s) {
@@ -116,7 +116,7 @@ static void case_route_sort(const OpShape *s) {
     expect_integers(place);
 }
 
-// Makes the numbers below n in any order.
+// Makes a permutation of the numbers below n.
 static Tensor *tensor_order(const char *name, size_t n) {
     int32_t *order = (int32_t *)check_allocate(n * sizeof(int32_t));
     for (size_t i = 0; i < n; i++) {
@@ -146,7 +146,7 @@ static void case_route_combine(const OpShape *s) {
     expect(out, 1, sqrt((double)k));
 }
 
-// joined: rows in the order of experts
+// joined: rows are in the order of experts
 static void case_route_weigh(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const Dim C = some_of(s->C, 64), N = all_of(s->n);
@@ -171,7 +171,7 @@ static void case_route_weigh_backward(const OpShape *s) {
 }
 
 // ---- products: n rows of E experts ----------------------------------------------------------------------------------
-// Makes first[E + 1]: the more rows, the lower an expert's index; one of several has none.
+// Makes first[E + 1]: experts with lower indices have more rows; if there are several, one has none.
 static Tensor *tensor_first(const OpShape *s) {
     const size_t E = s->router.E, empty = check_below(E);
     int32_t *first = (int32_t *)check_allocate((E + 1) * sizeof(int32_t));
@@ -183,14 +183,14 @@ static Tensor *tensor_first(const OpShape *s) {
     return tensor_raw(TENSOR_READ, "first", DTYPE_FP32, all_of(E + 1), first);
 }
 
-// Makes the rows of E matrices with rows d.
+// Makes rows of E matrices, each with rows d.
 static Dim of_experts(Dim d, size_t E) {
     size_t *at = (size_t *)check_allocate(d.count * E * sizeof(size_t));
     for (size_t i = 0; i < d.count * E; i++) at[i] = i / d.count * d.size + dim_at(d, i % d.count);
     return dim_of(d.size * E, d.count * E, at);
 }
 
-// joined: rows are weighed
+// joined: rows are weighed by their token's weight
 static void case_experts_bias_forward(const OpShape *s) {
     check_begin("%zu x %zu by %zu", s->n, s->C, s->router.E);
     const Dim N = all_of(s->n), C = some_of(s->C, 64);

@@ -67,7 +67,7 @@ static void case_conv_forward(const OpShape *s) {
     expect(columns, 1, 0);
 }
 
-// Makes gradients of the last tokens, as later calls leave them: 0 for documents that have ended.
+// Makes gradients of the last tokens as later calls leave them: 0 for documents that have ended.
 static void *dcolumns_of(const DeltaShape *shape, DType type) {
     const Span *last = &shape->spans.span[shape->spans.count - 1];
     const size_t W = delta_channels(shape), count = (shape->taps - 1) * W;
@@ -97,14 +97,15 @@ static void case_conv_backward(const OpShape *s) {
 }
 
 // ---- the gated delta rule -------------------------------------------------------------------------------------------
-// The sample has some heads, and in forward some columns of a state: there columns do not meet.
+// A case of the delta rule. The sample has some heads, and in forward some columns of a state, because forward's
+// columns are independent.
 typedef struct {
     LinearCase l;
     Dim N, heads, x, out, gates, keys, values; // columns of x, of out, of b and a; rows and columns of states
     Tensor *in, *b, *A_log, *dt_bias;
 } DeltaCase;
 
-// b and a of all heads share rows.
+// b and a of all heads lie in the same rows
 static AnyPointer gate_b(const DeltaCase *d, const Tensor *t) { return own(t, d->gates); }
 static AnyPointer gate_a(const DeltaCase *d, const Tensor *t) {
     return columns(t, d->gates.first + d->l.shape.HV, d->gates.in_sample + d->heads.count);
@@ -132,7 +133,7 @@ static void delta_sample(DeltaCase *d, size_t key_heads) {
     shape->stride = d->gates.size, sample->stride = d->gates.count;
 }
 
-// Heads that remember few tokens and many
+// Makes heads that remember few tokens and heads that remember many.
 static DeltaCase delta_begin(const OpShape *s, size_t key_heads, size_t columns) {
     DeltaCase d = {0};
     d.l = linear_case(s);
@@ -150,7 +151,7 @@ static DeltaCase delta_begin(const OpShape *s, size_t key_heads, size_t columns)
     return d;
 }
 
-// Roundings of a state, and of what is solved for with it, accumulate.
+// Tolerance factor: rounding errors of the recurrent state accumulate
 enum { DELTA_SLACK = 4 };
 
 static void case_delta_forward(const OpShape *s) {
@@ -162,7 +163,7 @@ static void case_delta_forward(const OpShape *s) {
           of(d.dt_bias), shape_of(&d.l), of(scratch));
     expect(out, DELTA_SLACK, 0);
     expect(state, DELTA_SLACK, 0);
-    expect(transfer, DELTA_SLACK, 1); // by terms of the size of 1 that cancel
+    expect(transfer, DELTA_SLACK, 1); // terms of size 1 cancel
 }
 
 static void case_delta_backward(const OpShape *s) {
@@ -204,7 +205,7 @@ static void case_gated_norm_backward(const OpShape *s) {
     Tensor *scratch = tensor_scratch(SCRATCH_FOR(gated_norm_backward, s->n, HV, V));
     CHECK(gated_norm_backward, of(dx), of(dz), of(dw), of(dout), of(x), of(z), of(w), len(N), HV, V, len(row),
           s->norm.eps, of(scratch));
-    expect(dx, 1, V < 3 ? 5 : 1); // of rows of one or two the terms cancel
+    expect(dx, 1, V < 3 ? 5 : 1); // in rows of one or two elements the terms cancel
     expect(dz, 1, 1);
     expect(dw, 1, sqrt((double)(s->n * HV)));
 }

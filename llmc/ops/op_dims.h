@@ -9,11 +9,12 @@ that computes every element samples nothing.
 
 typedef struct {
     size_t size, count;
-    const size_t *at;             // [count] indices of the sample, ascending; NULL: all
-    size_t own, first, in_sample; // columns of the op, which begin here in a row and in a sampled row; own 0: all
+    const size_t *at;             // [count] indices of the sample, ascending; NULL: all indices
+    size_t own, first, in_sample; // number of the op's columns, and where they begin in a row and in a sampled row; own
+                                  // 0: all columns
 } Dim;
 
-// CHANGED holds values before the op, WRITTEN nothing that may last.
+// CHANGED: read and written. WRITTEN: contents before the op do not matter. SCRATCH: contents never matter
 typedef enum { TENSOR_READ, TENSOR_CHANGED, TENSOR_WRITTEN, TENSOR_SCRATCH } TensorUse;
 
 static Dim dim_of(size_t size, size_t count, const size_t *at) {
@@ -24,7 +25,7 @@ static Dim all_of(size_t size) { return dim_of(size, size, NULL); }
 
 static size_t dim_at(Dim d, size_t i) { return d.at ? d.at[i] : i; }
 
-// Returns element i of integers as wide as a type: uint16_t, int32_t, int64_t.
+// Returns element i of integers that are as wide as a type: uint16_t, int32_t, int64_t.
 static int64_t integer_at(const void *elements, DType type, size_t i) {
     const size_t size = dtype_size(type);
     return size == 2   ? (int64_t)((const uint16_t *)elements)[i]

@@ -5,18 +5,18 @@ included wherever every op is needed: the struct, the tables of op sets, op sets
     OP(type, name, (parameters), (arguments), touches)
 
 `touches` is a row of statements, in macros that the including file may define:
-    TENSOR(argument, elements, size)  device memory, or NULL; size: bytes of an element, STORED and SUMMED those
-                                      of the types in ops.h
-    KEYS(argument, size)              likewise, the rows of k, v, dk or dv that attention's `shape` reads
+    TENSOR(argument, elements, size)  device memory, or NULL; size: bytes of an element; STORED and SUMMED:
+                                      bytes of the types in ops.h
+    KEYS(argument, size)              device memory: the rows of k, v, dk or dv that attention's `shape` reads
     PLACE(argument, bytes)            memory of the device, or of another place
     COUNT(...)                        what op set "dry" also counts or checks (ops_dry.h)
 
 Kinds of ops; each is an OP unless the including file defines a macro for it:
     OP_HOST     touches no device memory             OP_MEMORY  moves bytes: copies, transfers, between processes
     OP_SCRATCH  elements of scratch that an op needs   OP_STEP    belongs to an optimizer's step, not to a pass
-    OP_GRAPH    an OP_HOST that records launches
+    OP_GRAPH    an OP_HOST op that records launches
 */
-#ifndef OPS // whose scratch tensors have
+#ifndef OPS // what scratch tensors have
 #define OPS ops_device
 #endif
 #ifndef OP_HOST
@@ -37,66 +37,66 @@ Kinds of ops; each is an OP unless the including file defines a macro for it:
 // clang-format off
 
 // ---- memory --------------------------------------------------------------------------------------------------------
-// returns NULL if there is not enough; contents undefined
+// returns NULL if there is not enough memory; contents are undefined
 OP_HOST(void *, allocate, (size_t bytes), (bytes))
 OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
-// returns NULL if the device can be used, else one sentence: why not, and what to do
+// returns NULL if the device can be used, else one sentence: why it cannot, and what to do
 OP_HOST(const char *, device_problem, (void), ())
-// peak bytes of this process, whoever allocated them
+// peak bytes of this process, of all its allocations
 OP_HOST(size_t, memory_peak, (void), ())
-// the device's name, "NVIDIA H100 80GB HBM3"; of a CPU: ""
+// name of the device, "NVIDIA H100 80GB HBM3"; "" for a CPU
 OP_HOST(const char *, device_name, (void), ())
-// bytes that could be allocated now; 0: not known
+// bytes that could be allocated now; 0: unknown
 OP_HOST(size_t, memory_available, (void), ())
 // name of memory_available's figure: "the memory available"
 OP_HOST(const char *, memory_name, (void), ())
-// memory of any place = host memory. Before either copy, await transfers into these bytes
+// copies host memory to or from memory of any place. Before a copy, await transfers of these bytes
 OP_MEMORY(void, copy_in, (void *place, const void *host, size_t bytes), (place, host, bytes), PLACE(place, bytes))
 OP_MEMORY(void, copy_out, (void *host, const void *place, size_t bytes), (host, place, bytes), PLACE(place, bytes))
-// device to device, no overlap
+// copies device memory; no overlap
 OP_MEMORY(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes),
           TENSOR(out, bytes, 1) TENSOR(in, bytes, 1))
 OP_MEMORY(void, zero, (void *out, size_t bytes), (out, bytes), TENSOR(out, bytes, 1))
-// tells of devices, driver, libraries and memory: what is wrong and what to do; never ends the program
+// reports on devices, driver, libraries and memory: what is wrong and what to do; never ends the program
 OP_HOST(void, machine_findings, (TellFinding tell), (tell))
-// returns when all work is done: call before reading a clock
+// returns when all work is done; call it before reading a clock
 OP_HOST(void, finish, (void), ())
 
 // ---- places that tensors are stored to, beside other ops: host memory and files on disk ----------------------------
-// memory that the device reaches at full speed; NULL if there is not enough
+// returns memory that the device reaches at full speed; NULL if there is not enough
 OP_HOST(void *, host_allocate, (size_t bytes), (bytes))
 OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))
-// bytes that could be allocated once the device has `planned`; 0: not known
+// bytes of host memory that could be allocated once the device has `planned` bytes; 0: unknown
 OP_HOST(size_t, host_available, (size_t planned), (planned))
 // Returns addresses for the bytes of a nameless file in `folder` and reserves its space. Transfers and copies take
-// them, arithmetic is as usual, reading through them faults. Contents undefined. Ends the program with one line if that
-// fails: no folder, not writable, too small, host memory (tmpfs), a network file system
+// these addresses, and address arithmetic works; reading through them faults. Contents are undefined. Ends the program
+// with one line if that fails: no folder, not writable, too small, host memory (tmpfs), a network file system
 OP_HOST(void *, disk_allocate, (const char *folder, size_t bytes), (folder, bytes))
 OP_HOST(void, disk_release, (void *memory, size_t bytes), (memory, bytes))
-// bytes that this rank could allocate there; ends the program as disk_allocate does
+// bytes that this rank could allocate in `folder`; ends the program like disk_allocate
 OP_HOST(size_t, disk_available, (const char *folder), (folder))
-// A transfer runs beside other ops until its ticket is awaited. Until then, write neither its source nor its target,
-// nor read its target. There are four kinds: stores to the host, loads from it, stores to disk, loads from it. A ticket
-// is 4 * number + kind, number from 1. Transfers of a kind are done in order, kinds in any order: await a store before
-// asking for a load of what it writes. place = device
+// A transfer runs in parallel with other ops until its ticket is awaited. Until then, write neither its source nor its
+// target, and do not read its target. There are four kinds: stores to the host, loads from the host, stores to disk,
+// loads from disk. A ticket is 4 * number + kind, with numbers from 1. Transfers of one kind are done in order, kinds
+// in any order: await a store before asking for a load of what it writes. store: place = device
 OP_MEMORY(int64_t, store, (void *place, const void *device, size_t bytes), (place, device, bytes),
           PLACE(place, bytes) TENSOR(device, bytes, 1))
-// device = place
+// load: device = place
 OP_MEMORY(int64_t, load, (void *device, const void *place, size_t bytes), (device, place, bytes),
           PLACE(place, bytes) TENSOR(device, bytes, 1))
-// later ops find this transfer and all earlier ones of its kind done; ticket 0: none. A failed transfer ends the
-// program here
+// makes later ops wait until this transfer and all earlier transfers of its kind are done; ticket 0: no transfer. A
+// failed transfer ends the program here
 OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )
 
-// Op set "dry" counts each of the calls that follow `factor` times; the others ignore it.
+// op set "dry" counts each of the following calls `factor` times; other op sets ignore it
 OP_HOST(void, repeat, (double factor), (factor))
 
 // ---- graphs: a decoding step is recorded once and launched again as a whole ----------------------------------------
-//     for (int calls = ops->graph_begin(&key); calls; calls = ops->graph_end()) make the calls
+//         for (int calls = ops->graph_begin(&key); calls; calls = ops->graph_end()) make the calls
 // The calls neither copy to or from the host nor await anything. Op sets without graphs make them once.
-// returns 0 if the launches of an equal part were repeated, else 1
+// graph_begin returns 0 if it repeated the launches of an equal part, else 1
 OP_GRAPH(int, graph_begin, (const GraphKey *key), (key))
-// returns 1 if the calls were recorded but not launched: they are made again
+// returns 1 if the calls were recorded but not launched: make them again
 OP_GRAPH(int, graph_end, (void), ())
 // call before memory or weights move
 OP_GRAPH(void, graphs_forget, (void), ())
@@ -108,8 +108,8 @@ OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *
    (out, tokens, position, wte, wpe, n, C, scale),
    TENSOR(out, n * C, STORED) TENSOR(tokens, n, sizeof(int32_t)) TENSOR(position, n, sizeof(int32_t))
    TENSOR(wte, C, STORED) TENSOR(wpe, C, STORED) COUNT(dry_move(2 * n * C, STORED)))
-// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, accumulated in Summed, added to dw once;
-// row `skip` gets nothing (NO_ROW: skips none)
+// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, accumulated in Summed, added to dw once.
+// Row `skip` gets nothing (NO_ROW: no row is skipped)
 OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
                               size_t C, double scale, size_t skip, Summed *scratch),
    (dw, dw_type, dx, index, N, rows, C, scale, skip, scratch),
@@ -118,7 +118,7 @@ OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const i
 OP_SCRATCH(embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C))
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
-// out[row[i],:] = in[i,:] of in[n,width], i < n; rows are distinct. Only the device knows them
+// out[row[i],:] = in[i,:] of in[n,width], i < n. The rows are distinct, and only the device knows them
 OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width),
    (out, in, row, n, width),
    TENSOR(out, n ? width : 0, STORED) TENSOR(in, n * width, STORED) TENSOR(row, n, sizeof(int32_t))
@@ -131,15 +131,15 @@ OP(void, dequantise, (Stored *out, const void *record, const QuantFormat *format
    COUNT(dry_move(n * STORED + quant_parts(*format, n).bytes, 1)))
 
 // ---- norms ---------------------------------------------------------------------------------------------------------
-// out[n,C] = xhat * (w + offset) (+ b[C] or residual[n,C], not both; NULL: nothing). RMSNorm: xhat = x / sqrt(mean(x^2)
-// + eps), w may be NULL: factor 1; LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual
+// out[n,C] = xhat * (w + offset) (+ b[C] or residual[n,C], not both; NULL: none). RMSNorm: xhat = x / sqrt(mean(x^2) +
+// eps), w may be NULL: factor 1; LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual
 OP(void, norm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                         size_t n, size_t C, Norm norm),
    (out, x, w, b, residual, n, C, norm),
    COUNT(dry_norm(norm, "rmsnorm_forward", "layernorm_forward", C))
    TENSOR(out, n * C, STORED) TENSOR(x, n * C, STORED) TENSOR(residual, n * C, STORED) TENSOR(w, C, STORED)
    TENSOR(b, C, STORED) COUNT(dry_move((residual ? 3 : 2) * n * C, STORED)))
-// dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=, LayerNorm: db[C] +=; dx may be dout or x when not
+// dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=; LayerNorm: db[C] +=. dx may be dout or x when not
 // accumulating. With dw and db NULL only dx is computed, and scratch may be NULL.
 OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch),
@@ -160,8 +160,8 @@ OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, co
    (out, x, weight, bias, residual, n, C, OC, stride),
    TENSOR(out, strided(n, OC, stride), STORED) TENSOR(x, n * C, STORED) TENSOR(weight, OC * C, STORED)
    TENSOR(bias, OC, STORED) TENSOR(residual, strided(n, OC, stride), STORED) COUNT(dry_product(n, C, OC, STORED)))
-// The same with weight = rows [first, first + OC) of the dequantised record of [rows,C], without decoding it to memory.
-// Meant for few tokens
+// linear_forward with weight = rows [first, first + OC) of the dequantised record of [rows,C], without decoding it to
+// memory. Meant for few tokens
 OP(void, linear_forward_quantised, (Stored *out, const Stored *x, const void *record, const QuantFormat *format,
                                     size_t rows, size_t first, const Stored *bias, const Stored *residual, size_t n,
                                     size_t C, size_t OC, size_t stride),
@@ -184,12 +184,11 @@ OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *
    TENSOR(x, n * C, STORED) COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
 // ---- adapters (LoRA): their products are linear ops ----------------------------------------------------------------
-// x[count] *= factor; type: the model's or that of sums
+// x[count] *= factor; type: of the model or of sums
 OP(void, scale, (void *x, DType type, double factor, size_t count), (x, type, factor, count),
    TENSOR(x, count, dtype_size(type)) COUNT(dry_move(2 * count, dtype_size(type))))
-// out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) element
-// (first_row + row) * width + column of this seed, 0 elsewhere;  0 <= rate < 1; out may be in when not accumulating.
-// Its own backward.
+// out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) element (first_row + row) *
+// width + column of this seed, else 0; 0 <= rate < 1. out may be in when not accumulating. The op is its own backward.
 OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate, uint64_t seed,
                    int accumulate),
    (out, in, n, width, first_row, rate, seed, accumulate),
@@ -197,7 +196,7 @@ OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t
    COUNT(dry_move((accumulate ? 3 : 2) * n * width, STORED)))
 
 // ---- rotary position embedding, in place on the first R of x[n,heads,HD]: pairs turned by position * frequency[i] --
-// Pairs (i, i + R/2), or (2i, 2i + 1), scaled as `how` says (ops.h). back: rotates back, the backward pass
+// Rotates pairs (i, i + R/2), or (2i, 2i + 1), scaled as `how` says (ops.h). back: rotates back, in the backward pass
 OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads, size_t HD,
                 size_t R, Rotation how, int back),
    (x, position, inverse_frequency, n, heads, HD, R, how, back),
@@ -206,7 +205,7 @@ OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequen
    TENSOR(inverse_frequency, R / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * R, STORED)))
 
 // ---- the gate of attention's output ---------------------------------------------------------------------------------
-// Splits rows [heads, first HD | second HD] into first[n,heads,HD] and second[n,heads,HD]; join: the reverse
+// Splits rows [heads, first HD | second HD] into first[n,heads,HD] and second[n,heads,HD]; join: joins them
 OP(void, split_heads, (Stored *joined, Stored *first, Stored *second, size_t n, size_t heads, size_t HD, int join),
    (joined, first, second, n, heads, HD, join),
    TENSOR(joined, 2 * n * heads * HD, STORED) TENSOR(first, n * heads * HD, STORED)
@@ -222,12 +221,11 @@ OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const St
    TENSOR(gate, count, STORED) COUNT(dry_move(5 * count, STORED)))
 
 // ---- linear attention (Gated DeltaNet): struct DeltaShape, n = delta_rows, W = delta_channels -----------------------
-// A document's tokens are those of its spans, in order. A span that begins its document starts from a state of zeros,
-// any other from the stored state of its slot. The state after the span is stored there. With slot_tokens 0 only the
-// first span of a call may continue a document, and the state after the last span is stored.
-//
-// out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x is 0 before a document; columns
-// [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart
+// The tokens of a document's spans are the document's tokens, in order. A span that begins its document starts from a
+// state of zeros, any other span from the stored state of its slot. The state after the span is stored in its slot.
+// With slot_tokens 0 only the first span of a call may continue a document, and the state after the last span is
+// stored. out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x is 0 before a document;
+// columns [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart
 OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Stored *weight, const DeltaShape *shape),
    (out, columns, x, weight, shape),
    TENSOR(out, delta_rows(shape) * delta_channels(shape), STORED)
@@ -236,9 +234,9 @@ OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Sto
    TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
    COUNT(dry_move(2 * delta_rows(shape) * delta_channels(shape), STORED)))
 // dx (rows shape->stride apart) overwritten; dweight[W,taps] += (may be NULL). columns: as before forward. dcolumns
-// [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 for another
-// document's; with fewer rows, the first are of tokens before the call. Out, those for the taps - 1 tokens before this
-// call, 0 if the first span begins its document. slot_tokens is 0
+// [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 if they belong to
+// another document; if the call has fewer rows, the first ones are for tokens before the call. Out, the gradients for
+// the taps - 1 tokens before this call, 0 if the first span begins its document. slot_tokens is 0
 OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
                          const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch),
    (dx, dweight, dcolumns, dout, x, columns, weight, shape, scratch),
@@ -256,9 +254,9 @@ OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
 // The gated delta rule. x[n,W]: q, k, v after the convolution; b, a: rows of HV elements, shape->stride apart. Each
 // head's q and k are divided by sqrt(sum of squares + 1e-6), q also by sqrt(K). With beta = 1 / (1 + exp(-b)), decay =
 // exp(-exp(A_log) log(1 + exp(a + dt_bias))), at each token and value head
-//     S = decay S;  S += k (beta (v - S^T k))^T;  out = S^T q
-// state[slots,HV,K,V] = S, Summed; out[n,HV,V], or NULL: only the state. transfer[HV,K,K] (may be NULL; slot_tokens 0):
-// becomes T transfer, with state after = T * state before + U; T is 0 if a document begins in the call
+//         S = decay S;  S += k (beta (v - S^T k))^T;  out = S^T q
+// state[slots,HV,K,V] = S, Summed; out[n,HV,V]; out NULL: only the state is computed. transfer[HV,K,K] (may be NULL;
+// slot_tokens 0): becomes T transfer, with state after = T * state before + U; T is 0 if a document begins in the call
 OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *b,
                          const Stored *a, const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape,
                          Summed *scratch),
@@ -293,15 +291,15 @@ OP(void, delta_backward, (Stored *dx, Stored *db, Stored *da, Summed *dA_log, Su
    TENSOR(state, delta_state_elements(shape), SUMMED)
    TENSOR(scratch, OPS->delta_backward_scratch(shape), SUMMED)
    COUNT(dry_delta(shape, dx ? DELTA_BACKWARD : DELTA_STATE_BACKWARD, 0)))
-// never decreases with rows: plans rely on it
+// never decreases with more rows: plans rely on it
 OP_SCRATCH(delta_forward_scratch, (const DeltaShape *shape), (shape))
 OP_SCRATCH(delta_backward_scratch, (const DeltaShape *shape), (shape))
 // transfer[HV,K,K] = identity matrices; delta_forward turns them into the transfer of a range of tokens
 OP(void, transfer_begin, (Summed *transfer, const DeltaShape *shape), (transfer, shape),
    TENSOR(transfer, delta_transfer_elements(shape), SUMMED) COUNT(dry_move(delta_transfer_elements(shape), SUMMED)))
-// state[HV,K,V] += T before[HV,K,V], each head's T = transfer[K,K]: state: in, that after a range begun at zeros; out,
-// after a range begun at `before`. back: T^T, takes gradients from a range's end to its start. Spans and slots are
-// ignored
+// state[HV,K,V] += T before[HV,K,V], with each head's T = transfer[K,K]. state: in, the state after a range that began
+// at zeros; out, after the range began at `before`. back: uses T^T, which takes gradients from a range's end to its
+// start. Spans and slots are ignored
 OP(void, state_combine, (Summed *state, const Summed *transfer, const Summed *before, int back,
                          const DeltaShape *shape),
    (state, transfer, before, back, shape),
@@ -329,12 +327,12 @@ OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V), (n, 
 // ---- attention of one chunk's queries over their documents' keys ---------------------------------------------------
 // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the sequence. out =
 // softmax(scale q k^T) v, causal within the document, at most spans.window keys; lse = log sum exp of the scaled
-// scores. Keys that no query sees are not read, but with a window forward may read keys of a span's document that are
-// before it: these get no weight, and must be finite.
-// With shape->partial a call takes one range of keys, in any order (ring attention, arXiv 2310.01889): out and lse are
-// those of this range; accumulate: of this range and those they hold. Rows of k, v outside the range are not read and
-// need not be memory. A query may see no key of the range; spans.pairs are those of the range. Before a row has seen a
-// key, its out is 0 and its lse -infinity. out: Stored, partial: Summed
+// scores. Keys that no query sees are not read, with one exception: with a window, forward may read earlier keys of a
+// span's document. Such a key gets no weight, but must be finite. With shape->partial a call takes one range of keys,
+// in any order (ring attention, arXiv 2310.01889): out and lse are those of this range; accumulate: of this range
+// merged with what they hold. Rows of k, v outside the range are not read and need not be memory. A query may see no
+// key of the range; spans.pairs counts the range's pairs. Before a row has seen a key, its out is 0 and its lse
+// -infinity. out: Stored, partial: Summed
 OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                              const AttentionShape *shape, Summed *scratch),
    (out, lse, q, k, v, shape, scratch),
@@ -343,7 +341,7 @@ OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stor
    TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
    KEYS(k, STORED) KEYS(v, STORED))
 // dq[n,NH,HD] = (or += with accumulate); dk, dv[.,NKV,HD] += for the keys that a query of the spans sees. out and lse
-// are those of all ranges together. dq: Stored, partial: Summed
+// belong to all ranges together. dq: Stored, partial: Summed
 OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
                               Summed *scratch),
@@ -353,16 +351,16 @@ OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *do
    TENSOR(out, attention_rows(shape) * shape->HD, STORED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
    TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
    KEYS(k, STORED) KEYS(v, STORED) KEYS(dk, SUMMED) KEYS(dv, SUMMED))
-// enough for both; never decreases with n: plans rely on it
+// enough for forward and backward; never decreases with n: plans rely on it
 OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
-// sets how later calls and attention_scratch work; call before planning. An op set may ignore it
+// sets how later calls and attention_scratch work; call it before planning. An op set may ignore it
 OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
-// library that computes attention with these heads where it can, "cuDNN 9.19.0"; NULL: our own kernels
+// library that computes attention with these heads if it can, "cuDNN 9.19.0"; NULL: our own kernels do
 OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window, int backward),
         (NH, NKV, HD, window, backward))
 
-// received[keys] += sum over the n queries and their heads of exp(scale q k - lse): the attention that each key gets.
-// lse[n,NH]: of attention over these and maybe other keys; query t sees the first keys - n + t + 1 of them
+// received[keys] += sum over the n queries and their heads of exp(scale q k - lse): the attention that each key
+// receives. lse[n,NH]: of attention over these keys and maybe others; query t sees the first keys - n + t + 1 keys
 OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
                               size_t keys, size_t NH, size_t NKV, size_t HD, double scale),
    (received, q, k, lse, n, keys, NH, NKV, HD, scale),
@@ -370,12 +368,13 @@ OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k
    TENSOR(lse, n * NH, SUMMED) COUNT(dry_received(n, keys, NH, NKV, HD)))
 
 // Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
-// without it: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). attention_backward takes these as usual
+// without the sink: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). attention_backward takes the new
+// out and lse as usual
 OP(void, sink_forward, (Stored *out, Summed *lse, const Stored *sinks, size_t n, size_t NH, size_t HD),
    (out, lse, sinks, n, NH, HD),
    TENSOR(out, n * NH * HD, STORED) TENSOR(lse, n * NH, SUMMED) TENSOR(sinks, NH, STORED)
    COUNT(dry_move(2 * n * NH * HD, STORED)))
-// dsinks[NH] -= sum over the n rows of exp(sinks[h] - lse) (dout . out), both of sink_forward
+// dsinks[NH] -= sum over the n rows of exp(sinks[h] - lse) (dout . out); out and lse: as sink_forward left them
 OP(void, sink_backward, (Summed *dsinks, const Stored *dout, const Stored *out, const Summed *lse, const Stored *sinks,
                          size_t n, size_t NH, size_t HD, Summed *scratch),
    (dsinks, dout, out, lse, sinks, n, NH, HD, scratch),
@@ -385,7 +384,7 @@ OP(void, sink_backward, (Summed *dsinks, const Stored *dout, const Stored *out, 
 OP_SCRATCH(sink_backward_scratch, (size_t n, size_t NH), (n, NH))
 
 // ---- activations ---------------------------------------------------------------------------------------------------
-// out[n,FF] of in[n,2FF], each row [gate, up], CLAMPED: gate and up in turn; GELU: of in[n,FF]
+// out[n,FF] of in[n,2FF] with rows [gate, up]. CLAMPED: gate and up alternate; GELU: of in[n,FF]
 OP(void, activation_forward, (Stored *out, const Stored *in, Activation activation, size_t n, size_t FF),
    (out, in, activation, n, FF), COUNT(dry_activation(activation, 0))
    TENSOR(out, n * FF, STORED) TENSOR(in, n * activation_width(activation.kind, FF), STORED)
@@ -405,29 +404,30 @@ OP(void, router_logits, (Summed *logits, const Stored *x, const Stored *weight, 
    (logits, x, weight, bias, n, C, E, accumulate),
    TENSOR(logits, n * E, SUMMED) TENSOR(x, n * C, STORED) TENSOR(weight, E * C, STORED) TENSOR(bias, E, STORED)
    COUNT(dry_product(n, C, E, STORED)))
-// route[n,k]: each token's experts, by falling score; of equal scores the lower index; NaN counts as the lowest.
-// bias[E] (may be NULL) is added to the scores for the choice. keep: routes whose first entry is not NO_EXPERT stay
+// route[n,k]: each token's experts, by falling score, equal scores by rising index; NaN counts as the lowest score.
+// bias[E] (may be NULL) is added to the scores for the choice. keep: routes whose first entry is not NO_EXPERT do not
+// change
 OP(void, router_choose, (uint16_t *route, const Summed *logits, const float *bias, size_t n, const RouterShape *shape,
                          int keep),
    (route, logits, bias, n, shape, keep),
    TENSOR(route, n * shape->k, sizeof(uint16_t)) TENSOR(logits, n * shape->E, SUMMED)
    TENSOR(bias, shape->E, sizeof(float)) COUNT(dry_move(n * shape->E, SUMMED)))
-// weight[n,k] of each token's experts, by its logits. route NULL: all experts in their order, k = E
+// weight[n,k] of each token's experts, from its logits. route NULL: all experts in order, k = E
 OP(void, router_weights, (Summed *weight, const Summed *logits, const uint16_t *route, size_t n,
                           const RouterShape *shape),
    (weight, logits, route, n, shape),
    TENSOR(weight, n * shape->k, SUMMED) TENSOR(logits, n * shape->E, SUMMED)
    TENSOR(route, n * shape->k, sizeof(uint16_t)) COUNT(dry_move(n * (shape->E + shape->k), SUMMED)))
-// dlogits[n,E] = the gradient through the weights, dweight[n,k], and of two losses, with p = softmax(z) of a token:
-// p_e (balance_e - sum_j p_j balance_j) for balance[E] (may be NULL), and z 2 log(sum_j exp z_j) p_e
+// dlogits[n,E] = the gradient through the weights, dweight[n,k], and through two losses. With p = softmax(z) of a token
+// these add p_e (balance_e - sum_j p_j balance_j) for balance[E] (may be NULL), and z 2 log(sum_j exp z_j) p_e
 OP(void, router_backward, (Stored *dlogits, const Summed *dweight, const Summed *logits, const uint16_t *route,
                            const Summed *balance, double z, size_t n, const RouterShape *shape),
    (dlogits, dweight, logits, route, balance, z, n, shape),
    TENSOR(dlogits, n * shape->E, STORED) TENSOR(dweight, n * shape->k, SUMMED) TENSOR(logits, n * shape->E, SUMMED)
    TENSOR(route, n * shape->k, sizeof(uint16_t)) TENSOR(balance, shape->E, SUMMED)
    COUNT(dry_move(2 * n * shape->E, SUMMED)))
-// count[E] += rows of each expert. sums[E + 1] += the tokens' softmax(z), and at E their squares of log(sum_j exp z_j);
-// sums may be NULL
+// count[E] += rows of each expert. sums[e] += the tokens' softmax(z) of expert e; sums[E] += their squares of log(sum_j
+// exp z_j); sums may be NULL
 OP(void, router_count, (int64_t *count, double *sums, const Summed *logits, const uint16_t *route, size_t n,
                         const RouterShape *shape, Summed *scratch),
    (count, sums, logits, route, n, shape, scratch),
@@ -435,8 +435,8 @@ OP(void, router_count, (int64_t *count, double *sums, const Summed *logits, cons
    TENSOR(logits, n * shape->E, SUMMED) TENSOR(route, n * shape->k, sizeof(uint16_t))
    TENSOR(scratch, OPS->router_count_scratch(n, shape->E), SUMMED) COUNT(dry_move(n * shape->E, SUMMED)))
 OP_SCRATCH(router_count_scratch, (size_t n, size_t E), (n, E))
-// Sorts rows by expert, then by token: rows first[e] .. first[e + 1] are expert e's, first[E + 1]. source[R]: token *
-// k + slot of a sorted row; place[n,k]: the sorted row of a token's slot
+// Sorts rows by expert, then by token: rows first[e] .. first[e + 1] belong to expert e, first[E + 1]. source[R]: token
+// * k + slot of a sorted row; place[n,k]: the sorted row of a token's slot
 OP(void, route_sort, (int32_t *first, int32_t *source, int32_t *place, const uint16_t *route, size_t n, size_t k,
                       size_t E, Summed *scratch),
    (first, source, place, route, n, k, E, scratch),
@@ -470,14 +470,14 @@ OP(void, route_weigh_backward, (Summed *dweight, Stored *dx, Stored *x, const St
    TENSOR(dweight, rows, SUMMED) TENSOR(dx, rows * width, STORED) TENSOR(x, rows * width, STORED)
    TENSOR(dout, rows * width, STORED) TENSOR(weight, rows, SUMMED) TENSOR(source, rows, sizeof(int32_t))
    COUNT(dry_move(4 * rows * width, STORED)))
-// Sorted rows r with the vector or the factor of their expert e; token slots i = source[r].
-// rows[R,width] += weight[i] bias[E,width][e]; weight[n,k] NULL: factor 1
+// Sorted rows r with the vector or factor of their expert e; token slots i = source[r]. rows[R,width] += weight[i]
+// bias[E,width][e]; weight[n,k] NULL: factor 1
 OP(void, experts_bias_forward, (Stored *rows, const Stored *bias, const Summed *weight, const int32_t *first,
                                 const int32_t *source, size_t R, size_t E, size_t width),
    (rows, bias, weight, first, source, R, E, width),
    TENSOR(rows, R * width, STORED) TENSOR(bias, E * width, STORED) TENSOR(weight, R, SUMMED)
    TENSOR(first, E + 1, sizeof(int32_t)) TENSOR(source, R, sizeof(int32_t)) COUNT(dry_move(2 * R * width, STORED)))
-// dbias[E,width] += (may be NULL); with weight: dweight[n,k] += drows[r] bias[e] (else both NULL)
+// dbias[E,width] += (may be NULL); with weight: dweight[n,k] += drows[r] bias[e] (else weight and dweight are NULL)
 OP(void, experts_bias_backward, (Summed *dbias, Summed *dweight, const Stored *drows, const Stored *bias,
                                  const Summed *weight, const int32_t *first, const int32_t *source, size_t R, size_t E,
                                  size_t width),
@@ -491,7 +491,7 @@ OP(void, experts_scale_forward, (Summed *out, const Summed *weight, const Stored
    (out, weight, scale, first, source, R, E),
    TENSOR(out, R, SUMMED) TENSOR(weight, R, SUMMED) TENSOR(scale, E, STORED) TENSOR(first, E + 1, sizeof(int32_t))
    TENSOR(source, R, sizeof(int32_t)) COUNT(dry_move(2 * R, SUMMED)))
-// dscale[E] += (may be NULL); dweight[n,k]: in, the gradient of out; out, that of weight
+// dscale[E] += (may be NULL); dweight[n,k]: in, the gradient of out; out, the gradient of weight
 OP(void, experts_scale_backward, (Summed *dscale, Summed *dweight, const Summed *weight, const Stored *scale,
                                   const int32_t *first, const int32_t *source, size_t R, size_t E),
    (dscale, dweight, weight, scale, first, source, R, E),
@@ -504,8 +504,8 @@ OP(void, experts_forward, (Stored *out, const Stored *x, const Stored *weight, c
    (out, x, weight, first, rows, E, C, OC, accumulate),
    TENSOR(out, rows * OC, STORED) TENSOR(x, rows * C, STORED) TENSOR(weight, E * OC * C, STORED)
    TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, (double)dry.stored)))
-// The same with weight = the dequantised record of [E * OC,C], whose experts without rows are not read. Meant for few
-// tokens
+// experts_forward with weight = the dequantised record of [E * OC,C]. Records of experts without rows are not read.
+// Meant for few tokens
 OP(void, experts_forward_quantised, (Stored *out, const Stored *x, const void *record, const QuantFormat *format,
                                      const int32_t *first, size_t rows, size_t E, size_t C, size_t OC),
    (out, x, record, format, first, rows, E, C, OC),
@@ -528,9 +528,9 @@ OP(void, experts_backward_weight, (Summed *dweight, const Stored *dout, const St
 // logp[n] = log softmax(z)[target], 0 where target < 0; z of logits[n,V] as `temperature` says (ops.h), with T its
 // divisor. With weight (dL/dlogp, [n]) the logits are overwritten by their gradient: weight / T * (onehot(target) -
 // softmax), times 1 - (T z / cap)^2 with a cap. With weight NULL they are unchanged afterwards, but not read-only: a
-// row's target is replaced while the others are summed.
-// entropy[n] (may be NULL) = -sum_v p log p of p = softmax(z), nats; 0 where target < 0.
-// Rows of logits are `stride` >= V elements apart; gaps between them are neither read nor written.
+// row's target is replaced while the other words are summed. entropy[n] (may be NULL) = -sum_v p log p of p =
+// softmax(z), nats; 0 where target < 0. Rows of logits are `stride` >= V elements apart; gaps between rows are neither
+// read nor written.
 OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
                    size_t n, size_t V, size_t stride, Temperature temperature),
    (logp, entropy, logits, targets, weight, n, V, stride, temperature),
@@ -538,10 +538,11 @@ OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t 
    TENSOR(targets, n, sizeof(int32_t)) TENSOR(weight, n, SUMMED) COUNT(dry_move((weight ? 3 : 1) * n * V, STORED)))
 
 // token[i] = a draw from row i of logits, i < n, rows `stride` >= V elements apart. Temperature 0: the likeliest token
-// (of the highest logit, of equal ones the lowest id). Else, with probabilities softmax(z) (Temperature, ops.h), of the
-// top_k likeliest tokens (0: all) and of these the fewest likeliest that hold the share top_p: in falling order of
-// likelihood, the first token at which the sum exceeds uniform[i], in [0, 1), times the total. Without top_k and top_p
-// the order is by falling ids. A row with a logit that is not finite: -1 - the first one's id
+// (the highest logit; of equal ones the lowest id). Else the probabilities are softmax(z) (Temperature, ops.h).
+// Candidates are the top_k likeliest tokens (0: all), and of these the fewest likeliest that hold the share top_p. The
+// draw is the first candidate, by falling likelihood, at which the sum of probabilities exceeds uniform[i], in [0, 1),
+// times the total. Without top_k and top_p the order is by falling ids. A row with a logit that is not finite: -1 - the
+// first such token's id
 OP(void, draw, (int32_t *token, const Stored *logits, const double *uniform, size_t n, size_t V, size_t stride,
                 const SamplingSettings *settings, Summed *scratch),
    (token, logits, uniform, n, V, stride, settings, scratch),
@@ -559,11 +560,11 @@ OP_STEP(void, widen, (float *out, const Stored *in, size_t count), (out, in, cou
 // gradient += in
 OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t count), (gradient, type, in, count),
    TENSOR(gradient, count, dtype_size(type)) TENSOR(in, count, SUMMED))
-// sums[parts], parts from squares_parts(count) on: added up in order (squares_total) they are the sum of x's squares
+// sums[parts], parts from squares_parts(count) on: added up in order (squares_total) they give the sum of x's squares
 OP_STEP(void, sum_of_squares, (double *sums, size_t parts, const void *x, DType type, size_t count),
         (sums, parts, x, type, count), TENSOR(sums, parts, sizeof(double)) TENSOR(x, count, dtype_size(type)))
-// Updates w[count] by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding. int8 m
-// and v are codes of the dynamic maps (quantise.h), with and without sign; a block shares a scale
+// Updates w[count] by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w then holds them rounded.
+// int8 m and v are codes of the dynamic maps (quantise.h), m's with sign, v's without; a block shares a scale
 OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                       DType moment_type, size_t count, const AdamW *step),
         (w, master, gradient, gradient_type, m, v, moment_type, count, step),
@@ -573,18 +574,20 @@ OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType grad
         TENSOR(step->v_scales, moment_blocks(moment_type, step, count), sizeof(float)))
 
 // ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
-// An op may run beside others until its ticket is awaited. Until then, do not write its memory or read its results.
-// Tickets grow; ops are done in order. A rank's part of x is shard_range(count, unit, ranks of the group, rank). Adds
-// up x[count] of all ranks: each rank's part of x becomes that of the sums, the rest undefined
+// An op may run in parallel with others until its ticket is awaited. Until then, do not write its memory or read its
+// results. Tickets grow; ops are done in order. A rank's part of x is shard_range(count, unit, ranks of the group,
+// rank). reduce_scatter adds up x[count] of all ranks: each rank's part of x becomes the sums; the rest of x is
+// undefined
 OP_MEMORY(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, size_t unit), (group, x, count, unit),
           TENSOR(x, count, SUMMED))
-// x[count] of elements of `size` bytes: each rank's part is copied to all others
+// x[count] of elements of `size` bytes: each rank's part is copied to all other ranks
 OP_MEMORY(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size),
           (group, x, count, unit, size), TENSOR(x, count, size))
-// messages[n] to and from other ranks; every out matches an in of its peer, in the order of this list
+// sends messages[n] to other ranks and receives theirs; every `out` matches an `in` of its peer, in the order of this
+// list
 OP_MEMORY(int64_t, exchange, (RankGroup group, const Message *messages, size_t n), (group, messages, n),
           COUNT(dry_messages(messages, n)))
-// later ops and copies find this op and all before it done
+// makes later ops and copies wait until this op and all earlier ones are done
 OP_MEMORY(void, await, (int64_t ticket), (ticket), )
 
 // clang-format on

@@ -23,18 +23,18 @@ ops are deterministic for a given build, machine and thread count. Every pointer
 typedef struct Stored Stored;
 typedef struct Summed Summed;
 
-// Queries [begin, end) of one document: they attend to keys [document, their own position]. Indices into the stream. A
-// span is never empty: begin < end. Its queries are rows row, row + 1, ... of q, out, lse, dout and dq.
+// Queries [begin, end) of one document. A query attends to keys [document, its own position]. All are indices into the
+// stream. A span is never empty: begin < end. Its queries are rows row, row + 1, ... of q, out, lse, dout and dq.
 typedef struct {
     size_t document, begin, end, row;
 } Span;
 
-// The spans of one call, each of another document. Rows are contiguous: span[i].row is the sum of the lengths before.
-// In the stream, spans may have gaps and any order. Host memory.
+// The spans of one call, each of another document. Rows are contiguous: span[i].row is the sum of the lengths of the
+// spans before. In the stream, spans may have gaps and any order. Host memory.
 typedef struct {
     const Span *span;
     size_t count;
-    size_t window; // most keys that a query sees, its own included (sliding window); 0: all of its document
+    size_t window; // most keys that a query sees, its own included (sliding window); 0: all keys of its document
     double pairs;  // query-key pairs in these spans; only the dry op set reads it
 } Spans;
 
@@ -49,14 +49,14 @@ static size_t first_key(size_t document, size_t t, size_t window) {
     return window && t - document >= window ? t + 1 - window : document;
 }
 
-// Counts the query-key pairs of queries [first, end) of a document, indices from its start.
+// Counts the query-key pairs of queries [first, end) of a document; indices count from its start.
 static double query_key_pairs(size_t first, size_t end, size_t window) {
-    const double w = window ? (double)window : (double)end; // queries below w see all tokens before them
+    const double w = window ? (double)window : (double)end; // queries below w see all earlier tokens
     const double a = (double)first < w ? (double)first : w, b = (double)end < w ? (double)end : w;
     return 0.5 * (b * (b + 1) - a * (a + 1)) + w * ((double)end - b - ((double)first - a));
 }
 
-// Keys of tokens [begin, end) of the stream.
+// Keys of tokens [begin, end) of the stream
 typedef struct {
     size_t begin, end;
 } KeyRange;
@@ -74,29 +74,30 @@ static double span_pairs(Span span, KeyRange keys, size_t window) {
     return span_pairs_from(span, keys.begin, window) - span_pairs_from(span, keys.end, window);
 }
 
-// One call of attention: queries of the spans over their documents' keys.
+// One call of attention: queries of the spans over their documents' keys
 typedef struct {
     Spans spans;
     size_t NH, NKV, HD; // query head h reads key/value head h / (NH/NKV)
     double scale;       // factor of the scores
-    KeyRange keys;      // the keys that are read
-    int partial;    // keys are one range of several: out and dq are Summed, rounded by round_sums after the last range
-    int accumulate; // partial: this range adds to those already in out, lse and dq
+    KeyRange keys;      // keys that the call reads
+    int partial;    // 1: the keys are one range of several. out and dq are then Summed; round_sums rounds them after
+                    // the last range
+    int accumulate; // with partial: this range adds to the ranges already in out, lse and dq
 } AttentionShape;
 
-// Returns the rows of lse, and, with HD elements each, of q, out, dout and dq: one for each query and head.
+// Returns the rows of lse. q, out, dout and dq have as many rows of HD elements: one for each query and head.
 static size_t attention_rows(const AttentionShape *shape) { return spans_rows(shape->spans) * shape->NH; }
 
 // Layers of linear attention (Gated DeltaNet, arXiv 2412.06464) on the tokens of spans. A row of the projection is
 // q[HK,K] | k[HK,K] | v[HV,V] | z[HV,V] | b[HV] | a[HV]; the W = 2 HK K + HV V channels q, k, v pass through the
-// convolution. A document's state is what its next span needs of the tokens before it.
+// convolution. A document's state is all that its next span needs of earlier tokens.
 typedef struct {
     Spans spans;         // window and pairs are ignored
     size_t HK, HV, K, V; // value head h has the key and query of head h / (HV/HK)
     size_t taps;         // taps of the convolution, at most CONV_TAPS_MAX
     size_t stride;       // elements from row to row of the projection, and of its gradient
-    size_t slot_tokens;  // 0: one state, of the current span; else state i is that of documents that begin in
-                         // [i slot_tokens, (i + 1) slot_tokens)
+    size_t slot_tokens;  // 0: one state, of the current span; else state i belongs to documents that begin in [i
+                         // slot_tokens, (i + 1) slot_tokens)
 } DeltaShape;
 
 enum { CONV_TAPS_MAX = 8, DELTA_BLOCK = 64 }; // DELTA_BLOCK: tokens of a block of the chunked form, for counting FLOPs
@@ -109,10 +110,11 @@ static size_t delta_transfer_elements(const DeltaShape *shape) { return shape->H
 typedef enum { DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD, DELTA_TRANSFER } DeltaWork;
 
 // Returns the FLOPs per token of delta_forward with its output or of the state alone, of delta_backward or of dstate
-// alone, and of a transfer. A multiply-add is two; triangular products count half. In blocks of B tokens, forward, each
-// key head: k k^T and q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T u,
-// B V each. The state alone needs no q. Backward recomputes each block's state and u, then k k^T and q k^T, and does
-// two products for each of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its system.
+// alone, and of a transfer. A multiply-add is two FLOPs; triangular products count half. Forward in blocks of B tokens,
+// each key head: k k^T and q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T
+// u, B V each. The state alone needs no q. Backward recomputes each block's state and u, then k k^T and q k^T, and does
+// two products for each product of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its
+// system.
 static double delta_flops(const DeltaShape *shape, DeltaWork work) {
     const double B = DELTA_BLOCK, K = (double)shape->K, V = (double)shape->V;
     const double keys = (double)shape->HK * B * K, values = (double)shape->HV * B * V;
@@ -139,13 +141,13 @@ static size_t delta_slots(const DeltaShape *shape) {
     return slots;
 }
 
-// Which of a library's ways of attention is used (attention_choose)
+// How a library computes attention (attention_choose)
 typedef struct {
-    int any_order;    // backward's sums may be added in any order: results differ in their last bits from run to run
-    size_t workspace; // most bytes that a library call may use beside its tensors; 0: the op set's own choice
+    int any_order;    // 1: backward's sums may be added in any order, so runs differ in their last bits
+    size_t workspace; // most bytes that a library call may use in addition to its tensors; 0: the op set's own choice
 } AttentionChoice;
 
-#define NO_ROW SIZE_MAX // no row: of embedding_backward's skip, pad_token_id
+#define NO_ROW SIZE_MAX // no row: for embedding_backward's skip, pad_token_id
 
 typedef enum { NORM_RMS, NORM_LAYER } NormKind;
 
@@ -157,8 +159,8 @@ typedef struct {
 // How queries or keys are rotated by their positions
 typedef struct {
     float factor;    // factor of sine and cosine (YaRN)
-    int interleaved; // pairs are (2i, 2i + 1), not (i, i + R/2)
-    double growth;   // queries at position p are also scaled by 1 + growth log(1 + floor(p / original)); 0: none
+    int interleaved; // 1: pairs are (2i, 2i + 1), not (i, i + R/2)
+    double growth;   // queries at position p are also scaled by 1 + growth log(1 + floor(p / original)); 0: not scaled
     double original;
 } Rotation;
 
@@ -168,34 +170,34 @@ typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU, ACTIVATION_
 
 typedef struct {
     ActivationKind kind;
-    double alpha, limit; // CLAMPED
+    double alpha, limit; // of CLAMPED
 } Activation;
 
-// Returns the elements of an input row: gate and up, or one of FF.
+// Returns the elements of an input row: gate and up, or only FF.
 static size_t activation_width(ActivationKind kind, size_t FF) { return kind == ACTIVATION_GELU ? FF : 2 * FF; }
 
-// Experts (a mixture): E of them, k for each token. A router gives a token logits z[E], from which follow its k experts
-// and their weights (facts: the models' own code). A route is a token's k experts, in falling order of their scores.
+// Experts (a mixture): E experts, k for each token. A router gives a token logits z[E], from which its k experts and
+// their weights follow (facts: the models' own code). A route is a token's k experts, in falling order of their scores.
 typedef enum { ROUTER_NONE, ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterKind;
 
 typedef struct {
-    RouterKind kind;     // scores p = softmax(z), or s = 1 / (1 + exp(-z)), whose choice adds a bias to s
-    size_t E, k;         // experts, and those of a token
-    int normalised;      // a token's weights are divided by their sum (sigmoid: + 1e-20)
+    RouterKind kind;     // scores p = softmax(z), or s = 1 / (1 + exp(-z)); a bias is added to s for the choice
+    size_t E, k;         // number of experts, and of a token's experts
+    int normalised;      // 1: a token's weights are divided by their sum (sigmoid: + 1e-20)
     double scale;        // factor of the weights
-    size_t groups, kept; // experts are chosen within the `kept` best of `groups`, by the sum of a group's two best
+    size_t groups, kept; // experts are chosen in the `kept` best of `groups` groups; a group's two best scores rank it
 } RouterShape;
 
-#define NO_EXPERT 0xffff // in place of a token's first expert: its route is not known
+#define NO_EXPERT 0xffff // stands for a token's first expert: its route is unknown
 enum { EXPERTS_MOST = 4096, CHOSEN_MOST = 64 };
 
 typedef struct {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     double gradient_scale; // factor of the gradient, applied first (clipping)
-    int64_t step;          // from 1, for bias correction
+    int64_t step;          // number of the step, from 1, for bias correction
     uint64_t seed;         // seed of stochastic rounding, used for bf16 weights without a master copy
     size_t first;          // index of the first element in its parameter: selects its random bits
-    // moments in 8 bits: the first element's index in its block, and a scale for each block touched
+    // moments in 8 bits: index of the first element in its block, and a scale for each block touched
     size_t block_first;
     float *m_scales, *v_scales;
 } AdamW;
@@ -207,9 +209,13 @@ static size_t moment_blocks(DType moments, const AdamW *step, size_t count) {
     return moments == DTYPE_INT8 ? (step->block_first + count + MOMENT_BLOCK - 1) / MOMENT_BLOCK : 0;
 }
 
-enum { SQUARES_PARTS = 512, SQUARES_OF_PART = 256 }; // most parts of a sum of squares, in double; least numbers of one
+enum {
+    SQUARES_PARTS = 512,
+    SQUARES_OF_PART = 256
+}; // most parts of a sum of squares, in double; least numbers that a
+    // part sums
 
-// Returns the parts that `count` numbers fill: the same sums as with more of them.
+// Returns how many parts `count` numbers fill. More parts would give the same sums.
 static size_t squares_parts(size_t count) {
     return min_size((count + SQUARES_OF_PART - 1) / SQUARES_OF_PART, SQUARES_PARTS);
 }
@@ -221,49 +227,49 @@ static double squares_total(const double *part, size_t parts) {
     return sum;
 }
 
-// One rank's part of an exchange with another rank of its group.
+// One rank's part of an exchange with another rank of its group
 typedef struct {
     size_t peer;     // rank within the group
     const void *out; // bytes to send
-    void *in;        // bytes received
+    void *in;        // bytes to receive
     size_t out_bytes, in_bytes;
 } Message;
 
-// How logits become those of a softmax: z = logits / divisor; with a cap z = cap tanh(logits / cap) / divisor, and
-// infinite logits stay infinite
+// How a softmax uses logits: z = logits / divisor; with a cap z = cap tanh(logits / cap) / divisor. Infinite logits
+// stay infinite
 typedef struct {
-    double divisor, cap; // cap 0: none
+    double divisor, cap; // cap 0: no cap
 } Temperature;
 
 typedef struct {
     double temperature; // divisor of the logits; 0: always the likeliest token
     double cap;         // Temperature.cap
     size_t top_k;       // draws only from the top_k likeliest tokens; 0: all
-    double top_p;       // of these, only the fewest likeliest that hold this share of their probability; 1: all
-    uint64_t seed;      // seed of the uniform numbers, made by the caller of draw
+    double top_p;       // of the top_k, only the fewest likeliest tokens that hold this probability; 1: all
+    uint64_t seed;      // seed of the uniform numbers, which the caller of draw makes
 } SamplingSettings;
 
 // A part of a decoding step, for op graph_begin. Parts with the same bytes make the same calls with the same arguments;
-// only the contents of device memory differ, and the spans.
+// only the contents of device memory and the spans differ.
 typedef struct {
-    const Span *span;    // [n] the spans of all its calls, of one token each, host
-    const Span *copied;  // [n] the same in device memory
-    size_t n, part;      // part: its number in the step
-    SamplingSettings of; // of its draws; else zeros
+    const Span *span;    // [n] the spans of all its calls, each of one token, on the host
+    const Span *copied;  // [n] the same spans in device memory
+    size_t n, part;      // part: the part's number in the step
+    SamplingSettings of; // settings of its draws; else zeros
 } GraphKey;
 
-// Returns the elements from the start of the first of n rows of `width` elements to the end of the last.
+// Returns the elements from the start of the first to the end of the last of n rows of `width` elements.
 static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1) * stride + width : 0; }
 
 // Chunks that suit op set "cuda". Each chunk reads and writes a layer's fp32 dW; at 1024 tokens that takes half as long
 // as the product.
 enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
-enum { PINNED_PER_TABLE = 512 }; // bytes of host memory for one of a GPU's page tables: measured on an H100
-// For a GPU: an H100 gains nothing with 16,384 (dev/gpu_speed.md), unless an expert then gets too few rows.
+enum { PINNED_PER_TABLE = 512 }; // bytes of host memory for one of a GPU's page tables, measured on an H100
+// Limits on a GPU. An H100 gains nothing with 16,384 (dev/gpu_speed.md), unless an expert gets too few rows with less.
 enum { LARGEST_CHUNK = 8192, ROWS_OF_EXPERT = 512 };
 
 // Verdict on a part of a machine (machine_findings)
-typedef enum { FINDING_OK, FINDING_NOTE, FINDING_WRONG, FINDINGS } Finding; // NOTE: works, but could do better
+typedef enum { FINDING_OK, FINDING_NOTE, FINDING_WRONG, FINDINGS } Finding; // NOTE: it works, but could be better
 typedef __attribute__((format(printf, 3, 4))) void (*TellFinding)(const char *name, Finding finding, const char *format,
                                                                   ...);
 
@@ -272,7 +278,7 @@ typedef struct Ops {
     const char *libraries; // libraries it was built with: "oneDNN 3.1.0, Open MPI 4.1.4"
     DType stored, summed;
     size_t chunk, logits_chunk; // default tokens of a chunk
-    size_t row_multiple;        // elements: rows of logits are padded to a multiple
+    size_t row_multiple;        // elements: rows of logits are padded to a multiple of this
     size_t quantised_rows;      // most rows for which linear_forward_quantised beats decoding the weights first
 #define OP(type, op, parameters, ...) type(*op) parameters;
 #include "op_list.h" // each op with its contract

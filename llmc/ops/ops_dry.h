@@ -1,8 +1,8 @@
 /*
 Op set "dry": computes nothing. It counts floating-point operations (a multiply-add is two) of matrix products and
 attention, and the bytes that other ops of a pass move. It checks that every tensor lies within one live region of the
-arena, to its last element. Plans are made with it; tests check the driver's use of its arena by it. Any build plans for
-any element type; scratch sizes are those of the linked op set.
+arena, to its last element. Plans are made with it, and tests use it to check how the driver uses its arena. Any build
+plans for any element type; scratch sizes come from the linked op set.
 */
 #ifndef LLMC_OPS_DRY_H
 #define LLMC_OPS_DRY_H
@@ -11,19 +11,19 @@ any element type; scratch sizes are those of the linked op set.
 
 // Work of the ops of a pass
 typedef struct {
-    double flops;                                 // products and attention
-    double attention_forward, attention_backward; // parts of flops
-    double delta;                                 // part of flops: the delta rule
-    double operands;                              // bytes that those products read and write
-    double stalled; // FLOPs that products could do while waiting for operands (DryCount.ridge)
-    double moved;   // bytes that other ops move, and that attention stages
-    // counted for a known machine (DryCount.library)
-    double own_forward, own_backward;   // attention FLOPs in our own kernels
-    double slow_forward, slow_backward; // FLOPs that the library could do in the time that heads and windows add
+    double flops;                                 // of products and attention
+    double attention_forward, attention_backward; // the part of flops in attention
+    double delta;                                 // the part of flops in the delta rule
+    double operands;                              // bytes that products and attention read and write
+    double stalled; // FLOPs that products could do while they wait for operands (DryCount.ridge)
+    double moved;   // bytes that other ops move, and bytes that attention stages
+    // counted only for a known machine (DryCount.library)
+    double own_forward, own_backward;           // attention FLOPs in our own kernels
+    double slow_forward, slow_backward;         // FLOPs that fit in the additional time of heads and windows
     double slow_own_forward, slow_own_backward; // the same for our own kernels
-    double any_order;                           // part of attention_backward: in the library, sums in any order
-    double masked_forward, masked_any_order;    // part in the library: AttentionCounts.masked
-    double library_calls, staged;               // calls of the library; bytes of `moved` that they stage
+    double any_order;                           // part of attention_backward: in the library, with sums in any order
+    double masked_forward, masked_any_order;    // part of attention in the library: AttentionCounts.masked
+    double library_calls, staged;               // calls of the library; bytes of `moved` that these calls stage
     double launches;                            // kernel launches of the counted ops
 } OpCounts;
 enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
@@ -31,19 +31,19 @@ enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 typedef struct {
     const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
-    double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: not known
-    double experts;        // then: rate of experts' products over that of others; 0: the same
-    int library;           // LIBRARY_FORWARD, ...: counted as its calls (attention_calls.h)
-    size_t head_dim;       // width of the heads that it is about; others are global ones
-    double factor;         // a call counts this many times
+    double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: unknown
+    double experts;        // with ridge: rate of experts' products over the rate of other products; 0: equal
+    int library;           // LIBRARY_FORWARD, ...: which attention is counted as library calls (attention_calls.h)
+    size_t head_dim;       // head size to which `library` refers; other heads are global heads
+    double factor;         // each call counts this many times
     AttentionChoice attention;
     OpCounts counts;
-    // the last call: its op, with its kind, and its weight's [rows, cols], a norm's [cols]; else 0
+    // the last call: its op, the op's kind, and its weight's [rows, cols] or a norm's [cols]; else 0
     const char *op;
     size_t rows, cols;
 } DryCount;
 
-static DryCount dry; // one plan at a time
+static DryCount dry; // counts of the current plan; there is one plan at a time
 
 enum { EXPERTS_TILE = 128 }; // rows of a tile in op set "cuda"
 
@@ -53,7 +53,7 @@ static void dry_range(const char *tensor, const void *pointer, size_t count, siz
             size);
 }
 
-// Checks a range of any place.
+// Checks that a range lies within one live region of some place.
 static void dry_place(const char *name, const void *pointer, size_t bytes) {
     for (int place = 0; place < PLACES && dry.arena; place++)
         if (arena_holds(&dry.arena[place], pointer, bytes)) return;
@@ -77,7 +77,7 @@ static void dry_activation(Activation activation, int backward) {
     dry.op = names[activation.kind][backward];
 }
 
-// Counts a product; weight: bytes of the weight, or of its gradient read and written; slower: factor of its time
+// Counts a product. weight: bytes of the weight, or of its gradient read and written; slower: factor of its time
 static void dry_product_of(size_t n, size_t C, size_t OC, double weight, double slower) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + weight;
@@ -87,24 +87,24 @@ static void dry_product_of(size_t n, size_t C, size_t OC, double weight, double 
     if (dry.ridge > 0) dry.counts.stalled += dry.factor * (fmax(bytes * dry.ridge, flops * slower) - flops);
 }
 
-// Counts a product; matrix: those bytes per element.
+// Counts a product. matrix: bytes of the weight per element, as in dry_product_of
 static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry_product_of(n, C, OC, (double)(C * OC * matrix), 1);
 }
 
-// Counts a product of rows with their experts' matrices; matrix: bytes per element. Rows may use all experts, and leave
-// half of a tile of EXPERTS_TILE rows of each empty.
+// Counts a product of rows with their experts' matrices. matrix: bytes per element. Rows may use all experts. They
+// leave half of a tile of EXPERTS_TILE rows empty per expert.
 static void dry_experts(size_t rows, size_t E, size_t C, size_t OC, double matrix) {
     const double used = (double)min_size(rows, E), tiles = (double)rows + used * (double)(EXPERTS_TILE / 2);
     dry_product_of(rows, C, OC, used * (double)(C * OC) * matrix,
                    tiles / (double)max_size(rows, 1) / (dry.experts > 0 ? dry.experts : 1));
 }
 
-// Kernels of a library call. Forward: its one, and log-sum-exp transposed; backward: its five, and three additions
+// Kernels of a library call. Forward: one, and log-sum-exp transposed. Backward: five, and three additions
 static const double library_kernels[2] = {2, 8}; // forward, backward
 
-// Counts a library's calls; returns its and our own query-key pairs. A plan may visit fewer blocks of keys than
-// spans.pairs counts (ring.h): then calls are scaled by the pairs.
+// Counts a library's calls. Returns the query-key pairs of the library and of our own kernels. A plan may visit fewer
+// blocks of keys than spans.pairs counts (ring.h), so calls are scaled by the pairs.
 static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
@@ -122,24 +122,24 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const double pairs = c.own + c.library, visits = pairs > 0 ? dry.factor * shape->spans.pairs / pairs : 0;
     dry.counts.library_calls += visits * c.calls;
     dry.counts.launches += visits * c.calls * library_kernels[backward];
-    // also: log-sum-exp transposed; sums of dq zeroed, and rounded at the end
+    // also stages log-sum-exp transposed, sums of dq zeroed, and these sums rounded at the end
     c.staged += rows * (2 * sizeof(float) + (backward ? HD * (2 * sizeof(float) + (double)dry.stored) : 0));
     dry.counts.staged += visits * c.staged, dry.counts.moved += visits * c.staged;
     return c;
 }
 
-// Returns the time of attention's FLOPs with heads of this width, over that with heads of 128: as measured on an H200
-// for heads of 64 and 256 by cuDNN 9.19, and of 256 and 512 by our own kernels (dev/gpu_speed.md)
+// Returns (time of attention's FLOPs with heads of this width) / (time with heads of 128). Measured on an H200 for
+// heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md).
 static double head_slowness(size_t HD, int library, int backward) {
     if (!library) return HD <= 128 ? 1 : HD <= 256 ? (backward ? 1.25 : 1) : backward ? 1.66 : 1.31;
     if (HD <= 64) return backward ? 1.73 : 1.48;
     return HD > 128 && backward ? 1.65 : 1;
 }
 
-// Keys beside a window that a kernel computes for a query on average, as part of a tile: measured on an H200
+// Keys outside a window that a kernel computes for a query on average, as part of a tile: measured on an H200
 #define WINDOW_EDGE 128.0
 
-// Counts products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv.
+// Counts products of length HD for each pair and query head: q k^T, p v; in backward q k^T, dp, dq, dk, dv.
 static void dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;
@@ -168,7 +168,7 @@ static void dry_received(size_t n, size_t keys, size_t NH, size_t NKV, size_t HD
     dry_move((n * NH + keys * NKV) * HD, dry.stored);
 }
 
-// Counts the chunked form: products of blocks of DELTA_BLOCK tokens; triangular matrices count half.
+// Counts the chunked form: products of blocks of DELTA_BLOCK tokens. Triangular matrices count half.
 static void dry_delta(const DeltaShape *shape, DeltaWork work, int transfer) {
     static const double launches[] = {3, 3, 6, 3};
     const double n = (double)delta_rows(shape), elements = (double)(delta_channels(shape) + shape->HV * shape->V);
@@ -219,10 +219,10 @@ static int dry_graph_end(void) { return 0; }
 static void dry_graphs_forget(void) {}
 static void dry_attention_choose(AttentionChoice choice) {
     dry.attention = choice;
-    ops_device->attention_choose(choice); // scratch is planned by its sizes
+    ops_device->attention_choose(choice); // scratch is planned with the linked op set's sizes
 }
 
-static Ops dry_ops; // of the plan being made
+static Ops dry_ops; // op set of the current plan
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter" // counting needs no values
@@ -249,8 +249,8 @@ static size_t dry_gpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t 
     return gpu_attention_scratch(dry.attention, dry.stored, n, NH, NKV, HD);
 }
 
-// Returns the op set for a plan in `stored`, with its counts at zero. ridge: see DryCount. gpu: scratch is that of op
-// set "cuda" with cuDNN, else of the linked one
+// Returns the op set for a plan with elements of type `stored`, with its counts at zero. ridge: see DryCount. gpu:
+// scratch is sized for op set "cuda" with cuDNN, else for the linked op set
 static Ops ops_dry(DType stored, const Arena *arena, double ridge, int gpu) {
     Ops ops = *ops_device;
     memset(&dry, 0, sizeof(dry));

@@ -1,7 +1,7 @@
 /*
 The ops of ops.h in double, one element at a time, written only from the formulas of their comments. The verb `doctor`
-and the tests compare op sets with it. Parameters, the write contract and allowed aliases are the op's; scratch is not
-used. test_ops.c compares each backward with central differences of its forward.
+and the tests compare op sets with it. Parameters, write contract and allowed aliases are the same as the op's; scratch
+is not used. test_ops.c compares each backward with central differences of its forward.
 */
 #ifndef LLMC_OPS_REFERENCE_H
 #define LLMC_OPS_REFERENCE_H
@@ -150,7 +150,7 @@ static void reference_dropout(double *out, const double *in, size_t n, size_t wi
 }
 
 // ---- rotary position embedding, in place ----------------------------------------------------------------------------
-// The angle, its cosine and sine, their products with factor, and the queries' scale are rounded to fp32.
+// Rounds the angle, its cosine and sine, their products with factor, and the queries' scale to fp32.
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                            size_t HD, size_t R, Rotation how, int back) {
     const size_t half = R / 2, step = how.interleaved ? 2 : 1, apart = how.interleaved ? 1 : half;
@@ -177,7 +177,7 @@ static size_t attention_first_key(Spans spans, size_t s, size_t t) {
     return first;
 }
 
-// Computes a query's probabilities over keys [first, end) into p[end - first]; returns log sum exp.
+// Computes a query's probabilities over keys [first, end) into p[end - first]. Returns log sum exp of its scores.
 static double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t key_head,
                             const AttentionShape *a) {
     size_t count = end - first;
@@ -202,7 +202,7 @@ static double *attention_memory(Spans spans) {
     return (double *)checked_malloc(most * sizeof(double), "the reference of attention");
 }
 
-// Computes one range of keys; the reference ignores shape->accumulate.
+// Computes one range of keys. The reference ignores shape->accumulate.
 static void reference_attention_forward(double *out, double *lse, const double *q, const double *k, const double *v,
                                         const AttentionShape *a, void *scratch) {
     const Spans spans = a->spans;
@@ -227,8 +227,9 @@ static void reference_attention_forward(double *out, double *lse, const double *
     free(p);
 }
 
-// With s = scale q k, p = exp(s - lse), out = p v: dv += p dout, ds = p (dout v - dout out), dq, dk += scale ds k, q.
-// out and lse are inputs, as in the op, so that their rounding affects both sides alike. lse NULL: without sinks
+// With s = scale q k, p = exp(s - lse), out = p v: dv += p dout, ds = p (dout v - dout out), dq += scale ds k, dk +=
+// scale ds q. out and lse are inputs, as in the op, so that their rounding affects both sides equally. lse NULL:
+// without sinks
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
                                          const double *q, const double *k, const double *v, const double *lse,
                                          const AttentionShape *a, void *scratch) {
@@ -293,8 +294,8 @@ static void reference_sink_backward(double *dsinks, const double *dout, const do
 // ---- activations ----------------------------------------------------------------------------------------------------
 static double logistic(double x) { return x >= 0.0 ? 1.0 / (1.0 + exp(-x)) : exp(x) / (1.0 + exp(x)); }
 
-// Returns z, the argument of GELU's tanh. By the sigmoid s: (1 + tanh z) / 2 = s(2z) and (1 - tanh^2 z) / 2 = 2 s(2z)
-// s(-2z), which do not cancel if tanh z is near -1 or 1.
+// Returns z, the argument of GELU's tanh. With the sigmoid s: (1 + tanh z) / 2 = s(2z) and (1 - tanh^2 z) / 2 = 2 s(2z)
+// s(-2z). These do not cancel if tanh z is near -1 or 1.
 static double gelu_inner(double x) { return sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x); }
 
 static double gelu_of(double x) { return x * logistic(2.0 * gelu_inner(x)); }
@@ -306,7 +307,7 @@ static double gelu_slope(double x) {
 }
 static double silu_slope(double x) { return logistic(x) + silu_of(x) * (1.0 - logistic(x)); }
 
-// What an element of out is made of: its gate and up and where they are; up is 1 without one
+// Inputs of one output: gate, up (1 without gate) and their indices
 typedef struct {
     size_t gate_at, up_at;
     double gate, up;
@@ -352,7 +353,8 @@ static void reference_activation_backward(double *din, const double *dout, const
 }
 
 // ---- loss head ------------------------------------------------------------------------------------------------------
-// Returns log sum exp((logit - *largest) / temperature); *largest stays apart, as adding it would lose digits.
+// Returns log sum exp((logit - *largest) / temperature). *largest is returned separately, because adding it would lose
+// digits.
 static double row_logsumexp(const double *logits, size_t V, double temperature, double *largest) {
     double sum = 0.0;
     *largest = -INFINITY;
@@ -361,12 +363,12 @@ static double row_logsumexp(const double *logits, size_t V, double temperature, 
     return log(sum);
 }
 
-// Infinite logits stay infinite.
+// Returns the capped logit. Infinite logits stay infinite.
 static double capped_to(double logit, double cap) {
     return cap > 0.0 && isfinite(logit) ? cap * tanh(logit / cap) : logit;
 }
 
-// A row without a target has gradient 0, whatever its weight.
+// Computes log-probabilities and gradients. A row without a target has gradient 0, whatever its weight.
 static void reference_logprob(double *logp, double *entropy, double *logits, const int32_t *targets,
                               const double *weight, size_t n, size_t V, size_t stride, Temperature temperature) {
     const double T = temperature.divisor, cap = temperature.cap;
@@ -400,7 +402,7 @@ static int reference_likelier(const void *a, const void *b) {
     return x->logit > y->logit ? -1 : x->logit < y->logit ? 1 : x->id < y->id ? -1 : 1;
 }
 
-// token[V] is scratch
+// Draws a token of a row. token[V] is scratch
 static int32_t reference_draw_row(ReferenceToken *token, const double *logits, double uniform, size_t V,
                                   const SamplingSettings *s) {
     const double T = s->temperature;
@@ -410,7 +412,7 @@ static int32_t reference_draw_row(ReferenceToken *token, const double *logits, d
         if (!isfinite(logits[i])) return -1 - (int32_t)i;
         token[i].logit = logits[i], token[i].id = (int32_t)i;
     }
-    qsort(token, V, sizeof(*token), reference_likelier); // of the logits without a cap, which keeps their order
+    qsort(token, V, sizeof(*token), reference_likelier); // sorts logits without the cap, which keeps their order
     if (T == 0.0) return token[0].id;
     for (i = 0; i < V; i++) token[i].logit = capped_to(token[i].logit, s->cap);
     largest = token[0].logit;
@@ -419,7 +421,7 @@ static int32_t reference_draw_row(ReferenceToken *token, const double *logits, d
         held += exp((token[i].logit - largest) / T);
         if (held >= s->top_p * whole) count = i + 1, whole = held;
     }
-    for (i = 0; s->top_p >= 1.0 && count == V && i < V; i++) // all tokens, by falling ids
+    for (i = 0; s->top_p >= 1.0 && count == V && i < V; i++) // without limits: all tokens, by falling ids
         token[i].id = (int32_t)(V - 1 - i), token[i].logit = capped_to(logits[V - 1 - i], s->cap);
     for (i = 0, held = 0.0; i + 1 < count; i++)
         if ((held += exp((token[i].logit - largest) / T)) > uniform * whole) break;
@@ -436,7 +438,7 @@ static void reference_draw(int32_t *token, const double *logits, const double *u
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
 static void reference_round_sums(double *out, const double *in, size_t count) {
-    memcpy(out, in, count * sizeof(double)); // the comparison rounds
+    memcpy(out, in, count * sizeof(double)); // does not round here; the comparison does
 }
 
 static void reference_widen(double *out, const double *in, size_t count) {
@@ -465,7 +467,7 @@ static void reference_gradient_add(double *gradient, DType type, const double *i
 }
 
 // ---- AdamW (Loshchilov and Hutter 2019, algorithm 2, with the decay scaled by the learning rate) --------------------
-// Updates *m and *v; returns the change of w.
+// Updates *m and *v. Returns the change of w.
 static double reference_adamw(double w, double *m, double *v, double gradient, const AdamW *step) {
     double g = gradient * step->gradient_scale;
     *m = step->beta1 * *m + (1.0 - step->beta1) * g;

@@ -1,6 +1,6 @@
 /*
-The ops of experts in double, like those of ops_reference.h: only from the formulas of op_list.h. A choice counts, for
-each expert, those that go before it. The router's gradient goes through scores, one factor at a time.
+The ops of experts in double, written like ops_reference.h only from the formulas of op_list.h. To choose experts it
+counts, for each expert, the experts that precede it. The router's gradient goes through scores, one factor at a time.
 */
 #ifndef LLMC_OPS_REFERENCE_EXPERTS_H
 #define LLMC_OPS_REFERENCE_EXPERTS_H
@@ -12,8 +12,8 @@ static void reference_router_logits(double *logits, const double *x, const doubl
     reference_linear_forward(logits, x, weight, bias, accumulate ? logits : NULL, n, C, E, E);
 }
 
-// Returns how many of the numbers [begin, end) go before number `which`: a higher value, or an equal one at a lower
-// index. open (may be NULL): those that count.
+// Returns how many of the numbers [begin, end) precede number `which`: a number precedes it if it is higher, or equal
+// with a lower index. open (may be NULL): marks the numbers that count
 static size_t reference_rank(const double *value, size_t begin, size_t end, size_t which, const int *open) {
     size_t before = 0;
     for (size_t i = begin; i < end; i++)
@@ -47,7 +47,7 @@ static void reference_router_choose(uint16_t *route, const double *logits, const
     free(score), free(open);
 }
 
-// score[E] of a token: p = softmax(z) of all, or s = 1 / (1 + exp(-z)). Returns log(sum_e exp z_e).
+// Computes score[E] of a token: p = softmax(z) over all experts, or s = 1 / (1 + exp(-z)). Returns log(sum_e exp z_e).
 static double reference_scores(double *score, const double *z, size_t E, RouterKind kind) {
     double largest;
     const double lse = row_logsumexp(z, E, 1.0, &largest);
@@ -59,7 +59,7 @@ static size_t reference_expert(const uint16_t *route, size_t k, size_t t, size_t
     return route ? route[t * k + j] : j;
 }
 
-// Returns what a token's weights are divided by.
+// Returns the divisor of a token's weights.
 static double reference_divisor(const double *score, const uint16_t *route, size_t t, const RouterShape *shape) {
     double sum = shape->kind == ROUTER_SIGMOID ? 1e-20 : 0.0;
     for (size_t j = 0; j < shape->k; j++) sum += score[reference_expert(route, shape->k, t, j)];

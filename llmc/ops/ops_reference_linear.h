@@ -1,6 +1,6 @@
 /*
-The ops of linear attention and of the gate of attention's output in double, one element at a time: as in
-ops_reference.h, only from the formulas of op_list.h. The delta rule goes token by token.
+The ops of linear attention and of the gate of attention's output in double, one element at a time. Like ops_reference.h
+they are written only from the formulas of op_list.h. The delta rule goes token by token.
 */
 #ifndef LLMC_OPS_REFERENCE_LINEAR_H
 #define LLMC_OPS_REFERENCE_LINEAR_H
@@ -32,7 +32,7 @@ static void reference_gate_backward(double *dx, double *dgate, const double *dou
 }
 
 // ---- linear attention: the convolution ------------------------------------------------------------------------------
-// Returns x of token t, counted from the span's first: a row of the call or of columns; NULL: before the document.
+// Returns x of token t, counted from the span's first token: a row of the call or of columns; NULL: before the document
 static const double *conv_token(const double *x, const double *columns, const DeltaShape *shape, const Span *span,
                                 ptrdiff_t t) {
     if (t < (ptrdiff_t)span->document - (ptrdiff_t)span->begin) return NULL;
@@ -61,7 +61,7 @@ static void reference_conv_forward(double *out, double *columns, const double *x
         for (size_t t = 0; t < n; t++)
             for (size_t c = 0; c < W; c++)
                 out[(span->row + t) * W + c] = silu_of(conv_of(x, own, weight, shape, span, t, c));
-        for (size_t j = 0; j + 1 < taps; j++) { // a row of columns is read before it is overwritten
+        for (size_t j = 0; j + 1 < taps; j++) { // row j of columns is read before it is overwritten
             const double *row = conv_token(x, own, shape, span, (ptrdiff_t)(n + j + 1) - (ptrdiff_t)taps);
             for (size_t c = 0; c < W; c++) own[j * W + c] = row ? row[c] : 0.0;
         }
@@ -73,7 +73,7 @@ static void reference_conv_backward(double *dx, double *dweight, double *dcolumn
                                     void *scratch) {
     const size_t W = delta_channels(shape), taps = shape->taps, n = delta_rows(shape);
     const Span *const first = shape->spans.span;
-    // gradients of the taps - 1 tokens before the call, then of its own
+    // gradients of the taps - 1 tokens before the call, then of the call's own tokens
     double *d = (double *)checked_calloc((n + taps - 1) * W, sizeof(double), "gradients of a convolution");
     (void)scratch;
     for (size_t i = 0; i < (taps - 1) * W; i++) d[n * W + i] = dcolumns[i];
@@ -96,14 +96,14 @@ static void reference_conv_backward(double *dx, double *dweight, double *dcolumn
 }
 
 // ---- linear attention: the gated delta rule, token by token ---------------------------------------------------------
-// A token's row for one value head, and the gradients of its gates
+// A token's row for one value head, and the gradients of the head's gates at this token
 typedef struct {
     const double *q, *k, *v; // rows of x
     double q_scale, k_scale; // factors of q and k
     double beta, decay, log_decay;
     double slope; // d log decay / d (a + dt_bias)
     double dbeta, dlog_decay;
-    int begins; // the token begins a document
+    int begins; // 1: the token begins a document
 } RuleRow;
 
 static double inverse_length(const double *x, size_t K) {
@@ -112,7 +112,7 @@ static double inverse_length(const double *x, size_t K) {
     return 1.0 / sqrt(squares + 1e-6);
 }
 
-// Makes a value head's rows of a call; the caller frees them.
+// Makes a value head's rows of a call. The caller frees them.
 static RuleRow *rule_rows_of(const double *x, const double *b, const double *a, const double *A_log,
                              const double *dt_bias, const DeltaShape *shape, size_t head) {
     const size_t K = shape->K, HK = shape->HK, key = head / (shape->HV / HK);
@@ -171,11 +171,11 @@ static void reference_delta_forward(double *out, double *state, double *transfer
     }
 }
 
-// Backward through rule_step and out = S^T q for column j. dS[K]: in, the gradient of the column after a token; out, of
-// that before it. before: the column before it (NULL: only dS is computed). d = dout[j]; dq, dk: gradients of the
-// scaled q and k. With S the column after the token, D = decay before, u = beta (v - D^T k):
-//     dS += q d;   du = dS^T k;   dD = dS - beta du k
-//     dq += S d;   dk += u dS - beta du D;   dv = beta du;   dbeta += du (v - D^T k);   dlog_decay += dD^T D
+// Runs backward through rule_step and out = S^T q for column j. dS[K]: in, the gradient of the column after a token;
+// out, before the token. before: the column before the token (NULL: computes only dS). d = dout[j]; dq, dk: gradients
+// of the scaled q and k. With S the column after the token, D = decay before, u = beta (v - D^T k):
+//         dS += q d;   du = dS^T k;   dD = dS - beta du k
+//         dq += S d;   dk += u dS - beta du D;   dv = beta du;   dbeta += du (v - D^T k);   dlog_decay += dD^T D
 static double rule_step_back(double *dS, RuleRow *row, const double *before, double *dq, double *dk, double v, double d,
                              size_t K) {
     double du = 0.0, product = 0.0;
@@ -197,7 +197,7 @@ static double rule_step_back(double *dS, RuleRow *row, const double *before, dou
     return row->beta * du;
 }
 
-// dx[K] += the gradient of x for y = scale x, scale proportional to 1 / sqrt(sum of squares + 1e-6)
+// Adds to dx[K] the gradient of x for y = scale x, with scale proportional to 1 / sqrt(sum of squares + 1e-6).
 static void rule_scale_back(double *dx, const double *dy, const double *x, double scale, size_t K) {
     double product = 0.0;
     const double inverse = inverse_length(x, K);
@@ -205,7 +205,8 @@ static void rule_scale_back(double *dx, const double *dy, const double *x, doubl
     for (size_t i = 0; i < K; i++) dx[i] += scale * (dy[i] - x[i] * product * inverse * inverse);
 }
 
-// Computes the gradients of a head's gates, and of q and k from those of the scaled q and k, dqk[n,2K].
+// Computes the gradients of a head's gates. Also computes the gradients of q and k from dqk[n,2K], the gradients of the
+// scaled q and k.
 static void rule_rows_back(double *dx, double *db, double *da, double *dA_log, double *ddt_bias, const RuleRow *rows,
                            const double *dqk, const double *x, const DeltaShape *shape, size_t head) {
     const size_t K = shape->K;
@@ -220,7 +221,8 @@ static void rule_rows_back(double *dx, double *db, double *da, double *dA_log, d
     }
 }
 
-// Columns of a state are independent: each runs forward, keeping column[n,K] before every token, then backward.
+// Runs columns of a state one by one, since they are independent: forward, keeping column[n,K] before every token, then
+// backward.
 static void reference_delta_backward(double *dx, double *db, double *da, double *dA_log, double *ddt_bias,
                                      double *dstate, const double *dout, const double *x, const double *b,
                                      const double *a, const double *A_log, const double *dt_bias, const double *state,

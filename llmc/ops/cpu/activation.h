@@ -15,7 +15,7 @@ digits, where 1 + tanh would cancel. Clamped, with y = g s(alpha g): y (u + 1), 
 #include "simd_math.h"
 #include "llmc/ops/formulas.h"
 
-// out[FF] = act(gate) * up; up NULL: nothing gates. gelu: a constant once inlined; 0: silu.
+// Computes out[FF] = act(gate) * up; up NULL: out = act(gate). gelu: 1 GELU, 0 SiLU; a constant once inlined
 VECTOR_INLINE void activate(floatX *out, const floatX *gate, const floatX *up, size_t FF, const int gelu) {
     for (size_t i = 0; i < FF; i += VECTOR_LANES) {
         const Vector g = vector_load_first(gate + i, FF - i, 0);
@@ -41,7 +41,7 @@ VECTOR_INLINE void activate_back(floatX *dgate, floatX *dup, const floatX *dout,
 }
 
 // ---- clamped: gate and up in turn ---------------------------------------------------------------------------------
-// Vectors of gate and up, and both clamped
+// Vectors of gate and up, and both after clamping
 typedef struct {
     Vector gate, up, g, u;
 } Clamped;

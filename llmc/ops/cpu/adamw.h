@@ -26,7 +26,8 @@ static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v,
         floatS g = f.gradient_scale * gradient[i];
         floatS new_m = f.beta1 * m[i] + f.one_minus_beta1 * g;
         floatS new_v = f.beta2 * v[i] + f.one_minus_beta2 * g * g;
-        // One small update is subtracted: a factor 1 - decay would be rounded, at usual rates by several percent.
+        // Subtracts one small update, because a factor 1 - decay would be rounded: an error of several percent at usual
+        // rates.
         w[i] -= f.decay * w[i] + f.rate * new_m / (square_root(new_v) * f.root_correction + f.epsilon);
         m[i] = new_m;
         v[i] = new_v;
@@ -35,8 +36,8 @@ static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v,
 
 // ---- stochastic rounding to bf16 ------------------------------------------------------------------------------------
 
-// Adds 16 random bits below the last kept bit, then truncates; infinities and NaN are rounded to nearest. first: index
-// of out[0] among the elements that share the key.
+// Adds 16 random bits below the last kept bit, then truncates. Infinities and NaN are rounded to nearest. first: index
+// of out[0] among the elements that share the key
 static void round_stochastically(uint16_t *out, const floatS *in, size_t count, uint64_t key, uint32_t first) {
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {
@@ -47,7 +48,7 @@ static void round_stochastically(uint16_t *out, const floatS *in, size_t count, 
     }
 }
 
-// Does block_close for AdamW's tensors, rounding bf16 stochastically.
+// Does block_close for AdamW's tensors, with stochastic rounding of bf16.
 static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values,
                         const AdamWFactors *f, int role) {
     const size_t place = f->first + begin;
@@ -60,9 +61,10 @@ static void adamw_close(void *memory, DType type, size_t begin, size_t count, co
 
 // ---- moments in 8 bits ----------------------------------------------------------------------------------------------
 /*
-As in bitsandbytes' AdamW8bit on a CPU (arXiv 2110.02861): a moment is a code of the dynamic map, m's with sign, v's
-without, times its block's scale, the largest magnitude. The step above uses decoded moments. The new moments get new
-scales and are encoded to nearest; the weights are updated from them before that rounding.
+Moments in 8 bits, as in bitsandbytes' AdamW8bit on a CPU (arXiv 2110.02861). A moment is a code of the dynamic map
+times its block's scale, the largest magnitude; m's codes have a sign, v's have none. The step above uses decoded
+moments. The new moments get new scales and are encoded to nearest; the weights are updated from the moments before this
+rounding.
 */
 static void moments_decode(floatS *out, const QuantScales *s, const uint8_t *codes, float scale, size_t count) {
     for (size_t i = 0; i < count; i++) out[i] = (floatS)(s->map[codes[i]] * scale);
@@ -87,7 +89,7 @@ static float moments_encode(uint8_t *codes, const QuantScales *s, const floatS *
 #pragma omp simd // a separate loop: the product is rounded before 1 is added
     for (size_t i = 0; i < count; i++) {
         const float at = (value[i] + 1) * 32767.5f + 0.5f;
-        point[i] = at > 0 ? (at < QUANT_GRID - 1 ? (int32_t)at : QUANT_GRID - 1) : 0; // NaN: 0
+        point[i] = at > 0 ? (at < QUANT_GRID - 1 ? (int32_t)at : QUANT_GRID - 1) : 0; // NaN becomes 0
     }
     for (size_t i = 0; i < count; i++) codes[i] = s->nearest[point[i]];
     return most;
@@ -119,14 +121,15 @@ static void adamw_in_8_bits(void *weights, DType weights_type, const void *gradi
 static void cpu_adamw(Stored *w_, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                       DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors factors = adamw_factors(step);
-    void *weights = master ? (void *)master : (void *)w_;    // the weights that are updated
+    void *weights = master ? (void *)master : (void *)w_;    // the weights to update
     DType weights_type = master ? DTYPE_FP32 : FLOATX_DTYPE; // NOLINT(bugprone-branch-clone): equal in fp32 builds
     if (moment_type == DTYPE_INT8) {
         adamw_in_8_bits(weights, weights_type, gradient, gradient_type, (uint8_t *)m, (uint8_t *)v, count, step,
                         master ? (floatX *)w_ : NULL);
         return;
     }
-    const size_t before = step->first % BLOCK_ELEMENTS; // blocks are the parameter's, whichever part this is
+    const size_t before = step->first % BLOCK_ELEMENTS; // blocks count from the parameter's first element, whichever
+                                                        // part this is
     size_t blocks = block_count(before + count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (size_t b = 0; b < blocks; b++) {

@@ -5,11 +5,11 @@ once for all query heads that read it. The arithmetic is in attention_block.h, f
 pairs blocks and fixes the order of sums.
 
 Threads take the tasks of attention_tasks.h; sums over tasks have a fixed order. So no result depends on which thread
-did what, and forward depends neither on the chunk nor on the number of threads.
+ran a task. Forward depends neither on the chunk nor on the number of threads.
 
 Backward needs the last digits of a row's output, a sum over keys: delta = dout . out is subtracted from every dout . v.
-So it is summed in steps: over a block's keys, FOLD_BLOCKS blocks, all. No step has more than 128 additions up to 10^6
-keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of the weights is double.
+So out is summed in three steps: over a block's keys, over FOLD_BLOCKS blocks, over all of these. No step has more than
+128 additions up to 10^6 keys (with AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of the weights is double.
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
@@ -27,8 +27,8 @@ keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of the weights is d
 // One thread's packed blocks
 typedef struct {
     floatS *q;                // [rows][width]
-    floatS *dout;             // [rows][width]  forward: the folded part of the unfinished output
-    floatS *out;              // [rows][width]  forward: the rest of it; backward: out, then dq
+    floatS *dout;             // [rows][width] forward: the folded part of the unfinished output
+    floatS *out;              // [rows][width] forward: the part that is not folded yet; backward: out, then dq
     floatS *keys;             // [BLOCK_KEYS][width]  k or v
     floatS *kt, *vt;          // [width][SCORE_STRIDE]  their transposes
     floatS *dk, *dv;          // [BLOCK_KEYS][width]
@@ -40,7 +40,7 @@ typedef struct {
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 
-// Cuts a thread's share from `base` and returns its size in elements; with base NULL only the size means anything.
+// Cuts a thread's share from `base` and returns its size in elements. base NULL: only the size is meaningful.
 static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
     size_t used = 0;
@@ -63,7 +63,7 @@ static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size
     return used;
 }
 
-// Returns the size of a backward phase's counters.
+// Returns the size of the progress counters of backward's phases.
 static size_t progress_size(size_t tasks) { return round_up((2 * tasks + 2) * sizeof(unsigned), 64) / sizeof(floatS); }
 
 static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
@@ -76,7 +76,7 @@ static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) 
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-// Which of keys [key, key + keys) the rows [row, row + rows) of a query block see (attention_block.h)
+// Which of keys [key, key + keys) are seen by rows [row, row + rows) of a query block (attention_block.h)
 typedef struct {
     size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
 } Sight;
@@ -91,7 +91,8 @@ static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row,
     }
 }
 
-// Returns the keys of a block, aligned to the document's start: sums hardly depend on where the query block begins.
+// Returns the number of keys in a block. Blocks are aligned to the document's start, so sums hardly depend on where the
+// query block begins.
 static size_t block_keys(QueryBlock b, KeyRange keys, size_t key) {
     return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, keys.end - key);
 }
@@ -108,7 +109,7 @@ static size_t first_row(QueryBlock b, size_t key, size_t group) {
     return row - row % TILE_ROWS;
 }
 
-// Returns the index of row r among all rows [n][NH] of q, out, dout, dq and lse.
+// Returns the index of row r of a block among all rows [n][NH] of q, out, dout, dq and lse.
 static size_t row_place(const Attention *a, QueryBlock b, size_t r) {
     return (b.place + r / a->group) * a->NH + b.head * a->group + r % a->group;
 }
@@ -139,7 +140,7 @@ static void forward_keys(floatS *folded, const Attention *a, QueryBlock b, size_
     }
 }
 
-// dk or dv += scale * a packed block
+// Adds scale * a packed block to dk or dv.
 static void add_keys(floatS *dk, const floatS *block, const Attention *a, size_t head, size_t key, size_t keys,
                      double scale) {
     for (size_t j = 0; j < keys; j++) {
@@ -149,7 +150,7 @@ static void add_keys(floatS *dk, const floatS *block, const Attention *a, size_t
     }
 }
 
-// Packs a query block for backward: q (to base 2), dout, lse (to base 2) and delta = dout . out
+// Packs a query block for backward: q (scores to base 2), dout, lse (to base 2) and delta = dout . out
 static void open_queries(const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group;
     pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
@@ -162,7 +163,7 @@ static void open_queries(const Attention *a, QueryBlock b, const AttentionScratc
     for (size_t r = rows; r < round_up(rows, TILE_ROWS); r++) s->lse[r] = s->delta[r] = 0;
 }
 
-// dK, dV += and dq[rows][width] += (unscaled): a query block against keys [key, key + keys)
+// Runs a query block backward against keys [key, key + keys): adds to dK, dV, and to dq[rows][width], unscaled.
 static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t key, size_t keys,
                           const AttentionScratch *s) {
     const size_t HD = a->HD, width = packed_width(HD), last = end_row(a, b, key, keys);
@@ -192,7 +193,7 @@ static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t k
 
 #if defined(ATTENTION_AMX)
 static void pack_queries_amx(floatS *block, const floatX *x, const Attention *a, QueryBlock b, double scale) {
-    (void)scale; // applied to the scores
+    (void)scale; // scale is applied to the scores
     amx_pack((floatX *)block, x + row_place(a, b, 0) * a->HD, b.end - b.begin, a->group, a->NH * a->HD, a->HD);
 }
 
@@ -221,7 +222,7 @@ static void forward_keys_amx(floatS *folded, const Attention *a, QueryBlock b, s
     amx_end();
 }
 
-// dk or dv += scale * the transpose of a block[HD][BLOCK_KEYS]
+// Adds scale * the transpose of block[HD][BLOCK_KEYS] to dk or dv.
 static void add_keys_amx(floatS *dk, const floatS *block, const Attention *a, size_t head, size_t key, size_t keys,
                          double scale) {
     floatS square[VECTOR_LANES * VECTOR_LANES];
@@ -235,7 +236,7 @@ static void add_keys_amx(floatS *dk, const floatS *block, const Attention *a, si
         }
 }
 
-// Packs rows of q and dout and, after them, each AMX_SIDE of them transposed; lse (to base 2) and delta.
+// Packs rows of q and dout, followed by every AMX_SIDE of them transposed; also lse (to base 2) and delta.
 static void open_queries_amx(const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t HD = a->HD, rows = (b.end - b.begin) * a->group, all = round_up(rows, AMX_SIDE);
     floatX *q = (floatX *)s->q, *dout = (floatX *)s->dout;
@@ -256,7 +257,7 @@ static void backward_keys_amx(floatS *dq, const Attention *a, QueryBlock b, size
     const size_t rows = round_up((b.end - b.begin) * a->group, AMX_SIDE), padded = round_up(keys, AMX_SIDE);
     const size_t first = first_row(b, key, a->group);
     floatX *packed = (floatX *)s->keys, *q = (floatX *)s->q, *dout = (floatX *)s->dout;
-    floatS *pairs = s->keys + BLOCK_KEYS * width - BLOCK_KEYS / 2 * HD; // k with rows in pairs
+    floatS *pairs = s->keys + BLOCK_KEYS * width - BLOCK_KEYS / 2 * HD; // k, its rows interleaved in pairs
     Sight sight;
     amx_transpose(s->vt, pack_keys_amx(s->keys, a->v, a, b.head, key, keys), padded, HD);
     amx_transpose(s->kt, pack_keys_amx(s->keys, a->k, a, b.head, key, keys), padded, HD);
@@ -303,11 +304,11 @@ static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, Q
     return s->dout;
 }
 
-// Writes out and lse from the folded part, if any, and the rest. A row without a key has sum 0.
+// Stores out and lse from the folded part, if any, and the unfolded part. A row without a key has sum 0.
 static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
                        const AttentionScratch *s) {
     const floatS *parts = folded ? folded : s->out;
-    out.accumulate = 0; // the rows include it already
+    out.accumulate = 0; // the rows include the old result already
     for (size_t r = 0; r < (b.end - b.begin) * a->group; r++) {
         const size_t place = row_place(a, b, r);
         block_unpack(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
@@ -344,7 +345,7 @@ static void backward_block(floatS *dq, const Attention *a, QueryBlock b, KeyRang
     }
 }
 
-// dq = scale * the sum of the segments' partial sums, `stride` elements apart
+// Stores dq = scale * the sum of the segments' partial sums, which are `stride` elements apart.
 static void close_queries(RowResult dq, const floatS *part, size_t stride, size_t segments, const Attention *a,
                           QueryBlock b) {
     for (size_t r = 0; r < (b.end - b.begin) * a->group; r++)
@@ -358,7 +359,7 @@ static RowResult result_rows(void *rows, const AttentionShape *shape) {
     return shape->partial ? sums : stored;
 }
 
-// Counts the query-key pairs of all spans.
+// Returns the number of query-key pairs of all spans.
 static double call_pairs(const AttentionShape *shape) {
     double pairs = 0;
     for (size_t i = 0; i < shape->spans.count; i++)
@@ -401,7 +402,7 @@ static void cpu_attention_forward(void *out, Summed *lse, const Stored *q, const
     }
 }
 
-// Runs a whole document backward for one key/value head: no other thread adds to its dk and dv.
+// Runs a whole document backward for one key/value head. No other thread adds to its dk and dv.
 static void backward_document(RowResult dq, const Attention *a, Span span, size_t head, size_t size,
                               const AttentionScratch *s) {
     for (size_t begin = span.begin; begin < span.end; begin += size) {
@@ -411,21 +412,21 @@ static void backward_document(RowResult dq, const Attention *a, Span span, size_
     }
 }
 
-// Progress of the phases, for waiting tasks. done[parity][task]: 1 + the number of the last phase of this parity whose
-// task is done. closed[parity]: closing tasks done of such phases
+// Progress of the phases, on which tasks wait. done[parity][task]: 1 + the number of the last phase of this parity that
+// finished this task. closed[parity]: closing tasks finished in phases of this parity
 typedef struct {
-    floatS *parts[2]; // [segments][NKV][part] of partial dQ
+    floatS *parts[2]; // [segments][NKV][part] partial sums of dQ
     size_t part;
     unsigned *done[2], *closed;
 } Progress;
 
-// Waits for another thread's *count to reach `least`: seldom, and not for long.
+// Waits until another thread's *count reaches `least`. Waits are rare and short.
 static void wait_for(const unsigned *count, size_t least) {
     for (size_t spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; spins++)
         if (spins > 1000) sched_yield();
 }
 
-// Runs a segment's task; attention_tasks.h says what it waits for.
+// Runs a segment's task; attention_tasks.h says which tasks it waits for.
 static void backward_segment(const Attention *a, const Phases *p, size_t task, const Progress *progress,
                              const AttentionScratch *s) {
     const size_t parity = p->number % 2;
@@ -442,7 +443,7 @@ static void backward_segment(const Attention *a, const Phases *p, size_t task, c
     __atomic_store_n(&progress->done[parity][task], (unsigned)p->number + 1, __ATOMIC_RELEASE);
 }
 
-// Closes the last phase for some tokens of a head.
+// Closes the previous phase for some tokens of a head: adds up its partial dQ.
 static void backward_close(RowResult dq, const Attention *a, const Phases *p, size_t task, const Progress *progress) {
     const size_t parity = (p->number - 1) % 2, head = task % a->NKV, slice = task / a->NKV, part = progress->part;
     const size_t tokens = p->last.block.end - p->last.block.begin;

@@ -9,9 +9,9 @@ The right operand of a tile product has its rows in pairs: word [i][j] holds ele
     out = weights v       dq = dscores k            v and k with rows in pairs
     dv^T = dout^T weights dk^T = q^T dscores        weights and dscores with rows in pairs, q and dout transposed
 
-Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; so must HD be.
+Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; HD must be one, too.
 
-An Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: about 4 times the rate of the fp32 tiles.
+Measured on an Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: about 4 times the rate of the fp32 tiles.
 */
 #ifndef LLMC_CPU_ATTENTION_AMX_H
 #define LLMC_CPU_ATTENTION_AMX_H
@@ -21,9 +21,9 @@ An Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: about 4 times the 
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AMX_SIDE 32 // rows and columns of a result, 2 x 2 tiles, and the depth of a step
+#define AMX_SIDE 32 // rows and columns of a result of 2 x 2 tiles, and the depth of a step
 
-// Asks Linux for the use of tiles; returns 0 if it refuses or does not know them.
+// Asks Linux for permission to use tiles. Returns 0 if it refuses or does not know tiles.
 static int amx_allowed(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     static int asked, allowed;
@@ -31,7 +31,8 @@ static int amx_allowed(void) {
     return allowed;
 }
 
-// Configures eight tiles of 16 rows of 64 bytes, in each thread before its products. amx_end: cheap thread switches.
+// Configures eight tiles of 16 rows of 64 bytes; call in each thread before its products. amx_end releases them, so
+// that thread switches stay cheap.
 static void amx_begin(void) {
     static const struct {
         uint8_t palette, start_row, reserved[14];
@@ -42,12 +43,13 @@ static void amx_begin(void) {
 }
 static void amx_end(void) { _tile_release(); }
 
-// c[32][32] = (or += with accumulate) a[32][32 steps] b[32 steps][32]; strides in bytes; b's rows in pairs
+// Computes c[32][32] = (or += with accumulate) a[32][32 steps] b[32 steps][32]. Strides are in bytes; b's rows are in
+// pairs.
 static void amx_product(floatS *c, size_t c_stride, const void *a, size_t a_stride, const void *b, size_t b_stride,
                         size_t steps, int accumulate) {
     const char *left = (const char *)a, *right = (const char *)b;
     char *out = (char *)c;
-    __asm__ volatile("" ::: "memory"); // gcc does not know that tile loads read memory stored before
+    __asm__ volatile("" ::: "memory"); // gcc does not know that tile loads read memory that was stored before
     if (accumulate) {
         _tile_loadd(0, out, c_stride);
         _tile_loadd(1, out + 64, c_stride);
@@ -77,7 +79,7 @@ static void amx_product(floatS *c, size_t c_stride, const void *a, size_t a_stri
 
 // ---- packing --------------------------------------------------------------------------------------------------------
 
-// block[rows][HD] = x, with block_pack's parameters; rows of zeros up to a multiple of AMX_SIDE.
+// Packs block[rows][HD] = x, with block_pack's parameters. Zero rows fill it up to a multiple of AMX_SIDE.
 static void amx_pack(floatX *block, const floatX *x, size_t tokens, size_t heads, size_t stride, size_t HD) {
     const size_t rows = tokens * heads;
     for (size_t r = 0; r < rows; r++)
@@ -85,7 +87,7 @@ static void amx_pack(floatX *block, const floatX *x, size_t tokens, size_t heads
     memset(block + rows * HD, 0, (round_up(rows, AMX_SIDE) - rows) * HD * sizeof(floatX));
 }
 
-// out[HD / 2][BLOCK_KEYS] = the transposed words of block[keys][HD]
+// Stores out[HD / 2][BLOCK_KEYS] = the transposed words of block[keys][HD].
 static VECTOR_FUNCTION void amx_transpose(floatS *out, const floatX *block, size_t keys, size_t HD) {
     for (size_t i = 0; i < HD / 2; i += VECTOR_LANES)
         for (size_t j = 0; j < keys; j += VECTOR_LANES)
@@ -98,13 +100,13 @@ VECTOR_INLINE Vector amx_pair(const floatX *row, size_t HD) {
     return (Vector)(low >> 16 | high);
 }
 
-// out[rows / 2][HD] = block[rows][HD], rows in pairs
+// Stores out[rows / 2][HD] = block[rows][HD] with rows in pairs.
 static VECTOR_FUNCTION void amx_pair_rows(floatS *out, const floatX *block, size_t rows, size_t HD) {
     for (size_t r = 0; r < rows; r += 2, out += HD)
         for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(out + d, amx_pair(block + r * HD + d, HD));
 }
 
-// out[rows / 32][HD][32] = block[rows][HD]: every AMX_SIDE rows transposed
+// Stores out[rows / 32][HD][32] = block[rows][HD]: every AMX_SIDE rows transposed.
 static VECTOR_FUNCTION void amx_transpose_rows(floatX *out, const floatX *block, size_t rows, size_t HD) {
     floatS square[VECTOR_LANES * VECTOR_LANES];
     for (size_t r = 0; r < rows; r += AMX_SIDE)
@@ -115,7 +117,7 @@ static VECTOR_FUNCTION void amx_transpose_rows(floatX *out, const floatX *block,
         }
 }
 
-// Returns a . b of two rows of bf16.
+// Returns the dot product a . b of two rows of bf16.
 static VECTOR_FUNCTION floatS amx_row_dot(const floatX *a, const floatX *b, size_t HD) {
     Vector sum = {0};
     for (size_t d = 0; d < HD; d += VECTOR_LANES) sum += vector_load_stored(a + d) * vector_load_stored(b + d);
@@ -124,12 +126,12 @@ static VECTOR_FUNCTION floatS amx_row_dot(const floatX *a, const floatX *b, size
 
 // ---- products: rows is a multiple of AMX_SIDE; seen and hidden as in attention_block.h ------------------------------
 
-// Returns the keys that the product of row r reads.
+// Returns how many keys the product of row r reads.
 static inline size_t amx_extent(const size_t *seen, size_t r) {
     return round_up(seen[r - r % AMX_SIDE + AMX_SIDE - 1], AMX_SIDE);
 }
 
-// scores[r][j] = a[r] . b[j]; a[rows][HD], b with transposed words
+// Computes scores[r][j] = a[r] . b[j] for a[rows][HD] and b with transposed words.
 static void amx_scores(floatS *scores, const floatX *a, const floatS *b, const size_t *seen, size_t rows, size_t HD) {
     for (size_t key = 0; key < amx_extent(seen, rows - 1); key += AMX_SIDE)
         for (size_t r = 0; r < rows; r += AMX_SIDE)
@@ -138,7 +140,8 @@ static void amx_scores(floatS *scores, const floatX *a, const floatS *b, const s
                             BLOCK_KEYS * 4, HD / 32, 0);
 }
 
-// out[r] += sum over j of weights[r][j] * b[j]; out[rows][width], rows of weights `stride` bytes apart, b in pairs
+// Adds to out[r] the sum over j of weights[r][j] * b[j]. out[rows][width]; rows of weights are `stride` bytes apart;
+// b's rows are in pairs
 static void amx_apply(floatS *out, const void *weights, size_t stride, const floatS *b, const size_t *seen, size_t rows,
                       size_t HD) {
     const size_t width = packed_width(HD);
@@ -148,8 +151,8 @@ static void amx_apply(floatS *out, const void *weights, size_t stride, const flo
                         amx_extent(seen, r) / 32, 1);
 }
 
-// out[d][j] += sum over r of b[r][d] * weights[r][j]; out[HD][BLOCK_KEYS], every 32 rows of b transposed, weights in
-// pairs: rows are 2 SCORE_STRIDE words apart
+// Adds to out[d][j] the sum over r of b[r][d] * weights[r][j]. out[HD][BLOCK_KEYS]; every 32 rows of b are transposed;
+// weights are in pairs, their rows 2 SCORE_STRIDE words apart
 static void amx_apply_transposed(floatS *out, const floatS *weights, const floatX *b, const size_t *seen, size_t rows,
                                  size_t HD) {
     for (size_t key = 0, first = 0; key < amx_extent(seen, rows - 1); key += AMX_SIDE) {
@@ -169,7 +172,8 @@ VECTOR_INLINE VectorBits amx_round(Vector low, Vector high) {
     return (VectorBits)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// Does block_largest and block_weights: scores (times scale, to base 2) become bf16 weights at the start of each row.
+// Does block_largest and block_weights with bf16 results: scores (times scale, to base 2) become weights at the start
+// of each row.
 static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
                                         const size_t *seen, const size_t *hidden, size_t rows, size_t HD,
                                         floatS scale) {
@@ -203,8 +207,8 @@ static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *fol
     }
 }
 
-// Does block_softmax_backward. Out: weights replace scores and dscores replace dweights, both with rows in pairs;
-// dscores[rows][BLOCK_KEYS] has them by rows.
+// Does block_softmax_backward with bf16 results: weights replace scores and dscores replace dweights, both with rows in
+// pairs. dscores[rows][BLOCK_KEYS] gets them by rows, too.
 static VECTOR_FUNCTION void amx_softmax_backward(floatS *scores, floatS *dweights, floatX *dscores, const floatS *lse,
                                                  const floatS *delta, const size_t *seen, const size_t *hidden,
                                                  size_t rows, floatS scale) {

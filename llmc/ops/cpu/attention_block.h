@@ -4,12 +4,12 @@ is three small matrix products, all on one register tile, and an exponential bet
 query heads of one key/value head, so a key block serves the whole group.
 
 seen[r] is the number of a block's keys up to row r's own (causality), hidden[r] the number before its window; neither
-falls with r. A tile of TILE_ROWS rows computes as many keys as its last row sees; weight 0 then masks the others. 0
-times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1 rows before it. Harmless, since a run
-with such values is stopped.
+falls with r. A tile of TILE_ROWS rows computes as many keys as its last row sees; weight 0 then masks keys that a row
+does not see. 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1 rows before it. This
+is harmless, because a run with such values is stopped.
 
-Sizes. The tile is that of tile.h. A block's keys, their transposes, dk and dv (72 KiB each for HD = 128) and the scores
-(36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were slower.
+Sizes. The tile is the one of tile.h. A block's keys, their transposes, dk and dv (72 KiB each for HD = 128) and the
+scores (36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were slower.
 */
 #ifndef LLMC_CPU_ATTENTION_BLOCK_H
 #define LLMC_CPU_ATTENTION_BLOCK_H
@@ -19,12 +19,13 @@ Sizes. The tile is that of tile.h. A block's keys, their transposes, dk and dv (
 #define BLOCK_KEYS 128
 #define BLOCK_ROWS 64
 
-// Elements from row to row of the scores, an odd number of cache lines (packed_width)
+// Elements from row to row of the scores: an odd number of cache lines (see packed_width)
 #define SCORE_STRIDE (BLOCK_KEYS + CACHE_LINE)
 
 // ---- the three products: rows is a multiple of TILE_ROWS, the packed blocks are padded to it -----------------------
 
-// scores[r][j] = a[r] . b[j] for the keys j that r's tile sees; a[rows][HD] packed, bt[HD][SCORE_STRIDE] transposed
+// Computes scores[r][j] = a[r] . b[j] for the keys j that r's tile sees. a[rows][HD] is packed, bt[HD][SCORE_STRIDE]
+// transposed.
 static VECTOR_FUNCTION void block_scores(floatS *scores, const floatS *a, const floatS *bt, const size_t *seen,
                                          size_t rows, size_t HD) {
     const size_t width = packed_width(HD), most = seen[rows - 1];
@@ -39,7 +40,8 @@ static VECTOR_FUNCTION void block_scores(floatS *scores, const floatS *a, const 
     }
 }
 
-// out[r] += sum over the keys j that r's tile sees of weights[r][j] * b[j]; out[rows][HD], b[keys][HD] packed
+// Adds to out[r] the sum over the keys j that r's tile sees of weights[r][j] * b[j]. out[rows][HD] and b[keys][HD] are
+// packed.
 static VECTOR_FUNCTION void block_apply(floatS *out, const floatS *weights, const floatS *b, const size_t *seen,
                                         size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
@@ -51,7 +53,8 @@ static VECTOR_FUNCTION void block_apply(floatS *out, const floatS *weights, cons
     }
 }
 
-// out[j] += sum over the first `rows` rows r that see key j of weights[r][j] * b[r]; here rows is exact, not rounded
+// Adds to out[j] the sum over the first `rows` rows r that see key j of weights[r][j] * b[r]. rows is exact here, not
+// rounded.
 static VECTOR_FUNCTION void block_apply_transposed(floatS *out, const floatS *weights, const floatS *b,
                                                    const size_t *seen, size_t rows, size_t HD) {
     const size_t width = packed_width(HD), most = seen[rows - 1];
@@ -67,7 +70,7 @@ static VECTOR_FUNCTION void block_apply_transposed(floatS *out, const floatS *we
 
 // ---- softmax --------------------------------------------------------------------------------------------------------
 
-// Returns the keys of row r that the products read: those its tile sees, in whole vectors (and whole tiles of keys).
+// Returns how many keys the products of row r read: the keys its tile sees, in whole vectors (and whole tiles of keys).
 static inline size_t row_extent(const size_t *seen, size_t r) {
     return round_up(seen[r - r % TILE_ROWS + TILE_ROWS - 1], ROW_MULTIPLE);
 }
@@ -75,17 +78,18 @@ static inline size_t row_extent(const size_t *seen, size_t r) {
 // Returns the mask of keys j, j + 1, ... before key `end`.
 VECTOR_INLINE VectorBits lanes_before(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 
-// Returns the mask of those that a row sees.
+// Returns the mask of keys j, j + 1, ... that a row sees.
 VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t hidden, size_t j) {
     return lanes_before(seen, j) & ~lanes_before(hidden, j);
 }
 
-// row[HD] *= factor
+// Scales a row: row[HD] *= factor
 VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
 }
 
-// Rescales a row's sum and unfinished output, folded (NULL: none yet) and not, if its largest score grows.
+// If a row's largest score grows, rescales its sum and its unfinished output: the folded part (NULL: none yet) and the
+// rest.
 VECTOR_INLINE void row_raise(floatS now, floatS *largest, double *sum, floatS *out, floatS *folded, size_t HD) {
     if (!(now > *largest)) return;
     const Vector shrink = vector_exp2(vector_of(*largest - now));
@@ -132,7 +136,7 @@ static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest,
     }
 }
 
-// folded = (or += with accumulate) out, out = 0; [rows][HD] packed
+// Moves out into the folded part: folded = (or += with accumulate) out, out = 0; [rows][HD] packed
 static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows, size_t HD, int accumulate) {
     for (size_t i = 0; i < rows * packed_width(HD); i += VECTOR_LANES) {
         const Vector fresh = vector_load(out + i);
@@ -141,8 +145,8 @@ static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows,
     }
 }
 
-// Backward of softmax. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and dscores =
-// p * (dweights - delta) in place of dweights; both 0 for unseen keys.
+// Runs softmax backward. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and dscores
+// = p * (dweights - delta) in place of dweights; both 0 for unseen keys.
 static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweights, const floatS *lse,
                                                    const floatS *delta, const size_t *seen, const size_t *hidden,
                                                    size_t rows) {
@@ -162,7 +166,7 @@ static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweig
     }
 }
 
-// Returns a . b of two packed rows.
+// Returns the dot product a . b of two packed rows.
 static VECTOR_FUNCTION floatS row_dot(const floatS *a, const floatS *b, size_t HD) {
     Vector sum = {0};
     for (size_t d = 0; d < HD; d += VECTOR_LANES) sum += vector_load(a + d) * vector_load(b + d);
@@ -171,11 +175,11 @@ static VECTOR_FUNCTION floatS row_dot(const floatS *a, const floatS *b, size_t H
 
 // ---- packing --------------------------------------------------------------------------------------------------------
 
-// Rows of consecutive tokens are too far apart for the processor's own prefetching.
+// tokens that are prefetched ahead: rows of consecutive tokens are too far apart for the processor's own prefetching
 #define PREFETCH_TOKENS 8
 
-// block[tokens * heads][HD] = scale * x, with a token's heads contiguous and tokens `stride` elements apart. Zeros pad
-// HD to whole vectors, and the rows to whole tiles and vectors.
+// Packs block[tokens * heads][HD] = scale * x. In x a token's heads are contiguous and tokens `stride` elements apart.
+// Zeros pad HD to whole vectors, and the rows to whole tiles and vectors.
 static VECTOR_FUNCTION void block_pack(floatS *block, const floatX *x, size_t tokens, size_t heads, size_t stride,
                                        size_t HD, floatS scale) {
     const size_t width = packed_width(HD), rows = tokens * heads, whole = HD - HD % VECTOR_LANES;
@@ -195,14 +199,14 @@ static VECTOR_FUNCTION void block_pack(floatS *block, const floatX *x, size_t to
         for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(block + r * width + d, (Vector){0});
 }
 
-// The destination of rows of out or dq: rounded, or as sums
+// Destination of rows of out or dq: rounded elements, or sums
 typedef struct {
     floatX *stored;
-    floatS *sums;   // if `stored` is NULL
-    int accumulate; // adds to the sums
+    floatS *sums;   // used if `stored` is NULL
+    int accumulate; // 1: adds to the sums
 } RowResult;
 
-// Row `place` of a result = scale * the sum in order of `count` packed rows, `stride` elements apart
+// Stores row `place` of a result = scale * the sum, in order, of `count` packed rows that are `stride` elements apart.
 static VECTOR_FUNCTION void block_unpack(RowResult to, size_t place, const floatS *row, size_t stride, size_t count,
                                          size_t HD, double scale) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) {
@@ -223,7 +227,7 @@ static VECTOR_FUNCTION void block_unpack(RowResult to, size_t place, const float
     }
 }
 
-// bt[HD][SCORE_STRIDE] = the transpose of a packed block[keys][HD], keys rounded up to whole vectors.
+// Stores bt[HD][SCORE_STRIDE] = the transpose of a packed block[keys][HD]. keys are rounded up to whole vectors.
 static VECTOR_FUNCTION void block_transpose(floatS *bt, const floatS *block, size_t keys, size_t HD) {
     const size_t width = packed_width(HD);
     for (size_t d = 0; d < HD; d += VECTOR_LANES)

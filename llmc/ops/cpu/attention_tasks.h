@@ -2,34 +2,34 @@
 Cuts a call of attention on op set "cpu" into tasks, which threads take in order. Tasks depend only on shapes and the
 number of threads, so the threads' shares can be counted without computing (test/ops does).
 
-A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is an
-independent task. Backward, a task owns dK and dV of one key/value head of a document. If that would leave threads idle,
-each query block of a document is a phase. Its keys are cut into segments with about equal numbers of query-key pairs; a
-task adds to dK and dV of its segment and leaves a partial dQ. Closing tasks then add up the partial dQ in the order of
-the segments. A task of phase p waits for those of phase p - 1 that add to the same keys. It also waits for the closing
-of phase p - 2 and reuses its memory for partial dQ. A task waits only for earlier ones, so some task always runs; the
-only barrier is at the end.
+A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each query block is
+an independent task. Backward, a task owns dK and dV of one key/value head of a document. If that would leave threads
+idle, each query block of a document is a phase. Its keys are cut into segments with about equal numbers of query-key
+pairs; a task adds to dK and dV of its segment and leaves a partial dQ. Closing tasks then add up the partial dQ in the
+order of the segments. A task of phase p waits for the tasks of phase p - 1 that add to the same keys. It also waits for
+the closing of phase p - 2, whose memory for partial dQ it reuses. A task waits only for earlier tasks, so some task
+always runs; the only barrier is at the end.
 */
 #ifndef LLMC_CPU_ATTENTION_TASKS_H
 #define LLMC_CPU_ATTENTION_TASKS_H
 #include "llmc/ops/ops.h"
 #include "attention_block.h"
 
-// Scratch memory is three query blocks per thread and the partial dQ of two phases. Blocks are smaller above 16
-// threads, which bounds it. Keys are then packed more often: 2^16 elements cost 1 - 3 % of the time of 2^17, 2^15 cost
-// 4 - 11 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70 with 16, 91 with 64.)
+// Scratch memory is three query blocks per thread and the partial dQ of two phases. To bound it, blocks are smaller
+// above 16 threads; keys are then packed more often. Blocks of 2^16 elements cost 1 - 3 % of the time of 2^17, blocks
+// of 2^15 cost 4 - 11 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70 with 16, 91 with 64.)
 #define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
 #define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
-#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // all threads together, within these limits
-#define TASKS_PER_THREAD     ((size_t)4)       // enough to even out triangles of different size
+#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // elements of all threads' query blocks, within the two limits above
+#define TASKS_PER_THREAD     ((size_t)4)       // enough tasks to even out triangles of different size
 #define PHASE_TASKS          ((size_t)2)       // tasks per thread in a phase of backward
-#define WHOLE_TASKS          ((size_t)10)      // tasks per thread of uncut documents, or of few phases
-#define SEGMENT_KEYS         32                // segments end at multiples of them
+#define WHOLE_TASKS          ((size_t)10)      // tasks per thread where documents are not cut, or phases are few
+#define SEGMENT_KEYS         32                // segments end at multiples of this many keys
 
-// The arguments of a call, shared by its blocks. Tensors as in op_list.h.
+// Arguments of a call, shared by its blocks. op_list.h describes the tensors.
 typedef struct {
     const floatX *q, *k, *v;
-    const floatX *dout, *out; // backward only, like the next two lines
+    const floatX *dout, *out; // used in backward only, like the tensors of the next two lines
     const floatS *lse;
     floatS *dk, *dv;
     size_t NH, NKV, HD, window;
@@ -37,11 +37,11 @@ typedef struct {
     size_t group;                 // query heads per key/value head
     size_t threads, tokens, rows; // threads that share the work; tokens and rows of the largest query block
     double scale;
-    int amx; // blocks are computed by attention_amx.h
+    int amx; // 1: attention_amx.h computes the blocks
 } Attention;
 
-// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place`: row of the first in
-// q, out, ... Row r of the block is query head r % group of token begin + r / group.
+// Queries [begin, end) of a document, for the query heads that read key/value head `head`. place: row of the first
+// query in q, out, ... Row r of the block is query head r % group of token begin + r / group.
 typedef struct {
     size_t head, document, begin, end, place;
 } QueryBlock;
@@ -54,7 +54,7 @@ static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threa
 
 static size_t query_block_rows(size_t tokens, size_t group) { return round_up(tokens * group, BLOCK_ROWS); }
 
-// Returns the keys that some query of the block sees; none if begin >= end.
+// Returns the keys that some query of the block sees; no keys if begin >= end.
 static KeyRange keys_of(const Attention *a, QueryBlock b) {
     const KeyRange keys = {max_size(first_key(b.document, b.begin, a->window), a->keys.begin),
                            min_size(b.end, a->keys.end)};
@@ -73,13 +73,13 @@ static size_t even_tokens(Span span, size_t most) {
     return (n + blocks - 1) / blocks;
 }
 
-// Returns the number of these blocks.
+// Returns the number of even_tokens' blocks.
 static size_t even_blocks(Span span, size_t most) {
     const size_t size = even_tokens(span, most);
     return (span.end - span.begin + size - 1) / size;
 }
 
-// Returns the arguments that a call's tasks depend on.
+// Returns the arguments on which a call's tasks depend.
 static Attention attention_of(const AttentionShape *shape, size_t threads) {
     Attention a = {.NH = shape->NH, .NKV = shape->NKV, .HD = shape->HD, .window = shape->spans.window};
     a.keys = shape->keys, a.scale = shape->scale, a.group = a.NH / a.NKV, a.threads = threads;
@@ -96,7 +96,8 @@ static size_t span_blocks(Spans spans, size_t most) {
     return blocks;
 }
 
-// Returns the most tokens of a query block: fewer if blocks would be too few, or threads would idle at the end.
+// Returns the most tokens of a query block: fewer if there would be too few blocks, or if threads would idle at the
+// end.
 static size_t forward_tokens(const Attention *a, Spans spans) {
     const size_t rows = spans_rows(spans), least = max_size(BLOCK_ROWS / a->group / 2, 1);
     const size_t most =
@@ -110,7 +111,7 @@ static size_t forward_tokens(const Attention *a, Spans spans) {
         if (now == last) continue;
         if (now > 2 * blocks) break;
         const size_t turns = (tasks + a->threads - 1) / a->threads;
-        // the largest share of a thread over the mean, times the cost of smaller blocks
+        // (largest share of a thread / mean share) * (cost of smaller blocks)
         const double cost =
             (double)(turns * a->threads) / (double)tasks * (1 + 0.02 * ((double)now / (double)blocks - 1));
         if (cost < lowest) lowest = cost, best = tokens;
@@ -119,8 +120,9 @@ static size_t forward_tokens(const Attention *a, Spans spans) {
     return best;
 }
 
-// Returns the query block of task `task`, last block first: a document's last queries see the most keys, and long tasks
-// go first. Tasks grow from call to call; `span` and `before` are those of the last call (at first spans.count - 1, 0).
+// Returns the query block of task `task`, last block first. A document's last queries see the most keys, and long tasks
+// go first. `task` grows from call to call; span and before belong to the previous call (at first spans.count - 1 and
+// 0).
 static QueryBlock forward_task(const Attention *a, Spans spans, size_t most, size_t task, size_t *span,
                                size_t *before) {
     const size_t block = task / a->NKV;
@@ -132,19 +134,19 @@ static QueryBlock forward_task(const Attention *a, Spans spans, size_t most, siz
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-// Returns how many segments backward cuts the keys of a query block into, for a document with `share` of the call's
-// work; 1: none. For a document that is most of the call, the number whose tasks fill the threads' turns best.
+// Returns into how many segments backward cuts the keys of a query block; 1: uncut. The document has `share` of the
+// call's work. If it is most of the call, takes the number whose tasks fill the threads' turns best.
 static size_t key_segments(double share, size_t NKV, size_t threads) {
     if (NKV % threads == 0 || share * (double)(WHOLE_TASKS * threads) <= (double)NKV) return 1;
     if (share > 0.5) share = 1;
     const size_t least = max_size(2, (size_t)ceil(share * (double)(PHASE_TASKS * threads) / (double)NKV));
     size_t best = least;
-    for (size_t now = least; share == 1 && now < 2 * least; now++) // turns(now) / now, the time of a phase
+    for (size_t now = least; share == 1 && now < 2 * least; now++) // compares turns(now) / now, the time of a phase
         if ((now * NKV + threads - 1) / threads * best < (best * NKV + threads - 1) / threads * now) best = now;
     return best;
 }
 
-// Returns the segments of a document's keys in backward.
+// Returns into how many segments a document's keys are cut in backward.
 static size_t document_segments(const Attention *a, Span span, double all_pairs) {
     const double pairs = span_pairs(span, a->keys, a->window);
     return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
@@ -161,7 +163,7 @@ static KeyRange segment_keys(const Attention *a, QueryBlock b, size_t segment, s
         size_t low = keys.begin, high = max_size(keys.end, keys.begin);
         if (segment + i == 0) high = low;
         if (segment + i == segments) low = high;
-        while (low < high) { // finds the first key with as many pairs before it
+        while (low < high) { // finds the first key with this many pairs before it
             const KeyRange part = {keys.begin, (low + high) / 2};
             if (span_pairs(span, part, a->window) < before)
                 low = part.end + 1;
@@ -189,14 +191,14 @@ static size_t segment_behind(const Attention *a, QueryBlock b, size_t key, size_
     return low;
 }
 
-// A query block of all heads: tasks of its segments [segments][NKV], and those that close it [slices][NKV]
+// A query block of all heads: tasks [segments][NKV] of its segments, and tasks [slices][NKV] that close it
 typedef struct {
     QueryBlock block;
     size_t segments, slices;
 } Phase;
 
-// A walk through the phases of a call: tasks of phase `number`, then those that close the phase before, `last`. ended:
-// only closing is left. closed: closing tasks of all even and odd phases before `last`
+// A walk through the phases of a call: tasks of phase `number`, then tasks that close the phase before, `last`. ended:
+// only closing remains. closed: closing tasks of all even and of all odd phases before `last`
 typedef struct {
     Phase now, last;
     size_t number, span, token, closed[2];
@@ -214,7 +216,7 @@ static size_t phase_tokens(const Attention *a, Span span, size_t segments) {
     return even_tokens(span, max_size(1, size * tasks / (WHOLE_TASKS * a->threads)));
 }
 
-// Sets p->now to the query block at token p->token of span p->span - 1, or to the next document's first.
+// Sets p->now to the query block at token p->token of span p->span - 1, or to the first block of the next document.
 static void phase_find(Phases *p, const Attention *a, Spans spans, double pairs) {
     for (; p->span > 0; p->span--, p->token = 0) {
         const Span span = spans.span[p->span - 1];
@@ -244,7 +246,7 @@ static void phase_next(Phases *p, const Attention *a, Spans spans, double pairs)
     phase_find(p, a, spans, pairs);
 }
 
-// Returns the tasks of all phases.
+// Returns the number of tasks of all phases.
 static size_t phases_tasks(const Attention *a, Spans spans, double pairs) {
     size_t tasks = 0;
     for (Phases p = phases_begin(a, spans, pairs);; phase_next(&p, a, spans, pairs)) {

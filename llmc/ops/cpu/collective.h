@@ -1,6 +1,6 @@
 /*
-The collectives of op set "cpu", over MPI. A call joins a queue; awaiting a ticket executes it in order. That is as late
-as the contract allows, so reading or overwriting a tensor too early shows on the CPU, too.
+The collectives of op set "cpu", over MPI. A call joins a queue; awaiting a ticket executes the queue up to it, in
+order. The contract allows no later time, so reading or overwriting a tensor too early shows on the CPU, too.
 */
 #ifndef LLMC_CPU_COLLECTIVE_H
 #define LLMC_CPU_COLLECTIVE_H
@@ -13,18 +13,19 @@ enum { COLLECTIVES = 16, MESSAGES = 64 };
 typedef struct {
     CollectiveKind kind;
     RankGroup group;
-    size_t sp; // of the groups when it was asked
+    size_t sp; // ranks that shared a sequence when the call was queued
     char *x;
-    size_t count, unit, size; // elements, or messages; a part's multiple; bytes of an element
+    size_t count, unit, size; // elements, or messages; unit: parts are multiples of it; size: bytes of an element
     Message message[MESSAGES];
 } Collective;
 
 static Collective queue[COLLECTIVES];
-static int64_t asked, done; // queue[i % COLLECTIVES] of done <= i < asked wait
+static int64_t asked, done; // queue[i % COLLECTIVES] with done <= i < asked is waiting
 
 #ifdef HAVE_MPI
-// All three send directly from rank to rank, in pieces: MPI needs no memory of the tensor's size, and nothing is sent
-// twice. Ranks begin with their neighbour, so that no rank is everybody's first.
+// Returns a piece of a part. All three collectives send directly from rank to rank, in pieces: MPI needs no memory of
+// the tensor's size, and nothing is sent twice. Each rank begins with its neighbour, so that no rank is everybody's
+// first.
 static Range piece_of(Range p, size_t begin, size_t most) {
     const Range piece = {p.begin + min_size(begin, p.count), min_size(most, p.count - min_size(begin, p.count))};
     return piece;
@@ -40,7 +41,7 @@ static int move_piece(int n, const Collective *c, int sends, void *data, size_t 
     return n + 1;
 }
 
-// x[count] = the sums over ranks, added in their order; terms of another rank r begin at staging[r * stride].
+// Adds to x[count], in rank order, the terms of all ranks. Terms of another rank r begin at staging[r * stride].
 static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size_t rank) {
     enum { BLOCK = 1024 };
     const floatS *staging = (const floatS *)(const void *)job.staging;
@@ -56,7 +57,8 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
     }
 }
 
-// Runs a reduce-scatter, sending pieces of the others' parts to be added there, or an all-gather, sending its own.
+// Runs a reduce-scatter (sends pieces of the other ranks' parts, to be added there) or an all-gather (sends its own
+// part).
 static void run_parts(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
     const int reduces = c->kind == REDUCE_SCATTER;
@@ -106,7 +108,7 @@ static void cpu_await(int64_t ticket) {
 }
 
 #else
-static void cpu_await(int64_t ticket) { done = ticket; } // no other ranks
+static void cpu_await(int64_t ticket) { done = ticket; } // there are no other ranks
 #endif
 
 static int64_t enqueue(CollectiveKind kind, RankGroup group, void *x, size_t count, size_t unit, size_t size) {

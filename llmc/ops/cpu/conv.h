@@ -1,6 +1,6 @@
 /*
 The causal, depthwise convolution of linear attention, then SiLU (contract in op_list.h). The last taps - 1 inputs of a
-document pass from call to call, their gradients back. With y_t the sum at token t and d_t its gradient,
+document pass from call to call; their gradients pass back. With y_t the sum at token t and d_t its gradient,
 
     y_t = sum over j < taps of w_j x[t - (taps - 1) + j]        d_t = dout_t (s(y_t) + y_t s'(y_t))
     dx_t = sum over j < taps of w_j d[t + (taps - 1) - j]       dw_j = sum over t of d_t x[t - (taps - 1) + j]
@@ -15,22 +15,22 @@ the result does not depend on the number of threads.
 #include "elements.h"
 #include "simd_math.h"
 
-enum { CONV_STRIP = 512, CONV_ROWS = 128 }; // channels; rows of a thread's piece of forward
+enum { CONV_STRIP = 512, CONV_ROWS = 128 }; // channels of a strip; rows of a thread's piece in forward
 
 typedef floatS ConvStrip[CONV_STRIP + CACHE_LINE]; // padding: rows start in different cache sets
 
-static const floatX conv_nothing[CONV_STRIP]; // x of tokens before a document
-static const ConvStrip conv_no_slope;         // d of tokens after a document or the call
+static const floatX conv_nothing[CONV_STRIP]; // x of tokens before a document: zeros
+static const ConvStrip conv_no_slope;         // d of tokens after a document or the call: zeros
 
-// Loads the weights of a strip, tap by tap.
+// Loads the weights of a strip of channels, tap by tap.
 static void conv_weights(ConvStrip *w, const floatX *weight, size_t taps, size_t count) {
     memset(w, 0, taps * sizeof(*w));
     for (size_t c = 0; c < count; c++)
         for (size_t j = 0; j < taps; j++) w[j][c] = load(weight[c * taps + j]);
 }
 
-// Finds x, from `channel` on, of the taps tokens that token t of a span reads. t counts from the span's first token;
-// tokens before it are in columns, or zeros before the document.
+// Finds x, from `channel` on, of the taps tokens that token t of a span reads. t counts from the span's first token.
+// Earlier tokens are in columns, or zeros before the document.
 static void conv_inputs(const floatX **in, const floatX *x, const floatX *columns, const DeltaShape *shape,
                         const Span *span, ptrdiff_t t, size_t channel) {
     const ptrdiff_t taps = (ptrdiff_t)shape->taps;
@@ -52,7 +52,7 @@ VECTOR_INLINE Vector conv_sum(const floatX *const *in, const ConvStrip *w, size_
     return sum;
 }
 
-// out = silu(y) of one row. ahead: a later row's input, prefetched
+// Computes out = silu(y) of one row. ahead: input of a later row, to prefetch
 VECTOR_INLINE void conv_row(floatX *out, const floatX *ahead, const floatX *const *in, const ConvStrip *w, size_t taps,
                             size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
@@ -89,13 +89,13 @@ static void conv_forward_rows(floatX *out, const floatX *columns, const floatX *
     }
 }
 
-// columns = the last taps - 1 inputs of a span, older ones from the columns before it
+// Sets columns to the last taps - 1 inputs of a span; inputs before the span come from the old columns.
 static void conv_keep(floatX *columns, const floatX *x, const DeltaShape *shape, const Span *span, size_t channel,
                       size_t count) {
     const size_t W = delta_channels(shape), taps = shape->taps;
     const floatX *in[CONV_TAPS_MAX];
     conv_inputs(in, x, columns, shape, span, (ptrdiff_t)(span->end - span->begin) - 1, channel);
-    for (size_t j = 0; j + 1 < taps; j++) // first to last: rows are read before they are overwritten
+    for (size_t j = 0; j + 1 < taps; j++) // first to last, so that rows are read before they are overwritten
         memmove(columns + j * W + channel, in[j + 1], count * sizeof(floatX));
 }
 
@@ -121,7 +121,7 @@ static void cpu_conv_forward(Stored *out, Stored *columns, const Stored *x, cons
 
 static size_t conv_parts(size_t n) { return n < 2 * TOKEN_GROUP ? 1 : min_size(n / TOKEN_GROUP, 64); }
 
-// scratch[parts][taps][W, rounded up]: a part's dw
+// scratch[parts][taps][W, rounded up]: each part's dw
 static size_t conv_part_row(const DeltaShape *shape) { return round_up(delta_channels(shape), CONV_STRIP); }
 static size_t cpu_conv_backward_scratch(const DeltaShape *shape) {
     return conv_parts(delta_rows(shape)) * shape->taps * conv_part_row(shape);
@@ -151,7 +151,7 @@ static VECTOR_FUNCTION void conv_row_slope_of(floatS *d, ConvStrip *dw, const fl
         conv_row_slope(d, dw, dout, in, w, taps, count);
 }
 
-// dx = sum over j of w_j later_j + carried (NULL: 0), later_j = d of the token that reads x by tap j
+// Computes dx = sum over j of w_j later_j + carried (NULL: 0). later_j: d of the token that reads x by tap j
 VECTOR_INLINE void conv_row_back(floatX *dx, const floatS *const *later, const floatS *carried, const ConvStrip *w,
                                  size_t taps, size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
@@ -171,12 +171,12 @@ static VECTOR_FUNCTION void conv_row_back_of(floatX *dx, const floatS *const *la
 
 typedef struct {
     floatX *dx;
-    floatS *dcolumns, *parts; // parts NULL: no dweight
+    floatS *dcolumns, *parts; // parts NULL: dweight is not computed
     const floatX *dout, *x, *columns, *weight;
     const DeltaShape *shape;
 } ConvBackward;
 
-// Goes backward through tokens [from, end) of a span. dw: of this part and strip. The last span adds dcolumns.
+// Runs tokens [from, end) of a span backward. dw: of this part and strip. The last span adds dcolumns.
 static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t end, size_t channel, size_t count,
                            const ConvStrip *w, ConvStrip *dw) {
     const Span *span = &b->shape->spans.span[i];
@@ -215,7 +215,8 @@ static void conv_part_back(const ConvBackward *b, size_t part, size_t from, size
         memcpy(b->parts + (part * taps + j) * width + channel, dw[j], CONV_STRIP * sizeof(floatS));
 }
 
-// Computes dcolumns, of taps - 1 tokens before the call, from the first span's sums and, in short calls, the old ones.
+// Computes dcolumns, the gradients of taps - 1 tokens before the call. Adds the first span's sums and, in short calls,
+// the old dcolumns.
 static void conv_columns_back(const ConvBackward *b, size_t channel, size_t count) {
     const Span *span = &b->shape->spans.span[0];
     const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;
@@ -226,9 +227,9 @@ static void conv_columns_back(const ConvBackward *b, size_t channel, size_t coun
         conv_inputs(in, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel);
         conv_row_slope_of(d[t], NULL, b->dout + (span->row + t) * W + channel, in, w, taps, count);
     }
-    for (size_t i = taps - 1; i-- > 0;) { // last to first: rows are read before they are overwritten
+    for (size_t i = taps - 1; i-- > 0;) { // last to first, so that rows are read before they are overwritten
         floatS *to = b->dcolumns + i * W + channel;
-        const int is_read = b->shape->spans.count == 1 && i >= length; // by later calls
+        const int is_read = b->shape->spans.count == 1 && i >= length; // 1: later calls read this input
         for (size_t c = 0; c < count; c++) {
             floatS sum = is_read ? b->dcolumns[(i - length) * W + channel + c] : 0;
             for (size_t j = 0; j <= i; j++)

@@ -7,19 +7,20 @@ block, S the state before the block and D_ij = exp(c_i - c_j), j <= i, a block i
     P_ij = q_i . k_j D_ij, j <= i              out = exp(c) q S + P u
                                                S' = exp(c_last) S + (exp(c_last - c) k)^T u
 
-and its gradient, with dS' that of S' (for decays see delta_decays_back),
+and its gradient, with dS' the gradient of S' (for decays see delta_decays_back),
 
     (I + A)^T r = P^T dout + exp(c_last - c) k dS'        dv = beta r        dA = -r u^T        dP = dout u^T
     dq = exp(c) dout S^T + (dP D) k
     dk = (dP D)^T q + (dA beta D) k + (dA beta D)^T k - beta exp(c) r S^T + exp(c_last - c) u dS'^T
     dS = exp(c_last) dS' + (exp(c) q)^T dout - (beta exp(c) k)^T r
 
-The system is solved for the block's values, without a matrix from states to values. The arithmetic is in delta_block.h.
+The system is solved for the block's values directly; no matrix from states to values is made. The arithmetic is in
+delta_block.h.
 
 A thread takes a key head with all of its value heads: they share k k^T and q k^T and add up their gradients of q and k.
-Forward, with more threads than key heads, it takes one value head. Backward first walks a span's blocks forward and
-saves the transposed state before each, and its u. A head's arithmetic is the same in any thread: no result depends on
-the number of threads.
+Forward, if there are more threads than key heads, a thread takes one value head. Backward first walks a span's blocks
+forward and saves the transposed state before each block, and the block's u. A head's arithmetic is the same in any
+thread: no result depends on the number of threads.
 */
 #ifndef LLMC_CPU_DELTA_H
 #define LLMC_CPU_DELTA_H
@@ -33,21 +34,21 @@ enum { DELTA_STEPS = 2 }; // spans of at most this many tokens go forward token 
 typedef struct {
     const DeltaShape *shape;
     const floatX *x, *b, *a, *A_log, *dt_bias;
-    size_t group, K, V, W;                 // value heads of a key head; elements of heads and of a row of x
-    size_t wide_k, wide_v, rows_k;         // packed
-    floatS *q, *k, *k_end;                 // [rows][wide_k]  k_end: exp(c_last - c) k
-    floatS *kt;                            // [wide_k][DELTA_STRIDE]
-    floatS *gram, *scores, *A, *P;         // [rows][DELTA_STRIDE]  k k^T, q k^T
-    floatS *u, *out, *u_transfer;          // [rows][wide_v], of transfers [rows][wide_k]
-    floatS *states, *transfers;            // [group][rows_k][wide_v or wide_k]
+    size_t group, K, V, W;         // value heads of a key head; elements of a key head, a value head and a row of x
+    size_t wide_k, wide_v, rows_k; // sizes of packed rows
+    floatS *q, *k, *k_end;         // [rows][wide_k] k_end: exp(c_last - c) k
+    floatS *kt;                    // [wide_k][DELTA_STRIDE]
+    floatS *gram, *scores, *A, *P; // [rows][DELTA_STRIDE]  k k^T, q k^T
+    floatS *u, *out, *u_transfer;  // [rows][wide_v]; for transfers [rows][wide_k]
+    floatS *states, *transfers;    // [group][rows_k][wide_v or wide_k]
     floatS *D, *dP, *dA, *dscores, *dgram; // [rows][DELTA_STRIDE]
     floatS *dq, *dk, *z;                   // [rows][wide_k]
     floatS *dout, *r;                      // [rows][wide_v]
     floatS *ut;                            // [wide_v][DELTA_STRIDE]
     floatS *dS, *dS_transposed;            // [group][rows_k][wide_v], [wide_v][wide_k]
     floatS *history;                       // [blocks][group]: a transposed state [wide_v][wide_k], u[rows][wide_v]
-    size_t row, tokens, rows;              // of the block: its first row of the call; padded rows
-    floatS q_inverse[DELTA_BLOCK], k_inverse[DELTA_BLOCK]; // 1 / length
+    size_t row, tokens, rows;              // the block's first row in the call; its tokens; its padded rows
+    floatS q_inverse[DELTA_BLOCK], k_inverse[DELTA_BLOCK]; // 1 / length of each q and k
     DeltaGates gates;
 } Delta;
 
@@ -62,11 +63,11 @@ static Delta delta_call(const Stored *x, const Stored *b, const Stored *a, const
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 
-// Returns the elements of history of a block and value head.
+// Returns the elements that history holds for one block and value head.
 static size_t delta_history(const Delta *d) { return d->wide_v * d->wide_k + DELTA_BLOCK * d->wide_v; }
 
-// Cuts a thread's share from `base` and returns its size in elements; with base NULL only the size means anything.
-// blocks: of the history; 0: forward
+// Cuts a thread's share from `base` and returns its size in elements. base NULL: only the size is meaningful. blocks:
+// blocks in the history; 0: forward
 static size_t delta_cut(Delta *d, floatS *base, size_t blocks) {
     const size_t square = DELTA_BLOCK * DELTA_STRIDE, keys = DELTA_BLOCK * d->wide_k, values = DELTA_BLOCK * d->wide_v;
     size_t used = 0;
@@ -118,7 +119,7 @@ static size_t cpu_delta_backward_scratch(const DeltaShape *shape) {
     return CACHE_LINE + delta_threads(shape->HK) * delta_cut(&d, NULL, max_size(delta_blocks(delta_rows(shape)), 1));
 }
 
-// Returns whether other threads are worth waking.
+// Returns whether the call is large enough for several threads.
 static int delta_is_large(const DeltaShape *shape) {
     return delta_rows(shape) * delta_state_elements(shape) >= PARALLEL_WORK;
 }
@@ -129,7 +130,7 @@ static const floatX *delta_value_row(const Delta *d, size_t head) {
     return d->x + d->row * d->W + 2 * d->shape->HK * d->K + head * d->V;
 }
 
-// Packs a key head's keys and, for more than the state, its queries; computes k k^T and q k^T.
+// Packs a key head's keys and, if queries is 1, its queries; computes k k^T and q k^T.
 static void delta_open_keys(Delta *d, size_t key, size_t row, size_t tokens, int queries) {
     const floatX *q = d->x + row * d->W + key * d->K, *k = q + d->shape->HK * d->K;
     d->row = row, d->tokens = tokens, d->rows = padded_rows(tokens);
@@ -152,7 +153,7 @@ static void delta_open_head(Delta *d, size_t head, floatS *P, floatS *D) {
     delta_scale_rows(d->k_end, d->k, d->gates.to_end, d->rows, d->wide_k);
 }
 
-// c[rows][V] = (scale c +, unless NULL) a[rows][K] S[K][V]
+// Computes c[rows][V] = scale c + a[rows][K] S[K][V]; scale NULL: without c
 static void delta_times_state(floatS *c, const floatS *a, const floatS *S, size_t K, size_t V, size_t rows,
                               const floatS *scale) {
     const BlockProduct p = {.c = c,
@@ -168,7 +169,7 @@ static void delta_times_state(floatS *c, const floatS *a, const floatS *S, size_
     block_product(&p);
 }
 
-// S[K][V] = (scale S +, unless NULL) a[rows][K]^T b[rows][V]
+// Computes S[K][V] = scale S + a[rows][K]^T b[rows][V]; scale NULL: without S
 static void delta_add_to_state(floatS *S, const floatS *a, const floatS *b, size_t K, size_t V, size_t rows,
                                const floatS *scale) {
     const BlockProduct p = {.c = S,
@@ -185,7 +186,8 @@ static void delta_add_to_state(floatS *S, const floatS *a, const floatS *b, size
     block_product(&p);
 }
 
-// c[rows][V] = (scale[row] c +, unless NULL) a b[rows][V], or a^T b, of a lower triangle a[rows][DELTA_STRIDE]
+// Computes c[rows][V] = scale[row] c + a b[rows][V], or a^T b, with a lower triangle a[rows][DELTA_STRIDE]; scale NULL:
+// without c
 static void delta_triangle(floatS *c, const floatS *a, const floatS *b, size_t V, size_t rows, int transposed,
                            const floatS *scale, size_t scale_step) {
     const BlockProduct p = {.c = c,
@@ -204,7 +206,7 @@ static void delta_triangle(floatS *c, const floatS *a, const floatS *b, size_t V
     block_product(&p);
 }
 
-// Computes u from the state S[K][V] before the block; fresh: S is 0; v NULL: values are 0.
+// Computes u from the state S[K][V] before the block. fresh: S is 0; v NULL: values are 0
 static void delta_block_values(const Delta *d, floatS *u, const floatS *S, const floatX *v, size_t V, int fresh) {
     if (!fresh) delta_times_state(u, d->k, S, d->K, V, d->rows, NULL);
     delta_values(u, v, d->W, &d->gates, d->tokens, d->rows, V, fresh);
@@ -217,7 +219,7 @@ static void delta_block_state(const Delta *d, floatS *S, const floatS *u, size_t
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-// The tensors of a call, and the value heads that a task takes of a key head
+// The tensors of a call, and how many value heads of a key head a task takes
 typedef struct {
     floatX *out;
     floatS *state, *transfer;
@@ -242,7 +244,7 @@ static void delta_forward_block(Delta *d, const DeltaForward *f, size_t first, i
     }
 }
 
-// Walks a span token by token, on the stored state.
+// Walks a span token by token and updates the stored state in place.
 static void delta_forward_steps(Delta *d, const DeltaForward *f, const Span *span, size_t first, int transfer) {
     const size_t K = d->K, V = d->V, key = first / d->group;
     for (size_t t = 0; t < span->end - span->begin; t++) {
@@ -290,7 +292,7 @@ static void delta_forward_span(Delta *d, const DeltaForward *f, const Span *span
 // Runs value heads [first, first + heads) over all spans.
 static void delta_forward_heads(Delta *d, const DeltaForward *f, size_t first) {
     const size_t K = d->K;
-    int transfer = f->transfer != NULL; // until it is 0 for the rest of the call
+    int transfer = f->transfer != NULL; // cleared once the transfer is 0 for the rest of the call
     for (size_t i = 0; i < d->shape->spans.count; i++) {
         const Span *span = &d->shape->spans.span[i];
         if (transfer && span->begin == span->document) {
@@ -318,7 +320,7 @@ static void cpu_delta_forward(Stored *out, Summed *state, Summed *transfer, cons
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-// The tensors of a call; dx NULL: only dstate
+// The tensors of a call; dx NULL: only dstate is computed
 typedef struct {
     floatX *dx, *db, *da;
     floatS *dA_log, *ddt_bias, *dstate;
@@ -360,7 +362,7 @@ static void delta_block_r(const Delta *d, const floatS *dS) {
     block_solve(d->r, d->wide_v, d->A, d->rows, d->V, 1);
 }
 
-// c[rows][rows] = a[rows][V] u^T, the lower triangle
+// Computes c[rows][rows] = a[rows][V] u^T, only the lower triangle.
 static void delta_pairs(const Delta *d, floatS *c, const floatS *a) {
     const BlockProduct p = {.c = c,
                             .a = a,
@@ -375,7 +377,7 @@ static void delta_pairs(const Delta *d, floatS *c, const floatS *a) {
     block_product(&p);
 }
 
-// Returns the sum over all elements of S dS, both transposed.
+// Returns the sum over all elements of S dS; both are stored transposed.
 static VECTOR_FUNCTION double delta_state_dot(const Delta *d, const floatS *S, const floatS *dS) {
     double total = 0;
     for (size_t i = 0; i < d->V; i++) {
@@ -402,8 +404,8 @@ static void delta_store_gates(const Delta *d, const DeltaBackward *g, size_t hea
     if (g->ddt_bias) g->ddt_bias[head] += (floatS)ddt_bias;
 }
 
-// dq, dk, dscores, dgram += a value head's share; computes its dv and the gradients of its gates' inputs. u: of the
-// block; S: before it (transposed; NULL: 0); dS: after it (NULL: 0)
+// Adds a value head's share to dq, dk, dscores and dgram. Computes its dv and the gradients of its gates' inputs. u: of
+// the block; S: state before the block (transposed; NULL: 0); dS: gradient of the state after it (NULL: 0)
 static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, const floatS *u, const floatS *S,
                                const floatS *dS) {
     const DeltaGates *gates = &d->gates;
@@ -415,16 +417,17 @@ static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, co
     delta_pairs(d, d->dP, d->dout);
     delta_pairs(d, d->dA, d->r);
     delta_decays_back(d->dscores, d->dgram, dbeta, dlog, d->dP, d->dA, d->A, d->P, d->D, d->gram, gates, d->tokens);
-    // 2. the state before
+    // 2. the state before the block
     if (S) {
         delta_times_state(d->z, d->dout, S, d->V, d->K, d->rows, NULL);
         delta_add_rows(d->dq, by_q, d->z, d->q, gates->from_begin, d->rows, d->K);
         delta_times_state(d->z, d->r, S, d->V, d->K, d->rows, NULL);
         delta_add_rows(d->dk, by_k, d->z, d->k, gates->minus_both, d->rows, d->K);
     }
-    // 3. the state after
+    // 3. the state after the block
     double written = 0,
-           read = 0; // terms scaled by a token's decay: earlier writes to the state, later reads of the one before
+           read = 0; // terms scaled by a token's decay. written: earlier writes to the state; read: later reads of the
+                     // state before the token
     if (dS) {
         delta_transpose(d->dS_transposed, d->wide_k, dS, d->wide_v, d->rows_k, d->V);
         delta_times_state(d->z, u, d->dS_transposed, d->V, d->K, d->rows, NULL);
@@ -456,7 +459,7 @@ static void delta_close_keys(Delta *d, const DeltaBackward *g, size_t key) {
     delta_unpack_unit(g->dx + at + d->shape->HK * K, d->dk, d->k, d->k_inverse, d->tokens, d->W, K, 1);
 }
 
-// Runs a block backward; dS becomes that of the state before it. fresh: that state is 0; last: dS is 0
+// Runs a block backward. dS becomes the gradient of the state before it. fresh: that state is 0; last: dS is 0
 static void delta_backward_block(Delta *d, const DeltaBackward *g, size_t key, size_t block, int fresh, int last) {
     const size_t row = d->shape->HV * d->V, keys = d->rows * d->wide_k * sizeof(floatS);
     const size_t square = d->rows * DELTA_STRIDE * sizeof(floatS);
@@ -484,7 +487,7 @@ static void delta_backward_block(Delta *d, const DeltaBackward *g, size_t key, s
 static void delta_backward_heads(Delta *d, const DeltaBackward *g, size_t key) {
     const size_t size = d->rows_k * d->wide_v, elements = d->K * d->V, count = d->shape->spans.count;
     floatS *dstate = g->dstate + key * d->group * elements;
-    int last = 0; // dS is 0
+    int last = 0; // 1: dS is still 0
     for (size_t i = 0; i < d->group; i++) delta_open_state(d->dS + i * size, dstate + i * elements, d->K, d->V);
     for (size_t i = count; i-- > 0;) {
         const Span *span = &d->shape->spans.span[i];

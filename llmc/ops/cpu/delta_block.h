@@ -4,7 +4,7 @@ thread's scratch memory: products on the register tile of tile.h, the triangular
 A packed block's rows are padded to ROW_MULTIPLE, its columns to packed_width, with zeros.
 
 c_i is the logarithm of the decay over tokens up to i of the block. Decays are exp(c_i - c_j), j <= i, never quotients,
-and c is double: neither a decay of 0 nor one after a strong one loses a digit.
+and c is double: neither a decay of 0 nor the decay after a strong one loses a digit.
 */
 #ifndef LLMC_CPU_DELTA_BLOCK_H
 #define LLMC_CPU_DELTA_BLOCK_H
@@ -19,23 +19,23 @@ static inline size_t padded_rows(size_t rows) { return round_up(rows, ROW_MULTIP
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-// Terms of a row of the product; a triangle's in whole tiles, beyond it a is 0
+// Which terms a row of the product has; a triangle's terms come in whole tiles, and a is 0 outside the triangle
 typedef enum { TERMS_ALL, TERMS_TO_ROW, TERMS_FROM_ROW } ProductTerms;
 
-// c[rows][columns] = (scale[row * scale_step] c +, unless NULL) a[rows][length] b[length][columns]
+// A product: c[rows][columns] = scale[row * scale_step] c + a[rows][length] b[length][columns]; scale NULL: without c
 typedef struct {
     floatS *c;
     const floatS *a, *b;
     size_t c_stride, a_stride, b_stride;
-    size_t rows, length, columns; // rows: padded
-    int a_transposed;             // a is stored as [length][rows]
+    size_t rows, length, columns; // rows are padded
+    int a_transposed;             // 1: a is stored as [length][rows]
     ProductTerms terms;
-    int lower; // only the tiles and vectors of c with an element j <= i
+    int lower; // 1: only the tiles and vectors of c with an element j <= i
     const floatS *scale;
     size_t scale_step;
 } BlockProduct;
 
-static const floatS scale_one[1] = {1}; // c +=
+static const floatS scale_one[1] = {1}; // scale that adds the product to c
 
 VECTOR_INLINE void block_tile(const BlockProduct *p, size_t row, size_t column, int vectors, int transposed) {
     const size_t from = p->terms == TERMS_FROM_ROW ? row : 0;
@@ -75,7 +75,7 @@ static VECTOR_FUNCTION void block_product(const BlockProduct *p) {
     }
 }
 
-// Solves a tile of rows of the system: subtracts the solved rows, then substitutes in registers.
+// Solves a tile of rows of the system: subtracts the rows solved before, then substitutes in registers.
 VECTOR_INLINE void solve_tile(floatS *x, size_t stride, const floatS *A, size_t row, size_t rows, int vectors,
                               int transposed) {
     const size_t next = row + TILE_ROWS, a_row = transposed ? 1 : DELTA_STRIDE, a_step = transposed ? DELTA_STRIDE : 1;
@@ -105,7 +105,8 @@ VECTOR_INLINE void solve_panel(floatS *x, size_t stride, const floatS *A, size_t
         solve_tile(x, stride, A, transposed ? rows - TILE_ROWS - done : done, rows, vectors, transposed);
 }
 
-// x[rows][columns] = (I + A)^-1 x, or transposed (I + A)^-T x, for a strictly lower triangle A[rows][DELTA_STRIDE]
+// Computes x[rows][columns] = (I + A)^-1 x, or with transposed (I + A)^-T x, for a strictly lower triangle
+// A[rows][DELTA_STRIDE].
 static VECTOR_FUNCTION void block_solve(floatS *x, size_t stride, const floatS *A, size_t rows, size_t columns,
                                         int transposed) {
     for (size_t column = 0, vectors; column < columns; column += vectors * VECTOR_LANES) {
@@ -121,7 +122,7 @@ static VECTOR_FUNCTION void block_solve(floatS *x, size_t stride, const floatS *
     }
 }
 
-// out[columns][rows] = the transpose of in[rows][columns]; both sides in whole vectors
+// Stores out[columns][rows] = the transpose of in[rows][columns]; both sides in whole vectors.
 static VECTOR_FUNCTION void delta_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride,
                                             size_t rows, size_t columns) {
     for (size_t c = 0; c < columns; c += VECTOR_LANES)
@@ -131,15 +132,15 @@ static VECTOR_FUNCTION void delta_transpose(floatS *out, size_t out_stride, cons
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
-// Rows of consecutive tokens are too far apart for the processor's own prefetching.
+// Tokens prefetched ahead: rows of consecutive tokens are too far apart for the processor's own prefetching
 enum { DELTA_AHEAD = 2 }; // tokens
 VECTOR_INLINE void delta_look_ahead(const floatX *x, size_t t, size_t tokens, size_t stride, size_t width) {
     if (t + DELTA_AHEAD < tokens)
         for (size_t d = 0; d < width; d += 64 / sizeof(floatX)) __builtin_prefetch(x + (t + DELTA_AHEAD) * stride + d);
 }
 
-// block[rows][packed_width(K)] = scale x / sqrt(sum of squares + 1e-6) of each token's x[K]; inverse[token]: without
-// scale
+// Packs each token's normalised row: block[rows][packed_width(K)] = scale x / sqrt(sum of squares + 1e-6).
+// inverse[token]: the factor without scale
 static VECTOR_FUNCTION void delta_pack_unit(floatS *block, floatS *inverse, const floatX *x, size_t tokens, size_t rows,
                                             size_t stride, size_t K, double scale) {
     const size_t width = packed_width(K);
@@ -161,7 +162,7 @@ static VECTOR_FUNCTION void delta_pack_unit(floatS *block, floatS *inverse, cons
     }
 }
 
-// block[rows][packed_width(V)] = x
+// Packs block[rows][packed_width(V)] = x.
 static VECTOR_FUNCTION void delta_pack(floatS *block, const floatX *x, size_t tokens, size_t rows, size_t stride,
                                        size_t V) {
     const size_t width = packed_width(V);
@@ -171,14 +172,14 @@ static VECTOR_FUNCTION void delta_pack(floatS *block, const floatX *x, size_t to
                          t < tokens && d < V ? vector_load_first(x + t * stride + d, V - d, 0) : (Vector){0});
 }
 
-// x[token][V] = block
+// Stores x[token][V] = block.
 static VECTOR_FUNCTION void delta_unpack(floatX *x, size_t stride, const floatS *block, size_t tokens, size_t V) {
     for (size_t t = 0; t < tokens; t++)
         for (size_t d = 0; d < V; d += VECTOR_LANES)
             vector_store_first(x + t * stride + d, vector_load(block + t * packed_width(V) + d), V - d);
 }
 
-// dv = beta r, out[token] = r . v
+// Computes dv = beta r and out[token] = r . v.
 static VECTOR_FUNCTION void delta_values_back(floatX *dv, floatS *out, const floatS *r, const floatX *v,
                                               const floatS *beta, size_t tokens, size_t stride, size_t V) {
     for (size_t t = 0; t < tokens; t++) {
@@ -192,7 +193,7 @@ static VECTOR_FUNCTION void delta_values_back(floatX *dv, floatS *out, const flo
     }
 }
 
-// out[rows][width] = factor[row] in
+// Computes out[rows][width] = factor[row] in.
 static VECTOR_FUNCTION void delta_scale_rows(floatS *out, const floatS *in, const floatS *factor, size_t rows,
                                              size_t width) {
     for (size_t t = 0; t < rows; t++)
@@ -200,7 +201,7 @@ static VECTOR_FUNCTION void delta_scale_rows(floatS *out, const floatS *in, cons
             vector_store(out + t * width + d, factor[t] * vector_load(in + t * width + d));
 }
 
-// d += factor[token] z, out[token] = z . y; rows of K, packed
+// Computes d += factor[token] z and out[token] = z . y. Rows have K elements and are packed.
 static VECTOR_FUNCTION void delta_add_rows(floatS *d, floatS *out, const floatS *z, const floatS *y,
                                            const floatS *factor, size_t rows, size_t K) {
     const size_t width = packed_width(K);
@@ -215,7 +216,7 @@ static VECTOR_FUNCTION void delta_add_rows(floatS *d, floatS *out, const floatS 
     }
 }
 
-// dx[token][K] = the gradient of x; packed: y = scale x inverse and its gradient dy
+// Computes dx[token][K], the gradient of x, from packed y = scale x inverse and its gradient dy.
 static VECTOR_FUNCTION void delta_unpack_unit(floatX *dx, const floatS *dy, const floatS *y, const floatS *inverse,
                                               size_t tokens, size_t stride, size_t K, double scale) {
     const size_t width = packed_width(K);
@@ -231,7 +232,7 @@ static VECTOR_FUNCTION void delta_unpack_unit(floatX *dx, const floatS *dy, cons
 
 // ---- states ---------------------------------------------------------------------------------------------------------
 
-// S[padded rows of K][packed_width(V)] = state[K][V]
+// Packs S[padded rows of K][packed_width(V)] = state[K][V].
 static void delta_open_state(floatS *S, const floatS *state, size_t K, size_t V) {
     const size_t width = packed_width(V);
     memset(S, 0, padded_rows(K) * width * sizeof(floatS));
@@ -244,10 +245,10 @@ static void delta_close_state(floatS *state, const floatS *S, size_t K, size_t V
 
 // ---- decays ---------------------------------------------------------------------------------------------------------
 
-// A value head's gates at the tokens of a block; 0 after the last
+// A value head's gates at a block's tokens; 0 after the last token
 typedef struct {
     double c[DELTA_BLOCK];          // sum of log_decay up to the token
-    double log_decay[DELTA_BLOCK];  // of the token
+    double log_decay[DELTA_BLOCK];  // logarithm of the token's decay
     double beta_slope[DELTA_BLOCK]; // beta (1 - beta)
     double slope[DELTA_BLOCK];      // 1 / (1 + exp(-(a + dt_bias)))
     floatS beta[DELTA_BLOCK];       // 1 / (1 + exp(-b))
@@ -258,7 +259,7 @@ typedef struct {
     double rate;                    // exp(A_log)
 } DeltaGates;
 
-// Strongest decay is exp(-this): differences of sums stay finite.
+// Bounds the decay of a token to exp(-this), so that differences of sums stay finite.
 #define MOST_LOG_DECAY 1e5
 
 static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const floatX *a, size_t stride, floatX A_log,
@@ -292,8 +293,8 @@ static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const fl
 VECTOR_INLINE VectorBits lanes_to(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 VECTOR_INLINE Vector masked(Vector x, VectorBits mask) { return (Vector)((VectorBits)x & mask); }
 
-// With decays D_ij = exp(c_i - c_j), j <= i: A = beta_i D_ij gram_ij for j < i, P = D_ij scores_ij, and D itself (P, D:
-// NULL: not wanted); 0 above the diagonal up to where tiles read
+// With decays D_ij = exp(c_i - c_j), j <= i, computes A = beta_i D_ij gram_ij for j < i, P = D_ij scores_ij, and D (P,
+// D: NULL if not wanted). They are 0 above the diagonal, up to where tiles read.
 static VECTOR_FUNCTION void delta_decays(floatS *A, floatS *P, floatS *D, const floatS *gram, const floatS *scores,
                                          const DeltaGates *g, size_t tokens, size_t rows) {
     floatS past[DELTA_BLOCK];
@@ -311,7 +312,7 @@ static VECTOR_FUNCTION void delta_decays(floatS *A, floatS *P, floatS *D, const 
     }
 }
 
-// u = beta (v - exp(c) u); v NULL: 0; fresh: the state before the block is 0, u = beta v
+// Computes u = beta (v - exp(c) u); v NULL: 0. fresh: the state before the block is 0, so u = beta v
 static VECTOR_FUNCTION void delta_values(floatS *u, const floatX *v, size_t stride, const DeltaGates *g, size_t tokens,
                                          size_t rows, size_t V, int fresh) {
     const size_t width = packed_width(V);
@@ -328,14 +329,14 @@ static VECTOR_FUNCTION void delta_values(floatS *u, const floatX *v, size_t stri
 
 // ---- the gradient of a block's matrices -----------------------------------------------------------------------------
 
-// In: dP = dout u^T and r u^T = -dA, in the lower triangle. dscores += dP D, dgram += dA beta D; dbeta[i] = sum over j
-// of dA_ij D_ij gram_ij; dlog[i] = sum of dP P + dA A over pairs (r, j), r >= i > j, which the decay of token i scales:
-// no difference of larger sums
+// Runs decays backward. In: dP = dout u^T and r u^T = -dA, lower triangles. Computes dscores += dP D, dgram += dA beta
+// D and dbeta[i] = sum over j of dA_ij D_ij gram_ij. dlog[i] is the sum of dP P + dA A over pairs (r, j), r >= i > j,
+// which the decay of token i scales: no difference of larger sums.
 static VECTOR_FUNCTION void delta_decays_back(floatS *dscores, floatS *dgram, double *dbeta, double *dlog,
                                               const floatS *dP, const floatS *minus_dA, const floatS *A,
                                               const floatS *P, const floatS *D, const floatS *gram, const DeltaGates *g,
                                               size_t tokens) {
-    Vector across[DELTA_BLOCK / VECTOR_LANES] = {{0}}; // for each j, over rows from i on
+    Vector across[DELTA_BLOCK / VECTOR_LANES] = {{0}}; // for each j, sums over rows from i on
     for (size_t i = tokens; i-- > 0;) {
         Vector to_beta = {0}, to_log = {0};
         for (size_t j = 0; j <= i; j += VECTOR_LANES) {
@@ -355,8 +356,8 @@ static VECTOR_FUNCTION void delta_decays_back(floatS *dscores, floatS *dgram, do
 
 // ---- one token ------------------------------------------------------------------------------------------------------
 
-// Updates columns [0, vectors) of a state with rows of `stride`: S = decay S + k u^T, u = beta (v - decay S^T k); out =
-// S^T q. v NULL: 0; out may be NULL
+// Updates columns [0, vectors) of a state with rows of `stride` elements: S = decay S + k u^T, u = beta (v - decay S^T
+// k), and out = S^T q. v NULL: 0; out may be NULL
 VECTOR_INLINE void step_panel(floatS *S, size_t stride, floatX *out, const floatS *k, const floatS *q, const floatX *v,
                               floatS beta, floatS decay, floatS kq, size_t K, int vectors) {
     Vector by_k[TILE_ROWS], by_q[TILE_ROWS];
@@ -388,7 +389,7 @@ static void step_column(floatS *S, size_t stride, floatX *out, const floatS *k, 
     for (size_t d = 0; d < K; d++) S[d * stride] = decay * S[d * stride] + k[d] * by_k;
 }
 
-// Updates all columns of a stored state[K][V].
+// Updates all columns of a stored state[K][V] by one token.
 static VECTOR_FUNCTION void delta_step(floatS *S, floatX *out, const floatS *k, const floatS *q, const floatX *v,
                                        floatS beta, floatS decay, size_t K, size_t V) {
     enum { PANEL = TILE_ROWS * VECTOR_LANES };

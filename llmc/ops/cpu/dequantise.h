@@ -1,5 +1,5 @@
 /*
-Matrices in 4 bits (llmc/base/quantise.h) to floatX. A block's 16 codes times its scale, rounded, are a table of 16
+Decodes 4-bit matrices (llmc/base/quantise.h) to floatX. A block's 16 codes times its scale, rounded, are a table of 16
 values of floatX; elements are picked from it by code, in registers on AVX2 and AVX-512. So an element costs little more
 than its bytes, and at most a fourth as many values are rounded.
 */
@@ -11,7 +11,7 @@ than its bytes, and at most a fourth as many values are rounded.
 
 enum { PICKED = 32 }; // elements picked at once: 16 bytes of codes; divides every block's length
 
-// out[PICKED] = table[code] of 16 bytes of codes; first: quant_first_shift()
+// Decodes out[PICKED] = table[code] from 16 bytes of codes. first: quant_first_shift()
 #if defined(__AVX2__) && !defined(PRECISION_DOUBLE)
 // Unpacks codes into the low four bits of each byte of two vectors. Permutations of 16 values ignore the bits above.
 static inline void codes_in_order(__m128i order[2], const uint8_t *codes, int first) {
@@ -21,7 +21,7 @@ static inline void codes_in_order(__m128i order[2], const uint8_t *codes, int fi
     order[0] = _mm_unpacklo_epi8(even, odd), order[1] = _mm_unpackhi_epi8(even, odd);
 }
 
-// w[] = value[code] of 16 bytes of codes, as vectors of float
+// Looks up w[] = value[code] for 16 bytes of codes, as vectors of float
 #define PICKED_VECTORS (PICKED / VECTOR_LANES)
 #if defined(__AVX512F__)
 typedef __m512 ValueTable;
@@ -45,7 +45,7 @@ VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, 
     for (int part = 0; part < 4; part++) {
         const __m128i bytes = part % 2 ? _mm_srli_si128(order[part / 2], 8) : order[part / 2];
         const __m256i index = _mm256_cvtepu8_epi32(bytes);
-        const __m256 bit_3 = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)); // as the sign
+        const __m256 bit_3 = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)); // bit 3 of the index as the sign bit
         w[part] = (Vector)_mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index),
                                            _mm256_permutevar8x32_ps(table.high, index), bit_3);
     }
@@ -59,13 +59,13 @@ static inline PickTable pick_table(const floatX table[16]) {
 }
 static inline void pick(floatX *out, const uint8_t *codes, PickTable table, int first) {
     const __m512i byte = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes));
-    const __m512i index = _mm512_or_si512(_mm512_srl_epi32(byte, _mm_cvtsi32_si128(first)), // a byte, two elements
+    const __m512i index = _mm512_or_si512(_mm512_srl_epi32(byte, _mm_cvtsi32_si128(first)), // a byte holds 2 elements
                                           _mm512_sll_epi32(byte, _mm_cvtsi32_si128(12 + first)));
     _mm512_storeu_si512(out, _mm512_permutexvar_epi16(index, table));
 }
 #elif defined(__AVX2__) && defined(PRECISION_BF16)
 typedef struct {
-    __m128i low, high; // bytes of the 16 values
+    __m128i low, high; // the low and the high bytes of the 16 values
 } PickTable;
 static inline PickTable pick_table(const floatX table[16]) {
     const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)table), byte = _mm_set1_epi16(0xff),
@@ -100,13 +100,14 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table, int 
 }
 #endif
 
-// Floats in every build, as wide as registers: gcc 12 splits wider ones into moves of 16 bytes, which stall loads.
+// Vectors of float in every build, as wide as registers: gcc 12 splits wider ones into moves of 16 bytes, which stall
+// loads.
 enum { FLOATS = VECTOR_BYTES / sizeof(float) };
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t FloatBits __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t FloatHalves __attribute__((vector_size(VECTOR_BYTES / 2)));
 
-VECTOR_INLINE Floats floats_to_bf16(Floats v) { // as float_to_bf16
+VECTOR_INLINE Floats floats_to_bf16(Floats v) { // rounds like float_to_bf16
     const FloatBits bits = (FloatBits)v, nan = (FloatBits)(v != v);
     const FloatBits rounded = ((bits + 0x7fffu + ((bits >> 16) & 1)) & ~nan) | ((bits | 0x400000u) & nan);
     return (Floats)(rounded & 0xffff0000u);
@@ -123,7 +124,7 @@ VECTOR_INLINE Floats floats_to_fp16(Floats v) {
 #endif
 }
 
-// Computes the 16 values of a block as float, also rounded to floatX.
+// Computes the 16 values of a block's codes as float, also rounded to floatX.
 VECTOR_INLINE void block_floats(float value[16], const float *codes, DType rounding, float scale) {
     for (size_t k = 0; k < 16; k += FLOATS) {
         Floats v;
@@ -150,10 +151,10 @@ VECTOR_INLINE void block_values(floatX table[16], const float *codes, DType roun
     }
 }
 
-// Returns the log2 of a block's length: divisions by it are shifts.
+// Returns log2 of a block's length: shifts by it replace divisions.
 static inline int block_shift(QuantFormat f) { return __builtin_ctzll((unsigned long long)f.block); }
 
-// out[count] = elements [begin, begin + count) of a matrix; p: of its record. Call quant_scales() before
+// Decodes out[count] = elements [begin, begin + count) of a matrix. p: parts of its record. Call quant_scales() before.
 static void decode_elements(floatX *out, const void *record, QuantFormat f, const QuantParts *p, size_t begin,
                             size_t count) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
@@ -179,7 +180,7 @@ static void decode_elements(floatX *out, const void *record, QuantFormat f, cons
 static void cpu_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
     enum { PART = 4096 };
     const QuantParts p = quant_parts(*format, n);
-    quant_scales(); // filled before threads need it
+    quant_scales(); // fills the table before threads need it
 #pragma omp parallel for schedule(static) if (parallel : n >= PARALLEL_MIN)
     for (size_t begin = 0; begin < n; begin += PART)
         decode_elements((floatX *)out + begin, record, *format, &p, begin, min_size(PART, n - begin));

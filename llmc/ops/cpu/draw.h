@@ -1,8 +1,9 @@
 /*
 Draws a token from its logits by temperature, top-k, top-p and a uniform number. Each thread takes rows, and no row is
 sorted. With temperature alone a row's weights are summed in blocks, and the block that the number hits is walked token
-by token. Else weights are summed in bins of the logit. Whole bins are skipped, from the largest down, until one holds
-the k-th token, the end of top-p or the number; only its tokens are taken one by one, from a heap.
+by token. With top-k or top-p weights are summed in bins of the logit. Whole bins are skipped, from the largest down,
+until a bin holds the k-th token, the end of top-p or the number. Only this bin's tokens are taken one by one, from a
+heap.
 */
 #ifndef LLMC_CPU_DRAW_H
 #define LLMC_CPU_DRAW_H
@@ -12,15 +13,15 @@ the k-th token, the end of top-p or the number; only its tokens are taken one by
 enum {
     DRAW_BLOCK = 256,
     DRAW_BINS = 2048,
-    DRAW_ROWS = 16, // most rows at once: each has its own scratch memory
+    DRAW_ROWS = 16, // most rows at once, since each has scratch memory of its own
 };
-#define DRAW_WIDTH 40.0 // most width of all bins but the last, in temperatures: down to e^-40 of the largest weight
+#define DRAW_WIDTH 40.0 // largest width of all bins but the last, in temperatures: to e^-40 of the largest weight
 
 typedef struct {
     const floatX *logits;
     size_t V;
     double temperature, cap;
-    double largest, top; // logit, and the same after the cap
+    double largest, top; // the largest logit, before and after the cap
     // bins of the logit
     double bins_per_logit;
     double weight[DRAW_BINS];
@@ -30,7 +31,8 @@ typedef struct {
 } DrawRow;
 
 // ---- weights --------------------------------------------------------------------------------------------------------
-// Returns exp(x), x <= 0, within a relative 1e-15; 0 below -708. As simd_sincos: straight-line code, the Taylor series.
+// Returns exp(x), x <= 0, within a relative 1e-15; 0 below -708. Like simd_sincos it is straight-line code with a
+// Taylor series.
 static inline double simd_exp(double x) {
     const double magic = 6755399441055744.0, y = x > -708.0 ? x : -708.0; // 1.5 * 2^52
     const double shifted = fused_double(y, 1.4426950408889634, magic), n = shifted - magic;
@@ -64,7 +66,7 @@ static inline double simd_tanh(double x) {
 
 static inline double draw_capped(double logit, double cap) { return cap > 0 ? cap * simd_tanh(logit / cap) : logit; }
 
-// Returns a token's probability up to a factor; the likeliest one's is 1.
+// Returns a token's probability up to a factor: the likeliest token's weight is 1.
 static inline double token_weight(const DrawRow *row, size_t id) {
     return simd_exp((draw_capped((double)load(row->logits[id]), row->cap) - row->top) / row->temperature);
 }
@@ -75,7 +77,7 @@ static void weights_of_block(const DrawRow *row, size_t first, size_t count, dou
 }
 
 // ---- temperature alone ----------------------------------------------------------------------------------------------
-// Draws by falling ids. sums[V / DRAW_BLOCK + 1]: of blocks
+// Draws among all tokens, by falling ids. sums[V / DRAW_BLOCK + 1]: weights of blocks
 static int32_t draw_of_all(const DrawRow *row, double uniform, double *sums) {
     const size_t blocks = (row->V + DRAW_BLOCK - 1) / DRAW_BLOCK;
     double weight[DRAW_BLOCK], whole = 0, passed = 0;
@@ -96,12 +98,12 @@ static int32_t draw_of_all(const DrawRow *row, double uniform, double *sums) {
 }
 
 // ---- the likeliest --------------------------------------------------------------------------------------------------
-// Returns whether a is likelier than b: the higher logit, among equal ones the lower id.
+// Returns whether a is likelier than b: it has the higher logit, or an equal logit and the lower id.
 static int likelier(const floatX *logits, int32_t a, int32_t b) {
     return load(logits[a]) > load(logits[b]) || (load(logits[a]) == load(logits[b]) && a < b);
 }
 
-// Restores the order below `root` of heap[count], likelier tokens above.
+// Restores the order below `root` of heap[count], with likelier tokens above.
 static void heap_sift(int32_t *heap, size_t count, size_t root, const floatX *logits) {
     int32_t id = heap[root];
     size_t child;
@@ -114,7 +116,7 @@ static void heap_sift(int32_t *heap, size_t count, size_t root, const floatX *lo
     heap[root] = id;
 }
 
-// Finds the bins of a block's tokens: 0 has the largest logit, the last one all far below.
+// Finds the bins of a block's tokens: bin 0 has the largest logit, the last bin all tokens far below.
 static void bins_of_block(const DrawRow *row, size_t first, size_t count, int32_t *bin) {
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {
@@ -124,7 +126,7 @@ static void bins_of_block(const DrawRow *row, size_t first, size_t count, int32_
 }
 
 static void bins_fill(DrawRow *row, double smallest) {
-    const double most = row->cap > 0 ? INFINITY : DRAW_WIDTH * row->temperature; // a cap draws logits together
+    const double most = row->cap > 0 ? INFINITY : DRAW_WIDTH * row->temperature; // a cap brings logits closer together
     const double width = fmin(row->largest - smallest, most) / (DRAW_BINS - 1);
     row->bins_per_logit = width > 0 ? fmin(1 / width, 1e300) : 0;
     memset(row->weight, 0, sizeof(row->weight)), memset(row->count, 0, sizeof(row->count));
@@ -137,7 +139,7 @@ static void bins_fill(DrawRow *row, double smallest) {
     }
 }
 
-// Makes the heap of a bin's tokens.
+// Makes a heap of the tokens in bin b.
 static void bin_open(DrawRow *row, size_t b) {
     row->left = 0;
     for (size_t first = 0; first < row->V && row->left < (size_t)row->count[b]; first += DRAW_BLOCK) {
@@ -161,12 +163,12 @@ static int32_t heap_pop(DrawRow *row) {
 }
 
 typedef struct {
-    size_t tokens; // number of the likeliest tokens, at least one
+    size_t tokens; // how many of the likeliest tokens, at least one
     double weight; // their total weight
     int32_t last;
 } Likeliest;
 
-// Takes the likeliest tokens until their weight reaches `target`, or with `pass` exceeds it; at most `most`.
+// Takes the likeliest tokens, at most `most`, until their weight reaches `target`, or with `pass` exceeds it.
 static Likeliest likeliest_until(DrawRow *row, size_t most, double target, int pass) {
     Likeliest held = {0, 0, 0};
     row->left = 0;
@@ -196,7 +198,7 @@ static int32_t draw_of_likeliest(DrawRow *row, const SamplingSettings *settings,
 }
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
-// Returns the bytes of a heap's ids or of the sums of blocks, in whole cache lines.
+// Returns the bytes for a row's heap of ids or sums of blocks, in whole cache lines.
 static size_t draw_row_bytes(size_t V) { return round_up((V + 2) * sizeof(int32_t), 64); }
 
 static int32_t draw_row(const SamplingSettings *settings, const floatX *logits, size_t V, void *memory,

@@ -15,22 +15,23 @@ static int omp_get_thread_num(void) { return 0; }
 #include "precision.h"
 
 enum {
-    BLOCK_ELEMENTS = 1024,  // also ADAMW_BLOCK
-    PARALLEL_MIN = 1 << 14, // below this, waking the other threads costs more than they save
+    BLOCK_ELEMENTS = 1024,  // equals ADAMW_BLOCK
+    PARALLEL_MIN = 1 << 14, // with fewer elements, waking the other threads costs more than they save
 };
 
-#ifndef PARALLEL_WORK                   // tests: 1, so that small shapes take the path of large ones
-#define PARALLEL_WORK ((size_t)1 << 17) // multiply-adds of a product or of attention, likewise
+#ifndef PARALLEL_WORK                   // tests set 1, so that small shapes take the path of large ones
+#define PARALLEL_WORK ((size_t)1 << 17) // the same limit for matrix products and attention, in multiply-adds
 #endif
 
-// Sums over tokens are made in groups: rounding errors grow with the number of groups plus their length.
+// Tokens of a group: sums over tokens are made in groups, so rounding errors grow with the number of groups plus their
+// length.
 enum { TOKEN_GROUP = 64 };
 
 #define FLOATS_DTYPE dtype_of_sums(FLOATX_DTYPE)
 
 static inline size_t block_count(size_t count) { return (count + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS; }
 
-// Returns elements [begin, begin + count) of memory as floatS, in `buffer` if the type differs.
+// Returns elements [begin, begin + count) of memory as floatS, in `buffer` if the stored type differs.
 static floatS *block_open(void *memory, DType type, size_t begin, size_t count, floatS *buffer) {
     void *block = (char *)memory + begin * dtype_size(type);
     if (type == DTYPE_FP16)
@@ -44,7 +45,7 @@ static const floatS *block_read(const void *memory, DType type, size_t begin, si
     return block_open((void *)memory, type, begin, count, buffer);
 }
 
-// Rounds a changed block of block_open back to memory.
+// Rounds a block that block_open returned, and that has changed, back to memory.
 static void block_close(void *memory, DType type, size_t begin, size_t count, const floatS *block) {
     if (type != FLOATS_DTYPE)
         elements_convert((char *)memory + begin * dtype_size(type), type, block, FLOATS_DTYPE, count);

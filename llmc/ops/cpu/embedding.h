@@ -30,7 +30,7 @@ static void cpu_embedding_forward(Stored *out_, const int32_t *tokens, const int
     }
 }
 
-// Columns of a row summed at a time: few, so that several threads share a frequent token's row
+// Columns of a row summed at a time. They are few, so that several threads share a frequent token's row.
 enum { EMBEDDING_COLUMNS = 256 };
 
 // scratch, as int32: end[rows], then order[N]
@@ -39,20 +39,20 @@ static size_t cpu_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     return ((rows + N) * sizeof(int32_t) + sizeof(floatS) - 1) / sizeof(floatS);
 }
 
-// Sorts the tokens by row into order[], each row's in stream order; row r owns order[end[r - 1] .. end[r]).
+// Sorts the tokens by row into order[], each row's tokens in stream order. Row r has order[end[r - 1] .. end[r]).
 static void sort_by_row(int32_t *end, int32_t *order, const int32_t *index, size_t N, size_t rows) {
     int32_t before = 0;
     memset(end, 0, rows * sizeof(*end));
     for (size_t t = 0; t < N; t++) end[index[t]]++;
     for (size_t r = 0; r < rows; r++) {
         int32_t count = end[r];
-        end[r] = before; // the beginning for now; placing the row's tokens moves it to the end
+        end[r] = before; // the row's beginning for now; placing its tokens moves it to the end
         before += count;
     }
     for (size_t t = 0; t < N; t++) order[end[index[t]]++] = (int32_t)t;
 }
 
-// dw[begin .. begin + count) += scale * the sum of dx[t * C .. + count) over the tokens t listed in order[0..tokens)
+// Adds to dw[begin .. begin + count) scale * the sum of dx[t * C .. + count) over the tokens t in order[0..tokens).
 static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *dx, const int32_t *order, size_t tokens,
                            size_t count, size_t C, floatS scale) {
     floatS sum[EMBEDDING_COLUMNS] = {0}, buffer[EMBEDDING_COLUMNS];
@@ -76,7 +76,7 @@ static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, co
     int32_t *end = (int32_t *)scratch, *order = end + rows;
     size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS;
     sort_by_row(end, order, index, N, rows);
-    // A row's tokens are one run of order[]: the first does the work.
+    // a row's tokens are one run of order[]: the iteration of its first token does the work
 #pragma omp parallel for collapse(2) schedule(dynamic, 16) if (N * C >= PARALLEL_MIN)
     for (size_t i = 0; i < N; i++) {
         for (size_t b = 0; b < blocks; b++) {

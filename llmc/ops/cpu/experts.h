@@ -1,6 +1,7 @@
 /*
-Rows sorted by expert, and products of each expert's rows with its matrices. Every sum is made in a fixed order,
-whatever the threads. Sorting is two passes over n k numbers: beside the rows that are gathered then, nothing.
+Rows sorted by expert, and products of each expert's rows with its matrices. Every sum is made in a fixed order, for any
+number of threads. Sorting is two passes over n k numbers, negligible compared with the rows that are gathered
+afterwards.
 */
 #ifndef LLMC_CPU_EXPERTS_H
 #define LLMC_CPU_EXPERTS_H
@@ -60,7 +61,7 @@ static void cpu_route_weigh(Stored *out, const Stored *x, const Summed *weight, 
                   ((const floatS *)weight)[source ? (size_t)source[i] : i], width);
 }
 
-// Returns dout x; dx = weight dout, x = weight x
+// Returns dout . x; computes dx = weight dout and x = weight x.
 static VECTOR_FUNCTION floatS weigh_row_back(floatX *dx, floatX *x, const floatX *dout, floatS weight, size_t width) {
     Vector sum = {0};
     for (size_t c = 0; c < width; c += VECTOR_LANES) {
@@ -118,7 +119,7 @@ static VECTOR_FUNCTION floatS bias_dot(const floatX *drow, const floatX *bias, s
     return vector_sum_across(sum);
 }
 
-// dbias[count] += sum of weight drows over sorted rows [begin, end), rows `width` apart
+// Adds to dbias[count] the sum of weight drows over sorted rows [begin, end), which are `width` apart.
 static void bias_strip(floatS *dbias, const floatX *drows, const floatS *weight, const int32_t *source, size_t begin,
                        size_t end, size_t count, size_t width) {
     floatS sum[BIAS_STRIP] = {0};
@@ -175,8 +176,9 @@ static void cpu_experts_scale_backward(Summed *dscale, Summed *dweight, const Su
 
 // ---- products -------------------------------------------------------------------------------------------------------
 /*
-Rows of an expert vary from call to call, and oneDNN's primitives are made for one number of rows. So in fp32 products
-are our own where they are as fast: forward, and weights of few rows (dnnl_sgemm, which takes any, serves the rest).
+The number of an expert's rows varies from call to call, and oneDNN makes a primitive for one number of rows. So fp32
+uses our own products where they are as fast: forward, and weight gradients of few rows. dnnl_sgemm takes any number of
+rows and computes the rest.
 */
 enum { FEW_EXPERT_ROWS = 128 };
 static void expert_product(const Product *p) {

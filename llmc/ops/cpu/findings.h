@@ -1,5 +1,5 @@
 /*
-What the verb `doctor` reports on op set "cpu": processor and instruction sets, threads, oneDNN.
+Finds what the verb `doctor` reports on op set "cpu": processor and instruction sets, threads, oneDNN.
 */
 #ifndef LLMC_CPU_FINDINGS_H
 #define LLMC_CPU_FINDINGS_H
@@ -11,7 +11,7 @@ What the verb `doctor` reports on op set "cpu": processor and instruction sets, 
 #include <omp.h>
 #endif
 
-// Compares the instruction sets that matter for speed: the program's and the processor's. A processor without the
+// Compares the program's instruction sets that matter for speed with the processor's. A processor that lacks one of the
 // program's would have stopped before this.
 static void find_processor(TellFinding tell) {
     char name[128] = "unknown processor", line[256];

@@ -1,7 +1,7 @@
 /*
 The gated norm of linear attention: out = w xhat z s(z) with xhat = x / sqrt(mean(x^2) + eps) over a head of V elements
-and the logistic function s. Statistics and gates are recomputed in backward. dw is a sum over tokens and heads, in
-parts as in norm.h.
+and the logistic function s. Backward recomputes statistics and gates. dw is a sum over tokens and heads, made in parts
+as in norm.h.
 */
 #ifndef LLMC_CPU_GATED_NORM_H
 #define LLMC_CPU_GATED_NORM_H
@@ -26,8 +26,8 @@ static void cpu_gated_norm_forward(Stored *out, const Stored *x, const Stored *z
                         (const floatX *)z + i / heads * stride + i % heads * V, (const floatX *)w, V, eps);
 }
 
-// With g = dout w z s(z): dx = rstd (g - xhat mean(g xhat)), dw += dout xhat z s(z),
-// dz = dout w xhat (s + z s (1 - s)). dx may be dout: every element is read before it is written
+// Runs a head backward. With g = dout w z s(z): dx = rstd (g - xhat mean(g xhat)), dw += dout xhat z s(z), dz = dout w
+// xhat (s + z s (1 - s)). dx may be dout: every element is read before it is written.
 static VECTOR_FUNCTION void gated_norm_head_back(floatX *dx, floatX *dz, floatS *dw, const floatX *dout,
                                                  const floatX *x, const floatX *z, const floatX *w, size_t V,
                                                  double eps) {
@@ -51,7 +51,7 @@ static VECTOR_FUNCTION void gated_norm_head_back(floatX *dx, floatX *dz, floatS 
     }
 }
 
-// scratch[parts][V, rounded up to whole vectors]: a part's dw
+// scratch[parts][V, rounded up to whole vectors]: each part's dw
 static size_t cpu_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
     return norm_parts(n * heads) * norm_part_row(V);
 }

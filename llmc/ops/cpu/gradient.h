@@ -1,6 +1,6 @@
 /*
-From a layer's sums over tokens (floatS) to stored gradients, and their norm. A layer's sums are rounded to the
-gradient's type once per micro-batch, never once per chunk.
+Adds a layer's sums over tokens (floatS) to stored gradients, and computes the gradients' norm. A layer's sums are
+rounded to the gradient's type once per micro-batch, never once per chunk.
 */
 #ifndef LLMC_CPU_GRADIENT_H
 #define LLMC_CPU_GRADIENT_H
@@ -33,7 +33,8 @@ static void cpu_gradient_add(void *gradient, DType type, const Summed *in_, size
     }
 }
 
-// Adds up squares in double, in a fixed number of parts added in order: the same bits for any number of threads.
+// Adds up squares in double, in a fixed number of parts that are added in order: the same bits for any number of
+// threads.
 static void cpu_sum_of_squares(double *sums, size_t parts, const void *x, DType type, size_t count) {
     const size_t blocks = block_count(count), used = min_size(parts, 64);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)

@@ -1,5 +1,5 @@
 /*
-Linear layers, weight[OC,C]: forward out = x weight^T, and the two products of the backward pass. In the bf16 build
+Linear layers with weight[OC,C]: forward out = x weight^T, and the two products of the backward pass. In the bf16 build
 every sum is fp32 and is rounded once, after adding bias, residual or the accumulated gradient; dweight stays fp32.
 */
 #ifndef LLMC_CPU_LINEAR_H
@@ -24,7 +24,7 @@ static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weigh
 static void cpu_linear_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
                                          size_t rows, size_t first, const Stored *bias, const Stored *residual,
                                          size_t n, size_t C, size_t OC, size_t stride) {
-    quant_scales(); // filled before threads need it
+    quant_scales(); // fills the table before threads need it
     for (size_t row = 0; row < n; row += FEW_MOST) {
         Product p = product_of("linear_forward_quantised", min_size(FEW_MOST, n - row), OC, C, x, NULL, out);
         p.record = record, p.format = format, p.record_rows = rows, p.record_first = first;
@@ -48,7 +48,7 @@ static void cpu_linear_backward_input(Stored *dx, const Stored *dout, const Stor
     matrix_product(&p);
 }
 
-// dbias[OC] += column sums of dout[n,OC], a strip of columns per thread
+// Adds column sums of dout[n,OC] to dbias[OC], a strip of columns per thread.
 #define BIAS_STRIP 64
 static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC, size_t stride) {
 #pragma omp parallel for schedule(static) if (n * OC >= PARALLEL_MIN)

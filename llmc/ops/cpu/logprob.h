@@ -1,15 +1,15 @@
 /*
-Log-probabilities and the gradient of the logits: the only op over [n,V]. A row of logits is read twice. First, block by
-block, for a block's maximum and, from the L1 cache, its sum of exponentials; a new maximum rescales the sum. Then to
-overwrite it with its gradient. In fp32 the exponentials replace the logits: the second reading only scales them, each
-block by its maximum relative to the row's. bf16 would round them once more, so it recomputes them. Exponentials are
-fp32, their sum over blocks is double.
+Log-probabilities and the gradient of the logits: the only op over [n,V]. A row of logits is read twice. The first
+reading goes block by block: it finds a block's maximum and then, from the L1 cache, its sum of exponentials; a new
+maximum rescales the sum. The second reading overwrites the row with its gradient. In fp32 the exponentials replace the
+logits: the second reading only scales them, each block by its maximum relative to the row's. In bf16 that would round
+them once more, so the second reading recomputes them. Exponentials are fp32, their sum over blocks is double.
 
-A cap's tanh is computed in both readings, in fp32, too: its slope needs the logit, which exponentials do not replace
-then. Capped logits of a row have its maximum where the others have it.
+With a cap, tanh is computed in both readings, also in fp32: its slope needs the logit, so exponentials do not replace
+the logits. A row's capped logits have their maximum at the same token as its logits.
 
-Entropy is found in the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) /
-S, two terms that are never negative and so do not cancel.
+The first reading also finds the entropy: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z)
+/ S, two terms that are never negative and so do not cancel.
 */
 #ifndef LLMC_CPU_LOGPROB_H
 #define LLMC_CPU_LOGPROB_H
@@ -18,7 +18,7 @@ S, two terms that are never negative and so do not cancel.
 #include "simd_math.h"
 #include "llmc/ops/formulas.h"
 
-// Blocks of a row: 1024 logits each up to a vocabulary of 256 k
+// A row has this many blocks: of 1024 logits each up to a vocabulary of 256 k
 enum { LOGIT_BLOCKS = 256, KEEPS_EXPONENTIALS = sizeof(floatX) == sizeof(floatS) };
 static size_t logit_block(size_t V) {
     return max_size(round_up((V + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS, VECTOR_LANES), BLOCK_ELEMENTS);
@@ -40,7 +40,7 @@ VECTOR_INLINE Vector capped(Vector x, floatS cap, Vector *slope) {
     return vector_select((VectorBits)(x - x == 0), cap * y, x);
 }
 
-// Returns the same digits for one logit; without a cap x and slope 1.
+// Returns capped() for one logit, with the same digits; without a cap x itself and slope 1.
 VECTOR_INLINE floatS capped_logit(floatS x, floatS cap, floatS *slope) {
     Vector slopes = vector_of(1);
     const floatS y = cap > 0 ? capped(vector_of(x), cap, &slopes)[0] : x;
@@ -48,18 +48,18 @@ VECTOR_INLINE floatS capped_logit(floatS x, floatS cap, floatS *slope) {
     return y;
 }
 
-// Loads logits, with a cap (capping: constant once inlined) those after it; lanes from `count` on are -inf.
+// Loads logits, or with capping the capped logits; lanes from `count` on are -inf. capping: a constant once inlined
 VECTOR_INLINE Vector logits_load(const floatX *x, size_t count, const int capping, floatS cap, Vector *slope) {
     const Vector logits = vector_load_first(x, count, -INFINITY);
     return capping ? capped(logits, cap, slope) : logits;
 }
 
-// Sums the row's exponentials; with tops, logits of block b become exp((x - tops[b]) / temperature).
+// Sums the row's exponentials. With tops, logits of block b become exp((x - tops[b]) / temperature).
 VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inverse_temperature, const int weighted,
                                                floatS *tops, const int capping, floatS cap) {
     Exponentials e = {-FLT_MAX, 0, 0};
     const size_t block = logit_block(V);
-    floatS largest = e.top; // without the cap
+    floatS largest = e.top; // largest logit before the cap
     for (size_t begin = 0; begin < V; begin += block) {
         const size_t count = min_size(block, V - begin);
         largest = maximum(x + begin, count, largest);
@@ -81,7 +81,8 @@ VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inver
     return e;
 }
 
-// x = scale * exp((x - top) / temperature): the gradient of all words but the target; with a cap times the slope
+// Computes x = scale * exp((x - top) / temperature), times the cap's slope: the gradient of all words except the
+// target.
 VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const Exponentials *e, const floatS *tops,
                                       double inverse_temperature, const int capping, floatS cap) {
     const size_t block = logit_block(V);
@@ -101,8 +102,8 @@ VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const E
 }
 
 /*
-Computes one row; weight NULL leaves the logits unchanged. The target is -inf while the others are summed: its gradient,
-1 - p, is then others / sum, without cancellation when the model is nearly certain.
+Computes one row; weight NULL leaves the logits unchanged. The target's logit counts as -inf while the other words are
+summed. The target's gradient, 1 - p, is then others / sum, without cancellation when the model is nearly certain.
 */
 static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS *entropy, size_t V,
                                           Temperature temperature) {
@@ -125,7 +126,7 @@ static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS
     double sum = itself + others.sum;
     double logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
     if (entropy) {
-        const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty, log1p keeps the digits
+        const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty log1p keeps the digits
         *entropy = (floatS)(logsum -
                             (others.weighted + itself * fmax((value - (double)top) * inverse, (double)LEAST_Z)) / sum);
     }
@@ -143,9 +144,9 @@ static void cpu_logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const 
                         size_t n, size_t V, size_t stride, Temperature temperature) {
     floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
     const floatS *weight = (const floatS *)weight_;
-    // dynamic, `turn` rows at a time: rows without a target cost little and form long runs (prompts)
+    // threads take `turn` rows at a time: rows without a target cost little and form long runs (prompts)
     size_t turn = 1 + 4 * PARALLEL_MIN / V;
-    (void)turn; // without OpenMP
+    (void)turn; // unused without OpenMP
 #pragma omp parallel for schedule(dynamic, turn) if (n * V >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++) {
         floatX *x = (floatX *)logits_ + t * stride;

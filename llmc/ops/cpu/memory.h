@@ -10,13 +10,13 @@ be generous. Huge pages are requested: fewer TLB misses and far cheaper first to
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-// Rounds bytes, at least one, up to whole pages, huge ones from HUGE_PAGE on.
+// Rounds bytes, at least one, up to whole pages: huge pages from HUGE_PAGE on.
 static size_t allocation_size(size_t bytes) {
     size_t page = bytes < HUGE_PAGE ? (size_t)4096 : HUGE_PAGE;
     return bytes ? (bytes + page - 1) / page * page : page;
 }
 
-// Allocates memory; large allocations start at a multiple of HUGE_PAGE: more is mapped, and both ends are unmapped.
+// Allocates memory. Large allocations start at a multiple of HUGE_PAGE: it maps more and unmaps both ends.
 static void *cpu_allocate(size_t bytes) {
     if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL; // size + slack would wrap around
     size_t size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE;
@@ -28,7 +28,7 @@ static void *cpu_allocate(size_t bytes) {
     if (before) munmap(memory, before);
     if (behind) munmap(memory + before + size, behind);
 #ifdef MADV_HUGEPAGE
-    madvise(memory + before, size, MADV_HUGEPAGE); // optional: a little slower without
+    madvise(memory + before, size, MADV_HUGEPAGE); // optional: only a little slower if it fails
 #endif
     return memory + before;
 }
@@ -38,7 +38,7 @@ static void memory_unmap(void *memory, size_t bytes) {
 }
 
 // ---- copies and clears ---------------------------------------------------------------------------------------------
-// All threads share large copies and clears: one core does not reach the memory's bandwidth.
+// bytes of a thread's piece. All threads share large copies and clears: one core does not reach the memory's bandwidth.
 #define COPY_PIECE ((size_t)1 << 20)
 
 static void cpu_copy(void *out, const void *in, size_t bytes) {
@@ -57,8 +57,8 @@ static void cpu_zero(void *out, size_t bytes) {
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
-// To and from the host: two queues, executed in order when a ticket is awaited or the queue is full: as late as the
-// contract allows. To and from disk: disk.h. Ticket 4 n + kind is transfer n of its kind.
+// Transfers to and from the host have two queues. A queue is executed in order when a ticket is awaited or it is full:
+// as late as the contract allows. disk.h has transfers to and from disk. Ticket 4 n + kind is transfer n of its kind.
 enum { STORE_HOST, LOAD_HOST, STORE_DISK, LOAD_DISK, TRANSFER_KINDS, TRANSFERS = 16 };
 
 typedef struct {
@@ -66,7 +66,7 @@ typedef struct {
         void *to;
         const void *from;
         size_t bytes;
-    } waiting[TRANSFERS]; // transfer n, from 1: waiting[(n - 1) % TRANSFERS]
+    } waiting[TRANSFERS]; // transfer n, counted from 1, is waiting[(n - 1) % TRANSFERS]
     int64_t asked, done;
 } TransferQueue;
 
@@ -123,7 +123,8 @@ static void cpu_release(void *memory, size_t bytes) {
     memory_unmap(memory, bytes);
 }
 
-// Host memory is the device's. Pages are made resident now: another process might take them before they are used.
+// Allocates host memory, which on a CPU is the device's. Makes its pages resident now: another process might take the
+// memory before it is used.
 static void *cpu_host_allocate(size_t bytes) {
     char *memory = (char *)cpu_allocate(bytes);
     if (memory && host_memory_touch(memory, allocation_size(bytes), 0)) return memory;

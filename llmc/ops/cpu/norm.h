@@ -34,12 +34,13 @@ VECTOR_INLINE RowStatistics row_statistics(const floatX *x, size_t C, double eps
     return row;
 }
 
-// Returns the factors of columns [c, c + VECTOR_LANES): w + offset, without w 1.
+// Returns the factors of columns [c, c + VECTOR_LANES): w + offset, or 1 if w is NULL.
 VECTOR_INLINE Vector norm_factor(const floatX *w, size_t c, size_t C, floatS offset) {
     return w ? vector_load_first(w + c, C - c, 0) + offset : vector_of(1);
 }
 
-// Norms a row. w NULL: factor 1; shift NULL: none; centred 0: mean 0; constants once inlined
+// Norms a row. w NULL: factor 1; shift NULL: no shift; centred 0: mean 0; w, shift and centred are constants once
+// inlined
 VECTOR_INLINE void norm_row(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t C, double eps,
                             floatS offset, int centred) {
     const RowStatistics s = row_statistics(x, C, eps, centred);
@@ -65,7 +66,7 @@ static VECTOR_FUNCTION void norm_row_of(floatX *out, const floatX *x, const floa
 
 static void cpu_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                              size_t n, size_t C, Norm norm) {
-    const floatX *shift = (const floatX *)(b ? b : residual); // row t's is shift + t * stride
+    const floatX *shift = (const floatX *)(b ? b : residual); // row t has shift + t * stride
     const size_t stride = b ? 0 : C;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++)
@@ -77,14 +78,14 @@ static void cpu_norm_forward(Stored *out, const Stored *x, const Stored *w, cons
 
 static size_t norm_parts(size_t n) { return n < 32 ? 1 : min_size(n / 16, 64); }
 
-// scratch[parts][2][C, rounded up to whole vectors of any machine]: a part's dw, then its db; unused if dw is NULL
+// scratch[parts][2][C, rounded up to whole vectors of any machine]: each part's dw, then its db; unused if dw is NULL
 static size_t norm_part_row(size_t C) { return round_up(C, 16); }
 static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * norm_part_row(C); }
 
 /*
-One row. With g = dout * (w + offset): dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm,
-and dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: only dx.
-w NULL: factor 1.
+Runs one row backward. With g = dout * (w + offset): dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g)
+in RMSNorm, and dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL:
+computes only dx. w NULL: factor 1.
 */
 VECTOR_INLINE void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x,
                                      const floatX *w, size_t C, double eps, floatS offset, int centred,

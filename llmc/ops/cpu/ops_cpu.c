@@ -1,11 +1,12 @@
 /*
-Op set "cpu": fills the table of ops.h. One file per op family, forward and backward together; this one is compiled once
-per precision (precision.h) and linked to the driver.
+Op set "cpu": fills the table of ops.h. Each op family has a file, forward and backward together. This file is compiled
+once per precision (precision.h) and linked to the driver.
 */
 #ifndef _DEFAULT_SOURCE
-#define _DEFAULT_SOURCE // MAP_ANONYMOUS, madvise
+#define _DEFAULT_SOURCE // for MAP_ANONYMOUS, madvise
 #endif
-// `#pragma omp simd` on a loop around libm's exp (double build) or an instrumented one (sanitizers) cannot be honoured.
+// clang cannot honour `#pragma omp simd` on a loop around libm's exp (double build) or an instrumented one
+// (sanitizers).
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
@@ -18,27 +19,27 @@ per precision (precision.h) and linked to the driver.
 #include "adapter.h"    // adapters (LoRA)
 #include "rope.h"       // rotary position embedding
 #include "attention.h"  // attention of one chunk over its documents' keys
-#include "received.h"   // attention that each key gets
+#include "received.h"   // attention that each key receives
 #include "sink.h"       // sinks of attention
 #include "gate.h"       // the gate of attention's output
 #include "conv.h"       // linear attention: the convolution
 #include "delta.h"      // linear attention: the gated delta rule
 #include "gated_norm.h" // linear attention: the gated norm
 #include "scan.h"       // linear attention: states between ranks
-#include "activation.h" // SwiGLU, GeGLU, GELU, clamped
+#include "activation.h" // SwiGLU, GeGLU, GELU, clamped SwiGLU
 #include "experts.h"    // mixtures of experts
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "draw.h"       // tokens drawn from logits
 #include "dequantise.h" // matrices in 4 bits
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer
-#include "collective.h" // between processes
-#include "findings.h"   // what this machine is
+#include "collective.h" // collectives between processes
+#include "findings.h"   // facts about this machine
 
 static size_t cpu_memory_peak(void) { return host_memory_peak(); }
 
-// Subtracts what libraries and files take beside the plan: in a control group the kernel would kill this process.
-// oneDNN and the OpenMP runtime do not survive a failed allocation.
+// Subtracts what libraries and files take in addition to the plan: in a control group the kernel would kill this
+// process. oneDNN and the OpenMP runtime do not survive a failed allocation.
 static size_t cpu_memory_available(void) {
     const size_t most = host_memory_available(), left = address_space_left(), files = (size_t)48 << 20;
     const size_t available = most > files ? most - files : most ? 1 : 0;
@@ -62,9 +63,9 @@ static const char *cpu_memory_name(void) {
     return address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves" : "the memory available";
 }
 static const char *cpu_device_problem(void) { return NULL; }
-static void cpu_finish(void) { disk_finish(); } // every op is done when it returns
+static void cpu_finish(void) { disk_finish(); } // every op is finished when it returns
 
-// Tells the other ranks that this one is at work: called for every chunk of a pass.
+// Tells the other ranks that this rank is computing; called for every chunk of a pass.
 static void cpu_repeat(double factor) { (void)factor, watch_at_work(); }
 static int cpu_graph_begin(const GraphKey *key) { return (void)key, 1; } // launches cost nothing here
 static int cpu_graph_end(void) { return 0; }
@@ -87,7 +88,7 @@ static const Ops ops_cpu = {
     .stored = FLOATX_DTYPE,
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
     .chunk = 1024,
-    .logits_chunk = 512, // larger ones are hardly faster (dev/README.md) and cost memory
+    .logits_chunk = 512, // a larger chunk is hardly faster (dev/README.md) and costs memory
     .row_multiple = 1,
     .quantised_rows = QUANTISED_ROWS,
 #define OP(type, op, ...) .op = cpu_##op,

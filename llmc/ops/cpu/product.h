@@ -11,7 +11,7 @@ product of 2048 x 2048 x 2048, for 256 to 1024 rows of widths 256 to 6144:
           plain C         (2 threads) of the better of these: 256 to 1024 rows 0.94 - 1.0; 64 rows forward 1.06,
                           backward input 1.28, backward weight 1.0; rank 16 0.55 - 1.0. Held to AVX2: 256 rows 0.93 -
                           1.1, 1024 rows 0.90 - 0.99, 64 rows 0.85 - 0.95, rank 16 0.5 - 0.7. On a processor that has
-                          AVX2 only the slower plain product of before had 1.03 - 1.6; today's was not timed there.
+                          only AVX2, an older, slower plain product had 1.03 - 1.6; today's was not timed there.
     bf16  matmul primitive 0.57: this core's AVX512-BF16 dot product has half the rate of fp32; plain C, which converts
           while it packs, 0.85 - 1.0. With AMX, or AVX512-BF16 on other makes of processors, oneDNN serves: by AMX
           forward about 5 times its fp32 rate, backward input 4, backward weight 3 (separate runs).
@@ -27,9 +27,10 @@ left to reference code), explicit transposition first (no faster than packing).
 #include "product_onednn.h"
 #endif
 
-// Chooses by vectors and shape, not by a race, which would change digits from run to run.
+// Returns whether oneDNN takes the product. Chooses by vectors and shape, not by timing, which would change digits from
+// run to run.
 static int onednn_is_better(const Product *p) {
-    if (product_is_small(p)) return 0; // its call takes longer
+    if (product_is_small(p)) return 0; // oneDNN's call takes longer than the product
 #if defined(PRECISION_BF16)
     return 1;
 #elif VECTOR_BYTES == 64

@@ -13,10 +13,10 @@ primitives, below 20 MiB for dnnl_sgemm (2 threads), which packs its operands: w
 #endif
 #include "product_plain.h"
 
-#define KEPT_PRIMITIVES 128  // beyond this the oldest is dropped: a training run reuses its shapes sooner
-#define SGEMM_COLUMNS   2048 // of one call
+#define KEPT_PRIMITIVES 128  // if there are more, the oldest is dropped: a training run reuses its shapes sooner
+#define SGEMM_COLUMNS   2048 // columns of one call
 
-// Compared as bytes, so without padding
+// Key of a primitive. Compared as bytes, so it has no padding.
 typedef struct {
     size_t m, n, k, a_stride, out_stride;
     size_t a_transposed, b_transposed, out_summed, accumulate, bias;
@@ -26,7 +26,7 @@ enum { MATRIX_A, MATRIX_B, MATRIX_OUT, MATRIX_BIAS, SCRATCHPAD, ARGUMENTS };
 
 typedef struct {
     ProductShape shape;
-    dnnl_primitive_t primitive; // NULL: oneDNN has none worth calling
+    dnnl_primitive_t primitive; // NULL: oneDNN has no primitive worth calling
     dnnl_memory_t memory[ARGUMENTS];
     size_t scratch_bytes;
 } KeptPrimitive;
@@ -50,7 +50,7 @@ static void onednn_check(dnnl_status_t status, const char *call, const Product *
 // ---- spelling of the two major versions ----------------------------------------------------------------------------
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t MemoryDescription;
-#define DESCRIPTION(md)         (md) // as an argument
+#define DESCRIPTION(md)         (md) // passes a description as an argument
 #define DESTROY_DESCRIPTION(md) dnnl_memory_desc_destroy(md)
 #define describe_memory         dnnl_memory_desc_create_with_strides
 #define append_sum(ops)         dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef)
@@ -77,7 +77,7 @@ static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *description, const M
 
 // ---- the matmul primitive ------------------------------------------------------------------------------------------
 
-// Describes a row-major matrix [rows,columns], or its transpose, with stored rows `stride` elements apart.
+// Describes a row-major matrix [rows,columns], or its transpose; stored rows are `stride` elements apart.
 static MemoryDescription describe_matrix(const Product *p, size_t rows, size_t columns, size_t stride, int transposed,
                                          int summed) {
     const dnnl_dims_t size = {(dnnl_dim_t)rows, (dnnl_dim_t)columns};
@@ -94,7 +94,8 @@ static dnnl_memory_t memory_of(const Product *p, const MemoryDescription *descri
     return memory;
 }
 
-// Makes the attributes: accumulation adds out itself. A residual is copied there first: faster than "binary".
+// Makes the attributes. To accumulate, the primitive adds to out itself. A residual is copied to out first: faster than
+// "binary".
 static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t added;
@@ -107,25 +108,25 @@ static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
     return attributes;
 }
 
-// Returns whether an implementation is worth calling (product.h): no reference code, no bf16 slower than ours. At an
-// inner dimension of 63, AMX code of oneDNN 2.6 hits an illegal instruction (oneDNN's issue 1661).
+// Returns whether an implementation is worth calling (product.h): not reference code, and no bf16 slower than ours. At
+// an inner dimension of 63, AMX code of oneDNN 2.6 hits an illegal instruction (oneDNN's issue 1661).
 static int onednn_is_fast(const char *implementation, const Product *p) {
     if (strstr(implementation, "ref")) return 0;
-#if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // defined: for tests and comparisons
+#if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // defined in tests, comparisons
     unsigned eax, ebx, ecx, edx;
     if (strstr(implementation, "amx")) return p->k != 63;
     if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx)) return 0;
     unsigned intel = ebx == signature_INTEL_ebx;
-    if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & 1u << 5)) return 0; // AVX512-BF16
+    if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & 1u << 5)) return 0; // bit of AVX512-BF16
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
-    return !(intel && edx & 1u << 23); // AVX512-FP16: Sapphire Rapids and later
+    return !(intel && edx & 1u << 23); // bit of AVX512-FP16: Sapphire Rapids and later
 #else
     (void)p;
     return 1;
 #endif
 }
 
-// Makes the primitive for p; its .primitive stays NULL if oneDNN has none worth calling.
+// Makes the primitive for p. Its .primitive stays NULL if oneDNN has none worth calling.
 static void make_primitive(KeptPrimitive *kept, const Product *p) {
     MemoryDescription matrix[] = {
         describe_matrix(p, p->m, p->k, a_stride(p), p->a_transposed, 0),
@@ -160,7 +161,7 @@ static void forget_primitive(KeptPrimitive *kept, const Product *p) {
     ONEDNN_CALL(dnnl_primitive_destroy, (kept->primitive));
 }
 
-// Returns the primitive of p's shape. Makes it if it is not kept, in place of the oldest if all slots are used.
+// Returns the primitive of p's shape. Makes it if it is not kept; it replaces the oldest if all slots are used.
 static KeptPrimitive *find_primitive(const Product *p) {
     const size_t stride_a = a_stride(p), stride_out = out_stride(p);
     const ProductShape shape = {p->m,
@@ -218,7 +219,7 @@ static int onednn_matmul(const Product *p) {
 
 // ---- both ----------------------------------------------------------------------------------------------------------
 
-// Returns whether oneDNN serves this build on this processor; tried once, on a product of medium size.
+// Returns whether oneDNN serves this build on this processor. Tries once, on a product of medium size.
 static int onednn_serves(void) {
     static int asked, serves;
     static const Product probe = {.op = "a first trial", .m = 256, .n = 256, .k = 256, .b_transposed = 1};
@@ -227,12 +228,12 @@ static int onednn_serves(void) {
     asked = 1;
     if (dnnl_engine_create(&onednn.engine, dnnl_cpu, 0) != dnnl_success) return 0;
     ONEDNN_CALL(dnnl_stream_create, (&onednn.stream, onednn.engine, dnnl_stream_default_flags));
-    ONEDNN_CALL(dnnl_set_primitive_cache_capacity, (0)); // it would keep primitives that we drop
+    ONEDNN_CALL(dnnl_set_primitive_cache_capacity, (0)); // oneDNN's cache would keep primitives that we drop
     serves = find_primitive(p)->primitive != NULL;
     return serves;
 }
 
-// Returns 0 if the product is left to product_plain.
+// Computes the product with oneDNN. Returns 0 if product_plain must compute it.
 static int product_onednn(const Product *p) {
     if (!onednn_serves()) return 0;
 #if !defined(PRECISION_BF16) && defined(__x86_64__)

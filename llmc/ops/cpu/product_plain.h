@@ -2,11 +2,11 @@
 The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), by vectors (vector.h). product.h says when it is used. A few
 rows (decoding) always take product_streamed; with b in 4 bits, product_of_few.
 
-Out is cut into items, each one thread's work from beginning to end: threads synchronise once a product. For a block of
-the depth an item packs its rows of op(a) into contiguous floatS panels. Then it packs op(b) panel by panel and
-multiplies each with all of them in a register tile; packing converts bf16 and transposes. Each step of a tile
-prefetches a cache line of what is next. The terms of every element are added in a fixed order: the result does not
-depend on the threads, nor on how out is cut.
+Out is cut into items. One thread computes an item from beginning to end: threads synchronise once a product. For a
+block of the depth an item packs its rows of op(a) into contiguous floatS panels. Then it packs op(b) panel by panel,
+and multiplies each panel with all row panels in a register tile. Packing converts bf16 and transposes. Each step of a
+tile prefetches a cache line of the next data. The terms of every element are added in a fixed order: the result does
+not depend on the threads, nor on how out is cut.
 
 Sizes. With 32 registers a tile is 14 rows x 2 vectors: 28 sums, 2 loaded vectors, a broadcast; 28 multiply-adds for 16
 loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the item's row panels (592 KiB, L2) pass.
@@ -19,42 +19,42 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the ite
 #include "memory.h"
 #include "vector.h"
 
-#if VECTOR_BYTES == 64 || defined(__aarch64__) // 32 registers, else 16
+#if VECTOR_BYTES == 64 || defined(__aarch64__) // 32 vector registers; else 16
 #define PANEL_ROWS 14
 #else
 #define PANEL_ROWS 6
 #endif
-#define PANEL_HEIGHT    ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES) // rows as packed
+#define PANEL_HEIGHT    ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES) // rows of a panel, as packed
 #define PANEL_COLUMNS   (2 * VECTOR_LANES)
 #define PANEL_DEPTH     256
-#define PANEL_A_SIZE    (PANEL_HEIGHT * PANEL_DEPTH + CACHE_LINE) // padded: starts in different cache sets
+#define PANEL_A_SIZE    (PANEL_HEIGHT * PANEL_DEPTH + CACHE_LINE) // padded: panels start in different cache sets
 #define PANEL_B_SIZE    (PANEL_COLUMNS * PANEL_DEPTH)
 #define ITEM_PANELS     ((512 + PANEL_ROWS - 1) / PANEL_ROWS)  // row panels of an item
-#define ITEM_TILES      (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles: the fewer rows, the more columns
+#define ITEM_TILES      (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles of an item: the fewer rows, the more columns
 #define PACKING_COST    6.0                                    // cost of packing an element, in multiply-adds
 #define PACKED_STEPS    4                                      // rows of transposed a packed at a time
 #define STREAMED_DEPTH  512                                    // elements of the streamed rows, in the L1 cache
 #define STREAMED_LENGTH 4096
 #if !defined(PRECISION_BF16) || (defined(__AVX512BF16__) && !defined(__AMX_BF16__))
-#define MOST_STREAMED_ROWS 32 // most rows if transposed b is not packed
+#define MOST_STREAMED_ROWS 32 // most rows with which a transposed b is not packed
 #else
 #define MOST_STREAMED_ROWS 4
 #endif
-#define FEW_COLUMNS (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16) // most columns, likewise
-#define MOST_ROWS   2                                         // most rows if b is not packed
+#define FEW_COLUMNS (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16) // most columns with which a transposed a is not packed
+#define MOST_ROWS   2                                         // most rows with which b is not packed
 
-// out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major
+// A product: out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]), all row-major
 typedef struct {
-    const char *op; // the op, for messages
+    const char *op; // name of the op, for messages
     size_t m, n, k;
     const floatX *a, *b;
-    int a_transposed, b_transposed; // a is stored as [k,m]; b is stored as [n,k]
-    size_t a_stride, out_stride;    // elements from row to row of stored a, of out and residual; 0: contiguous
+    int a_transposed, b_transposed; // 1: a is stored as [k,m]; b is stored as [n,k]
+    size_t a_stride, out_stride;    // elements from row to row of stored a, and of out and residual; 0: contiguous
     void *out;
-    int out_summed;                // out holds floatS, else floatX
-    int accumulate;                // out +=; residual is then NULL
+    int out_summed;                // 1: out holds floatS, else floatX
+    int accumulate;                // 1: adds to out; residual is then NULL
     const floatX *bias, *residual; // may be NULL
-    const void *record;            // b in 4 bits: then `b` is NULL and m at most FEW_MOST; else NULL
+    const void *record;            // b in 4 bits (b is then NULL, and m at most FEW_MOST), or NULL
     const QuantFormat *format;
     size_t record_rows, record_first; // the record has [record_rows,k]; b is its rows from record_first on
 } Product;
@@ -76,7 +76,7 @@ static inline size_t out_stride(const Product *p) { return p->out_stride ? p->ou
 // [from, from + depth). Its memory belongs to one thread.
 typedef struct {
     size_t row, rows, column, columns, from, depth;
-    int first, last; // whether this is the first, the last block of the depth
+    int first, last; // 1: this is the first, the last block of the depth
     floatS *a;       // [row panels][depth][PANEL_HEIGHT] packed
     floatS *b;       // [depth][PANEL_COLUMNS] packed: one panel, in the L1 cache
     floatS *tiles;   // the sums of rows x columns so far, tile by tile
@@ -84,17 +84,17 @@ typedef struct {
 
 // ---- the register tile -------------------------------------------------------------------------------------------
 
-// Cache lines needed soon: a tile prefetches one with each step of its depth.
+// Cache lines that are needed soon: a tile prefetches one with each step of its depth.
 #define MOST_AHEAD 128
 typedef struct {
     size_t count;
     const char *line[MOST_AHEAD];
 } Ahead;
 
-// Rows of a matrix, prefetched little by little
+// Rows of a matrix that are prefetched little by little
 typedef struct {
     const char *row;
-    size_t stride, bytes, rows, at; // rows left; bytes of the first already prefetched
+    size_t stride, bytes, rows, at; // remaining rows; at: bytes of the first row prefetched already
 } AheadRows;
 
 VECTOR_INLINE void look_ahead(Ahead *ahead, AheadRows *rows, size_t lines) {
@@ -111,7 +111,7 @@ VECTOR_INLINE void look_ahead(Ahead *ahead, AheadRows *rows, size_t lines) {
 
 VECTOR_INLINE void panel_step(int rows, int vectors, Vector sum[PANEL_ROWS][2], const floatS *a, const floatS *b) {
     Vector right[2];
-    if (VECTOR_BYTES == 64) __builtin_prefetch(a + 128); // a is in the L2 cache
+    if (VECTOR_BYTES == 64) __builtin_prefetch(a + 128); // a is in the L2 cache: prefetch it
     for (int v = 0; v < vectors; v++) right[v] = vector_load(b + v * VECTOR_LANES);
     for (int r = 0; r < rows; r++) {
         const Vector left = vector_of(a[r]);
@@ -119,8 +119,8 @@ VECTOR_INLINE void panel_step(int rows, int vectors, Vector sum[PANEL_ROWS][2], 
     }
 }
 
-// out[rows][1 or 2 vectors] = (or += with accumulate) sum over i < depth of a[i][PANEL_HEIGHT] * b[i][PANEL_COLUMNS]. A
-// fresh sum is added to out at the end: the rounding error grows with the number of blocks.
+// Computes out[rows][1 or 2 vectors] = (or += with accumulate) sum over i < depth of a[i][PANEL_HEIGHT] *
+// b[i][PANEL_COLUMNS]. A new sum is added to out at the end, so the rounding error grows with the number of blocks.
 VECTOR_INLINE void panel_product(int rows, int vectors, floatS *out, size_t out_stride, int accumulate, const floatS *a,
                                  const floatS *b, size_t depth, const Ahead *ahead) {
     Vector sum[PANEL_ROWS][2];
@@ -139,7 +139,7 @@ VECTOR_INLINE void panel_product(int rows, int vectors, floatS *out, size_t out_
         }
 }
 
-// The number of rows and vectors must be constants for the sums to live in registers.
+// rows and vectors must be constants, so that the sums live in registers
 #define PANEL_CASE(rows)                                                                                               \
     case 2 * rows - 1: panel_product(rows, 1, out, out_stride, accumulate, a, b, depth, ahead); break;                 \
     case 2 * rows: panel_product(rows, 2, out, out_stride, accumulate, a, b, depth, ahead); break;
@@ -168,7 +168,7 @@ static VECTOR_FUNCTION void panel_product_of(size_t rows, size_t columns, floatS
 
 // ---- packing -----------------------------------------------------------------------------------------------------
 
-// out[depth][width] = in[depth][used], with zeros beyond; width is a multiple of VECTOR_LANES.
+// Packs out[depth][width] = in[depth][used], followed by zeros. width is a multiple of VECTOR_LANES.
 VECTOR_INLINE void pack_straight(floatS *out, size_t width, const floatX *in, size_t in_stride, size_t used,
                                  size_t depth) {
     for (size_t i = 0; i < depth; i++, out += width, in += in_stride) {
@@ -179,7 +179,7 @@ VECTOR_INLINE void pack_straight(floatS *out, size_t width, const floatX *in, si
     }
 }
 
-// out[depth][width] = the transpose of in[used][depth], with zeros beyond. Squares go through registers.
+// Packs out[depth][width] = the transpose of in[used][depth], followed by zeros. Transposes squares in registers.
 VECTOR_INLINE void pack_transposed(floatS *out, size_t width, const floatX *in, size_t in_stride, size_t used,
                                    size_t depth) {
     for (size_t first = 0; first < width; first += VECTOR_LANES, in += VECTOR_LANES * in_stride) {
@@ -198,7 +198,7 @@ VECTOR_INLINE void pack_transposed(floatS *out, size_t width, const floatX *in, 
     }
 }
 
-// Packs all row panels. Transposed a is read along its stored rows, a few at a time, through all panels.
+// Packs all row panels. A transposed a is read along its stored rows: a few rows at a time, for all panels.
 static VECTOR_FUNCTION void pack_a(const Product *p, const ProductItem *item, size_t panels) {
     const size_t stride = a_stride(p);
     for (size_t i = 0; i < item->depth && p->a_transposed; i += PACKED_STEPS)
@@ -225,7 +225,7 @@ static VECTOR_FUNCTION void pack_panel_b(const Product *p, const ProductItem *it
 
 // ---- one item of work ----------------------------------------------------------------------------------------------
 
-// Adds bias and residual to finished sums, then stores them to, or adds them to, a row of out.
+// Adds bias and residual to finished sums. Then stores the sums to a row of out, or adds them to it.
 VECTOR_INLINE void finish_row(const Product *p, int finished, int accumulate, floatS *sum, size_t at, size_t column,
                               size_t columns) {
     if (p->bias && finished)
@@ -245,7 +245,7 @@ VECTOR_INLINE void finish_row(const Product *p, int finished, int accumulate, fl
     }
 }
 
-// Finishes a tile's rows; `columns` is constant in the common case, for loops without remainders.
+// Finishes a tile's rows. `columns` is constant in the common case, so that loops have no remainders.
 static VECTOR_FUNCTION void finish_tile(const Product *p, int finished, int accumulate, floatS *tile, size_t row,
                                         size_t rows, size_t column, size_t columns) {
     for (size_t r = 0; r < rows; r++, tile += PANEL_COLUMNS) {
@@ -257,7 +257,7 @@ static VECTOR_FUNCTION void finish_tile(const Product *p, int finished, int accu
     }
 }
 
-// Returns the stored rows that hold `count` rows of op(a), or columns of op(b), from `first` on, `depth` deep.
+// Returns the stored rows of `count` rows of op(a), or columns of op(b), from `first` on, `depth` deep.
 VECTOR_INLINE AheadRows stored_rows(const floatX *x, size_t stride, int depth_by_row, size_t first, size_t count,
                                     size_t from, size_t depth) {
     const AheadRows along = {(const char *)(x + first * stride + from), stride * sizeof(floatX), depth * sizeof(floatX),
@@ -269,15 +269,15 @@ VECTOR_INLINE AheadRows stored_rows(const floatX *x, size_t stride, int depth_by
 
 static inline size_t lines_of(const AheadRows *rows) { return rows->rows * (rows->bytes / 64 + 1); }
 
-// Computes one block of the depth: packs a, then each panel of b, and multiplies that with all row panels of a.
-// Prefetches the next panel of b and block of a meanwhile. Sums over blocks accumulate in out if it holds floatS, else
+// Computes one block of the depth: packs a, then each panel of b, and multiplies this panel with all row panels of a.
+// Meanwhile prefetches the next panel of b and block of a. Sums over blocks accumulate in out if it holds floatS, else
 // in tiles.
 static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *item) {
     const size_t panels = panels_of(item->rows, PANEL_ROWS), column_panels = panels_of(item->columns, PANEL_COLUMNS);
     const size_t stride = out_stride(p), next = item->from + item->depth;
     const int in_out = out_is_summed(p);
     const size_t element = in_out ? sizeof(floatS) : sizeof(floatX);
-    floatS only[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64))); // a tile finished at once, in the L1 cache
+    floatS only[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64))); // a tile that is finished at once, in L1
     AheadRows a = stored_rows(p->a, a_stride(p), p->a_transposed, item->row, item->rows, next,
                               min_size(item->depth, p->k - next));
     const size_t a_share = lines_of(&a) / (panels * column_panels) + 1;
@@ -317,7 +317,7 @@ static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *i
 
 // ---- scratch memory ------------------------------------------------------------------------------------------------
 
-// Returns memory for packed panels and tiles of each thread, or for packed rows; kept for later products.
+// Returns each thread's memory for packed panels and tiles, or for packed rows. Keeps it for later products.
 #define ITEM_A    (ITEM_PANELS * PANEL_A_SIZE)
 #define ITEM_SIZE (ITEM_A + PANEL_B_SIZE + (sizeof(floatX) < sizeof(floatS)) * ITEM_TILES * PANEL_ROWS * PANEL_COLUMNS)
 static floatS *product_scratch(size_t elements) {
@@ -334,11 +334,11 @@ static floatS *product_scratch(size_t elements) {
 
 // ---- a few rows ----------------------------------------------------------------------------------------------------
 
-// Dot products of a few rows with many, all of length k. The many are read from memory once, in the order in which they
-// lie. A word is what a lane multiplies at once: one element, or two in bf16 (AVX512-BF16). A packed vector has
-// consecutive words of each of FEW_LANES rows; it is multiplied with the same words of one of the many, repeated. Lanes
-// of a row are added at the end. A tile is FEW_VECTORS vectors x MANY_ROWS of the many, which stay in the L1 cache; the
-// few stay in the L2 cache. Rows of zeros fill the last tile. A row's sums do not depend on others.
+// Dot products of a few rows with many rows, all of length k. The many are read from memory once, in the order in which
+// they lie. A word is what a lane multiplies at once: one element, or two in bf16 (AVX512-BF16). A packed vector has
+// consecutive words of each of FEW_LANES rows. It is multiplied with the same words of one of the many, repeated. A
+// row's lanes are added at the end. A tile is FEW_VECTORS vectors x MANY_ROWS of the many, which stay in the L1 cache;
+// the few stay in the L2 cache. Rows of zeros fill the last tile. The sums of a row do not depend on other rows.
 #if defined(PRECISION_BF16) && !defined(__AVX512BF16__) // words are converted to floatS as they are loaded
 #define FEW_WORD    1                                   // elements of a word
 #define FEW_LANES   1
@@ -352,30 +352,30 @@ static floatS *product_scratch(size_t elements) {
 #endif
 #define FEW_ROWS   (FEW_VECTORS * FEW_LANES)
 #define FEW_RUN    (VECTOR_LANES / FEW_LANES)   // words of a row in a vector
-#define CODED_ROWS (VECTOR_BYTES == 64 ? 4 : 2) // most rows that take 4-bit weights decoded in registers
+#define CODED_ROWS (VECTOR_BYTES == 64 ? 4 : 2) // most rows that are multiplied with 4-bit weights decoded in registers
 #define FEW_MOST   32                           // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
-#if !defined(PICKED_VECTORS)                    // most rows for which 4-bit weights are faster than decoding them first
+#if !defined(PICKED_VECTORS)                    // most rows with which this is faster than decoding 4-bit weights first
 #define QUANTISED_ROWS 4
 #elif defined(PRECISION_BF16)
 #define QUANTISED_ROWS 8
 #else
 #define QUANTISED_ROWS FEW_MOST
 #endif
-#define STREAMED_ROWS (MANY_ROWS == 6 ? 24 : 16) // of the many, in an item of work: whole vectors
+#define STREAMED_ROWS (MANY_ROWS == 6 ? 24 : 16) // rows of the many in an item of work, read as whole vectors
 
 typedef struct {
     const floatS *few; // packed: few_at(), [FEW_ROWS][FEW_RUN words]
     const floatX *x, *many;
-    const Product *coded; // its record holds the many, in place of `many`; else NULL
-    QuantParts parts;     // of the record
+    const Product *coded; // a product whose record holds the many, in place of `many`; else NULL
+    QuantParts parts;     // parts of that record
     size_t x_stride, stride;
-    size_t count, tiles, rows; // count, tiles: of the few; rows: of the many
-    size_t whole, k;           // elements of a row: in whole vectors of words, and all
-    int codes; // few enough for dots_of_codes: packed as [whole / VECTOR_LANES][CODED_ROWS][VECTOR_LANES]
+    size_t count, tiles, rows; // count, tiles: of the few; rows: number of the many
+    size_t whole, k;           // elements of a row that fill whole vectors of words; all elements
+    int codes; // 1: few enough rows for dots_of_codes, packed as [whole / VECTOR_LANES][CODED_ROWS][VECTOR_LANES]
 } FewRows;
 
-// total[MANY_ROWS][FEW_VECTORS] = (or += with accumulate) the products of `depth` elements, by lanes; the tile has
-// `vectors` vectors. Prefetches as many bytes from `ahead` on as it reads from the many; NULL: none.
+// Computes total[MANY_ROWS][FEW_VECTORS] = (or += with accumulate) the products of `depth` elements, by lanes, for a
+// tile of `vectors` vectors. Prefetches from `ahead` on as many bytes as it reads from the many; ahead NULL: none
 VECTOR_INLINE void dot_products(int vectors, Vector total[MANY_ROWS][FEW_VECTORS], int accumulate, const floatS *few,
                                 const floatX *const *many, const char *ahead, size_t depth) {
     enum { LINE = 64 / sizeof(floatX) };
@@ -401,20 +401,21 @@ VECTOR_INLINE void dot_products(int vectors, Vector total[MANY_ROWS][FEW_VECTORS
         for (int v = 0; v < FEW_VECTORS; v++) total[c][v] = v < vectors ? sum[c][v] : (Vector){0};
 }
 
-// Returns where tile t has element i, a multiple of FEW_RUN words. A piece of STREAMED_DEPTH elements has all tiles.
+// Returns the offset of element i, a multiple of FEW_RUN words, of tile t. A piece of STREAMED_DEPTH elements has all
+// tiles.
 static inline size_t few_at(const FewRows *f, size_t t, size_t i) {
     const size_t from = i / STREAMED_DEPTH * STREAMED_DEPTH, depth = min_size(STREAMED_DEPTH, f->whole - from);
     return (from * f->tiles + t * depth + i - from) / FEW_WORD * FEW_ROWS;
 }
 
-// out[count] = elements of the many, in 4 bits, from element `begin` on
+// Decodes out[count] = elements of the 4-bit many, from element `begin` on.
 static void decode_many(floatX *out, const FewRows *f, size_t begin, size_t count) {
     const Product *p = f->coded;
     decode_elements(out, p->record, *p->format, &f->parts, p->record_first * f->k + begin, count);
 }
 
-// Decodes elements [from, from + depth) of rows from `first` on into row[MANY_ROWS]. Prefetches what follows up to
-// `end`, or from `begin` on in the next rows.
+// Decodes elements [from, from + depth) of the rows from `first` on into row[MANY_ROWS]. Prefetches the following
+// elements up to `end`, or the next rows' from `begin` on.
 static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][STREAMED_DEPTH], const FewRows *f,
                         size_t first, size_t begin, size_t from, size_t end) {
     const size_t depth = min_size(STREAMED_DEPTH, end - from), next = first + (from + depth < end ? 0 : MANY_ROWS);
@@ -427,8 +428,8 @@ static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][
     }
 }
 
-// sum[MANY_ROWS][FEW_MOST] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; if there are
-// fewer, the last one again. Meanwhile prefetches the next rows, in the order in which they lie.
+// Adds to sum[MANY_ROWS][FEW_MOST] the dot products of elements [begin, end) with MANY_ROWS rows from `first` on. If
+// there are fewer rows, repeats the last one. Meanwhile prefetches the next rows, in the order in which they lie.
 VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
     Vector total[FEW_MOST / FEW_ROWS][MANY_ROWS][FEW_VECTORS];
     floatX decoded[MANY_ROWS][STREAMED_DEPTH] __attribute__((aligned(64))); // in the L1 cache
@@ -472,7 +473,7 @@ static VECTOR_FUNCTION void dots_of_decoded(floatS *sum, const FewRows *f, size_
 }
 
 #if defined(PICKED_VECTORS)
-// dot[rows] = dot products of row `row` of the many, in whole blocks of 4 bits, with a few others.
+// Computes dot[rows] = dot products of a few rows with row `row` of the many, over whole blocks of 4 bits.
 VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t row) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
     const Product *p = f->coded;
@@ -487,7 +488,7 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
         if (b % SCALES == 0)
             quant_scales_of(scale, q, record, &f->parts, (begin >> shift) + b, min_size(SCALES, blocks - b));
         block_floats(value, quant_codes[q.type], q.rounding, scale[b % SCALES]);
-        __builtin_prefetch(codes + 1024); // 2048 elements ahead
+        __builtin_prefetch(codes + 1024); // prefetches 2048 elements ahead
         const ValueTable table = value_table(value);
         for (size_t i = 0; i < q.block; i += PICKED, codes += PICKED / 2, few += PICKED * CODED_ROWS) {
             pick_vectors(w, codes, table, quant_first_shift(q.type));
@@ -507,14 +508,14 @@ static VECTOR_FUNCTION void dots_of_codes_of(floatS *dot, const FewRows *f, size
         dots_of_codes(1, dot, f, row);
     else if (f->count == 2)
         dots_of_codes(2, dot, f, row);
-    else // the sums of a third and a fourth row of zeros are not used
+    else // a third and a fourth row of zeros: their sums are not used
         dots_of_codes(CODED_ROWS, dot, f, row);
 }
 #else
 static void dots_of_codes_of(floatS *dot, const FewRows *f, size_t row) { (void)dot, (void)f, (void)row; }
 #endif
 
-// Returns the product of what follows the whole vectors: row r of the few with row `row` of the many.
+// Returns the product, after the whole vectors, of row r of the few and row `row` of the many.
 static floatS dot_of_rest(const FewRows *f, size_t r, size_t row) {
     floatS sum = 0;
     for (size_t i = f->whole; i < f->k; i++) {
@@ -528,7 +529,8 @@ static floatS dot_of_rest(const FewRows *f, size_t r, size_t row) {
     return sum;
 }
 
-// Computes rows [first, first + count) of the many, at most STREAMED_ROWS: columns of out, or rows of it.
+// Computes rows [first, first + count) of the many, at most STREAMED_ROWS. columns: they are columns of out; else rows
+// of out
 static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int columns, size_t first, size_t count) {
     floatS sums[STREAMED_ROWS * FEW_MOST] = {0}, out[FEW_MOST * STREAMED_ROWS];
     for (size_t c = 0; c < count && f->codes; c++) dots_of_codes_of(sums + c * FEW_MOST, f, first + c);
@@ -565,13 +567,13 @@ static VECTOR_FUNCTION void pack_few(floatS *packed, const FewRows *f, size_t fr
                      r < f->count ? vector_load_stored(f->x + r * f->x_stride + from) : (Vector){0});
 }
 
-// Items of work that a thread has to begin with, and that others may take when they have done theirs
+// Items of work that a thread begins with. Other threads may take them when they have finished their own.
 typedef struct {
     size_t next, end;
     char unshared[64 - 2 * sizeof(size_t)];
 } Items;
 
-// Returns the first row of an item of thread `own` or, if it has none left, of another one; `none` if all are taken.
+// Returns the first row of an item of thread `own`, or of another thread if it has none left; `none` if all are taken.
 static size_t items_take(Items *items, size_t threads, size_t own, size_t none) {
     for (size_t i = 0; i < threads; i++) {
         Items *from = items + (own + i) % threads;
@@ -586,10 +588,10 @@ static size_t items_take(Items *items, size_t threads, size_t own, size_t none) 
     return none;
 }
 
-// Computes a skinny product: one operand has few rows; the other's are read once, unpacked, by each thread from its
-// share's first to its last.
+// Computes a skinny product: one operand has few rows. Each thread reads its share of the other operand once, unpacked,
+// from first row to last.
 static void product_of_few(const Product *p) {
-    const int columns = p->record || p->m <= MOST_STREAMED_ROWS; // the few rows are a's
+    const int columns = p->record || p->m <= MOST_STREAMED_ROWS; // 1: the few rows are a's
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
     FewRows f = {.k = p->k, .coded = p->record ? p : NULL};
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
@@ -617,7 +619,7 @@ static void product_of_few(const Product *p) {
     }
 }
 
-// out[columns] += a[depth] b[depth,n] for `columns` columns of b
+// Adds a[depth] b[depth,n] to out[columns], for `columns` columns of b.
 VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *b, size_t depth, size_t n,
                                     size_t columns) {
     if (columns == PANEL_COLUMNS) {
@@ -634,8 +636,8 @@ VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *
     }
 }
 
-// Multiplies one or two rows of a with b unpacked: packing would cost more than the product. Sums are in blocks of
-// PANEL_DEPTH, as those of the panels.
+// Multiplies one or two rows of a with an unpacked b: packing would cost more than the product. Sums are made in blocks
+// of PANEL_DEPTH, like the panels' sums.
 static VECTOR_FUNCTION void product_of_rows(const Product *p) {
 #pragma omp parallel for schedule(dynamic) if (!product_is_small(p))
     for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {
@@ -649,7 +651,7 @@ static VECTOR_FUNCTION void product_of_rows(const Product *p) {
     }
 }
 
-// Computes a product of few rows: b is read once and not packed. Returns 0 if there are too many.
+// Computes a product with few rows; b is read once and not packed. Returns 0 if there are too many rows.
 static int product_streamed(const Product *p) {
     if (p->a_transposed || p->m > (p->b_transposed ? MOST_STREAMED_ROWS : MOST_ROWS)) return 0;
     if (p->b_transposed)
@@ -661,17 +663,17 @@ static int product_streamed(const Product *p) {
 
 // ---- the whole product -------------------------------------------------------------------------------------------
 
-// Returns the size of equal blocks of at most `limit` that `size` is cut into, in whole panels.
+// Returns the size of equal blocks, in whole panels and at most `limit`, into which `size` is cut.
 static size_t block_size(size_t size, size_t limit, size_t panel) {
     return round_up(panels_of(size, panels_of(size, limit)), panel);
 }
 
 typedef struct {
-    size_t rows, columns; // of an item
+    size_t rows, columns; // rows and columns of an item
     size_t row_items, items;
 } ProductGrid;
 
-// Cuts out into items so that the busiest thread has the least work: multiply-adds of whole tiles, and packing.
+// Cuts out into items so that the busiest thread has the least work: multiply-adds of whole tiles, plus packing.
 static ProductGrid product_grid(const Product *p, size_t threads) {
     const size_t row_panels = panels_of(p->m, PANEL_ROWS), column_panels = panels_of(p->n, PANEL_COLUMNS);
     const size_t least = panels_of(row_panels, ITEM_PANELS);

@@ -1,6 +1,7 @@
 /*
-The attention that each key gets: sums of exp(scale q k - lse) over queries and heads. A thread takes RECEIVED_KEYS keys
-at a time, which stay in the L1 cache while all queries pass; so each sum has one order, whatever the threads.
+The attention that each key receives: the sum of exp(scale q k - lse) over queries and heads. A thread takes
+RECEIVED_KEYS keys at a time, which stay in the L1 cache while all queries pass. So each sum has one order, for any
+number of threads.
 */
 #ifndef LLMC_CPU_RECEIVED_H
 #define LLMC_CPU_RECEIVED_H
@@ -10,7 +11,8 @@ at a time, which stay in the L1 cache while all queries pass; so each sum has on
 
 enum { RECEIVED_KEYS = 32 };
 
-// sum[count] += what keys `first`, first + 1, ... get of the queries of one head. key, query: elements between rows
+// Adds to sum[count] the attention that keys `first`, first + 1, ... receive from the queries of one head. key, query:
+// elements between rows
 static VECTOR_FUNCTION void received_of_head(floatS *sum, const floatX *q, const floatX *k, const floatS *lse,
                                              size_t first, size_t count, size_t n, size_t before, size_t NH, size_t NKV,
                                              size_t HD, floatS scale) {

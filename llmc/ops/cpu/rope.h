@@ -1,8 +1,8 @@
 /*
 Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + R/2]), or (x[2i], x[2i + 1]), of the
-first R elements is rotated by the angle position * inverse_frequency[i], and scaled by a factor. The angle, its sine
-and its cosine, these times the factor, and the scale of later queries are rounded to fp32 in every build, as
-transformers does: models are trained with these very angles.
+first R elements is rotated by the angle position * inverse_frequency[i], and scaled by a factor. In every build these
+are rounded to fp32, as transformers does, because models are trained with these angles: the angle, its sine and cosine,
+both times the factor, and the scale of later queries.
 */
 #ifndef LLMC_CPU_ROPE_H
 #define LLMC_CPU_ROPE_H
@@ -11,7 +11,7 @@ transformers does: models are trained with these very angles.
 #include "llmc/ops/formulas.h"
 #include "simd_math.h"
 
-enum { ROPE_PAIRS = 64 }; // pairs at a time; all of them up to HD = 128
+enum { ROPE_PAIRS = 64 }; // pairs rotated at a time; all of them up to HD = 128
 
 // Computes sine and cosine of position * inverse_frequency[0..pairs), scaled; direction -1 rotates back.
 static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const float *inverse_frequency, size_t pairs,
@@ -37,7 +37,7 @@ VECTOR_INLINE void rope_turn(floatX *a, floatX *b, const floatS *cosine, const f
     }
 }
 
-// Rotates neighbours: pairs (x[2i], x[2i + 1]).
+// Rotates neighbours: the pairs (x[2i], x[2i + 1]).
 static inline void rope_turn_neighbours(floatX *x, const floatS *cosine, const floatS *sine, size_t pairs) {
 #pragma omp simd
     for (size_t i = 0; i < pairs; i++) {

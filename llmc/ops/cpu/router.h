@@ -1,7 +1,7 @@
 /*
 The router of experts: logits, choice, weights, their gradient, and what the losses need. A token's scores fit the L1
-cache; its sums are made in a fixed order. Sums over tokens are made in groups of TOKEN_GROUP, whatever the threads.
-Without balance and z, a softmax over the chosen experts touches no other expert's exponential.
+cache; its sums are made in a fixed order. Sums over tokens are made in groups of TOKEN_GROUP, for any number of
+threads. Without balance and z, a softmax over the chosen experts touches no other expert's exponential.
 */
 #ifndef LLMC_CPU_ROUTER_H
 #define LLMC_CPU_ROUTER_H
@@ -10,7 +10,7 @@ Without balance and z, a softmax over the chosen experts touches no other expert
 #include "product.h"
 #include "simd_math.h"
 
-#define ROUTER_ROW (EXPERTS_MOST + VECTOR_LANES) // room for a token's numbers in whole vectors
+#define ROUTER_ROW (EXPERTS_MOST + VECTOR_LANES) // room for one number per expert of a token, in whole vectors
 
 static void cpu_router_logits(Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n,
                               size_t C, size_t E, int accumulate) {
@@ -20,7 +20,7 @@ static void cpu_router_logits(Summed *logits, const Stored *x, const Stored *wei
     matrix_product(&p);
 }
 
-// Loads the lanes of x[count] from i on; lanes beyond are `rest`.
+// Loads the lanes of x[count] from i on; lanes after the end are `rest`.
 VECTOR_INLINE Vector router_lanes(const floatS *x, size_t i, size_t count, floatS rest) {
     floatS lane[VECTOR_LANES];
     if (i + VECTOR_LANES <= count) return vector_load(x + i);
@@ -36,7 +36,7 @@ VECTOR_INLINE floatS router_largest(const floatS *x, size_t count) {
 }
 
 // ---- choice ---------------------------------------------------------------------------------------------------------
-// score[E] by which experts are chosen: NaN becomes the lowest.
+// Computes score[E], by which experts are chosen. A NaN becomes the lowest score.
 VECTOR_INLINE void router_scores(floatS *score, const floatS *z, const float *bias, const RouterShape *shape) {
     const Vector lowest = vector_of(-INFINITY);
     for (size_t e = 0; e < shape->E; e += VECTOR_LANES) {
@@ -50,7 +50,7 @@ VECTOR_INLINE void router_scores(floatS *score, const floatS *z, const float *bi
     }
 }
 
-// Takes the largest of score[count], of equal ones the first: it becomes NaN, which no comparison finds.
+// Takes the largest of score[count], the first of equal ones. Sets it to NaN, which no comparison finds again.
 VECTOR_INLINE size_t router_take(floatS *score, size_t count) {
     const floatS largest = router_largest(score, count);
     size_t e = 0;
@@ -59,7 +59,7 @@ VECTOR_INLINE size_t router_take(floatS *score, size_t count) {
     return e;
 }
 
-// Closes all groups but the `kept` best: their scores become NaN.
+// Excludes all groups except the `kept` best: their scores become NaN.
 static void router_close_groups(floatS *score, const RouterShape *shape) {
     const size_t size = shape->E / shape->groups;
     floatS best[EXPERTS_MOST];
@@ -97,7 +97,7 @@ static void cpu_router_choose(uint16_t *route, const Summed *logits, const float
 // ---- weights --------------------------------------------------------------------------------------------------------
 static size_t route_at(const uint16_t *route, size_t k, size_t t, size_t j) { return route ? route[t * k + j] : j; }
 
-// p[count] = exp(z - *largest); returns their sum.
+// Computes p[count] = exp(z - *largest) and returns their sum.
 VECTOR_INLINE floatS router_exponentials(floatS *p, const floatS *z, size_t count, floatS *largest) {
     Vector sum = {0};
     *largest = router_largest(z, count);
@@ -109,10 +109,10 @@ VECTOR_INLINE floatS router_exponentials(floatS *p, const floatS *z, size_t coun
     return vector_sum_across(sum);
 }
 
-// A token's router: weights are scale score[k] / divisor
+// A token's router; weights are scale score[k] / divisor
 typedef struct {
-    floatS score[ROUTER_ROW], slope[ROUTER_ROW]; // of the token's experts; slope: of a sigmoid
-    floatS p[ROUTER_ROW];                        // exp(z - largest) of all experts, where router_all made them
+    floatS score[ROUTER_ROW], slope[ROUTER_ROW]; // of the token's chosen experts; slope: of the sigmoid
+    floatS p[ROUTER_ROW];                        // exp(z - largest) of all experts, if router_all computed them
     floatS largest, sum, divisor;
 } TokenRouter;
 
@@ -120,7 +120,7 @@ VECTOR_INLINE void router_all(TokenRouter *r, const floatS *z, size_t E) {
     r->sum = router_exponentials(r->p, z, E, &r->largest);
 }
 
-// Normalised, a softmax over all experts is one over the chosen.
+// Scores the chosen experts. A normalised softmax over all experts equals a softmax over the chosen ones.
 VECTOR_INLINE void router_chosen(TokenRouter *r, const floatS *z, const uint16_t *route, size_t t,
                                  const RouterShape *shape) {
     const size_t k = shape->k;
@@ -158,7 +158,7 @@ static void cpu_router_weights(Summed *weight, const Summed *logits, const uint1
 }
 
 // ---- gradient -------------------------------------------------------------------------------------------------------
-// dz[E] += p_e (balance_e + shift - sum_j p_j balance_j)
+// Adds p_e (balance_e + shift - sum_j p_j balance_j) to dz[E].
 VECTOR_INLINE void router_all_back(floatS *dz, const TokenRouter *r, const floatS *balance, floatS shift, size_t E) {
     const floatS inverse = 1 / r->sum;
     Vector pulled = {0};
@@ -204,7 +204,7 @@ static void cpu_router_backward(Stored *dlogits, const Summed *dweight, const Su
 }
 
 // ---- counts ---------------------------------------------------------------------------------------------------------
-// sums[E + 1] of tokens [begin, end)
+// Sums over tokens [begin, end) into sums[E + 1].
 static VECTOR_FUNCTION void count_group(floatS *sums, const floatS *logits, size_t begin, size_t end, size_t E) {
     floatS p[ROUTER_ROW], total[ROUTER_ROW], squares = 0, largest;
     memset(total, 0, round_up(E, VECTOR_LANES) * sizeof(*total));
@@ -219,7 +219,7 @@ static VECTOR_FUNCTION void count_group(floatS *sums, const floatS *logits, size
     sums[E] = squares;
 }
 
-// scratch[groups][E + 1]: the sums of a group of tokens
+// scratch[groups][E + 1]: sums of each group of tokens
 static size_t router_groups(size_t n) { return (n + TOKEN_GROUP - 1) / TOKEN_GROUP; }
 static size_t cpu_router_count_scratch(size_t n, size_t E) { return router_groups(n) * (E + 1); }
 

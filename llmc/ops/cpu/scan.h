@@ -1,5 +1,5 @@
 /*
-States of linear attention between ranks: the state after a range of tokens from the state before it.
+States of linear attention between ranks: computes the state after a range of tokens from the state before it.
 */
 #ifndef LLMC_CPU_SCAN_H
 #define LLMC_CPU_SCAN_H

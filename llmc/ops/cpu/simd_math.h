@@ -7,7 +7,7 @@ below 2.2e-7 in fp32; the double build, which exists for tests, calls libm. NaN 
 #define LLMC_CPU_SIMD_MATH_H
 #include "vector.h"
 
-// a * b + c, rounded once if the machine has the instruction (else fma() would be a slow library call).
+// Returns a * b + c, rounded once if the machine has the instruction (else fma() would be a slow library call).
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 static inline float fused_float(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fused_double(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -44,10 +44,10 @@ VECTOR_INLINE Vector vector_exp(Vector x) {
 #if defined(PRECISION_DOUBLE)
 static inline floatS square_root(floatS x) { return sqrt(x); }
 #else
-static inline floatS square_root(floatS x) { return sqrtf(x); } // one instruction under -fno-math-errno
+static inline floatS square_root(floatS x) { return sqrtf(x); } // with -fno-math-errno this is one instruction
 #endif
 
-// s(x) = 1 / (1 + exp(-x)) and its slope s (1 - s), both without cancellation and without overflow.
+// Returns s(x) = 1 / (1 + exp(-x)) and its slope s (1 - s), both without cancellation or overflow.
 VECTOR_INLINE Vector vector_logistic(Vector x, Vector *slope) {
     const VectorWord sign = (VectorWord)1 << (8 * sizeof(VectorWord) - 1);
     const Vector e = vector_exp((Vector)((VectorBits)x | sign)), larger = 1 / (1 + e), smaller = e * larger;
@@ -57,7 +57,7 @@ VECTOR_INLINE Vector vector_logistic(Vector x, Vector *slope) {
 
 /*
 tanh(x) = -e / (2 + e) with e = exp(-2 |x|) - 1 = 2^n (exp(r) - 1) + 2^n - 1, n and r as in vector_exp, and the sign of
-x. Small x keep their digits. So does its slope, 4 (1 + e) / (2 + e)^2, of large ones.
+x. tanh keeps its digits for small x; its slope, 4 (1 + e) / (2 + e)^2, keeps them for large x.
 */
 VECTOR_INLINE Vector vector_tanh(Vector x, Vector *slope) {
 #if defined(PRECISION_DOUBLE)

@@ -1,7 +1,8 @@
 /*
 Sinks of attention: one more term, exp(sinks[h]), in the softmax of a head, which reads no value. With d = sinks[h] - l
-the share that stays is 1 / (1 + exp(d)), and lse = max(l, sinks[h]) + log(1 + exp(-|d|)): nothing cancels or overflows.
-Heads are taken VECTOR_LANES at a time. dsinks is a sum over tokens, in groups of TOKEN_GROUP whatever the threads.
+(l: the log-sum-exp of the keys), the keys keep the share 1 / (1 + exp(d)), and lse = max(l, sinks[h]) + log(1 +
+exp(-|d|)): nothing cancels or overflows. Heads are taken VECTOR_LANES at a time. dsinks is a sum over tokens, in groups
+of TOKEN_GROUP for any number of threads.
 */
 #ifndef LLMC_CPU_SINK_H
 #define LLMC_CPU_SINK_H
@@ -9,7 +10,7 @@ Heads are taken VECTOR_LANES at a time. dsinks is a sum over tokens, in groups o
 #include "elements.h"
 #include "simd_math.h"
 
-// Loads the lanes [0, count) of sums.
+// Loads lanes [0, count) of sums; the other lanes are 0.
 VECTOR_INLINE Vector sums_load_first(const floatS *x, size_t count) {
     floatS lane[VECTOR_LANES] = {0};
     if (count >= VECTOR_LANES) return vector_load(x);
@@ -39,7 +40,7 @@ static void cpu_sink_forward(Stored *out, Summed *lse, const Stored *sinks, size
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// sum[NH] += exp(sinks - lse) (dout . out) of a row
+// Adds exp(sinks - lse) (dout . out) of a row to sum[NH].
 static VECTOR_FUNCTION void sink_row_back(floatS *sum, const floatX *dout, const floatX *out, const floatS *lse,
                                           const floatX *sinks, size_t NH, size_t HD) {
     for (size_t first = 0; first < NH; first += VECTOR_LANES) {
@@ -56,7 +57,7 @@ static VECTOR_FUNCTION void sink_row_back(floatS *sum, const floatX *dout, const
     }
 }
 
-// scratch[groups][NH]: the sums of a group of tokens
+// scratch[groups][NH]: sums of each group of tokens
 static size_t cpu_sink_backward_scratch(size_t n, size_t NH) { return (n + TOKEN_GROUP - 1) / TOKEN_GROUP * NH; }
 
 static void cpu_sink_backward(Summed *dsinks, const Stored *dout, const Stored *out, const Summed *lse,

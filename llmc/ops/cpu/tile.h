@@ -9,14 +9,14 @@ broadcast: 24 multiply-adds for 11 loads. The right operand is walked in panels 
 #include "llmc/base/utils.h"
 #include "vector.h"
 
-#if VECTOR_BYTES == 64 || defined(__aarch64__) // 32 registers, else 16
+#if VECTOR_BYTES == 64 || defined(__aarch64__) // 32 vector registers; else 16
 #define TILE_ROWS 8
 #else
 #define TILE_ROWS 4
 #endif
 #define TILE_VECTORS 3
 
-// Blocks are padded to whole tiles, and to whole vectors if they are transposed.
+// Blocks are padded to a multiple of this many rows: whole tiles, and whole vectors where they are transposed.
 #define ROW_MULTIPLE (VECTOR_LANES > TILE_ROWS ? VECTOR_LANES : TILE_ROWS)
 
 // Returns the length of a packed row: an odd number of cache lines, so that a panel's rows spread over all cache sets.
@@ -24,7 +24,7 @@ static inline size_t packed_width(size_t HD) { return (((HD + CACHE_LINE - 1) / 
 
 static floatS *cache_line_aligned(void *scratch) { return (floatS *)(((uintptr_t)scratch + 63) / 64 * 64); }
 
-// sum[TILE_ROWS][vectors] = sum over i < length of a[r * a_row + i * a_step] * b[i][vectors]
+// Computes sum[TILE_ROWS][vectors] = sum over i < length of a[r * a_row + i * a_step] * b[i][vectors].
 VECTOR_INLINE void tile_sums(Vector sum[TILE_ROWS][TILE_VECTORS], const floatS *a, size_t a_row, size_t a_step,
                              const floatS *b, size_t b_stride, size_t length, int vectors) {
     Vector right[TILE_VECTORS];
@@ -39,8 +39,8 @@ VECTOR_INLINE void tile_sums(Vector sum[TILE_ROWS][TILE_VECTORS], const floatS *
     }
 }
 
-// c[TILE_ROWS][vectors] = (or += with accumulate) such sums. A fresh sum is added to c at the end: the rounding error
-// grows with the number of blocks, not of terms.
+// Computes c[TILE_ROWS][vectors] = (or += with accumulate) tile_sums. A new sum is added to c at the end: the rounding
+// error grows with the number of blocks, not of terms.
 VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                 const floatS *b, size_t b_stride, size_t length, int vectors, int accumulate) {
     Vector sum[TILE_ROWS][TILE_VECTORS];
@@ -53,7 +53,7 @@ VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, siz
             }
 }
 
-// Does the same for a number of vectors known only at run time.
+// Does tile_product for a number of vectors known only at run time.
 VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                    const floatS *b, size_t b_stride, size_t length, size_t vectors, int accumulate) {
     switch (vectors) {

@@ -1,7 +1,7 @@
 /*
 A vector of floatS as wide as the machine's registers, by the vector extensions of gcc and clang, with its operations.
-Other code is plain loops (simd_math.h). The compiler must contract a * b + c into one instruction: gcc does in its
-gnu11 mode, or with -ffp-contract=fast; clang always does.
+Code without this header is plain loops (simd_math.h). The compiler must contract a * b + c into one instruction: gcc
+does in its gnu11 mode, or with -ffp-contract=fast; clang always does.
 */
 #ifndef LLMC_CPU_VECTOR_H
 #define LLMC_CPU_VECTOR_H
@@ -28,10 +28,11 @@ typedef uint32_t VectorWord;
 #endif
 
 typedef floatS Vector __attribute__((vector_size(VECTOR_BYTES)));
-typedef VectorWord VectorBits __attribute__((vector_size(VECTOR_BYTES))); // also: a mask of lanes
-typedef floatS VectorInMemory __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias)); // unaligned
+typedef VectorWord VectorBits __attribute__((vector_size(VECTOR_BYTES))); // also used as a mask of lanes
+typedef floatS VectorInMemory
+    __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias)); // a vector in memory, any alignment
 
-#define CACHE_LINE (64 / sizeof(floatS)) // elements
+#define CACHE_LINE (64 / sizeof(floatS)) // elements of a cache line
 
 static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -58,7 +59,7 @@ static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple 
 #define EACH_LANE LANES_2
 #endif
 
-// Lane i of the result is lane index(i) of a followed by b.
+// Shuffles: lane i of the result is lane index(i) of a followed by b.
 #if defined(__clang__)
 #define VECTOR_SHUFFLE(a, b, index) __builtin_shufflevector(a, b, EACH_LANE(index))
 #else
@@ -68,7 +69,7 @@ static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple 
 VECTOR_INLINE Vector vector_load(const floatS *x) { return *(const VectorInMemory *)x; }
 VECTOR_INLINE void vector_store(floatS *x, Vector v) { *(VectorInMemory *)x = v; }
 
-// The same from and to the storage type, rounded as by store(); AVX512-BF16 also flushes denormals to 0. Intrinsics
+// Loads and stores the storage type; rounds like store(), and AVX512-BF16 also flushes denormals to 0. Uses intrinsics
 // where gcc would take several instructions.
 #if defined(PRECISION_BF16)
 typedef uint16_t VectorHalves __attribute__((vector_size(VECTOR_BYTES / 2)));
@@ -102,7 +103,7 @@ VECTOR_INLINE Vector vector_load_stored(const floatX *x) { return vector_load(x)
 VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v); }
 #endif
 
-// Keeps a loaded vector in its register: else gcc reloads it for each multiply-add and is bound by loads.
+// Keeps a loaded vector in its register; otherwise gcc reloads it for each multiply-add and is bound by loads.
 #if defined(__x86_64__)
 #define VECTOR_KEEP(v) __asm__("" : "+v"(v))
 #elif defined(__aarch64__)
@@ -113,7 +114,7 @@ VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v)
 
 VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
 
-// Returns two words at x, as large as floatS, over and over; with fewer than 8 lanes one.
+// Returns two words at x, each as large as floatS, repeated over the vector; with fewer than 8 lanes one word.
 VECTOR_INLINE Vector vector_repeat(const floatX *x) {
 #if VECTOR_BYTES == 64 && defined(PRECISION_DOUBLE)
     return (Vector)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)x));
@@ -130,7 +131,7 @@ VECTOR_INLINE Vector vector_repeat(const floatX *x) {
 #endif
 }
 
-// Returns sum + a * b. With AVX512-BF16 the words of a and b are two bf16, whose products are added to a word of sum.
+// Returns sum + a * b. With AVX512-BF16 a word of a and b holds two bf16, whose products are added to a word of sum.
 VECTOR_INLINE Vector multiply_words(Vector sum, Vector a, Vector b) {
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
     return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
@@ -139,7 +140,7 @@ VECTOR_INLINE Vector multiply_words(Vector sum, Vector a, Vector b) {
 #endif
 }
 
-// Load and store the end of a row: only lanes [0, count) if count is less than a vector; other lanes load as `rest`.
+// Loads and stores the end of a row: only lanes [0, count) if count is less than a vector. Other lanes load as `rest`.
 VECTOR_INLINE Vector vector_load_first(const floatX *x, size_t count, floatS rest) {
     if (__builtin_expect(count >= VECTOR_LANES, 1)) return vector_load_stored(x);
     floatS lane[VECTOR_LANES];
@@ -156,12 +157,12 @@ VECTOR_INLINE void vector_store_first(floatX *x, Vector v, size_t count) {
     for (size_t i = 0; i < count; i++) x[i] = lane[i];
 }
 
-// Returns a where the mask has ones, else b; comparisons make such masks.
+// Returns a where the mask has ones, else b. Comparisons make this kind of mask.
 VECTOR_INLINE Vector vector_select(VectorBits mask, Vector a, Vector b) {
     return (Vector)(((VectorBits)a & mask) | ((VectorBits)b & ~mask));
 }
 
-// Returns a > b ? a : b, so b if either is NaN. One instruction, which gcc does not find by itself.
+// Returns a > b ? a : b, so b if either is NaN. This is one instruction, which gcc does not find by itself.
 VECTOR_INLINE Vector vector_max(Vector a, Vector b) {
 #if VECTOR_BYTES == 64 && !defined(PRECISION_DOUBLE)
     return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
@@ -179,7 +180,7 @@ VECTOR_INLINE VectorBits vector_first_lanes(size_t count) {
     return (VectorBits)(lane < (VectorWord)count);
 }
 
-// Reductions across the lanes fold the vector in halves: lane i with lane i + 8, then i + 4, i + 2, i + 1.
+// Reductions across the lanes fold the vector in halves: lane i with lane i + 8, then with i + 4, i + 2, i + 1.
 #define LANE_PLUS_8(i) ((i + 8) % VECTOR_LANES)
 #define LANE_PLUS_4(i) ((i + 4) % VECTOR_LANES)
 #define LANE_PLUS_2(i) ((i + 2) % VECTOR_LANES)
@@ -201,7 +202,7 @@ VECTOR_INLINE floatS vector_sum_across(Vector v) {
     return v[0];
 }
 
-// a[j][i] = a[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half: that
+// Transposes a square of VECTOR_LANES x VECTOR_LANES in place. Each round interleaves row i with row i + half. That
 // rotates an element's address (row bits, then lane bits) left by one bit, until row and lane are exchanged.
 VECTOR_INLINE void vector_transpose_square(Vector *a) {
 #define LANE_INTERLEAVE_LOW(i)  (i / 2 + i % 2 * VECTOR_LANES)
@@ -223,8 +224,8 @@ VECTOR_INLINE Vector vector_sums_of_pairs(Vector a, Vector b) {
     return VECTOR_SHUFFLE(a, b, LANE_EVEN) + VECTOR_SHUFFLE(a, b, LANE_ODD);
 }
 
-// Returns in lane i the sum across a[i], bit-equal to vector_sum_across. Each round adds the halves of two vectors:
-// sums of one are in even lanes, of the other in odd ones.
+// Returns in lane i the sum across a[i], bit-equal to vector_sum_across. Each round adds the halves of two vectors: one
+// vector's sums are in even lanes, the other's in odd lanes.
 VECTOR_INLINE Vector vector_sums(const Vector *a) {
     Vector sum[VECTOR_LANES];
     for (int i = 0; i < VECTOR_LANES; i++) sum[i] = a[i];
@@ -235,7 +236,7 @@ VECTOR_INLINE Vector vector_sums(const Vector *a) {
     return sum[0];
 }
 
-// out[j][i] = in[i][j] for such a square
+// Transposes a square of VECTOR_LANES x VECTOR_LANES: out[j][i] = in[i][j]
 VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride) {
     Vector a[VECTOR_LANES];
     for (int i = 0; i < VECTOR_LANES; i++) a[i] = vector_load(in + (size_t)i * in_stride);
@@ -247,8 +248,8 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
 Returns 2^x for x <= 0, or a rounding error above; NaN gives NaN. 2^x = 2^n 2^r with n the nearest integer. Adding 1.5 *
 2^23 (2^52 in double) and the exponent's bias rounds to n and leaves n + bias in the low bits; shifted, it is the
 exponent of 2^n. fp32: 2^r = 1 + r q(r) with the minimax polynomial q, within 1e-7; double: its Taylor series. Below
--100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far from the denormals, which would
-make products slow.
+-100 the result stays at 2^-100. That is negligible compared with a row's largest weight, 1, and far from the denormals,
+which would make products slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
 #if defined(PRECISION_DOUBLE)

@@ -1,8 +1,8 @@
 /*
 SwiGLU, GELU, GeGLU and the clamped SwiGLU of op set "cuda", forward and backward, in the formulas of
 llmc/ops/cpu/activation.h: all by the logistic function, so that the far negative side keeps its digits. A thread takes
-a pack of 16 bytes of each tensor, the clamped one two neighbouring packs of gates and ups in turn.
-Bytes moved per element of out: a gated one 3 s forward, 5 s backward; gelu 2 s and 3 s.
+a pack of 16 bytes of each tensor. In the clamped SwiGLU gates and ups alternate, so a thread takes two neighbouring
+packs of them. Bytes moved per element of out: 3 s forward and 5 s backward with a gate; gelu 2 s and 3 s.
 */
 #ifndef LLMC_CUDA_ACTIVATION_CUH
 #define LLMC_CUDA_ACTIVATION_CUH
@@ -20,7 +20,9 @@ __device__ inline float sigmoid(float z, float *one_minus) {
 struct Clamp {
     float alpha, limit;
 };
-__device__ inline float clamped_gate(float x, Clamp clamp) { return x > clamp.limit ? clamp.limit : x; } // NaN stays
+__device__ inline float clamped_gate(float x, Clamp clamp) {
+    return x > clamp.limit ? clamp.limit : x;
+} // a NaN stays NaN
 __device__ inline float clamped_up(float x, Clamp clamp) {
     return x < -clamp.limit ? -clamp.limit : clamped_gate(x, clamp);
 }
@@ -97,7 +99,7 @@ __global__ void activation_backward_kernel(floatX *din, const floatX *dout, cons
     }
 }
 
-// Calls launch(W, KIND, rows, columns of out, their grid, its threads); GELU: all in one row.
+// Calls launch(W, KIND, rows, columns of out, their grid, its threads). GELU takes all elements as one row.
 template <typename F> static void with_activation(ActivationKind kind, size_t n, size_t FF, bool aligned, F launch) {
     const size_t rows = kind == ACTIVATION_GELU ? 1 : n, columns = n * FF / rows;
     with_width<floatX>(columns % full_pack<floatX> == 0 && aligned, [&](auto W) {

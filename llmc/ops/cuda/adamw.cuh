@@ -14,14 +14,14 @@ constexpr int ADAMW_PACK = full_pack<float>;
 
 __device__ inline void set_rounded(float *x, float value, uint64_t, uint32_t) { *x = value; }
 
-// Adds 16 random bits below the last kept bit, then truncates; infinities and NaN are rounded to nearest.
+// Adds 16 random bits below the last kept bit, then truncates. Infinities and NaN are rounded to nearest.
 __device__ inline void set_rounded(Bf16 *x, float value, uint64_t key, uint32_t index) {
     uint32_t bits, noise = adamw_noise(key, index);
     memcpy(&bits, &value, sizeof(bits));
     x->bits = (bits & 0x7f800000u) == 0x7f800000u ? bf16_nearest(value) : (uint16_t)((bits + noise) >> 16);
 }
 
-// Updates `weights`; rounded = their rounding unless it is NULL.
+// Updates `weights`. Also stores them rounded to nearest in `rounded`, unless it is NULL.
 template <typename T, typename G, typename M, int W>
 __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *m, M *v, size_t packs, AdamWFactors f) {
     FOR_EACH_PACK(i, packs) {
@@ -52,7 +52,8 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
 }
 
 // ---- moments in 8 bits: a warp takes a block of elements that share scales ------------------------------------------
-// For m and v: values of the codes, and the lowest point of QuantScales' grid with that code or a greater one
+// value[k][c]: what code c decodes to. first[k][c]: first point of QuantScales' grid that encodes to c or more. k: 0 m,
+// 1 v
 struct MomentMaps {
     float value[2][256];
     uint16_t first[2][256];
@@ -72,11 +73,11 @@ static const MomentMaps &moment_maps() {
     return maps;
 }
 
-// Returns the code of a value (llmc/ops/cpu/adamw.h); inverse: 1 / the block's scale, or 0. The point is the whole part
-// of `at`: to be at or above a whole number, it need not be cut.
+// Returns the code of a value (llmc/ops/cpu/adamw.h). inverse: 1 / the block's scale, or 0. The grid point is the whole
+// part of `at`; comparisons with whole numbers do not need it cut.
 __device__ inline uint8_t moment_code(float value, float inverse, const float *first) {
     const float at = (rounded_product(value, inverse) + 1) * 32767.5f + 0.5f;
-    unsigned bytes = 0; // of the codes below
+    unsigned bytes = 0; // bytes of first[] below the code found so far
 #pragma unroll
     for (unsigned step = 128; step; step /= 2)
         if (*(const float *)((const char *)(first + step) + bytes) <= at) bytes += step * sizeof(float);
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(LOOP_THREADS, W > 1 ? 4 : 1)
         Pack<G, W> g[PACKS];
         Pack<uint8_t, W> m_codes[PACKS], v_codes[PACKS];
         float new_m[PACKS][W] = {}, new_v[PACKS][W] = {}, most_m = 0, most_v = 0;
-        const auto for_packs = [&](auto f) { // of this lane
+        const auto for_packs = [&](auto f) { // f for each of this lane's packs
 #pragma unroll
             for (unsigned p = 0; p < PACKS; p++)
                 if (const unsigned first = (p * LANES + lane) * W; first < length) f(p, first);
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(LOOP_THREADS, W > 1 ? 4 : 1)
 static void cuda_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                        DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors f = adamw_factors(step);
-    void *const weights = master ? (void *)master : (void *)w; // the weights that are updated
+    void *const weights = master ? (void *)master : (void *)w; // the weights to update
     floatX *const rounded = master ? (floatX *)w : NULL;
     const bool packed =
         count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);

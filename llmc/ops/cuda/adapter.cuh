@@ -25,7 +25,7 @@ static void cuda_scale(void *x, DType type, double factor, size_t count) {
     });
 }
 
-// first: the stream's index of element 0
+// Scales with dropout. first: the stream's index of element 0
 template <int W>
 __global__ void dropout_kernel(floatX *out, const floatX *in, size_t packs, uint64_t first, float kept, uint64_t seed,
                                uint64_t threshold, int accumulate) {

@@ -1,26 +1,27 @@
 /*
-Attention of op set "cuda" without cuDNN, and the check of the path with it: causal, any ratio of query to key/value
-heads, in the manner of FlashAttention-2 (arXiv 2307.08691): a running softmax over tiles of keys; no matrix of scores
-is ever stored.
+Attention of op set "cuda" without cuDNN, by which the cuDNN path is checked, too. It is causal and takes any ratio of
+query to key/value heads. It follows FlashAttention-2 (arXiv 2307.08691): a running softmax over tiles of keys; no
+matrix of scores is ever stored.
 
 Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys of
-one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head of theirs.
-Then it adds to dk and dv once. Each sum has one owner, so there are no atomics; scores are computed once more than with
-atomics. Head sizes are padded with zeros to the next of HEAD_SIZES.
+one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head of this
+key/value head. Then it adds to dk and dv once. Each sum has one owner, so there are no atomics; in exchange scores are
+computed once more. Head sizes are padded with zeros to the next of HEAD_SIZES.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
 #include "attention_wide.cuh"
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// accumulate: starts from out and lse, those of other keys. RANGE: a query may see no key, or keys that end before it
+// Runs forward. SUMS, accumulate: starts from out and lse of other keys. RANGE: a query may see no key, or keys that
+// end before it
 template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false, bool RANGE = SUMS>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
                              SpanBlocks blocks, HeadShape shape, bool accumulate) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // of each: keys, values
+    floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // of tiles of keys and values
     const SpanBlock block = span_block(blocks, T.held, false);
     const size_t head = blockIdx.y, end = block.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
@@ -29,10 +30,11 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
     const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
-    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2] = {}; // times scale
+    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY},
+                 folded_largest[2] = {}; // largest scores before scaling
     WeightSum sum[2] = {};
     bool folded = false;
-    // f(the lane's first or second row, an element of o, its place in out)
+    // calls f(the lane's first or second row, an element of o, its place in out)
     const auto for_outputs = [&](auto f) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         hide<KEYS, RANGE>(s, sight, key, lane / 4, blocks.window);
         weights_of<KEYS>(s, scale, largest, sum, shrink,
                          (RANGE && sight.first < 0) || has_far(sight, key, blocks.window));
-        if (shrink[0] != 1.0f || shrink[1] != 1.0f) // new largest scores become rare
+        if (shrink[0] != 1.0f || shrink[1] != 1.0f) // a new largest score becomes rare
 #pragma unroll
             for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
 // ---- backward: p = exp(s - lse), ds = p (dout v^T - delta), delta = dout . out --------------------------------------
 constexpr unsigned DELTA_THREADS = 128;
 
-// Computes delta[rows], rows = queries x heads, a warp for each.
+// Computes delta[rows], rows = queries x heads, one warp per row.
 __global__ void attention_delta_kernel(float *delta, const floatX *dout, const floatX *out, size_t rows, size_t HD) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     float sum = 0.0f;
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tq = tiles, *const td = tq + T.held * tile_stride<HD>,
-                  *const stages = td + T.held * tile_stride<HD>; // of each: keys, values
+                  *const stages = td + T.held * tile_stride<HD>; // of tiles of keys and values
     const SpanBlock block = span_block(blocks, T.held, false);
     const size_t head = blockIdx.y, end = block.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
@@ -170,8 +172,9 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         }
 }
 
-// Rows of results are keys, columns queries: so p and ds can be the left operands of dv and dk. The sums of 16 keys
-// take HD registers. Above 128 two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
+// Warps that share 16 keys. Results have keys as rows and queries as columns, so p and ds can be the left operands of
+// dv and dk. The sums of 16 keys take HD registers. Above 128 two warps share 16 keys: one owns dv, the other dk, and
+// both compute the scores.
 template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
 
 template <int HD, Tiles T = BACKWARD_TILES<HD>>
@@ -182,19 +185,19 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     constexpr bool SHARED_KEYS = OWNERS<HD> == 2;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tk = tiles, *const tv = tk + T.held * tile_stride<HD>,
-                  *const stages = tv + T.held * tile_stride<HD>; // of each: queries, gradients of their outputs
+                  *const stages = tv + T.held * tile_stride<HD>; // of tiles of queries and of their outputs' gradients
     const SpanBlock block = span_block(blocks, T.held, true);
     const size_t window = (size_t)blocks.window, group = shape.NH / shape.NKV, end = block.span.end,
                  key_end = block.end;
     const HeadRows keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp % (T.held / 16) * 16;
     const bool owns_dv = !SHARED_KEYS || warp < T.held / 16, owns_dk = !SHARED_KEYS || !owns_dv;
-    const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // and row + 8: keys
-    // Queries that see a key of the block
+    const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // this lane's keys: row and row + 8
+    // queries that see a key of the block
     const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin,
                  query_end = end - key_end >= window ? key_end + window - 1 : end;
     const float scale = shape.scale * LOG2_E;
-    float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one this warp owns
+    float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv and dk, or the one that this warp owns
     float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
     size_t coming = first, coming_head = blockIdx.y * group, next = first;
     const auto bring = [&](unsigned, unsigned stage) {
@@ -210,12 +213,13 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
         coming += QUERIES;
         if (coming >= query_end) coming = first, coming_head++;
     };
-    // Rows beyond the end are zero, so their products are, whatever p is.
+    // rows after the end are zero, so their products are zero, whatever p is
     const auto use = [&](unsigned, unsigned stage) {
         const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const size_t query = next;
         float p[QUERIES / 8][4] = {}, ds[QUERIES / 8][4] = {};
-        next = query + QUERIES < query_end ? query + QUERIES : first; // then the next head's
+        next = query + QUERIES < query_end ? query + QUERIES : first; // next query tile of this head, or the next
+                                                                      // head's first
         // no query of the tile sees a key of this warp
         if (query + QUERIES <= warp_first || warp_first >= key_end) return;
         if (query >= warp_first + 15 && query - warp_first - 15 >= window) return;
@@ -267,7 +271,7 @@ template <typename... Pointers> static HeadShape head_shape(const AttentionShape
                      HD % full_pack<floatX> == 0 && all_aligned(pointers...)};
 }
 
-// Plans call this, so a head size without a kernel is refused before anything is allocated.
+// Runs forward attention. Plans call it, too, so a head size without a kernel is refused before anything is allocated.
 static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                    const AttentionShape *call, Summed *) {
     const HeadShape shape = head_shape(call, q, k, v);

@@ -1,12 +1,13 @@
 /*
 Attention of op set "cuda" with cuDNN (cudnn_attention.h): executes the calls that attention_calls.h cuts spans into.
-cuDNN does its calls; our own kernels (attention.cuh) do the others and everything that cuDNN refuses. The choice
-depends only on shapes and the machine, so results are the same every time (with any_order except for the last bits).
+cuDNN executes the library calls. Our own kernels (attention.cuh) execute the other calls, and all that cuDNN refuses.
+The choice depends only on shapes and the machine, so results are the same every time (with any_order except for the
+last bits).
 
-cuDNN overwrites its results in bf16. Backward's are staged and added in fp32: dk and dv to the caller's, dq to sums for
-up to a block of queries. Our kernels add to the same sums, which are rounded at the end. Results of a range of keys
-(ring attention) are staged and merged in fp32, too. A range's backward is like any other, because out and log-sum-exp
-are those of all ranges.
+cuDNN stores results in bf16, overwriting. Backward's results are staged and added in fp32: dk and dv to the caller's
+sums, dq to sums for up to a block of queries. Our kernels add to the same sums, which are rounded at the end. Results
+of a range of keys (ring attention) are staged and merged in fp32, too. Backward treats a range like any other keys,
+because out and log-sum-exp belong to all ranges together.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUDNN_CUH
 #define LLMC_CUDA_ATTENTION_CUDNN_CUH
@@ -16,7 +17,7 @@ are those of all ranges.
 #include "llmc/ops/attention_calls.h"
 
 // ---- staged results -------------------------------------------------------------------------------------------------
-// staged[NH][rows] (cuDNN's) = lse[n][NH] (ours), +infinity in the rows before the last n
+// Stages cuDNN's staged[NH][rows] = our lse[n][NH], with +infinity in the rows before the last n.
 __global__ void stage_lse_kernel(float *staged, const float *lse, size_t n, size_t NH, size_t rows) {
     FOR_EACH_PACK(i, rows * NH) {
         const size_t row = i % rows, padded = rows - n;
@@ -24,14 +25,14 @@ __global__ void stage_lse_kernel(float *staged, const float *lse, size_t n, size
     }
 }
 
-// lse[n][NH] = the last n of staged[NH][rows]
+// Copies the last n of cuDNN's staged[NH][rows] to our lse[n][NH].
 __global__ void unstage_lse_kernel(float *lse, const float *staged, size_t n, size_t NH, size_t rows) {
     FOR_EACH_PACK(i, n * NH) lse[i] = staged[i % NH * rows + rows - n + i / NH];
 }
 
 __global__ void no_keys_kernel(float *lse, size_t count) { FOR_EACH_PACK(i, count) lse[i] = -INFINITY; }
 
-// sums[rows][..] += staged[rows][width], rows of sums `stride` elements apart; packs of 8
+// Adds staged[rows][width] to sums[rows][..], whose rows are `stride` elements apart; in packs of 8.
 __global__ void add_staged_kernel(float *sums, const floatX *staged, size_t rows, size_t width, size_t stride) {
     constexpr int W = full_pack<floatX>;
     const size_t packs = width / W;
@@ -56,8 +57,8 @@ __device__ inline void put(float *to, float value) { *to = value; }
 __device__ inline void put(floatX *to, float value) { *to = store(value); }
 #endif
 
-// Merges cuDNN's results staged[n][NH * HD] and the last n of staged_lse[NH][rows], of other keys, into out and lse of
-// n queries: a warp for each query and head
+// Merges cuDNN's results over other keys, staged[n][NH * HD] and the last n of staged_lse[NH][rows], into out and lse
+// of n queries. One warp per query and head
 template <typename Out>
 __global__ void merge_staged_kernel(Out *out, float *lse, const floatX *staged, const float *staged_lse, size_t n,
                                     size_t NH, size_t HD, size_t rows) {
@@ -65,7 +66,7 @@ __global__ void merge_staged_kernel(Out *out, float *lse, const floatX *staged, 
     const bool valid = i < n * NH;
     const float before = valid ? lse[i] : 0.0f, add = valid ? staged_lse[i % NH * rows + rows - n + i / NH] : 0.0f;
     const float largest = fmaxf(before, add), sum = largest + logf(expf(before - largest) + expf(add - largest));
-    __syncthreads(); // every lane has read lse
+    __syncthreads(); // wait until every lane has read lse
     if (!valid) return;
     for (size_t d = threadIdx.x % LANES; d < HD; d += LANES)
         put(out + i * HD + d, load(out[i * HD + d]) * expf(before - sum) + load(staged[i * HD + d]) * expf(add - sum));
@@ -81,8 +82,8 @@ static void merge_staged(Out *out, float *lse, const floatX *staged, const float
 
 // ---- memory beside the tensors --------------------------------------------------------------------------------------
 struct CudnnStage {
-    float *lse, *dq_sums;   // [NH][rows], [block][NH * HD]
-    floatX *q, *out, *dout; // [grid][NH * HD]: of padded queries
+    float *lse, *dq_sums;   // lse [NH][rows], dq_sums [block][NH * HD]
+    floatX *q, *out, *dout; // [grid][NH * HD] padded queries
     char *call;             // dq, dk, dv and workspace of one call
 };
 
@@ -131,8 +132,8 @@ static const floatX *padded_rows(const floatX *x, floatX *staged, size_t padded,
 
 // ---- our kernels' part of a call: parts of its spans, in order ------------------------------------------------------
 template <typename Run> struct OwnSpans {
-    Run run;              // calls our kernels, on spans with gaps between their rows
-    AttentionShape whole; // of all spans
+    Run run;              // takes calls for our kernels, on spans with gaps between their rows
+    AttentionShape whole; // shape of all spans
     Span span[MOST_SPANS] = {};
     size_t count = 0;
 
@@ -142,7 +143,7 @@ template <typename Run> struct OwnSpans {
         if (count) run(&shape);
         count = 0;
     }
-    // Parts of one document need separate calls: a key has one owner in a call.
+    // Adds a part. Parts of one document need separate calls, because a key has one owner in a call.
     void add(Span part, KeyRange keys) {
         const bool same = count && span[count - 1].document == part.document;
         const bool others = keys.begin != whole.keys.begin || keys.end != whole.keys.end;
@@ -225,7 +226,7 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
     if (cudnn_takes(HD, all_aligned(out, q, k, v)))
         forward_calls(cut, shape, [&](const AttentionCall &call) { library += call.rows; });
     if (!library) return cuda_attention_forward(out, lse, q, k, v, shape, scratch);
-    graph_spans(shape->spans, 0); // a step that is recorded has no long spans
+    graph_spans(shape->spans, 0); // a step that is recorded as a graph has no long spans
     AttentionShape left = *shape;
     if (shape->partial && !shape->accumulate) {
         cuda_zero(out, n * NH * HD * sizeof(float));
@@ -259,14 +260,14 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
     own.flush(), rest.flush();
 }
 
-// Backward's tensors from the first row of a block of queries on
+// Backward's tensors, from the first row of a block of queries on
 struct CudnnQueries {
     const floatX *q, *out, *dout;
     const float *lse;
     float *dq;
 };
 
-// Returns a piece's queries as cuDNN reads them: padding rows first, and log-sum-exp of all.
+// Returns a piece's queries as cuDNN reads them: padding rows first, then log-sum-exp of all rows.
 static CudnnQueries cudnn_piece(const CudnnQueries &from, const CudnnStage &stage, const AttentionCall &call, size_t NH,
                                 size_t HD) {
     const size_t n = call.span.end - call.span.begin, padded = (call.rows - n) * NH * HD, row = call.span.row * NH;
@@ -279,7 +280,7 @@ static CudnnQueries cudnn_piece(const CudnnQueries &from, const CudnnStage &stag
                         from.dq + row * HD};
 }
 
-// Makes one call for each group of heads and adds its results to piece.dq, dk and dv.
+// Makes one call per group of heads. Adds its results to piece.dq, dk and dv.
 static void cudnn_backward(const CudnnCut &cut, const AttentionCall &call, const CudnnQueries &piece, float *dk,
                            float *dv, const floatX *k, const floatX *v, const CudnnStage &stage) {
     const CudnnAttention asked = cudnn_call(&cut, &call, 1);
@@ -324,7 +325,7 @@ static void cudnn_or_own_backward(void *dq, Summed *dk, Summed *dv, const Stored
                         },
                         left};
         CudnnQueries piece;
-        size_t staged = SIZE_MAX; // the row of `piece`
+        size_t staged = SIZE_MAX; // first row of the staged piece
         backward_calls(cut, shape, row, cut.block, [&](const AttentionCall &call) {
             if (!call.rows) return own.add(call.span, call.keys);
             if (staged != call.span.row) piece = cudnn_piece(block, stage, call, NH, HD), staged = call.span.row;

@@ -9,22 +9,22 @@ memory, products with them, and the keys of a tile that a query sees.
 
 // ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument ----------------------------------------
 constexpr unsigned MOST_SPANS = 64;
-constexpr int MOST_POSITIONS = 1 << 30; // most tokens of a document, so that distances are ints
+constexpr int MOST_POSITIONS = 1 << 30; // most tokens of a document, so that distances fit an int
 
 struct SpanBlocks {
     Span span[MOST_SPANS];
-    unsigned first[MOST_SPANS + 1]; // first block of each span; the last: their number
+    unsigned first[MOST_SPANS + 1]; // first block of each span; last entry: the number of blocks
     unsigned count;
-    int window;           // most keys that a query sees; MOST_POSITIONS: all
-    KeyRange keys;        // keys that may be read
-    const Span *recorded; // device memory, read in place of `span`; NULL: none
+    int window;           // most keys that a query sees; MOST_POSITIONS: no window
+    KeyRange keys;        // keys that the call may read
+    const Span *recorded; // spans in device memory, read in place of `span`; NULL: none
 };
 
 struct SpanBlock {
     Span span;
-    size_t begin, end; // of the block's queries or keys
-    KeyRange keys;     // keys that a query of the block sees, or of the span; none if begin >= end
-    size_t origin;     // token of row 0 of q, out, lse; may wrap
+    size_t begin, end; // the block's queries or keys
+    KeyRange keys;     // keys that some query of the block, or of the span, sees; none if begin >= end
+    size_t origin;     // token of row 0 of q, out, lse; may wrap below 0
 };
 
 __host__ __device__ inline size_t first_key_in(size_t document, size_t t, int window) {
@@ -38,7 +38,8 @@ __host__ __device__ inline KeyRange keys_seen(const SpanBlocks &blocks, size_t d
                     end < blocks.keys.end ? end : blocks.keys.end};
 }
 
-// Cuts spans, from `from` on, into blocks of `size` queries, or by_keys, keys that a query sees; returns the next span.
+// Cuts spans, from `from` on, into blocks of `size` queries; by_keys: of `size` keys that a query sees. Returns the
+// next span.
 static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys) {
     blocks->count = 0, blocks->first[0] = 0;
     blocks->window = spans.window && spans.window < MOST_POSITIONS ? (int)spans.window : MOST_POSITIONS;
@@ -69,7 +70,7 @@ __device__ inline unsigned span_of(const SpanBlocks &blocks, unsigned block) {
     return i;
 }
 
-// Returns this block's part of a span, last blocks first: causal ones have the most work.
+// Returns this block's part of a span. Last blocks come first: causal attention gives them the most work.
 __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
     const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x, i = span_of(blocks, block);
     const Span span = span_at(blocks, i);
@@ -84,26 +85,27 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
 
-// A block holds `held` rows of one or two tensors, 16 per warp that owns their sums. It streams `passing`-row tiles of
-// two others through `stages` buffers, prefetching ahead.
+// Tiles of a kernel. A block holds `held` rows of one or two tensors, 16 per warp that owns their sums. It streams
+// `passing`-row tiles of two other tensors through `stages` buffers, prefetching ahead.
 struct Tiles {
     unsigned held, passing, stages;
 };
 
-// Shared memory of a block on architectures 86, 89 and 120; others have more
+// Shared memory of a block on architectures 86, 89 and 120; other architectures have more
 constexpr size_t SHARED_LIMIT = 99 << 10;
 
 template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
 
-// Blocks per processor: six leave 80 registers for each of 128 threads, four 128. Unbounded (0), the compiler spills
-// some of the smallest heads' to fit more
+// Blocks per multiprocessor: six leave 80 registers for each of 128 threads, four leave 128. Unbounded (0) for larger
+// heads; for small ones the compiler would then spill registers to fit more blocks.
 template <int HD> constexpr unsigned LEAST_BLOCKS = HD > 32 ? 0 : sizeof(floatX) == 2 ? 6 : 4;
 
 template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned own_tensors) {
     return (own_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
 }
 
-// Returns the first that fits. 32 rows take 16 registers of scores, backward twice that, beside HD / 2 or HD of sums.
+// Returns the first choice of tiles that fits. 32 rows take 16 registers of scores, in backward twice as many, in
+// addition to HD / 2 or HD registers of sums.
 template <int HD> constexpr Tiles tiles_that_fit(unsigned own_tensors) {
     const Tiles choices[] = {{64, 32, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
     for (const Tiles t : choices)
@@ -113,25 +115,26 @@ template <int HD> constexpr Tiles tiles_that_fit(unsigned own_tensors) {
 template <int HD> constexpr Tiles FORWARD_TILES = tiles_that_fit<HD>(1);
 template <int HD> constexpr Tiles BACKWARD_TILES = tiles_that_fit<HD>(2);
 
-// Returns the padding after a row of a tile: it holds lse for a row of q, delta for a row of dout.
+// Returns the padding after a row of a tile. It holds lse for a row of q, delta for a row of dout.
 template <int HD> __device__ inline float *beside_row(const floatX *tile, unsigned row) {
     return (float *)(tile + row * tile_stride<HD> + HD);
 }
 
 struct HeadRows {
     size_t heads, head, HD; // x[row][head][HD]
-    bool packed;            // rows are whole packs
+    bool packed;            // 1: rows are whole packs
 };
 
-// tile[rows][HD] = x rows [begin, begin + rows) of one head, after a fetch_wait; zeros from `end` on, and beyond h.HD
+// Fetches tile[rows][HD] = x rows [begin, begin + rows) of one head, valid after a fetch_wait; zeros from `end` on, and
+// beyond h.HD.
 template <int HD, unsigned THREADS>
 __device__ inline void tile_fetch(floatX *tile, const floatX *x, HeadRows h, size_t begin, size_t end, unsigned rows) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // rows at once
+    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // STEP: rows fetched at once
     static_assert(STEP > 0);
     const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
     const unsigned valid = end - begin < rows ? (unsigned)(end - begin) : rows;
     const floatX *from = x + ((begin + first) * h.heads + h.head) * h.HD + d;
-    if (first >= STEP) return; // threads beyond whole rows
+    if (first >= STEP) return; // threads beyond whole rows have no work
 #pragma unroll
     for (unsigned row = first; row < rows; row += STEP, from += STEP * h.heads * h.HD) {
         floatX *to = tile + row * tile_stride<HD> + d;
@@ -146,14 +149,14 @@ template <unsigned ROWS> __device__ inline unsigned tiles_in(size_t rows) {
     return (unsigned)((rows + ROWS - 1) / ROWS);
 }
 
-// Streams tiles: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier a tile publishes the
-// fetched tile and frees the buffer that the next one overwrites.
+// Streams tiles: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier per tile publishes the
+// fetched tile and frees the buffer that the next tile overwrites.
 template <unsigned STAGES, typename Bring, typename Use>
 __device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
     unsigned stage = 0;
     for (unsigned i = 0; i + 1 < STAGES; i++) {
         if (i < count) bring(i, i);
-        fetch_commit(); // even an empty one, so that the count of groups is right
+        fetch_commit(); // commit even an empty group, so that the count of groups is right
     }
     for (unsigned i = 0; i < count; i++) {
         if constexpr (STAGES == 1) {
@@ -172,17 +175,17 @@ __device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
     }
 }
 
-// c[16 rows of this warp][N] += a[rows, HD] b[N, HD]^T
+// Adds a[rows, HD] b[N, HD]^T to c[16 rows of this warp][N].
 template <int HD, int N>
 __device__ inline void product_of_rows(float (*c)[4], const floatX *a, unsigned row, const floatX *b) {
-#pragma unroll(sizeof(floatX) == 2 ? HD / 16 : 1) // an fp32 product is long enough already
+#pragma unroll(sizeof(floatX) == 2 ? HD / 16 : 1) // fp32 code is long enough without more unrolling
     for (int d = 0; d < HD; d += 16) {
         const OperandA left = load_a(a, tile_stride<HD>, row, d);
         mma_columns<N>(c, left, [&](int n) { return load_b(b, tile_stride<HD>, n, d); });
     }
 }
 
-// c[16 rows][COLUMNS] += w[rows, N] b[N, COLUMNS], w in registers, a result's layout
+// Adds w[rows, N] b[N, COLUMNS] to c[16 rows][COLUMNS]. w is in registers, in a result's layout.
 template <int HD, int N, int COLUMNS = HD>
 __device__ inline void product_with_rows(float (*c)[4], float (*w)[4], const floatX *b) {
 #pragma unroll
@@ -202,32 +205,32 @@ template <int N, typename Hidden> __device__ inline void hide_where(float (*s)[4
 }
 
 // Hides keys after their query, in tiles that reach the diagonal. first: the lane's first row minus the tile's first
-// column; rows are queries and columns keys, or the reverse.
+// column. Rows are queries and columns keys, or the reverse.
 template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*s)[4], int first) {
     first -= threadIdx.x % 4 * 2;
     hide_where<N>(s, [&](int j, int e) {
-        const int column = j * 8 + e % 2 - e / 2 * 8; // relative to the lane's first row
+        const int column = j * 8 + e % 2 - e / 2 * 8; // column relative to the lane's first row
         return ROWS_ARE_KEYS ? column < first : column > first;
     });
 }
 
-// Hides keys `window` or more before their query, in tiles at the window's far end. first: as above, minus the window
-// if rows are queries, plus it if they are keys.
+// Hides keys `window` or more before their query, in tiles at the window's far end. first: as in hide_unseen, minus the
+// window if rows are queries, plus it if they are keys
 template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_far(float (*s)[4], int first) {
     hide_unseen<N, !ROWS_ARE_KEYS>(s, ROWS_ARE_KEYS ? first - 1 : first + 1);
 }
 
-// Hides columns from `keys` on, beyond the last key, in the last tile.
+// Hides columns from `keys` on, after the last key, in the last tile.
 template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys) {
     const unsigned lane_column = threadIdx.x % 4 * 2;
     hide_where<N>(s, [&](int j, int e) { return lane_column + j * 8 + e % 2 >= keys; });
 }
 
 // ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------
-// Positions count from the block's first key.
+// The keys that a warp's queries see. Positions count from the block's first key.
 struct WarpSight {
-    int first;            // its first query; negative if keys begin later
-    unsigned end, length; // end: of the keys that one of them sees; length: keys of the block
+    int first;            // the warp's first query; negative if keys begin later
+    unsigned end, length; // end: of the keys that some query of the warp sees; length: keys of the block
 };
 
 __device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row) {
@@ -238,7 +241,7 @@ __device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row
     return sight;
 }
 
-// Returns whether a query of the warp sees one of keys [key, key + keys).
+// Returns whether some query of the warp sees one of keys [key, key + keys).
 __device__ inline bool sees(const WarpSight &sight, unsigned key, unsigned keys, int window) {
     return key < sight.end && (int)(key + keys) > sight.first + 1 - window;
 }
@@ -270,20 +273,20 @@ __device__ inline float quad_max(float x) {
 // ---- results and softmax --------------------------------------------------------------------------------------------
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Elements of out and dq: rounded, or sums over ranges of keys (their kernels need more registers)
+// Type of elements of out and dq: rounded, or sums over ranges of keys (their kernels need more registers)
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
 
-// Backward needs the last digits of a row's output, a sum over keys. The fp32 build sets the sum over FOLD_KEYS keys
-// aside, as op set "cpu" does, so that no step has many terms. In bf16, rounding the weights costs more than this would
-// save. Registers are few, so the sum waits in `out`, which is fp32 in that build.
+// Whether sums are folded. Backward needs the last digits of a row's output, a sum over keys. So the fp32 build sets
+// aside the sum over every FOLD_KEYS keys, like op set "cpu", and no step has many terms. In bf16, rounding the weights
+// costs more than folding would save. Registers are few, so the folded sum waits in `out`, which is fp32 in this build.
 constexpr bool FOLDS = sizeof(floatX) == 4;
 constexpr unsigned FOLD_KEYS = 2048;
 
-// For the same reason weights are summed in double, tile by tile; the bf16 build spares the few units for double.
+// For the same reason weights are summed in double, tile by tile. The bf16 build avoids the few double-precision units.
 using WeightSum = std::conditional_t<FOLDS, double, float>;
 
-// Makes weights of a tile's scores, of the lane's two rows: exp2(s scale - largest). shrink: of what was summed before.
-// may_begin: a row may have seen no key yet
+// Makes weights of a tile's scores, of the lane's two rows: exp2(s scale - largest). shrink: factor of what was summed
+// before. may_begin: a row may have seen no key yet
 template <int KEYS>
 __device__ inline void weights_of(float (*s)[4], float scale, float (&largest)[2], WeightSum (&sum)[2],
                                   float (&shrink)[2], bool may_begin) {

@@ -1,8 +1,9 @@
 /*
 Attention kernels of op set "cuda" for heads above 256, in the scheme of attention.cuh. The sums of 16 rows do not fit
-one warp's registers, so several share the rows: each has a part of the columns. A warp multiplies its columns of the
-rows it holds, which stay in registers, with the same columns of a tile. So each has a part of every score: the parts
-meet in shared memory and are added in one order. Then a warp has its rows' whole scores, and adds to its columns.
+one warp's registers, so several warps share the rows, and each has a part of the columns. A warp holds its columns of
+the rows in registers, and multiplies them with the same columns of a tile. So each warp has a part of every score. The
+parts meet in shared memory and are added in one order. Then every warp has its rows' whole scores, and adds to its own
+columns.
 */
 #ifndef LLMC_CUDA_ATTENTION_WIDE_CUH
 #define LLMC_CUDA_ATTENTION_WIDE_CUH
@@ -14,24 +15,24 @@ struct WideTiles {
 };
 constexpr unsigned WIDE_WARPS = 8, WIDE_THREADS = WIDE_WARPS * LANES;
 
-// Registers hold sums and operands: forward two tensors of a part, dq three, dk and dv two
+// Tiles for the registers, which hold sums and operands: forward two tensors of a part, dq three, dk and dv two
 template <int HD>
 constexpr WideTiles WIDE_FORWARD = sizeof(floatX) == 2 ? WideTiles{HD / 256, 32, 1} : WideTiles{HD / 128, 16, 1};
 template <int HD> constexpr WideTiles WIDE_DQ = {HD / 128, sizeof(floatX) == 2 ? 32 : 16, 1};
 template <int HD>
 constexpr WideTiles WIDE_DKV = sizeof(floatX) == 2 ? WideTiles{HD / 256, 16, 2} : WideTiles{HD / 128, 16, 1};
 
-// Rows that a block holds; scores: tensors of scores that meet
+// Rows that a block holds; scores: how many score tensors meet in shared memory
 template <WideTiles T> constexpr unsigned wide_rows = WIDE_WARPS / T.parts * 16;
 template <int HD, WideTiles T> constexpr size_t wide_bytes(unsigned scores) {
     return 2 * T.stages * T.passing * tile_stride<HD> * sizeof(floatX) + scores * WIDE_WARPS * 16 * T.passing * 4;
 }
-constexpr size_t LEAST_SHARED = 99 << 10; // that cards give a block: 8.6, 8.9, 12.0
+constexpr size_t LEAST_SHARED = 99 << 10; // most shared memory of a block on the cards with the least: 8.6, 8.9, 12.0
 static_assert(wide_bytes<GPU_MOST_HEAD, WIDE_FORWARD<GPU_MOST_HEAD>>(1) <= LEAST_SHARED &&
               wide_bytes<GPU_MOST_HEAD, WIDE_DQ<GPU_MOST_HEAD>>(2) <= LEAST_SHARED &&
               wide_bytes<GPU_MOST_HEAD, WIDE_DKV<GPU_MOST_HEAD>>(1) <= LEAST_SHARED);
 
-// a = x rows [begin, begin + 16) of one head, columns [column, column + N); zeros from `end` on, and beyond h.HD
+// Loads a = x rows [begin, begin + 16) of one head, columns [column, column + N); zeros from `end` on, and beyond h.HD.
 template <int N>
 __device__ inline void hold_rows(OperandA (&a)[N / 16], const floatX *x, HeadRows h, size_t begin, size_t end,
                                  size_t column) {
@@ -45,10 +46,10 @@ __device__ inline void hold_rows(OperandA (&a)[N / 16], const floatX *x, HeadRow
         }
 }
 
-// As tile_fetch, from a head's row `x` on; zeros from `valid` on
+// Fetches like tile_fetch, from a head's row `x` on; zeros from `valid` on.
 template <int HD, unsigned THREADS>
 __device__ inline void rows_fetch(floatX *tile, const floatX *x, const HeadRows &h, unsigned valid, unsigned rows) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // rows at once
+    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // STEP: rows fetched at once
     static_assert(THREADS % PACKS == 0);
     const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
     const size_t stride = h.heads * h.HD;
@@ -66,10 +67,10 @@ __device__ inline void rows_fetch(floatX *tile, const floatX *x, const HeadRows 
         for (unsigned j = 0; j < W; j++) to[j] = row < valid && d + j < h.HD ? from[j] : store(0.0f);
 }
 
-// c[16 rows][N] = a b[N, COLUMNS]^T
+// Adds a b[N, COLUMNS]^T to c[16 rows][N].
 template <int HD, int N, int COLUMNS>
 __device__ inline void product_of_held(float (*c)[4], const OperandA (&a)[COLUMNS / 16], const floatX *b) {
-    constexpr int SUMS = 32 / N; // so that four instructions of a warp do not wait for each other
+    constexpr int SUMS = 32 / N; // four independent sums, so that a warp's instructions do not wait for each other
     float sums[SUMS][N / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < COLUMNS; d += 16)
@@ -91,7 +92,7 @@ template <int N> __device__ inline void meet(float *meeting, float (*s)[4]) {
         pack_write(met_scores<N>(meeting, threadIdx.x / LANES, j), own);
     }
 }
-// s = the sum of the parts of WARPS warps from `first` on
+// Computes s = the sum of the parts of WARPS warps from `first` on.
 template <int N, unsigned WARPS> __device__ inline void add_met(float (*s)[4], float *meeting, unsigned first) {
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -106,7 +107,7 @@ template <int N, unsigned WARPS> __device__ inline void add_met(float (*s)[4], f
     }
 }
 
-// Streams tiles of two tensors, each through its buffer: one is fetched while the other is computed with.
+// Streams tiles of two tensors, each through its own buffer: one is fetched while the other is used.
 template <typename BringFirst, typename UseFirst, typename BringSecond, typename UseSecond>
 __device__ inline void pass_in_turn(unsigned count, BringFirst bring_first, UseFirst use_first,
                                     BringSecond bring_second, UseSecond use_second) {
@@ -114,7 +115,7 @@ __device__ inline void pass_in_turn(unsigned count, BringFirst bring_first, UseF
     fetch_commit();
     for (unsigned i = 0; i < count; i++) {
         fetch_wait<0>();
-        __syncthreads(); // the first's tile is there, and all are done with the second's
+        __syncthreads(); // the first tensor's tile has arrived, and all threads are done with the second's
         bring_second(i);
         fetch_commit();
         use_first(i);
@@ -140,17 +141,19 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp / PARTS * 16;
-    const unsigned column = warp % PARTS * OWN;                                        // of this warp's part
-    const unsigned row = (unsigned)(block.begin - block.origin) + warp_row + lane / 4; // of q and out, and row + 8
-    const int rows = (int)(block.end - block.begin) - (int)(warp_row + lane / 4);      // from `row` on
+    const unsigned column = warp % PARTS * OWN;                                        // first column of this warp
+    const unsigned row = (unsigned)(block.begin - block.origin) + warp_row + lane / 4; // this lane's rows of q and out:
+                                                                                       // row and row + 8
+    const int rows = (int)(block.end - block.begin) - (int)(warp_row + lane / 4);      // remaining rows from `row` on
     const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
-    float o[OWN / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2] = {}; // times scale
+    float o[OWN / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY},
+                  folded_largest[2] = {}; // largest scores before scaling
     float s[KEYS / 8][4];
     WeightSum sum[2] = {};
     bool folded = false;
     OperandA held[OWN / 16];
-    // f(the lane's first or second row, an element of o, its place in out)
+    // calls f(the lane's first or second row, an element of o, its place in out)
     const auto for_outputs = [&](auto f) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
                 }
         }
     };
-    const size_t at = (block.keys.begin * keys.heads + keys.head) * keys.HD; // of the first key
+    const size_t at = (block.keys.begin * keys.heads + keys.head) * keys.HD; // offset of the first key
     const auto bring = [&](floatX *tile, const floatX *from, unsigned i) {
         rows_fetch<HD, WIDE_THREADS>(tile, from + at + i * KEYS * keys.heads * keys.HD, keys, sight.length - i * KEYS,
                                      KEYS);
@@ -242,9 +245,10 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp / PARTS * 16;
-    const unsigned column = warp % PARTS * OWN;                                        // of this warp's part
-    const unsigned row = (unsigned)(block.begin - block.origin) + warp_row + lane / 4; // of q and dq, and row + 8
-    const int rows = (int)(block.end - block.begin) - (int)(warp_row + lane / 4);      // from `row` on
+    const unsigned column = warp % PARTS * OWN;                                        // first column of this warp
+    const unsigned row = (unsigned)(block.begin - block.origin) + warp_row + lane / 4; // this lane's rows of q and dq:
+                                                                                       // row and row + 8
+    const int rows = (int)(block.end - block.begin) - (int)(warp_row + lane / 4);      // remaining rows from `row` on
     const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
     float sums[OWN / 8][4] = {}, row_lse[2] = {INFINITY, INFINITY}, row_delta[2] = {0.0f, 0.0f};
@@ -254,7 +258,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         const size_t place = (size_t)(row + 8 * i) * shape.NH + head;
         if (8 * i < rows) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
-    const size_t at = (block.keys.begin * keys.heads + keys.head) * keys.HD; // of the first key
+    const size_t at = (block.keys.begin * keys.heads + keys.head) * keys.HD; // offset of the first key
     const auto bring = [&](floatX *tile, const floatX *from, unsigned i) {
         rows_fetch<HD, WIDE_THREADS>(tile, from + at + i * KEYS * keys.heads * keys.HD, keys, sight.length - i * KEYS,
                                      KEYS);
@@ -300,15 +304,15 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         }
 }
 
-// Rows of results are keys, columns queries. Of the warps that share 16 keys half make scores and own dv, half make
-// dout v^T and own dk.
+// Computes dk and dv. Results have keys as rows and queries as columns. Of the warps that share 16 keys, half compute
+// scores and own dv, half compute dout v^T and own dk.
 template <int HD, WideTiles T = WIDE_DKV<HD>>
 __global__ void __launch_bounds__(WIDE_THREADS, 1)
     attention_wide_dkv_kernel(float *dk, float *dv, const floatX *dout, const floatX *q, const floatX *k,
                               const floatX *v, const float *lse, const float *delta, SpanBlocks blocks,
                               HeadShape shape) {
     constexpr unsigned QUERIES = T.passing, PARTS = T.parts, OWN = HD / PARTS, TILE = QUERIES * tile_stride<HD>;
-    DYNAMIC_SHARED(floatX, stages); // of each: queries, gradients of their outputs
+    DYNAMIC_SHARED(floatX, stages); // tiles of queries and of their outputs' gradients
     float *const meeting = (float *)(stages + 2 * T.stages * TILE);
     const SpanBlock block = span_block(blocks, wide_rows<T> / 2, true);
     const size_t window = (size_t)blocks.window, group = shape.NH / shape.NKV, end = block.span.end,
@@ -316,16 +320,16 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const HeadRows keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed},
                    queries = {shape.NH, 0, shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp / (2 * PARTS) * 16;
-    const unsigned first_warp = warp / (2 * PARTS) * 2 * PARTS, column = warp % PARTS * OWN; // of this warp's part
+    const unsigned first_warp = warp / (2 * PARTS) * 2 * PARTS, column = warp % PARTS * OWN; // the warp's first column
     const bool owns_dk = warp - first_warp >= PARTS;
-    const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // and row + 8: keys
-    // Queries that see a key of the block
+    const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // this lane's keys: row and row + 8
+    // queries that see a key of the block
     const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin,
                  query_end = end - key_end >= window ? key_end + window - 1 : end;
     const float scale = shape.scale * LOG2_E;
-    float sums[OWN / 8][4] = {}; // of dk or dv
-    OperandA held[OWN / 16];     // of v or k
-    // From here on queries, and the warp's keys, count from `first`.
+    float sums[OWN / 8][4] = {}; // sums of dk or dv
+    OperandA held[OWN / 16];     // operands of v or k
+    // from here on queries, and the warp's keys, count from `first`
     const unsigned count = (unsigned)(query_end - first), head = blockIdx.y * (unsigned)group;
     const int key = (int)((long long)warp_first - (long long)first);
     const size_t first_row = first - block.origin;
@@ -342,12 +346,12 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         coming += QUERIES;
         if (coming >= count) coming = 0, coming_head++;
     };
-    // Rows beyond the end are zero, so their products are, whatever p is.
+    // rows after the end are zero, so their products are zero, whatever p is
     const auto use = [&](unsigned, unsigned stage) {
         const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const int query = (int)next;
         float p[QUERIES / 8][4], ds[QUERIES / 8][4];
-        next = next + QUERIES < count ? next + QUERIES : 0; // then the next head's
+        next = next + QUERIES < count ? next + QUERIES : 0; // next query tile of this head, or the next head's first
         // whether a query of the tile sees a key of this warp
         const bool seen = query + (int)QUERIES > key && warp_first < key_end && query - key - 15 < blocks.window;
         if (seen) {

@@ -10,7 +10,7 @@ per element: s.
 
 constexpr unsigned COLUMN_WARPS = 16, COLUMN_ROWS = 8;
 
-namespace { // private to each program: dev/cuda/bench.cu includes this file beside the op set
+namespace { // private to each program: dev/cuda/bench.cu includes this file together with the op set
 template <typename T> __global__ void column_sums_kernel(float *sums, const T *x, size_t n, size_t C, size_t stride) {
     constexpr size_t GROUP = 64 / COLUMN_ROWS;
     SHARED(float, parts, COLUMN_WARPS *LANES);
@@ -44,12 +44,12 @@ template <typename T> __global__ void bias_add_kernel(T *out, const floatX *bias
 }
 } // namespace
 
-// out[n,OC] += bias[OC]
+// Adds bias[OC] to the rows of out[n,OC].
 template <typename T> static void bias_add(T *out, const Stored *bias, size_t n, size_t OC, size_t stride) {
     LAUNCH((bias_add_kernel<T>), loop_grid(n * OC), LOOP_THREADS, 0)(out, (const floatX *)bias, n, OC, stride);
 }
 
-// sums[C] += column sums of x[n,C], stride elements from row to row
+// Adds column sums of x[n,C], whose rows are `stride` elements apart, to sums[C].
 template <typename T> static void column_sums(Summed *sums, const T *x, size_t n, size_t C, size_t stride) {
     LAUNCH((column_sums_kernel<T>), dim3((unsigned)blocks_for(C, LANES)), dim3(LANES, COLUMN_WARPS), 0)
     ((float *)sums, x, n, C, stride);

@@ -1,20 +1,20 @@
 /*
-The collectives of op set "cuda", by NCCL on their own stream, beside the kernels of the default stream. A collective
-starts after an event of the default stream; `await` makes the default stream wait for the event after it, never the
-host. NCCL is loaded, and connected over MPI (dist.h), if a run has several ranks.
+The collectives of op set "cuda", by NCCL on a stream of their own, in parallel with the kernels of the default stream.
+A collective starts after an event of the default stream; `await` makes the default stream wait for the event after it,
+never the host. NCCL is loaded, and connected over MPI (dist.h), if a run has several ranks.
 
 A rank's device is given by its local rank, or by its launcher (CUDA_VISIBLE_DEVICES).
 
-Order. All collectives of a rank lie on one stream: each waits for those asked before it, of whatever group. So no two
-of NCCL's kernels wait on a device side by side, and communicators that share resources are never used at a time, which
-NCCL forbids. Ranks must only agree on the order of any two collectives that both take part in. They do: in a pass a
-group's ranks ask alike, collectives of all ranks at the same turns; a step leaves groups from all ranks down to one
-(step_deal.h), so that groups may differ in how often they exchange between two turns.
+Order. All collectives of a rank lie on one stream: each waits for earlier collectives of any group. So no two of NCCL's
+kernels wait on a device at the same time. Communicators that share resources are never used at the same time, which
+NCCL forbids. Two ranks must only agree on the order of collectives in which both take part. They do: in a pass a
+group's ranks ask in the same order, and collectives of all ranks come at the same turns. A step leaves groups from all
+ranks down to one (step_deal.h), so groups may differ in how often they exchange between two turns.
 
 Same bits. A sum depends on its order, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is set. The order of a ring,
 its channels and its protocol follow from the topology that NCCL finds, the element count and the NCCL_* variables; NCCL
-does not tune by measuring. Another set of devices, another NCCL or another NCCL_ALGO may add in another order; NVLS and
-CollNet add in the network's switches.
+does not tune by measuring. Another set of devices, another version of NCCL or another NCCL_ALGO may add in another
+order; NVLS and CollNet add in the network's switches.
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH
@@ -49,13 +49,14 @@ CollNet add in the network's switches.
 static struct {
 #define CALL(name) decltype(&nccl##name) name;
     NCCL_CALLS(CALL)
-    NCCL_SPLITS(CALL) // NULL: the library is older
+    NCCL_SPLITS(CALL) // NULL: the library is too old to have it
 #undef CALL
 } nccl;
 
 static void nccl_load(void) {
     char error[500];
-    // Without a prefix it applies to every collective; with one (allreduce:ring) NCCL refuses those not named.
+    // Without a prefix it applies to every collective. With a prefix (allreduce:ring) NCCL refuses collectives that are
+    // not named.
     setenv("NCCL_ALGO", "Ring", 0);
     void *library = library_open(&LIBRARY_NCCL, error);
     if (!library) die("%zu ranks on GPUs need %s", dist_ranks(), error);
@@ -77,16 +78,17 @@ static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char 
 constexpr int64_t IN_FLIGHT = 16; // collectives that the host may queue ahead of the device
 
 typedef struct {
-    cudaEvent_t ready, done; // on the default stream: its tensors are ready; on the stream of collectives: it is done
+    cudaEvent_t ready, done; // ready: on the default stream, its tensors are ready; done: on the stream of collectives,
+                             // it is finished
     const char *what;
     ncclComm_t communicator;
 } Collective;
 
 static struct {
-    ncclComm_t communicator[SPLITS_MOST * RANK_GROUPS]; // by size of groups; that of all ranks is the first one's
+    ncclComm_t communicator[SPLITS_MOST * RANK_GROUPS]; // per size of groups; RANKS_ALL's only in the first
     cudaStream_t stream;
-    Collective ring[IN_FLIGHT]; // ticket t: ring[(t - 1) % IN_FLIGHT]
-    int64_t asked, done;        // tickets; done: known to the host
+    Collective ring[IN_FLIGHT]; // ticket t is ring[(t - 1) % IN_FLIGHT]
+    int64_t asked, done;        // last tickets: asked for, and known to the host to be done
     int64_t stalled;            // the ticket that waits for other ranks; 0: none
     cudaEvent_t here, mark[2];  // on the default stream: where the host waits, and where it throttles launches
     size_t launches;
@@ -95,7 +97,7 @@ static struct {
 static bool event_happened(cudaEvent_t event) {
     const cudaError_t error = cudaEventQuery(event);
     if (error == cudaErrorNotReady) {
-        cudaGetLastError(); // not a failure: hides it from the next check
+        cudaGetLastError(); // not a failure: hides cudaErrorNotReady from the next check
         return false;
     }
     CUDA_CHECK(error, "waiting for the device");
@@ -104,7 +106,7 @@ static bool event_happened(cudaEvent_t event) {
 
 // ---- waiting while watching the other ranks (dist_watch.h) ----------------------------------------------------------
 // Ends the job if NCCL has failed. Returns the collective that waits for other ranks, or does not end; NULL while the
-// device has work of its own.
+// device computes on its own.
 static const Collective *collective_stalled(void) {
     for (ncclComm_t communicator : collectives.communicator) {
         ncclResult_t state = ncclSuccess;
@@ -116,7 +118,7 @@ static const Collective *collective_stalled(void) {
         collectives.done++;
     const Collective *first = &collectives.ring[collectives.done % IN_FLIGHT];
     int64_t ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
-    if (ticket && ticket != collectives.stalled) { // the answer to other ranks that ask
+    if (ticket && ticket != collectives.stalled) { // answers other ranks that ask whether this rank is alive
         snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
         watch.own.moves++;
     }
@@ -124,8 +126,8 @@ static const Collective *collective_stalled(void) {
     return ticket ? first : NULL;
 }
 
-// Waits for an event. --timeout counts from the start of the collective. Until then the device has work of its own,
-// which counts as being at work for one --timeout.
+// Waits for an event. --timeout counts from the start of the collective. Before its start the device computes, which
+// counts as progress for one --timeout.
 static void event_wait(cudaEvent_t event) {
     const double begin = seconds_now();
     Wait wait = wait_from(begin);
@@ -146,16 +148,18 @@ static void event_wait(cudaEvent_t event) {
     }
 }
 
-// Waits for the default stream (all: for all streams) before the host does: CUDA's own waits cannot watch.
+// Waits for the default stream (all: for all streams) before the host waits for it: CUDA's own waits cannot watch other
+// ranks.
 static void wait_watched(bool all) {
     CUDA_CHECK(cudaEventRecord(collectives.here), "marking the default stream");
     event_wait(collectives.here);
     if (all && collectives.asked) event_wait(collectives.ring[(collectives.asked - 1) % IN_FLIGHT].done);
 }
 
-// Throttles launches: a device that waits for other ranks queues some 1000, then the next never returns.
+// Throttles launches. A device that waits for other ranks queues about 1000 launches; the next launch then never
+// returns.
 static void keep_up(void) {
-    constexpr size_t LAUNCHES = 128; // our own; libraries add theirs between
+    constexpr size_t LAUNCHES = 128; // our own launches; libraries add theirs between them
     if (++collectives.launches % LAUNCHES) return;
     cudaEvent_t mark = collectives.mark[collectives.launches / LAUNCHES % 2];
     event_wait(mark);
@@ -165,7 +169,8 @@ static void keep_up(void) {
 // ---- communicators --------------------------------------------------------------------------------------------------
 static ncclComm_t communicator_of(RankGroup group);
 
-// From NCCL 2.18 on, smaller groups are split off all ranks, whose channels and buffers they share.
+// Makes a group's communicator. From NCCL 2.18 on, smaller groups are split off the communicator of all ranks, whose
+// channels and buffers they share.
 static ncclComm_t communicator_make(RankGroup group) {
     const World world = job_world();
     const int ranks = (int)ranks_in(world, group), rank = (int)rank_in(world, group);
@@ -223,7 +228,8 @@ static int64_t asked_for(const Collective *c) {
 }
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
-// Shards are equal except for the last rank's remainder, which is reduced to it, or broadcast from it.
+// Reduces shards. They are equal except for the last rank's remainder, which is reduced to that rank, or broadcast from
+// it.
 static int64_t cuda_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     const size_t each = shard_range(count, unit, ranks, 0).count, rest = ranks * each;
@@ -254,7 +260,7 @@ static int64_t cuda_exchange(RankGroup group, const Message *messages, size_t n)
     return asked_for(c);
 }
 
-// Makes the default stream, with all other ops, wait. The host has awaited what has left the ring.
+// Makes the default stream, and so all other ops, wait. The host has already awaited tickets that have left the ring.
 static void cuda_await(int64_t ticket) {
     if (ticket > 0 && ticket > collectives.asked - IN_FLIGHT)
         CUDA_CHECK(cudaStreamWaitEvent(NULL, collectives.ring[(ticket - 1) % IN_FLIGHT].done),
@@ -262,7 +268,7 @@ static void cuda_await(int64_t ticket) {
 }
 
 // ---- the beginning --------------------------------------------------------------------------------------------------
-// Checks that no two ranks share a device. All ranks call it, so none connects before the others have started.
+// Checks that no two ranks share a device. All ranks call it, so no rank connects before the others have started.
 static void devices_check(void) {
     const size_t ranks = dist_ranks(), rank = dist_rank();
     cudaDeviceProp properties;
@@ -278,9 +284,9 @@ static void devices_check(void) {
     free(all);
 }
 
-// Runs every collective once, tiny: NCCL connects and takes its memory at first use. Each pair takes some, so exchanges
-// are with the next rank of a sequence and the one before: rings, chains and most halos have no other. A halo of more
-// ranks connects them at its first use, within ncclGroupEnd, where the host answers nobody.
+// Runs every collective once, tiny: NCCL connects and takes its memory at first use. Each pair of ranks takes some
+// memory, so exchanges are only with the next and the previous rank of a sequence: rings, chains and most halos have no
+// others. A halo over more ranks connects at its first use, within ncclGroupEnd, where the host answers no other rank.
 static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     const size_t peers[2] = {(rank + 1) % ranks, (rank + ranks - 1) % ranks};
@@ -295,7 +301,7 @@ static void communicator_warm(RankGroup group, char *x) {
     cuda_exchange(group, messages, 4);
 }
 
-// Ends a failed job at exit, before CUDA's handlers, which might wait forever for a kernel.
+// Ends a failed job at exit, before CUDA's handlers, which might wait for a kernel forever.
 static void end_failed_job(void) {
     if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
 }
@@ -340,7 +346,9 @@ static void collectives_require(void) {
             "of a wheel (pip install nvidia-nccl-cu13, then NCCL=<folder>), and build it again",
             dist_ranks());
 }
-constexpr std::nullptr_t cuda_reduce_scatter = nullptr, cuda_all_gather = nullptr, cuda_exchange = nullptr; // alone
+constexpr std::nullptr_t cuda_reduce_scatter = nullptr, cuda_all_gather = nullptr,
+                         cuda_exchange = nullptr; // built without NCCL:
+                                                  // one rank only
 static void cuda_await(int64_t) {}
 #endif
 

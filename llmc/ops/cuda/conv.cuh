@@ -1,14 +1,14 @@
 /*
 The causal convolution of linear attention, then SiLU, in op set "cuda". A thread has a pack of channels and walks
-tokens of one span, the last taps - 1 inputs in registers. CONV_BATCH tokens are read before the first of them is
-computed. Backward recomputes the convolution's sums. A warp also reads the taps - 1 tokens after its own: their
+tokens of one span, with the last taps - 1 inputs in registers. It reads CONV_BATCH tokens before it computes the first
+of them. Backward recomputes the convolution's sums. A warp also reads the taps - 1 tokens after its own: their
 gradients reach its inputs. A block's part of dweight is a line of scratch. Bytes moved per element: forward 2 s;
 backward 3 s, taps - 1 more tokens a warp, lines of dweight.
 */
 #ifndef LLMC_CUDA_CONV_CUH
 #define LLMC_CUDA_CONV_CUH
 #include "activation.cuh"
-#include "attention_tiles.cuh" // blocks of spans
+#include "attention_tiles.cuh" // for blocks of spans
 #include "bias.cuh"
 
 constexpr unsigned CONV_THREADS = 128, CONV_ROWS = 16, CONV_BATCH = 4;
@@ -23,7 +23,7 @@ static ConvShape conv_shape(const DeltaShape *shape) {
     return ConvShape{delta_channels(shape), shape->stride, shape->slot_tokens, (unsigned)shape->taps};
 }
 
-// Stores a pack in global memory by one instruction: the compiler cuts ordinary stores of these loops into words.
+// Stores a pack in global memory by one instruction. The compiler cuts ordinary stores of these loops into words.
 template <int W> __device__ inline void pack_write_whole(floatX *to, const Pack<floatX, W> &pack) {
 #ifdef CUDA_ON_CPU
     pack_write(cuda_on_cpu::in_global(to), pack);
@@ -47,7 +47,7 @@ template <int W> __device__ inline void pack_write_whole(floatX *to, const Pack<
 #endif
 }
 
-// Returns the pack of channels at c, `back` tokens before token t of a span; zeros before its document, beyond the
+// Returns the pack of channels at c, `back` tokens before token t of a span. Zeros before its document, and beyond the
 // taps.
 template <int W>
 __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *columns, const Span &span, size_t t,
@@ -59,7 +59,7 @@ __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *colu
     return pack_read<W>(columns + row * s.channels + c);
 }
 
-// Loads weights[j], of the input TAPS - 1 - j tokens back.
+// Loads weights[j], the weight of the input TAPS - 1 - j tokens back.
 template <int W, int TAPS>
 __device__ inline void conv_weights(float (&weights)[TAPS][W], const floatX *weight, size_t c, unsigned taps) {
     if (W > 1 && taps == TAPS) {
@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(CONV_THREADS)
     }
 }
 
-// columns of a span's slot = x of the tokens before its end: first to last, as some may move up
+// Stores in the columns of a span's slot the inputs of the tokens before the span's end. Goes first to last, because
+// columns may move up.
 template <int W>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_columns_kernel(floatX *columns, const floatX *x, SpanBlocks blocks, ConvShape s) {
@@ -130,7 +131,8 @@ __global__ void __launch_bounds__(CONV_THREADS)
                          conv_input<W>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
 }
 
-// Calls launch(W, TAPS) with constants; with fewer taps the first weights are 0. T: packs as wide as its full ones
+// Calls launch(W, TAPS) with constants. With fewer taps than TAPS the first weights are 0. T: type whose full packs
+// give W
 template <typename T, typename F> static void with_conv(const DeltaShape *shape, bool aligned, F launch) {
     const bool packed = delta_channels(shape) % full_pack<floatX> == 0 && shape->stride % full_pack<floatX> == 0;
     with_width<T>(aligned && packed, [&](auto W) {
@@ -162,7 +164,7 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
                    0)
             ((floatX *)out, (const floatX *)columns, (const floatX *)x, (const floatX *)weight, blocks, s);
         }
-        // without slots only the last span's are stored
+        // without slots only the last span's columns are stored
         for (size_t from = shape->slot_tokens || !spans.count ? 0 : spans.count - 1;
              from < spans.count && shape->taps > 1;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_ROWS, false);
@@ -173,9 +175,9 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// With y the convolution's sum of a token, d = dout silu'(y): dx[t] = sum over later taps of weight d, dweight[j] += d
-// x. dcolumns: in, gradients of the last inputs from later calls; out, of the inputs before this call.
-// Computes d of a token from its inputs `in`.
+// Computes d of a token from its inputs `in`. With y the convolution's sum of a token, d = dout silu'(y). Then dx[t] =
+// sum over later taps of weight d, and dweight[j] += d x. dcolumns: in, gradients of the last inputs from later calls;
+// out, gradients of the inputs before this call
 template <int W, int TAPS>
 __device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> *in, const float (&weights)[TAPS][W],
                                   const Pack<floatX, W> &dout) {
@@ -186,7 +188,8 @@ __device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> *in, cons
     }
 }
 
-// lines NULL: only dx. last: the call's last span is among these. A warp takes pieces of CONV_BACK_ROWS tokens.
+// Runs backward. lines NULL: only dx. last: these spans include the call's last one. A warp takes pieces of
+// CONV_BACK_ROWS tokens.
 template <int W, int TAPS>
 __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     conv_backward_kernel(floatX *dx, float *lines, const float *dcolumns, const floatX *dout, const floatX *x,
@@ -201,7 +204,8 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
         const Span span = blocks.span[i_span];
         const size_t begin = span.begin + (size_t)(piece - blocks.first[i_span]) * CONV_BACK_ROWS;
         const size_t row = span.row + (begin - span.begin), left = span.end - begin;
-        const unsigned end = left < CONV_BACK_ROWS ? (unsigned)left : CONV_BACK_ROWS; // from here on tokens from begin
+        // From here on tokens count from `begin`.
+        const unsigned end = left < CONV_BACK_ROWS ? (unsigned)left : CONV_BACK_ROWS;
         const unsigned span_end = left < CONV_BACK_ROWS + TAPS ? (unsigned)left : CONV_BACK_ROWS + TAPS;
         const bool call_ends = last && i_span + 1 == blocks.count;
         Pack<floatX, W> in[TAPS - 1 + CONV_BATCH];
@@ -210,7 +214,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
 #pragma unroll
         for (int j = 0; j + 1 < TAPS; j++) in[j] = conv_input<W>(x, columns, span, begin, TAPS - 1 - j, c, s);
         for (unsigned t = 0; t < end + TAPS - 1; t += CONV_BATCH) {
-            Pack<floatX, W> gradient[CONV_BATCH]; // 0 after the span: so is d
+            Pack<floatX, W> gradient[CONV_BATCH]; // 0 after the span, so d is 0 there, too
 #pragma unroll
             for (unsigned b = 0; b < CONV_BATCH; b++, x_at += s.stride, dout_at += s.channels) {
                 in[TAPS - 1 + b] = gradient[b] = Pack<floatX, W>{};
@@ -229,14 +233,14 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
                         if (t + b < end) dweight[j][i] += d[i] * load(in[b + j].x[i]);
                     }
             }
-            if (call_ends && t + CONV_BATCH > span_end) { // once a span
+            if (call_ends && t + CONV_BATCH > span_end) { // once per span
 #pragma unroll
                 for (unsigned b = 0; b < CONV_BATCH; b++)
                     if (const unsigned behind = span_end - (t + b - (TAPS - 1)); behind - 1 < s.taps - 1)
                         for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - behind) * s.channels + c + i];
             }
 #pragma unroll
-            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) { // of these all that read them are done
+            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) { // stores dx of tokens whose readers are done
                 Pack<floatX, W> result;
                 for (int i = 0; i < W; i++) result.x[i] = store(sums[b][i]);
                 if (t + b >= TAPS - 1 && t + b < end + TAPS - 1) pack_write_whole(dx + dx_at, result);
@@ -254,7 +258,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
         for (int i = 0; i < W; i++) own[(j * W + i) * CONV_WARPS * LANES] = dweight[j][i];
     __syncthreads();
     for (int k = threadIdx.y; k < TAPS * W && lines && pieces; k += CONV_WARPS) {
-        const int back = TAPS - 1 - k / W; // of the weight
+        const int back = TAPS - 1 - k / W; // the weight's distance in tokens
         const float *const part = parts + k * CONV_WARPS * LANES + threadIdx.x;
         float sum = 0.0f;
         for (unsigned warp = 0; warp < CONV_WARPS; warp++) sum += part[warp * LANES];
@@ -263,18 +267,19 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     }
 }
 
-// Computes dcolumns, of the call's first span; only: it is the last, too.
+// Computes dcolumns of the call's first span. only: it is the last span, too
 template <int W, int TAPS>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_dcolumns_kernel(float *dcolumns, const floatX *dout, const floatX *x, const floatX *columns,
                          const floatX *weight, Span span, ConvShape s, bool only) {
     const size_t c = ((size_t)blockIdx.y * CONV_THREADS + threadIdx.x) * W, tokens = span.end - span.begin;
     if (c >= s.channels) return;
-    float weights[TAPS][W], sums[TAPS][W] = {}; // sums[back]: of the token `back` before the span's first
+    float weights[TAPS][W], sums[TAPS][W] = {}; // sums[back]: gradient of the token `back` before the span's first
     Pack<floatX, W> in[TAPS];
     conv_weights<W>(weights, weight, c, s.taps);
 #pragma unroll
-    for (int back = 1; back < TAPS; back++) { // incoming dcolumns of token span.end - behind, before the span
+    for (int back = 1; back < TAPS; back++) { // the incoming dcolumns of the token that lies `behind` tokens before
+                                              // span.end, before the span
         const size_t behind = back + tokens;
         for (int i = 0; i < W && only && behind < s.taps; i++)
             sums[back][i] = dcolumns[(s.taps - 1 - behind) * s.channels + c + i];

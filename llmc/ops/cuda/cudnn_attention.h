@@ -15,33 +15,35 @@ dq[queries][heads][HD], dk, dv[keys][key_heads][HD]. All are bf16 except lse. De
 extern "C" {
 #endif
 
-// Compared byte by byte: no padding.
+// A call's shape. Compared byte by byte, so it has no padding.
 typedef struct {
-    size_t queries, keys;    // of this call
-    size_t heads, key_heads; // of this call
-    size_t NH, NKV, HD;      // of the tensors
-    size_t window;           // causal: most keys that a query sees, its own included; 0: all
+    size_t queries, keys;    // of the call
+    size_t heads, key_heads; // of the call
+    size_t NH, NKV, HD;      // of the whole tensors
+    size_t window;           // causal: most keys that a query sees, including its own; 0: all keys
     double scale;
-    int causal;    // the last query sees all keys, each one before it one fewer; otherwise all see all
-    int any_order; // backward may add in any order
+    int causal;    // 1: the last query sees all keys, each earlier query one key less than the next; 0: each query sees
+                   // all keys
+    int any_order; // 1: backward may add in any order
 } CudnnAttention;
 
-// Starts cuDNN on the current device, which takes memory there. Returns 0 if there is none, or it is too old.
+// Starts cuDNN on the current device, which takes memory there. Returns 0 if there is no cuDNN, or it is too old.
 int cudnn_attention_start(void);
-// Returns "cuDNN 9.19.0"; NULL if it does not start.
+// Returns cuDNN's name, "cuDNN 9.19.0"; NULL if it does not start.
 const char *cudnn_attention_library(void);
 
-// Returns whether there is a plan for this shape with at most `workspace` bytes; its results are the same bits every
+// Returns whether there is a plan for this shape with at most `workspace` bytes. Its results are the same bits every
 // time unless any_order is set. Plans are kept; a new length costs a compilation.
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace);
-// Returns why it last returned 0, in one line.
+// Returns in one line why cudnn_attention_has last returned 0.
 const char *cudnn_attention_refusal(void);
 
-// Returns the calls made in this process.
+// Returns how many calls this process has made.
 size_t cudnn_attention_calls(int backward);
 
-// These end the program if cuDNN fails. Call only after cudnn_attention_has. Backward's lengths are multiples of 128:
-// sm_90 kernels up to cuDNN 9.30 give NaN in dq for 64 keys more (cudnn-frontend pull request 628).
+// Run one call, and end the program if cuDNN fails. Call only after cudnn_attention_has. Backward's lengths are
+// multiples of 128, because sm_90 kernels up to cuDNN 9.30 give NaN in dq for 64 keys more (cudnn-frontend pull request
+// 628).
 void cudnn_attention_forward(const CudnnAttention *shape, void *out, float *lse, const void *q, const void *k,
                              const void *v, void *workspace);
 void cudnn_attention_backward(const CudnnAttention *shape, void *dq, void *dk, void *dv, const void *dout,

@@ -1,20 +1,20 @@
 /*
 The gated delta rule of op set "cuda". Forward: a kernel for the parts of blocks of DELTA_BLOCK tokens that need no
 state (delta_blocks.cuh), then a walk over each span's blocks that carries the state. Spans of a few tokens are walked
-token by token (delta_tokens.cuh). Backward does the same blocks. Then a walk forward saves the state before each block
-and each token's addition, a walk back carries the gradient of the state, and all blocks follow at once
-(delta_gradient.cuh). Scratch holds DELTA_SEGMENT blocks, whatever the call's length. Longer calls go segment by
-segment, backward from the last; a first walk saves the states at their borders.
+token by token (delta_tokens.cuh). Backward computes the same parts of blocks. Then a walk forward saves the state
+before each block and each token's addition, and a walk back carries the gradient of the state. Then all blocks are
+computed at once (delta_gradient.cuh). Scratch holds DELTA_SEGMENT blocks for any length of a call. Longer calls go
+segment by segment, in backward from the last one; a first walk saves the states at their borders.
 */
 #ifndef LLMC_CUDA_DELTA_CUH
 #define LLMC_CUDA_DELTA_CUH
-#include "conv.cuh" // without_window
+#include "conv.cuh" // for without_window
 #include "delta_gradient.cuh"
 #include "delta_walk.cuh"
 
 constexpr size_t DELTA_SEGMENT = GPU_DELTA_SEGMENT;
 constexpr size_t SEGMENT_TOKENS = DELTA_SEGMENT * BLOCK;
-constexpr size_t DELTA_FEW_TOKENS = 8; // spans of up to this many are walked token by token
+constexpr size_t DELTA_FEW_TOKENS = 8; // spans of up to this many tokens are walked token by token
 
 static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, const Stored *A_log,
                             const Stored *dt_bias, const DeltaShape *shape) {
@@ -36,13 +36,13 @@ static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, c
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 struct DeltaScratch {
-    float *state; // a copy of the state that the call overwrites
+    float *state; // copy of a state that the call overwrites before it is read
     BlockResults results;
     // backward
     float *borders; // states between segments of a span
     floatX *states, *back, *N, *dR;
     float *dq, *dk, *lines;
-    size_t count; // elements of all
+    size_t count; // elements of all tensors
 };
 
 static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed *scratch) {
@@ -51,7 +51,7 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
                  keys = shape->HK < HV ? blocks * shape->HK * BLOCK * ((K + 7) / 8 * 8) : 0;
     DeltaScratch s = {};
     const size_t triangle = blocks * HV * OPERANDS_OF_TRIANGLE * sizeof(OperandA) / sizeof(float);
-    float *const begin = (float *)(((uintptr_t)scratch + 15) / 16 * 16); // so are all parts
+    float *const begin = (float *)(((uintptr_t)scratch + 15) / 16 * 16); // each part begins at a multiple of 16 bytes
     const auto take = [&](size_t elements) {
         float *const at = begin + s.count;
         s.count += gpu_four(elements);
@@ -77,15 +77,15 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
 }
 
 // ---- segments -------------------------------------------------------------------------------------------------------
-// Position in a call's spans. A segment takes whole spans that fit, or a part of a longer one, as its own span.
+// A position in a call's spans. A segment takes whole spans that fit, or a part of a longer span as a span of its own.
 struct DeltaPlace {
-    size_t span, done; // tokens of it already done
+    size_t span, done; // done: tokens of the span that are done
 };
 
 struct DeltaSegment {
     Span span[MOST_SPANS];
     size_t count;
-    bool cut; // the last one continues in the next segment
+    bool cut; // 1: the last span continues in the next segment
     SpanBlocks blocks;
 };
 
@@ -113,12 +113,13 @@ static void delta_blocks(const BlockResults &to, const DeltaCall &d, const SpanB
 }
 
 // Walks spans forward, from state_in to state_out, which may be the same for a single span. leaves: stores the last
-// span's state, with slots every span's. tiled: by the blocks that delta_blocks prepared in s
+// span's state, with slots every span's. tiled: uses the blocks that delta_blocks prepared in s
 static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, const SpanBlocks &blocks, bool leaves,
                        bool tiled) {
     w.first_in = 0, w.last_in = d.slot_tokens ? blocks.count : 1;
     w.first_out = d.slot_tokens ? 0 : leaves ? blocks.count - 1 : blocks.count;
-    const bool packed = d.packed && d.V % full_pack<floatX> == 0 && all_aligned(w.out); // values and out
+    const bool packed =
+        d.packed && d.V % full_pack<floatX> == 0 && all_aligned(w.out); // values and out are whole packs
     if (tiled)
         delta_tiled_walk(w, DeltaPairs{s.results.inverse, s.results.scores, s.results.factors, NULL, packed}, d, blocks,
                          false);
@@ -126,14 +127,14 @@ static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, c
         delta_tokens(w, d, blocks);
 }
 
-// Walks a call's blocks, updating state in place to that after the last span, and transfer likewise.
+// Walks a call's blocks. Updates `state` in place to the state after the last span, and `transfer` in the same way.
 static void delta_forward_walk(floatX *out, Summed *state, Summed *transfer, const DeltaScratch &s, const DeltaCall &d,
                                const SpanBlocks &blocks, bool leaves, bool tiled) {
     DeltaWalk w = {(const float *)state, (float *)state, NULL, NULL, out};
     w.width = (unsigned)d.V, w.values = true;
     if (!d.slot_tokens && leaves && blocks.count > 1 && blocks.span[0].begin > blocks.span[0].document) {
         cuda_copy(s.state, state,
-                  d.HV * d.K * d.V * sizeof(float)); // the last span overwrites the first one's input
+                  d.HV * d.K * d.V * sizeof(float)); // copied, because the last span overwrites the first span's input
         w.state_in = s.state;
     }
     delta_walk(w, s, d, blocks, leaves, tiled);
@@ -157,7 +158,7 @@ static void cuda_delta_forward(Stored *out, Summed *state, Summed *transfer, con
     const Spans spans = without_window(shape->spans);
     const bool goes_on = spans.count == 1 && spans.span[0].begin > spans.span[0].document;
     const bool tiled = walk_takes(d.K) && has_long_span(spans);
-    if (transfer && !goes_on) { // a document begins
+    if (transfer && !goes_on) { // a new document begins
         cuda_zero(transfer, d.HV * d.K * d.K * sizeof(float));
         transfer = NULL;
     }
@@ -201,7 +202,8 @@ struct DeltaBack {
     const floatX *dout;
 };
 
-// Runs a segment backward. state: before its first span; behind: dstate is the gradient of that after its last
+// Runs a segment backward. state: before its first span. behind: dstate holds the gradient of the state after its last
+// span
 static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const DeltaCall &d,
                                const DeltaSegment &segment, const float *state, bool behind) {
     const SpanBlocks &blocks = segment.blocks;
@@ -220,7 +222,7 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
     DeltaWalk back = {to.dstate, to.dstate, to.dx ? s.back : NULL, to.dx ? s.dR : NULL, NULL, to.dout};
     back.width = (unsigned)d.V;
     back.first_in = behind ? count - 1 : count, back.last_in = count;
-    if (behind && count > 1) { // the first span overwrites it
+    if (behind && count > 1) { // copied, because the first span overwrites it
         cuda_copy(s.state, to.dstate, states * sizeof(float));
         back.state_in = s.state;
     }

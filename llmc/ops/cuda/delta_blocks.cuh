@@ -1,7 +1,7 @@
 /*
-The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2: code shared by
-the kernels of op set "cuda", and the first of them. It computes everything of a block and value head that needs no
-state.
+The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2. Holds code
+shared by the kernels of op set "cuda", and the first kernel. This kernel computes, for a block and value head,
+everything that needs no state.
 
 With q and k divided by their lengths, c the sum of the log decays from the block's first token on, decay(i, j) =
 exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
@@ -15,13 +15,13 @@ exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
 No exponent is positive, and nothing is divided by a decay. A short block is padded with zeros (beta 0, decay 1).
 
 Matrix instructions take bf16 in the bf16 build. q, k, v and dout are bf16 already; their lengths and all other factors
-are applied to the other operand or to the result. Computed operands are split into a bf16 number and the rest, again in
-bf16 (TERMS): a product with them is two, with a relative error of about 2^-17.
+are applied to the other operand or to the result. A computed operand is split into a bf16 number and the rest, again in
+bf16 (TERMS). A product with a split operand is two products, with a relative error of about 2^-17.
 */
 #ifndef LLMC_CUDA_DELTA_BLOCKS_CUH
 #define LLMC_CUDA_DELTA_BLOCKS_CUH
 #include "activation.cuh"
-#include "attention_tiles.cuh" // blocks of spans
+#include "attention_tiles.cuh" // for blocks of spans
 
 constexpr unsigned BLOCK = DELTA_BLOCK, DELTA_THREADS_OF_BLOCK = BLOCK / 16 * LANES;
 constexpr unsigned TERMS = sizeof(floatX) == 2 ? 2 : 1;
@@ -30,13 +30,13 @@ constexpr unsigned TERMS = sizeof(floatX) == 2 ? 2 : 1;
 struct DeltaCall {
     size_t HK, HV, K, V, channels, stride, slot_tokens;
     const floatX *x, *b, *a, *A_log, *dt_bias;
-    bool packed; // heads of x begin at multiples of 16 bytes
+    bool packed; // 1: heads of x begin at multiples of 16 bytes
 };
 
-// Rows of a block of a span
+// Rows of one block of a span
 struct DeltaBlock {
-    size_t row;    // of the call
-    unsigned rows; // at most BLOCK
+    size_t row;    // first row in the call
+    unsigned rows; // number of rows, at most BLOCK
 };
 
 __device__ inline DeltaBlock delta_block(const SpanBlocks &blocks, unsigned span, unsigned number) {
@@ -58,7 +58,7 @@ __device__ inline const floatX *values_of(const DeltaCall &d, size_t row, size_t
 // ---- gates ----------------------------------------------------------------------------------------------------------
 struct Gate {
     float beta, rest;          // s(b), 1 - s(b)
-    float log_decay, A, slope; // -A softplus(a + dt_bias), A, softplus' there
+    float log_decay, A, slope; // -A softplus(a + dt_bias), A, and the derivative of softplus
 };
 
 __device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
@@ -78,9 +78,9 @@ struct alignas(16) TokenFactors {
 };
 struct BlockFactors {
     TokenFactors token[BLOCK];
-    float keep, unused[3]; // exp(c_L); to a multiple of 16 bytes
+    float keep, unused[3]; // exp(c_L); padded to a multiple of 16 bytes
 };
-// A block's gates and lengths for the kernels; c is high + low, so that a difference of two keeps its digits
+// A block's gates and lengths for the kernels. c is high + low, so that a difference of two c keeps its digits.
 struct BlockGates {
     float high[BLOCK], low[BLOCK], beta[BLOCK];
 };
@@ -104,7 +104,7 @@ __device__ inline LongSum long_sum(LongSum a, LongSum b) {
     return LongSum{sum, rest + (a.low + b.low)};
 }
 
-// Computes a block's gates by one warp, two tokens a lane.
+// Computes a block's gates with one warp, two tokens per lane.
 __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock block, size_t head) {
     const unsigned lane = threadIdx.x % LANES;
     LongSum c[2] = {};
@@ -114,7 +114,7 @@ __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock
         c[i].high = gate.log_decay;
         g->beta[2 * lane + i] = gate.beta;
     }
-    LongSum sum = long_sum(c[0], c[1]); // over the lanes so far
+    LongSum sum = long_sum(c[0], c[1]); // sum over the lanes up to this one
     for (unsigned step = 1; step < LANES; step *= 2) {
         const unsigned from = lane >= step ? lane - step : lane;
         const LongSum left = {__shfl_sync(ALL_LANES, sum.high, from), __shfl_sync(ALL_LANES, sum.low, from)};
@@ -129,13 +129,13 @@ __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock
 }
 
 // ---- tiles ----------------------------------------------------------------------------------------------------------
-template <int N> constexpr unsigned padded = N + 8; // a tile's row, as in attention's tiles
+template <int N> constexpr unsigned padded = N + 8; // stride of a tile's row, as in attention's tiles
 
-// tile[ROWS][N] = rows of x from `from` on, `stride` elements apart; zeros beyond `rows` and `columns`
+// Fetches tile[ROWS][N] = rows of x from `from` on, `stride` elements apart; zeros after `rows` and `columns`.
 template <int N, unsigned THREADS, unsigned ROWS = BLOCK>
 __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t stride, unsigned rows, size_t columns,
                                   bool packed) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = N / W, STEP = THREADS / PACKS; // rows at once
+    constexpr unsigned W = full_pack<floatX>, PACKS = N / W, STEP = THREADS / PACKS; // STEP: rows fetched at once
     static_assert(THREADS % PACKS == 0 && ROWS % STEP == 0);
     const unsigned first = threadIdx.x / PACKS, c = threadIdx.x % PACKS * W;
     floatX *to = tile + first * padded<N> + c;
@@ -151,7 +151,7 @@ __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t strid
         for (unsigned j = 0; j < W; j++) to[j] = row < rows && c + j < columns ? from[j] : store(0.0f);
 }
 
-// to[rows][columns] = rows of a tile of ROWS rows, `stride` elements apart in memory
+// Stores to[rows][columns] = rows of a tile of ROWS rows; rows in memory are `stride` elements apart.
 template <int ROWS, int N, unsigned THREADS>
 __device__ inline void rows_store(floatX *to, const floatX *tile, unsigned stride, unsigned rows, size_t columns,
                                   bool packed) {
@@ -181,7 +181,7 @@ __device__ inline void split_store(floatX *tile, size_t tile_size, size_t place,
     for (unsigned i = 0; i < TERMS; i++) tile[i * tile_size + place] = term[i];
 }
 
-// Two neighbours at once
+// Two neighbours, stored at once
 struct alignas(2 * sizeof(floatX)) Two {
     floatX x[2];
 };
@@ -209,7 +209,7 @@ struct SplitA {
     OperandA term[TERMS];
 };
 
-// Splits two results C[16,8] side by side into an A[16,16].
+// Splits two neighbouring results C[16,8] into an A[16,16].
 __device__ inline SplitA split_results(const float (*c)[4]) {
     SplitA a;
 #pragma unroll
@@ -221,7 +221,7 @@ __device__ inline SplitA split_results(const float (*c)[4]) {
     return a;
 }
 
-// A[16,16] of a split tile, or of its transpose: tile rows row.., columns column..
+// Loads A[16,16] of a split tile, or of its transpose, from tile rows `row` and columns `column` on.
 template <bool TRANSPOSED>
 __device__ inline SplitA load_split(const floatX *tile, unsigned tile_size, unsigned stride, unsigned row,
                                     unsigned column) {
@@ -233,19 +233,19 @@ __device__ inline SplitA load_split(const floatX *tile, unsigned tile_size, unsi
     return a;
 }
 
-// c[16][N] += a b, b(n, term) the operands of a split tile; leaves out the product of both rests
+// Adds a b to c[16][N]; b(n, term) returns the operands of a split tile. Leaves out the product of the two rests.
 template <int N, typename B> __device__ inline void split_product(float (*c)[4], const SplitA &a, B b) {
 #pragma unroll
     for (unsigned i = 0; i < TERMS; i++)
 #pragma unroll
         for (unsigned j = 0; i + j < TERMS; j++) mma_columns<N>(c, a.term[i], [&](int n) { return b(n, j); });
 }
-// a exact
+// Adds a b to c with an exact a.
 template <int N, typename B> __device__ inline void split_product(float (*c)[4], const OperandA &a, B b) {
 #pragma unroll
     for (unsigned j = 0; j < TERMS; j++) mma_columns<N>(c, a, [&](int n) { return b(n, j); });
 }
-// b(n) exact
+// Adds a b to c with an exact b(n).
 template <int N, typename B> __device__ inline void split_by_exact(float (*c)[4], const SplitA &a, B b) {
 #pragma unroll
     for (unsigned j = 0; j < TERMS; j++) mma_columns<N>(c, a.term[j], b);
@@ -269,8 +269,8 @@ template <int N, typename F> __device__ inline void for_pairs(float (*c)[4], F f
         for (unsigned e = 0; e < 4; e += 2) f(lane / 4 + e / 2 * 8, n * 8 + lane % 4 * 2, c[n][e], c[n][e + 1]);
 }
 
-// Computes k k^T and q k^T of a block, 16 rows for each of four warps, repeated by the next four; and the squares of
-// its rows, keys first, unless NULL. Slices of K pass through tiles of SLICE_TILES elements.
+// Computes k k^T and q k^T of a block, 16 rows per warp in four warps, repeated by the next four. Also computes the
+// squares of its rows, keys first, unless NULL. Slices of K pass through tiles of SLICE_TILES elements.
 constexpr int SLICE = 64;
 constexpr unsigned SLICE_TILES = 2 * BLOCK * padded<SLICE>;
 
@@ -307,31 +307,33 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
 }
 
 // ---- work that needs no state ---------------------------------------------------------------------------------------
-// Lower triangles of BLOCK rows: in shared memory split tiles; in global memory operands of matrix instructions, as a
-// lane holds them, [TRIANGLE_TILES, TERMS, LANES], of a triangle or its transpose. A row's operands follow each other
+// Lower triangles of BLOCK rows. In shared memory they are split tiles. In global memory they are operands of matrix
+// instructions as a lane holds them, [TRIANGLE_TILES, TERMS, LANES], of a triangle or its transpose; a row's operands
+// are contiguous.
 constexpr unsigned PAIR_TILE = BLOCK * padded<BLOCK>, SIDE = BLOCK / 16, TRIANGLE_TILES = SIDE * (SIDE + 1) / 2;
 constexpr unsigned OPERANDS_OF_TRIANGLE = TRIANGLE_TILES * TERMS * LANES;
-constexpr unsigned DIAGONAL_STRIDE = 20; // of fp32 blocks of 16 rows
+constexpr unsigned DIAGONAL_STRIDE = 20; // stride of fp32 blocks of 16 rows
 
-// Returns the number of an operand: of the transpose, rows and columns from the end.
+// Returns the number of an operand. In the transpose rows and columns count from the end.
 template <bool TRANSPOSED> __device__ inline unsigned triangle_tile(unsigned row, unsigned column) {
     if (TRANSPOSED) row = SIDE - 1 - row, column = SIDE - 1 - column;
     return row * (row + 1) / 2 + column;
 }
 
-// Returns whether a triangle has operand j of row i; and that operand's place after the row's first.
+// triangle_has returns whether a triangle has operand j of row i, triangle_place the operand's offset from the row's
+// first one.
 template <bool TRANSPOSED> __device__ inline bool triangle_has(unsigned i, unsigned j) {
     return TRANSPOSED ? j >= i : j <= i;
 }
 template <bool TRANSPOSED> __device__ inline unsigned triangle_place(unsigned j, unsigned term) {
     return ((TRANSPOSED ? SIDE - 1 - j : j) * TERMS + term) * LANES;
 }
-// Returns a lane's place in row i's first operand.
+// Returns a lane's offset of row i's first operand.
 template <bool TRANSPOSED> __device__ inline unsigned triangle_row(unsigned i) {
     return triangle_tile<TRANSPOSED>(i, TRANSPOSED ? SIDE - 1 : 0) * TERMS * LANES + threadIdx.x % LANES;
 }
 
-// Stores a split tile's triangle, or its transpose: a row of operands for each warp.
+// Stores a split tile's triangle, or its transpose: one row of operands per warp.
 template <bool TRANSPOSED> __device__ inline void triangle_store(OperandA *to, const floatX *tile) {
     const unsigned i = threadIdx.x / LANES;
     to += triangle_row<TRANSPOSED>(i);
@@ -345,7 +347,7 @@ template <bool TRANSPOSED> __device__ inline void triangle_store(OperandA *to, c
     }
 }
 
-// Inverts I + A of 16 rows, a lane for each column: t = its column of the inverse. A: [16][DIAGONAL_STRIDE]
+// Inverts I + A of 16 rows, one lane per column. t: the lane's column of the inverse. A: [16][DIAGONAL_STRIDE]
 __device__ inline void diagonal_inverse(float (&t)[16], const float *A) {
     const unsigned column = threadIdx.x % 16;
 #pragma unroll
@@ -362,9 +364,9 @@ __device__ inline void diagonal_inverse(float (&t)[16], const float *A) {
     }
 }
 
-// T = (I + A)^-1 on and below the diagonal, both split, by four warps; `diagonal` has A's blocks of 16 in fp32. Block
-// column j of T belongs to warp j: T_ij = -T_ii sum over m from j to i - 1 of A_im T_mj. It computes the transposes
-// U_ji: the result of one product is the left operand of the next.
+// Computes T = (I + A)^-1 on and below the diagonal, both split, with four warps. `diagonal` has A's blocks of 16 in
+// fp32. Block column j of T belongs to warp j: T_ij = -T_ii sum over m from j to i - 1 of A_im T_mj. A warp computes
+// the transposes U_ji, so that the result of one product is the left operand of the next.
 __device__ inline void triangle_inverse(floatX *T, const floatX *A, const float *diagonal) {
     constexpr unsigned S = padded<BLOCK>;
     const unsigned lane = threadIdx.x % LANES, j = threadIdx.x / LANES;
@@ -399,16 +401,16 @@ __device__ inline void triangle_inverse(floatX *T, const floatX *A, const float 
 constexpr unsigned BLOCKS_TILES = SLICE_TILES > 2 * TERMS *PAIR_TILE ? SLICE_TILES : 2 * TERMS *PAIR_TILE;
 constexpr size_t BLOCKS_BYTES = BLOCKS_TILES * sizeof(floatX);
 
-// Results of delta_blocks_kernel, NULL: not wanted
+// Results of delta_blocks_kernel; NULL: not wanted
 struct BlockResults {
     OperandA *inverse, *scores;           // [blocks, HV, OPERANDS_OF_TRIANGLE]
-    OperandA *inverse_back, *scores_back; // of the transposes
+    OperandA *inverse_back, *scores_back; // the same of the transposes
     BlockGates *gates;                    // [blocks, HV]
     BlockFactors *factors;                // [blocks, HV]
     BlockLengths *lengths;                // [blocks, HK]
 };
 
-// Sets a block's lengths and, by them, the factors of its tokens: a thread for each token. squares: keys first
+// Sets a block's lengths and, from them, the factors of its tokens; one thread per token. squares: keys first
 __device__ inline void block_factors(BlockFactors *factors, BlockLengths *length, const BlockGates &g,
                                      const float *squares, size_t K) {
     const unsigned i = threadIdx.x;
@@ -420,7 +422,7 @@ __device__ inline void block_factors(BlockFactors *factors, BlockLengths *length
     if (i == BLOCK - 1) factors->keep = decay;
 }
 
-// Makes A of k k^T and the scores of q k^T: rows `row` on, zeros where a key is not before.
+// Makes A from k k^T and the scores from q k^T, rows from `row` on. Zeros where a key does not precede.
 __device__ inline void block_scale(float (*kk)[4], float (*qk)[4], const BlockGates &g, const BlockLengths &length,
                                    unsigned row) {
     const unsigned lane = threadIdx.x % LANES;
@@ -446,13 +448,13 @@ __device__ inline void block_scale(float (*kk)[4], float (*qk)[4], const BlockGa
         }
 }
 
-// Copies n floats, a multiple of 4, from shared memory.
+// Copies n floats, a multiple of 4, from shared memory to global memory.
 __device__ inline void floats_store(void *to, const void *from, unsigned n) {
     for (unsigned i = threadIdx.x; i < n / 4; i += DELTA_THREADS_OF_BLOCK)
         pack_write<4>((float *)to + 4 * i, pack_read<4>((const float *)from + 4 * i));
 }
 
-// A thread block for each block of tokens and value head
+// Computes the parts of blocks that need no state: one thread block per block of tokens and value head.
 __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     delta_blocks_kernel(BlockResults to, DeltaCall d, SpanBlocks blocks) {
     DYNAMIC_SHARED(floatX, memory); // BLOCKS_BYTES: tiles of q and k; later A, then the scores, and the inverse

@@ -1,7 +1,7 @@
 /*
 Gradients of the gated delta rule in op set "cuda". The walks have saved the state S before each block, the gradient dS
 of the state after it, and N and dR of each token (delta_blocks.cuh), all split. Each thread block takes BLOCK tokens of
-one key head and its value heads one after the other. With
+one key head, and its value heads one after another. With
 
     dP_ij = dout_i . N_j for j <= i      dA_ij = -dR_i . N_j for j < i      dv = beta dR
 
@@ -11,9 +11,10 @@ and the gradients of q and k divided by their lengths
     dk_j = sum_i dP_ij decay(i, j) q_i + sum_i (dA_ij beta_i decay(i, j) + dA_ji beta_j decay(j, i)) k_i
            - beta_j exp(c_j) S dR_j + decay(L, j) dS N_j
 
-beta_i dbeta_i is dR_i . N_i. The gradient of a token's log decay is the sum of all terms with it in their decay. They
-are dot products of known values: pairs i, j with j before it and i not, reads of S from it on, additions to the next
-state before it, and exp(c_L) <S, dS>. No two of these cancel, however strong a decay is.
+beta_i dbeta_i is dR_i . N_i. The gradient of a token's log decay is the sum of all terms with it in their decay. These
+terms are dot products of known values: pairs i, j with j before the token and i not; reads of S by this and later
+tokens; additions to the next state by earlier tokens; and exp(c_L) <S, dS>. No two terms cancel, however strong a decay
+is.
 
 The products that sum over V are one loop over its strips (delta_strips.cuh). Factors of rows are applied to results.
 Pairs are summed over the heads of a group, and multiplied by q and k once. Only the lower triangle is computed.
@@ -23,24 +24,24 @@ Pairs are summed over the heads of a group, and multiplied by q and k once. Only
 #include "delta_strips.cuh"
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
-// q or k, or as many columns of each warp as fit
+// Columns of a slice: all of q or k, or as many columns of each warp as fit
 template <int KP> constexpr unsigned KEY_SLICE = KP * sizeof(floatX) > 256 ? 16 : KEY_COLUMNS<KP>;
 template <int KP> constexpr unsigned KEY_STRIDE = KEY_SLICE<KP> *(KP / KEY_COLUMNS<KP>)+8;
 template <int KP> constexpr unsigned KEY_TILE = KEY_STRIDE<KP> *BLOCK;
-constexpr unsigned PAIR_STRIDE = BLOCK + 4; // of the running sums
+constexpr unsigned PAIR_STRIDE = BLOCK + 4; // stride of the running sums
 
-constexpr unsigned LANE_PAIRS = 2 * PAIR_COLUMNS / 8; // packs of four floats: two kinds of pairs of a lane
+constexpr unsigned LANE_PAIRS = 2 * PAIR_COLUMNS / 8; // packs of four floats: a lane's pairs of two kinds
 constexpr size_t LANES_BYTES = TRIANGLE_WARPS * LANE_PAIRS * LANES * 4 * sizeof(float);
 
 struct GradientShared {
     BlockGates gates[2];
     BlockLengths length;
-    float dots[3][COLUMN_GROUPS][BLOCK]; // three kinds of dots of rows
+    float dots[3][COLUMN_GROUPS][BLOCK]; // three kinds of dot products of rows
     float dbeta[BLOCK];                  // times beta
     float overlaps[GRADIENT_WARPS];      // parts of <S, dS>
 };
 
-// Sums of pairs; strips and products of q and k; in the end the tiles of pairs, q and k
+// Shared memory: sums of pairs; strips and products of q and k; in the end the tiles of pairs, q and k
 template <int KP> constexpr size_t gradient_bytes(unsigned stages) {
     const size_t strips = stages * STRIP_TILES<KP> * sizeof(floatX) + LANES_BYTES;
     const size_t last = (2 * TERMS * PAIR_TILE + 2 * KEY_TILE<KP>)*sizeof(floatX);
@@ -53,7 +54,7 @@ static_assert(gradient_fits<32>(99 << 10, 1) && gradient_fits<64>(99 << 10, 1));
 static_assert(gradient_fits<128>(99 << 10, 1) && gradient_fits<256>(99 << 10, 1));
 
 // ---- pairs ----------------------------------------------------------------------------------------------------------
-// Fetches columns `from` on of each warp's key columns of q or k.
+// Fetches each warp's key columns of q or k, from column `from` on.
 template <int KP, typename Part>
 __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, unsigned from) {
     constexpr bool WHOLE = KEY_SLICE<KP> == KEY_COLUMNS<KP>;
@@ -69,7 +70,7 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, 
     }
 }
 
-// kk, qk: a warp's pairs of k k^T and q k^T. tiles: of q and k, whose first slice is being fetched
+// Computes kk and qk, a warp's pairs of k k^T and q k^T. tiles: of q and k; their first slice is in flight
 template <int KP, typename Part>
 __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, const floatX *q, const floatX *k,
                                  const Part &p) {
@@ -91,7 +92,7 @@ __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, 
     }
 }
 
-// A lane's pairs of two kinds between their uses, in shared memory
+// Returns where a lane's pairs of two kinds lie in shared memory between their uses.
 template <typename Part> __device__ inline float *lane_pairs(float *memory, const Part &p) {
     const unsigned r = p.row / 16, warp = r * (r + 1) / 2 + p.group;
     return memory + (warp * LANE_PAIRS * LANES + p.lane) * 4;
@@ -110,14 +111,14 @@ __device__ inline void lane_add(const float *memory, float *value) {
     for (unsigned i = 0; i < 4; i++) value[i] += pack.x[i];
 }
 
-// Turns dP, dA into the pairs' factors of k and q, with decays and lengths, and adds them to the sums over heads.
-// across[i][j]: what the pair gives to the log decays between them
+// Turns dP and dA into the pairs' factors of k and q, with decays and lengths. Adds them to the sums over heads.
+// across[i][j]: what pair (i, j) adds to the gradients of the log decays between its tokens
 template <typename Results, typename Part>
 __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, float *products, float *sums, bool first,
                                      const BlockGates &g, const BlockLengths &length, const Part &p) {
     const unsigned row = p.row + p.lane / 4, column = p.pair_column + p.lane % 4 * 2;
     float query[2], key[2], kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
-    const auto for_all = [&](auto f) { // of a lane
+    const auto for_all = [&](auto f) { // calls f for all pairs of this lane
 #pragma unroll
         for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
 #pragma unroll
@@ -142,11 +143,12 @@ __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, fl
     for_lane_pairs(lane_pairs(sums, p), r.dP, r.dA, lane_write);
 }
 
-// sum[e]: what a warp's four rows give to the log decays of tokens 2 lane + e, by pairs j < token <= i
+// Computes sum[e]: what the pairs of a warp's four rows add to the log decays of tokens 2 lane + e. Pair (i, j) counts
+// for tokens with j < token <= i.
 template <typename Part> __device__ inline void pairs_across(float (&sum)[2], const float *across, const Part &p) {
     constexpr unsigned ROWS = BLOCK / GRADIENT_WARPS;
     const unsigned first = threadIdx.x / LANES * ROWS, t = 2 * p.lane;
-    float left[ROWS], until[ROWS]; // of a row: this lane's first pair, all up to its second
+    float left[ROWS], until[ROWS]; // per row: this lane's first pair, and the sum of all pairs up to its second
 #pragma unroll
     for (unsigned i = 0; i < ROWS; i++) {
         const Pack<float, 2> pair = pack_read<2>(across + (first + i) * PAIR_STRIDE + t);
@@ -170,7 +172,7 @@ template <typename Part> __device__ inline void pairs_across(float (&sum)[2], co
     }
 }
 
-// Adds the products of the pairs' sums with q and k. memory: room for pairs and key tiles
+// Adds the products of the pairs' sums with q and k to dq and dk. memory: room for pairs and key tiles
 template <int KP, typename Part>
 __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *memory, float *sums, const floatX *q,
                                      const floatX *k, const Part &p) {
@@ -223,7 +225,8 @@ __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *mem
 }
 
 // ---- ends -----------------------------------------------------------------------------------------------------------
-// Applies the decays and lengths to a head's products with states, and leaves their dots with q, k; added becomes dk.
+// Applies decays and lengths to a head's products with states, and saves their dot products with q and k. `added`
+// becomes dk.
 template <int KP, typename Part>
 __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &shared, const BlockGates &g,
                                       const KeyTwos<KP> &of_q, const KeyTwos<KP> &of_k, const Part &p) {
@@ -248,7 +251,7 @@ __device__ inline void states_of_head(GradientResults<KP> &r, GradientShared &sh
     if (p.lane == 0) shared.overlaps[threadIdx.x / LANES] = r.overlap;
 }
 
-// Adds the sums over the heads so far to x, and saves them unless this head is the last.
+// Adds the sums over the earlier heads to x. Saves the new sums unless this head is the last.
 template <int KP, typename Part>
 __device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool last, const Part &p) {
     const unsigned packs = (p.K + 7) / 8, column = p.group * KEY_COLUMNS<KP> / 8;
@@ -267,7 +270,7 @@ __device__ inline void group_sums(float (*x)[4], float *sums, bool first, bool l
     }
 }
 
-// Stores a gradient through the division by the length: dx = (x - key (key . x) / length^2), dots: parts of key . x
+// Stores a gradient through the division by the length: dx = (x - key (key . x) / length^2). dots: parts of key . x
 template <int KP, typename Part>
 __device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KP> &keys, const float *inverse,
                                   float factor, const float (*dots)[BLOCK], const Part &p) {
@@ -294,8 +297,8 @@ __device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KP> &
     }
 }
 
-// Gates by one warp, two tokens a lane. The terms of a token's log decay: pairs across it, reads of S from it on,
-// additions to the next state before it, <S, dS>.
+// Stores the gates' gradients with one warp, two tokens per lane. A token's log decay has these terms: pairs across the
+// token, reads of S by this and later tokens, additions to the next state by earlier tokens, <S, dS>.
 template <typename Part>
 __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, const GradientShared &shared,
                                    const BlockGates &g, const float *across, const Gate (&gate)[2], size_t head,
@@ -311,7 +314,8 @@ __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, c
     }
     for (unsigned w = 0; w < GRADIENT_WARPS; w++) overlap += shared.overlaps[w];
     overlap *= decay_to(g, BLOCK - 1);
-    float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // sums over lanes from, and up to, this one
+    float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // behind: sum over lanes from this one on; before:
+                                                                    // sum over lanes up to this one
     for (unsigned step = 1; step < LANES; step *= 2) {
         const float right = __shfl_sync(ALL_LANES, behind, lane + step < LANES ? lane + step : lane),
                     left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);
@@ -346,17 +350,17 @@ __device__ inline GradientPart<PACKED> gradient_part(const DeltaCall &d, const S
     p.HV = (unsigned)d.HV, p.K = (unsigned)d.K, p.V = (unsigned)d.V, p.channels = (unsigned)d.channels;
     p.key_head = blockIdx.y, p.group_heads = (unsigned)(d.HV / d.HK);
     p.lane = threadIdx.x % LANES, p.row = line * 16;
-    p.group = (warp + 2 * line) % COLUMN_GROUPS; // deals the pairs to all schedulers
+    p.group = (warp + 2 * line) % COLUMN_GROUPS; // spreads the pairs over all schedulers
     p.pair_column = p.group * PAIR_COLUMNS, p.pairs = p.pair_column <= p.row;
     p.states = p.group < groups;
     return p;
 }
 
-// Strips of all heads in order
+// Iterates over the strips of all heads, in order
 struct Strips {
     floatX *memory;
-    unsigned head, end, v, pass; // of the next one to fetch
-    unsigned stage;              // of the current one
+    unsigned head, end, v, pass; // next strip to fetch
+    unsigned stage;              // buffer of the current strip
 };
 
 template <int KP, typename Part>
@@ -384,7 +388,7 @@ __device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const D
     return s.memory + s.stage * STRIP_TILES<KP>;
 }
 
-// Shared memory: sums of the pairs over heads; strips; products of q and k
+// Parts of shared memory: sums of the pairs over heads; products of q and k; strips
 struct GradientMemory {
     float *sums, *products;
     floatX *strips;
@@ -406,7 +410,7 @@ __device__ inline void keys_begin(const GradientMemory &m, Strips &next, const f
     if (p.pairs) for_lane_pairs(lane_pairs(m.products, p), kk, qk, lane_write);
 }
 
-// Adds the pairs' part to dq and dk of all heads. Stores them to the key head's columns of q in dx, and to those of k.
+// Adds the pairs' part to dq and dk of all heads. Stores them in the key head's columns of q and of k in dx.
 template <int KP, typename Part>
 __device__ inline void keys_end(floatX *dx, float (*dq)[4], float (*dk)[4], const GradientMemory &m, const floatX *q,
                                 const floatX *k, const Part &p) {
@@ -432,7 +436,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
     const auto dx = [&] { return G.dx + (size_t)computed_here((unsigned)p.block.row) * d.channels; };
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
-    const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // which has no pairs
+    const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // this warp has no pairs
     Strips next = {strips, first, end, 0, 0, G.stages - 1};
     keys_begin<KP>(m, next, q, k, G, p);
     GradientResults<KP> r;
@@ -448,8 +452,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
         GradientPart<PACKED> here = p;
         here.lane = computed_here(p.lane);
         KeyTwos<KP> of_q, of_k;
-        if (!APART<KP>) keys_load<KP>(of_q, q, here); // early
-        __syncthreads();                              // the strip becomes the pairs' products
+        if (!APART<KP>) keys_load<KP>(of_q, q, here); // loads early, to hide the latency
+        __syncthreads();                              // from here on the strip holds the pairs' products
         float across[2];
         Gate gate[2] = {};
         if (p.pairs)
@@ -467,7 +471,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
             keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
             __syncthreads();
         }
-        float *const totals = (float *)strip + BLOCK * PAIR_STRIDE; // after the pairs' products
+        float *const totals = (float *)strip + BLOCK * PAIR_STRIDE; // follows the pairs' products
         pack_write(totals + threadIdx.x * 2, Pack<float, 2>{{across[0], across[1]}});
         states_of_head<KP>(r, *shared, g, of_q, of_k, here);
         group_sums<KP>(r.dq, G.dq, head == first, head + 1 == end, here);

@@ -4,8 +4,8 @@ The gradient's products that sum over V (delta_gradient.cuh), in one loop over s
     pairs dout N^T, dR N^T        states S dout, S dR, dS N        and <S, dS>
 
 A thread block has BLOCK tokens of a key head and walks its value heads' strips. The next strip arrives in shared memory
-during the current one's products, that of the next head during the end of this one. A warp has 16 tokens, with a
-quarter of the key columns and 16 columns of the pairs.
+during the current strip's products. The next head's first strip arrives during the end of the current head. A warp has
+16 tokens, with a quarter of the key columns and 16 columns of the pairs.
 */
 #ifndef LLMC_CUDA_DELTA_STRIPS_CUH
 #define LLMC_CUDA_DELTA_STRIPS_CUH
@@ -20,28 +20,28 @@ struct DeltaGradient {
     const BlockGates *gates;
     const BlockLengths *lengths;
     const floatX *dout;
-    bool packed;     // rows of dout are whole packs
-    unsigned stages; // strips in shared memory: 2, one of them being fetched, or 1
+    bool packed;     // 1: rows of dout are whole packs
+    unsigned stages; // strips in shared memory: 2, of which one is in flight, or 1
 };
 
 constexpr unsigned GRADIENT_THREADS = 512, GRADIENT_WARPS = GRADIENT_THREADS / LANES, ROW_GROUPS = BLOCK / 16;
 constexpr unsigned COLUMN_GROUPS = GRADIENT_WARPS / ROW_GROUPS, PAIR_COLUMNS = BLOCK / COLUMN_GROUPS;
-constexpr unsigned TRIANGLE_WARPS = ROW_GROUPS * (ROW_GROUPS + 1) / 2; // with pairs on or below the diagonal
+constexpr unsigned TRIANGLE_WARPS = ROW_GROUPS * (ROW_GROUPS + 1) / 2; // warps with pairs on or below the diagonal
 static_assert(PAIR_COLUMNS == 16);
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
 // Key columns of a warp; columns of V in a strip
 template <int KP> constexpr unsigned KEY_COLUMNS = KP < 64 ? 16 : KP / 4;
 template <int KP> constexpr unsigned STRIP = KP * sizeof(floatX) > 256 ? 16 : 32;
-// True where registers do not suffice for pairs and states at once
+// True where registers do not suffice for pairs and states at the same time
 template <int KP> constexpr bool APART = KP > 128;
 
-// A strip: dout, the terms of N and dR, those of S and dS
+// Elements of a strip: dout, the terms of N and dR, the terms of S and dS
 template <int KP> constexpr unsigned TOKEN_STRIP = STRIP<KP> *BLOCK;
 template <int KP> constexpr unsigned STATE_STRIP = STRIP<KP> *KP;
 template <int KP> constexpr unsigned STRIP_TILES = TOKEN_STRIP<KP> *(1 + 2 * TERMS) + STATE_STRIP<KP> * 2 * TERMS;
 
-// Hides a value's origin from the compiler, so that addresses made of it are not kept in registers over a loop.
+// Hides a value's origin from the compiler, so that addresses made from it are not kept in registers over a loop.
 __device__ inline unsigned computed_here(unsigned x) {
 #ifndef CUDA_ON_CPU
     asm volatile("" : "+r"(x));
@@ -49,12 +49,13 @@ __device__ inline unsigned computed_here(unsigned x) {
     return x;
 }
 
-// Place in a strip's tile: groups of eight columns are exchanged, so that eight rows of a group are in all banks
+// Returns the place in a strip's tile. Groups of eight columns are exchanged, so that eight rows of a group use all
+// banks.
 template <unsigned COLUMNS> __device__ inline unsigned strip_place(unsigned row, unsigned column) {
     constexpr unsigned GROUPS = COLUMNS / 8, ROWS = 8 / GROUPS;
     return row * COLUMNS + (column / 8 ^ row / ROWS % GROUPS) * 8 + column % 8;
 }
-// Operands, as load_a and load_b; row: a multiple of 16
+// Load operands like load_a and load_b. row: a multiple of 16
 template <unsigned COLUMNS> __device__ inline OperandA strip_a(const floatX *tile, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandA a;
@@ -79,11 +80,13 @@ template <unsigned COLUMNS> __device__ inline OperandB strip_b(const floatX *til
     return b;
 }
 
-// Fetches tile[ROWS][COLUMNS] from rows of whole packs, zeros beyond `rows` and `columns`. place(row, column): in it
+// Fetches tile[ROWS][COLUMNS] from rows of whole packs; zeros after `rows` and `columns`. place(row, column): place in
+// the tile
 template <unsigned ROWS, unsigned COLUMNS, typename Place>
 __device__ inline void tile_fetch(floatX *tile, Place place, const floatX *from, unsigned stride, unsigned rows,
                                   unsigned columns, unsigned thread) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = COLUMNS / W, STEP = GRADIENT_THREADS / PACKS; // rows at once
+    constexpr unsigned W = full_pack<floatX>, PACKS = COLUMNS / W,
+                       STEP = GRADIENT_THREADS / PACKS; // STEP: rows of one fetch
     const unsigned first = thread / PACKS, c = thread % PACKS * W;
     from += first * stride + c;
 #pragma unroll
@@ -91,7 +94,7 @@ __device__ inline void tile_fetch(floatX *tile, Place place, const floatX *from,
         if (ROWS % STEP == 0 || first + row < ROWS)
             fetch<16>(tile + place(first + row, c), from + row * stride, first + row < rows && c < columns);
 }
-// Copies likewise from rows of any alignment.
+// Copies a tile like tile_fetch, from rows of any alignment.
 template <unsigned COLUMNS, typename Place>
 __device__ inline void tile_copy(floatX *tile, unsigned tile_rows, Place place, const floatX *from, unsigned stride,
                                  unsigned rows, unsigned columns) {
@@ -112,12 +115,12 @@ template <typename T> __device__ inline void floats_fetch(T *to, const T *from) 
 template <bool PACKED> struct GradientPart {
     DeltaBlock block;
     unsigned HV, K, V, channels, key_head, group_heads;
-    unsigned lane, row, group, pair_column; // the first of a warp's tokens, its quarter of the columns
-    bool pairs, states;                     // whether this warp has pairs on or below the diagonal; key columns
-    static constexpr bool packed = PACKED;  // whether all rows are whole packs
+    unsigned lane, row, group, pair_column; // row: the first of a warp's tokens; group: its quarter of the columns
+    bool pairs, states; // pairs: this warp has pairs on or below the diagonal; states: it has columns of keys
+    static constexpr bool packed = PACKED; // 1: all rows are whole packs
 };
 
-// A lane's elements of 16 rows of q or k, two neighbours at a time, at the places of a result
+// A lane's elements of 16 rows of q or k, two neighbours at a time, in the places of a result
 using KeyTwo = std::conditional_t<sizeof(Two) == 4, unsigned, uint2>;
 template <int KP> using KeyTwos = KeyTwo[KEY_COLUMNS<KP> / 8][2];
 
@@ -146,7 +149,7 @@ template <int KP, typename Part> __device__ inline void keys_load(KeyTwos<KP> &t
         }
 }
 
-// dots[row] = x . keys over a warp's key columns
+// Computes dots[row] = x . keys over a warp's key columns.
 template <int KP, typename Part>
 __device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KP> &keys, const Part &p) {
     float sum[2] = {};
@@ -161,7 +164,7 @@ __device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KP> &k
     }
 }
 
-// c *= a factor of each row
+// Multiplies each row of c by its factor.
 template <int N> __device__ inline void rows_scale(float (*c)[4], const float (&factor)[2]) {
 #pragma unroll
     for (unsigned n = 0; n < N / 8; n++)
@@ -170,7 +173,7 @@ template <int N> __device__ inline void rows_scale(float (*c)[4], const float (&
 }
 
 // ---- products with V in common --------------------------------------------------------------------------------------
-// Results of a warp: pairs dout N^T, dR N^T; S dout, S dR, dS N
+// A warp's results: pairs dout N^T and dR N^T; products S dout, S dR, dS N
 template <int KP> struct GradientResults {
     float dP[PAIR_COLUMNS / 8][4], dA[PAIR_COLUMNS / 8][4];
     float dq[KEY_COLUMNS<KP> / 8][4], read[KEY_COLUMNS<KP> / 8][4], added[KEY_COLUMNS<KP> / 8][4];
@@ -185,7 +188,7 @@ template <int KP> __device__ inline StripTiles<KP> strip_tiles(floatX *strip) {
                           strip + FIRST + 2 * TOKENS + TERMS * STATE_STRIP<KP>};
 }
 
-// Fetches a head's strip from column v on; with_gates: its gates, too.
+// Fetches a head's strip from column v on; with_gates: also its gates
 template <int KP, typename Part>
 __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_gates, const DeltaGradient &G,
                                    const Part &p, unsigned head, unsigned v) {
@@ -212,7 +215,7 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
     } else {
         tile_copy<C>(to.dout, BLOCK, at, dout, p.HV * p.V, rows, left);
 #pragma unroll 1
-        for (unsigned i = 0; i < 2 * TERMS; i++) { // both kinds
+        for (unsigned i = 0; i < 2 * TERMS; i++) { // terms of both tensors
             const unsigned t = i % TERMS;
             tile_copy<C>(to.N + i * TOKEN_STRIP<KP>, BLOCK, at, (i < TERMS ? G.N : G.dR) + tokens + t * BLOCK * p.V,
                          p.V, rows, left);
@@ -223,7 +226,7 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
     if (with_gates) floats_fetch(gates, G.gates + place);
 }
 
-// Calls f(i, j) for the terms of a product of two split numbers; leaves out that of both rests.
+// Calls f(i, j) for the terms of a product of two split numbers. Leaves out the product of the two rests.
 template <typename F> __device__ inline void for_terms(F f) {
 #pragma unroll
     for (unsigned i = 0; i < TERMS; i++)
@@ -243,7 +246,7 @@ __device__ inline void strip_terms(OperandB (&b)[TERMS], const floatX *tile, uns
     for (unsigned t = 0; t < TERMS; t++) b[t] = strip_b<C>(tile + t * C * rows, row, v);
 }
 
-// Adds the products of columns v on of a strip with the states; dout, dR: their operands.
+// Adds the products of the states with columns v on of a strip. dout, dR: their operands
 template <int KP, typename Part>
 __device__ inline void state_products(GradientResults<KP> &r, const StripTiles<KP> &from, unsigned v,
                                       const OperandA &dout, const OperandA (&dR)[TERMS], const Part &p) {
@@ -266,7 +269,7 @@ __device__ inline void state_products(GradientResults<KP> &r, const StripTiles<K
     }
 }
 
-// Adds a strip's part of <S, dS>. The four warps of a quarter of the columns have a tile each.
+// Adds a strip's part of <S, dS>. Each of the four warps of a quarter of the columns has one tile.
 template <int KP, typename Part> __device__ inline void strip_overlap(float &overlap, floatX *strip, const Part &p) {
     constexpr unsigned C = STRIP<KP>, TILES = KEY_COLUMNS<KP> / 16;
     static_assert(C / 16 * TILES <= ROW_GROUPS);
@@ -307,7 +310,7 @@ __device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, con
     }
 }
 
-// dv = beta dR of a strip, to dv[BLOCK, columns]
+// Stores dv[BLOCK, columns] = beta dR of a strip.
 template <int KP, typename Part>
 __device__ inline void strip_values(floatX *dv, const floatX *strip, const float *beta, unsigned columns,
                                     const Part &p) {

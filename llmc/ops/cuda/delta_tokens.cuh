@@ -13,23 +13,24 @@ beta k du^T). u and du of all tokens are N and dR of delta_gradient.cuh.
 #include "delta_blocks.cuh"
 
 constexpr unsigned DELTA_COLUMNS = LANES, DELTA_PARTS = 8, DELTA_TOKEN_THREADS = DELTA_COLUMNS * DELTA_PARTS;
-constexpr size_t DELTA_MOST_K = DELTA_TOKEN_THREADS; // a thread loads an element of q and k
+constexpr size_t DELTA_MOST_K = DELTA_TOKEN_THREADS; // a thread loads one element of q and k
 
-// A walk over the blocks of spans that carries a state; NULL: not wanted. Blocks are numbered within the launch
+// A walk over the blocks of spans that carries a state. NULL: not wanted. Blocks are numbered within the launch
 struct DeltaWalk {
-    const float *state_in;      // of slots, for spans that continue a document
-    float *state_out;           // of slots
-    floatX *states;             // [blocks, HV, TERMS, K, width]: before each block; backward: the gradient after it
+    const float *state_in;      // states of slots, for spans that continue a document
+    float *state_out;           // states of slots
+    floatX *states;             // [blocks, HV, TERMS, K, width]: state before each block; backward: gradient of the
+                                // state after it
     floatX *added;              // [blocks, HV, TERMS, BLOCK, V]: N; backward: dR
     floatX *out;                // [n, HV, V]
     const floatX *dout;         // [n, HV, V]
-    unsigned first_in, last_in; // spans that read state_in; forward: if they continue a document
-    unsigned first_out;         // spans from this one on write state_out; backward: only the first one
-    unsigned width;             // columns of the state: V, or K of a transfer
+    unsigned first_in, last_in; // spans that read state_in; forward: only if they continue a document
+    unsigned first_out;         // spans from this one on write state_out; backward: only the first span does
+    unsigned width;             // columns of the state: V, or K for a transfer
     bool values;
 };
 
-// Returns the index of a head's state.
+// Returns the offset of a head's state.
 __device__ inline size_t state_place(const DeltaCall &d, const DeltaWalk &w, const Span &span, size_t head) {
     const size_t slot = d.slot_tokens ? span.document / d.slot_tokens : 0;
     return (slot * d.HV + head) * d.K * w.width;
@@ -38,12 +39,12 @@ __device__ inline bool state_is_there(const DeltaWalk &w, const Span &span, unsi
     return number >= w.first_in && number < w.last_in && span.begin > span.document;
 }
 
-// q and k of a token in shared memory, and their products; two sets, used in turn
+// q and k of a token in shared memory, and partial sums of their products. Two of these structs are used in turn.
 struct DeltaToken {
     float q[DELTA_MOST_K], k[DELTA_MOST_K], parts[DELTA_PARTS][3];
 };
 struct DeltaProducts {
-    float query, key, both; // 1 / lengths; k . q of those divided by them
+    float query, key, both; // 1 / length of q and of k; k . q after both divisions
 };
 
 __device__ inline DeltaProducts token_load(DeltaToken *token, const DeltaCall &d, size_t row, size_t key_head) {
@@ -68,7 +69,7 @@ __device__ inline DeltaProducts token_load(DeltaToken *token, const DeltaCall &d
     return p;
 }
 
-// Sums a column over the parts of a block; sums[DELTA_PARTS][LANES]: not those of the previous token
+// Sums a column over the parts of a block. sums[DELTA_PARTS][LANES] must not be the previous token's array
 __device__ inline float column_total(const float *sums) {
     float sum = 0.0f;
     for (unsigned part = 0; part < DELTA_PARTS; part++) sum += sums[part * LANES + threadIdx.x];
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     const size_t column = (size_t)blockIdx.x * DELTA_COLUMNS + threadIdx.x, place = state_place(d, w, span, head);
     const bool inside = column < w.width, goes_on = state_is_there(w, span, number);
     float S[ROWS] = {};
-    // f(row of the state, its element) for this thread's rows
+    // calls f(row of the state, its element) for this thread's rows
     const auto for_state = [&](auto f) {
 #pragma unroll
         for (unsigned i = 0; i < ROWS; i++) {
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
         });
 }
 
-// Calls launch(ROWS) with the rows of a thread as a constant.
+// Calls launch(ROWS) with a thread's number of rows as a constant.
 template <typename F> static void with_delta_rows(size_t K, F launch) {
     const size_t rows = blocks_for(K, DELTA_PARTS);
     if (K > DELTA_MOST_K)

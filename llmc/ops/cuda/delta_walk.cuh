@@ -1,7 +1,8 @@
 /*
 The gated delta rule of op set "cuda", block after block of a span by matrix instructions: forward with the state of a
-head, back with its gradient. A thread block has COLUMNS columns of it, a warp 16 of them and every fourth tile of 16
-rows: in fp32 in registers, and as a split operand in shared memory. In the notation of delta_blocks.cuh, forward
+head, back with its gradient. A thread block has COLUMNS columns of the state. A warp has 16 of these columns and every
+fourth tile of 16 rows: in fp32 in registers, and as a split operand in shared memory. In the notation of
+delta_blocks.cuh, forward
 
     R = beta (v - exp(c) K S),  N = inverse R,  out = exp(c) Q S + scores N,  S = exp(c_L) S + K^T (decay(L) N)
 
@@ -9,9 +10,9 @@ and back, dS the gradient of the state after the block, with dN = scores^T dout 
 
     dR = inverse^T dN,  dS = exp(c_L) dS + Q^T (exp(c) dout) - K^T (beta exp(c) dR)
 
-In products over tokens a warp has 16 of them. Tiles are fetched as soon as their place is free: the next block's keys
-at a block's beginning (they have two places), its values or dout once this block's are used. Triangles come as operands
-from global memory.
+In products over tokens a warp has 16 tokens. Tiles are fetched as soon as their place is free: the next block's keys at
+a block's beginning (keys have two places), its values or dout once this block's values or dout are used. Triangles come
+as operands from global memory.
 */
 #ifndef LLMC_CUDA_DELTA_WALK_CUH
 #define LLMC_CUDA_DELTA_WALK_CUH
@@ -21,21 +22,21 @@ constexpr int WALK_MOST_COLUMNS = 32, WARP_COLUMNS = 16, WALK_MOST_K = 128;
 constexpr size_t WALK_LEAST_K = 16;
 constexpr unsigned ROW_WARPS = DELTA_THREADS_OF_BLOCK / LANES;
 template <int COLUMNS> constexpr unsigned WALK_THREADS = COLUMNS / WARP_COLUMNS *DELTA_THREADS_OF_BLOCK;
-// Thread blocks that share a multiprocessor, of many heads or documents; few columns are for few blocks
+// Thread blocks that share a multiprocessor when there are many heads or documents. Few columns are for few blocks.
 template <int COLUMNS> constexpr unsigned WALK_BLOCKS = COLUMNS == WALK_MOST_COLUMNS ? 2 : 1;
-template <int COLUMNS> constexpr unsigned TOKENS_TILE = BLOCK *padded<COLUMNS>; // rows of tokens
+template <int COLUMNS> constexpr unsigned TOKENS_TILE = BLOCK *padded<COLUMNS>; // elements of a tile of tokens' rows
 
-// Results of delta_blocks_kernel for a walk; back: triangles are transposed
+// Results of delta_blocks_kernel for a walk. A walk back takes transposed triangles.
 struct DeltaPairs {
     const OperandA *inverse, *scores;
     const BlockFactors *factors;
     const floatX *dout;
-    bool packed_rows; // rows of v and out, or dout
+    bool packed_rows; // 1: rows of v and out, or dout, are whole packs
 };
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
-// Two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the state, all
-// split; factors of two blocks' tokens, followed by BlockFactors.keep
+// Shared memory: two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the
+// state, all split; factors of two blocks' tokens, each followed by BlockFactors.keep
 constexpr unsigned FACTORS = BLOCK + 1;
 template <int KP, int COLUMNS> struct WalkTiles {
     static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
@@ -65,7 +66,7 @@ template <int KP> using WalkState = float[WALK_TILES<KP>][WARP_COLUMNS / 8][4];
 __device__ inline unsigned warp_row(void) { return threadIdx.x / LANES % ROW_WARPS * 16; }
 __device__ inline unsigned warp_column(void) { return threadIdx.x / LANES / ROW_WARPS * WARP_COLUMNS; }
 
-// Calls f(row, column, element, element of the next column) for a warp's part.
+// Calls f(row, column, element, element of the next column) for a warp's part of the state.
 template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP> &S, F f) {
 #pragma unroll
     for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
@@ -76,7 +77,7 @@ template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP
     }
 }
 
-// Reads a warp's part of [K, width], whose columns from here on are `columns`.
+// Loads a warp's part of [K, width]; `columns`: how many columns are left from here on
 template <int KP>
 __device__ inline void walk_state_read(WalkState<KP> &S, const float *from, size_t K, unsigned columns, size_t width) {
     for_walk_state<KP>(S, [&](unsigned k, unsigned c, float &a, float &b) {
@@ -99,7 +100,7 @@ template <int KP, int COLUMNS> __device__ inline void walk_state_store(WalkState
     });
 }
 
-// Copies a split tile of `rows` rows to [TERMS, most_rows, width] in memory, as delta_gradient.cuh reads it.
+// Copies a split tile of `rows` rows to [TERMS, most_rows, width] in memory, where delta_gradient.cuh reads it.
 template <int ROWS, int COLUMNS>
 __device__ inline void walk_save(floatX *to, const floatX *tile, unsigned rows, unsigned most_rows, unsigned columns,
                                  unsigned width) {
@@ -108,7 +109,7 @@ __device__ inline void walk_save(floatX *to, const floatX *tile, unsigned rows, 
                                                          width, rows, columns, width % full_pack<floatX> == 0);
 }
 
-// S += tile[BLOCK, KP]^T added[BLOCK, COLUMNS], which is split
+// Adds tile[BLOCK, KP]^T added[BLOCK, COLUMNS] to S; `added` is split.
 template <int KP, int COLUMNS>
 __device__ inline void walk_state_add(WalkState<KP> &S, const floatX *tile, const floatX *added) {
 #pragma unroll
@@ -130,7 +131,7 @@ __device__ inline void walk_state_add(WalkState<KP> &S, const floatX *tile, cons
 // ---- a warp's products over tokens: 16 rows, WARP_COLUMNS columns ---------------------------------------------------
 typedef float WalkRows[WARP_COLUMNS / 8][4];
 
-// c += tile[tokens, KP] S[KP, COLUMNS]; d likewise of another tile, or NULL
+// Adds tile[tokens, KP] S[KP, COLUMNS] to c, and other[tokens, KP] S to d unless it is NULL.
 template <int KP, int COLUMNS>
 __device__ inline void walk_read(WalkRows &c, const floatX *tile, float (*d)[4], const floatX *other, const floatX *S) {
 #pragma unroll
@@ -147,11 +148,11 @@ __device__ inline void walk_read(WalkRows &c, const floatX *tile, float (*d)[4],
     }
 }
 
-// A row of operands of a triangle: of rows warp_row() on, or of its transpose
+// A row of a triangle's operands: the rows from warp_row() on, of the triangle or its transpose
 struct TriangleRow {
     SplitA at[SIDE];
 };
-// index: of the block and head
+// Loads a row of operands. index: of the block and head
 template <bool TRANSPOSED>
 __device__ inline void triangle_load(TriangleRow &row, const OperandA *triangles, unsigned index) {
     constexpr int W = full_pack<floatX>;
@@ -169,7 +170,7 @@ __device__ inline void triangle_load(TriangleRow &row, const OperandA *triangles
             }
     }
 }
-// c += triangle tile[BLOCK, COLUMNS]; EXACT: the tile has one term
+// Adds triangle tile[BLOCK, COLUMNS] to c. EXACT: the tile has one term
 template <bool TRANSPOSED, int COLUMNS, bool EXACT>
 __device__ inline void triangle_product(WalkRows &c, const TriangleRow &row, const floatX *tile) {
 #pragma unroll
@@ -193,7 +194,7 @@ __device__ inline void for_tokens(WalkRows &c, const TokenFactors (&factors)[2],
         f(token, token * padded<COLUMNS> + warp_column() + column, factors[i / 8], a, b);
     });
 }
-// Fetches factors of a block's tokens, and reads those of a lane's two.
+// factors_fetch fetches the factors of a block's tokens; the next function reads the factors of a lane's two tokens.
 __device__ inline void factors_fetch(TokenFactors *to, const BlockFactors *from) {
     if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x, from->token + threadIdx.x, true);
 }
@@ -204,7 +205,7 @@ __device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFacto
     }
 }
 
-// Stores two neighbours: both, or one if `columns` is 1.
+// Stores two neighbours, or only the first if `columns` is 1.
 __device__ inline void two_store(floatX *to, Two two, unsigned columns, bool packed) {
     if (packed) {
         *(Two *)to = two;
@@ -213,7 +214,7 @@ __device__ inline void two_store(floatX *to, Two two, unsigned columns, bool pac
         if (columns > 1) to[1] = two.x[1];
     }
 }
-// Saves a warp's rows as walk_save does, from registers.
+// Saves a warp's rows like walk_save, from registers.
 __device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count, unsigned columns, unsigned width) {
     for_pairs<WARP_COLUMNS>(rows, [&](unsigned i, unsigned c, float a, float b) {
         const unsigned token = warp_row() + i, column = warp_column() + c;
@@ -224,7 +225,7 @@ __device__ inline void walk_save_rows(floatX *to, WalkRows &rows, unsigned count
                 two_store(to + (t * BLOCK + token) * width + column, term[t], columns - column, width % 2 == 0);
     });
 }
-// Stores a warp's rows in `out`, rows `stride` elements apart.
+// Stores a warp's rows in `out`, whose rows are `stride` elements apart.
 __device__ inline void walk_out(floatX *out, WalkRows &rows, unsigned count, unsigned columns, unsigned stride,
                                 bool packed) {
     for_pairs<WARP_COLUMNS>(rows, [&](unsigned i, unsigned c, float a, float b) {
@@ -235,12 +236,12 @@ __device__ inline void walk_out(floatX *out, WalkRows &rows, unsigned count, uns
 }
 
 // ---- the walks ------------------------------------------------------------------------------------------------------
-// A thread block's place in a launch: a head of a span, columns from `first` on
+// A thread block's place in a launch: a head of a span, and its columns from `first` on
 struct WalkPlace {
     Span span;
-    unsigned number, count, index; // of the span; its blocks; of the first one that is walked and the head
+    unsigned number, count, index; // number of the span; its number of blocks; index of its first block, with the head
     unsigned head, first;
-    unsigned key, query, value; // columns of x
+    unsigned key, query, value; // first columns in x
 };
 __device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns, bool back) {
     const unsigned number = blockIdx.z, begin = blocks.first[number], count = blocks.first[number + 1] - begin;
@@ -341,9 +342,10 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
     walk_state_store<KP, COLUMNS>(dS, tiles.S);
     unsigned index = at.index;
-    size_t row = at.span.row + (size_t)(at.count - 1) * BLOCK; // the last block's first
+    size_t row = at.span.row + (size_t)(at.count - 1) * BLOCK; // the last block's first row
     unsigned rows = (unsigned)(at.span.row + at.span.end - at.span.begin - row);
-    const auto fetch_keys = [&](unsigned b, unsigned rows) { // of block b from the end, which begins at `row`
+    const auto fetch_keys = [&](unsigned b, unsigned rows) { // fetches the keys of block b, counted from the end, which
+                                                             // begins at `row`
         rows_fetch<KP, THREADS>(tiles.keys + b % 2 * tiles.KEYS, d.x + row * d.channels + at.key, d.channels, rows, d.K,
                                 d.packed);
         factors_fetch(tiles.factors + b % 2 * FACTORS, p.factors + index);
@@ -392,7 +394,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
             split_store_two(tiles.R, TOKENS, to, scale * a, scale * b);
         });
         if (w.added) walk_save_rows(w.added + now * TERMS * BLOCK * d.V + at.first, dR, rows, columns, (unsigned)d.V);
-        if (more) // the queries
+        if (more) // fetches the next block's queries
             fetch_wait<2>();
         else
             fetch_wait<0>();
@@ -404,7 +406,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
     }
     if (!w.state_out || at.number) return;
-    if (at.span.begin == at.span.document) // a document's first state is zero
+    if (at.span.begin == at.span.document) // a document's first state is zero, so its gradient is not needed
         for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
     walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
 }
@@ -417,7 +419,7 @@ static size_t walk_limit(void) { return shared_memory_limit(); }
 static size_t multiprocessors(void) { return (size_t)device_attribute(cudaDevAttrMultiProcessorCount); }
 #endif
 
-// Calls launch(KP) with the tiles' columns of q and k as a constant: the fewest that hold K.
+// Calls launch(KP) with the tiles' columns of q and k as a constant: the fewest columns that hold K.
 template <typename F> static void with_walk_size(size_t K, F launch) {
     if (K <= 64)
         launch(Width<64>());
@@ -426,7 +428,7 @@ template <typename F> static void with_walk_size(size_t K, F launch) {
 }
 
 // Returns whether the tiled kernels take heads with K columns of q and k on this device. With few columns a state is
-// almost forgotten within a block: a difference of products would lose it.
+// almost forgotten within a block, and a difference of products would lose it.
 static bool walk_takes(size_t K) {
     bool fits = false;
     if (K >= WALK_LEAST_K && K <= WALK_MOST_K)
@@ -447,7 +449,7 @@ static void delta_walk_of(const DeltaWalk &w, const DeltaPairs &p, const DeltaCa
         LAUNCH((delta_walk_kernel<KP, COLUMNS, false>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
 }
 
-// Halves the columns of a thread block where that fills more multiprocessors, or shared memory is small.
+// Launches a walk. Halves a thread block's columns if that fills more multiprocessors, or if shared memory is small.
 static void delta_tiled_walk(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
                              bool back) {
     const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;

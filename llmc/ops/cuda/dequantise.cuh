@@ -1,12 +1,13 @@
 /*
-Matrices in 4 bits (llmc/base/quantise.h) to floatX, of op set "cuda". A thread takes the 4 bytes of 8 elements, so that
-a warp reads and writes without gaps; they share a scale, looked up and rounded as by quant_scales_of. Bytes moved per
-element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64, in mxfp4 1/32.
+Decodes 4-bit matrices (llmc/base/quantise.h) to floatX in op set "cuda". A thread takes the 4 bytes of 8 elements, so
+that a warp reads and writes without gaps. The 8 elements share a scale, which is looked up and rounded as
+quant_scales_of does. Bytes moved per element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64, in mxfp4 1/32.
 
-linear_forward_quantised: a warp for each element of a few rows of out reads a row of codes once; rows of x are in the
-caches. Half a warp takes PART elements, which share a scale: lane k rounds the value of code k, and the others fetch it
-by their codes. If rows are not whole parts, a lane takes single elements. A part of mxfp4 has two scales: lane k holds
-code k's value, which is multiplied by the scale of the lane that fetches it; that is exact.
+linear_forward_quantised: a warp computes one element of each of a few rows of out, so it reads a row of codes once;
+rows of x are in the caches. Half a warp takes PART elements, which share a scale. Lane k rounds the value of code k,
+and the other lanes fetch it by their codes. If rows are not whole parts, a lane takes single elements. A part of mxfp4
+has two scales: lane k holds code k's value, which is multiplied by the scale of the lane that fetches it; that is
+exact.
 */
 #ifndef LLMC_CUDA_DEQUANTISE_CUH
 #define LLMC_CUDA_DEQUANTISE_CUH
@@ -18,7 +19,7 @@ code k's value, which is multiplied by the scale of the lane that fetches it; th
 constexpr size_t CODES_OF_WORD = 8;
 
 struct DequantiseTables {
-    float code[16], map[256]; // map: of nested scales
+    float code[16], map[256]; // map: decodes nested scales
 };
 
 #ifdef CUDA_ON_CPU
@@ -30,7 +31,7 @@ __device__ inline float fp16_rounded(float value) { return __half2float(__float2
 __device__ inline float block_scale(const uint8_t *record, const QuantParts &p, const float *map, QuantFormat format,
                                     size_t block) {
     const float *scales = (const float *)(record + p.scales);
-    if (format.type == QUANT_MXFP4) { // as quant_mxfp4_scale
+    if (format.type == QUANT_MXFP4) { // like quant_mxfp4_scale
         const unsigned byte = record[p.scale_codes + block];
         return bf16_value((uint16_t)(byte < 2 ? 0x20u << byte : (byte - 1) << 7));
     }
@@ -48,7 +49,7 @@ template <DType ROUNDING> __device__ inline floatX decoded(float code, float sca
 
 __device__ inline unsigned first_shift(QuantFormat format) { return format.type == QUANT_MXFP4 ? 0 : 4; }
 
-// Returns by how much to shift a word of codes for element j; first: first_shift()
+// Returns by how many bits to shift a word of codes for element j. first: first_shift()
 __device__ inline unsigned code_shift(unsigned first, unsigned j) { return j / 2 * 8 + (j % 2 ? 4 - first : first); }
 
 __device__ inline void load_tables(float *code, float *map, const DequantiseTables &tables) {
@@ -67,7 +68,7 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     load_tables(code, map, tables);
     FOR_EACH_PACK(i, (n + CODES_OF_WORD - 1) / CODES_OF_WORD) {
         const size_t begin = i * CODES_OF_WORD;
-        const uint32_t word = ((const uint32_t *)record)[i]; // the last code is followed by padding
+        const uint32_t word = ((const uint32_t *)record)[i]; // padding follows the last code
         const float scale = block_scale(record, p, map, format, begin >> shift);
         const unsigned first = first_shift(format);
         Pack<floatX, W> values[CODES_OF_WORD / W];
@@ -80,7 +81,7 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     }
 }
 
-// Returns the tables of a launch; *shift: log2 of the block's length
+// Returns the tables of a launch. *shift: log2 of the block's length
 static DequantiseTables dequantise_tables(const QuantFormat *format, unsigned *shift) {
     DequantiseTables tables;
     memcpy(tables.code, quant_codes[format->type], sizeof(tables.code));
@@ -110,36 +111,38 @@ static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *
 }
 
 // ---- products of a few rows -----------------------------------------------------------------------------------------
-constexpr size_t QUANTISED_ROWS = 8;                      // most of a launch
-constexpr unsigned PART = QUANT_BLOCK, PARTS_AT_ONCE = 4; // elements of half a warp; parts whose codes it reads at once
+constexpr size_t QUANTISED_ROWS = 8;                      // most rows of a launch
+constexpr unsigned PART = QUANT_BLOCK, PARTS_AT_ONCE = 4; // elements of half a warp; number of parts whose codes it
+                                                          // reads at once
 
 struct QuantisedMatrix {
     const uint8_t *record;
     QuantFormat format;
     QuantParts parts;
     unsigned shift;
-    const float *code, *map; // in shared memory
-    size_t row;              // the record's first element of the row
+    const float *code, *map; // tables in shared memory
+    size_t row;              // index in the record of the row's first element
 };
 
-// Scales of a part. NO_PARTS: rows are not whole parts; EXACT_SCALES: of mxfp4
+// How a part is scaled. NO_PARTS: rows are not whole parts; EXACT_SCALES: mxfp4's scales
 enum PartScales { NO_PARTS, ONE_SCALE, EXACT_SCALES };
 
-// Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. A warp; ROWS: at least n
+// Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. One warp computes it. ROWS: at least n
 template <DType ROUNDING, PartScales SCALES, int ROWS, typename F>
 __device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, size_t n, size_t C, F f) {
-    constexpr int W = PART * 2 / LANES; // elements of a lane
+    constexpr int W = PART * 2 / LANES; // elements per lane
     const unsigned lane = threadIdx.x % LANES, order = first_shift(m.format);
     float sum[ROWS] = {};
     const auto x_row = [=](int r) { return x + ((size_t)r < n ? (size_t)r : n - 1) * C; };
     if constexpr (SCALES != NO_PARTS) {
         constexpr bool EXACT = SCALES == EXACT_SCALES;
-        constexpr unsigned BLOCKS = EXACT ? PART / MXFP4_BLOCK : 1; // of a part
+        constexpr unsigned BLOCKS = EXACT ? PART / MXFP4_BLOCK : 1; // blocks per part
         const unsigned half = lane / 16, own = lane % 16, parts = (unsigned)(C / PART);
         const uint16_t *const codes = (const uint16_t *)(m.record + m.row / 2) + lane;
         const float own_code = m.code[own];
         for (size_t first = 0; first < parts; first += 2 * PARTS_AT_ONCE) {
-            const size_t scaled = first * BLOCKS + lane % (2 * PARTS_AT_ONCE * BLOCKS); // the one this lane looks up
+            const size_t scaled = first * BLOCKS + lane % (2 * PARTS_AT_ONCE * BLOCKS); // the block whose scale this
+                                                                                        // lane looks up
             const size_t element = m.row + (scaled < parts * BLOCKS ? scaled : first * BLOCKS) * (PART / BLOCKS);
             const float scale = block_scale(m.record, m.parts, m.map, m.format, element >> m.shift);
 #pragma unroll
@@ -176,7 +179,7 @@ __device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, 
     }
 }
 
-// begin: weight's first element in the record
+// Computes out = x weight^T from 4-bit weights. begin: index in the record of weight's first element
 template <DType ROUNDING, PartScales SCALES, int ROWS>
 __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record, QuantFormat format,
                                                 QuantParts p, unsigned shift, DequantiseTables tables, size_t begin,
@@ -197,7 +200,7 @@ __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, co
 // Calls launch(ROUNDING, SCALES) with constants for rows of C elements.
 template <typename F> static void with_parts(const QuantFormat *format, size_t C, const void *x, F launch) {
     const bool whole = C % PART == 0 && all_aligned(x);
-    if (whole && format->type == QUANT_MXFP4 && format->rounding != DTYPE_FP16) // exact in the other types
+    if (whole && format->type == QUANT_MXFP4 && format->rounding != DTYPE_FP16) // exact except when rounding to fp16
         return launch(std::integral_constant<DType, DTYPE_FP32>(), std::integral_constant<PartScales, EXACT_SCALES>());
     with_flag(whole && format->block >= PART, [&](auto WHOLE) {
         with_rounding(format, [&](auto ROUNDING) {

@@ -1,6 +1,6 @@
 /*
-The device of this process: whether it can be used, and advice on CUDA's errors. It is opened at first use: plans and
-conversions need none.
+The device of this process: whether it can be used, and advice on CUDA's errors. It is opened at first use, because
+plans and conversions need no device.
 */
 #ifndef LLMC_CUDA_DEVICE_CUH
 #define LLMC_CUDA_DEVICE_CUH
@@ -9,21 +9,22 @@ conversions need none.
 #include "llmc/ranks/dist.h"
 #include <cuda_runtime.h>
 
-// Hooks of a run with other ranks, for which the device may wait forever (collective.cuh). Called before the host waits
-// for the default stream, or all streams; for an event of the default stream; after every launch.
+// Hooks of a run with several ranks, in which the device may wait forever (collective.cuh). They are called before the
+// host waits for the default stream, or for all streams; to wait for an event of the default stream; after every
+// launch.
 static void (*before_waiting)(bool all);
 static void (*before_event)(cudaEvent_t event);
 static void (*after_launch)(void);
 
-static cudaStream_t launch_stream; // of kernels and copies on the device: the default stream; graph.cuh records another
+static cudaStream_t launch_stream; // stream of kernels and copies on the device: the default stream, or graph.cuh's
 
 static struct {
-    int ready, number, count;   // number: among the `count` that this process sees
-    size_t in_use_before, peak; // bytes of the device in use, by any process
+    int ready, number, count;   // number: index among the `count` devices that this process sees
+    size_t in_use_before, peak; // bytes of the device that all processes use
 } device;
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
-// Errors and what to do about them; XID_ADVICE for others
+// Errors and advice; other errors get XID_ADVICE
 static const struct {
     cudaError_t error;
     const char *advice;
@@ -52,7 +53,7 @@ static const char *advice_on(cudaError_t error) {
 
 static const char *file_name(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
 
-// Ends the program if a CUDA call failed; doing: its purpose.
+// Ends the program if a CUDA call failed. doing: what the call was for
 static void cuda_check(cudaError_t error, const char *file, int line, const char *doing) {
     if (error != cudaSuccess)
         die("%s:%d: %s: %s (%s); %s", file_name(file), line, doing, cudaGetErrorString(error), cudaGetErrorName(error),
@@ -61,8 +62,9 @@ static void cuda_check(cudaError_t error, const char *file, int line, const char
 #define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
 
 // ---- finding the device ---------------------------------------------------------------------------------------------
-// Loads only if this GPU runs our kernels: all are compiled for the same architectures.
-static __global__ void any_kernel(void) {} // static: dev/cuda/bench.cu includes this file beside the op set
+// Does nothing. It loads only if this GPU can run our kernels, which are all compiled for the same architectures.
+// Static, because dev/cuda/bench.cu includes this file together with the op set.
+static __global__ void any_kernel(void) {}
 
 static size_t device_in_use(void) {
     size_t left, total;
@@ -70,7 +72,7 @@ static size_t device_in_use(void) {
     return total - left;
 }
 
-// Takes the GPU of this local rank; *doing: what failed.
+// Takes the GPU of this local rank. *doing: what failed
 static cudaError_t device_take(const char **doing) {
     cudaError_t error;
     cudaFuncAttributes attributes;
@@ -90,14 +92,14 @@ static cudaError_t device_take(const char **doing) {
     return cudaSuccess;
 }
 
-// Returns NULL if this process has its device, else a sentence: why not, and what to do.
+// Returns NULL if this process has its device, else a sentence that says why not, and what to do.
 static const char *cuda_device_problem(void) {
     static char text[320];
     const char *doing, *visible = getenv("CUDA_VISIBLE_DEVICES");
     int driver = 0, major = 0, minor = 0;
     const cudaError_t error = device.ready ? cudaSuccess : device_take(&doing);
     if (error == cudaSuccess) return NULL;
-    cudaDriverGetVersion(&driver); // 0: no driver
+    cudaDriverGetVersion(&driver); // leaves 0 if there is no driver
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number);
     if (!driver)
@@ -133,14 +135,14 @@ static void device_require(void) {
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
-// All kernels named by a LAUNCH, listed before main
+// All kernels that a LAUNCH names, listed before main
 static struct {
     const void *list[1024];
     size_t count;
 } kernels;
 
-// Loads all kernels: loaded by CUDA at first launch, they would wait for collectives in flight. Returns the bytes of
-// local memory that CUDA takes for the kernel that needs the most.
+// Loads all kernels. CUDA would load them at first launch, where they would wait for collectives in flight. Returns the
+// bytes of local memory that CUDA takes for the kernel that needs the most.
 static size_t kernels_load(void) {
     static size_t most, loaded; // most: bytes per thread
     int threads, multiprocessors;

@@ -1,20 +1,22 @@
 /*
 Sampling in op set "cuda", one block for a row of logits[n,V]: draws the same tokens as llmc/ops/cpu/draw.h. Nothing is
 sorted. A logit's key is its bits, mapped to the order of values. The k-th likeliest token, the end of top-p and the
-token of a uniform number are found alike: as the key at which a sum of weights, from the largest key down, reaches a
-target. Weights are 1, or exp((x - largest) / temperature). The key is found DRAW_DIGIT bits at a time: every thread
-adds up its weights by digit in its own shared memory, and warps add those of all threads in a fixed order. Tokens of
-equal keys have equal weights: how many are needed follows by division, and the last one's id by a search of ids.
+token of a uniform number are found in the same way: as the key at which a sum of weights, from the largest key down,
+reaches a target. Weights are 1, or exp((x - largest) / temperature). The key is found DRAW_DIGIT bits at a time: every
+thread adds up its weights by digit in its own shared memory, and warps add the sums of all threads in a fixed order.
+Tokens of equal keys have equal weights: how many are needed follows by division, and the last one's id by a search of
+ids.
 
 A row is read for its largest logit, then once per 4 bits of a logit for top-k, for top-p and for the draw. A search of
-ids reads it once, then the part with the digits found so far. bf16: twice with temperature alone, else at most 14
-times. Only the first reading is from memory: a row of 152k logits is 0.3 MB, and the L2 cache of a large GPU holds 64.
+ids reads the row once, then only the part with the digits found so far. A bf16 row is read twice with temperature
+alone, else at most 14 times. Only the first reading is from memory: a row of 152k logits is 0.3 MB, and the L2 cache of
+a large GPU holds 64 MB.
 */
 #ifndef LLMC_CUDA_DRAW_CUH
 #define LLMC_CUDA_DRAW_CUH
 #include "logprob.cuh"
 
-constexpr unsigned DRAW_DIGIT = 4, DRAW_BINS = 1 << DRAW_DIGIT, DRAW_THREADS = DRAW_BINS * LANES; // a warp for a bin
+constexpr unsigned DRAW_DIGIT = 4, DRAW_BINS = 1 << DRAW_DIGIT, DRAW_THREADS = DRAW_BINS * LANES; // one warp per bin
 constexpr unsigned KEY_BITS = 8 * sizeof(floatX), KEY_SHIFT = 32 - KEY_BITS;
 constexpr uint32_t SIGN = 0x80000000u, NOT_FINITE = 0xffffffffu; // above all keys
 
@@ -32,7 +34,7 @@ __device__ inline float value_of(uint32_t key) {
     return x;
 }
 
-// Returns exp(x), x <= 0, as simd_exp of llmc/ops/cpu/draw.h.
+// Returns exp(x), x <= 0, like simd_exp of llmc/ops/cpu/draw.h.
 __device__ inline double weight_exp(double x) {
     const double magic = 6755399441055744.0, y = x > -708.0 ? x : -708.0; // 1.5 * 2^52
     const double shifted = fma(y, 1.4426950408889634, magic), n = shifted - magic;
@@ -57,7 +59,7 @@ __device__ inline double soft_capped(double x, double cap) {
 
 // Calls f(logit, id) for this thread's tokens among ids [begin, end) of a row.
 template <typename F> __device__ inline void for_tokens(const floatX *row, uint32_t begin, uint32_t end, F f) {
-    constexpr unsigned W = full_pack<floatX>, BATCH = 2; // packs that are read at once
+    constexpr unsigned W = full_pack<floatX>, BATCH = 2; // packs read at once
     const floatX *const x = row + begin;
     const RowCut cut = row_cut(x, end - begin);
     for (size_t first = threadIdx.x; first < cut.packs; first += BATCH * DRAW_THREADS) {
@@ -76,14 +78,14 @@ template <typename F> __device__ inline void for_tokens(const floatX *row, uint3
 
 struct DrawPlace {
     uint32_t key;
-    double above, all; // weight of all larger keys, of all keys
+    double above, all; // above: weight of all larger keys; all: of all keys
 };
 
 enum DrawKeys { OF_LOGITS, FALLING_IDS, RISING_IDS }; // keys: key_of(logit), id, V - 1 - id
 
-// Returns the largest key, of `bits` bits, at which the weights of this key and all larger ones reach target(their
-// sum), or with `pass` exceed it; if rounding prevents that, the lowest key with a weight. Keys below `least` have
-// none.
+// Returns the largest key, of `bits` bits, at which the weights of this key and all larger keys reach target(the sum of
+// all weights), or with `pass` exceed it. If rounding prevents that, returns the lowest key with a weight. Keys below
+// `least` have no weight.
 template <DrawKeys KEYS, typename Target, typename Weight>
 __device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, unsigned bits, uint32_t least,
                                      bool pass, Target target, Weight weight) { // bins[DRAW_BINS][DRAW_THREADS]
@@ -92,7 +94,7 @@ __device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, 
     DrawPlace place = {0, 0.0, 0.0};
     double wanted = 0.0;
     for (unsigned shift = bits, width; shift;) {
-        // 1. Weights by the next digit of keys that begin as place.key; those of ids are a range
+        // 1. Weights by the next digit, of keys that begin with place.key. Such ids form a range.
         const uint64_t from = (uint64_t)place.key << shift, to = from + ((uint64_t)1 << shift);
         const uint32_t low = from < V ? (uint32_t)from : V, high = to < V ? (uint32_t)to : V;
         const uint32_t begin = KEYS == FALLING_IDS ? low : KEYS == RISING_IDS ? V - high : 0;
@@ -107,7 +109,7 @@ __device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, 
             if (KEYS != OF_LOGITS || (key >= least && digits >> width == prefix))
                 bins[digits % (1u << width) * DRAW_THREADS + threadIdx.x] += weight(logit);
         });
-        // 2. Sums of all threads
+        // 2. Sums over all threads
         __syncthreads();
         double sum = 0.0;
         for (unsigned i = lane; i < DRAW_THREADS; i += LANES) sum += bins[bin * DRAW_THREADS + i];
@@ -132,7 +134,7 @@ __device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, 
     return place;
 }
 
-// inverse: 1 / temperature
+// Draws a token per row. inverse: 1 / temperature
 __global__ void __launch_bounds__(DRAW_THREADS)
     draw_kernel(int32_t *token, const floatX *logits, const double *uniform, uint32_t V, size_t stride,
                 SamplingSettings s, double inverse) {
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(DRAW_THREADS)
     const floatX *x = logits + blockIdx.x * stride;
     const double u = uniform[blockIdx.x];
 
-    // 1. The likeliest token; a logit that is not finite ranks above all
+    // 1. The likeliest token. A logit that is not finite ranks above all others.
     uint64_t top = 0;
     for_tokens(x, 0, V, [&](float logit, uint32_t id) {
         const uint32_t key = fabsf(logit) <= FLT_MAX ? key_of(logit) : NOT_FINITE;
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(DRAW_THREADS)
     unsigned id_bits = 1;
     while ((V - 1) >> id_bits) id_bits++;
 
-    // 2. All tokens
+    // 2. All tokens, if nothing limits them
     const bool all = s.top_k == 0 || s.top_k >= V;
     if (all && s.top_p >= 1) {
         const auto share = [=](double of_all) { return u * of_all; };
@@ -176,7 +178,8 @@ __global__ void __launch_bounds__(DRAW_THREADS)
         return;
     }
 
-    // 3. The end of the likeliest: all keys from `least` on, then `ties` tokens of key `end`, each of a weight
+    // 3. The limit of the likeliest tokens: all keys from `least` on, then `ties` tokens of key `end`, each of weight
+    // `each`
     uint32_t least = 0, end = 0;
     double ties = 0.0, each = 0.0;
     if (!all) {
@@ -195,7 +198,7 @@ __global__ void __launch_bounds__(DRAW_THREADS)
         ties = beyond ? fmin(ties, count) : count;
     }
 
-    // 4. The token, maybe one of several with its key
+    // 4. The drawn token, maybe one of several with its key
     const auto share = [=](double of_all) { return u * (of_all + ties * each); };
     const DrawPlace place = place_of<OF_LOGITS>(x, V, bins, KEY_BITS, least, true, share, mass);
     const bool beyond = share(place.all) >= place.all && ties * each > 0;

@@ -1,10 +1,10 @@
 /*
 Token and learned position embeddings of op set "cuda": forward gathers rows of a table, backward scatters to them.
 
-Backward sorts the stream by table row first. Equal rows are then a run: one block sums it in stream order, or, if it is
-longer than FREQUENT, several warps for each strip of columns; no atomics. The sort is a stable radix sort, RADIX_BITS
-at a time: tiles count their digits, one block turns the counts into places, tiles move their tokens there. It moves a
-few integers per token, little beside the rows of dx.
+Backward sorts the stream by table row first. Equal rows then form a run. One block sums a run in stream order; if it is
+longer than FREQUENT, several warps sum each strip of columns. There are no atomics. The sort is a stable radix sort,
+RADIX_BITS at a time: tiles count their digits, one block turns the counts into places, tiles move their tokens there.
+It moves a few integers per token, little compared with the rows of dx.
 */
 #ifndef LLMC_CUDA_EMBEDDING_CUH
 #define LLMC_CUDA_EMBEDDING_CUH
@@ -37,7 +37,7 @@ static void cuda_embedding_forward(Stored *out, const int32_t *tokens, const int
 // ---- sorting tokens by table row ------------------------------------------------------------------------------------
 constexpr unsigned RADIX_BITS = 8, DIGITS = 1u << RADIX_BITS, TILE = GPU_SORT_TILE, SCAN_THREADS = 1024;
 
-// Loads the tile's digits into shared memory; DIGITS beyond the stream's end.
+// Loads the tile's digits into shared memory; DIGITS after the stream's end.
 __device__ inline void tile_digits(uint16_t *digit, const int32_t *order, const int32_t *index, size_t N,
                                    unsigned shift) {
     for (unsigned i = threadIdx.x; i < TILE; i += blockDim.x) {
@@ -48,7 +48,7 @@ __device__ inline void tile_digits(uint16_t *digit, const int32_t *order, const 
     __syncthreads();
 }
 
-// counts[DIGITS][tiles]; one thread for each digit
+// Counts digits into counts[DIGITS][tiles], with one thread per digit.
 __global__ void radix_count_kernel(int32_t *counts, const int32_t *order, const int32_t *index, size_t N,
                                    unsigned shift) {
     SHARED(uint16_t, digit, TILE);
@@ -58,7 +58,7 @@ __global__ void radix_count_kernel(int32_t *counts, const int32_t *order, const 
     counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x] = count;
 }
 
-// counts[i] = the sum of counts before i, in place; one block, a stretch for each thread
+// Replaces counts[i] by the sum of the counts before i, in one block, one stretch per thread.
 __global__ void scan_kernel(int32_t *counts, size_t length) {
     SHARED(int32_t, sums, SCAN_THREADS);
     const size_t stretch = (length + blockDim.x - 1) / blockDim.x;
@@ -69,7 +69,7 @@ __global__ void scan_kernel(int32_t *counts, size_t length) {
     sums[threadIdx.x] = sum;
     sum = -sum;
     __syncthreads();
-    for (unsigned step = 1; step < blockDim.x; step *= 2) { // sums[t]: of 2 step threads up to t
+    for (unsigned step = 1; step < blockDim.x; step *= 2) { // sums[t]: sum of the 2 step threads up to t
         const int32_t before = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
         __syncthreads();
         sums[threadIdx.x] += before;
@@ -83,7 +83,7 @@ __global__ void scan_kernel(int32_t *counts, size_t length) {
     }
 }
 
-// Moves tokens to the places of their digits; one thread for each digit, so equal digits keep their order.
+// Moves tokens to the places of their digits, with one thread per digit, so equal digits keep their order.
 __global__ void radix_move_kernel(int32_t *out, const int32_t *counts, const int32_t *order, const int32_t *index,
                                   size_t N, unsigned shift) {
     SHARED(uint16_t, digit, TILE);
@@ -96,11 +96,11 @@ __global__ void radix_move_kernel(int32_t *out, const int32_t *counts, const int
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// As int32: two orders [N], counts [DIGITS, tiles]
+// Sorts the stream by table row. scratch, as int32: two orders [N], counts [DIGITS, tiles]
 
 static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t N, size_t rows) {
     int32_t *orders[2] = {scratch, scratch + N}, *counts = scratch + 2 * N;
-    const int32_t *order = NULL; // stream order
+    const int32_t *order = NULL; // NULL: stream order
     const unsigned tiles = (unsigned)blocks_for(N, TILE);
     unsigned shift = 0, pass = 0;
     do {
@@ -116,9 +116,9 @@ static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t
 constexpr unsigned FREQUENT = 256, FREQUENT_WARPS = 16;
 
 // Adds the sum of a run to its table row, at the columns of thread x and of part blockIdx.y. Block x takes the run that
-// begins at place x, if it has at most `frequent` (a power of two, or N) tokens. LONG: it takes the longer run whose
-// first multiple of `frequent` is x * frequent; warp y sums every blockDim.y-th batch. A batch is read at once and
-// summed separately.
+// begins at place x, if it has at most `frequent` (a power of two, or N) tokens. LONG: block x takes the longer run
+// whose first multiple of `frequent` is x * frequent; warp y sums every blockDim.y-th batch. A batch is read at once
+// and summed separately.
 template <typename T, int W, bool LONG>
 __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N,
                                           size_t C, float scale, size_t skip, size_t frequent) {
@@ -130,7 +130,7 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
     size_t begin = place;
     if ((size_t)row == skip) return;
     if (LONG) {
-        if (!in_run(place + frequent / 2) && !(place && in_run(place - frequent / 2))) return; // most blocks
+        if (!in_run(place + frequent / 2) && !(place && in_run(place - frequent / 2))) return; // most blocks end here
         if (place && in_run(place - frequent)) return;
         for (size_t step = frequent / 2; step && place; step /= 2)
             if (in_run(begin - step)) begin -= step;
@@ -167,7 +167,7 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
     }
 }
 
-// frequent: the longest run that one block takes
+// Adds the sums of all runs. frequent: the longest run that one block takes
 template <typename T>
 static void embedding_add(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N, size_t C,
                           double scale, size_t skip, size_t frequent) {

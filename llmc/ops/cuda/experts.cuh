@@ -1,7 +1,7 @@
 /*
-Products of sorted rows with their expert's matrix, of op set "cuda": one kernel for all experts, whatever their rows. A
-launch has as many blocks as there can be tiles. Each finds its expert and rows from first[E + 1], so the host never
-waits for counts; blocks beyond the last tile end at once.
+Products of sorted rows with their expert's matrix, in op set "cuda": one kernel for all experts, for any distribution
+of rows. A launch has as many blocks as there can be tiles. Each finds its expert and rows from first[E + 1], so the
+host never waits for counts; blocks beyond the last tile end at once.
 
     forward   out[rows,OC] = x[rows,C] weight[e][OC,C]^T
     input     dx[rows,C] = dout[rows,OC] weight[e][OC,C]
@@ -9,7 +9,7 @@ waits for counts; blocks beyond the last tile end at once.
 
 A block has a tile of the result. Tiles of both operands pass through shared memory, PRODUCT_DEPTH of the summed
 dimension at a time, by cp.async; sums are fp32 in registers, added to an old result and rounded once. Blocks of
-neighbouring columns come first, then rows of the same expert: its matrix is read from the L2 cache then.
+neighbouring columns come first, then rows of the same expert, so its matrix is read from the L2 cache.
 */
 #ifndef LLMC_CUDA_EXPERTS_CUH
 #define LLMC_CUDA_EXPERTS_CUH
@@ -21,7 +21,7 @@ struct RowTile {
     unsigned expert, begin, rows;
 };
 
-// Returns the tile of that number, of `size` rows each; no rows: there are fewer tiles. Call once in a kernel
+// Returns tile `number`, of up to `size` rows; without rows if there are fewer tiles. Call once per kernel.
 __device__ inline RowTile row_tile(const int32_t *first, unsigned E, unsigned size, unsigned number) {
     SHARED(RowTile, found, 1);
     SHARED(unsigned, totals, LANES); // tiles of each warp's experts
@@ -57,18 +57,18 @@ static inline size_t most_row_tiles(size_t rows, size_t E, size_t size) { return
 enum ProductForm { PRODUCT_FORWARD, PRODUCT_INPUT, PRODUCT_WEIGHT };
 
 struct ProductTile {
-    int rows, columns, warp_rows, warp_columns; // of a block's result, and of each warp's
+    int rows, columns, warp_rows, warp_columns; // of a block's result, and of each warp's part
     int stages;
 };
 
-// WIDE: the usual one, with a stage less where shared memory does not hold two blocks of it. NARROW: few columns
-// (adapters). SMALL: few rows of an expert; operands copied element by element; fp32, whose products are shuffles
+// WIDE: the usual tile; WIDE_OF_TWO has a stage less, where shared memory does not hold two blocks of WIDE. NARROW: few
+// columns (adapters). SMALL: few rows per expert; operands copied element by element; fp32, whose products are shuffles
 constexpr ProductTile WIDE = {128, 128, 64, 64, 3}, WIDE_OF_TWO = {128, 128, 64, 64, 2}, NARROW = {128, 64, 32, 64, 3},
                       SMALL = {64, 64, 32, 32, 3};
 constexpr int PRODUCT_THREADS = 128, PRODUCT_DEPTH = sizeof(floatX) == 2 ? 64 : 32;
 #ifdef CUDA_ON_CPU
-constexpr size_t FEW_ROWS = 4;      // mean rows of an expert; tests have few
-static size_t product_limit(void) { // in turn, so that tests have WIDE and WIDE_OF_TWO, with the same bits
+constexpr size_t FEW_ROWS = 4;      // mean rows of an expert below which SMALL is taken; tests have few rows
+static size_t product_limit(void) { // alternates, so that tests run WIDE and WIDE_OF_TWO, which give the same bits
     static unsigned calls;
     return calls++ % 2 ? SIZE_MAX : 0;
 }
@@ -79,7 +79,7 @@ static size_t product_limit(void) { return shared_memory_limit(); }
 
 struct GroupedProduct {
     floatX *out;
-    float *sums; // of the form "weight"
+    float *sums; // result of form "weight"
     const floatX *a, *b;
     const int32_t *first;
     unsigned E, column_tiles;
@@ -87,7 +87,7 @@ struct GroupedProduct {
     bool accumulate;
 };
 
-// Elements of a stage's tiles: [rows, depth], or [depth, rows] where memory has rows of the summed dimension
+// Elements of a stage's tiles: [rows, depth], or [depth, rows] where memory has the summed dimension as rows
 template <ProductForm FORM, ProductTile T> struct StageTiles {
     static constexpr int A_ROWS = FORM == PRODUCT_WEIGHT ? PRODUCT_DEPTH : T.rows;
     static constexpr int A_WIDTH = FORM == PRODUCT_WEIGHT ? T.rows : PRODUCT_DEPTH;
@@ -97,7 +97,7 @@ template <ProductForm FORM, ProductTile T> struct StageTiles {
     static constexpr size_t BYTES = T.stages * (A + B) * sizeof(floatX);
 };
 
-// A warp's operands of 16 of the summed dimension
+// A warp's operands for 16 of the summed dimension
 template <ProductTile T> struct ProductOperands {
     OperandA a[T.warp_rows / 16];
     OperandB b[T.warp_columns / 16];
@@ -117,8 +117,8 @@ __device__ inline void operands_load(ProductOperands<T> &x, const floatX *a, con
             FORM == PRODUCT_WEIGHT ? load_a_columns(a, A_STRIDE, k, row + m) : load_a(a, A_STRIDE, row + m, k);
 }
 
-// c[warp_rows, warp_columns] += a stage's product, from the warp's first row and column on. The next operands are
-// loaded before the instructions that use the last ones: the compiler keeps this order
+// Adds a stage's product to c[warp_rows, warp_columns], from the warp's first row and column on. Loads the next
+// operands before the instructions that use the current ones; the compiler keeps this order.
 template <ProductForm FORM, ProductTile T>
 __device__ inline void stage_product(float (*c)[T.warp_columns / 8][4], const floatX *a, const floatX *b, unsigned row,
                                      unsigned column) {
@@ -134,7 +134,7 @@ __device__ inline void stage_product(float (*c)[T.warp_columns / 8][4], const fl
     }
 }
 
-// Adds two neighbours of a row to x and y, or writes x and y there. both: else the row ends between them
+// pair_add: x, y += from[0..1]; pair_write: stores them. both = 0: only the first exists
 template <bool PACKED, typename T> __device__ inline void pair_add(const T *from, float &x, float &y, bool both) {
     if constexpr (PACKED) {
         const Pack<T, 2> pair = pack_read<2>(from);
@@ -155,8 +155,8 @@ template <bool PACKED, typename T> __device__ inline void pair_write(T *to, floa
     }
 }
 
-// Writes the warp's 16 rows c to `to`, or adds them: of rows `rows` stay, of columns `left`. All are read before one is
-// written. FULL: all stay
+// Stores the warp's 16-row tile, clipped to rows x left (FULL: unclipped). accumulate: adds to `to`; all loads precede
+// stores
 template <int N, bool PACKED, bool FULL, typename T>
 __device__ inline void results_write(T *to, float (*c)[4], size_t stride, int rows, int left, bool accumulate) {
     const int row = threadIdx.x % LANES / 4, column = threadIdx.x % 4 * 2;
@@ -173,7 +173,7 @@ __device__ inline void results_write(T *to, float (*c)[4], size_t stride, int ro
     each([](T *place, float x, float y, bool both) { pair_write<PACKED>(place, x, y, both); });
 }
 
-// PACKED: rows of all tensors are whole packs
+// Computes a tile of the result. PACKED: rows of all tensors are whole packs
 template <ProductForm FORM, ProductTile T, bool PACKED>
 __global__ void __launch_bounds__(PRODUCT_THREADS, 2) experts_product_kernel(GroupedProduct p) {
     typedef StageTiles<FORM, T> Tiles;
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(PRODUCT_THREADS, 2) experts_product_kernel(Gro
     RowTile tile = {};
     size_t depth = FORM == PRODUCT_FORWARD ? p.C : p.OC;
     const floatX *a = p.a, *b = p.b;
-    if constexpr (FORM == PRODUCT_WEIGHT) { // rows of the tile are of the expert's matrix
+    if constexpr (FORM == PRODUCT_WEIGHT) { // from here on the tile's rows are rows of the expert's matrix
         const unsigned row_tiles = (unsigned)((p.OC + T.rows - 1) / T.rows), e = number / row_tiles;
         const unsigned begin = number % row_tiles * T.rows;
         const size_t from = (size_t)p.first[e];
@@ -289,7 +289,7 @@ static void cuda_experts_backward_weight(Summed *dweight, const Stored *dout, co
 }
 
 // ---- few rows with matrices in 4 bits -------------------------------------------------------------------------------
-// A block has LOOP_THREADS / LANES columns of a tile of up to QUANTISED_ROWS rows.
+// Computes out from 4-bit weights. A block has LOOP_THREADS / LANES columns of a tile of up to QUANTISED_ROWS rows.
 template <DType ROUNDING, PartScales SCALES>
 __global__ void experts_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record,
                                                  QuantFormat format, QuantParts parts, unsigned shift,

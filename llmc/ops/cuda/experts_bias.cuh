@@ -1,8 +1,8 @@
 /*
-Vectors and factors of experts over their sorted rows, of op set "cuda". Forward: a thread takes a pack of columns of
+Vectors and factors of experts over their sorted rows, in op set "cuda". Forward: a thread takes a pack of columns of
 BIAS_ROWS rows in turn and reads the vector again only where the expert changes. Gradients of vectors: a block has one
-expert and a strip of columns, its warps every COLUMN_WARPS-th row. Each sum has one owner, so there are no atomics.
-Bytes moved per element of rows: forward 2 s, each of the two gradients s.
+expert and a strip of columns; each of its warps takes every COLUMN_WARPS-th row. Each sum has one owner, so there are
+no atomics. Bytes moved per element of rows: forward 2 s, each of the two gradients s.
 */
 #ifndef LLMC_CUDA_EXPERTS_BIAS_CUH
 #define LLMC_CUDA_EXPERTS_BIAS_CUH
@@ -32,7 +32,7 @@ __global__ void experts_bias_kernel(floatX *rows, const floatX *bias, const floa
         const size_t end = r + BIAS_ROWS < R ? r + BIAS_ROWS : R;
         for (unsigned e = expert_of(first, E, r); r < end; e++) {
             const size_t last = (size_t)first[e + 1] < end ? (size_t)first[e + 1] : end;
-            if (r >= last) continue; // it has no rows
+            if (r >= last) continue; // the expert has no rows
             const Pack<floatX, W> add = pack_read<W>(bias + e * width + c);
 #pragma unroll 4
             for (; r < last; r++) {
@@ -76,7 +76,7 @@ __global__ void experts_dbias_kernel(float *dbias, const floatX *drows, const fl
     }
 }
 
-// A warp for each row
+// a warp per row
 constexpr unsigned BIAS_THREADS = 256;
 template <int W>
 __global__ void experts_dweight_kernel(float *dweight, const floatX *drows, const floatX *bias, const int32_t *first,
@@ -123,7 +123,7 @@ static void cuda_experts_scale_forward(Summed *out, const Summed *weight, const 
     ((float *)out, (const float *)weight, (const floatX *)scale, first, source, R, (unsigned)E);
 }
 
-// A block for each expert
+// Runs with a block per expert.
 __global__ void experts_dscale_kernel(float *dscale, float *dweight, const float *weight, const floatX *scale,
                                       const int32_t *first, const int32_t *source) {
     SHARED(float, partial, BIAS_THREADS / LANES);

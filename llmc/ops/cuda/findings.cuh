@@ -1,6 +1,6 @@
 /*
-What the verb `doctor` reports on op set "cuda": driver, devices, libraries with their versions and files, and what to
-install if one is missing.
+Finds what the verb `doctor` reports on op set "cuda": driver, devices, libraries with their versions and files, and
+what to install if one is missing.
 */
 #ifndef LLMC_CUDA_FINDINGS_CUH
 #define LLMC_CUDA_FINDINGS_CUH
@@ -11,7 +11,7 @@ install if one is missing.
 #include "cudnn_attention.h"
 #endif
 
-// Returns whether a driver is there that fits; without one no device is.
+// Returns whether there is a driver that fits; without one there is no device.
 static bool find_driver(TellFinding tell) {
     const int runtime = CUDART_VERSION;
     int driver = 0;
@@ -60,7 +60,7 @@ static void find_devices(TellFinding tell) {
     }
 }
 
-// Opens a library as a run does. version: its function that returns major * 10000 + minor * 100 + patch
+// Opens a library as a run does. version: name of its function that returns major * 10000 + minor * 100 + patch
 static void find_library(TellFinding tell, const Library *which, const char *version, Finding missing) {
     char error[500];
     Dl_info file = {};
@@ -84,7 +84,7 @@ static void find_library(TellFinding tell, const Library *which, const char *ver
              which->package, which->wheel);
 }
 
-// Checks that the process has each of CUDA's libraries once: two runtimes do not know each other's memory.
+// Checks that the process has loaded each of CUDA's libraries once: two runtimes do not know each other's memory.
 static void find_doubles(TellFinding tell) {
     static const char *const names[] = {"libcudart.so", "libcublasLt.so", "libcudnn.so", "libnccl.so"};
     char first[4][PATH_MAX] = {}, line[PATH_MAX + 128];

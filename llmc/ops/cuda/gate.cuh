@@ -1,6 +1,6 @@
 /*
-The gate of attention's output, out = x s(gate) with the logistic function s, of op set "cuda". Also splits q_proj's
-rows into queries and gates, head by head. A thread takes a pack of 16 bytes of each tensor. Bytes moved per element:
+The gate of attention's output in op set "cuda": out = x s(gate) with the logistic function s. Also splits q_proj's rows
+into queries and gates, head by head. A thread takes a pack of 16 bytes of each tensor. Bytes moved per element:
 split_heads 4 s per element of a half, the gate 3 s forward, 5 s backward.
 */
 #ifndef LLMC_CUDA_GATE_CUH

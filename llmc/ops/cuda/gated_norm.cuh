@@ -1,7 +1,7 @@
 /*
 The gated norm of linear attention in op set "cuda": out = w xhat silu(z) with xhat = x rsqrt(mean(x^2) + eps) of each
-head, as in norm.cuh: blockDim.x threads have a head's packs in registers, P each; backward's blocks walk rows with the
-grid's stride and write their part of dw to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
+head, like norm.cuh: blockDim.x threads have a head's packs in registers, P packs each. Backward's blocks walk rows with
+the grid's stride and write their part of dw to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
 */
 #ifndef LLMC_CUDA_GATED_NORM_CUH
 #define LLMC_CUDA_GATED_NORM_CUH
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     });
 }
 
-// Calls launch(W, P, threads) with the first two as constants.
+// Calls launch(W, P, threads) with W and P as constants.
 template <typename F> static void with_gated_norm(bool aligned, size_t V, size_t stride, F launch) {
     constexpr int MOST = NORM_PACKS[0];
     if (V > NORM_MOST_THREADS * MOST)
@@ -72,7 +72,7 @@ static void cuda_gated_norm_forward(Stored *out, const Stored *x, const Stored *
 }
 
 // ---- backward: with g = dout w silu(z),  dx = rstd (g - xhat mean(g xhat)),  dz = dout w xhat silu'(z),
-// dw += dout xhat silu(z)
+// Runs backward: dw += dout xhat silu(z)
 template <int W, int P>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     gated_norm_backward_kernel(floatX *dx, floatX *dz, float *lines, const floatX *dout, const floatX *x,
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     for (size_t begin = (size_t)blockIdx.x * blockDim.y; begin < s.rows; begin += (size_t)gridDim.x * blockDim.y) {
         const size_t row = begin + threadIdx.y, safe = row < s.rows ? row : s.rows - 1;
         RowPacks<W, P> in, gate, gradient;
-        float sum[2] = {}; // x^2, g x
+        float sum[2] = {}; // sums of x^2 and g x
         for_packs<W, P>(s.V, [&](int p, size_t c) {
             in[p] = pack_read<W>(x + safe * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, safe) + c);
             gradient[p] = pack_read<W>(dout + safe * s.V + c);

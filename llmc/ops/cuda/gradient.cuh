@@ -1,6 +1,6 @@
 /*
-From a layer's fp32 sums over tokens to stored gradients, and their norm. Bytes moved per element: round_sums and
-widen 4 + s; gradient_add 4 + 2 s of the gradient's type; sum_of_squares s.
+Adds a layer's fp32 sums over tokens to stored gradients, and computes the gradients' norm. Bytes moved per element:
+round_sums and widen 4 + s; gradient_add 4 + 2 s of the gradient's type; sum_of_squares s.
 */
 #ifndef LLMC_CUDA_GRADIENT_CUH
 #define LLMC_CUDA_GRADIENT_CUH

@@ -1,30 +1,30 @@
 /*
-Decoding steps of op set "cuda" as CUDA graphs. A step of a small model is some 500 launches of kernels that take a few
-microseconds each: launched one by one, the device waits for the host. The first time a part of a step (GraphKey) is
-made as usual, which also loads kernels and chooses products. The second time its launches are recorded, and from then
-on launched again as one graph. Kernels read the spans of a recorded part from device memory, so nothing of a step is in
-their arguments.
+Decoding steps of op set "cuda" as CUDA graphs. A step of a small model launches about 500 kernels that take a few
+microseconds each. If they are launched one by one, the device waits for the host. The first time a part of a step
+(GraphKey) is launched as usual, which also loads kernels and chooses products. The second time its launches are
+recorded. From then on they are launched as one graph. Kernels read the spans of a recorded part from device memory, so
+their arguments do not change from step to step.
 
 Recording needs a stream other than the default one; graphs are launched on the default stream. If recording fails, the
-calls are made as usual. STREAMBP_GRAPHS=0 records nothing.
+kernels are launched as usual. STREAMBP_GRAPHS=0 records nothing.
 */
 #ifndef LLMC_CUDA_GRAPH_CUH
 #define LLMC_CUDA_GRAPH_CUH
 #include "platform.cuh"
 
-constexpr size_t KEPT_GRAPHS = 32; // beyond this the oldest is dropped
+constexpr size_t KEPT_GRAPHS = 32; // if there are more, the oldest is dropped
 
 struct KeptGraph {
     GraphKey key;
     cudaGraphExec_t graph; // NULL: not yet recorded
-    bool refused;          // it cannot be
+    bool refused;          // it cannot be recorded
 };
 
 static struct {
     KeptGraph kept[KEPT_GRAPHS];
     size_t used, oldest;
-    cudaStream_t stream;  // records
-    KeptGraph *recording; // NULL: calls are made as usual
+    cudaStream_t stream;  // stream that records
+    KeptGraph *recording; // NULL: kernels are launched as usual
 } graphs;
 
 static void graph_drop(KeptGraph *kept) {
@@ -36,7 +36,7 @@ static void cuda_graphs_forget(void) {
     while (graphs.used) graph_drop(&graphs.kept[--graphs.used]);
 }
 
-// Returns the kept part of this key; *known: it was made before.
+// Returns the kept part with this key. *known: the part has been launched before
 static KeptGraph *graph_of(const GraphKey *key, bool *known) {
     *known = true;
     for (size_t i = 0; i < graphs.used; i++)
@@ -50,7 +50,7 @@ static KeptGraph *graph_of(const GraphKey *key, bool *known) {
 
 static void graph_refuse(KeptGraph *kept) {
     static bool told;
-    const cudaError_t error = cudaGetLastError(); // handled: hides it from the next check
+    const cudaError_t error = cudaGetLastError(); // hides the handled error from the next check
     kept->refused = true;
     if (error != cudaSuccess && !told)
         note("decoding launches its kernels one by one: they could not be recorded as a CUDA graph (%s)",
@@ -87,8 +87,8 @@ static int cuda_graph_end(void) {
     return kept->refused;
 }
 
-// Returns the copies in device memory of spans from `from` on if a part is being recorded, else NULL. Other spans than
-// the part's, or longer ones, refuse it: they would become arguments.
+// Returns the copies in device memory of spans from `from` on if a part is being recorded, else NULL. Refuses to record
+// spans that are not the part's, or are longer, because they would become arguments.
 static const Span *graph_spans(Spans spans, size_t from) {
     KeptGraph *const kept = graphs.recording;
     if (!kept) return NULL;

@@ -18,7 +18,7 @@ site-packages/nvidia); LD_LIBRARY_PATH; the build's folders; the system's.
 #endif
 
 typedef struct {
-    const char *name, *file, *package, *wheel; // package: Debian's and Ubuntu's, from NVIDIA's repository
+    const char *name, *file, *package, *wheel; // package: of Debian and Ubuntu, from NVIDIA's repository
 } Library;
 static const Library LIBRARY_CUBLASLT = {"cuBLASLt", "libcublasLt.so." CUDA_MAJOR, "libcublas-" CUDA_MAJOR "-0",
                                          "nvidia-cublas" CUDA_WHEEL},
@@ -28,7 +28,7 @@ static const Library LIBRARY_CUBLASLT = {"cuBLASLt", "libcublasLt.so." CUDA_MAJO
                                        "nvidia-cuda-runtime" CUDA_WHEEL},
                      LIBRARY_NCCL = {"NCCL", "libnccl.so.2", "libnccl2", "nvidia-nccl-cu" CUDA_MAJOR};
 
-// Opens the first file that dlopen takes, or returns NULL; why: the error of the first one found
+// Opens the first file that dlopen takes, or returns NULL. why: the error of the first file found
 static void *library_file(const char *file, char why[200]) {
     const char *folders = getenv("STREAMBP_LIBRARIES");
     void *library = NULL;
@@ -48,12 +48,12 @@ static void *library_file(const char *file, char why[200]) {
         if (library) break;
     }
     if (!library) library = dlopen(file, RTLD_NOW | RTLD_GLOBAL);
-    const char *error = dlerror(); // also clears it for others
+    const char *error = dlerror(); // also clears the error for other callers
     if (!library && !*why) snprintf(why, 200, "%s", error ? error : file);
     return library;
 }
 
-// Opens a library, or returns NULL; error: why, and what to do.
+// Opens a library, or returns NULL. error: why it cannot be opened, and what to do
 static void *library_open(const Library *which, char error[500]) {
     char why[200];
     void *library = library_file(which->file, why);

@@ -1,7 +1,7 @@
 /*
 Linear layers of op set "cuda" by cuBLASLt: floatX in, fp32 accumulation, rounded once after adding bias, residual or
-the accumulated gradient; dweight accumulates into fp32 (beta = 1). cuBLASLt is column-major, so a row-major [rows,
-columns] is its [columns, rows]. The first algorithm of its heuristics is kept for every shape.
+the accumulated gradient; dweight accumulates into fp32 (beta = 1). cuBLASLt is column-major, so our row-major [rows,
+columns] is its [columns, rows]. For every shape the first algorithm of its heuristics is kept.
 */
 #ifndef LLMC_CUDA_LINEAR_CUH
 #define LLMC_CUDA_LINEAR_CUH
@@ -48,20 +48,20 @@ static void cublas_check(cublasStatus_t status, const char *file, int line, cons
 }
 #define CUBLAS_CHECK(call, doing) cublas_check(call, __FILE__, __LINE__, doing)
 
-constexpr size_t CUBLAS_WORKSPACE = (size_t)64 << 20; // beside the plan; cuBLAS wants 32 MiB on Hopper
-constexpr size_t KEPT_MATMULS = 256;                  // beyond this the oldest is dropped
+constexpr size_t CUBLAS_WORKSPACE = (size_t)64 << 20; // in addition to the plan; cuBLAS wants 32 MiB on Hopper
+constexpr size_t KEPT_MATMULS = 256;                  // if there are more, the oldest is dropped
 #ifndef MATMUL_ELEMENTS
 #define MATMUL_ELEMENTS (size_t)0x7fffffff // most elements of a call's matrix
 #endif
-constexpr unsigned MOST_ALIGNMENT = 16; // bytes: no kernel asks for more, and more must not change the choice
+constexpr unsigned MOST_ALIGNMENT = 16; // bytes: no kernel needs more, and more must not change the choice
 
-// out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
-// Compared byte by byte: no padding.
+// A product: out[n, m] (row-major) = a b (+ bias) (+ beta * in). cuBLASLt sees column-major [m, n] = op(A)[m, k]
+// op(B)[k, n]. Compared byte by byte, so it has no padding.
 struct Matmul {
     size_t m, n, k;
     size_t stride_b, stride_out; // elements from row to row of stored B and out; 0: contiguous
     int transposed_a, transposed_b, summed_out, bias;
-    size_t alignment; // bytes: divides all addresses
+    size_t alignment; // bytes; it divides all addresses
 };
 static_assert(std::has_unique_object_representations_v<Matmul>);
 
@@ -70,7 +70,7 @@ struct KeptMatmul {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
-    int possible; // cuBLASLt has an algorithm
+    int possible; // 1: cuBLASLt has an algorithm
 };
 
 static struct {
@@ -90,7 +90,7 @@ static void cublas_require(void) {
         die("no device memory for cuBLASLt's workspace of %s", human_bytes((double)CUBLAS_WORKSPACE));
 }
 
-// stride: from column to column; 0: rows
+// Makes a layout. stride: elements from column to column; 0: rows
 static cublasLtMatrixLayout_t cublas_layout(cudaDataType_t type, size_t rows, size_t columns, size_t stride) {
     cublasLtMatrixLayout_t layout;
     CUBLAS_CHECK(cublaslt.MatrixLayoutCreate(&layout, type, rows, columns, (int64_t)(stride ? stride : rows)),
@@ -124,7 +124,7 @@ static int matmul_algorithms(const KeptMatmul *kept, cublasLtMatmulHeuristicResu
                    (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
         preference_set(preference, attribute, (uint32_t)kept->shape.alignment);
-    // An error means that it has none: the caller reports for which product.
+    // on an error found is empty: the caller reports for which product
     if (cublaslt.MatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
                                         preference, most, found, &count) != CUBLAS_STATUS_SUCCESS)
         count = 0;
@@ -174,7 +174,7 @@ static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
     return kept;
 }
 
-// in: added by beta = 1, or NULL
+// Runs a product. in: added with beta = 1, or NULL
 static void multiply(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
     const uintptr_t addresses =
         (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | MOST_ALIGNMENT;
@@ -182,7 +182,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
     p.bias = bias != NULL;
     p.alignment = addresses & -addresses;
     KeptMatmul *kept = matmul_of(&p, bias);
-    if (!kept->possible && bias) { // not with this bias: it is added after the product is rounded
+    if (!kept->possible && bias) { // impossible only with this bias: add it after the product is rounded
         multiply(p, out, a, b, NULL, in);
         bias_add((floatX *)out, (const Stored *)bias, p.n, p.m, p.stride_out);
         return;
@@ -198,7 +198,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
 }
 
 // Multiplies in parts of the tokens, so that no matrix of a call has 2^31 elements. Tokens are the rows of b and out,
-// or, if summed over (k), of b and a.
+// or, if the product sums over them (k), the rows of b and a.
 static void matmul(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
     const bool summed = p.transposed_b;
     const size_t size = p.summed_out ? sizeof(float) : sizeof(floatX);

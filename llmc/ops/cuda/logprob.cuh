@@ -1,8 +1,8 @@
 /*
-Op set "cuda": log-probabilities of the targets and the gradient of the logits, one block for a row of logits[n,V]. A
-row is read once for its maximum and its sum of exponentials together; a thread rescales its sum when its maximum grows.
-It is read once more to be overwritten by its gradient, backwards, as its end may still be in a cache. As in
-llmc/ops/cpu/logprob.h the others are summed without the target, so that 1 - p does not cancel, and sums over the
+Op set "cuda": log-probabilities of the targets and the gradient of the logits, one block for a row of logits[n,V]. The
+first reading finds a row's maximum and its sum of exponentials; a thread rescales its sum when its maximum grows. The
+second reading overwrites the row with its gradient. It goes backwards, because the row's end may still be in a cache.
+As in llmc/ops/cpu/logprob.h the other words are summed without the target, so that 1 - p does not cancel. Sums over the
 vocabulary are double. Bytes moved per logit: 3 s; how much of the second reading the L2 cache serves has not been
 measured (dev/cuda/logprob.cu).
 */
@@ -35,7 +35,8 @@ __device__ inline Exponentials merged(Exponentials a, Exponentials b, float inve
     return Exponentials{top, a.sum + b.sum, a.weighted + b.weighted};
 }
 
-// A row may start anywhere (odd strides): elements [head, tail) are whole packs, the others are read one by one
+// How a row is cut. It may start anywhere (odd strides): elements [head, tail) are whole packs, the others are read one
+// by one.
 struct RowCut {
     size_t head, packs, tail, singles;
 };
@@ -61,7 +62,7 @@ template <bool BACKWARDS, typename F> __device__ inline void for_row(RowCut cut,
     for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) f(Width<1>(), single_of(cut, i));
 }
 
-// The soft cap of logits; infinite ones stay infinite.
+// The soft cap of logits. Infinite logits stay infinite.
 template <bool CAPPED> struct SoftCap { float cap, inverse; };
 template <bool CAPPED> __device__ inline float capped(float x, SoftCap<CAPPED> c) {
     return CAPPED && fabsf(x) <= FLT_MAX ? c.cap * tanhf(x * c.inverse) : x;
@@ -80,15 +81,15 @@ __device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, siz
         const Pack<floatX, W> pack = pack_read<W>(x + first);
         float value[W];
         for (int j = 0; j < W; j++) value[j] = capped(load(pack.x[j]), cap);
-        if (target - first < W) // asked once a pack
+        if (target - first < W) // one comparison per pack
             for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : value[j];
         see<WEIGHTED>(&e, value, W, inverse_temperature);
     });
     return e;
 }
 
-// x = scale * exp((x - top) / temperature), of capped x times the cap's slope, but `gradient` at the target. Backwards:
-// the row's end was read last.
+// Computes x = scale * exp((x - top) / temperature), times the cap's slope with a cap, and `gradient` at the target.
+// Goes backwards, because the row's end was read last.
 template <bool CAPPED>
 __device__ inline void row_gradient(floatX *x, RowCut cut, size_t target, float top, float scale, float gradient,
                                     SoftCap<CAPPED> cap, float inverse_temperature) {
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
         if (threadIdx.x < step)
             parts[threadIdx.x] = merged(parts[threadIdx.x], parts[threadIdx.x + step], (float)inverse);
     }
-    __syncthreads(); // also: all have read the target's logit, so the row may be overwritten
+    __syncthreads(); // all threads have also read the target's logit, so the row may be overwritten
     Exponentials all = parts[0];
     if (value > all.top) raise_top(&all, value, inverse);
     const float top = all.top;

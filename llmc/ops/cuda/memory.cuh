@@ -13,10 +13,10 @@ static void *memory_allocate(size_t bytes) {
     size_t left, total;
     device_require();
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has");
-    if (bytes > total) return NULL; // whichever error CUDA would return
+    if (bytes > total) return NULL; // returns NULL for any error of CUDA
     const cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
     if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); // handled: hides it from the next check
+        cudaGetLastError(); // hides the handled error from the next check
         return NULL;
     }
     CUDA_CHECK(error, "allocating device memory");
@@ -28,8 +28,8 @@ static void cuda_release(void *memory, size_t bytes) {
     CUDA_CHECK(cudaFree(memory), "freeing device memory");
 }
 
-// Returns the peak of our allocation and the libraries' memory, without the context: half a GiB more is in use. 0:
-// there is no device yet.
+// Returns the peak of our allocation and the libraries' memory, without the context, which takes half a GiB more. 0:
+// there is no device yet
 static size_t cuda_memory_peak(void) {
     if (!device.ready) return 0;
     size_t now = device_in_use();
@@ -37,7 +37,7 @@ static size_t cuda_memory_peak(void) {
     return device.peak - device.in_use_before;
 }
 
-// Assumed: library kernels, loaded at first launch. Our kernels' local memory is added.
+// assumed for library kernels, which are loaded at first launch; our kernels' local memory is added
 constexpr size_t BESIDE_PLANS = (size_t)256 << 20;
 
 static size_t memory_available(void) {
@@ -54,12 +54,12 @@ static const char *cuda_device_name(void) {
     return card.name;
 }
 
-// Returns a name for memory_available's figure.
+// Returns a name for the figure of memory_available.
 static const char *cuda_memory_name(void) {
     static char text[160];
     size_t left, total;
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
-    if (device.in_use_before < (size_t)1 << 30) return "the memory of this GPU"; // the context's own
+    if (device.in_use_before < (size_t)1 << 30) return "the memory of this GPU"; // the context alone, no other process
     snprintf(text, sizeof(text), "what is free of this GPU's %s (others hold %s: see nvidia-smi)",
              human_bytes((double)total), human_bytes((double)device.in_use_before));
     return text;
@@ -84,18 +84,19 @@ static void cuda_finish(void) {
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
-// Each kind has its own stream, so that both directions of the link are busy at once. A transfer starts after an event
-// of the default stream. To and from the host, `await_transfer` makes the default stream wait for the event after it;
-// the host never waits. To and from disk, the host waits for a thread (disk.h).
+// Kinds of transfers. Each kind has its own stream, so that both directions of the link are busy at once. A transfer
+// starts after an event of the default stream. For transfers to and from the host, `await_transfer` makes the default
+// stream wait for the event that ends the transfer; the host never waits. For transfers to and from disk, the host
+// waits for a thread (disk.h).
 enum { STORE_HOST, LOAD_HOST, STORE_DISK, LOAD_DISK, TRANSFER_KINDS };
 constexpr int64_t TRANSFER_EVENTS = DISK_QUEUE;
 
 typedef struct {
     cudaStream_t stream;
-    // transfer n: [n % TRANSFER_EVENTS], reused by later transfers, which end after it
-    cudaEvent_t ready[TRANSFER_EVENTS]; // on the default stream; to and from the host: [0]
+    // transfer n uses entry [n % TRANSFER_EVENTS]; later transfers, which end after it, use the entry again
+    cudaEvent_t ready[TRANSFER_EVENTS]; // recorded on the default stream; transfers to and from the host use [0]
     cudaEvent_t done[TRANSFER_EVENTS];
-    int64_t asked; // to and from the host
+    int64_t asked; // for transfers to and from the host
 } TransferStream;
 
 static TransferStream transfers[TRANSFER_KINDS];
@@ -110,19 +111,20 @@ static void transfers_require(void) {
 }
 
 // ---- host memory, pinned -------------------------------------------------------------------------------------------
-// One range of addresses, pinned in pieces: each takes some tenths of a second, and a copy stays within one. If no more
-// can be pinned, the rest is pageable: its copies pass through a buffer of the driver, and the host waits.
+// One range of addresses, pinned in pieces: pinning a piece takes some tenths of a second, and a copy stays within a
+// piece. If no more can be pinned, the rest is pageable: its copies pass through a buffer of the driver, and the host
+// waits.
 #ifndef PINNED_PIECE
 #define PINNED_PIECE ((size_t)1 << 30)
 #endif
 
 static_assert(PINNED_PIECE % DISK_PIECE == 0, "a piece of disk.h lies within one");
 constexpr size_t HOST_PAGE = 4096;
-// Assumed: host memory that the driver takes, and, from driver 580 on, bytes for each pinned page
+// assumed: host memory that the driver takes, and, from driver 580 on, bytes for each pinned page
 constexpr size_t HOST_BESIDE = (size_t)512 << 20, HOST_PAGE_BESIDE = 16;
 
 typedef struct {
-    char *base; // NULL: none
+    char *base; // NULL: no host memory
     size_t bytes, pinned;
 } HostMemory;
 static HostMemory host_memories[16];
@@ -147,11 +149,12 @@ static void host_prefer_node(char *memory, size_t bytes) {
     if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // a preference
 }
 
-// Pins a piece; returns false if it cannot be pinned. Ends the program if the device has failed: then each call does.
+// Pins a piece. Returns false if it cannot be pinned. Ends the program if the device has failed, because then every
+// call fails.
 static bool host_pin(char *memory, size_t bytes, cudaError_t *error) {
     *error = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
     if (*error == cudaSuccess) return true;
-    cudaGetLastError(); // handled, as above
+    cudaGetLastError(); // hides the handled error, too
     CUDA_CHECK(cudaDeviceSynchronize(), "pinning host memory");
     return false;
 }
@@ -177,12 +180,12 @@ static void *cuda_host_allocate(size_t bytes) {
     bytes = (max_size(bytes, 1) + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
     char *base = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == (char *)MAP_FAILED) return NULL;
-    madvise(base, bytes, MADV_HUGEPAGE); // pins far faster
+    madvise(base, bytes, MADV_HUGEPAGE); // huge pages are pinned far faster
     host_prefer_node(base, bytes);
     memory->base = base, memory->bytes = bytes, memory->pinned = 0;
     for (size_t at = 0; at < bytes; at += PINNED_PIECE) {
         const size_t piece = min_size(PINNED_PIECE, bytes - at);
-        watch_at_work(); // tenths of a second each
+        watch_at_work(); // each piece takes tenths of a second
         if (!host_memory_touch(base + at, piece, HOST_BESIDE + (bytes - at) / HOST_PAGE * HOST_PAGE_BESIDE)) {
             cuda_host_release(base, bytes);
             return NULL;
@@ -198,20 +201,20 @@ static void *cuda_host_allocate(size_t bytes) {
     return base;
 }
 
-static size_t cuda_host_available(size_t) { // planned bytes are the device's
+static size_t cuda_host_available(size_t) { // planned bytes lie on the device, so they take no host memory
     const size_t available = host_memory_available();
     const size_t pages = available > HOST_BESIDE ? (available - HOST_BESIDE) / (HOST_PAGE + HOST_PAGE_BESIDE) : 0;
     return pages ? pages * HOST_PAGE : available ? 1 : 0;
 }
 
 // ---- copies: the other side is any host memory of the caller -------------------------------------------------------
-// Waits for the default stream, and so for its transfers: then the host may use our host memory.
+// Waits for the default stream, and so for its transfers. Then the host may use our host memory.
 static void host_require(void) {
     if (before_waiting) before_waiting(false);
     CUDA_CHECK(cudaStreamSynchronize(NULL), "waiting for transfers");
 }
 
-// Beyond 64 KiB, which CUDA buffers, the host waits until earlier kernels are done.
+// Copies to the device. Above 64 KiB, which CUDA buffers, the host waits until earlier kernels are done.
 static void cuda_copy_in(void *place, const void *host, size_t bytes) {
     if (disk_copy_in(place, host, bytes)) return;
     if (host_memory_of(place)) {
@@ -244,7 +247,7 @@ static int64_t host_transfer(int kind, void *to, const void *from, const void *h
     for (size_t at = 0, part; at < bytes; at += part) {
         const size_t offset = (size_t)((const char *)host + at - memory->base);
         part = min_size(bytes - at, PINNED_PIECE - offset % PINNED_PIECE);
-        if (before_waiting && offset + part > memory->pinned) before_waiting(false); // pageable: the host waits
+        if (before_waiting && offset + part > memory->pinned) before_waiting(false); // pageable memory: the host waits
         CUDA_CHECK(cudaMemcpyAsync((char *)to + at, (const char *)from + at, part,
                                    kind == STORE_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, t->stream),
                    "copying between device and host");

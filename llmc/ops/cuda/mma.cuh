@@ -1,14 +1,14 @@
 /*
 The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX in
-and fp32 sums. Also the loads of its operands from tiles in shared memory, two of B at once, as ldmatrix does. With g =
-lane / 4 and q = lane % 4 a lane holds
+and fp32 sums. Also loads its operands from tiles in shared memory, as ldmatrix does: two operands of B at once. With g
+= lane / 4 and q = lane % 4 a lane holds
 
     A   x[0..1] (g, 2q..)   x[2..3] (g + 8, 2q..)   x[4..5] (g, 8 + 2q..)   x[6..7] (g + 8, 8 + 2q..)
     B   x[0..1] (2q.., g)   x[2..3] (8 + 2q.., g)   and x[4..7] of the next eight columns
     C   [0..1]  (g, 2q..)   [2..3]  (g + 8, 2q..)
 
 so two C of neighbouring columns, rounded, are an A: a result becomes an operand without leaving registers. fp32 has no
-such instruction: lanes exchange operands by shuffles, which is slow and exact.
+matrix instruction: lanes exchange operands by shuffles, which is slow and exact.
 
     mma_columns<N>(c, a, operand)    C[16, N] += A B[16, N], N / 8 instructions; operand(n) is B's columns n to n + 15
 */
@@ -24,11 +24,11 @@ struct OperandB { // [16,16]
 };
 
 #ifdef CUDA_ON_CPU
-// Operands of a lane for J products with one A. The last lane to arrive multiplies for the whole warp: it reads the
-// other lanes' operands and writes their results in place.
+// A lane's operands for J products with one A. The last lane to arrive multiplies for the whole warp: it reads the
+// other lanes' operands and stores their results in place.
 template <int J> struct MmaLane { float a[8], b[J][4], (*c)[4]; };
 
-// Emulates the instruction; sanitizers need not watch it.
+// Emulates the instruction. Sanitizers need not watch it.
 template <int J>
 __attribute__((no_sanitize("address", "undefined"))) static void mma_warp(unsigned char (*set)[cuda_on_cpu::BROUGHT]) {
     float a[16][16], b[16][8], c[16][8];
@@ -77,10 +77,10 @@ __device__ inline void mma(float (*c)[4], const OperandA &a, const OperandB &b) 
 #else
 __device__ inline void mma(float (*c)[4], const OperandA &a, const OperandB &b) {
     const unsigned lane = threadIdx.x % LANES, quad = lane & ~3u, columns = lane % 4 * 8;
-#pragma unroll 1 // keeps compile time down: attention has hundreds of these
+#pragma unroll 1 // no unrolling keeps compile time down: attention has hundreds of these loops
     for (unsigned holder = 0; holder < 4; holder++)
 #pragma unroll
-        for (unsigned k = 0; k < 4; k++) { // row 8 upper + 2 holder + odd of B
+        for (unsigned k = 0; k < 4; k++) { // row 8 * upper + 2 * holder + odd of B
             const unsigned upper = k / 2, odd = k % 2;
             const float a0 = __shfl_sync(ALL_LANES, a.x[upper * 4 + odd], quad + holder),
                         a1 = __shfl_sync(ALL_LANES, a.x[upper * 4 + 2 + odd], quad + holder);
@@ -113,7 +113,7 @@ __device__ inline void mma_columns(float (*c)[4], const OperandA &a, Operand ope
     memcpy(&operand, r, sizeof(operand))
 #endif
 
-// A[16,16] = tile rows row.., columns column..
+// Loads A[16,16] = tile rows `row` on, columns `column` on.
 __device__ inline OperandA load_a(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandA a;
@@ -126,7 +126,7 @@ __device__ inline OperandA load_a(const floatX *tile, unsigned stride, unsigned 
     return a;
 }
 
-// A[16,16] = the transpose of tile rows row.. (16), columns column.. (16)
+// Loads A[16,16] = the transpose of 16 tile rows from `row` on, 16 columns from `column` on.
 __device__ inline OperandA load_a_columns(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandA a;
@@ -139,7 +139,7 @@ __device__ inline OperandA load_a_columns(const floatX *tile, unsigned stride, u
     return a;
 }
 
-// B[16,16] = the transpose of tile rows row.. (16), columns column.. (16)
+// Loads B[16,16] = the transpose of 16 tile rows from `row` on, 16 columns from `column` on.
 __device__ inline OperandB load_b(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandB b;
@@ -152,7 +152,7 @@ __device__ inline OperandB load_b(const floatX *tile, unsigned stride, unsigned 
     return b;
 }
 
-// B[16,16] = tile rows row.. (16), columns column.. (16)
+// Loads B[16,16] = 16 tile rows from `row` on, 16 columns from `column` on.
 __device__ inline OperandB load_b_rows(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandB b;
@@ -165,7 +165,7 @@ __device__ inline OperandB load_b_rows(const floatX *tile, unsigned stride, unsi
     return b;
 }
 
-// Makes A[16,16] from two results C[16,8] side by side.
+// Makes A[16,16] from two neighbouring results C[16,8].
 __device__ inline OperandA operand_of(const float *left, const float *right) {
     OperandA a;
     for (int i = 0; i < 4; i++) a.x[i] = store(left[i]), a.x[4 + i] = store(right[i]);

@@ -3,10 +3,10 @@ RMSNorm and LayerNorm of op set "cuda" over rows of x[n,C], forward and backward
 llmc/ops/cpu/norm.h.
 
 blockDim.x threads share a row (a part of a warp, a warp, or several) and a block does blockDim.y rows at a time. Thread
-x has packs x, x + blockDim.x, ...: P of them, read into registers with the row's other inputs before the first sum; P =
-0: any number, read again when needed. Backward's blocks walk rows with the grid's stride, keep their part of dw (and
-db) in registers, and write it to a line of scratch; then the lines are summed. Bytes moved per element: forward 2 s, 3
-s with a residual; backward 3 s, 4 s if dx accumulates.
+x has packs x, x + blockDim.x, ...: P packs, read into registers with the row's other inputs before the first sum. P =
+0: any number of packs, read again when needed. Backward's blocks walk rows with the grid's stride, keep their part of
+dw (and db) in registers, and write it to a line of scratch; then the lines are summed. Bytes moved per element: forward
+2 s, 3 s with a residual; backward 3 s, 4 s if dx accumulates.
 */
 #ifndef LLMC_CUDA_NORM_CUH
 #define LLMC_CUDA_NORM_CUH
@@ -14,14 +14,15 @@ s with a residual; backward 3 s, 4 s if dx accumulates.
 
 constexpr unsigned NORM_THREADS = 256, NORM_MOST_THREADS = 512;
 constexpr unsigned NORM_WARPS = NORM_MOST_THREADS / LANES; // most warps of a block
-constexpr int NORM_PACKS[] = {4, 2}; // P of RMSNorm's and LayerNorm's rows of more packs than a warp has threads
+constexpr int NORM_PACKS[] = {4, 2}; // P for RMSNorm and LayerNorm, in rows with more packs than a warp has threads
 
 struct NormShape {
     int P;
     dim3 threads; // x: threads of a row; y: rows
 };
 
-// Chooses P and threads; packs: of a row; most: P of long ones. P = 1 leaves registers for 8 warps a block, more for 4
+// Chooses P and the threads. packs: of a row; most: P of long rows. P = 1 leaves registers for 8 warps per block,
+// larger P for 4
 static NormShape norm_shape(size_t packs, int most) {
     NormShape s = {packs <= LANES ? 1 : most, dim3(4)};
     if (packs > NORM_MOST_THREADS * most) return NormShape{0, dim3(NORM_MOST_THREADS)};
@@ -31,7 +32,7 @@ static NormShape norm_shape(size_t packs, int most) {
     return s;
 }
 
-// Calls f(number, first element) of this thread's packs of a row.
+// Calls f(number, first element) for this thread's packs of a row.
 template <int W, int P, typename F> __device__ inline void for_packs(size_t C, F f) {
     if constexpr (P > 0) {
 #pragma unroll
@@ -46,13 +47,13 @@ template <int W, int P, typename F> __device__ inline void for_packs(size_t C, F
 
 template <int W, int P> using RowPacks = Pack<floatX, W>[P ? P : 1];
 
-// Returns the pack of a row that starts at `from`: kept[p], or read.
+// Returns the pack of a row that starts at `from`: kept[p], or read from memory.
 template <int W, int P>
 __device__ inline Pack<floatX, W> row_pack(const RowPacks<W, P> &kept, int p, const floatX *from) {
     return P ? kept[p] : pack_read<W>(from);
 }
 
-// Returns a pack of weights; w NULL: ones.
+// Returns a pack of weights; w NULL: a pack of ones.
 template <int W> __device__ inline Pack<floatX, W> weight_pack(const floatX *w, size_t c) {
     if (w) return pack_read<W>(w + c);
     Pack<floatX, W> ones;
@@ -60,7 +61,7 @@ template <int W> __device__ inline Pack<floatX, W> weight_pack(const floatX *w, 
     return ones;
 }
 
-// Makes the compiler hold the packs between two passes over a row, not the floats made from them.
+// Makes the compiler hold the packs between two passes over a row, instead of the floats made from them.
 template <int W, int P> __device__ inline void hold_packs(RowPacks<W, P> &packs) {
     (void)packs;
 #ifndef CUDA_ON_CPU
@@ -72,7 +73,7 @@ template <int W, int P> __device__ inline void hold_packs(RowPacks<W, P> &packs)
 #endif
 }
 
-// Sums over the threads of a row. partials[NORM_WARPS, SUMS]: not those of the previous call, so that one barrier
+// Sums over the threads of a row. partials[NORM_WARPS, SUMS] must not be the previous call's array, so that one barrier
 // suffices
 template <int SUMS> __device__ inline void norm_sums(float (&sum)[SUMS], float *partials) {
     const unsigned warps = blockDim.x / LANES, lane = threadIdx.x % LANES;
@@ -88,8 +89,8 @@ template <int SUMS> __device__ inline void norm_sums(float (&sum)[SUMS], float *
     }
 }
 
-// Row t is shifted by shift + t * stride, NULL: by nothing. All threads of a block reach every barrier: those without a
-// row repeat the last one and write nothing.
+// Norms rows. Row t is shifted by shift + t * stride; shift NULL: no shift. All threads of a block reach every barrier:
+// threads without a row repeat the last row and store nothing.
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_forward_kernel(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride, size_t n,
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
             for (int j = 0; j < W; j++) sum[0] += load(values.x[j]);
         });
         norm_sums(sum, partials);
-        mean = rounded_product(sum[0], mean_of); // unfused: x - mean is 0 for rows of one value
+        mean = rounded_product(sum[0], mean_of); // unfused, so that x - mean is 0 for rows of one value
         hold_packs<W, P>(in);
     }
     for_packs<W, P>(C, [&](int p, size_t c) {
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     if (row >= n) return;
     for_packs<W, P>(C, [&](int p, size_t c) {
         Pack<floatX, W> values = row_pack<W, P>(in, p, x + c), added;
-        const Pack<floatX, W> scales = weight_pack<W>(w, c); // in the cache
+        const Pack<floatX, W> scales = weight_pack<W>(w, c); // is in the cache
         if (shift) added = row_pack<W, P>(add, p, shift + c);
         for (int j = 0; j < W; j++) {
             const float y = (load(values.x[j]) - mean) * rstd * (load(scales.x[j]) + offset);
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     });
 }
 
-// Calls launch(W, P, CENTRED, shape) with the first three as constants.
+// Calls launch(W, P, CENTRED, shape) with W, P and CENTRED as constants.
 template <typename F> static void with_norm(NormKind kind, bool packed, size_t C, F launch) {
     with_flag(kind == NORM_LAYER, [&](auto CENTRED) {
         with_width<floatX>(packed && C % full_pack<floatX> == 0, [&](auto W) {
@@ -165,7 +166,7 @@ static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, con
 // but the mean.
 static size_t norm_blocks(size_t n, unsigned rows) { return min_size(blocks_for(n, rows), GPU_NORM_BLOCKS); }
 
-// lines NULL: only dx
+// Runs backward. lines NULL: computes only dx
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_backward_kernel(floatX *dx, float *lines, const floatX *dout, const floatX *x, const floatX *w, size_t n,

@@ -1,27 +1,27 @@
 /*
-Op set "cuda": fills the table of ops.h. One file per op family, forward and backward together; this one is compiled
-once per precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh), with memory and
-matrix products of op set "cpu" in place of the libraries'.
+Op set "cuda": fills the table of ops.h. Each op family has a file, forward and backward together. This file is compiled
+once per precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh); op set "cpu"
+replaces the libraries' memory and matrix products.
 */
 #include "llmc/ops/ops.h"
 #include "platform.cuh" // floatX, packs, reductions, launches
-#include "graph.cuh"    // launches of decoding steps, recorded
+#include "graph.cuh"    // recorded launches of decoding steps
 #ifdef CUDA_ON_CPU
 #include "test/emulate/cuda_library_on_cpu.h"
 #else
 #include "memory.cuh"     // allocate, release, copy, zero, transfers
-#include "collective.cuh" // between processes, by NCCL
+#include "collective.cuh" // collectives between processes, by NCCL
 #include "linear.cuh"     // matrix products, by cuBLASLt
 #endif
 #include "embedding.cuh" // token and position embeddings, scattered rows
 #include "norm.cuh"      // RMSNorm, LayerNorm
-#include "adapter.cuh"   // scaling and dropout, of adapters (LoRA)
+#include "adapter.cuh"   // scaling and dropout of adapters (LoRA)
 #include "rope.cuh"      // rotary position embedding
 #include "attention.cuh" // attention of one chunk over its documents' keys
 #ifdef HAVE_CUDNN
-#include "attention_cudnn.cuh" // its long spans by cuDNN
+#include "attention_cudnn.cuh" // attention's long spans, by cuDNN
 #endif
-#include "received.cuh"     // attention that each key gets
+#include "received.cuh"     // attention that each key receives
 #include "sink.cuh"         // sinks of attention
 #include "gate.cuh"         // the gate of attention's output
 #include "conv.cuh"         // linear attention: the convolution
@@ -35,20 +35,20 @@ matrix products of op set "cpu" in place of the libraries'.
 #include "router.cuh"       // experts: the router
 #include "routes.cuh"       // experts: rows sorted, gathered, combined
 #include "experts.cuh"      // experts: grouped products
-#include "experts_bias.cuh" // experts: vectors and factors of their rows
+#include "experts_bias.cuh" // experts: vectors and factors of rows
 #include "gradient.cuh"     // stored gradients and their norm
 #include "adamw.cuh"        // the optimizer
 
 #ifndef CUDA_ON_CPU
-#include "findings.cuh" // what this machine is
+#include "findings.cuh" // facts about this machine
 
-// Chooses this rank's device before its first use.
+// Chooses this rank's device before its first use, then allocates.
 static void *cuda_allocate(size_t bytes) {
     collectives_require();
     return memory_allocate(bytes);
 }
 
-// Lets libraries take their memory before a plan is compared with the rest.
+// Lets libraries take their memory before a plan is compared with the remaining memory.
 static size_t cuda_memory_available(void) {
     collectives_require();
     cublas_require();
@@ -76,10 +76,10 @@ static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t
 }
 #endif
 
-// Rows of logits start at multiples of 16 bytes, as fast products need (GPT-2: V = 50257).
+// rows of logits start at multiples of 16 bytes, which fast products need (GPT-2: V = 50257)
 
 #ifdef HAVE_CUDNN
-#define CUDNN_LIBRARY ", cuDNN 9" // whichever 9.x is found
+#define CUDNN_LIBRARY ", cuDNN 9" // any version 9.x that is found
 #else
 #define CUDNN_LIBRARY ", without cuDNN"
 #endif

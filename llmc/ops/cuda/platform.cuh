@@ -38,22 +38,22 @@ static size_t shared_memory_limit(void) {
     return limit;
 }
 
-// Returns what a kernel's own arrays leave of that: the most shared bytes of its launches.
+// Returns what a kernel's own arrays leave of shared_memory_limit(): the most shared bytes of its launches.
 static size_t shared_memory_left(const void *kernel) {
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel), "asking how much shared memory a kernel takes");
     return shared_memory_limit() - attributes.sharedSizeBytes;
 }
 
-// A launch is checked at once; errors while it runs show at the next copy.
+// A launch of a kernel. It is checked at once; errors while the kernel runs show at the next copy.
 template <typename Kernel> struct Launch {
     Kernel kernel;
     dim3 grid, threads;
-    size_t shared, *granted; // granted: the most bytes that launches of this kernel have asked for
+    size_t shared, *granted; // granted: the most bytes that launches of this kernel have requested
     const char *name, *file;
     int line;
     template <typename... Arguments> void operator()(Arguments... arguments) const {
-        if (shared > *granted) { // more than 48 KiB must be requested, and not every GPU has it
+        if (shared > *granted) { // more than 48 KiB must be requested, and not every GPU has that much
             const size_t left = shared_memory_left((const void *)kernel);
             if (shared > left)
                 die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: head_dim is too large for this "
@@ -96,7 +96,7 @@ template <int LEFT> __device__ inline void fetch_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// Return 2^x and 1 / x, one instruction each: within 2 and 1 units in the last place, subnormals are 0.
+// Return 2^x and 1 / x with one instruction each: within 2 and 1 units in the last place; subnormals are 0.
 __device__ inline float fast_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x));
     return x;
@@ -114,7 +114,7 @@ typedef float floatS;
 #ifdef CUDA_ON_CPU
 __device__ inline float bf16_value(uint16_t bits) { return bf16_to_float(bits); }
 __device__ inline uint16_t bf16_nearest(float value) { return float_to_bf16(value); }
-__device__ inline float rounded_product(float a, float b) { // never fused with an addition
+__device__ inline float rounded_product(float a, float b) { // is never fused with an addition
     const volatile float product = a * b;
     return product;
 }
@@ -143,12 +143,13 @@ __device__ inline floatX store(float s) { return s; }
 #endif
 
 // ---- packs: W elements that one thread reads or writes at once ------------------------------------------------------
-// A full pack is 16 bytes, the widest access; W is 1 if a row's length or a pointer does not allow that.
+// Elements of a full pack: 16 bytes, the widest access. W is 1 if a row's length or a pointer does not allow full
+// packs.
 template <typename T> constexpr int full_pack = (int)(16 / sizeof(T));
 
 template <typename T, int W> struct alignas(W * sizeof(T)) Pack { T x[W]; };
 
-// One access
+// Bits of one access
 template <size_t BYTES>
 using PackBits = std::conditional_t<BYTES == 16, uint4, std::conditional_t<BYTES == 8, uint2, uint32_t>>;
 
@@ -163,7 +164,7 @@ template <int W, typename T> __device__ inline Pack<T, W> pack_read(const T *fro
     return pack;
 }
 
-// Reads W elements as floats; of a word of two bf16 each takes one instruction.
+// Reads W elements as floats. Each element of a word of two bf16 takes one instruction.
 template <int W> __device__ inline void read_wide(float (&to)[W], const floatX *from) {
     const Pack<floatX, W> pack = pack_read<W>(from);
 #if defined(PRECISION_BF16)
@@ -219,7 +220,7 @@ template <typename... Pointers> static inline bool all_aligned(Pointers... point
     return (((uintptr_t)pointers % 16 == 0) && ...);
 }
 
-// Calls launch(W) with the width of packs as a constant: full ones of T if `packed`, else 1.
+// Calls launch(W) with the width of packs as a constant: full packs of T if `packed`, else 1.
 template <int N> struct Width {
     constexpr operator int() const { return N; }
 };
@@ -238,7 +239,7 @@ template <typename F> static void with_flag(bool flag, F launch) {
         launch(std::false_type());
 }
 
-// Calls launch with a null pointer to the element type, known only at run time.
+// Calls launch with a null pointer to the element type, which is known only at run time.
 template <typename F> static void with_type(DType type, const char *op, F launch) {
     if (type == DTYPE_FP32)
         launch((float *)NULL);
@@ -248,7 +249,7 @@ template <typename F> static void with_type(DType type, const char *op, F launch
         die("%s: op set cuda has no arithmetic on %s tensors; use fp32 or bf16", op, dtype_name(type));
 }
 
-// For loops over any count: a thread takes every (gridDim.x * blockDim.x)-th pack.
+// Loops over any count: a thread takes every (gridDim.x * blockDim.x)-th pack.
 constexpr unsigned LOOP_THREADS = 256, LOOP_BLOCKS = 2048;
 
 static inline dim3 loop_grid(size_t packs) {
@@ -256,8 +257,8 @@ static inline dim3 loop_grid(size_t packs) {
     return dim3((unsigned)(blocks < LOOP_BLOCKS ? (blocks ? blocks : 1) : LOOP_BLOCKS));
 }
 
-// For loops over rows: a thread takes the pack at one column of every (gridDim.y * blockDim.y)-th row.
-static inline dim3 rows_threads(size_t packs) { // packs: per row
+// Threads of loops over rows: a thread takes the pack at one column of every (gridDim.y * blockDim.y)-th row.
+static inline dim3 rows_threads(size_t packs) { // packs: of a row
     unsigned x = 4;
     while (x < LOOP_THREADS && x < packs) x *= 2;
     return dim3(x, LOOP_THREADS / x);

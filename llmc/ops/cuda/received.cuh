@@ -1,7 +1,7 @@
 /*
-The attention that each key gets, of op set "cuda": sums of exp(scale q k - lse) over queries and heads. A block has
-RECEIVED_TILE keys and passes all queries, as many at a time, in slices of RECEIVED_TILE elements of a head; a thread
-has one key and RECEIVED_ROWS queries. Each sum has one order. FLOPs: 2 HD for each pair and head, in fp32.
+The attention that each key receives, in op set "cuda": sums of exp(scale q k - lse) over queries and heads. A block has
+RECEIVED_TILE keys. It passes all queries, RECEIVED_TILE at a time, in slices of RECEIVED_TILE elements of a head. A
+thread has one key and RECEIVED_ROWS queries. Each sum has one order. FLOPs: 2 HD for each pair and head, in fp32.
 */
 #ifndef LLMC_CUDA_RECEIVED_CUH
 #define LLMC_CUDA_RECEIVED_CUH
@@ -9,7 +9,7 @@ has one key and RECEIVED_ROWS queries. Each sum has one order. FLOPs: 2 HD for e
 
 constexpr unsigned RECEIVED_TILE = 32, RECEIVED_ROWS = 4, RECEIVED_THREADS = RECEIVED_TILE / RECEIVED_ROWS;
 
-// tile[RECEIVED_TILE][RECEIVED_TILE + 1] = elements [c, HD) of rows [first, rows) of a head, 0 beyond
+// Loads tile[RECEIVED_TILE][RECEIVED_TILE + 1] = elements [c, HD) of rows [first, rows) of a head, followed by zeros.
 __device__ inline void received_load(float *tile, const floatX *x, size_t first, size_t rows, size_t stride, size_t c,
                                      size_t HD) {
     for (unsigned r = threadIdx.y; r < RECEIVED_TILE; r += RECEIVED_THREADS) {

@@ -1,8 +1,8 @@
 /*
 Rotary position embedding of op set "cuda", in place on the first R elements of every head of x[n,heads,HD]: the pair
 (i, i + R/2), or (2i, 2i + 1), is rotated by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in
-llmc/ops/cpu/rope.h. A thread computes the sines and cosines of W pairs of one token and rotates these in up to
-ROPE_HEADS heads, ROPE_BATCH of which it reads at once. Bytes moved per element: 2s.
+llmc/ops/cpu/rope.h. A thread computes the sines and cosines of W pairs of one token. It rotates these pairs in up to
+ROPE_HEADS heads, and reads ROPE_BATCH heads at once. Bytes moved per element: 2s.
 */
 #ifndef LLMC_CUDA_ROPE_CUH
 #define LLMC_CUDA_ROPE_CUH
@@ -11,8 +11,8 @@ ROPE_HEADS heads, ROPE_BATCH of which it reads at once. Bytes moved per element:
 
 constexpr size_t ROPE_HEADS = 8, ROPE_BATCH = 2; // heads of a thread, which share sines and cosines
 
-// Pairs are two packs a and b: of (i, i + R/2) its halves, INTERLEAVED one after the other. direction: 1 forward, -1
-// back
+// Rotates pairs. Two packs a and b hold pairs (i, i + R/2) as halves; INTERLEAVED: they are contiguous and hold pairs
+// (2i, 2i + 1). direction: 1 forward, -1 back
 template <int W, bool INTERLEAVED>
 __global__ void rope_kernel(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                             size_t HD, size_t R, Rotation how, float direction) {

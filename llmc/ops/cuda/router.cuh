@@ -1,7 +1,7 @@
 /*
-The router of a mixture of experts, of op set "cuda" (its logits are a product of linear.cuh): a warp for each token, a
-lane for every LANES-th expert. Experts are chosen one after the other: each is the best of those that come after the
-one before, in the order of falling score and rising index. So no expert is marked, and equal scores need no rule of
+The router of a mixture of experts in op set "cuda" (linear.cuh computes its logits). A warp has one token, a lane every
+LANES-th expert. Experts are chosen one after another, in the order of falling score and rising index: each is the best
+expert that follows the previous one in this order. So no expert is marked as taken, and equal scores need no rule of
 their own.
 
 Counts and sums of softmax are made in blocks of GPU_COUNT_TOKENS tokens, then added in the order of blocks. No atomics.
@@ -36,7 +36,7 @@ __device__ inline Scored warp_first(Scored x) {
 constexpr Scored BEFORE_ALL = {INFINITY, -1}, AFTER_ALL = {-INFINITY, INT_MAX};
 
 struct RouterScores {
-    const float *logits, *bias; // of a token; bias may be NULL
+    const float *logits, *bias; // logits of the token; bias may be NULL
     bool sigmoids;
 };
 __device__ inline float score_at(const RouterScores &s, unsigned e) {
@@ -44,7 +44,7 @@ __device__ inline float score_at(const RouterScores &s, unsigned e) {
     return score == score ? score : -INFINITY;
 }
 
-// Returns the last of the groups that stay. best[groups]: each one's two best scores, added
+// Returns the last of the kept groups. best[groups]: the sum of each group's two best scores
 __device__ inline Scored kept_groups(float *best, const RouterScores &scores, const RouterShape &shape) {
     const unsigned lane = threadIdx.x % LANES, size = (unsigned)(shape.E / shape.groups);
     for (unsigned g = 0; g < shape.groups; g++) {
@@ -73,7 +73,7 @@ __device__ inline Scored kept_groups(float *best, const RouterScores &scores, co
     return last;
 }
 
-// P: scores that a lane holds, of at most P * LANES experts; 0: any number, computed again
+// Chooses experts. P: scores that a lane holds, of at most P * LANES experts; 0: any number, computed again when needed
 template <int P>
 __global__ void router_choose_kernel(uint16_t *route, const float *logits, const float *bias, size_t n,
                                      RouterShape shape, int keep) {
@@ -123,7 +123,7 @@ static void cuda_router_choose(uint16_t *route, const Summed *logits, const floa
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 struct Softmax {
-    float largest, sum; // of exp(z - largest)
+    float largest, sum; // sum of exp(z - largest)
 };
 __device__ inline Softmax router_softmax(const float *z, unsigned E) {
     Softmax s = {-INFINITY, 0.0f};
@@ -134,8 +134,8 @@ __device__ inline Softmax router_softmax(const float *z, unsigned E) {
     return s;
 }
 
-// A token's weights before they are scaled: weight_of / divisor. Normalised ones need no softmax of all experts: they
-// count from the largest of the chosen, so that their sum is never 0
+// A token's weights before they are scaled: weight_of / divisor. Normalised weights need no softmax of all experts:
+// they count from the largest chosen logit, so that their sum is never 0.
 struct TokenWeights {
     const float *z;
     const uint16_t *route; // NULL: all experts
@@ -189,7 +189,8 @@ __global__ void router_backward_kernel(floatX *dlogits, const float *dweight, co
     SHARED(float, pulls, ROUTER_WARPS *CHOSEN_MOST);
     const size_t t = router_token();
     const unsigned lane = threadIdx.x % LANES, E = (unsigned)shape.E, k = (unsigned)shape.k;
-    float *const pull = pulls + threadIdx.x / LANES * CHOSEN_MOST; // of the chosen, through their weights
+    // Gradients of the chosen logits, through their weights.
+    float *const pull = pulls + threadIdx.x / LANES * CHOSEN_MOST;
     const float scale = (float)shape.scale;
     if (t >= n) return;
     const bool spread = shape.kind == ROUTER_SOFTMAX && !shape.normalised;

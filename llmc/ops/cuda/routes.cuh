@@ -17,7 +17,7 @@ __device__ inline unsigned block_routes(uint16_t *expert, const uint16_t *route,
     return count;
 }
 
-// counts[E][blocks]
+// Counts rows into counts[E][blocks].
 __global__ void route_count_kernel(int32_t *counts, const uint16_t *route, size_t rows, unsigned E) {
     SHARED(uint16_t, expert, TILE);
     const unsigned here = block_routes(expert, route, rows);
@@ -113,7 +113,7 @@ static void cuda_route_weigh(Stored *out, const Stored *x, const Summed *weight,
     });
 }
 
-// A warp for each row
+// Runs with a warp per row.
 template <int W>
 __global__ void route_weigh_backward_kernel(float *dweight, floatX *dx, floatX *x, const floatX *dout,
                                             const float *weight, const int32_t *source, size_t rows, size_t width) {

@@ -1,6 +1,6 @@
 /*
-States of linear attention between ranks: the state after a range of tokens from the state before it. A block has
-COMBINE_ROWS rows of a head's state: the state before is read K / COMBINE_ROWS times, from the L2 cache.
+States of linear attention between ranks: computes the state after a range of tokens from the state before it. A block
+has COMBINE_ROWS rows of a head's state, so the state before is read K / COMBINE_ROWS times, from the L2 cache.
 */
 #ifndef LLMC_CUDA_SCAN_CUH
 #define LLMC_CUDA_SCAN_CUH

@@ -9,14 +9,14 @@ of a token; a power of two of threads, at most a warp, shares it. Bytes moved pe
 
 constexpr unsigned SINK_THREADS = 256;
 
-// x: threads of a row of `packs` packs; y: rows
+// Returns the threads of a block. x: threads of a row of `packs` packs; y: rows
 static dim3 sink_threads(size_t packs) {
     unsigned x = 4;
     while (x < LANES && x < packs) x *= 2;
     return dim3(x, SINK_THREADS / x);
 }
 
-// With l = lse before and z = l - sink: out *= s(z), lse = l - log s(z), s the logistic function.
+// Adds sinks. With l = lse before and z = l - sink: out *= s(z), lse = l - log s(z), s the logistic function.
 template <int W>
 __global__ void sink_forward_kernel(floatX *out, float *lse, const floatX *sinks, size_t rows, size_t NH, size_t HD) {
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -41,7 +41,8 @@ static void cuda_sink_forward(Stored *out, Summed *lse, const Stored *sinks, siz
     });
 }
 
-// lines[gridDim.x, NH] = the block's part of dsinks: threadIdx.y is a head, tokens go by the grid's stride.
+// Computes lines[gridDim.x, NH] = each block's part of dsinks. threadIdx.y is a head; a block takes tokens with the
+// grid's stride.
 template <int W>
 __global__ void sink_backward_kernel(float *lines, const floatX *dout, const floatX *out, const float *lse,
                                      const floatX *sinks, size_t n, size_t NH, size_t HD) {
