@@ -1,7 +1,7 @@
 /*
-Element types. A tensor in memory is a run of elements of one DType; which DType weights and activations have
-("floatX") depends on the op set that was linked; for a plan alone, on the model.
-Files may hold fp16, which is converted while reading. int8 marks bytes of codes.
+Element types. A tensor in memory is a run of elements of one DType; the DType of weights and activations ("floatX")
+depends on the linked op set, in a plan on the model. Files may hold fp16, which is converted while reading. int8 marks
+bytes of codes.
 */
 #ifndef LLMC_DTYPE_H
 #define LLMC_DTYPE_H
@@ -11,7 +11,7 @@ Files may hold fp16, which is converted while reading. int8 marks bytes of codes
 #include <string.h>
 
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_INT8, DTYPE_COUNT } DType;
-enum { DTYPE_FLOATS = DTYPE_INT8 }; // the types before it are numbers
+enum { DTYPE_FLOATS = DTYPE_INT8 }; // types before it are numbers
 
 static size_t dtype_size(DType type) {
     return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : type == DTYPE_INT8 ? 1 : 2;
@@ -22,7 +22,7 @@ static const char *dtype_name(DType type) {
     return type < DTYPE_COUNT ? names[type] : "unknown";
 }
 
-// Returns the type for sums over tokens beside tensors of `type`: fp32, or double in the double build.
+// Returns the type for sums over tokens of tensors of `type`: fp32, or double in the double build.
 static DType dtype_of_sums(DType type) { return type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32; }
 
 static float bf16_to_float(uint16_t bits) {
@@ -37,7 +37,8 @@ static uint16_t float_to_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof(bits));
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded); // no branch: vectorises
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded); // without a branch, so that
+                                                                                            // it vectorises
 }
 
 // Rounds a constant to the model's type, as transformers does.
@@ -49,7 +50,7 @@ static double rounded_to(DType type, double value) {
 static float fp16_to_float(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
     float value;
-    if (exponent == 0) { // zero and subnormal: the value is mantissa * 2^-24
+    if (exponent == 0) { // zero or subnormal: the value is mantissa * 2^-24
         value = (float)mantissa * (1.0f / 16777216.0f);
         return sign ? -value : value;
     }
@@ -69,8 +70,8 @@ static double element_to_double(const void *elements, DType type, size_t i) {
     }
 }
 
-// Returns the index of the first NaN or infinity, or count. All bits of its exponent are ones; in every type these lie
-// in the upper two bytes.
+// Returns the index of the first NaN or infinity, or count. A NaN or infinity has only ones in its exponent; in every
+// type the exponent lies in the upper two bytes.
 static size_t elements_find_bad(const void *elements, DType type, size_t count) {
     const uint16_t ones = type == DTYPE_FP64 ? 0x7ff0 : type == DTYPE_FP16 ? 0x7c00 : 0x7f80;
     const size_t stride = dtype_size(type) / 2;
@@ -82,8 +83,8 @@ static size_t elements_find_bad(const void *elements, DType type, size_t count) 
 
 #define PLACE_TEXT 48 // bytes of "[row, column]"
 
-// Describes the first value that is not finite of elements [begin, begin + count) of a matrix [., cols] (0: a vector):
-// returns "NaN" or "an infinity", and its place in `at`; NULL: all are finite.
+// Describes the first value that is not finite among elements [begin, begin + count) of a matrix [., cols] (cols 0: a
+// vector). Returns "NaN" or "an infinity", and its place in `at`; NULL: all are finite
 static const char *elements_bad_text(const void *elements, DType type, size_t cols, size_t begin, size_t count,
                                      char at[PLACE_TEXT]) {
     const size_t bad = elements_find_bad(elements, type, count), width = cols ? cols : 1;
@@ -114,7 +115,7 @@ static void elements_from_float(void *out, DType type, const float *in, size_t c
     case DTYPE_FP64:
         for (size_t i = 0; i < count; i++) ((double *)out)[i] = (double)in[i];
         break;
-    default: die("weights cannot be converted to %s", dtype_name(type)); // fp16 is read, never made
+    default: die("weights cannot be converted to %s", dtype_name(type)); // fp16 is only read
     }
 }
 

@@ -23,13 +23,13 @@ static int path_is_file(const char *path, int fd) {
     return !stat(path, &named) && !fstat(fd, &opened) && same_file(&named, &opened);
 }
 
-// Tells whether an error says that nothing of use has that name. Other errors leave it open what is there.
+// Tells whether an error means that nothing usable has this name. After other errors something may be there.
 static int error_is_absence(int error) {
     return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENODEV || error == ENXIO;
 }
 
-// Examines a path, again after EINTR. Returns 0 if nothing is there or it may not be seen; ends the program if an error
-// leaves that open.
+// Examines a path; tries again after EINTR. Returns 0 if nothing is there or it may not be seen. Ends the program if an
+// error does not tell.
 static int path_stat(const char *path, struct stat *status) {
     int failed;
     while ((failed = stat(path, status)) != 0 && errno == EINTR) continue;
@@ -58,13 +58,13 @@ static void folder_above(char above[PATH_MAX], const char *path) {
     if (!*above) snprintf(above, PATH_MAX, "/");
 }
 
-// Syncs the folder of `path`, so that a name created, renamed or removed there survives a power failure.
+// Syncs the folder of `path`, so that a name that was created, renamed or removed in it survives a power failure.
 static void sync_folder_of(const char *path) {
     char above[PATH_MAX];
     folder_above(above, path);
     int fd = open(above, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
-    fsync(fd); // some file systems refuse
+    fsync(fd); // some file systems refuse; continue
     close(fd);
 }
 
@@ -73,7 +73,8 @@ static void path_join(char path[PATH_MAX], const char *directory, const char *na
         die("%s/%s: this path is longer than the %d bytes the system allows", directory, name, PATH_MAX);
 }
 
-// Lists at most three paths folder/pattern for messages: "a or b". If the pattern has a slash: the folders they are in
+// Lists at most three paths folder/pattern for messages: "a or b". If the pattern has a slash, lists the folders of the
+// paths.
 static const char *folder_matches(const char *folder, const char *pattern) {
     static TextLine line;
     char path[PATH_MAX];
@@ -90,8 +91,8 @@ static const char *folder_matches(const char *folder, const char *pattern) {
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-// Opens a regular file; -1: file_fault says why not. Never waits for a pipe. Pass O_NOFOLLOW to write in a folder that
-// others may write to: it refuses a symbolic link.
+// Opens a regular file; -1: file_fault says why it cannot. Never waits for a pipe. Pass O_NOFOLLOW to write in a folder
+// where others may write: it refuses a symbolic link.
 static int file_open(const char *path, int flags) {
     struct stat status;
     int fd, error = ENODEV;
@@ -114,14 +115,15 @@ static const char *file_fault(void) {
     return text;
 }
 
-// Opens a folder to list it, again after EINTR; NULL: errno says why not.
+// Opens a folder to list it; tries again after EINTR. NULL: errno says why it cannot
 static DIR *folder_list(const char *path) {
     DIR *directory;
     while (!(directory = opendir(path)) && errno == EINTR) continue;
     return directory;
 }
 
-// Returns the next entry of an open folder, or NULL at its end or at an error, whose number is then in errno, else 0.
+// Returns the next entry of an open folder. At its end returns NULL with errno 0, at an error NULL with the error's
+// number in errno.
 static const struct dirent *folder_next(DIR *directory) {
     const struct dirent *entry;
     do {
@@ -171,7 +173,7 @@ static void input_read(const InputFile *file, uint64_t offset, void *out, size_t
     }
 }
 
-// Reads the first bytes of a file, at most begin[room]; returns how many.
+// Reads the first bytes of a file, at most begin[room]. Returns how many.
 static size_t input_begin(const char *path, void *begin, size_t room) {
     InputFile file = input_open(path);
     const size_t bytes = min_size(file.bytes, room);
@@ -180,7 +182,7 @@ static size_t input_begin(const char *path, void *begin, size_t room) {
     return bytes;
 }
 
-// Reads a whole text file of at most `limit` bytes and ends it with a zero; the caller frees it.
+// Reads a whole text file of at most `limit` bytes and ends it with a zero. The caller frees it.
 static char *input_read_text(const char *path, size_t limit, size_t *length) {
     InputFile file = input_open(path);
     if (file.bytes > limit)
@@ -196,7 +198,8 @@ static char *input_read_text(const char *path, size_t limit, size_t *length) {
 // ---- other files ----------------------------------------------------------------------------------------------------
 #define FILE_KIND_TEXT "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
 
-// Kinds of files by their first bytes, and which option takes them. A text: the command that makes shards of it.
+// Kinds of files by their first bytes, and the option that takes each. For a text: the command that makes shards from
+// it
 static const struct {
     const char *magic;
     size_t bytes;
@@ -238,7 +241,7 @@ static void file_refuse_kind(const char *path, const char *wanted) {
     if (name) die("%s: is %s, not %s; %s%s", path, name, wanted, advice, strcmp(advice, FILE_KIND_TEXT) ? "" : path);
 }
 
-// Reads the rest of a FILE, at most `limit` bytes, and ends it with a zero; the caller frees it.
+// Reads the rest of a FILE, at most `limit` bytes, and ends it with a zero. The caller frees it.
 static char *stream_read_text(FILE *stream, const char *name, size_t limit, size_t *length) {
     size_t capacity = 65536, got;
     char *text = (char *)checked_malloc(capacity, name);

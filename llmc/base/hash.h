@@ -1,10 +1,11 @@
 /*
 Checksums and hashes. They detect damage, not forgery.
 
-    crc32_of        crc32 of zlib, PNG and Ethernet: polynomial 0xEDB88320 over reflected bits. Shards, tokenizer files
-                    and log-probabilities. It can be continued: crc32_of(crc32_of(0, a, n), b, m) is that of a, then b.
-    Checksum        64 bits, for files too large for crc32, and as a key of models and data. Any number of writers add
-                    bytes in any order and cut.
+    crc32_of        crc32 of zlib, PNG and Ethernet: polynomial 0xEDB88320 over reflected bits. For shards, tokenizer
+                    files and log-probabilities. It can be continued: crc32_of(crc32_of(0, a, n), b, m) is the crc32 of
+                    a followed by b.
+    Checksum        64 bits, for files too large for crc32, and as a key of models and data. Any number of writers may
+                    add bytes in any order and in any pieces.
     fnv1a           64 bits, for hash tables and small headers
 */
 #ifndef LLMC_HASH_H
@@ -82,7 +83,7 @@ static void checksum_add(Checksum *c, uint64_t at, const void *data, size_t byte
         n = min_size(CHECKSUM_BLOCK - (size_t)(at % CHECKSUM_BLOCK), bytes);
         if (n < CHECKSUM_BLOCK) memset(word, 0, sizeof(word));
         memcpy((char *)word + at % CHECKSUM_BLOCK, cursor, n);
-        for (size_t i = 0; i < CHECKSUM_WORDS; i++) { // two widening products a word: vectorised
+        for (size_t i = 0; i < CHECKSUM_WORDS; i++) { // two widening products per word, which vectorise
             first += (uint64_t)key[0][i] * word[i];
             second += (uint64_t)key[1][i] * word[i];
         }
@@ -96,7 +97,8 @@ static uint64_t checksum_value(uint64_t before, const Checksum *c, uint64_t byte
     return random_mix(random_mix(random_mix(before ^ bytes) ^ c->sum[0]) ^ c->sum[1]);
 }
 
-// Returns the checksum of one piece of memory, chained to `before`. Other cuts of the same bytes give other values.
+// Returns the checksum of one piece of memory, chained to `before`. The same bytes cut into other pieces give another
+// value.
 static uint64_t checksum_of(uint64_t before, const void *data, size_t bytes) {
     Checksum c = {{0, 0}};
     checksum_add(&c, 0, data, bytes);

@@ -1,19 +1,20 @@
 /*
-Reads and writes JSON. Reading is strict, since files are not trusted: cJSON parses; here are the checks it leaves out
-(UTF-8, nothing after the text, keys given twice, whole numbers, a limit on the number of values and so on memory). A
-text that fails ends the program with one line that begins with `where`, the name of the file. The writer is below.
+Reads and writes JSON. Reading is strict, since files are not trusted. cJSON parses; this file adds the checks that
+cJSON leaves out (UTF-8, nothing after the text, keys given twice, whole numbers, a limit on the number of values and so
+on memory). A text that fails a check ends the program with one line that begins with `where`, the name of the file. The
+writer follows below.
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 #include "file.h"
 #include <cjson/cJSON.h>
 
-// Bounds the tree's memory: about 80 bytes a value. A header of 100,000 tensors has half as many.
+// Bounds the tree's memory, about 80 bytes per value. The header of a file of 100,000 tensors has half as many values.
 #define JSON_VALUES_MAX ((size_t)1 << 21)
 
-// Makes cJSON end the program instead of leaving out what it cannot allocate.
+// Allocates for cJSON. Ends the program if it cannot, where cJSON would leave the value out.
 static void *json_allocate(size_t bytes) {
-    void *memory = realloc(NULL, bytes); // not guarded: rewards are JSON
+    void *memory = realloc(NULL, bytes); // not guarded, because rewards are JSON
     if (!memory) die("out of host memory: %zu bytes wanted for JSON; free some memory", bytes);
     return memory;
 }
@@ -33,13 +34,13 @@ static size_t json_valid_until(const unsigned char *text, size_t length) {
     return length;
 }
 
-// Tells whether text from a file may go into a message: it must not move the cursor or break the line.
+// Tells whether text from a file may be printed in a message: it must not move the cursor or break the line.
 static int json_printable(const char *text) {
     while ((unsigned char)*text >= 0x20 && *text != 0x7f) text++;
     return !*text;
 }
 
-// Checks the keys of every object of a tree. Recursion is bounded: cJSON limits the depth.
+// Checks the keys of every object of a tree. Its recursion is bounded, because cJSON limits the depth.
 static void json_check_keys(const cJSON *value, const char *where) {
     const size_t count = cJSON_IsObject(value) ? (size_t)cJSON_GetArraySize(value) : 0;
     const char **names = (const char **)checked_calloc(count, sizeof(*names), "the keys of a JSON object");
@@ -58,18 +59,18 @@ static void json_check_keys(const cJSON *value, const char *where) {
     free(names);
 }
 
-// Returns the offset of the first \u without four digits, or of \u0000, which would end a text early; else length.
-// cJSON takes both. A backslash outside a string is refused anyway.
+// Returns the offset of the first \u that lacks four digits or is \u0000, else length. cJSON accepts both; \u0000 would
+// end a text early. A backslash outside a string is refused anyway.
 static size_t json_escapes_valid_until(const char *text, size_t length) {
     for (size_t i = 0; i + 1 < length; i++) {
         if (text[i] != '\\' || text[++i] != 'u') continue;
-        size_t digits = strspn(text + i + 1, "0123456789abcdefABCDEF"); // a zero ends the text
+        size_t digits = strspn(text + i + 1, "0123456789abcdefABCDEF"); // stops at the zero that ends the text
         if (digits < 4 || !memcmp(text + i + 1, "0000", 4)) return i - 1;
     }
     return length;
 }
 
-// Parses a text that is one object. text[length] must be readable and zero. The caller frees the tree with
+// Parses a text that consists of one object. text[length] must be readable and zero. The caller frees the tree with
 // cJSON_Delete.
 static cJSON *json_parse_object(const char *text, size_t length, const char *where) {
     size_t valid = json_valid_until((const unsigned char *)text, length), values = 0;
@@ -142,8 +143,8 @@ typedef enum {
 } JsonStyle;
 
 typedef struct {
-    FILE *file; // or NULL:
-    char *text; // [room]
+    FILE *file; // stream to write, or NULL
+    char *text; // [room] memory to write, or NULL
     size_t room, used;
     JsonStyle style;
     size_t level;
@@ -163,11 +164,11 @@ static void json_put(JsonOut *json, const char *text, size_t bytes) {
     json->used += bytes;
 }
 
-// Writes a word as it is: a number, true, null.
+// Writes a word unquoted: a number, true, null.
 static void json_put_word(JsonOut *json, const char *word) { json_put(json, word, strlen(word)); }
 
-// Escapes the first character of text[left] for a JSON string. Returns the length, at most 6; *taken: bytes of text
-// used.
+// Escapes the first character of text[left] for a JSON string. Returns the length, at most 6. *taken: bytes of text
+// used
 static size_t json_escape(const char *text, size_t left, char out[8], size_t *taken) {
     const unsigned char c = (unsigned char)*text;
     size_t length = utf8_length((const unsigned char *)text, left);
@@ -268,14 +269,14 @@ static JsonOut json_open(FILE *file) {
     return json;
 }
 
-// Ends the outermost value in memory with a newline and a zero. Returns the length; 0: it did not fit.
+// Ends the outermost value in memory with a newline and a zero. Returns the length; 0: it did not fit
 static size_t json_text_end(JsonOut *json) {
     json_put(json, "\n", 2);
     json->used--;
     return json->used < json->room ? json->used : 0;
 }
 
-// Ends the object of a file. Returns 0 if all was written, else the error number.
+// Ends the object of a file. Returns 0 if everything was written, else the error number.
 static int json_close(JsonOut *json) {
     errno = 0;
     json_object_end(json);
@@ -283,7 +284,7 @@ static int json_close(JsonOut *json) {
     return errno ? errno : EIO;
 }
 
-// Ends the object on standard output; a failure ends the program.
+// Ends the object on standard output. A failure ends the program.
 static void json_finish(JsonOut *json) {
     int error = json_close(json);
     if (error) die("cannot write the JSON to standard output: %s", error_text(error));

@@ -1,10 +1,10 @@
 /*
-Output that is complete or absent: files, and folders of files. Both are written beside their place under a temporary
-name, locked, synced, and renamed by output_commit or folder_commit. If the program ends earlier, it removes them. After
-kill -9 the next process that writes to the same place does. Only regular files are replaced, and folders that hold only
-files of ours; of a symbolic link, the file it leads to is replaced. Inputs are never overwritten (output_refuse_input).
-Every failure ends the program with one line that names the file, the action and the size. Writing a folder of at most
-FOLDER_FEW files allocates nothing.
+Output that is complete or absent: files, and folders of files. Both are written next to their destination under a
+temporary name, locked, synced, and renamed by output_commit or folder_commit. If the program ends earlier, it removes
+them; after kill -9 the next process that writes to the same path removes them. Only regular files are replaced, and
+folders that hold only our files. Through a symbolic link the file to which it leads is replaced. Inputs are never
+overwritten (output_refuse_input). Every failure ends the program with one line that names the file, the action and the
+size. Writing a folder of at most FOLDER_FEW files allocates nothing.
 */
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
@@ -22,41 +22,41 @@ enum { FOLDER_FEW = 8 };
 
 typedef struct {
     char path[PATH_MAX], temporary[PATH_MAX];
-    int fd;             // of the temporary folder; holds its lock
-    char (*names)[256]; // [capacity] files in it
+    int fd;             // descriptor of the temporary folder, which holds its lock
+    char (*names)[256]; // [capacity] files in the folder
     size_t capacity;
     volatile size_t count;
     int (*ours)(const char *name); // tells whether a file of this name may be removed
-    int replaces;                  // an existing folder may be replaced
-    char few[FOLDER_FEW][256];     // `names` of small folders
+    int replaces;                  // 1: an existing folder may be replaced
+    char few[FOLDER_FEW][256];     // memory for `names` of small folders
 } OutputFolder;
 
 // ---- removal when the program ends early ----------------------------------------------------------------------------
-static OutputFile *volatile output_pending; // the file being written
+static OutputFile *volatile output_pending; // the file that is being written
 static OutputFolder *volatile folder_pending;
 static struct {
-    char folder[PATH_MAX], lock[PATH_MAX]; // made by this process for a run that has not begun; or empty
+    char folder[PATH_MAX], lock[PATH_MAX]; // folder and lock that this process made for a run not yet begun; or empty
     size_t there;                          // bytes of the folder's path that existed before
 } run_pending;
 
-static void (*run_put_back)(void); // puts a replaced run back, if this one has saved nothing; only system calls
+static void (*run_put_back)(void); // puts a replaced run back if the new run has saved nothing; uses only system calls
 
-// Keeps the run's folder from now on, however the run ends.
+// Keeps the run's folder from now on, however the program ends.
 static void run_began(void) { *run_pending.folder = *run_pending.lock = 0; }
 
-// Removes the folder of a run that has not begun. Only system calls: signal handlers call it.
+// Removes the folder of a run that has not begun. Uses only system calls, because signal handlers call it.
 static void run_discard(void) {
     if (run_put_back) run_put_back();
     if (*run_pending.lock) unlink(run_pending.lock);
     for (size_t end = strlen(run_pending.folder); end > run_pending.there; end--) {
         if (run_pending.folder[end] && run_pending.folder[end] != '/') continue;
         run_pending.folder[end] = 0;
-        rmdir(run_pending.folder); // fails harmlessly if it is not empty
+        rmdir(run_pending.folder); // fails harmlessly if the folder is not empty
     }
     run_began();
 }
 
-// Removes the unfinished file or folder, and the run's if it has not begun. Only system calls, as above.
+// Removes the unfinished file or folder, and the folder of a run that has not begun. Uses only system calls.
 static void output_discard(void) {
     OutputFolder *folder = folder_pending;
     if (output_pending) unlink(output_pending->temporary);
@@ -65,17 +65,19 @@ static void output_discard(void) {
     for (size_t i = 0; folder && i < folder->count; i++) {
         char *slash = strchr(folder->names[i], '/');
         unlinkat(folder->fd, folder->names[i], 0);
-        if (slash) *slash = 0, unlinkat(folder->fd, folder->names[i], AT_REMOVEDIR); // with its last file
+        if (slash)
+            // A folder within it goes with its last file.
+            *slash = 0, unlinkat(folder->fd, folder->names[i], AT_REMOVEDIR);
     }
     if (folder) rmdir(folder->temporary);
     run_discard();
 }
 
-// Handles Ctrl-C, a closed terminal, a batch system's signal: a request to stop (stop.h). If nobody listens, or at the
-// second signal, removes unfinished output and lets the signal act as by default.
+// Handles Ctrl-C, a closed terminal, a batch system's signal: they request a stop (stop.h). If nothing listens, or at
+// the second signal, it removes unfinished output and lets the signal take its default action.
 static void end_by_signal(int number) {
     const int error = errno;
-    const int broken = voice.others_died && voice.others_died(); // then the launcher ends the remaining ranks
+    const int broken = voice.others_died && voice.others_died(); // 1: the launcher ends the remaining ranks
     if (!broken && stop_ask(number)) {
         errno = error;
         return;
@@ -86,9 +88,9 @@ static void end_by_signal(int number) {
     kill(getpid(), number);
 }
 
-// Installs the handlers; main calls it before anything is written. They run on their own stack: oneDNN's sgemm (until
-// 3.12, uxlfoundation/oneDNN issue 4845) points the stack pointer into the heap, where a handler's frame would
-// overwrite data. Only the main thread has that stack, so other threads block signals (use_threads).
+// Installs the handlers; main calls it before anything is written. They run on a stack of their own: oneDNN's sgemm
+// (until 3.12, uxlfoundation/oneDNN issue 4845) points the stack pointer into the heap, where a handler's frame would
+// overwrite data. Only the main thread has this stack, so other threads block signals (use_threads).
 static void signals_prepare(void) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     static char stack[1 << 17]; // a frame with AVX-512 and AMX registers takes 11 KiB
@@ -100,12 +102,12 @@ static void signals_prepare(void) {
     own.ss_sp = stack, own.ss_size = sizeof(stack);
     sigaltstack(&own, NULL);
     atexit(output_discard);
-    signal(SIGXFSZ, SIG_IGN); // makes a limit on file sizes (ulimit -f) an ordinary error of write
+    signal(SIGXFSZ, SIG_IGN); // turns an exceeded limit on file sizes (ulimit -f) into an ordinary error of write
     action.sa_handler = end_by_signal;
     action.sa_flags = SA_RESTART | SA_NODEFER | SA_ONSTACK;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         sigaction(ends[i], NULL, &before);
-        if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL); // nohup stays in force
+        if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL); // keeps nohup's setting
     }
 }
 
@@ -121,14 +123,15 @@ static int is_temporary_of(const char *name, const char *base) {
     return !strncmp(name, base, strlen(base)) && is_temporary_suffix(name + strlen(base));
 }
 
-// Makes a temporary name with the process id: two writers of one path do not collide, and a user's own X.tmp stays.
+// Makes a temporary name that contains the process id. Two writers of one path do not collide, and a user's own X.tmp
+// stays.
 static void temporary_name(char temporary[PATH_MAX], const char *path, int attempt) {
     if (snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), attempt) >= PATH_MAX)
         die("%.200s...: this path is too long to write to", path);
 }
 
 // ---- inputs ---------------------------------------------------------------------------------------------------------
-// Tells whether `path` is `folder` or lies in it; if `path` does not exist, its folder decides.
+// Tells whether `path` is `folder` or lies in it. If `path` does not exist, its parent folder decides.
 static int path_lies_in(const char *path, const struct stat *folder) {
     char place[PATH_MAX], above[PATH_MAX];
     struct stat status;
@@ -144,7 +147,7 @@ static int path_lies_in(const char *path, const struct stat *folder) {
     }
 }
 
-// Tells whether a folder holds the file, at most `levels` folders deep; links are followed.
+// Tells whether a folder holds the file, at most `levels` folders deep. Follows links.
 static int folder_holds(const char *folder, const struct stat *file, int levels) {
     struct stat status;
     const struct dirent *entry;
@@ -163,10 +166,10 @@ static int folder_holds(const char *folder, const struct stat *file, int levels)
     return found;
 }
 
-// Refuses an output that is `input`, lies in it or contains it, by whatever path. option: how the input was given.
+// Refuses an output that is `input`, lies in it or contains it, by any path. option: the option that names the input
 static void output_refuse_input(const char *path, const char *option, const char *input) {
     struct stat in, out;
-    if (stat(input, &in) != 0) return; // reading it says why
+    if (stat(input, &in) != 0) return; // reading the input will say why
     const int there = stat(path, &out) == 0, folder = S_ISDIR(in.st_mode);
     if ((folder && path_lies_in(path, &in)) ||
         (there && (same_file(&in, &out) || path_lies_in(input, &out) || (folder && folder_holds(input, &out, 2)))))
@@ -174,8 +177,8 @@ static void output_refuse_input(const char *path, const char *option, const char
 }
 
 // ---- what a killed process left -------------------------------------------------------------------------------------
-// Removes the folder open as fd and its files that `ours` accepts, unfinished ones too; closes fd. within: "", or the
-// "NAME/" of a folder in the one that is removed. 0: it holds other files and stays.
+// Removes the folder that is open as fd and its files that `ours` accepts, unfinished ones too; closes fd. within: "",
+// or "NAME/" for a folder within the removed one. Returns 0 if the folder holds other files; it then stays.
 static int folder_remove(const char *path, int fd, const char *within, int (*ours)(const char *name)) {
     DIR *directory = fdopendir(fd);
     const struct dirent *entry;
@@ -193,19 +196,20 @@ static int folder_remove(const char *path, int fd, const char *within, int (*our
     return rmdir(path) == 0;
 }
 
-// Locks a new temporary, open as fd. 0: another process removes it as stale.
+// Locks a new temporary file that is open as fd. Returns 0 if another process removes it as stale.
 static int output_lock(const char *temporary, int fd) {
     return (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && path_is_file(temporary, fd);
 }
 
-// Removes temporaries of `path` that killed processes left. ours: they are folders with such files; NULL: files. A
-// temporary that is locked is being written, on this host or another. Without locks in the file system all stay.
+// Removes temporaries of `path` that killed processes left. ours: accepts files of temporary folders; NULL: the
+// temporaries are files. A locked temporary is being written, on this host or another. If the file system has no locks,
+// all temporaries stay.
 static void output_clear_stale(const char *path, int (*ours)(const char *name)) {
     const int flags = (ours ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_NONBLOCK) | O_NOFOLLOW | O_CLOEXEC;
     char above[PATH_MAX], stale[PATH_MAX];
     const struct dirent *entry;
     folder_above(above, path);
-    DIR *directory = opendir(above); // need not be readable to be written to
+    DIR *directory = opendir(above); // a folder may be writable but not readable
     while (directory && (entry = readdir(directory))) {
         if (!is_temporary_of(entry->d_name, path_last(path))) continue;
         path_join(stale, above, entry->d_name);
@@ -233,12 +237,12 @@ __attribute__((noreturn, format(printf, 3, 4))) static void output_fail(const Ou
         error_text(error), error == ENOSPC || error == EDQUOT ? "free some space or " : "");
 }
 
-// Sets file->path to the target of `path`, links followed; refuses what is not a regular file.
+// Sets file->path to the target of `path`, following links. Refuses what is not a regular file.
 static void output_resolve(OutputFile *file, const char *path) {
     struct stat link, status;
     if (snprintf(file->path, sizeof(file->path), "%s", path) >= (int)sizeof(file->path))
         die("%.200s...: this path is too long to write to", path);
-    if (lstat(path, &link) != 0) return; // a new file; where it cannot be, open says why
+    if (lstat(path, &link) != 0) return; // a new file; if it cannot be made, open says why
     if (stat(path, &status) != 0)
         die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
     if (S_ISDIR(status.st_mode)) die("%s: is a directory; give a file name to write to", path);
@@ -248,27 +252,27 @@ static void output_resolve(OutputFile *file, const char *path) {
         die("%s: this symbolic link cannot be followed: %s; choose another place", path, error_text(errno));
 }
 
-// Opens an output of `bytes` bytes. Reserves them, so that a full disk fails now and not at the end.
+// Opens an output of `bytes` bytes. Reserves the space, so that a full disk fails now and not at the end.
 static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
     signals_prepare();
     output_resolve(file, path);
-    if (!folder_pending) output_clear_stale(file->path, NULL); // a folder's files are cleared with it
+    if (!folder_pending) output_clear_stale(file->path, NULL); // a folder's files are cleared together with the folder
     file->fd = -1;
     for (int attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
         temporary_name(file->temporary, file->path, attempt);
-        output_pending = file; // before it exists: a signal may come at once
+        output_pending = file; // set before the file exists, since a signal may come at once
         file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (file->fd < 0 && errno != EEXIST) break;
         if (file->fd < 0 || output_lock(file->temporary, file->fd)) continue;
-        close(file->fd); // another process removes it as stale
+        close(file->fd); // another process removed it as stale; try again
         file->fd = -1;
     }
     if (file->fd < 0) {
         output_pending = NULL;
         die("%s: cannot be created: %s; choose another place", file->path, error_text(errno));
     }
-    // A file system that cannot reserve space gives other errors than these.
+    // a file system that cannot reserve space gives other errors than these
     if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
         output_fail(file, errno, "reserving %s", human_bytes((double)bytes));
 }
@@ -285,7 +289,8 @@ static void output_write(const OutputFile *file, uint64_t offset, const void *da
     }
 }
 
-// Opens the unfinished file of another process, to write a part of it; end with output_leave. The other one commits.
+// Opens the unfinished file of another process, to write a part of it. End with output_leave; the other process
+// commits.
 static void output_join(OutputFile *file, const char *path, const char *temporary) {
     snprintf(file->path, sizeof(file->path), "%s", path);
     snprintf(file->temporary, sizeof(file->temporary), "%s", temporary);
@@ -300,7 +305,7 @@ static void output_leave(const OutputFile *file) {
     if (close(file->fd) != 0) output_fail(file, errno, "closing");
 }
 
-// Syncs the file and renames it to its path; after this it survives a power failure.
+// Syncs the file and renames it to its path. After this it survives a power failure.
 static void output_commit(OutputFile *file) {
     const int lock = fcntl(file->fd, F_DUPFD_CLOEXEC, 0); // keeps the lock until the file has its name
     output_leave(file);
@@ -311,14 +316,14 @@ static void output_commit(OutputFile *file) {
 }
 
 // ---- folders --------------------------------------------------------------------------------------------------------
-// Makes folder->temporary for `files` files, to become folder->path. 0: it cannot be made, errno says why.
+// Makes folder->temporary for `files` files; it becomes folder->path. Returns 0 if it cannot be made; errno says why.
 static int folder_begin(OutputFolder *folder, size_t files) {
     folder->names = folder->few;
     folder->capacity = FOLDER_FEW;
     folder->count = 0;
     folder->fd = -1;
     signals_prepare();
-    folder_pending = folder; // before it exists: a signal may come at once
+    folder_pending = folder; // set before the folder exists, since a signal may come at once
     if (mkdir(folder->temporary, 0777) == 0) folder->fd = open(folder->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder->fd < 0) {
         folder_pending = NULL;
@@ -331,19 +336,19 @@ static int folder_begin(OutputFolder *folder, size_t files) {
     return 1;
 }
 
-// Opens a file in the folder, or in one within it; close it with output_commit.
+// Opens a file in the folder, or in a folder within it. Close it with output_commit.
 static void folder_open_file(OutputFolder *folder, OutputFile *file, const char *name, uint64_t bytes) {
     char path[PATH_MAX], above[PATH_MAX];
     if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
     snprintf(folder->names[folder->count], sizeof(folder->names[0]), "%s", name);
-    folder->count = folder->count + 1; // not before its name: a signal may come at once
+    folder->count = folder->count + 1; // only after its name is set, since a signal may come at once
     path_join(path, folder->temporary, name);
     folder_above(above, path);
-    if (strchr(name, '/')) mkdir(above, 0777); // if this fails, opening says why
+    if (strchr(name, '/')) mkdir(above, 0777); // if this fails, opening the file says why
     output_open(file, path, bytes);
 }
 
-// Writes a whole small file, complete or not at all.
+// Writes a whole small file; it is complete or absent.
 static void output_write_file(const char *path, const void *bytes, size_t count) {
     OutputFile file;
     output_open(&file, path, count);
@@ -359,7 +364,7 @@ static void folder_write_file(OutputFolder *folder, const char *name, const void
     output_commit(&file);
 }
 
-// Commits a folder whose files are written and synced, by renaming it. A folder that it replaces is moved away before.
+// Commits a folder whose files are written and synced, by renaming it. First moves away a folder that it replaces.
 static void folder_commit(OutputFolder *folder) {
     char old[PATH_MAX];
     int fd = folder->replaces ? open(folder->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
@@ -379,14 +384,14 @@ static void folder_commit(OutputFolder *folder) {
 }
 
 // ---- a folder at a place that a user chose: free, an empty folder, or one to replace --------------------------------
-// Sets folder->path to the target of `path`, links followed; refuses what may not be replaced.
+// Sets folder->path to the target of `path`, following links. Refuses what may not be replaced.
 static void folder_resolve(OutputFolder *folder, const char *path) {
     struct stat status, here;
     const struct dirent *entry;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 300)
         die("%.200s...: this path is too long to write to", path);
     for (size_t length = strlen(path); length > 1 && folder->path[length - 1] == '/';) folder->path[--length] = 0;
-    if (lstat(folder->path, &status) != 0) return; // a new one; where it cannot be, mkdir says why
+    if (lstat(folder->path, &status) != 0) return; // a new folder; if it cannot be made, mkdir says why
     if (stat(folder->path, &status) != 0)
         die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
     if (!S_ISDIR(status.st_mode))
@@ -406,7 +411,7 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
         die("%s: this symbolic link cannot be followed; choose another --out", path);
 }
 
-// Sets *bytes to the free space at `folder`. Returns 0 if the file system does not say.
+// Sets *bytes to the free space at `folder`. Returns 0 if the file system does not tell.
 static int space_available(const char *folder, uint64_t *bytes) {
     struct statvfs status;
     if (statvfs(folder, &status) != 0 || status.f_blocks == 0) return 0;
@@ -414,8 +419,8 @@ static int space_available(const char *folder, uint64_t *bytes) {
     return 1;
 }
 
-// Opens a folder for `files` files of `bytes` in all. ours: tells by name which files of a stale or replaced folder may
-// be removed.
+// Opens a folder for `files` files of `bytes` bytes in all. ours: tells by name which files of a stale or replaced
+// folder may be removed
 static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
                         int (*ours)(const char *name), int replaces) {
     char above[PATH_MAX];
@@ -434,14 +439,14 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
         if (!folder_begin(folder, files) && errno == EEXIST) continue;
         if (folder->fd < 0) break;
         if (output_lock(folder->temporary, folder->fd)) return;
-        folder_pending = NULL; // another process removed it as stale
+        folder_pending = NULL; // another process removed it as stale; try again
         close(folder->fd);
     }
     die("%s: the folder cannot be created: %s; choose another --out", folder->path, error_text(errno));
 }
 
-// Makes a folder and those above it, each synced into its parent to survive a power failure. Returns how many bytes of
-// the path existed before.
+// Makes a folder and its missing parents; syncs each into its parent to survive a power failure. Returns how many bytes
+// of the path existed before.
 static size_t make_folder(const char *path) {
     char part[PATH_MAX];
     size_t there = 0;
@@ -451,7 +456,7 @@ static size_t make_folder(const char *path) {
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
             die("%.200s...: this path is too long", path);
         const int error = mkdir(part, 0777) ? errno : 0;
-        errno = 0; // stat below may say more
+        errno = 0; // stat below may tell more
         if (!error)
             sync_folder_of(part);
         else if (!path_is_directory(part))

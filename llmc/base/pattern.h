@@ -1,6 +1,6 @@
 /*
-Regular expressions of adapter_config.json, matched against whole names of modules. PEFT's are Python's, which PCRE2
-reads. Text and dots (a dot matches any character) are compared without it.
+Regular expressions of adapter_config.json, matched against whole names of modules. PEFT uses Python's regular
+expressions, which PCRE2 can read. A pattern of text and dots (a dot matches any character) is compared without PCRE2.
 */
 #ifndef LLMC_PATTERN_H
 #define LLMC_PATTERN_H
@@ -8,10 +8,11 @@ reads. Text and dots (a dot matches any character) are compared without it.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-// Tells whether a pattern is only text and dots.
+// Tells whether a pattern consists only of text and dots.
 static int pattern_is_plain(const char *pattern) { return !pattern[strcspn(pattern, "\\^$*+?{}[]()|")]; }
 
-// Matches the whole text by PCRE2; with `tail` also what follows one of its dots. PCRE2's limit ends a runaway pattern.
+// Matches the whole text with PCRE2; with `tail` also any part that follows a dot of the text. PCRE2's limit ends a
+// runaway pattern.
 static int pattern_search(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t room = strlen(pattern) + 64;
     char *whole = (char *)checked_malloc(room, "a regular expression"), said[128];
@@ -34,8 +35,8 @@ static int pattern_search(const char *pattern, const char *text, int tail, const
     return found >= 0;
 }
 
-// Matches the whole text, as Python's re.fullmatch; with `tail` also what follows one of its dots. Errors begin with
-// `what` and exit with `code`.
+// Matches the whole text, like Python's re.fullmatch; with `tail` also any part that follows a dot of the text. Error
+// messages begin with `what`; the exit code is `code`.
 static int pattern_matches(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t length = strlen(pattern), all = strlen(text);
     if (!pattern_is_plain(pattern)) return pattern_search(pattern, text, tail, what, code);

@@ -1,6 +1,6 @@
 /*
 A progress bar with the time left, on stderr, for work of more than a few seconds. It appears only on a terminal and is
-redrawn at most ten times a second. Call progress_clear before you print a line; errors and notes do so themselves
+redrawn at most ten times a second. Call progress_clear before you print a line; errors and notes call it themselves
 (before_message in utils.h). Long units of work have parts, counted by code that does not know the bar: a pass counts
 its layers.
 */
@@ -16,15 +16,15 @@ its layers.
 #define PROGRESS_LABEL    128
 
 typedef struct {
-    FILE *file;                  // NULL: not on a terminal
-    char label[PROGRESS_LABEL];  // before the bar; may change
-    double total;                // in any unit
-    double begun_done, begun_at; // units done (a resumed run's are not 0) and time at this process's begin
-    double unit_seconds;         // from which time left follows; 0: unknown; below 0: the mean so far
+    FILE *file;                  // NULL: stderr is not a terminal
+    char label[PROGRESS_LABEL];  // text before the bar; may change
+    double total;                // total work, in any unit
+    double begun_done, begun_at; // at this process's start: units done (not 0 in a resumed run), and the time
+    double unit_seconds;         // seconds per unit, for the time left; 0: unknown; below 0: the mean so far
     double drawn_at;
     int shown;
-    double done, unit;      // units done, units in work
-    double parts, of_parts; // parts done of the units in work, and how many they have
+    double done, unit;      // units done, and units being worked on
+    double parts, of_parts; // parts done of these units, and their number of parts
 } Progress;
 
 // Writes a line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0:
@@ -36,7 +36,7 @@ static void progress_text(char *line, size_t width, const char *label, double fr
     snprintf(head, sizeof(head), "%.127s %3d %% ", label, (int)(100 * fraction));
     if (seconds_left >= 0) snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left));
     int bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
-    if (bar < 5) { // no room for a bar
+    if (bar < 5) { // too narrow for a bar
         snprintf(line, PROGRESS_LINE, "%s%s", head, *tail ? tail + 1 : "");
         line[width] = 0;
         return;
@@ -49,7 +49,7 @@ static void progress_text(char *line, size_t width, const char *label, double fr
 
 static Progress *progress_shown; // the bar on the screen, or NULL
 static Progress *progress_inner; // the bar whose parts progress_part counts, or NULL
-static int progress_off;         // --quiet: no bars
+static int progress_off;         // 1: --quiet, no bars
 
 static void progress_clear_shown(void) {
     if (!progress_shown || !progress_shown->shown) return;
@@ -62,7 +62,7 @@ static void progress_clear(const Progress *progress) {
     if (progress->shown) progress_clear_shown();
 }
 
-// Makes a bar for `total` units of work, `done` of them done. file: stderr; NULL or not a terminal: no bar.
+// Makes a bar for `total` units of work, of which `done` are done. file: stderr; NULL or not a terminal: no bar
 static Progress progress_begin(FILE *file, const char *label, double done, double total) {
     const char *terminal = getenv("TERM");
     const double now = seconds_now();
@@ -94,7 +94,7 @@ static void progress_update(Progress *progress, double done) {
     before_message = progress_clear_shown;
 }
 
-// Begins work on the `unit` units after `done`, in `parts` parts that progress_part counts.
+// Begins work on the `unit` units after `done`. They have `parts` parts, which progress_part counts.
 static void progress_expect(Progress *progress, double done, double unit, double parts) {
     progress->done = done, progress->unit = unit, progress->parts = 0, progress->of_parts = parts;
     progress_inner = progress;

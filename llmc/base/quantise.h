@@ -5,15 +5,16 @@ Matrices in 4 bits: the elements in order, in blocks that share a scale. An elem
     fp4    sign, two bits of exponent, one of mantissa
     mxfp4  the same with other exponents: 0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives
 
-times the scale of its block. mxfp4 is that of OCP's Microscaling Formats 1.0, as gpt-oss has it: blocks of 32, scales
-2^(byte - 127), so every value below infinity is exact in bf16. Values equal those of transformers 5.24, byte 255 too.
+times the scale of its block. mxfp4 is the format of OCP's Microscaling Formats 1.0 that gpt-oss uses: blocks of 32,
+scales 2^(byte - 127), so every finite value is exact in bf16. Values equal those of transformers 5.24, also for byte
+255.
 
-nf4 and fp4 are those of bitsandbytes 0.50 (QLoRA, arXiv 2305.14314), whose scale is the largest magnitude of a block
-(absmax). Nested ("double quantisation") scales are themselves codes of 8 bits, in blocks of 256:
-scale = map[code] * scale of its block + offset, the offset being the mean of all scales. fp4 has a second zero, which
-decodes to 0; bitsandbytes has 0 or -0 there, whichever of its loops decodes it.
+nf4 and fp4 are the formats of bitsandbytes 0.50 (QLoRA, arXiv 2305.14314). Their scale is the largest magnitude of a
+block (absmax). Nested ("double quantisation") scales are themselves codes of 8 bits, in blocks of 256: scale =
+map[code] * scale of its block + offset, the offset being the mean of all scales. fp4 has a second zero, which decodes
+to 0; bitsandbytes decodes it to 0 or -0, depending on which of its loops runs.
 
-A matrix of n elements is one run of bytes, a record (QuantParts). Codes, scales and decoded values are those of
+A matrix of n elements is one run of bytes, a record (QuantParts). Codes, scales and decoded values equal those of
 bitsandbytes on a CPU, to the last bit. That includes two quirks. The code of a nested scale is looked up in a grid of
 2^16 points, which misses 0 and the map's smallest values. The offset is a mean in torch's order of additions on one
 thread; with several threads, above 32768 scales, its last bit may differ.
@@ -27,25 +28,25 @@ thread; with several threads, above 32768 scales, its last bit may differ.
 typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_MXFP4, QUANT_TYPES } QuantType;
 
 typedef struct {
-    QuantType type; // NONE: not in 4 bits
+    QuantType type; // QUANT_NONE: not in 4 bits
     int nested;
-    size_t block;   // elements that share a scale, a power of two from 32 to 4096; the last block may be shorter
-    DType rounding; // type of the quantised model, to which decoded values are rounded: fp32, bf16 or fp16
+    size_t block;   // elements that share a scale: a power of two from 32 to 4096; the last block may be shorter
+    DType rounding; // type of the model before quantisation, to which decoded values are rounded: fp32, bf16 or fp16
 } QuantFormat;
 
 enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT_BLOCK_MOST = 4096, MXFP4_BLOCK = 32 };
-enum { MXFP4_SCALE_MOST = 252 }; // 6 * 2^(252 - 127) is finite
+enum { MXFP4_SCALE_MOST = 252 }; // greatest scale byte: 6 * 2^(252 - 127) is finite
 
 static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4", "mxfp4"};
 
-// Returns the type of this name; QUANT_NONE: none
+// Returns the type with this name; QUANT_NONE: there is none
 static QuantType quant_type_find(const char *name) {
     for (int i = QUANT_NF4; i < QUANT_TYPES; i++)
         if (!strcmp(name, quant_type_names[i])) return (QuantType)i;
     return QUANT_NONE;
 }
 
-// mxfp4: twice the values, and scales are 2^(byte - 128), which float holds for every byte
+// mxfp4 has twice the values here, and scales 2^(byte - 128), which float holds for every byte
 static const float quant_codes[QUANT_TYPES][16] = {
     {0},
     {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
@@ -56,21 +57,22 @@ static const float quant_codes[QUANT_TYPES][16] = {
     {0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f, -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f},
 };
 
-// Returns by how much a byte of codes is shifted right for its first element; the other one is in the other half.
+// Returns by how many bits a byte of codes is shifted right for its first element. The second element is in the other
+// half.
 static int quant_first_shift(QuantType type) { return type == QUANT_MXFP4 ? 0 : 4; }
 
 static unsigned quant_code(QuantType type, const uint8_t *codes, size_t i) {
     return codes[i / 2] >> (i % 2 ? 4 - quant_first_shift(type) : quant_first_shift(type)) & 15;
 }
 
-// Codes of nf4 and fp4 in ascending order of their values; of fp4's two zeros the first is used
+// Codes of nf4 and fp4 in ascending order of their values. Of fp4's two zeros the first is used
 static const uint8_t quant_order[QUANT_MXFP4][16] = {
     {0},
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
     {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3},
 };
 
-// The format in which matrices are quantised here; rounding: their type. Values of mxfp4 are exact in bf16.
+// Returns the format in which we quantise matrices. rounding: their type. Values of mxfp4 are exact in bf16.
 static QuantFormat quant_format(QuantType type, DType rounding) {
     const QuantFormat mxfp4 = {type, 0, MXFP4_BLOCK, DTYPE_BF16};
     const QuantFormat nested = {type, 1, QUANT_BLOCK, rounding == DTYPE_FP64 ? DTYPE_FP32 : rounding};
@@ -78,13 +80,13 @@ static QuantFormat quant_format(QuantType type, DType rounding) {
 }
 
 // ---- the record of a matrix -----------------------------------------------------------------------------------------
-// Byte offsets of a record's parts: codes, two elements a byte, the first in the high half (mxfp4: in the low half);
-// codes of nested scales, or mxfp4's bytes; scales in fp32, nested one for 256; the offset of nested ones. Each part
-// begins at a multiple of 16.
+// Byte offsets of a record's parts. codes: two elements per byte, the first in the high half (mxfp4: in the low half).
+// scale_codes: codes of nested scales, or mxfp4's scale bytes. scales: in fp32, for nested scales one per 256. offset:
+// of nested scales. Each part begins at a multiple of 16.
 typedef struct {
     size_t codes, scale_codes, scales, offset;
-    size_t blocks, scale_count; // of elements; scales in fp32
-    size_t bytes;               // of the record, a multiple of 64
+    size_t blocks, scale_count; // number of blocks of elements, and of scales in fp32
+    size_t bytes;               // bytes of the record, a multiple of 64
 } QuantParts;
 
 static size_t quant_align(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -103,7 +105,7 @@ static QuantParts quant_parts(QuantFormat f, size_t n) {
 
 // ---- the 8-bit map --------------------------------------------------------------------------------------------------
 // Builds the dynamic map (arXiv 1511.04561), ascending: 0, 1, and for each of 7 decades below 1 the midpoints of equal
-// steps from 0.1 to 1, twice as many in each larger decade; with_sign: the negative ones, too.
+// steps from 0.1 to 1, twice as many in each larger decade. with_sign: also the negative values
 static void quant_dynamic_map(float map[256], int with_sign) {
     size_t count = 0, zero;
     map[count++] = 0;
@@ -120,7 +122,7 @@ static void quant_dynamic_map(float map[256], int with_sign) {
     }
     map[count++] = 1;
     if (!with_sign) return;
-    zero = 256 - count; // negative ones but -1
+    zero = 256 - count; // negative values except -1
     memmove(map + zero, map, count * sizeof(float));
     for (size_t i = 1; i <= zero; i++) map[zero - i] = -map[zero + i];
 }
@@ -129,10 +131,10 @@ enum { QUANT_GRID = 65536 };
 
 typedef struct {
     float map[256];
-    uint8_t nearest[QUANT_GRID]; // code of the map's value nearest to each grid point over [-1, 1]
+    uint8_t nearest[QUANT_GRID]; // code of the map's value nearest to each point of a grid over [-1, 1]
 } QuantScales;
 
-// Returns the map, built at the first call; no two threads may make that one.
+// Returns the map. The first call builds it, so threads must not make the first call.
 static const QuantScales *quant_dynamic(int with_sign) {
     static QuantScales scales[2];
     QuantScales *s = &scales[with_sign];
@@ -149,8 +151,8 @@ static const QuantScales *quant_dynamic(int with_sign) {
 static const QuantScales *quant_scales(void) { return quant_dynamic(1); }
 
 // ---- encoding -------------------------------------------------------------------------------------------------------
-// Sums x[n] in torch's order for a row: 4 interleaved sums of vectors of `width`, carried to the next of 4 levels every
-// 2^k terms.
+// Sums x[n] in the order in which torch sums a row: 4 interleaved sums of vectors of `width`, carried to the next of 4
+// levels every 2^k terms.
 static float quant_sum_rows(const float *x, size_t n, size_t width) {
     enum { ROWS = 4, LEVELS = 4, WIDTH = 8 };
     float sum[LEVELS][ROWS][WIDTH] = {{{0}}};
@@ -191,28 +193,28 @@ static float quant_absmax(const float *x, size_t n) {
     return most;
 }
 
-// Encodes x[n] in 4 bits; n is even except at the matrix's end. Returns the scale.
+// Encodes x[n] in 4 bits. n is even except at the matrix's end. Returns the scale.
 static float quant_encode_block(uint8_t *codes, const float bounds[15], const uint8_t *order, const float *x, size_t n,
                                 int whole) {
     uint8_t code[QUANT_BLOCK_MOST];
     const float most = quant_absmax(x, n), least = fmaxf(most, 1e-38f), inverse = 1 / least;
     for (size_t i = 0; i < n; i++) {
-        const float v = whole ? x[i] * inverse : x[i] / least; // bitsandbytes divides in a short block
+        const float v = whole ? x[i] * inverse : x[i] / least; // in a short block bitsandbytes divides
         int above = 0;
         for (int b = 0; b < 15; b++) above += v > bounds[b];
         code[i] = (uint8_t)above;
     }
-    if (n % 2) code[n] = 7; // the code of 0: bitsandbytes' padding
+    if (n % 2) code[n] = 7; // the code of 0, with which bitsandbytes pads
     for (size_t i = 0; i < n; i += 2) codes[i / 2] = (uint8_t)(order[code[i]] << 4 | order[code[i + 1]]);
     return whole ? most : least;
 }
 
-// Encodes x[n] in mxfp4, to the nearest code, of two the even one. The scale's exponent is that of the largest
-// magnitude less 2: up to 6 times the scale, values are rounded, those above become 6.
+// Encodes x[n] in mxfp4, each value to the nearest code, and to the even one of two. The scale's exponent is the
+// largest magnitude's exponent less 2. Values up to 6 times the scale are rounded; larger ones become 6.
 static void quant_encode_mxfp4(uint8_t *codes, uint8_t *scale, const float *x, size_t n) {
     const float most = quant_absmax(x, n);
     int exponent;
-    frexpf(most, &exponent); // most = [1/2, 1) * 2^exponent
+    frexpf(most, &exponent); // most is in [1/2, 1) * 2^exponent
     *scale = (uint8_t)(most != 0 && exponent > -124 ? exponent + 124 : 0);
     const float inverse = ldexpf(1, 127 - *scale);
     memset(codes, 0, (n + 1) / 2);
@@ -223,7 +225,7 @@ static void quant_encode_mxfp4(uint8_t *codes, uint8_t *scale, const float *x, s
     }
 }
 
-// Encodes the scales of all blocks in 8 bits, with their own scales and offset.
+// Encodes the scales of all blocks in 8 bits, with scales and an offset of their own.
 static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *scale) {
     const QuantScales *s = quant_scales();
     float *scales = (float *)(void *)(record + p->scales);
@@ -242,7 +244,7 @@ static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *sca
     }
 }
 
-// A record in the making: begin, then all its blocks in parts of any order, then end
+// A record in the making: call begin, then encode all its blocks in any order, then call end
 typedef struct {
     uint8_t *record;
     QuantFormat format;
@@ -294,7 +296,7 @@ static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
-// Rounds to fp16, ties to even; infinity beyond its range.
+// Rounds to fp16, ties to even. Values beyond its range become infinity.
 static float quant_round_fp16(float value) {
     const float magnitude = fabsf(value);
     uint32_t bits;
@@ -313,7 +315,7 @@ static float quant_round(DType type, float value) {
     return type == DTYPE_FP16 ? quant_round_fp16(value) : value;
 }
 
-// Returns half of 2^(byte - 127); bytes 0 and 1 give subnormal numbers.
+// Returns half of 2^(byte - 127). Bytes 0 and 1 give subnormal numbers.
 static float quant_mxfp4_scale(uint8_t byte) {
     return bf16_to_float((uint16_t)(byte < 2 ? 0x20u << byte : (byte - 1u) << 7));
 }
@@ -331,11 +333,11 @@ static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, 
     for (size_t i = 0; i < count && f.nested; i++) {
         const size_t b = begin + i;
         const volatile float product = map[record[p->scale_codes + b]] * scales[b / QUANT_NESTED_BLOCK];
-        scale[i] = product + offset; // volatile: rounded before the sum
+        scale[i] = product + offset; // volatile, so that it is rounded before the sum
     }
 }
 
-// Decodes elements [begin, begin + count) of a matrix of n into out[count].
+// Decodes elements [begin, begin + count) of a matrix of n elements into out[count].
 static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
     const float *codes = quant_codes[f.type];
     const QuantParts p = quant_parts(f, n);

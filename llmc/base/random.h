@@ -1,14 +1,14 @@
 /*
 Counter-based random numbers (splitmix64's finaliser over seed, stream and index): any element of a sequence is computed
-without the ones before it. Initial weights, random tokens, sampling and the data order use it; resuming needs the index
-only.
+without the elements before it. Initial weights, random tokens, sampling and the data order use it. Resuming needs only
+the index.
 */
 #ifndef LLMC_RANDOM_H
 #define LLMC_RANDOM_H
 #include <stdint.h>
 
 #ifdef __CUDACC__
-#define DEVICE_TOO __host__ __device__ // kernels call these, too
+#define DEVICE_TOO __host__ __device__ // kernels call these functions, too
 #else
 #define DEVICE_TOO
 #endif
@@ -24,14 +24,14 @@ DEVICE_TOO static uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t 
     return random_mix(random_mix(random_mix(seed) ^ stream) ^ index);
 }
 
-// Tells whether dropout keeps element `index` (probability 1 - rate); threshold = dropout_threshold(rate).
+// Tells whether dropout keeps element `index`, with probability 1 - rate. threshold: dropout_threshold(rate)
 DEVICE_TOO static int dropout_keeps(uint64_t seed, uint64_t index, uint64_t threshold) {
     return random_bits(seed, 0, index) >= threshold;
 }
 
 static uint64_t dropout_threshold(double rate) { return (uint64_t)(rate * 0x1p64); } // rate < 1
 
-// Draws uniformly from [0, 1), 53 bits.
+// Draws uniformly from [0, 1), with 53 bits.
 static double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     return (double)(random_bits(seed, stream, index) >> 11) * 0x1p-53;
 }

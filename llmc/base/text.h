@@ -1,5 +1,5 @@
 /*
-Text: numbers parsed strictly and printed for people, UTF-8, and text in parts that may end within a character.
+Text: strict parsing of numbers, readable printing of numbers, UTF-8, and text in parts that may end within a character.
 */
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
@@ -25,7 +25,7 @@ static int parse_double(const char *text, double *value) {
     return *end == 0 && isfinite(*value);
 }
 
-// Parses "32k", "1.5M": k multiplies by `thousand`, M by its square.
+// Parses "32k", "1.5M". k multiplies by `thousand`, M by its square.
 static int parse_count(const char *text, size_t thousand, size_t *value) {
     char digits[24];
     double part;
@@ -41,7 +41,7 @@ static int parse_count(const char *text, size_t thousand, size_t *value) {
     return 1;
 }
 
-// Parses "90s", "30min", "2h", "1.5d" to seconds, fewer than 1e9.
+// Parses "90s", "30min", "2h", "1.5d" into seconds, fewer than 1e9.
 static int parse_seconds(const char *text, double *seconds) {
     static const struct {
         const char *name;
@@ -65,7 +65,7 @@ static int parse_bool(const char *text, int *value) {
     return 0;
 }
 
-// Parses "80GiB", "78.5GB", "900MiB", "1024" to bytes.
+// Parses "80GiB", "78.5GB", "900MiB", "1024" into bytes.
 static int parse_bytes(const char *text, size_t *bytes) {
     static const char *const units[] = {"", "B", "KiB", "MiB", "GiB", "TiB", "K", "M", "G", "KB", "MB", "GB", "TB"};
     static const double factors[] = {1, 1, 0x1p10, 0x1p20, 0x1p30, 0x1p40, 0x1p10, 0x1p20, 0x1p30, 1e3, 1e6, 1e9, 1e12};
@@ -93,8 +93,8 @@ static const char *number_text(double value, char text[32]) {
 }
 
 // ---- numbers for people ---------------------------------------------------------------------------------------------
-// Prints `value` in the first of units[count] in which it is below `most`; each unit is `base` times the one before.
-// whole: the format for the first unit. Results rotate through static buffers, so that several fit in one printf.
+// Prints `value` in the first of units[count] in which it is below `most`; each unit is `base` times the unit before.
+// whole: format for the first unit. Results rotate through static buffers, so that several fit in one printf.
 static const char *human(double value, double base, double most, const char *const *units, size_t count,
                          const char *whole, const char *format) {
     static char buffers[16][32];
@@ -123,8 +123,8 @@ static const char *human_flops(double flops) {
     return human(flops, 1000, 1000, units, 8, "%.2f%s", "%.2f%s");
 }
 
-// Prints in 1 + `width` columns, the first for the sign: as many decimals as fit; an exponent below 0.001 or if too
-// large.
+// Prints a number in 1 + `width` columns, the first for the sign: with as many decimals as fit, or with an exponent if
+// it is below 0.001 or too large.
 static const char *human_fixed(double value, int width) {
     static char buffers[16][32];
     static int next;
@@ -139,7 +139,7 @@ static const char *human_fixed(double value, int width) {
     return out;
 }
 
-// A line built before it is printed
+// A line that is built before it is printed
 typedef struct {
     char text[512];
     size_t used;
@@ -178,10 +178,11 @@ static const char *human_seconds(double seconds) {
 // ---- spelling -------------------------------------------------------------------------------------------------------
 #define SPELLING_MOST 32
 
-// Counts the insertions, deletions, substitutions and swaps of neighbours that turn a into b; long words: a large
-// number.
+// Counts the insertions, deletions, substitutions and swaps of neighbours that turn a into b. Long words: returns a
+// large number
 static size_t spelling_distance(const char *a, const char *b) {
-    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b); // d[i][j]: of the first i, j letters
+    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b); // d[i][j]: distance of the first i
+                                                                                  // and j letters
     if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
     for (size_t i = 0; i <= m; i++) d[i][0] = i;
     for (size_t j = 0; j <= n; j++) d[0][j] = j;
@@ -195,14 +196,16 @@ static size_t spelling_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// Returns the distance of `name` from what was typed: 0 if `typed` is a prefix; SIZE_MAX if too far to suggest.
+// Returns the distance of `name` from what the user typed: 0 if `typed` is a prefix; SIZE_MAX if it is too far to
+// suggest.
 static size_t spelling_offer(const char *typed, const char *name) {
     size_t length = strlen(typed), distance = spelling_distance(typed, name);
     if (length >= 2 && !strncmp(typed, name, length)) return 0;
     return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
 }
 
-// Replaces *nearest, at distance *best (start with NULL, SIZE_MAX), by `name` if that is nearer to what was typed.
+// Replaces *nearest, at distance *best, by `name` if that is nearer to what the user typed. Start with NULL and
+// SIZE_MAX.
 static void spelling_compare(const char *typed, const char *name, const char **nearest, size_t *best) {
     const size_t distance = spelling_offer(typed, name);
     if (distance < *best) *best = distance, *nearest = name;
@@ -240,7 +243,7 @@ static int word_index(const char *words, const char *text) {
 // Compares for qsort of structs that begin with a char array, or of char arrays.
 static int compare_texts(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
 
-// Compares for qsort of structs that begin with a pointer to text, or of such pointers.
+// Compares for qsort of structs that begin with a pointer to text, or of pointers to text.
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
@@ -252,15 +255,15 @@ static int text_ends_with(const char *text, const char *end) {
 
 // ---- UTF-8 in parts -------------------------------------------------------------------------------------------------
 /*
-Text in parts, to a file or into memory: only whole characters are passed on. Invalid bytes become U+FFFD, one for each
-stretch that began as a character (Unicode's recommended practice); so does an incomplete character at the end. The
-caller provides the memory: three times the input suffices.
+Passes on text that arrives in parts, to a file or into memory, but only whole characters. Invalid bytes become U+FFFD,
+one for each stretch that began as a character (Unicode's recommended practice); so does an incomplete character at the
+end. The caller provides the memory: three times the input suffices.
 */
 typedef struct {
-    FILE *file;            // or NULL:
-    char *memory;          // [bytes] so far
-    size_t bytes;          // passed on
-    unsigned char part[4]; // the beginning of a character
+    FILE *file;            // stream to write, or NULL
+    char *memory;          // [bytes] memory to write, or NULL
+    size_t bytes;          // bytes passed on so far
+    unsigned char part[4]; // the beginning of an incomplete character
     size_t count;
 } TextOut;
 
@@ -278,7 +281,7 @@ static void text_out_pass(TextOut *out, const void *text, size_t bytes) {
     out->bytes += bytes;
 }
 
-// Tells whether more bytes can complete part[count] to a character: tries the lowest and the highest continuation.
+// Tells whether more bytes can complete part[count] to a character. Tries the lowest and the highest continuation.
 static int is_beginning_of_character(const unsigned char *part, size_t count) {
     static const unsigned char ends[] = {0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf};
     unsigned char whole[4] = {0, 0x80, 0x80, 0x80};

@@ -1,6 +1,6 @@
 /*
-What every part needs: errors that end the program with one clear line, checked host allocation, time.
-Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
+What every room needs: errors that end the program with one clear line, checked host allocation, time. Exit codes: 2
+usage, 1 bad files and run-time failure, 0 success.
 */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -16,7 +16,7 @@ Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 
 #define EXIT_RUNTIME 1
 #define EXIT_USAGE   2
-#define DIE_MESSAGE  9216 // bytes: two paths and what is wrong with them
+#define DIE_MESSAGE  9216 // bytes: enough for two paths and a fault
 
 // ---- text for a terminal -------------------------------------------------------------------------------------------
 // Returns the length of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
@@ -55,33 +55,33 @@ static char *make_printable(char *text) {
 }
 
 // ---- errors and notes ----------------------------------------------------------------------------------------------
-// Hook called before a line goes to stderr; the progress bar clears itself.
+// Hook that is called before a line goes to stderr, so that the progress bar can clear itself
 static void (*before_message)(void);
 
-// Handler of this thread's errors in all translation units, instead of ending the program: for other threads than the
-// main one and for failures that are survived. Does not return.
+// Handles this thread's errors in place of ending the program; does not return. For threads other than the main one,
+// and for failures that are survived. Weak, so that all translation units share it.
 __attribute__((weak)) __thread void (*die_caught)(int code, const char *message);
 
-// How one of several processes reports (dist.h sets it); zeros: one process. Weak: one for all translation units.
+// How one of several processes reports (dist.h sets it); zeros: there is one process. Weak, so that all translation
+// units share it.
 typedef struct {
-    char name[320]; // "rank 3 on HOST: ", before errors
-    int silent;     // another process prints
+    char name[320]; // "rank 3 on HOST: ", printed before errors
+    int silent;     // 1: another process prints
     int failed;     // the exit code that die chose
-    // Called before an error is printed: if several processes fail, it returns in one and ends the others.
+    // called before an error is printed: if several processes fail, it returns in one of them and ends the others
     void (*before_error)(int code);
-    void (*before_end)(void); // called before a signal ends the process: only system calls
-    int (*others_died)(void); // 1: another process of the job was killed; only system calls
+    void (*before_end)(void); // called before a signal ends the process; uses only system calls
+    int (*others_died)(void); // returns 1 if another process of the job was killed; uses only system calls
 } Voice;
 __attribute__((weak)) Voice voice;
 
-// For command lines that a user can type.
-// The commit of the checkout; make writes it.
+// Commit of the checkout, for command lines that a user can type; make writes it
 extern const char build_commit[] __attribute__((weak));
 static const char *program_commit(void) { return build_commit ? build_commit : "unknown"; }
 
 static const char *program_called(void) { return program_invocation_name; }
 
-// Tells whether this process prints: rank 0 of several.
+// Tells whether this process prints: it does if it is rank 0 or alone.
 static int is_main_rank(void) { return !voice.silent; }
 
 __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, const char *format, ...) {
@@ -95,7 +95,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
     fflush(stdout);
     if (voice.before_error) voice.before_error(code);
     if (before_message) before_message();
-    // In one piece: a launcher writes there, too.
+    // in one piece, since a launcher writes to stderr, too
     fprintf(stderr, "%s: %s%s\n", program_invocation_short_name, voice.name, message);
     voice.failed = code;
     exit(code);
@@ -103,11 +103,11 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
 #define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
 #define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
 
-// The notes of this run. A resumed run does not repeat the first notes_known, which are in its log.
+// Notes of this run. A resumed run does not repeat the first notes_known, which are in its log.
 static char *note_texts[32];
 static size_t notes_kept, notes_known;
 
-// Keeps a copy of a note; one that finds no memory is forgotten.
+// Keeps a copy of a note. Without memory for it the note is forgotten.
 static void note_keep(const char *text) {
     if (notes_kept < 32 && (note_texts[notes_kept] = strdup(text)) != NULL) notes_kept++;
 }
@@ -127,7 +127,7 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) 
     fprintf(stderr, "note: %s\n", message);
 }
 
-// Names an error of the system; with its remedy, if another path is none.
+// Names an error of the system, with its remedy unless the remedy is another path.
 static const char *error_text(int error) {
     if (error == EMFILE) return "Too many open files (raise ulimit -n)";
     if (error == EFBIG) return "File too large (raise ulimit -f, or change the file system)";
@@ -135,7 +135,7 @@ static const char *error_text(int error) {
     return strerror(error);
 }
 
-// Fails if standard output is incomplete (a full disk, say); main calls it last.
+// Fails if standard output is incomplete (for example on a full disk). main calls it last.
 static void stdout_finish(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
@@ -143,10 +143,10 @@ static void stdout_finish(void) {
 }
 
 // ---- host allocation ---------------------------------------------------------------------------------------------
-// Set by tests after the first step: any later allocation of ours is fatal.
+// Set by tests after the first step: any later allocation of ours then ends the program
 static int allocation_guard;
 
-// Changes the size of `memory`, or allocates if it is NULL.
+// Changes the size of `memory`, or allocates it if it is NULL.
 static void *checked_realloc(void *memory, size_t bytes, const char *what) {
     if (allocation_guard) die("allocation of %zu bytes for %s after the first step (allocation guard)", bytes, what);
     memory = realloc(memory, bytes ? bytes : 1);
@@ -188,14 +188,14 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Returns the median of numbers[count > 0], which it sorts.
+// Returns the median of numbers[count], count > 0. Sorts them.
 static double median(double *numbers, size_t count) {
     qsort(numbers, count, sizeof(double), compare_doubles);
     return (numbers[(count - 1) / 2] + numbers[count / 2]) / 2;
 }
 
-// Returns the index of the last of `count` > 0 ascending numbers that is at most `value`; 0 if none is. They lie
-// `stride` bytes apart (a field of an array of structs, say).
+// Returns the index of the last of `count` > 0 ascending numbers that is at most `value`; 0 if there is none. The
+// numbers lie `stride` bytes apart (for example a field in an array of structs).
 static size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
     size_t low = 0, high = count;
     while (high - low > 1) {
