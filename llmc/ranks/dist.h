@@ -5,7 +5,8 @@ and NCCL on GPUs.
 
 A process started without a launcher is alone: MPI is not initialised, and everything here is the identity. Functions
 that communicate are collective: every rank of the group calls them in the same order. A waiting rank asks the others
-whether they are at work. If they give no sign for dist_timeout, it ends the job with a message that names them.
+whether they are at work. If a rank gives no sign for dist_timeout, the waiting rank ends the job with a message that
+names it.
 */
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H
@@ -17,30 +18,32 @@ whether they are at work. If they give no sign for dist_timeout, it ends the job
 extern "C" {
 #endif
 
-// Joins the other processes if a launcher (mpirun, srun) started several. Call it first. Then an error of any rank ends
-// the whole job with one message, and only rank 0 prints: notes and standard output of the others are dropped.
+// Joins the other processes if a launcher (mpirun, srun) started several. Call it first. From then on an error of any
+// rank ends the whole job with one message, and only rank 0 prints: notes and standard output of other ranks are
+// dropped.
 void dist_start(void);
 size_t dist_ranks(void);
 size_t dist_rank(void);
-size_t dist_local_rank(void);       // among the ranks on this host: which device
-size_t dist_local_ranks(void);      // on this host
-const char *dist_host(size_t rank); // name of the machine
-void dist_split(size_t sp);         // chooses groups of sp ranks that share a stream; collective when it makes them
+size_t dist_local_rank(void);       // this rank's number on its host, which chooses its device
+size_t dist_local_ranks(void);      // number of ranks on this host
+const char *dist_host(size_t rank); // name of a rank's machine
+void dist_split(size_t sp);         // forms groups of sp ranks that share a stream; collective when it makes them
 void dist_timeout(double seconds);  // sets how long a rank waits for a sign of life
-void dist_stop(void);               // leaves the job at the end of main; else done at exit
+void dist_stop(void);               // leaves the job at the end of main; otherwise that is done at exit
 
 // Gathers all[ranks of the group][bytes] = every rank's own[bytes], in the order of the group's ranks.
 void dist_gather(RankGroup group, const void *own, size_t bytes, void *all);
 // Sums values[count] over the group, in the order of ranks: the same bits on every rank.
 void dist_sum(RankGroup group, double *values, size_t count);
-// Returns the smallest of all ranks' numbers; *whose: the first rank that has it.
+// Returns the smallest number of all ranks. *whose: the first rank that has it
 size_t dist_smallest(size_t number, size_t *whose);
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root);
 void dist_barrier(void);
-// Returns 1 if all ranks give up their work here because one of them asks. All pass this point equally often.
+// Returns 1 if all ranks abandon their work at this point because one of them asks for it. All ranks pass this point
+// equally often.
 int dist_stop_point(int asks);
 
-// Refuses ranks that differ: in `key`, a checksum of `what` ("data"), in their arguments or in their program.
+// Refuses ranks that differ in `key`, a checksum of `what` ("data"), in their arguments or in their program.
 void dist_check(const char *what, uint64_t key);
 void dist_check_program(int argc, char **argv);
 
@@ -50,14 +53,14 @@ void dist_check_program(int argc, char **argv);
 
 // Adds up the checksum sums of all ranks. Collective.
 static void checksum_join(Checksum *c) {
-    double part[8]; // 16 bits each, so that sums over ranks are exact
+    double part[8]; // parts of 16 bits, so that sums over ranks are exact
     for (size_t i = 0; i < 8; i++) part[i] = (double)(c->sum[i / 4] >> 16 * (i % 4) & 0xffff);
     dist_sum(RANKS_ALL, part, 8);
     memset(c, 0, sizeof(*c));
     for (size_t i = 0; i < 8; i++) c->sum[i / 4] += (uint64_t)part[i] << 16 * (i % 4);
 }
 
-// Opens on the other ranks the unfinished file that rank 0 made for `path`; each writes a part of it. Collective.
+// Opens on the other ranks the unfinished file that rank 0 made for `path`. Each rank writes a part of it. Collective.
 static void output_share(OutputFile *output, const char *path) {
     char temporary[PATH_MAX] = "";
     if (dist_rank() == 0) memcpy(temporary, output->temporary, sizeof(temporary));

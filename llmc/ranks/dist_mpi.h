@@ -1,6 +1,6 @@
 /*
-dist.h over MPI; without MPI (HAVE_MPI not defined) every process is alone, and several are refused. Part of the op
-set's translation unit, whose collectives use the same communicators, requests and staging memory.
+dist.h over MPI. Without MPI (HAVE_MPI not defined) a process is alone, and several processes are refused. Part of the
+op set's translation unit; its collectives use the same communicators, requests and staging memory.
 */
 #ifndef LLMC_DIST_MPI_H
 #define LLMC_DIST_MPI_H
@@ -11,7 +11,7 @@ set's translation unit, whose collectives use the same communicators, requests a
 #include "dist_watch.h"
 #endif
 
-// Joins three numbers, also macros, to a text: "2.18.1"
+// Joins three numbers, which may be macros, to a text: "2.18.1"
 #define VERSION_TEXT(major, minor, patch) VERSION_WORD(major) "." VERSION_WORD(minor) "." VERSION_WORD(patch)
 #define VERSION_WORD(number)              #number
 
@@ -36,7 +36,7 @@ static size_t launched(void) {
     return getenv("PMIX_RANK") ? 0 : 1;
 }
 
-// Refuses several processes that cannot connect: the first one says why, the others wait for that.
+// Refuses several processes that cannot connect. The first process says why; the others wait until it has.
 __attribute__((noreturn)) static void refuse_launch(const char *why) {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"};
     size_t rank = 0;
@@ -52,17 +52,17 @@ __attribute__((noreturn)) static void refuse_launch(const char *why) {
 #ifdef HAVE_MPI
 #define STAGING_BYTES ((size_t)4 << 20) // staging memory of collectives; larger tensors are cut into pieces
 
-#define SPLITS_MOST 24 // sizes of groups that share a stream
+#define SPLITS_MOST 24 // most sizes of groups that share a stream
 
 static struct {
     size_t ranks, rank, local_ranks, local_rank, sp;
-    int joined; // MPI is in use
+    int joined; // 1: MPI is in use
     struct {
         size_t sp;
         MPI_Comm group[RANK_GROUPS];
-    } made[SPLITS_MOST];  // by dist_split
-    size_t splits, split; // their number, and the chosen one
-    MPI_Comm *group;      // that one's
+    } made[SPLITS_MOST];  // groups made by dist_split
+    size_t splits, split; // number of sizes made, and the chosen one
+    MPI_Comm *group;      // communicators of the chosen size
     MPI_Request *request; // [requests]
     size_t requests;
     char *staging; // [STAGING_BYTES]
@@ -83,13 +83,13 @@ static World job_world(void) {
 }
 
 // ---- start and end --------------------------------------------------------------------------------------------------
-// Leaves MPI at exit: an error aborts all ranks, else all of them finalise together.
+// Leaves MPI at exit: after an error it aborts all ranks, else all ranks finalise together.
 static void leave_job(void) {
     MPI_Request end;
     if (!job.joined) return;
     if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
     if (job.ranks > 1) {
-        MPI_Ibarrier(watch.words, &end); // on its own communicator, so that it matches no other barrier
+        MPI_Ibarrier(watch.words, &end); // on a communicator of its own, so that it matches no other barrier
         wait_all(&end, 1, "the end of the program");
         watch_stop();
     }
@@ -213,7 +213,7 @@ size_t dist_smallest(size_t number, size_t *whose) {
     return all[*whose];
 }
 #else
-static void watch_at_work(void) {} // no other rank asks
+static void watch_at_work(void) {} // without MPI no other rank asks
 void dist_start(void) {
     if (launched() > 1)
         refuse_launch("the launcher started several processes, but this program was built without MPI; install an MPI "
@@ -256,7 +256,7 @@ static void check_arguments(int argc, char **argv) {
     for (size_t i = 1;; i++) {
         snprintf(mine, sizeof(mine), "%s", i < (size_t)argc ? argv[i] : "nothing");
         size_t other = first_other(i < (size_t)argc ? checksum_of(1, argv[i], strlen(argv[i])) : 0);
-        if (!other && i >= (size_t)argc) return; // the end on all ranks
+        if (!other && i >= (size_t)argc) return; // the arguments have ended on all ranks
         if (!other) continue;
         memcpy(others, mine, sizeof(others));
         dist_broadcast(RANKS_ALL, mine, sizeof(mine), 0);

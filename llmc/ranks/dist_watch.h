@@ -3,16 +3,16 @@ How a rank waits for others, and which of several failing ranks reports. Part of
 
 Waiting means polling MPI requests, so a waiting rank still listens, on a communicator of its own. A working rank
 listens between pieces of work (watch_at_work). A rank that waits long asks the others, WATCH_ASKS times within
---timeout. One that has not answered by then hangs, was stopped, or is busy with one thing (a file, a reward command)
-for too long, and is named. If all answer but none has moved, they wait for each other, or for a network that is down. A
-rank that shows it is at work is waited for without limit. To poll something other than MPI (GPUs), call watch_begin,
-then watch_wait between polls.
+--timeout. A rank that has not answered by then hangs, was stopped, or is busy with one thing (a file, a reward command)
+for too long; the message names it. If all ranks answer but none has moved, they wait for each other, or for a network
+that is down. There is no limit on waiting for a rank that answers and makes progress. To poll something other than MPI
+(GPUs), call watch_begin, then watch_wait between polls.
 */
 #ifndef LLMC_DIST_WATCH_H
 #define LLMC_DIST_WATCH_H
 #include "dist.h"
 #ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX // no C++ bindings
+#define OMPI_SKIP_MPICXX // leaves out MPI's C++ bindings
 #define MPICH_SKIP_MPICXX
 #endif
 #include <mpi.h>
@@ -20,41 +20,41 @@ then watch_wait between polls.
 #include <signal.h>
 #include <unistd.h>
 
-#define WATCH_YIELD   0.01 // s of polling before a wait makes pauses
+#define WATCH_YIELD   0.01 // s of polling before a waiting rank pauses between polls
 #define WATCH_LISTEN  0.02 // s between two polls of a working rank
-#define WATCH_ASKS    4    // questions within --timeout
-#define WATCH_SILENCE 5.0  // s within which another rank's error should end this one
+#define WATCH_ASKS    4    // questions to the others within --timeout
+#define WATCH_SILENCE 5.0  // s in which another rank's error should end this rank
 #define WATCH_HOST    128  // bytes of a host's name
 #define WATCH_NAMED   4    // most ranks that a message names
 
 typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_REPORTS, RANK_STOPS, WORD_KINDS } WordKind;
 
-// A message between ranks.
+// A message between ranks
 typedef struct {
     int64_t kind;
-    int64_t moves;  // times that this rank began to wait or was seen at work
-    int64_t point;  // of RANK_STOPS: the point at which this rank waits for the others
-    char where[32]; // what it waits for, or waited for last
+    int64_t moves;  // how often this rank began to wait or was seen at work
+    int64_t point;  // for RANK_STOPS: the point at which this rank waits for the others
+    char where[32]; // what the rank waits for, or waited for last
 } Word;
 
 static struct {
-    MPI_Comm words; // where ranks ask and answer
+    MPI_Comm words; // communicator for questions and answers
     size_t ranks, rank;
-    double timeout;                      // s
-    char (*host)[WATCH_HOST];            // [ranks]
-    int64_t *process;                    // [ranks] ids of those that this rank sees, or 0
-    Word own;                            // this rank's state
-    Word *heard, *before;                // [ranks] answers to the last question, and to the one before; RANK_ASKS: none
-    Word *said;                          // [WORD_KINDS,ranks] messages in flight
-    MPI_Request *saying;                 // [WORD_KINDS,ranks]
-    double listened;                     // s: time of the last poll while at work
-    int64_t point;                       // points passed so far, of watch_stop_point
-    int64_t *stops;                      // [ranks] the point at which each waits for the others; 0: unknown
-    volatile sig_atomic_t other_reports; // another rank has said that it prints an error
+    double timeout;           // s
+    char (*host)[WATCH_HOST]; // [ranks]
+    int64_t *process;         // [ranks] process ids of ranks that this rank can see, or 0
+    Word own;                 // this rank's state
+    Word *heard, *before;     // [ranks] answers to the last question, and to the one before it; RANK_ASKS: none
+    Word *said;               // [WORD_KINDS,ranks] messages in flight
+    MPI_Request *saying;      // [WORD_KINDS,ranks]
+    double listened;          // s: time of the last poll while at work
+    int64_t point;            // points of watch_stop_point passed so far
+    int64_t *stops;           // [ranks] point at which each rank waits for the others; 0: unknown
+    volatile sig_atomic_t other_reports; // 1: another rank has said that it prints an error
 } watch;
 
-// Sends a small message without waiting: a stopped rank may never receive it. At most one of each kind is in flight to
-// a rank; another would say the same.
+// Sends a small message without waiting: a stopped rank may never receive it. At most one message of each kind is in
+// flight to a rank; a second one would say the same.
 static void watch_say(size_t to, WordKind kind) {
     const size_t place = (size_t)kind * watch.ranks + to;
     int sent;
@@ -70,7 +70,7 @@ static void watch_say_all(WordKind kind) {
         if (r != watch.rank) watch_say(r, kind);
 }
 
-// Tells the others, once, that this rank waits for them at `point`.
+// Tells the other ranks, once, that this rank waits for them at `point`.
 static void watch_stop_at(int64_t point) {
     if (watch.stops[watch.rank]) return;
     watch.stops[watch.rank] = watch.own.point = point;
@@ -94,7 +94,7 @@ static void watch_listen(void) {
     }
 }
 
-// Answers the ranks that ask. Called between two pieces of this rank's work.
+// Answers the ranks that ask. Call it between two pieces of this rank's work.
 static void watch_at_work(void) {
     const double now = seconds_now();
     if (!watch.ranks || now - watch.listened < WATCH_LISTEN) return;
@@ -108,13 +108,13 @@ static void watch_pause(void) {
     nanosleep(&pause, NULL);
 }
 
-// voice.before_error: lets the lowest of the ranks that fail at about the same time report.
+// Lets only the lowest of several ranks report that fail at about the same time (voice.before_error).
 static void watch_before_error(int code) {
     const double begin = seconds_now(), patience = watch.rank ? 0.3 + fmin(0.02 * (double)watch.rank, 1.0) : 0.0;
     for (watch_listen(); !watch.other_reports && seconds_now() - begin < patience; watch_listen()) watch_pause();
     if (!watch.other_reports) {
         watch_say_all(RANK_REPORTS);
-        for (size_t r = 0; r < watch.ranks; r++) // the launcher may end them before they listen
+        for (size_t r = 0; r < watch.ranks; r++) // the launcher may end the others before they listen
             if (r != watch.rank && watch.process[r]) kill((pid_t)watch.process[r], SIGURG);
         return;
     }
@@ -124,7 +124,7 @@ static void watch_before_error(int code) {
 
 static void watch_report(int number) { watch.other_reports = number; }
 
-// Returns the first dead rank of this host, or watch.ranks; *living: the first living one.
+// Returns the first dead rank of this host, or watch.ranks. *living: the first living rank
 static size_t watch_dead(size_t *living) {
     size_t dead = *living = watch.ranks;
     for (size_t r = watch.ranks; r-- > 0;)
@@ -135,13 +135,14 @@ static size_t watch_dead(size_t *living) {
     return dead;
 }
 
-// voice.others_died: tells whether another rank was killed.
+// Tells whether another rank was killed (voice.others_died).
 static int watch_others_died(void) {
     size_t living;
     return watch_dead(&living) < watch.ranks;
 }
 
-// voice.before_end: when a rank was killed, the launcher ends the others. The lowest living one on its host names it.
+// Names a killed rank (voice.before_end). The launcher ends the other ranks; the lowest living rank on the dead one's
+// host names it.
 static void watch_before_end(void) {
     const struct timespec pause = {0, 300000000};
     size_t living;
@@ -161,8 +162,8 @@ static void watch_before_end(void) {
 typedef struct {
     double begin;   // s
     double asked;   // s: time of the last question; at first begin
-    double still;   // s: time since which all have answered and none has moved; 0: unknown
-    int unanswered; // the last question still awaits answers
+    double still;   // s: time since which all ranks have answered and none has moved; 0: unknown
+    int unanswered; // 1: the last question still awaits answers
 } Wait;
 
 static Wait wait_from(double begin) {
@@ -217,7 +218,7 @@ static Wait watch_begin(const char *what) {
     return wait_from(seconds_now());
 }
 
-// Asks and answers between two polls of a request.
+// Asks other ranks and answers them, between two polls of a request.
 static void watch_wait(Wait *w) {
     const double now = seconds_now();
     if (now - w->begin < WATCH_YIELD) {
@@ -235,7 +236,7 @@ static void watch_wait(Wait *w) {
     }
 }
 
-// Waits until all of request[n] are done.
+// Waits until all of request[n] are complete.
 static void wait_all(MPI_Request *request, int n, const char *what) {
     Wait wait = watch_begin(what);
     int done = 0;
@@ -244,8 +245,8 @@ static void wait_all(MPI_Request *request, int n, const char *what) {
         watch_wait(&wait);
 }
 
-// Returns 1 if all ranks give up their work at this point, because one asks. All pass points equally often. Ranks tell
-// each other where they wait; all stop at the farthest of these points and go on until there.
+// Returns 1 if all ranks abandon their work at this point because one asks for it. All ranks pass points equally often.
+// Ranks tell each other where they wait, and all stop at the farthest of these points.
 static int watch_stop_point(int asks) {
     int64_t last = 0;
     watch.point++;
@@ -277,12 +278,12 @@ static void watch_start(size_t ranks, size_t rank) {
     const int64_t process = getpid();
     watch.process = (int64_t *)checked_calloc(ranks, sizeof(process), "the processes of ranks");
     MPI_Allgather(&process, 1, MPI_INT64_T, watch.process, 1, MPI_INT64_T, watch.words);
-    for (size_t r = 0; r < ranks; r++) // unknown on another host, or in another pid namespace of this one
+    for (size_t r = 0; r < ranks; r++) // 0 on another host, or in another pid namespace of this host
         if (strcmp(watch.host[r], own) != 0 || kill((pid_t)watch.process[r], 0) != 0) watch.process[r] = 0;
     report.sa_handler = watch_report;
-    report.sa_flags = SA_RESTART | SA_ONSTACK; // on its own stack as in signals_prepare
+    report.sa_flags = SA_RESTART | SA_ONSTACK; // on a stack of its own, as in signals_prepare
     sigaction(SIGURG, &report, NULL);
-    MPI_Barrier(watch.words); // all ranks have started
+    MPI_Barrier(watch.words); // wait until all ranks have started
     snprintf(voice.name, sizeof(voice.name), "rank %zu on %s: ", rank, own);
     voice.before_error = watch_before_error, voice.before_end = watch_before_end;
     voice.others_died = watch_others_died;

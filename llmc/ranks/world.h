@@ -6,8 +6,8 @@ The processes of a run, and how work and memory are sharded over them. One proce
     zero                        ZeRO stage (arXiv 1910.02054): what is sharded over all ranks: 1 optimizer state,
                                 2 also gradients, 3 also weights
 
-A World of zeros is a single process. Nothing here communicates: dist.h does so on the host, the collectives of ops.h do
-on tensors.
+A World of zeros is a single process. Nothing here communicates. dist.h communicates on the host, the collectives of
+ops.h move tensors.
 */
 #ifndef LLMC_WORLD_H
 #define LLMC_WORLD_H
@@ -15,12 +15,12 @@ on tensors.
 #include <stddef.h>
 
 typedef struct {
-    size_t ranks, rank; // 0 ranks count as 1
+    size_t ranks, rank; // ranks 0 counts as 1
     size_t zero;        // stage, 0 to 3
-    size_t sp;          // ranks that share a stream, 0 counts as 1; divides ranks
+    size_t sp;          // ranks that share a stream; 0 counts as 1; divides ranks
 } World;
 
-// Ranks that take part in a collective. Reversed: the same ranks in reverse order.
+// Which ranks take part in a collective. RANKS_SEQUENCE_REVERSED: the ranks of RANKS_SEQUENCE in reverse order
 typedef enum { RANKS_ALL, RANKS_SEQUENCE, RANKS_SEQUENCE_REVERSED, RANK_GROUPS } RankGroup;
 
 static World world_alone(void) {
@@ -42,7 +42,7 @@ static size_t rank_in(World w, RankGroup group) {
 }
 
 // ---- shares: `count` elements over ranks in whole units; the last rank gets the remainder ---------------------------
-#define SHARD_ALIGNMENT 256 // elements; a block of 8-bit moments
+#define SHARD_ALIGNMENT 256 // elements of a block of 8-bit moments
 
 typedef struct {
     size_t begin, count;
@@ -56,13 +56,13 @@ static Range shard_range(size_t count, size_t unit, size_t ranks, size_t rank) {
     return share;
 }
 
-// Returns the largest share, for which every rank plans memory.
+// Returns the largest share; every rank plans memory for it.
 static size_t shard_range_max(size_t count, size_t unit, size_t ranks) {
     return shard_range(count, unit, ranks, ranks - 1).count;
 }
 
 // ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ---------------------
-// Returns the most tokens a rank owns: an even share, rounded up. It never falls as N grows.
+// Returns the most tokens that a rank owns: an even share, rounded up. It never falls as N grows.
 static size_t sequence_share_max(size_t N, size_t S) { return (N + S - 1) / S; }
 
 // Returns the rows of a half: S portions of equal size, so that fewer than S rows follow the last token. With one rank
@@ -76,8 +76,8 @@ static Range sequence_half(size_t N, size_t S, size_t half) {
 // Returns the rows of both halves.
 static size_t sequence_rows(size_t N, size_t S) { return S * sequence_share_max(N, S); }
 
-// Returns the range of a half that rank `rank` of S owns, cut at N: the first half in the order of RANKS_SEQUENCE, the
-// second in that of RANKS_SEQUENCE_REVERSED.
+// Returns the range of a half that rank `rank` of S owns, cut at N. The first half follows the order of RANKS_SEQUENCE,
+// the second the order of RANKS_SEQUENCE_REVERSED.
 static Range sequence_part(size_t N, size_t S, size_t rank, size_t half) {
     const Range all = sequence_half(N, S, half);
     const size_t each = all.count / S, begin = all.begin + (half ? S - 1 - rank : rank) * each, end = begin + each;
@@ -91,18 +91,19 @@ static size_t sequence_tokens(size_t N, size_t S, size_t rank) {
     return sequence_part(N, S, rank, 0).count + sequence_part(N, S, rank, 1).count;
 }
 
-// Returns a rank with the most tokens and the longest ranges: the last, where the halves meet; the first if N < S.
+// Returns a rank with the most tokens and the longest ranges: the last rank, where the halves meet, or the first if N <
+// S.
 static size_t sequence_largest_rank(size_t N, size_t S) { return N < S ? 0 : S - 1; }
 
 // ---- traffic --------------------------------------------------------------------------------------------------------
-// Bytes that a rank sends, by purpose. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends
-// n (P - 1) / P from each; that is counted.
+// Purposes of the bytes that a rank sends. Counts a bandwidth-optimal reduce-scatter or all-gather: of n bytes over P
+// ranks each rank sends n (P - 1) / P.
 typedef enum {
-    TRAFFIC_GRADIENTS,           // reduced over all ranks
-    TRAFFIC_WEIGHTS,             // gathered after updates (stages 1, 2) or before a layer is used (stage 3)
-    TRAFFIC_KEYS_VALUES,         // to the ranks of the same stream
-    TRAFFIC_KEY_VALUE_GRADIENTS, // to the rank that owns the token
-    TRAFFIC_STATES,              // states of linear attention and their gradients, to the rank of the next tokens
+    TRAFFIC_GRADIENTS,           // gradients reduced over all ranks
+    TRAFFIC_WEIGHTS,             // weights gathered after updates (stages 1, 2) or before a layer is used (stage 3)
+    TRAFFIC_KEYS_VALUES,         // keys and values sent to the ranks of the same stream
+    TRAFFIC_KEY_VALUE_GRADIENTS, // gradients sent to the rank that owns the token
+    TRAFFIC_STATES,              // states of linear attention and their gradients, sent to the rank of the next tokens
     TRAFFIC_KINDS
 } TrafficKind;
 
@@ -111,7 +112,7 @@ static const char *const traffic_names[TRAFFIC_KINDS] = {"gradients", "weights",
 
 typedef struct {
     double bytes[TRAFFIC_KINDS], calls[TRAFFIC_KINDS];
-    double hops[TRAFFIC_KINDS]; // sequential sends from rank to rank over all calls; an exchange has one
+    double hops[TRAFFIC_KINDS]; // sequential sends from rank to rank over all calls; an exchange counts as one
 } Traffic;
 
 static Traffic traffic_less(Traffic a, Traffic b) {
@@ -127,21 +128,22 @@ static Traffic traffic_less(Traffic a, Traffic b) {
 How the micro-batches of a step are distributed over the replicas. --batch, --seq-len and --grad-accum describe the
 whole step for any number of processes, so that loss and gradients are those of a single process.
 
-A micro-batches, D replicas: g = gcd(A, D) micro-batches run at a time, each on D / g replicas, which take a part of its
-documents each (batch_part). Replica d takes micro-batches i with i % g == d / parts, and of each part d % parts.
+A micro-batches, D replicas: g = gcd(A, D) micro-batches run at a time. D / g replicas share one micro-batch; each takes
+a part of its documents (batch_part). Replica d takes micro-batches i with i % g == d / parts, and of each part d %
+parts.
 
     A 8, D 4    g 4, parts 1    whole micro-batches, two for each replica
     A 1, D 4    g 1, parts 4    a quarter of the micro-batch for each
     A 6, D 4    g 2, parts 2    half of three micro-batches for each
 
-Every rank has the same number of them, since collectives need all ranks. A rank without documents takes a stream of one
-token that does not count: in an incomplete last round of an evaluation or of --samples (assign_rounds), or in a part
-without documents.
+Every rank has the same number of micro-batches, since collectives need all ranks. A rank may have no documents: in an
+incomplete last round of an evaluation or of --samples (assign_rounds), or in a part without documents. It takes a
+stream of one token that does not count.
 */
 typedef struct {
     size_t batches;       // micro-batches of a step
     size_t stride, first; // this rank's micro-batches: first, first + stride, ... below batches
-    size_t parts, part;   // parts of each, and this rank's
+    size_t parts, part;   // parts of each micro-batch, and this rank's part
 } Assignment;
 
 static size_t greatest_common_divisor(size_t a, size_t b) {
@@ -180,7 +182,7 @@ static Assignment assign_rounds(Assignment a, size_t batches) {
     return assign_by(replicas, replica, (batches + stride - 1) / stride * stride, stride);
 }
 
-// Returns the number of micro-batches that this rank has a part of.
+// Returns the number of micro-batches of which this rank has a part.
 static size_t assigned_batches(Assignment assignment) { return assignment.batches / assignment.stride; }
 
 // Returns the index within the step of this rank's i-th micro-batch.
