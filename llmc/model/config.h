@@ -16,8 +16,8 @@ static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "ll
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
 enum { CONFIG_KEYS_MOST = 96 };
-#define LAYER_TYPES_MAX  1024      // layers before their types repeat
-#define LINEAR_STATE_MAX (1 << 24) // elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
+#define LAYER_TYPES_MAX  1024      // most layers before their types repeat
+#define LINEAR_STATE_MAX (1 << 24) // most elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
 
 // Scaling of rotary positions; keys that the type does not use are ignored.
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
     const Family *family;
     size_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
     size_t num_attention_heads, num_key_value_heads, head_dim, max_position_embeddings;
-    double norm_eps; // rms_norm_eps or layer_norm_epsilon
+    double norm_eps; // value of rms_norm_eps or layer_norm_epsilon
     double rope_theta, initializer_range;
     int tie_word_embeddings, attention_bias, mlp_bias;
     RopeScaling rope;
@@ -44,35 +44,38 @@ typedef struct {
     // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "":
     // all full
     char layer_types[LAYER_TYPES_MAX + 1];
-    double partial_rotary_factor; // share of a head's elements that are rotated, the first ones
-    // Linear attention (Gated DeltaNet)
+    double partial_rotary_factor; // share of a head's elements that are rotated: its first elements
+    // linear attention (Gated DeltaNet)
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
-    // Experts
+    // experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
-    size_t shared_expert_intermediate_size;       // width of the expert of every token; 0: none
-    size_t decoder_sparse_step;                   // every so-manieth layer has experts
-    size_t first_k_dense_replace;                 // the first layers have none,
-    uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8]; // nor have these; a bit each
+    size_t shared_expert_intermediate_size;       // width of the shared expert, which every token uses; 0: none
+    size_t decoder_sparse_step;                   // every n-th layer has experts
+    size_t first_k_dense_replace;                 // the first n layers have no experts
+    uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8]; // layers without experts, a bit each
     size_t n_group, topk_group;                   // RouterShape.groups, .kept
     int norm_topk_prob;                           // RouterShape.normalised
     double routed_scaling_factor;                 // RouterShape.scale
-    double router_aux_loss_coef;                  // of the loss that balances the experts
+    double router_aux_loss_coef;                  // weight of the loss that balances the experts
     double swiglu_alpha, swiglu_limit;            // Activation.alpha, .limit
-    int use_qk_norm;                              // 0: without the family's QK-norm
-    // Heads of layers with full attention, where they differ from those with a window; 0: they do not
+    int use_qk_norm;                              // 0: the model lacks the family's QK-norm
+    // heads of layers with full attention, if they differ from heads of windowed layers; 0: they do not
     size_t global_head_dim, num_global_key_value_heads;
     int attention_k_eq_v;        // full attention: values are the keys before their norm
-    size_t num_kv_shared_layers; // the last layers read K, V of the last layer of their kind before them
-    int use_double_wide_mlp;     // whose MLPs are twice as wide
-    size_t hidden_size_per_layer_input, vocab_size_per_layer_input; // a layer's own input: width, 0: none; its tokens
+    size_t num_kv_shared_layers; // number of last layers that read K, V of the last layer of their kind before them
+    int use_double_wide_mlp;     // 1: the MLPs of these last layers are twice as wide
+    size_t hidden_size_per_layer_input, vocab_size_per_layer_input; // a layer's own input: its width, 0: there is none;
+                                                                    // its number of tokens
     double final_logit_softcapping;                                 // Temperature.cap
-    double query_pre_attn_scalar;                     // attention scores are divided by its root; 0: head_dim
-    double attention_multiplier;                      // or they are multiplied by this; 0: not given
-    double embedding_multiplier, residual_multiplier; // of the embeddings; of each branch before it is added
-    double logits_scaling;                            // divisor of the logits
-    int activation_function;                          // index of GPT-2's name for it: two names, one function
-    size_t pad_token_id;                              // input token that gives the embedding no gradient; NO_ROW: none
+    double query_pre_attn_scalar; // attention scores are divided by its square root; 0: by head_dim's
+    double attention_multiplier;  // factor of attention scores in place of that division; 0: none
+    double embedding_multiplier,
+        residual_multiplier;         // factors of the embeddings, and of each branch before its addition
+    double logits_scaling;           // divisor of the logits
+    int activation_function;         // index of GPT-2's name for the activation: two names stand for
+                                     // one function
+    size_t pad_token_id;             // input token whose embedding gets no gradient; NO_ROW: none
     uint8_t given[CONFIG_KEYS_MOST]; // 1: this key of config_keys was set explicitly, so it follows no other key
 } Config;
 
@@ -189,7 +192,7 @@ static int family_names_key(const Family *family, const char *name) {
     return 0;
 }
 
-// Tells whether the family's config class has the key. `name` is the common one.
+// Tells whether the family's config class has the key. name: the key's common name
 static int family_has_key(const Family *family, const char *name) {
     const ConfigKey *key = &config_keys[config_key_find(name)];
     if (key->optional) return family_names_key(family, name);
@@ -205,8 +208,8 @@ static int family_has_key(const Family *family, const char *name) {
     return !key->scaling || (!family->learned_positions && !family->plain_rope);
 }
 
-// Tells whether the key matters for this model. Keys of another rope type do not, nor does a window that the family
-// lacks by default, nor the default name of an activation.
+// Tells whether the key matters for this model. It does not if it belongs to another rope type, is a window that the
+// family lacks by default, or is the default name of an activation.
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
     if (key->kind == KEY_GELU) return config->activation_function;
@@ -218,7 +221,7 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
     return !key->scaling || (key->scaling >> config->rope.type & 1);
 }
 
-// Reads layers as "0+3+7", or "none", into a bit each. Returns 0 if the text is of another form.
+// Reads a list of layers, "0+3+7" or "none", into one bit each. Returns 0 if the text has another form.
 static int layers_from_text(const char *text, uint8_t layers[LAYER_TYPES_MAX / 8]) {
     memset(layers, 0, LAYER_TYPES_MAX / 8);
     for (const char *at = text; strcmp(text, "none") != 0;) {
@@ -239,10 +242,10 @@ static void layers_to_text(const uint8_t layers[LAYER_TYPES_MAX / 8], char *text
     if (!used) snprintf(text, size, "none");
 }
 
-// Sets one key from text. Errors begin with `where` ("--init", a file name) and exit with `code`.
+// Sets one key from text. Error messages begin with `where` ("--init", a file name); the exit code is `code`.
 static void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     const int index = config_key_find(name);
-    const char *wanted = NULL; // what was expected, if the value is bad
+    const char *wanted = NULL; // the values that were expected, if the value is bad
     char letters[8];
     if (index < 0) {
         const char *nearest = NULL;
@@ -297,7 +300,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
 
 static int config_given(const Config *config, const char *name) { return config->given[config_key_find(name)]; }
 
-// Reads one "key=value" of a text. seen[i]: key i of config_keys was in it before.
+// Reads one "key=value" of a text. seen[i]: key i of config_keys occurred before
 static void config_set_pair(Config *config, char *pair, uint8_t seen[CONFIG_KEYS_MOST], const char *where, int code) {
     char *equals = strchr(pair, '=');
     if (!equals || equals == pair) die_with(code, "%s: '%.64s' is not of the form key=value", where, pair);
@@ -329,7 +332,8 @@ static Config config_defaults(const Family *family) {
     Config config = {.family = family, .rope = rope_unscaled, .partial_rotary_factor = 1};
     config.pad_token_id = NO_ROW, config.initializer_range = 0.02; // of every class
     config.decoder_sparse_step = config.n_group = config.topk_group = 1;
-    config.norm_topk_prob = 1, config.routed_scaling_factor = 1, config.use_qk_norm = 1; // without such keys
+    config.norm_topk_prob = 1, config.routed_scaling_factor = 1,
+    config.use_qk_norm = 1; // defaults where a family lacks a key
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     memset(config.given, 0, sizeof(config.given));
@@ -365,21 +369,22 @@ static QkNorm config_qk_norm(const Config *config) {
 
 static int layer_is_linear(const Config *config, size_t l) { return layer_kind(config, l) == LAYER_LINEAR; }
 
-// Tells whether layer l's MLP is one of experts.
+// Tells whether layer l's MLP consists of experts.
 static int layer_has_experts(const Config *config, size_t l) {
     return config->family->router && config->num_experts && l >= config->first_k_dense_replace &&
            (l + 1) % config->decoder_sparse_step == 0 &&
            (l >= LAYER_TYPES_MAX || !(config->mlp_only_layers[l / 8] >> l % 8 & 1));
 }
 
-// Counts the layers with experts before layer l; l = num_hidden_layers: all
+// Counts the layers with experts before layer l; l = num_hidden_layers: in the whole model
 static size_t expert_layers_before(const Config *config, size_t l) {
     size_t count = 0;
     for (size_t i = 0; i < l; i++) count += (size_t)layer_has_experts(config, i);
     return count;
 }
 
-// Returns the layer whose keys and values layer l reads: itself, or the last of its kind that has its own.
+// Returns the layer whose keys and values layer l reads: itself, or the last layer of its kind with keys and values of
+// its own.
 static size_t key_value_layer(const Config *config, size_t l) {
     const size_t own = config->num_hidden_layers - config->num_kv_shared_layers;
     if (l < own) return l;
@@ -391,13 +396,13 @@ static size_t key_value_layer(const Config *config, size_t l) {
 // Tells whether layers after layer l read its keys and values.
 static int layer_lends(const Config *config, size_t l) {
     const size_t L = config->num_hidden_layers, own = L - config->num_kv_shared_layers;
-    for (size_t i = l + 1; i < L && l < own; i++) // the last of its kind lends
+    for (size_t i = l + 1; i < L && l < own; i++) // the last layer of its kind lends
         if (layer_kind(config, i) == layer_kind(config, l)) return i >= own;
     return 0;
 }
 
-// What a layer has, a bit each: linear attention in place of attention; experts; a window; keys and values that are
-// another layer's, or that others read
+// What a layer has, one bit each: linear attention in place of attention; experts; a window; keys and values of another
+// layer; keys and values that other layers read
 typedef enum {
     FORM_FULL = 0,
     FORM_LINEAR = 1,
@@ -435,7 +440,7 @@ static int values_are_keys(const Config *c, unsigned form) {
     return c->attention_k_eq_v && !(form & (FORM_WINDOW | FORM_BORROWS));
 }
 
-// Counts the layers of a kind before layer l; l = num_hidden_layers: all
+// Counts the layers of a kind before layer l; l = num_hidden_layers: in the whole model
 static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
     const size_t period = max_size(strlen(config->layer_types), 1);
     size_t whole = 0, rest = 0;
@@ -452,12 +457,13 @@ static size_t layers_of_kind(const Config *config, LayerKind kind) {
     return layers_before(config, kind, config->num_hidden_layers);
 }
 
-// Returns the window of layer l; 0: none
+// Returns the window of layer l; 0: no window
 static size_t layer_window(const Config *config, size_t l) {
     return layer_kind(config, l) == LAYER_WINDOW ? config->sliding_window : 0;
 }
 
-// Shortens layer_types to its period. If no layer has a window, clears pattern and window (families of f and s only).
+// Shortens layer_types to its period. If no layer has a window, clears pattern and window (only in families with
+// letters f and s).
 static void config_resolve_layer_types(Config *config, const char *where, int code) {
     const size_t L = config->num_hidden_layers;
     size_t given = strlen(config->layer_types);
@@ -484,8 +490,8 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
     config->layer_types[period] = 0;
 }
 
-// Returns how many elements of a head are rotated, in a layer of this form. Proportional positions take all: those of
-// the rest do not turn.
+// Returns how many elements of a head are rotated in a layer of this form. Proportional positions count all elements:
+// the ones outside the rotated share have angle 0.
 static size_t rotary_width_of(const Config *config, unsigned form) {
     const size_t HD = head_dim_of(config, form);
     return config->family->proportional ? HD : (size_t)((double)HD * config->partial_rotary_factor);
@@ -493,7 +499,7 @@ static size_t rotary_width_of(const Config *config, unsigned form) {
 
 static size_t rotary_width(const Config *config) { return rotary_width_of(config, 0); }
 
-// Resets keys without effect to one value, so that equal models have equal keys. Refuses keys and values that no
+// Resets keys without effect to one value, so that equal models have equal keys. Refuses shared keys and values that no
 // earlier layer has.
 static void config_finish_sharing(Config *c, const char *where, int code) {
     const size_t L = c->num_hidden_layers;
@@ -529,7 +535,7 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
         config->rope.original_max_position_embeddings = config->max_position_embeddings;
 }
 
-// Fills in widths of experts that follow from other keys, and refuses impossible experts.
+// Sets widths of experts that follow from other keys. Refuses impossible experts.
 static void config_finish_experts(Config *c, const char *where, int code) {
     if (!c->family->router) return;
     if (!family_has_key(c->family, "moe_intermediate_size")) c->moe_intermediate_size = c->intermediate_size;
@@ -546,12 +552,12 @@ static void config_finish_experts(Config *c, const char *where, int code) {
                  c->num_experts);
     if (c->num_experts % c->n_group || c->topk_group > c->n_group ||
         c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok ||
-        (c->family->router == ROUTER_SIGMOID && c->num_experts / c->n_group < 2)) // a group's score is of its best two
+        (c->family->router == ROUTER_SIGMOID && c->num_experts / c->n_group < 2)) // a group's score sums its best two
         die_with(code, "%s: %zu of %zu groups (topk_group, n_group) of %zu experts do not hold %zu for a token", where,
                  c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
 }
 
-// Fills in keys that follow from others and refuses impossible models.
+// Sets keys that follow from other keys, and refuses impossible models.
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
     config_resolve_layer_types(config, where, code);
@@ -599,7 +605,7 @@ static void config_finish(Config *config, const char *where, int code) {
                  where, config->partial_rotary_factor, rotary_width(config), config->head_dim);
 }
 
-// Parses "NAME" or "NAME,key=value,...": NAME is a preset or a family.
+// Parses "NAME" or "NAME,key=value,...". NAME is a preset or a family.
 static Config config_from_text(const char *text, const char *where, int code) {
     char name[64], number[32];
     const char *keys = text + strcspn(text, ",");
@@ -628,7 +634,7 @@ static Config config_from_text(const char *text, const char *where, int code) {
     return config;
 }
 
-// Prints the value of a key as config_set reads it.
+// Prints the value of a key in the form that config_set reads.
 static void config_key_text(const Config *config, const ConfigKey *key, char text[LAYER_TYPES_MAX + 1]) {
     const size_t size = LAYER_TYPES_MAX + 1;
     const void *field = (const char *)config + key->offset;
@@ -654,7 +660,7 @@ static void config_to_text(const Config *config, char *text, size_t size) {
     }
 }
 
-// Returns a checksum of what the model computes: of all keys except pad_token_id, which matters in training only.
+// Returns a checksum of what the model computes: of all keys except pad_token_id, which matters only in training.
 static uint64_t config_checksum(uint64_t seed, Config config) {
     char text[4096];
     config.pad_token_id = NO_ROW;
@@ -669,7 +675,7 @@ static size_t config_unscaled_positions(const Config *config) {
                                             : config->rope.original_max_position_embeddings;
 }
 
-// Prints the scaling of rotary positions as config_scale reads it: "TYPE,key=value,...".
+// Prints the scaling of rotary positions in the form that config_scale reads: "TYPE,key=value,...".
 static void config_scaling_text(const Config *config, char *text, size_t size) {
     char value[LAYER_TYPES_MAX + 1];
     size_t used = (size_t)snprintf(text, size, "%s", rope_type_names[config->rope.type]);
@@ -680,8 +686,8 @@ static void config_scaling_text(const Config *config, char *text, size_t size) {
     }
 }
 
-// Replaces the scaling of rotary positions; max_position_embeddings becomes factor times the original. A model that has
-// this scaling already is returned unchanged.
+// Replaces the scaling of rotary positions; max_position_embeddings becomes factor times the original. Returns a model
+// that already has this scaling unchanged.
 static Config config_scale(const Config *config, const char *scaling, const char *where, int code) {
     char text[4096], same[4096], type[16];
     const char *keys = scaling + strcspn(scaling, ",");

@@ -7,36 +7,41 @@ add a family, add a row here, the config.json keys to refuse to hf_config.h, and
 #define LLMC_FAMILY_H
 #include "llmc/ops/ops.h"
 
-// The tensors of one layer, in their order in memory and in a flat .bin. A layer has those of attention or those of
-// linear attention, those of a dense MLP or those of experts, and the common ones. Adjacent without padding are: q, k
-// and v weights; their biases; gate and up; the first four of linear attention. A file may hold such neighbours as one
+// The tensors of one layer, in their order in memory and in a flat .bin. A layer has the tensors of attention or of
+// linear attention, the tensors of a dense MLP or of experts, and the common ones. Adjacent without padding are: q, k
+// and v weights; their biases; gate and up; the first four of linear attention. A file may hold these neighbours as one
 // tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
 // clang-format off
 typedef enum {
     NORM1_WEIGHT, NORM1_BIAS,
-    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // of attention
+    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // attention
     IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
     POST_NORM1,
     NORM2_WEIGHT, NORM2_BIAS,
-    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, // of a dense MLP
-    ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // of experts
+    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, // dense MLP
+    ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // experts
     EXPERTS_GATE_UP, EXPERTS_DOWN,
     POST_NORM2,
-    SINKS, // of attention
-    ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // of experts
-    DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // of experts beside a dense MLP
-    INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // of the layer's own input
+    SINKS, // attention
+    ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // experts
+    DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // experts next to a dense MLP
+    INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // the layer's own input
     LAYER_TENSORS
 } LayerTensor;
 
-// The tensors outside the layers: the first three come before them, the others after.
+// The tensors outside the layers: the first three precede the layers, the others follow them
 typedef enum {
-    EMBEDDING, POSITION_EMBEDDING, INPUTS_NORM, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD,
+    EMBEDDING,
+    POSITION_EMBEDDING,
+    INPUTS_NORM,
+    FINAL_NORM_WEIGHT,
+    FINAL_NORM_BIAS,
+    LM_HEAD,
     MODEL_TENSORS
 } ModelTensor;
 // clang-format on
 
-typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // none, per head, over all heads
+typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // no QK-norm, per head, over all heads
 
 // What files call the tensors
 typedef struct {
@@ -48,11 +53,11 @@ typedef struct {
 } TensorNames;
 
 typedef struct {
-    const char *name;         // for --init
-    const char *model_type;   // in config.json
+    const char *name;         // name for --init
+    const char *model_type;   // model_type in config.json
     const char *architecture; // Hugging Face's class
     const char *defaults;     // defaults of the config class; optional keys exist only in families that list them here
-    const char *layer_types;  // letters of layer_types besides f (full attention): s, l, n; "": none
+    const char *layer_types;  // letters of layer_types in addition to f (full attention): s, l, n; "": none
     NormKind norm;
     ActivationKind activation;
     QkNorm qk_norm;
@@ -83,7 +88,7 @@ typedef struct {
     TensorNames names;
 } Family;
 
-// Layers of it may be of linear attention.
+// Tells whether layers of the family may have linear attention.
 static int family_has_linear(const Family *family) { return strchr(family->layer_types, 'l') != NULL; }
 
 // clang-format off
@@ -308,7 +313,7 @@ enum { PRESET_NUMBERS = 5 };
 static const char *const preset_numbers[PRESET_NUMBERS] = {"hidden_size", "intermediate_size", "num_hidden_layers",
                                                            "num_attention_heads", "num_key_value_heads"};
 typedef struct {
-    const char *name, *hub, *family; // hub: its name on Hugging Face
+    const char *name, *hub, *family; // hub: the model's name on Hugging Face
     unsigned numbers[PRESET_NUMBERS];
     const char *keys; // other keys
 } Preset;

@@ -1,7 +1,7 @@
 /*
 Random initial weights: normal with the standard deviation of the parameter table, or ones, or zeros; decay rates of
 linear attention (A_log) are the logarithm of a uniform number. Element i of parameter p depends only on (seed, p, i),
-so any range can be made anywhere by any number of threads. Values are computed in fp32, then rounded. A seed gives the
+so any rank can make any range with any number of threads. Values are computed in fp32, then rounded. A seed gives the
 same model on every machine: the arithmetic is integers, single operations and explicit fused multiply-adds.
 */
 #ifndef LLMC_INITIAL_WEIGHTS_H
@@ -10,8 +10,8 @@ same model on every machine: the arithmetic is integers, single operations and e
 #include "model.h"
 #include "llmc/base/random.h"
 
-#define INITIAL_WEIGHTS_STREAM 0x776569676874u // distinct from every other use of a seed
-#define INITIAL_RUN            8192            // elements a thread makes at a time; even
+#define INITIAL_WEIGHTS_STREAM 0x776569676874u // random stream, distinct from every other use of a seed
+#define INITIAL_RUN            8192            // elements that a thread makes at a time; even
 
 // Computes sqrt(x) to 2e-7 as x / sqrt(x), by three Newton steps. sqrtf may set errno and so would not vectorise.
 static float square_root(float x) {
@@ -31,7 +31,7 @@ static float natural_logarithm(float x) {
     float mantissa;
     uint32_t raw;
     memcpy(&raw, &x, sizeof(raw));
-    uint32_t exponent = (raw - 0x3f2aaaabu) >> 23; // 0x3f2aaaab are the bits of 2/3; modulo 512
+    uint32_t exponent = (raw - 0x3f2aaaabu) >> 23; // 0x3f2aaaab are the bits of 2/3; exponents count modulo 512
     raw -= exponent << 23;
     memcpy(&mantissa, &raw, sizeof(mantissa));
     float s = (mantissa - 1.0f) / (mantissa + 1.0f);
@@ -50,10 +50,10 @@ exchanges the axes and one mirrors: together, the whole circle.
 */
 static void normal_pair(uint64_t bits, float *first, float *second) {
     const uint32_t radius_bits = (uint32_t)(bits >> 33), angle_bits = (uint32_t)bits;
-    const float u = ((float)(int32_t)radius_bits + 0.5f) * 0x1p-31f; // rounds to 1 at most
-    const float angle = (float)((int32_t)(angle_bits >> 2) - (1 << 29)) * (1.57079633f * 0x1p-30f); // +- pi/4
+    const float u = ((float)(int32_t)radius_bits + 0.5f) * 0x1p-31f; // u rounds to 1 at most
+    const float angle = (float)((int32_t)(angle_bits >> 2) - (1 << 29)) * (1.57079633f * 0x1p-30f); // within +- pi/4
     const float z = angle * angle;
-    const uint32_t exchange = 0u - (angle_bits >> 1 & 1); // all bits or none
+    const uint32_t exchange = 0u - (angle_bits >> 1 & 1); // all bits set, or none
     uint32_t raw, raw_sine, raw_cosine;
     float r = square_root(-2.0f * natural_logarithm(u));
     // Taylor series, cut off below 1e-9
@@ -65,7 +65,7 @@ static void normal_pair(uint64_t bits, float *first, float *second) {
     cosine = __builtin_fmaf(cosine, z, 4.16666679e-2f);
     cosine = __builtin_fmaf(cosine, z, -0.5f);
     cosine = __builtin_fmaf(cosine, z, 1.0f);
-    // mirrors and exchanges by bit operations: a branch would keep the loop from vectorising
+    // mirror and exchange by bit operations, since a branch would keep the loop from vectorising
     memcpy(&raw_sine, &sine, sizeof(raw_sine));
     memcpy(&raw_cosine, &cosine, sizeof(raw_cosine));
     raw_cosine ^= angle_bits << 31;
@@ -77,7 +77,7 @@ static void normal_pair(uint64_t bits, float *first, float *second) {
     *second = r * sine;
 }
 
-// Fills values[0 .. 2 pairs) with normal numbers times deviation: pair `first` on of the sequence `key`.
+// Fills values[0 .. 2 pairs) with normal numbers times deviation, from pair `first` of the sequence `key` on.
 static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs, float deviation) {
     for (size_t i = 0; i < pairs; i++) {
         float one, other;
@@ -87,7 +87,7 @@ static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs
     }
 }
 
-// Fills values[0 .. count) with decay rates A_log: log of numbers uniform over (0.01, 16), element `first` on.
+// Fills values[0 .. count) with decay rates A_log, from element `first` on: log of numbers uniform over (0.01, 16).
 static void decay_run(float *values, uint64_t key, uint64_t first, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const float u = ((float)(int32_t)(random_mix(key ^ (first + i)) >> 33) + 0.5f) * 0x1p-31f;
@@ -95,7 +95,7 @@ static void decay_run(float *values, uint64_t key, uint64_t first, size_t count)
     }
 }
 
-// Makes elements [begin, begin + count) with all threads; begin is even, since numbers come in pairs.
+// Makes elements [begin, begin + count) with all threads. begin must be even, since numbers come in pairs.
 static void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed, DType as,
                           void *out) {
     const Parameter *p = &model->parameters[parameter];
@@ -121,7 +121,7 @@ static void initial_pairs(const Model *model, size_t parameter, size_t begin, si
 static void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed, DType as,
                             void *out) {
     const size_t size = dtype_size(as), odd = begin % 2 && count;
-    double pair[2]; // two elements of any type
+    double pair[2]; // room for two elements of any type
     if (odd) {
         initial_pairs(model, parameter, begin - 1, 2, seed, as, pair);
         memcpy(out, (const char *)pair + size, size);

@@ -9,9 +9,10 @@ B begins at zero, so a new adapter changes nothing. A begins normally distribute
 1 / (3 in). Adapters have their own parameter table (Lora.table), with PEFT's names. Initialisation, gradients and their
 norm, AdamW and checkpoints walk it like a model's.
 
-A module is a tensor as files hold it. GPT-2's c_attn is one: its A serves queries, keys and values, each with its rows
-of B. The gate and up projections are two modules in one product, each with its columns of the result. The matrices of
-all experts are one module, with A [E,r,in] and B [E,out,r]. Files hold such a B as [out,r,E], PEFT's order.
+A module is a tensor as files hold it. GPT-2's c_attn is one module: its A serves queries, keys and values, which have
+their own rows of B. The gate and up projections are two modules in one product; each has its own columns of the result.
+The matrices of all experts are one module, with A [E,r,in] and B [E,out,r]. Files hold such a B as [out,r,E], PEFT's
+order.
 */
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
@@ -19,13 +20,13 @@ all experts are one module, with A [E,r,in] and B [E,out,r]. Files hold such a B
 #include "llmc/base/hash.h"
 
 typedef struct {
-    size_t a, b;    // offsets in the layer's adapters of A and of its rows of B; a == ABSENT: no adapter
-    size_t columns; // columns of the product to which it adds
+    size_t a, b;    // offsets in the layer's adapters of A, and of this tensor's rows of B; a == ABSENT: no adapter
+    size_t columns; // columns of the product to which the adapter adds
     size_t rank;
     double scale;
 } LoraPart;
 
-// The adapter of one module in one layer; rank 0: none
+// The adapter of one module in one layer; rank 0: no adapter
 typedef struct {
     size_t rank;
     double alpha;
@@ -35,16 +36,17 @@ typedef struct {
     size_t rank;
     double alpha, dropout;
     int rslora;
-    int split;                       // written with a tensor for each matrix of an expert (files/adapter_split.h)
-    const char *modules_prefix;      // of layers in files, "model.language_model."; NULL: the family's own
+    int split;                       // 1: files have a tensor for each matrix of an expert (files/adapter_split.h)
+    const char *modules_prefix;      // prefix of layers' names in files, "model.language_model."; NULL: the family's
     unsigned modules;                // bit i: lora_module(.., i) has adapters, in all layers
-    int saves[MODEL_TENSORS];        // EMBEDDING, LM_HEAD: a full copy is trained (modules_to_save)
-    LoraModule outer[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: their adapters
+    int saves[MODEL_TENSORS];        // for EMBEDDING, LM_HEAD: 1: a full copy is trained (modules_to_save)
+    LoraModule outer[MODEL_TENSORS]; // for EMBEDDING, LM_HEAD: their adapters
     LoraPart outer_part[MODEL_TENSORS];
-    LoraModule *each; // [layers, LORA_TENSORS] replaces rank, alpha and modules; NULL: layers do not differ
-    LoraPart *part;   // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
+    LoraModule *each; // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
+    LoraPart *part;   // [layers, LAYER_TENSORS] adapters of Q_WEIGHT, K_WEIGHT, ...
     size_t *like;     // [layers] the first layer of the same kind with the same adapters
-    Model table;      // per layer and module A, then B, between the full copies; config and dtype of the model
+    Model table;      // the adapters' parameter table: per layer and module A, then B, between the full copies; config
+                      // and dtype of the model
 } Lora;
 
 // ---- modules --------------------------------------------------------------------------------------------------------
@@ -57,18 +59,18 @@ static const LayerTensor lora_tensors[] = {
 };
 // clang-format on
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
-// The first of them are all that a family without experts has, or one with experts but without own inputs of layers.
+// How many of lora_tensors a family without experts has, and a family with experts but without own inputs of layers.
 enum { LORA_DENSE_TENSORS = 12, LORA_EXPERT_TENSORS = 19 };
 
 static int lora_is_stack(LayerTensor tensor) { return tensor == EXPERTS_GATE_UP || tensor == EXPERTS_DOWN; }
 
-// Tells whether PEFT adapts the tensor as a parameter (target_parameters), not as a linear layer (target_modules). A
-// router beside a dense MLP is a linear layer.
+// Tells whether PEFT adapts the tensor as a parameter (target_parameters), not as a linear layer (target_modules). PEFT
+// treats a router next to a dense MLP as a linear layer.
 static int lora_is_parameter(const Family *family, LayerTensor tensor) {
     return lora_is_stack(tensor) || (tensor == ROUTER_WEIGHT && !family->experts_beside);
 }
 
-// Returns the first of lora_tensors of the i-th module, or LORA_TENSORS.
+// Returns the index in lora_tensors of the i-th module's first tensor, or LORA_TENSORS.
 static size_t lora_module_at(const Family *family, size_t i) {
     size_t t = 0;
     while (t < LORA_TENSORS && (!family->names.layer[lora_tensors[t]] || i-- > 0)) t++;
@@ -77,17 +79,17 @@ static size_t lora_module_at(const Family *family, size_t i) {
 
 static LayerTensor lora_tensor(const Family *family, size_t i) { return lora_tensors[lora_module_at(family, i)]; }
 
-// Tells whether rows of gate and up projections of experts alternate, as in files.
+// Tells whether rows of experts' gate and up projections alternate, as they do in files.
 static int lora_rows_alternate(const Family *family) { return family->activation == ACTIVATION_CLAMPED; }
 
-// Counts the characters of a name before ".weight".
+// Returns the length of a name without ".weight".
 static size_t lora_name_length(const char *name) {
     const size_t length = strlen(name), end = strlen(".weight");
     return length > end && !strcmp(name + length - end, ".weight") ? length - end : length;
 }
 
-// Returns PEFT's name of the i-th module within a layer, or NULL after the last: of a linear layer without ".weight"
-// ("self_attn.q_proj"), of a parameter with it ("mlp.gate.weight", "mlp.experts.down_proj").
+// Returns PEFT's name of the i-th module within a layer, or NULL after the last. A linear layer's name lacks ".weight"
+// ("self_attn.q_proj"), a parameter's name has it if the tensor's does ("mlp.gate.weight", "mlp.experts.down_proj").
 static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
     const size_t t = lora_module_at(family, i);
@@ -98,8 +100,8 @@ static const char *lora_module(const Family *family, size_t i) {
     return name;
 }
 
-// Prints the name in a layer below which files hold A and B of the i-th module. PEFT wraps the experts' module once for
-// each of its parameters: inner: the first of two.
+// Prints the name, within a layer, under which files hold A and B of the i-th module. PEFT wraps the experts' module
+// once for each of its two parameters. inner: the first of the two
 static void lora_tensor_prefix(const Family *family, size_t i, int inner, char name[64]) {
     const LayerTensor tensor = lora_tensor(family, i);
     const char *module = lora_module(family, i);
@@ -113,8 +115,8 @@ static void lora_outer_name(const Family *family, ModelTensor tensor, char name[
     snprintf(name, 64, "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
 }
 
-// Prints the name of an expert's gate, up or down projection (part 0, 1, 2) in files with tensors of its own, without
-// ".weight". Where models are never split so, it is made from that of the stacks.
+// Prints the name, without ".weight", of an expert's gate, up or down projection (part 0, 1, 2) in files with a tensor
+// per expert. For models that are never split like this, derives it from the stacks' name.
 static void lora_expert_name(const Family *family, size_t layer, size_t expert, size_t part, char name[160]) {
     static const char *const ends[] = {"gate_proj", "up_proj", "down_proj"};
     const char *own = family->names.expert[part], *stack = family->names.layer[EXPERTS_DOWN];
@@ -127,13 +129,13 @@ static void lora_expert_name(const Family *family, size_t layer, size_t expert, 
     name[lora_name_length(name)] = 0;
 }
 
-// Tells whether the layer has the i-th module; layers of another kind may lack it.
+// Tells whether the layer has the i-th module. Layers of another kind may lack it.
 static int lora_layer_has(const Config *c, size_t layer, size_t i) {
     return layer_tensor_shape(c, layer_form(c, layer), lora_tensor(c->family, i)).rows != 0;
 }
 
-// Tells whether target[length] names the module: its whole name, or the end of it after a dot. A router's ".weight" may
-// be left out.
+// Tells whether target[length] names the module: its whole name, or an end of it that follows a dot. A router's
+// ".weight" may be omitted.
 static int lora_names_module(const char *module, const char *target, size_t length) {
     size_t all = strlen(module);
     const size_t shorter = lora_name_length(module);
@@ -142,7 +144,7 @@ static int lora_names_module(const char *module, const char *target, size_t leng
     return length == all || (length > 0 && module[all - length - 1] == '.');
 }
 
-// Returns the modules that get adapters by default: all, but with experts only those before the MLP.
+// Returns the modules that get adapters by default: all modules; in a model with experts only the ones before the MLP.
 static unsigned lora_usual_modules(const Config *c) {
     const int experts = expert_layers_before(c, c->num_hidden_layers) != 0;
     unsigned usual = 0;
@@ -151,15 +153,17 @@ static unsigned lora_usual_modules(const Config *c) {
     return usual;
 }
 
-// Returns the modules (a bit each) in a list "q_proj,v_proj" or "all". Errors begin with `what` ("--lora-targets") and
-// exit with `code`.
+// Returns the modules (one bit each) in a list "q_proj,v_proj" or "all". Error messages begin with `what`
+// ("--lora-targets"); the exit code is `code`.
 static unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
     unsigned all = 0, chosen = 0;
     const char *module;
     char known[256] = "";
     for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
         const LayerTensor tensor = lora_tensor(family, i);
-        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT); // has two of an end
+        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT); // the model has two
+                                                                                                 // modules with this
+                                                                                                 // end
         const char *end = whole ? NULL : lora_is_parameter(family, tensor) ? strchr(module, '.') : strrchr(module, '.');
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
@@ -184,7 +188,7 @@ static LoraPart *lora_part(const Lora *lora, size_t layer, int tensor) {
     return &lora->part[layer * LAYER_TENSORS + (size_t)tensor];
 }
 
-// Returns rank and alpha wanted for the i-th module of a layer.
+// Returns the requested rank and alpha of the i-th module of a layer.
 static LoraModule lora_wanted(const Lora *lora, const Config *c, size_t layer, size_t i) {
     const LoraModule none = {0, 0}, alike = {lora->rank, lora->alpha};
     if (!lora_layer_has(c, layer, i)) return none;
@@ -233,7 +237,7 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
     p->rows = E, p->cols = rows / E * m.rank, p->transposed = 1, p->file_rows = rows / E;
 }
 
-// Adds a full copy of the embedding or head, which replaces it.
+// Adds a full copy of the embedding or head, which replaces the original.
 static void lora_add_copy(Lora *lora, ModelTensor tensor) {
     Model *table = &lora->table;
     const TensorShape shape = model_tensor_shape(&table->config, tensor);
@@ -249,7 +253,7 @@ static void lora_add_copy(Lora *lora, ModelTensor tensor) {
 
 // Adds the adapter of the head, or of the embedding: A [V,r], transposed in files, and B [C,r].
 static void lora_add_outer(Lora *lora, ModelTensor tensor) {
-    const TensorShape shape = model_tensor_shape(&lora->table.config, EMBEDDING); // also that of the head
+    const TensorShape shape = model_tensor_shape(&lora->table.config, EMBEDDING); // equals the head's shape
     const int embedding = tensor == EMBEDDING;
     const size_t in = embedding ? shape.rows : shape.cols, out = embedding ? shape.cols : shape.rows;
     const LoraModule m = lora->outer[tensor];
@@ -264,7 +268,7 @@ static void lora_add_outer(Lora *lora, ModelTensor tensor) {
     if (!embedding) return;
     for (size_t i = 0; i < 2; i++)
         snprintf(p[i].name, sizeof(p[i].name), "base_model.model.%s.lora_embedding_%c", name, i ? 'B' : 'A');
-    p[0].rows = in, p[0].cols = m.rank, p[0].transposed = 1, p[0].init_std = 0, p[1].init_std = 1; // as in PEFT
+    p[0].rows = in, p[0].cols = m.rank, p[0].transposed = 1, p[0].init_std = 0, p[1].init_std = 1; // as PEFT does
 }
 
 // Returns the first layer of the same kind with the same adapters as layer l.
@@ -278,7 +282,7 @@ static size_t lora_first_like(const Lora *lora, size_t l) {
     return first;
 }
 
-// Builds the table and parts of *lora from rank, alpha, dropout, rslora and modules or each, which are set. Free with
+// Builds the table and parts of *lora from rank, alpha, dropout and rslora, and from modules or each. Free it with
 // lora_free.
 static void lora_build(Lora *lora, const Model *model) {
     const Config *c = &model->config;
@@ -313,7 +317,7 @@ static void lora_build(Lora *lora, const Model *model) {
     lora_add_copy(lora, LM_HEAD), lora_add_outer(lora, LM_HEAD);
 }
 
-// Returns the first part of the module that a parameter belongs to; NULL: a full copy
+// Returns the first part of the module to which a parameter belongs; NULL: it is a full copy
 static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     const size_t layer = group_of(&lora->table, p->offset), offset = p->offset - group_begin(&lora->table, layer);
     const ModelTensor outer = layer == GROUP_EMBEDDING ? EMBEDDING : LM_HEAD;
@@ -323,14 +327,14 @@ static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     return part;
 }
 
-// Returns the offset in the model of the tensor that a parameter belongs to.
+// Returns the offset in the model of the tensor to which a parameter belongs.
 static size_t lora_offset_in_model(const Lora *lora, const Model *model, const Parameter *p) {
     const size_t l = group_of(&lora->table, p->offset);
     if (l >= GROUP_EMBEDDING) return model->model_offset[l == GROUP_EMBEDDING ? EMBEDDING : LM_HEAD];
     return model->layer_starts[l] + layer_offsets(model, l)[lora_part_of(lora, p) - lora_part(lora, l, 0)];
 }
 
-// Counts the elements of the adapters of experts' matrices.
+// Counts the elements of adapters of the experts' matrices.
 static size_t lora_of_experts(const Lora *lora) {
     size_t elements = 0;
     for (size_t i = 1; i < lora->table.parameter_count; i++)

@@ -14,7 +14,7 @@ transposed).
 #include "llmc/ranks/dist.h"
 #include "llmc/ranks/world.h"
 
-// ROUTER: a linear layer that is never in 4 bits
+// ROLE_ROUTER: a linear layer that is never in 4 bits
 typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_ROUTER, ROLE_BIAS, ROLE_NORM, ROLE_CONV, ROLE_DECAY } TensorRole;
 
 static int is_product(TensorRole role) { return role == ROLE_LINEAR || role == ROLE_ROUTER; }
@@ -22,34 +22,35 @@ static int is_product(TensorRole role) { return role == ROLE_LINEAR || role == R
 #define ABSENT SIZE_MAX
 
 typedef struct {
-    char name[160]; // as in transformers' named_parameters()
+    char name[160]; // name in transformers' named_parameters()
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
-    size_t experts;    // 0: one matrix; else those of `experts` experts, [experts, rows / experts, cols]
-    int transposed;    // each matrix is [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
-    size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E], memory [E, out r])
-    size_t joined, part; // joined > 0: files hold the matrices of that many layers as one tensor; this is number `part`
-    int ones;            // initialised to 1 (norm weights without norm_offset; biases of time steps)
+    size_t experts;    // 0: one matrix; else a stack of `experts` matrices, [experts, rows / experts, cols]
+    int transposed;    // 1: each matrix is [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
+    size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E] in files, [E, out,
+                       // r] in memory)
+    size_t joined, part; // joined > 0: a tensor of files holds the matrices of `joined` layers; this is number `part`
+    int ones;            // 1: initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;     // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
-    size_t offset;       // first element, from the start of the model
+    size_t offset;       // index of the first element in the model
 } Parameter;
 
 typedef struct {
     Config config;
-    DType dtype; // of weights and activations
+    DType dtype; // type of weights and activations
     Parameter *parameters;
     size_t parameter_count;
     size_t elements; // elements of the whole model
-    // Offsets in elements; ABSENT where the family has no such tensor.
+    // offsets in elements; ABSENT if the family lacks the tensor
     size_t model_offset[MODEL_TENSORS];
-    size_t layer_offset[LAYER_FORMS][LAYER_TENSORS]; // within a layer of each form
-    float *constants;     // host, fp32: numbers that are no weights, the two below; NULL: none
-    float *router_bias;   // [layers with experts, E]: the choice of experts adds it; NULL: none
+    size_t layer_offset[LAYER_FORMS][LAYER_TENSORS]; // offsets within a layer of each form
+    float *constants;     // host, fp32: numbers that are not weights, namely the next two arrays; NULL: none
+    float *router_bias;   // [layers with experts, E]: added for the choice of experts; NULL: none
     float *layer_scalar;  // [num_hidden_layers]: factors of the layers' outputs; NULL: none
-    size_t *layer_starts; // [num_hidden_layers + 1] first element of each layer, and the end of the last
+    size_t *layer_starts; // [num_hidden_layers + 1] first element of each layer, then the end of the last layer
 } Model;
 
-// Returns the offsets of a layer's tensors within it.
+// Returns the offsets of a layer's tensors within the layer.
 static const size_t *layer_offsets(const Model *table, size_t l) {
     return table->layer_offset[layer_form(&table->config, l)];
 }
@@ -70,34 +71,33 @@ static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
 }
 
-// Elements [begin, begin + count) of one matrix of a stack, whose first element is number `first` of the parameter
+// Elements [begin, begin + count) of one matrix of a stack. first: index of the matrix's first element in the parameter
 typedef struct {
     size_t first, rows, begin, count;
 } MatrixPart;
 
-// Returns the part of elements [begin, begin + count) of a parameter that is in one matrix.
+// Returns the part of a parameter's elements [begin, begin + count) that lies in one matrix.
 static MatrixPart matrix_part(const Parameter *p, size_t begin, size_t count) {
     const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols;
     const MatrixPart part = {begin - begin % each, rows, begin % each, min_size(count, each - begin % each)};
     return part;
 }
 
-// Counts the elements of a parameter's tensor in files, which may hold those of other layers, too.
+// Counts the elements of a parameter's tensor in files. It may also hold the matrices of other layers.
 static size_t parameter_file_elements(const Parameter *p) {
     return parameter_elements(p) * (p->joined ? p->joined : 1);
 }
 
-// Returns how many elements of a joined parameter are neighbours in files: tables lie side by side, other matrices one
-// after another.
+// Contiguous elements of one layer in a tensor that joins layers: a row of a table, else all
 static size_t joined_run(const Parameter *p) { return p->role == ROLE_EMBEDDING ? p->cols : parameter_elements(p); }
 
-// Returns the place of a joined parameter's element in the tensor of the files.
+// Returns the index of a joined parameter's element in the files' tensor.
 static size_t joined_element(const Parameter *p, size_t element) {
     const size_t run = joined_run(p);
     return (element / run * p->joined + p->part) * run + element % run;
 }
 
-// Counts the elements that a token uses: of k experts in E, and all others.
+// Counts the elements that a token uses: k of E experts, and all other parameters.
 static double model_active(const Model *model) {
     double sum = 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -118,12 +118,12 @@ typedef struct {
     size_t rows, cols, experts; // Parameter.experts
 } TensorShape;
 
-// Returns the channels of linear attention's convolution: queries, keys, values
+// Returns the channels of linear attention's convolution: queries, keys, values.
 static size_t linear_channels(const Config *c) {
     return 2 * c->linear_num_key_heads * c->linear_key_head_dim + c->linear_num_value_heads * c->linear_value_head_dim;
 }
 
-// Returns the shape of a tensor in a layer of this form (layer_form); rows 0: it has none.
+// Returns the shape of a tensor in a layer of this form (layer_form); rows 0: the layer lacks it
 static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTensor tensor) {
     const Family *family = c->family;
     const size_t C = c->hidden_size, HD = head_dim_of(c, form), q = c->num_attention_heads * HD;
@@ -193,7 +193,8 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
 }
 
 // ---- building the table ---------------------------------------------------------------------------------------------
-// Adds a tensor of layer `layer`, or of none. One without a name extends the tensor before it (GPT-2's c_attn).
+// Adds a tensor of layer `layer`, or outside the layers. A tensor without a name extends the tensor before it (GPT-2's
+// c_attn).
 static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int tensor, size_t layer) {
     const Config *c = &model->config;
     const int joined = tensor == INPUT_TABLE || tensor == INPUT_PROJECTION;
@@ -217,7 +218,7 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
         parameter->ones =
             tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
         if (shape.cols) parameter->init_std = c->initializer_range;
-        // GPT-2 scales the weights that add to the residual stream by 1/sqrt(2L)
+        // GPT-2 scales weights whose product is added to the residual stream by 1/sqrt(2L)
         if ((tensor == O_WEIGHT || tensor == DOWN_WEIGHT) && c->family->conv1d)
             parameter->init_std /= sqrt(2.0 * (double)c->num_hidden_layers);
         parameter->offset = model->elements;
@@ -265,7 +266,7 @@ static void model_add_constants(Model *model) {
     for (size_t i = biases; i < count; i++) model->constants[i] = 1;
 }
 
-// Builds the table; the caller frees it with model_free. No weights are touched.
+// Builds the table. The caller frees it with model_free. Touches no weights.
 static Model model_build(const Config *config, DType dtype) {
     const size_t L = config->num_hidden_layers;
     Model model = {0};
@@ -286,7 +287,7 @@ static Model model_build(const Config *config, DType dtype) {
     return model;
 }
 
-// Copies the constants of a model of the same configuration.
+// Copies the constants from a model of the same configuration.
 static void model_copy_constants(const Model *model, const Model *from) {
     if (model->constants) memcpy(model->constants, from->constants, model_constants(from) * sizeof(float));
 }
@@ -297,7 +298,7 @@ static void model_free(Model *model) {
     model->constants = model->router_bias = model->layer_scalar = NULL;
 }
 
-// Copies the table; the caller frees it.
+// Copies the table. The caller frees it.
 static Model model_copy(const Model *model) {
     const size_t starts = model->config.num_hidden_layers + 1;
     Model copy = *model;
@@ -326,7 +327,7 @@ static size_t model_head_elements(const Model *model) { return model->config.voc
 #define GROUP_EMBEDDING (SIZE_MAX - 1)
 #define GROUP_HEAD      (SIZE_MAX)
 
-// Returns the first element of a group. A table of adapters has layers only.
+// Returns the first element of a group. A table of adapters has only layers.
 static size_t group_begin(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return 0;
     return table->layer_starts[group == GROUP_HEAD ? table->config.num_hidden_layers : group];
@@ -355,7 +356,7 @@ static Range group_parameters(const Model *table, size_t group) {
     return of;
 }
 
-// Layout of a table in memory: ranks 1: the whole table in order; else the ranges that `rank` owns.
+// Layout of a table in memory. ranks 1: the whole table in order; else the ranges that `rank` owns
 typedef struct {
     size_t ranks, rank;
 } Sharding;
@@ -365,7 +366,7 @@ static Sharding sharding_whole(void) {
     return whole;
 }
 
-// Stages of ZeRO: each shards this and all before it.
+// Stages of ZeRO. Each stage also shards what the stages before it shard.
 enum { ZERO_NONE, ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_WEIGHTS };
 
 static Sharding sharding_of(World world, size_t stage) {
@@ -377,7 +378,8 @@ static size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
 }
 
-// Returns the largest slot of a layer. One with fewer elements may have it: the last rank gets the remainder.
+// Returns the largest slot of a layer. A layer with fewer elements may have the largest slot, because the last rank
+// gets the remainder.
 static size_t sharding_room_of_layer(const Model *table, Sharding s) {
     size_t most = 0;
     for (size_t l = 0; l < table->config.num_hidden_layers; l++) most = max_size(most, sharding_room(table, s, l));
@@ -397,7 +399,7 @@ static size_t sharding_elements(const Model *table, Sharding s) {
     return sharding_begin(table, s, GROUP_HEAD) + sharding_room(table, s, GROUP_HEAD);
 }
 
-// Returns the elements of a group that this rank owns.
+// Returns which elements of a group this rank owns.
 static Range sharded_range(const Model *table, Sharding s, size_t group) {
     return shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
 }
@@ -419,7 +421,7 @@ static ParameterShard parameter_shard(const Model *table, Sharding s, const Para
     return shard;
 }
 
-// Returns the offset in sharded memory of an element of the table, which must be in this rank's shard.
+// Returns the offset in sharded memory of an element of the table. The element must be in this rank's shard.
 static size_t element_offset(const Model *table, Sharding s, size_t element) {
     if (s.ranks <= 1) return element;
     const size_t group = group_of(table, element), begin = group_begin(table, group);

@@ -9,13 +9,13 @@ by a factor; Ministral 3 scales queries by a factor that grows with their positi
 
 #define TWO_PI 6.283185307179586
 
-// Rounds to fp32 and keeps the compiler from fusing the next operation.
+// Rounds to fp32. Keeps the compiler from fusing the next operation.
 static float rope_rounded(double x) {
     volatile float rounded = (float)x;
     return rounded;
 }
 
-// Computes theta^y as torch's vector code does: SLEEF's powf, with its polynomials, to match the last bit.
+// Computes theta^y as torch's vector code does: with the polynomials of SLEEF's powf, to match the last bit.
 static float rope_power(float theta, float y) {
     int exponent;
     float m = frexpf(theta, &exponent);
@@ -35,8 +35,8 @@ static float rope_power(float theta, float y) {
     return ldexpf((float)(1 + (r + r * r * (double)e)), (int)q);
 }
 
-// Scales low frequencies by 1 / factor, keeps high ones, and blends between by wavelength. Torch divides a number by a
-// tensor as number * (1 / tensor).
+// Scales low frequencies by 1 / factor, keeps high ones, and blends between them by wavelength. Torch divides a number
+// by a tensor as number * (1 / tensor).
 static float rope_llama3(const Config *c, float frequency) {
     const double length = (double)c->rope.original_max_position_embeddings;
     const float factor = (float)c->rope.factor, wavelength = rope_rounded(1.0f / frequency) * (float)TWO_PI;
@@ -54,7 +54,7 @@ static double rope_yarn_pair(const Config *c, double rotations) {
            (2 * log(c->rope_theta));
 }
 
-// Keeps fast pairs, scales slow ones by 1 / factor, with a linear ramp between.
+// Keeps fast pairs and scales slow ones by 1 / factor, with a linear ramp between them.
 static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->rope.beta_fast), high = rope_yarn_pair(c, c->rope.beta_slow);
     if (c->rope.truncate) low = floor(low), high = ceil(high);
@@ -66,13 +66,13 @@ static float rope_yarn(const Config *c, size_t i, float power) {
            rope_rounded((double)(1.0f / power * as_is));
 }
 
-enum { ROPE_VECTOR = 32 }; // powers that torch computes at a time by SLEEF (AVX-512); the remainder uses powf
+enum { ROPE_VECTOR = 32 }; // powers that torch computes at a time with SLEEF (AVX-512); the remaining ones use powf
 
-// Returns the floats of rope_frequencies: pairs of a layer's heads.
+// Returns the number of floats in rope_frequencies: pairs of a layer's heads.
 static size_t rope_pairs(const Config *c, int local) { return rotary_width_of(c, local ? FORM_WINDOW : FORM_FULL) / 2; }
 
-// Fills inverse_frequency[rope_pairs]. local: for layers with a window, which may have their own base. Proportional:
-// pairs of full attention after the rotated share do not turn
+// Fills inverse_frequency[rope_pairs]. local: for layers with a window, which may have a base of their own. With
+// proportional positions, full attention's pairs after the rotated share get frequency 0
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta);

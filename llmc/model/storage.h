@@ -1,8 +1,8 @@
 /*
-Storage of a frozen model's weights: matrices in 4 bits, the rest as floats of the model's type. Storage.table is a
-second parameter table, of bytes, with the same groups: a 4-bit matrix is one record (quantise.h), another parameter its
-elements. So code that moves or shards weights (residency.h, slabs.h) works on stored groups with bytes as elements. A
-step decodes the groups it uses.
+Storage of a frozen model's weights: matrices in 4 bits, other parameters as floats of the model's type. Storage.table
+is a second parameter table, of bytes, with the same groups. A 4-bit matrix is one record in it (quantise.h); any other
+parameter is its elements. So code that moves or shards weights (residency.h, slabs.h) works on stored groups with bytes
+as elements. A step decodes the groups it uses.
 
 Layers of a kind may differ in which matrices are in 4 bits.
 */
@@ -13,12 +13,12 @@ Layers of a kind may differ in which matrices are in 4 bits.
 
 typedef struct {
     QuantFormat *format; // [parameters of the model]
-    Model table;         // parameter i of the model: bytes [offset, offset + rows)
+    Model table;         // parameter i of the model is bytes [offset, offset + rows)
 } Storage;
 
-#define STORAGE_ALIGNMENT 64 // bytes; of records and groups
+#define STORAGE_ALIGNMENT 64 // alignment of records and groups, in bytes
 
-// Appends parameter i of the model; a record begins at an aligned byte. Elements follow without gaps, so that a step
+// Appends parameter i of the model. A record begins at an aligned byte. Elements follow without gaps, so that a step
 // can use a group without records directly.
 static void storage_add(Storage *storage, const Model *model, size_t i) {
     const QuantFormat format = storage->format[i];
@@ -32,7 +32,7 @@ static void storage_add(Storage *storage, const Model *model, size_t i) {
     table->elements = p->offset + p->rows;
 }
 
-// Builds the table. format: [parameters of the model]; QUANT_NONE: floats. Free with storage_free.
+// Builds the table. format: [parameters of the model], QUANT_NONE for floats. Free it with storage_free.
 static void storage_build(Storage *storage, const Model *model, const QuantFormat *format) {
     const size_t L = model->config.num_hidden_layers;
     Model *table = &storage->table;
@@ -62,8 +62,8 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// Tells whether a matrix can be in 4 bits of a type: a linear layer's, with `head` also lm_head; in mxfp4 experts'.
-// Files may join matrices of all layers: these cannot.
+// Tells whether a matrix can be in 4 bits of a type: the matrix of a linear layer, with `head` also lm_head; in mxfp4
+// only experts' matrices. A matrix that files join with other layers' cannot.
 static int parameter_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
     if (p->role != ROLE_LINEAR || !p->cols || p->joined || (type == QUANT_MXFP4 && !p->experts)) return 0;
     return head || p->offset != model->model_offset[LM_HEAD];
