@@ -1,16 +1,17 @@
 /*
-A conversation as the tokenizer's chat template writes it: fixed text of the tokenizer file around what a user writes.
-The ids are those of the whole text, special tokens and all, as transformers' apply_chat_template has them.
+A conversation as the tokenizer's chat template writes it: fixed text of the tokenizer file around the user's text. The
+whole text is encoded, including special tokens, so its ids equal those of transformers' apply_chat_template.
 
-    chat_turn            ids of a user's turn and of what asks for an answer, behind what came before
-    chat_append_turn     the same as text, without the opening of the answer
-    chat_append_answer   an answer as the template writes it when others follow
-    chat_append_kept     the same of an answer that is given whole, without an opening
-    chat_encode          ids of such a text with the opening of the next answer
+    chat_turn            ids of a user's turn and of the opening of an answer, to follow earlier turns
+    chat_append_turn     a user's turn as text, without the opening of the answer
+    chat_append_answer   an answer as the template writes it before further turns
+    chat_append_kept     the same for an answer that includes its opening
+    chat_encode          ids of a text of turns, with the opening of the next answer
 
-The opening is what of the text that asks for an answer is gone when others follow, such as "<think>\n" of a model that
-reasons. A template that also leaves the reasoning out of old answers (chat_forgets) changes what was encoded before:
-then the text of all turns is kept, and encoded anew for each. Reasoning ends with "</think>" or the file's own mark.
+The opening is text at the start of an answer that the template drops once further turns follow, for example "<think>\n"
+of a model that reasons. Some templates also drop the reasoning from old answers (chat_forgets) and so change text that
+was encoded before. The text of all turns is then kept, and encoded anew for each turn. Reasoning ends with "</think>"
+or the tokenizer file's own mark.
 */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
@@ -20,7 +21,7 @@ static void chat_append_section(Scratch *text, const Tokenizer *t, TokenizerSect
     scratch_append(text, t->section[section], t->section_bytes[section]);
 }
 
-// True for the characters that Python's str.strip removes; templates trim with it.
+// Tells whether Python's str.strip removes the character; templates trim with str.strip.
 static int is_trimmed_away(uint32_t c) { return is_white_space(c) || (c >= 0x1c && c <= 0x1f); }
 
 static void chat_append_text(Scratch *to, const char *text, size_t bytes, int trim) {
@@ -34,7 +35,7 @@ static void chat_append_text(Scratch *to, const char *text, size_t bytes, int tr
     scratch_append(to, trim ? text + begin : text, trim ? end - begin : bytes);
 }
 
-// Request to a model that reasons, in the order of the words of --thinking.
+// Request to a model that reasons, in the order of --thinking's words
 typedef enum { THINKING_AUTO, THINKING_ON, THINKING_OFF } Thinking;
 
 static int chat_forgets(const Tokenizer *t) { return (t->flags & TOKENIZER_FORGETS) != 0; }
@@ -52,7 +53,8 @@ static const char *chat_thought_end(const Tokenizer *t, size_t *bytes) {
     return own ? (const char *)t->section[SECTION_THOUGHT_END] : usual;
 }
 
-// The opening as people are to see it before the answer: that of reasoning which goes on.
+// Returns the part of the opening that is shown before the answer: all of it if reasoning continues after it, else
+// nothing.
 static size_t chat_shown_opening(const Tokenizer *t, Thinking thinking, const char **text) {
     const TokenizerSection section = chat_opening(thinking);
     size_t length;
@@ -61,7 +63,8 @@ static size_t chat_shown_opening(const Tokenizer *t, Thinking thinking, const ch
     return memmem(*text, t->section_bytes[section], end, length) ? 0 : t->section_bytes[section];
 }
 
-// Returns what the template cannot do of a chat, and in *option whose fault it is; NULL: nothing.
+// Returns which request the template cannot fulfil, as text, and in *option the option to blame. NULL: it can fulfil
+// all.
 static const char *chat_fault(const Tokenizer *t, int system, Thinking thinking, int turns, const char **option) {
     static char text[PATH_MAX + 640];
     const int encodes = (t->flags & TOKENIZER_ENCODES) != 0, thinks = (t->flags & TOKENIZER_THINKING) != 0;
@@ -87,13 +90,14 @@ static const char *chat_fault(const Tokenizer *t, int system, Thinking thinking,
     return NULL;
 }
 
-// Refuses what the template cannot do.
+// Refuses requests that the template cannot fulfil.
 static void chat_check(const Tokenizer *t, const char *system, Thinking thinking, int turns) {
     const char *option, *fault = chat_fault(t, system != NULL, thinking, turns, &option);
     if (fault) die_usage("%s: %s", option, fault);
 }
 
-// Appends a user's turn, with all that comes before the first one, or what ends the answer before.
+// Appends a user's turn. Before the first turn it appends the beginning of the chat, before others the end of the
+// previous answer.
 static void chat_append_turn(Scratch *text, const Tokenizer *t, const char *system, const char *user, size_t bytes,
                              int first) {
     int trim_user = (t->flags & TOKENIZER_TRIM_USER) != 0, trim_system = (t->flags & TOKENIZER_TRIM_SYSTEM) != 0;
@@ -106,7 +110,7 @@ static void chat_append_turn(Scratch *text, const Tokenizer *t, const char *syst
     chat_append_section(text, t, !first ? SECTION_NEXT_AFTER : system ? SECTION_SYSTEM_AFTER : SECTION_FIRST_AFTER);
 }
 
-// Appends answer[bytes] without what stands from a mark of reasoning to its end, trimmed.
+// Appends answer[bytes], trimmed, without stretches from a mark where reasoning begins to the mark where it ends.
 static void chat_append_between_thoughts(Scratch *text, const Tokenizer *t, const unsigned char *answer, size_t bytes) {
     const size_t begins = t->section_bytes[SECTION_THOUGHT_BEGIN];
     size_t length;
@@ -123,7 +127,7 @@ static void chat_append_between_thoughts(Scratch *text, const Tokenizer *t, cons
     free(whole.at);
 }
 
-// Appends what a template that forgets keeps of a whole answer: what comes after the reasoning.
+// Appends what a template that forgets reasoning keeps of a whole answer: the text after the reasoning.
 static void chat_append_kept(Scratch *text, const Tokenizer *t, const char *answer, size_t bytes) {
     const int trim = (t->flags & TOKENIZER_FORGETS_SPACE) != 0, lines = (t->flags & TOKENIZER_FORGETS_LINES) != 0;
     size_t length, begin = 0;
@@ -141,7 +145,7 @@ static void chat_append_kept(Scratch *text, const Tokenizer *t, const char *answ
     free(whole.at);
 }
 
-// The same of an answer that was generated: of its opening and answer[bytes].
+// Does chat_append_kept for a generated answer: for its opening and answer[bytes].
 static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
     Scratch opened = {NULL, 0, 0};
     chat_append_section(&opened, t, chat_opening(thinking));
@@ -150,7 +154,7 @@ static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking think
     free(opened.at);
 }
 
-// Appends the ids of a text with the opening of the answer to it. The text stays as it is.
+// Appends the ids of a text followed by the opening of an answer. Does not change the text.
 static void chat_encode(Tokenizer *t, Scratch *text, Thinking thinking, TokenIds *ids) {
     const size_t count = text->count;
     chat_append_section(text, t, chat_opening(thinking));

@@ -1,13 +1,13 @@
 /*
-Text to ids and back, as Hugging Face's tokenizers library does it, from the file of tokenizer_file.h:
+Turns text into ids and back as Hugging Face's tokenizers library does, with the file of tokenizer_file.h:
 
-    tokenizer_encode   a text's ids, appended: added tokens first, then normalization, words (tokenizer_words.h), merges
-    tokenizer_prompt   the same for a plain prompt, with what the tokenizer puts around one
-    tokenizer_decode   the bytes that an id stands for; of one text after another they may be a part of a character
+    tokenizer_encode   appends a text's ids: finds added tokens, then normalizes, cuts words (tokenizer_words.h), merges
+    tokenizer_prompt   the same for a plain prompt, with the tokens that the tokenizer puts before it
+    tokenizer_decode   returns the bytes of an id, which may be only a part of a character
 
-Merging a word of n bytes takes n log n steps, so that a text of many megabytes without a space is no trouble. A text
-must be UTF-8: one that is not ends the program with one line, since what the library would see in its place (U+FFFD) is
-not what was meant.
+Merging a word of n bytes takes n log n steps, so even many megabytes of text without a space are fast. A text must be
+UTF-8, else the program ends with one line. The library would see U+FFFD in place of invalid bytes, which is not what
+the user meant.
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -29,11 +29,11 @@ static void token_ids_add(TokenIds *ids, uint32_t id) {
 // ---- merging --------------------------------------------------------------------------------------------------------
 typedef struct {
     uint32_t id;
-    int32_t before, next; // neighbours that are still there; -1: none
-    int32_t merged;       // into the one before it
+    int32_t before, next; // remaining neighbours; -1: none
+    int32_t merged;       // merged into the symbol before it
 } Symbol;
 
-// The symbols of a word, and a heap of merges that may be done: rank << 32 | place, the least on top.
+// The symbols of a word, and a heap of possible merges: rank << 32 | place, the least on top
 typedef struct {
     Tokenizer *t;
     Symbol *symbol;
@@ -73,7 +73,7 @@ static uint64_t merging_pop(Merging *m) {
 }
 
 // Merges neighbours by rank, then from left to right, until no pair has a merge. A heap entry is stale, and skipped, if
-// the symbols now at its place merge to something else.
+// the symbols now at its place have another rank.
 static void merging_run(Merging *m) {
     for (size_t i = 0; i + 1 < m->count; i++) merging_push(m, i);
     while (m->waiting) {
@@ -101,7 +101,8 @@ static void merging_add(Merging *m, uint32_t id) {
     m->count++;
 }
 
-// A word's bytes or characters before any merge. What the vocabulary does not have is the unknown token, or nothing.
+// Fills in a word's bytes or characters before any merge. A character that the vocabulary lacks becomes its bytes, the
+// unknown token, or nothing.
 static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
     const Tokenizer *t = m->t;
     int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
@@ -141,7 +142,8 @@ static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, T
 }
 
 // ---- stretches of text between added tokens -------------------------------------------------------------------------
-// text[bytes] with " " become U+2581 where `replace`, behind `before`. `out` is not the text's own scratch.
+// Copies text[bytes] to `out`, after `before`. With replace, " " becomes U+2581. `out` must not be the text's own
+// scratch.
 static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes, int replace) {
     out->count = 0;
     scratch_append(out, before, strlen(before));
@@ -156,7 +158,7 @@ static int begins_with_meta_space(const unsigned char *text, size_t bytes) {
     return bytes && (text[0] == ' ' || (bytes >= 3 && !memcmp(text, META_SPACE, 3)));
 }
 
-// A stretch without added tokens; `first`: the text begins with it.
+// Encodes a stretch without added tokens. first: the text begins with this stretch
 static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
     if (is_metaspace(t)) {
         int wanted = t->words == WORDS_METASPACE_ALWAYS || (t->words == WORDS_METASPACE_FIRST && first);
@@ -170,7 +172,8 @@ static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, 
     for (size_t i = 0; i < words; i++, cut += 2) encode_word(t, text + cut[0], cut[1] - cut[0], ids);
 }
 
-// The first of added[first..last), which are alike up to byte `depth`, whose byte there is at least `byte`.
+// Returns the first of added[first..last) whose byte at `depth` is at least `byte`. All of them agree in the bytes
+// before `depth`.
 static size_t added_from(const Tokenizer *t, size_t first, size_t last, size_t depth, unsigned byte) {
     while (first < last) {
         const size_t middle = first + (last - first) / 2;
@@ -182,7 +185,7 @@ static size_t added_from(const Tokenizer *t, size_t first, size_t last, size_t d
     return first;
 }
 
-// The longest of added[first..last) that stands at text[i]; NULL: none. They are in the order of their bytes.
+// Returns the longest of added[first..last) that matches at text[i]; NULL: none. The tokens are sorted by their bytes.
 static const AddedToken *added_at(const Tokenizer *t, size_t first, size_t last, const unsigned char *text,
                                   size_t bytes, size_t i) {
     const AddedToken *found = NULL;
@@ -214,7 +217,8 @@ static size_t spaces_behind(const unsigned char *text, size_t bytes, size_t i) {
 static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first, int allow_special,
                            TokenIds *ids);
 
-// Cuts text at the added tokens that are looked for in raw text, or in normalized text.
+// Cuts text at added tokens and encodes the stretches between them. raw: tokens that are sought in raw text, else in
+// normalized text
 static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first, int allow_special,
                          TokenIds *ids) {
     size_t from = raw ? 0 : t->added_raw, to = raw ? t->added_raw : t->added_count, done = 0, i = 0;
@@ -249,7 +253,7 @@ static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes
 }
 
 // ---- what callers use -----------------------------------------------------------------------------------------------
-// `text` from the file for a message: one line, nothing that moves the cursor.
+// Returns text from the file for a message: one line, without characters that move the cursor.
 static const char *tokenizer_message(const Tokenizer *t, TokenizerSection section) {
     static char text[400];
     size_t bytes = min_size(t->section_bytes[section], sizeof(text) - 1);
@@ -261,7 +265,8 @@ static const char *tokenizer_message(const Tokenizer *t, TokenizerSection sectio
     return text;
 }
 
-// Appends the ids of text[bytes]. Special tokens that stand in it as text are tokens where `allow_special`, else text.
+// Appends the ids of text[bytes]. The spelling of a special token becomes that token if allow_special is 1, else it is
+// encoded as text.
 static void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int allow_special, TokenIds *ids) {
     const unsigned char *bytes_of = (const unsigned char *)text;
     const size_t valid = utf8_valid_until(text, bytes);
@@ -273,8 +278,8 @@ static void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int a
     encode_added(t, bytes_of, bytes, 1, 1, allow_special, ids);
 }
 
-// Appends the ids of a plain prompt, as data/prepare.py has it: with the tokens that begin every text, unless it begins
-// with them, and without those that end one.
+// Appends the ids of a plain prompt, as data/prepare.py does: with the tokens that begin every text, unless the prompt
+// begins with them, and without the tokens that end a text.
 static void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes, TokenIds *ids) {
     const size_t begin = ids->count, prefix = t->prefix_count;
     for (size_t i = 0; i < prefix; i++) token_ids_add(ids, t->prefix_ids[i]);
@@ -285,7 +290,7 @@ static void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes, Token
     memmove(own, own + prefix, (ids->count - begin) * sizeof(*own));
 }
 
-// The bytes of an id; none for ids that the tokenizer does not have.
+// Returns the bytes of an id; none for an id that the tokenizer does not have.
 static const char *tokenizer_decode(const Tokenizer *t, int32_t id, size_t *bytes) {
     *bytes = 0;
     if (id < 0 || (uint32_t)id >= t->ids) return "";
@@ -297,7 +302,7 @@ static int tokenizer_is_special(const Tokenizer *t, int32_t id) {
     return id >= 0 && (uint32_t)id < t->ids && (t->id_flags[id] & ID_SPECIAL);
 }
 
-// A text ends with this id.
+// Tells whether this id ends a text.
 static int tokenizer_is_end(const Tokenizer *t, int32_t id) {
     for (size_t i = 0; i < t->end_count; i++)
         if (t->end_ids[i] == (uint32_t)id) return 1;

@@ -1,8 +1,8 @@
 /*
-The tokenizer file of data/tokenizer_file.py, whose first comment is its format: reading it, and holding every count,
-offset and id in it against its bounds, so that no file, however damaged, can lead encoding or decoding astray. The
-whole file is kept in memory and pointed into; what is looked up by content (spellings, merges, classes of characters)
-gets an index of its own, and patterns are compiled. A file that fails ends the program with one line. Little-endian, as
+Reads the tokenizer file that data/tokenizer_file.py writes; the first comment there is its format. Every count, offset
+and id is checked against its bounds, so that no damaged file can make encoding or decoding fail later. The whole file
+is kept in memory, and tables point into it. Spellings, merges and classes of characters are looked up by content and
+get an index each; patterns are compiled. A file that fails a check ends the program with one line. Little-endian, like
 every file here.
 */
 #ifndef LLMC_TOKENIZER_FILE_H
@@ -14,40 +14,40 @@ every file here.
 #define TOKENIZER_NAME    "tokenizer.tok"
 #define TOKENIZER_MAGIC   "SBPTOKEN"
 #define TEMPLATE_NAME     "chat_template.jinja"
-#define TOKENIZER_VERSION 5u                  // the newest; files of older versions lack the last sections and flags
+#define TOKENIZER_VERSION 5u                  // the newest version; older files lack the last sections and flags
 #define TOKENIZER_HEADER  64                  // bytes before the table of sections
-#define TOKENIZER_MAX     ((uint64_t)1 << 31) // bytes: offsets into it are 32 bits
+#define TOKENIZER_MAX     ((uint64_t)1 << 31) // most bytes: offsets in the file are 32 bits
 #define NO_TOKEN          UINT32_MAX
-#define CHARACTERS        0x110000u // code points
+#define CHARACTERS        0x110000u // number of code points
 
-// Bits of the header's flags, in the order of FLAGS.
+// Bits of the header's flags, in the order of FLAGS
 enum {
     TOKENIZER_ENCODES = 1 << 0,
-    TOKENIZER_BYTE_LEVEL = 1 << 1,     // words are bytes; else characters
-    TOKENIZER_IGNORE_MERGES = 1 << 2,  // a word that is in the vocabulary is that token, whatever its merges
-    TOKENIZER_BYTE_FALLBACK = 1 << 3,  // a character that is not in the vocabulary is its bytes, "<0x41>"
-    TOKENIZER_FUSE_UNKNOWN = 1 << 4,   // unknown characters in a row are one token
-    TOKENIZER_COMPOSE = 1 << 5,        // Unicode's NFC comes first
+    TOKENIZER_BYTE_LEVEL = 1 << 1,     // words consist of bytes, else of characters
+    TOKENIZER_IGNORE_MERGES = 1 << 2,  // a word in the vocabulary becomes its token, without merges
+    TOKENIZER_BYTE_FALLBACK = 1 << 3,  // a character that the vocabulary lacks becomes its bytes, "<0x41>"
+    TOKENIZER_FUSE_UNKNOWN = 1 << 4,   // consecutive unknown characters are one token
+    TOKENIZER_COMPOSE = 1 << 5,        // Unicode's NFC is applied first
     TOKENIZER_REPLACE_SPACES = 1 << 6, // " " becomes U+2581
-    TOKENIZER_PREPEND = 1 << 7,        // U+2581 before each stretch of text
-    TOKENIZER_PREFIX_SPACE = 1 << 8,   // " " before each stretch that has none
+    TOKENIZER_PREPEND = 1 << 7,        // U+2581 is put before each stretch of text
+    TOKENIZER_PREFIX_SPACE = 1 << 8,   // " " is put before each stretch that does not begin with one
     TOKENIZER_SPLIT_WORDS = 1 << 9,    // a word begins at each U+2581
     TOKENIZER_STRIP_FIRST = 1 << 10,   // a decoded text loses its first space
-    TOKENIZER_TRIM_USER = 1 << 11,     // the chat template trims what a user writes
+    TOKENIZER_TRIM_USER = 1 << 11,     // the chat template trims the user's text
     TOKENIZER_TRIM_SYSTEM = 1 << 12,
     TOKENIZER_CHAT = 1 << 13,
     TOKENIZER_CHAT_SYSTEM = 1 << 14,
     TOKENIZER_CHAT_NEXT = 1 << 15,
-    TOKENIZER_FLAGS_1 = (1 << 16) - 1, // those of version 1
-    TOKENIZER_THINKING = 1 << 16,      // the template asks for an answer with reasoning, or without
-    TOKENIZER_FORGETS = 1 << 17,       // and keeps of old answers what comes after their reasoning
-    TOKENIZER_FORGETS_LINES = 1 << 18, // without the line breaks that follow it
-    TOKENIZER_FORGETS_SPACE = 1 << 19, // of the trimmed answer
+    TOKENIZER_FLAGS_1 = (1 << 16) - 1, // flags of version 1
+    TOKENIZER_THINKING = 1 << 16,      // the template can ask for an answer with or without reasoning
+    TOKENIZER_FORGETS = 1 << 17,       // and keeps only the text after the reasoning of old answers
+    TOKENIZER_FORGETS_LINES = 1 << 18, // without the line breaks that follow the reasoning
+    TOKENIZER_FORGETS_SPACE = 1 << 19, // after trimming the answer
     TOKENIZER_FLAGS = (1 << 20) - 1
 };
 
 // clang-format off
-// How text is cut into words, in the order of WORDS. Older files name a model's pattern; new ones hold their patterns.
+// How text is cut into words, in the order of WORDS. Older files name a model's pattern; new files hold their patterns.
 typedef enum {
     WORDS_WHOLE, WORDS_GPT2, WORDS_LLAMA3, WORDS_QWEN2, WORDS_QWEN2_MARKS,
     WORDS_METASPACE_ALWAYS, WORDS_METASPACE_FIRST, WORDS_METASPACE_NEVER,
@@ -55,7 +55,7 @@ typedef enum {
     WORDS_KINDS
 } WordsKind;
 
-// The sections, in the order of the file: ids, added tokens, special ids, Unicode, chat.
+// The sections, in the file's order: ids, added tokens, special ids, Unicode, chat
 typedef enum {
     SECTION_TEXT_OFFSETS, SECTION_TEXT, SECTION_SPELLING_OFFSETS, SECTION_SPELLING, SECTION_ID_FLAGS, SECTION_MERGES,
     SECTION_ADDED, SECTION_ADDED_TEXT,
@@ -64,7 +64,7 @@ typedef enum {
     SECTION_REASON, SECTION_CHAT_REASON, SECTION_FIRST_BEFORE, SECTION_FIRST_AFTER,
     SECTION_SYSTEM_BEFORE, SECTION_SYSTEM_BETWEEN, SECTION_SYSTEM_AFTER, SECTION_NEXT_BEFORE, SECTION_NEXT_AFTER,
     SECTION_NAME,
-    TOKENIZER_SECTIONS_1, // those of version 1
+    TOKENIZER_SECTIONS_1, // number of sections of version 1
     SECTION_OPENING = TOKENIZER_SECTIONS_1, SECTION_THINKING_ON, SECTION_THINKING_OFF,
     TOKENIZER_SECTIONS_2,
     SECTION_SPLITS = TOKENIZER_SECTIONS_2, SECTION_PATTERNS,
@@ -78,14 +78,14 @@ typedef enum {
 
 enum { ID_EXISTS = 1, ID_SPECIAL = 2, ID_IN_VOCABULARY = 4 };
 enum { ADDED_LEFT = 1, ADDED_RIGHT = 2, ADDED_NORMALIZED = 4, ADDED_SPECIAL = 8 };
-enum { OTHER_S = 0x17f }; // U+017F, which is an s in (?i:...)
+enum { OTHER_S = 0x17f }; // U+017F, which matches s in (?i:...)
 
 typedef struct {
     uint32_t left, right, result;
 } MergeRule;
 
 typedef struct {
-    uint32_t id, flags, offset, bytes; // what is looked for: added_text[offset...]
+    uint32_t id, flags, offset, bytes; // the token's spelling is added_text[offset...]
 } AddedToken;
 
 typedef struct {
@@ -96,42 +96,42 @@ typedef struct {
     uint32_t first, second, composite;
 } CompositionPair;
 
-// Memory that encoding grows as it needs it, and keeps.
+// Memory that grows as encoding needs it, and is kept
 typedef struct {
     unsigned char *at;
-    size_t count, capacity; // bytes
+    size_t count, capacity; // in bytes
 } Scratch;
 
 typedef struct {
     char *path;
-    unsigned char *file; // [bytes]; everything below that is const points into it
+    unsigned char *file; // [bytes] the whole file; const pointers below point into it
     uint64_t bytes, fingerprint;
     uint32_t flags, ids, vocabulary_ids, unknown;
     WordsKind words;
-    size_t sections; // that the file has
+    size_t sections; // number of sections in the file
     const unsigned char *section[TOKENIZER_SECTIONS];
     size_t section_bytes[TOKENIZER_SECTIONS];
     const uint32_t *text_offsets, *spelling_offsets; // [ids + 1]
     const unsigned char *text, *spelling, *id_flags; // id_flags[ids]
-    const MergeRule *merges;                         // [merge_count], first rank first
-    const AddedToken *added;                         // [added_count], the first added_raw are looked for in raw text
-    const Decomposition *decompositions;             // by point
-    const uint32_t *combining;                       // (point, class), by point
-    const CompositionPair *pairs;                    // by first, second
-    const uint32_t *end_ids, *prefix_ids;            // [..._count]; end_ids: of texts
-    const uint32_t *turn_ends;                       // [turn_end_count] of end_ids, those of an assistant's turn
+    const MergeRule *merges;                         // [merge_count], by rank
+    const AddedToken *added;                         // [added_count]; the first added_raw tokens are sought in raw text
+    const Decomposition *decompositions;             // sorted by code point
+    const uint32_t *combining;                       // (code point, class), sorted by code point
+    const CompositionPair *pairs;                    // sorted by first, then by second
+    const uint32_t *end_ids, *prefix_ids;            // [..._count]; end_ids: ends of texts
+    const uint32_t *turn_ends;                       // [turn_end_count] the end_ids that end an assistant's turn
     size_t merge_count, added_count, added_raw, decomposition_count, combining_count, pair_count;
     size_t end_count, prefix_count, turn_end_count;
-    uint32_t *spelling_slots, *merge_slots; // index + 1 of what lies there; 0: nothing
+    uint32_t *spelling_slots, *merge_slots; // hash slots: index + 1 of the entry; 0: empty
     size_t spelling_mask, merge_mask;
-    unsigned char *symbol_of; // [CHARACTERS], what patterns see of a character; NULL where there are none
-    Split *splits;            // [split_count], one after the other
+    unsigned char *symbol_of; // [CHARACTERS] the byte by which patterns see a character; NULL without patterns
+    Split *splits;            // [split_count] patterns, applied one after another
     size_t split_count;
-    uint32_t byte_id[256];           // of a byte-level word, or of "<0x41>"; NO_TOKEN
-    unsigned char begins_added[256]; // a byte with which an added token begins
-    Scratch normal, words_text;      // a stretch of text, normalized; and as its words are cut
-    Scratch coded, cuts;             // the symbols of a stretch; where its words begin and end, in bytes
-    Scratch points, symbols, heap;   // of composition and of merging
+    uint32_t byte_id[256];           // ids of a byte-level word's bytes, or of "<0x41>"; NO_TOKEN: none
+    unsigned char begins_added[256]; // 1: an added token begins with this byte
+    Scratch normal, words_text;      // a normalized stretch of text; the stretch as its words are cut
+    Scratch coded, cuts;             // the symbols of a stretch; begin and end of its words, in bytes
+    Scratch points, symbols, heap;   // scratch of composition and of merging
 } Tokenizer;
 
 // ---- small things ---------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ static const unsigned char *tokenizer_spelling(const Tokenizer *t, uint32_t id, 
     return t->spelling + t->spelling_offsets[id];
 }
 
-// The slot of a word in the index, or the empty one where it belongs.
+// Returns the slot of a word in the index, or the empty slot where the word belongs.
 static uint32_t *spelling_slot(const Tokenizer *t, const unsigned char *word, size_t bytes) {
     const uint64_t hash = fnv1a(FNV_BEGIN, word, bytes);
     size_t slot = (size_t)(hash ^ (hash >> 29)) & t->spelling_mask, length;
@@ -176,7 +176,8 @@ static uint32_t *merge_slot(const Tokenizer *t, uint32_t left, uint32_t right) {
     return &t->merge_slots[slot];
 }
 
-// The id that the model's vocabulary has for a word, and the rank of a merge; or NO_TOKEN, which is 0 - 1.
+// tokenizer_find returns the vocabulary's id of a word, tokenizer_rank the rank of a merge. NO_TOKEN (equal to 0 - 1):
+// none
 static uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, size_t bytes) {
     return *spelling_slot(t, word, bytes) - 1;
 }
@@ -226,7 +227,7 @@ static void tokenizer_check_sections(Tokenizer *t) {
     uint64_t place[2];
     for (size_t i = 0; i < TOKENIZER_SECTIONS; i++) {
         t->section[i] = t->file;
-        if (i >= t->sections) continue; // of a later version: empty
+        if (i >= t->sections) continue; // sections of a later version are empty
         memcpy(place, t->file + TOKENIZER_HEADER + 16 * i, sizeof(place));
         if (place[0] > t->bytes || place[1] > t->bytes - place[0] || place[0] % 8)
             tokenizer_damaged(t, "a section lies outside of it");
@@ -236,14 +237,14 @@ static void tokenizer_check_sections(Tokenizer *t) {
         tokenizer_damaged(t, "reasoning begins and does not end");
 }
 
-// A section of entries of `size` bytes: how many there are.
+// Returns a section with entries of `size` bytes. *count: number of entries
 static const void *tokenizer_entries(const Tokenizer *t, TokenizerSection section, size_t size, size_t *count) {
     if (t->section_bytes[section] % size) tokenizer_damaged(t, "a section has a part of an entry");
     *count = t->section_bytes[section] / size;
     return t->section[section];
 }
 
-// offsets[ids + 1] into a run of bytes.
+// Checks and returns a table of offsets[ids + 1] into a section of bytes.
 static const uint32_t *tokenizer_check_table(const Tokenizer *t, TokenizerSection offsets_section,
                                              TokenizerSection bytes_section) {
     size_t count;
@@ -354,7 +355,7 @@ static int is_metaspace(const Tokenizer *t) {
     return t->words >= WORDS_METASPACE_ALWAYS && t->words <= WORDS_METASPACE_NEVER;
 }
 
-// What patterns see of characters: the symbols of the file, or of the named patterns in tokenizer_split.h.
+// Fills symbol_of from the file's symbols, or for the named patterns of tokenizer_split.h.
 static void tokenizer_index_symbols(Tokenizer *t, int named) {
     size_t count;
     const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);
@@ -379,7 +380,7 @@ static void tokenizer_open_splits(Tokenizer *t) {
     if (!named && !t->split_count) return;
     tokenizer_index_symbols(t, named != NULL);
     t->splits = (Split *)checked_calloc(t->split_count + 1, sizeof(Split), "the patterns of a tokenizer");
-    for (size_t i = 0; i < t->split_count; i++, split += 3) { // behaviour, offset, bytes
+    for (size_t i = 0; i < t->split_count; i++, split += 3) { // behaviour, offset, bytes of each pattern
         if (split[0] % SPLIT_INVERTED >= SPLIT_BEHAVIOURS || split[0] / SPLIT_INVERTED > 1)
             tokenizer_damaged(t, "what becomes of a pattern's matches");
         if (split[1] > t->section_bytes[SECTION_PATTERNS] || split[2] > t->section_bytes[SECTION_PATTERNS] - split[1])
@@ -390,7 +391,7 @@ static void tokenizer_open_splits(Tokenizer *t) {
 }
 
 // ---- open, close ----------------------------------------------------------------------------------------------------
-// Reads the file and checks its header and the bounds of its sections, for those who only ask for these.
+// Reads the file, and checks its header and the bounds of its sections, for callers that need no more.
 static Tokenizer *tokenizer_load(const char *path) {
     if (path_is_directory(path))
         die("%s: is a folder; give the " TOKENIZER_NAME " in it, which data/tokenizer_file.py writes", path);
@@ -422,7 +423,7 @@ static Tokenizer *tokenizer_open(const char *path) {
     if (count != t->ids) tokenizer_damaged(t, "flags of ids it does not have");
     t->end_ids = tokenizer_check_ids(t, SECTION_END_IDS, &t->end_count);
     t->prefix_ids = tokenizer_check_ids(t, SECTION_PREFIX_IDS, &t->prefix_count);
-    tokenizer_check_ids(t, SECTION_SUFFIX_IDS, &count); // of a whole text: not of a prompt
+    tokenizer_check_ids(t, SECTION_SUFFIX_IDS, &count); // ids that end a whole text, but not a prompt
     t->turn_ends = tokenizer_check_ids(t, SECTION_TURN_ENDS, &t->turn_end_count);
     tokenizer_check_added(t);
     tokenizer_check_composition(t);
@@ -444,10 +445,11 @@ static void tokenizer_close(Tokenizer *t) {
 }
 
 // ---- where it lies --------------------------------------------------------------------------------------------------
-// A model's tokenizer file lies beside the model, beside the checkpoints of a run, or beside the shards made for this
-// model. Training and `convert` copy it to where `sample` looks.
+// Where a tokenizer file lies: in the model's folder, in a run's folder next to its checkpoints, or next to shards made
+// for the model. Training and `convert` copy it to where `sample` looks.
 
-// tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
+// Finds tokenizer.tok in the model's folder, or in the folder above (for checkpoint-00000100/model.bin the run's
+// folder). Returns 0 if there is none.
 static int tokenizer_beside(const char *model, char path[PATH_MAX]) {
     char folder[PATH_MAX], above[PATH_MAX];
     const int is_folder = path_is_directory(model);
@@ -462,7 +464,7 @@ static int tokenizer_beside(const char *model, char path[PATH_MAX]) {
     return path_exists(path);
 }
 
-// tokenizer.tok in the folder of `shard`, a name or a pattern.
+// Finds tokenizer.tok in the folder of `shard`, a name or a pattern. Returns 0 if there is none.
 static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
     char folder[PATH_MAX];
     folder_above(folder, shard);
@@ -471,7 +473,8 @@ static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
 }
 
 // ---- which tokenizer it is ------------------------------------------------------------------------------------------
-// The identity of a tokenizer, as shards and tokenizer files record it: (bytes of tokenizer.json) << 32 | their CRC-32.
+// Returns a tokenizer's fingerprint, as shards and tokenizer files record it: (bytes of tokenizer.json) << 32 | their
+// CRC-32.
 static uint64_t tokenizer_fingerprint(const char *path) {
     unsigned char buffer[16384];
     InputFile file = input_open(path);
@@ -493,13 +496,13 @@ static uint64_t tokenizer_fingerprint(const char *path) {
     return fingerprint;
 }
 
-// Returns the identity of the chat template in the file, as shards record it; 0: it has none.
+// Returns the fingerprint of the chat template in the file, as shards record it; 0: no template
 static uint64_t tokenizer_template(const Tokenizer *t) {
     const uint64_t bytes = t->section_bytes[SECTION_TEMPLATE];
     return bytes ? bytes << 32 | crc32_of(0, t->section[SECTION_TEMPLATE], (size_t)bytes) : 0;
 }
 
-// True where the tokenizer file `path` was made from this tokenizer.json.
+// Tells whether the tokenizer file `path` was made from this tokenizer.json.
 static int tokenizer_is_of(const char *path, const char *tokenizer_json) {
     return tokenizer_fingerprint(path) == tokenizer_fingerprint(tokenizer_json);
 }

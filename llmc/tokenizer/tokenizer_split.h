@@ -1,13 +1,13 @@
 /*
-Regular expressions of pre-tokenizers, which PCRE2 runs. They see one byte a character, its symbol: characters that no
-part of the patterns tells apart have the same one. A tokenizer file says which (`classes`), as the library that the
-tokenizer was made with sees them. So words are the same to the character with any PCRE2, whatever its Unicode version,
-and no match reads UTF-8.
+Regular expressions of pre-tokenizers, which PCRE2 runs. They see each character as one byte, its symbol. Characters
+that the patterns do not distinguish have the same symbol. The tokenizer file lists the symbols (`classes`) as the
+library sees them with which the tokenizer was made. So words are equal with any version of PCRE2 and of its Unicode
+tables, and no match reads UTF-8.
 
     split_open    compiles a pattern, by JIT where PCRE2 has one
-    split_next    the next match, empty ones as Hugging Face's library takes them
+    split_next    finds the next match, with Hugging Face's rule for empty matches
 
-Limit: a match of more than 10 million steps, and 64 more a character, ends the program with one line.
+A match of more than 10 million steps plus 64 per character ends the program with one line.
 */
 #ifndef LLMC_TOKENIZER_SPLIT_H
 #define LLMC_TOKENIZER_SPLIT_H
@@ -15,7 +15,7 @@ Limit: a match of more than 10 million steps, and 64 more a character, ends the 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-// What becomes of matches, in the order of BEHAVIOURS in data/split_patterns.py.
+// What becomes of matches, in the order of BEHAVIOURS in data/split_patterns.py
 typedef enum {
     SPLIT_ISOLATED,
     SPLIT_REMOVED,
@@ -24,7 +24,7 @@ typedef enum {
     SPLIT_MERGED_WITH_NEXT,
     SPLIT_BEHAVIOURS
 } SplitBehaviour;
-enum { SPLIT_INVERTED = 1 << 8 }; // what is between the matches takes their place
+enum { SPLIT_INVERTED = 1 << 8 }; // the text between matches takes their role
 
 typedef struct {
     SplitBehaviour behaviour;
@@ -36,12 +36,12 @@ typedef struct {
 } Split;
 
 // ---- patterns of files that name theirs -----------------------------------------------------------------------------
-// Symbols: ASCII stands for itself. Others have 0x80 and a class: letter 1 (and capital 0x10, small 0x20, caseless
-// 0x40), mark 2, number 4, space 8, none 0. U+017F, an s in another case, has 0xff.
+// Symbols. An ASCII character is its own symbol. Other characters have 0x80 plus a class: letter 1 (and capital 0x10,
+// small 0x20, caseless 0x40), mark 2, number 4, space 8, none 0. U+017F, an s in another case, has 0xff.
 #define CUT_SPACE  "\\x09-\\x0d \\x88"
 #define CUT_NUMBER "0-9\\x84"
 #define CUT_LETTER "A-Za-z\\x81\\x91\\xa1\\xc1\\xff"
-#define CUT_UPPER  "A-Z\\x91\\xc1\\x82"      // with titlecase, caseless letters and marks
+#define CUT_UPPER  "A-Z\\x91\\xc1\\x82"      // with titlecase and caseless letters, and marks
 #define CUT_LOWER  "a-z\\xa1\\xff\\xc1\\x82" // with caseless letters and marks
 #define CUT_SUFFIX "(?i:'[s\\xff]|'t|'re|'ve|'m|'ll|'d)"
 #define CUT_FIRST  "[^\\r\\n" CUT_LETTER CUT_NUMBER "]?"
@@ -54,7 +54,7 @@ typedef struct {
     CUT_FIRST "[" CUT_UPPER "]*[" CUT_LOWER "]+" suffix "|" CUT_FIRST "[" CUT_UPPER "]+[" CUT_LOWER "]*" suffix        \
               "|[" CUT_NUMBER "]" digits "| ?[^" CUT_SPACE CUT_LETTER CUT_NUMBER "]+[\\r\\n/]*|" CUT_LINES
 
-// In the order of WordsKind; NULL: none
+// Patterns in the order of WordsKind; NULL: none
 static const char *const named_patterns[] = {
     NULL,
     "'s|'t|'re|'ve|'m|'ll|'d| ?[" CUT_LETTER "]+| ?[" CUT_NUMBER "]+| ?[^" CUT_SPACE CUT_LETTER CUT_NUMBER
@@ -70,7 +70,7 @@ static const char *const named_patterns[] = {
 };
 
 // ---- compile, match -------------------------------------------------------------------------------------------------
-// path, number: of the file and of the pattern in it, for errors.
+// Compiles a pattern. path, number: of the file and of the pattern in it, for errors
 static Split split_open(const char *pattern, size_t bytes, uint32_t behaviour, const char *path, size_t number) {
     Split split = {
         (SplitBehaviour)(behaviour % SPLIT_INVERTED), behaviour / SPLIT_INVERTED == 1, NULL, NULL, NULL, NULL};
@@ -97,8 +97,8 @@ static void split_close(Split *split) {
     pcre2_match_data_free(split->match), pcre2_code_free(split->code);
 }
 
-// Finds the first match from `from` on, into place[2]. An empty one at the end of the last match (SIZE_MAX: none) does
-// not count.
+// Finds the first match from `from` on and stores it in place[2]. An empty match at the end of the last match does not
+// count (last SIZE_MAX: there was no match).
 static int split_next(Split *split, const unsigned char *coded, size_t count, size_t from, size_t last, size_t place[2],
                       const char *path) {
     pcre2_set_match_limit(split->limits, (uint32_t)min_size(10000000 + 64 * count, UINT32_MAX));

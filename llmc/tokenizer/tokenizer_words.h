@@ -1,10 +1,10 @@
 /*
-What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the tokenizer's own patterns, one
-after the other (tokenizer_split.h). Characters are those of well-formed UTF-8. What patterns see of them and their
-composition are tables of the tokenizer file, so that they are those of the library the tokenizer was made with.
+Prepares text for merging: applies Unicode's NFC, and cuts text into words by the tokenizer's own patterns, one after
+another (tokenizer_split.h). Text is well-formed UTF-8. The symbols of characters and their composition are tables of
+the tokenizer file, so they equal those of the library with which the tokenizer was made.
 
-    text_compose   NFC
-    text_cut       words
+    text_compose   applies NFC
+    text_cut       cuts words
 */
 #ifndef LLMC_TOKENIZER_WORDS_H
 #define LLMC_TOKENIZER_WORDS_H
@@ -13,7 +13,7 @@ composition are tables of the tokenizer file, so that they are those of the libr
 #define META_SPACE "\xe2\x96\x81" // U+2581
 
 // ---- characters -----------------------------------------------------------------------------------------------------
-// The code point at text[i], i < bytes, of well-formed UTF-8, and its length.
+// Returns the code point at text[i], i < bytes, of well-formed UTF-8. *length: its bytes
 static uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, size_t *length) {
     const unsigned char *c = text + i;
     *length = utf8_length(c, bytes - i);
@@ -26,14 +26,14 @@ static uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, 
 
 // Writes a character; returns its length.
 static size_t character_write(unsigned char *out, uint32_t point) {
-    static const unsigned char first[] = {0, 0, 0xc0, 0xe0, 0xf0}; // bits of the first byte, by the length
+    static const unsigned char first[] = {0, 0, 0xc0, 0xe0, 0xf0}; // first byte's marker bits, by length
     const size_t length = point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4;
     for (size_t i = length; i-- > 1; point >>= 6) out[i] = (unsigned char)(0x80 | (point & 0x3f));
     out[0] = (unsigned char)(first[length] | point);
     return length;
 }
 
-// Unicode's White_Space, which no version of it changes any more.
+// Tells whether Unicode's White_Space has the character. No later version of Unicode changes this property.
 static int is_white_space(uint32_t c) {
     return (c >= 0x09 && c <= 0x0d) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
@@ -43,7 +43,7 @@ static int is_white_space(uint32_t c) {
 enum { HANGUL = 0xac00, HANGUL_L = 0x1100, HANGUL_V = 0x1161, HANGUL_T = 0x11a7, HANGUL_VS = 21, HANGUL_TS = 28 };
 #define HANGUL_SYLLABLES 11172u
 
-// Entries of tables, which begin with their point; pairs with their two.
+// Compare entries of tables that begin with a code point, or pairs by their two points.
 static int compare_points(const void *a, const void *b) {
     const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return x < y ? -1 : x > y;
@@ -60,9 +60,9 @@ static uint32_t combining_class(const Tokenizer *t, uint32_t point) {
     return entry ? entry[1] : 0;
 }
 
-// Appends a character's canonical decomposition; returns how many characters that is, 4 at most.
+// Stores a character's canonical decomposition in `out`. Returns its number of characters, at most 4.
 static size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[4]) {
-    if (point - HANGUL < HANGUL_SYLLABLES) { // unsigned: also not below it
+    if (point - HANGUL < HANGUL_SYLLABLES) { // unsigned, so points below HANGUL fail, too
         uint32_t s = point - HANGUL, trail = s % HANGUL_TS;
         out[0] = HANGUL_L + s / (HANGUL_VS * HANGUL_TS), out[1] = HANGUL_V + s / HANGUL_TS % HANGUL_VS;
         out[2] = HANGUL_T + trail;
@@ -75,7 +75,7 @@ static size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[4]) {
     return entry->count;
 }
 
-// The character that two compose to, or NO_TOKEN.
+// Returns the character to which two characters compose, or NO_TOKEN.
 static uint32_t compose(const Tokenizer *t, uint32_t first, uint32_t second) {
     if (first - HANGUL_L < 19 && second - HANGUL_V < HANGUL_VS)
         return HANGUL + ((first - HANGUL_L) * HANGUL_VS + (second - HANGUL_V)) * HANGUL_TS;
@@ -92,7 +92,7 @@ static int compare_keys(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-// A key is combining class << 56 | place << 21 | code point: sorted, a run of marks is in canonical order.
+// A key is combining class << 56 | place << 21 | code point. Sorting keys puts a run of marks in canonical order.
 #define KEY_POINT(key) ((uint32_t)((key)&0x1fffff))
 #define KEY_CLASS(key) ((uint32_t)((key) >> 56))
 
@@ -106,12 +106,12 @@ static void order_marks(uint64_t *key, size_t count) {
     }
 }
 
-// In place; returns the number of characters left.
+// Composes characters in place. Returns how many remain.
 static size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count) {
     size_t kept = 0, starter = SIZE_MAX;
     for (size_t i = 0; i < count; i++) {
         uint32_t class_here = KEY_CLASS(key[i]), composite = NO_TOKEN;
-        // blocked: another starter, or a mark of this class or a higher one, stands between
+        // a mark is blocked if another starter, or a mark of its class or a higher one, stands between
         if (starter != SIZE_MAX && (kept - 1 == starter || KEY_CLASS(key[kept - 1]) < class_here))
             composite = compose(t, KEY_POINT(key[starter]), KEY_POINT(key[i]));
         if (composite != NO_TOKEN) {
@@ -124,12 +124,12 @@ static size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count) {
     return kept;
 }
 
-// The NFC of text[bytes] into t->normal.
+// Stores the NFC of text[bytes] in t->normal.
 static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) {
     size_t length, count = 0, characters = 0, plain = 0;
     uint32_t parts[4];
     t->normal.count = t->points.count = 0;
-    while (plain < bytes && text[plain] < 0xcc) plain++; // below U+0300 nothing is the second one of a composition
+    while (plain < bytes && text[plain] < 0xcc) plain++; // characters below U+0300 never end a composition
     if (plain == bytes) {
         scratch_append(&t->normal, text, bytes);
         return;
@@ -149,14 +149,14 @@ static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) 
 }
 
 // ---- words ----------------------------------------------------------------------------------------------------------
-// A stretch of text that is cut into words; they become pairs of offsets in t->cuts.
+// A stretch of text to cut into words, which become pairs of offsets in t->cuts
 typedef struct {
     Tokenizer *t;
     const unsigned char *text;
     size_t character, byte; // where the last word ended
 } Stretch;
 
-// A part of a piece, in characters of the stretch.
+// A part of a piece, in characters of the stretch
 typedef struct {
     size_t begin, end;
     int match;
@@ -164,7 +164,7 @@ typedef struct {
 
 static void cut_piece(Stretch *s, size_t stage, size_t begin, size_t end);
 
-// The byte at which a character begins, no earlier one than the last.
+// Returns the byte at which a character begins. Characters must not go backwards from call to call.
 static size_t byte_of(Stretch *s, size_t character) {
     for (; s->character < character; s->character++) {
         const unsigned char first = s->text[s->byte];
@@ -173,7 +173,7 @@ static size_t byte_of(Stretch *s, size_t character) {
     return s->byte;
 }
 
-// Joins the next part of a piece to the one before it, or sends that on to the next pattern.
+// Joins the next part of a piece to the part before it, or passes that earlier part on to the next pattern.
 static void cut_part(Stretch *s, size_t stage, Part *before, size_t begin, size_t end, int match) {
     const SplitBehaviour behaviour = s->t->splits[stage].behaviour;
     if ((behaviour == SPLIT_CONTIGUOUS && before->match == match) ||
@@ -185,7 +185,7 @@ static void cut_part(Stretch *s, size_t stage, Part *before, size_t begin, size_
     before->begin = begin, before->end = end, before->match = match;
 }
 
-// Cuts characters [begin, end) by the patterns from number `stage` on.
+// Cuts characters [begin, end) with the patterns from number `stage` on.
 static void cut_piece(Stretch *s, size_t stage, size_t begin, size_t end) {
     Tokenizer *t = s->t;
     if (begin == end) return;
@@ -195,7 +195,7 @@ static void cut_piece(Stretch *s, size_t stage, size_t begin, size_t end) {
         return;
     }
     Split *split = &t->splits[stage];
-    Part part = {begin, begin, -1}; // none yet
+    Part part = {begin, begin, -1}; // there is no part yet
     size_t place[2], done = 0, last = SIZE_MAX;
     while (split_next(split, t->coded.at + begin, end - begin, done, last, place, t->path)) {
         if (place[0] > done) cut_part(s, stage, &part, begin + done, begin + place[0], split->inverted);
