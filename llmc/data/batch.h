@@ -1,44 +1,45 @@
 /*
 A micro-batch: one packed sequence of N tokens, made of contiguous documents without padding. Attention never crosses a
-document, positions restart in each, and a masked target is -1. B x T is B documents of T tokens. Lies in host memory;
-everyone who fills a batch (the data loader, a test, `bp` without data) keeps this contract.
+document, positions restart in each document, and a masked target is -1. B x T is B documents of T tokens. A batch lies
+in host memory; all code that fills one (the data loader, a test, `bp` without data) keeps this contract.
 */
 #ifndef LLMC_BATCH_H
 #define LLMC_BATCH_H
 #include "llmc/base/random.h"
 #include "llmc/base/utils.h"
 
-#define RANDOM_STREAM_TOKENS 0x746f6b656e73ull // of random.h, for batch_random ("tokens")
+#define RANDOM_STREAM_TOKENS 0x746f6b656e73ull // stream of random.h for batch_random ("tokens")
 
-// The experts of each token in the pass that wrote it (llmc/stream/routes.h)
+// The experts of each token, recorded in the pass that wrote it (llmc/stream/routes.h)
 typedef struct {
-    uint16_t *expert;         // [layers with experts,stride,k], from the batch's first token on; NULL: unknown
-    size_t layers, stride, k; // stride: tokens of the memory that batches share
-    int replays;              // the batch takes them; else it chooses its own
+    uint16_t *expert;         // [layers with experts,stride,k] from the batch's first token on; NULL: unknown
+    size_t layers, stride, k; // stride: tokens of the memory that several batches share
+    int replays;              // 1: the batch uses these experts; 0: it chooses its own
 } BatchRoutes;
 
 typedef struct {
     size_t N;
-    size_t first;       // tokens of the micro-batch before this part (batch_part); else 0
-    int empty;          // a part without documents: one token without a target
+    size_t first;       // tokens of the micro-batch before this part (batch_part); 0 for a whole micro-batch
+    int empty;          // 1: a part without documents: one token without a target
     int32_t *tokens;    // [N]
-    int32_t *targets;   // [N] the token to predict, or -1
+    int32_t *targets;   // [N] token to predict, or -1
     float *loss_weight; // [N] weight in the loss, ignored where the target is -1
-    int32_t *position;  // [N] within the document
+    int32_t *position;  // [N] position within the document
     size_t documents;
-    size_t *document_start; // [documents + 1], the last being N
-    size_t *origin;         // [documents] index in the data of its first token, counted over all shards; NULL: none
-    // For objectives over answers (objective.h), else NULL. Documents of a pair or a group are contiguous.
-    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair or group in the sequence; of a pair the chosen one
-                   // is first
-    double *document_weight; // [documents] sum of the loss weights of its targets (batch_count)
-    float *reward;           // [documents] its reward, or label: 1 desirable, 0 not
+    size_t *document_start; // [documents + 1], the last entry is N
+    size_t *origin;         // [documents] index in the data of the document's first token, counted over all shards;
+                            // NULL: unknown
+    // for objectives over answers (objective.h), else NULL; documents of a pair or a group are contiguous
+    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair or group in the sequence; the chosen document of a
+                   // pair comes first
+    double *document_weight; // [documents] sum of the loss weights of the document's targets (batch_count)
+    float *reward;           // [documents] the document's reward, or label: 1 desirable, 0 not
     float *advantage;        // [N] advantage of each target
     float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
                             // them; NULL: unknown
-    const double *document_reference; // [documents] replaces `reference` by its sums over a document's targets; NULL:
+    const double *document_reference; // [documents] in place of `reference`: its sum over a document's targets; NULL:
                                       // unknown; not owned
-    double kl;                        // kl of kto
+    double kl;                        // kl of objective kto
     BatchRoutes routes;
 } Batch;
 
@@ -62,7 +63,7 @@ static Batch batch_allocate(size_t N, size_t documents) {
     return batch;
 }
 
-// Allocates the fields for objectives over answers; log-probabilities only if asked for.
+// Allocates the fields for objectives over answers; log-probabilities only if requested.
 static void batch_allocate_answers(Batch *batch, int reference, int old) {
     batch->group = (size_t *)checked_calloc(batch->documents, sizeof(size_t), "the groups of a batch");
     batch->document_weight = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
@@ -78,7 +79,7 @@ static void batch_allocate_routes(Batch *batch, size_t layers, size_t k, int rep
     batch->routes.expert = (uint16_t *)checked_calloc(layers * batch->N * k, sizeof(uint16_t), "the routes of a batch");
 }
 
-// Returns the k experts of a token in a layer, counted among those with experts.
+// Returns the k experts of a token in a layer. `layer` counts only layers with experts.
 static uint16_t *batch_route(const Batch *batch, size_t layer, size_t token) {
     return batch->routes.expert + (layer * batch->routes.stride + token) * batch->routes.k;
 }
@@ -94,7 +95,8 @@ static void batch_free(Batch *batch) {
     memset(batch, 0, sizeof(*batch));
 }
 
-// Sets positions from document_start[1..documents-1], which the caller has filled in; the first is 0, the last N.
+// Sets positions from document_start[1..documents-1], which the caller has set. Sets the first entry to 0 and the last
+// to N.
 static void batch_set_positions(Batch *batch) {
     batch->document_start[0] = 0;
     batch->document_start[batch->documents] = batch->N;
@@ -103,8 +105,9 @@ static void batch_set_positions(Batch *batch) {
             batch->position[t] = (int32_t)(t - batch->document_start[d]);
 }
 
-// Fills B documents with T+1 random ids below vocab_size each, documents `first` on of one random sequence: document b
-// reads ids [b(T+1), b(T+1) + T), its targets are one further on, with weight 1. The batch has room for them alone.
+// Fills B documents with T+1 random ids below vocab_size each: documents `first` on of one random sequence. Document b
+// reads ids [b(T+1), b(T+1) + T); its targets are the ids one position later, with weight 1. The batch must be of
+// exactly this size.
 static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     if (batch->N != B * T || batch->documents != B)
         die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
@@ -119,7 +122,7 @@ static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t 
     batch_set_positions(batch);
 }
 
-// Returns the batch's share of its step's counts. Fills batch->document_weight unless NULL.
+// Returns the batch's share of its step's counts. Sets batch->document_weight unless it is NULL.
 static TargetCounts batch_count(const Batch *batch) {
     TargetCounts counts = {0};
     if (batch->empty) return counts;
@@ -151,8 +154,8 @@ static size_t batch_completion(const Batch *batch, size_t d) {
     return t;
 }
 
-// Pairs each prompt of the batch with the completion of the document before it, the first with the last one's, cut to
-// `longest` positions. The result is as long as the batch; out has room for it.
+// Pairs each prompt of the batch with the completion of the document before it, the first prompt with the last
+// document's completion, cut to `longest` positions. The result is as long as the batch; `out` must have room for it.
 static void batch_mismatch(const Batch *batch, size_t longest, Batch *out) {
     out->N = 0, out->documents = batch->documents, out->empty = 0;
     for (size_t d = 0; d < batch->documents; d++) {
@@ -187,7 +190,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     return b;
 }
 
-// Returns documents [begin, end) as a batch in the same memory, which invalidates the whole.
+// Returns documents [begin, end) as a batch in the same memory. Invalidates *whole.
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = batch_behind(*whole, first, begin);
@@ -197,7 +200,7 @@ static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     return part;
 }
 
-// Returns a sequence without effect in the memory of a batch: its first token, without a target.
+// Returns a sequence without effect in the memory of a batch: the batch's first token, without a target.
 static Batch batch_empty(Batch *whole) {
     Batch empty = *whole;
     empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0;
@@ -207,8 +210,9 @@ static Batch batch_empty(Batch *whole) {
     return empty;
 }
 
-// Returns one of `parts` contiguous runs of documents of about equal length; invalidates the whole. A document, pair or
-// group belongs to the part with its middle, so a part has at most N / parts plus the longest of them.
+// Returns one of `parts` contiguous runs of documents of about equal length. Invalidates *whole. A document, pair or
+// group belongs to the part that contains its middle, so a part has at most N / parts positions plus its longest
+// document, pair or group.
 static Batch batch_part(Batch *whole, size_t parts, size_t part) {
     const size_t documents = whole->documents, *group = whole->group;
     size_t begin = documents, end = 0, next;

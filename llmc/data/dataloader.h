@@ -1,9 +1,10 @@
 /*
-The data of a run, micro-batch by micro-batch: opening, their number and sizes, seeking, reading the next.
+The data of a run, micro-batch by micro-batch: opens it, counts and bounds micro-batches, seeks, reads the next one.
 
 A position in the data is one number, epoch * samples + sequence: there are never more sequences than samples. With one
-sample a sequence (llm.c's shards) it simply counts micro-batches. Seeking reads nothing; it repeats the packing of the
-epoch. Headers and tables are checked at opening, documents when read. Nothing is allocated after opening.
+sample per sequence (llm.c's shards) a position simply counts micro-batches. Seeking reads no documents; it repeats the
+packing of the epoch. Headers and tables are checked at opening, documents when read. Nothing is allocated after
+opening.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -52,7 +53,7 @@ static void dataloader_check_pair(const DataLoader *data, const DataLoader *vali
     documents_check_templates(data, validation);
 }
 
-// Returns a validation file that is also trained on, or NULL.
+// Returns a validation file that is also a training file, or NULL.
 static const char *dataloader_find_shared(const DataLoader *data, const DataLoader *validation) {
     for (size_t i = 0; i < data->shards; i++)
         for (size_t k = 0; k < validation->shards; k++)
@@ -78,8 +79,8 @@ static uint64_t dataloader_mix_shards(const DataLoader *d, uint64_t mixed) {
 // Returns a key of the documents in the order of the shards, independent of packing.
 static uint64_t dataloader_content_key(const DataLoader *d) { return dataloader_mix_shards(d, random_mix(d->shards)); }
 
-// Returns a key of the documents, their order, and all that determines which documents are at a position, for
-// micro-batches of B.
+// Returns a key of the documents, their order, and everything else that determines which documents are at a position,
+// for micro-batches of B documents.
 static uint64_t dataloader_fingerprint(const DataLoader *d, size_t B) {
     const DataSettings *s = &d->settings;
     uint64_t mixed = random_mix(random_mix(B) ^ s->T);
@@ -101,7 +102,7 @@ static const EpochSequences *dataloader_epoch(DataLoader *d, uint64_t position) 
     return e;
 }
 
-// Finds the samples of the sequence at a position: order[*begin .. the result)
+// Finds the samples of the sequence at a position: order[*begin .. the returned end)
 static size_t dataloader_samples(DataLoader *d, uint64_t position, const EpochSequences **e, size_t *begin) {
     *e = dataloader_epoch(d, position);
     size_t sequence = (*e)->permutation[position % d->samples];
@@ -109,7 +110,7 @@ static size_t dataloader_samples(DataLoader *d, uint64_t position, const EpochSe
     return (*e)->begin[sequence + 1];
 }
 
-// Returns the position `count` micro-batches later.
+// Returns the position that follows `count` micro-batches.
 static uint64_t dataloader_after(DataLoader *d, uint64_t position, size_t count) {
     for (; count > 0; count--) {
         const EpochSequences *e = dataloader_epoch(d, position);
@@ -130,15 +131,15 @@ static size_t dataloader_step(DataLoader *d, uint64_t position) {
     return end - first;
 }
 
-// Converts *position, after `steps` steps in micro-batches of B documents, to this data's micro-batch size. Returns 0
-// if steps hold other documents then.
+// Converts *position, reached after `steps` steps in micro-batches of B documents, to this data's micro-batch size.
+// Returns 0 if steps would then hold other documents.
 static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *position) {
     const size_t T = d->settings.T, windows = d->packing.windows;
     if (d->regular) {
         if (d->packing.shuffle) return 0;
         for (size_t i = 0; i < d->shards; i++) {
             const TokenShard *s = &d->shard[i].header;
-            if ((s->tokens - 1) / (B * T) * B != s->documents) return 0; // another remainder is skipped
+            if ((s->tokens - 1) / (B * T) * B != s->documents) return 0; // another remainder would be skipped
         }
         const size_t before = d->documents / B, document = (size_t)(*position % before) * B;
         if (document % d->settings.B) return 0;
@@ -154,7 +155,7 @@ static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *p
     return 1;
 }
 
-// Counts targets, documents and groups of `count` micro-batches from a position on, by the index alone.
+// Counts targets, documents and groups of `count` micro-batches from a position on, using only the index.
 static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t count) {
     TargetCounts counts = {0};
     for (size_t k = 0; k < count; k++) {
@@ -172,10 +173,10 @@ static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t 
 }
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
-// Returns the micro-batches of the first epoch; with shuffling, others may have more or fewer.
+// Returns the number of micro-batches in the first epoch. With shuffling, other epochs may have more or fewer.
 static size_t dataloader_batches(const DataLoader *d) { return d->first_epoch_sequences; }
 
-// Bounds one of `parts` of a micro-batch (batch_part); B is a multiple of them if documents are regular.
+// Bounds one of `parts` parts of a micro-batch (batch_part). If documents are regular, B is a multiple of parts.
 static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
     SequenceBound bound = d->bound;
     size_t longest = bound.longest;
@@ -188,8 +189,8 @@ static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
     return bound;
 }
 
-// Allocates a batch for the largest micro-batch, with the fields of objectives over answers. Old log-probabilities only
-// if the settings already name them; the reference's are NAN until set.
+// Allocates a batch for the largest micro-batch, with the fields of objectives over answers. It has old
+// log-probabilities only if the settings already name them; the reference's log-probabilities are NAN until set.
 static Batch dataloader_batch(const DataLoader *d) {
     const DataSettings *s = &d->settings;
     const ObjectiveKind objective = data_objective(s);
@@ -209,7 +210,7 @@ static Batch dataloader_batch(const DataLoader *d) {
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// Fills a batch of dataloader_batch with the next micro-batch.
+// Fills a batch from dataloader_batch with the next micro-batch.
 static void dataloader_next(DataLoader *d, Batch *batch) {
     const EpochSequences *e;
     size_t begin, end = dataloader_samples(d, d->next, &e, &begin);
@@ -222,7 +223,7 @@ static void dataloader_next(DataLoader *d, Batch *batch) {
 }
 
 // ---- for people -----------------------------------------------------------------------------------------------------
-// Returns what is counted: "documents", "segments" of long documents, "pairs" or "groups".
+// Returns what samples are called: "documents", "segments" of long documents, "pairs" or "groups".
 static const char *dataloader_samples_name(const DataLoader *d) {
     if (d->sample) return d->shard[0].header.kind == KIND_PAIRS ? "pairs" : "groups";
     return d->long_documents ? "segments" : "documents";

@@ -2,20 +2,21 @@
 Deals the samples of a step to groups of ranks, for --sp auto. Groups lie in a tree: all ranks are its root, a group's
 parts are its children, single ranks the leaves. A rank computes the sequences of the groups on its path from the root
 down, so that the ranks of a group begin together. It ends after the sum of their loads: seconds of samples, by a table
-of the caller, and of sequences besides these. All ranks are to end early, as in FlexSP (arXiv 2412.01523), where a
-rank has one group a step. Groups are aligned, so they stay within a node while they can.
+of the caller, plus fixed seconds per sequence. The aim is that the last rank ends early, as in FlexSP (arXiv
+2412.01523), where a rank has one group per step. Groups are aligned, so they stay within a node while they can.
 
-1. deal_bound finds a time that no deal is faster than.
-2. deal_all deals the samples, the longest first, to end within a time a little above the bound: each to the level of
-   least seconds times ranks among those that end within it, there to the group that ends first.
-3. deal_improve deals samples of the slowest rank and of another again, many times; deal_search tries all deals of few.
+1. deal_bound finds a time below which no deal can end.
+2. deal_all deals the samples, the longest first, to end within a time a little above the bound: each sample to the
+   level with the least seconds times ranks that ends within this time, and there to the group that ends first.
+3. deal_improve deals samples of the slowest rank and of another one again, many times; deal_search tries all deals if
+   there are few samples.
 4. deal_pack packs the samples of each group into sequences, the longest first.
 
-Where all ranks go through every pass together (--zero 2 and 3), they take turns: a rank has at most one sequence in a
-turn, and a step lasts the sum over turns of the slowest one. deal_turns fills turn after turn with the longest samples
-left that end within a time T. deal_take_turns keeps the T of the shortest step.
+With --zero 2 and 3 all ranks go through every pass together, so there are turns: a rank has at most one sequence in a
+turn, and a step lasts as long as the sum of its turns, each as long as its slowest rank. deal_turns fills turn after
+turn with the longest remaining samples that end within a time T. deal_take_turns keeps the T of the shortest step.
 
-A deal depends on the samples and the table alone, so every rank makes the same one, and a resumed run, too.
+A deal depends only on the samples and the table, so every rank makes the same deal, and so does a resumed run.
 */
 #ifndef LLMC_DEAL_H
 #define LLMC_DEAL_H
@@ -24,38 +25,38 @@ A deal depends on the samples and the table alone, so every rank makes the same 
 #include <stddef.h>
 
 #define DEAL_LEVELS 24
-#define DEAL_WORK   150000 // groups whose paths deal_improve computes
+#define DEAL_WORK   150000 // limit on the groups whose paths deal_improve computes
 #define DEAL_NONE   UINT32_MAX
-#define DEAL_BEGINS 8 // times the begin of a sequence: a longer sample on several ranks is not packed
+#define DEAL_BEGINS 8 // in fixed costs of a sequence: a longer sample on several ranks is not packed
 
-// Groups of equally many ranks
+// A level: groups of equally many ranks
 typedef struct {
     size_t ranks;
-    size_t capacity; // positions of a sequence whose plan fits; 0: none does
-    double begin;    // s: of a sequence besides its samples
-    double least;    // s: no sequence takes less: weights are gathered or loaded meanwhile
-    size_t first;    // its groups in Deal.group
+    size_t capacity; // positions of the longest sequence whose plan fits; 0: none fits
+    double begin;    // s: fixed cost of a sequence in addition to its samples
+    double least;    // s: least time of a sequence, in which weights are gathered or loaded
+    size_t first;    // index of its first group in Deal.group
 } DealLevel;
 
 typedef struct {
-    size_t ranks, levels, groups; // levels: from single ranks to all
-    int turns;                    // all ranks begin every pass together
+    size_t ranks, levels, groups; // levels: from single ranks to all ranks
+    int turns;                    // 1: all ranks begin every pass together
     DealLevel level[DEAL_LEVELS];
 } DealLevels;
 
-// Samples of a group
+// Sums over the samples of a group
 typedef struct {
-    double work;         // s
-    size_t positions;    // of those that may share a sequence
-    size_t large, alone; // number that fill more than half a sequence; that share none
+    double work;         // s: time of all its samples
+    size_t positions;    // positions of the samples that may share a sequence
+    size_t large, alone; // number of samples that fill more than half a sequence; number that share none
 } DealSum;
 
 typedef struct {
-    size_t level, up, part, parts; // up: the group that it is a part of; part: its first part, of Deal.group
+    size_t level, up, part, parts; // up: the group that contains it; part: index in Deal.group of its first part
     DealSum sum;
-    double load;               // s: of its sequences
-    double longest;            // s: of the longest path from here down
-    double least[DEAL_LEVELS]; // s: the same through each group of a level; of these the least
+    double load;               // s: time of its sequences
+    double longest;            // s: time of the longest path from here down
+    double least[DEAL_LEVELS]; // s: for each level the least, over its groups, of the longest path through the group
 } DealGroup;
 
 typedef struct {
@@ -63,18 +64,18 @@ typedef struct {
     size_t samples;
     uint32_t *positions; // [samples], longest first
     double *seconds;     // [samples,levels]
-    DealGroup *group;    // [groups] level by level, single ranks first
-    uint32_t *order;     // results: [samples] sequence by sequence
-    uint32_t *begin;     // [samples + 1] of each sequence in order; those of a rank as it computes them
-    uint32_t *to;        // [samples] the group of each sequence
-    uint32_t *turn;      // [samples] of each sample
+    DealGroup *group;    // [groups], level by level, single ranks first
+    uint32_t *order;     // results: [samples] samples, sequence by sequence
+    uint32_t *begin;     // [samples + 1] first sample of each sequence; a rank computes sequences in this order
+    uint32_t *to;        // [samples] group of each sequence
+    uint32_t *turn;      // [samples] turn of each sample
     size_t sequences;
-    double load, bound;            // s: of the slowest rank, or of all turns; that no deal is below
-    uint32_t *place, *best, *room; // [samples] the group of each now, in the best deal so far; scratch
-    size_t work;                   // groups whose paths were computed
+    double load, bound;            // s: time of the slowest rank, or of all turns; lower bound of all deals
+    uint32_t *place, *best, *room; // [samples] group of each sample now; in the best deal so far; scratch
+    size_t work;                   // how many groups' paths were computed
 } Deal;
 
-// Returns levels of 1, 2, 4 ... ranks that divide all, and of all.
+// Returns levels of 1, 2, 4 ... ranks that divide all ranks, and of all ranks.
 static DealLevels deal_levels(size_t ranks) {
     DealLevels l = {.ranks = ranks};
     for (size_t S = 1; S == 1 || ranks % S == 0; S *= 2) l.level[l.levels++].ranks = S;
@@ -90,7 +91,7 @@ static int deal_has(const Deal *d, size_t group, size_t rank) {
     return group == l->first + rank / l->ranks;
 }
 
-// Allocates for steps of at most `samples`.
+// Allocates for steps of at most `samples` samples.
 static Deal deal_allocate(DealLevels levels, size_t samples) {
     const char *const what = "the deals of steps";
     Deal d = {.levels = levels};
@@ -117,19 +118,19 @@ static void deal_free(Deal *d) {
 static double deal_seconds(const Deal *d, size_t i, size_t k) { return d->seconds[i * d->levels.levels + k]; }
 static int deal_fits(const Deal *d, size_t i, size_t k) { return d->positions[i] <= d->levels.level[k].capacity; }
 
-// Returns the seconds of sequences of a level.
+// Returns the seconds of `sequences` sequences on a level, whose samples take `work` seconds.
 static double deal_sequence(const DealLevel *l, size_t sequences, double work) {
     return fmax(l->least * (double)sequences, l->begin * (double)sequences + work);
 }
 
-// Tells whether a sample of a level has a sequence of its own. On several ranks packing makes parts of a long one's
-// pairs unequal; but in a turn a rank has no other sequence.
+// Tells whether a sample has a sequence of its own on a level. On several ranks, packing a long sample gives them
+// unequal shares of its pairs. In turns a rank has only one sequence, so samples are packed.
 static int deal_alone(const DealLevels *levels, size_t k, double seconds) {
     const DealLevel *l = &levels->level[k];
     return l->ranks > 1 && !levels->turns && seconds > DEAL_BEGINS * fmax(l->begin, l->least);
 }
 
-// Adds sample i to those of a group of level k, or takes it out.
+// Adds sample i to the sums of a group of level k, or takes it out.
 static DealSum deal_add(const Deal *d, DealSum sum, size_t i, size_t k, int in) {
     const DealLevel *l = &d->levels.level[k];
     const size_t one = in ? 1 : SIZE_MAX, n = d->positions[i];
@@ -141,8 +142,9 @@ static DealSum deal_add(const Deal *d, DealSum sum, size_t i, size_t k, int in) 
     return sum;
 }
 
-// Returns the load of samples on a group. They have as many sequences as full ones, where more than one and a 64th, so
-// that packing needs no more; but no fewer than large samples. INFINITY: several in a turn
+// Returns the load of a group's samples. If they exceed one sequence, counts as many full sequences as they and a 64th
+// more would fill, so that packing needs no more; but at least one per large sample. INFINITY: several sequences in one
+// turn
 static double deal_load(const Deal *d, DealSum sum, size_t k) {
     const DealLevel *l = &d->levels.level[k];
     const size_t packed = sum.positions > l->capacity ? sum.positions + sum.positions / 64 : sum.positions;
@@ -153,10 +155,10 @@ static double deal_load(const Deal *d, DealSum sum, size_t k) {
 // ---- the bound ------------------------------------------------------------------------------------------------------
 // Returns whether no deal ends within T. On the path of a rank let W be the seconds of samples, u the sum of their
 // shares of a sequence's capacity, c the number of sequences. W + begin c <= T, and c is at least
-//   1. u    2. 1    3. f + (u - f) / m: f full sequences end within T, one more only if it is m full, m < 1.
-// So W + weight u <= T - less; and 4. u times the least time of a sequence <= T. These are summed over ranks, with each
-// sample at the level where that is least: the linear program's optimum. begin, rate: least of any sequence, and of the
-// samples of any full one
+//     1. u    2. 1    3. f + (u - f) / m: f full sequences end within T, one more only if it is m full, m < 1.
+// So W + weight u <= T - less; and 4. u times the least time of a sequence <= T. These inequalities are summed over
+// ranks, with each sample at the level where its term is least: the linear program's optimum. begin: least fixed cost
+// of a sequence; rate: least seconds of samples that fill a sequence
 static int deal_excludes(const Deal *d, double T, double begin, double rate) {
     const double f = floor(T / (rate + begin)), m = (T - begin * (f + 1)) / rate - f;
     const double weight[] = {begin, 0, 0, begin / m}, less[] = {0, begin, 0, begin * f * (1 - 1 / m)};
@@ -193,9 +195,9 @@ static double deal_bound(const Deal *d) {
 }
 
 // ---- groups ---------------------------------------------------------------------------------------------------------
-// Updates the paths through a group, also of those that it is a part of.
+// Updates the paths through a group and through the groups that contain it.
 static void deal_update(Deal *d, size_t g) {
-    const int turns = d->levels.turns; // then one group on a path has samples
+    const int turns = d->levels.turns; // with turns only one group on a path has samples
     for (DealGroup *group = NULL; group != &d->group[deal_root(d)]; g = group->up, d->work += 1 + group->parts / 2) {
         group = &d->group[g];
         const DealGroup *part = &d->group[group->part];
@@ -225,7 +227,7 @@ static void deal_clear(Deal *d) {
         memset(&d->group[g].sum, 0, sizeof(DealGroup) - offsetof(DealGroup, sum));
 }
 
-// Returns the group of level k whose longest path is the least; k = levels: the rank that ends last.
+// Returns the group of level k with the shortest longest path; k = levels: the rank that ends last
 static size_t deal_find(const Deal *d, size_t k) {
     const int last = k == d->levels.levels;
     size_t g = deal_root(d);
@@ -240,8 +242,8 @@ static size_t deal_find(const Deal *d, size_t k) {
 
 static double deal_longest(const Deal *d) { return d->group[deal_root(d)].longest; }
 
-// Returns the group for sample i: of those that end within T the one of least work, else the one that ends first.
-// DEAL_NONE: has no place in this turn
+// Returns the group for sample i: among groups that end within T the one with the least work, else the one that ends
+// first. DEAL_NONE: no group has room in this turn
 static size_t deal_choose(const Deal *d, size_t i, double T) {
     const DealGroup *root = &d->group[deal_root(d)];
     double least = INFINITY, end = INFINITY;
@@ -262,21 +264,21 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
 }
 
 // ---- the search -----------------------------------------------------------------------------------------------------
-// Keeps the current deal if it is the best so far. Returns the time that it takes.
+// Keeps the current deal if it is the best so far. Returns its time.
 static double deal_keep(Deal *d) {
     if (deal_longest(d) < d->load) d->load = deal_longest(d), memcpy(d->best, d->place, d->samples * sizeof(uint32_t));
     return deal_longest(d);
 }
 
-// Deals all samples to end within T; T = 0: as in the best deal. Returns the time that they take.
+// Deals all samples to end within T; T = 0: repeats the best deal. Returns the deal's time.
 static double deal_all(Deal *d, double T) {
     deal_clear(d);
     for (size_t i = 0; i < d->samples; i++) deal_put(d, i, T > 0 ? deal_choose(d, i, T) : d->best[i], 1);
     return deal_keep(d);
 }
 
-// Takes out most samples of the slowest rank and of another, and deals them again, the longest first. If not all end
-// earlier, puts them back.
+// Takes out most samples of the slowest rank and of another one. Deals them again, the longest first. If the deal does
+// not end earlier, puts them back.
 static void deal_improve(Deal *d) {
     const size_t end = min_size(DEAL_WORK, 1000 * d->samples);
     for (uint64_t turn = 0; d->work < end && deal_longest(d) > d->bound * 1.0001; turn++) {
@@ -298,7 +300,7 @@ static void deal_improve(Deal *d) {
     deal_keep(d);
 }
 
-// Deals samples i and later in all ways that may take less than the best so far.
+// Deals samples i and later in all ways that may take less time than the best deal so far.
 static void deal_search(Deal *d, size_t i) {
     if (i == d->samples) deal_keep(d);
     for (size_t g = 0; i < d->samples && g < d->levels.groups && d->work < 4 * DEAL_WORK; g++) {
@@ -310,7 +312,8 @@ static void deal_search(Deal *d, size_t i) {
 }
 
 // ---- the result -----------------------------------------------------------------------------------------------------
-// Packs a turn's samples of every group into sequences by first-fit, the longest first; the largest groups first.
+// Packs a turn's samples of every group into sequences by first-fit, the longest sample first, in the largest groups
+// first.
 static void deal_pack(Deal *d, size_t turn) {
     for (size_t g = d->levels.groups; g-- > 0;) {
         const size_t level = d->group[g].level, first = d->sequences;
@@ -347,7 +350,8 @@ static double deal_list(Deal *d) {
     return deal_longest(d);
 }
 
-// Fills turns one after the other with samples that end within T, or the first sample left. Returns the seconds of all.
+// Fills turns one after another with samples that end within T, or with the first remaining sample. Returns the seconds
+// of all turns.
 static double deal_turns(Deal *d, double T, int pack) {
     double seconds = 0;
     size_t left = d->samples;
@@ -364,7 +368,7 @@ static double deal_turns(Deal *d, double T, int pack) {
     return seconds;
 }
 
-// Takes the turns of the shortest step among those of times a little above the bound and its parts.
+// Tries times a little above the bound, and above fractions of the bound. Takes the turns of the shortest step.
 static void deal_take_turns(Deal *d) {
     static const double more[] = {1.01, 1.03, 1.06, 1.1, 1.2, 1.5};
     const size_t tries = sizeof(more) / sizeof(*more), most = tries * min_size(d->samples + 1, 64);
@@ -376,7 +380,7 @@ static void deal_take_turns(Deal *d) {
     deal_turns(d, best, 1);
 }
 
-// Deals d->samples samples, which all fit a level. The caller has set their positions and seconds.
+// Deals d->samples samples; each must fit some level. The caller has set their positions and seconds.
 static void deal_make(Deal *d) {
     d->load = INFINITY, d->bound = deal_bound(d), d->work = d->sequences = d->begin[0] = 0;
     if (d->levels.turns) {

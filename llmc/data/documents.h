@@ -3,14 +3,15 @@ The documents of a run: opens shards (shard.h, llmc_shard.h), checks that they f
 builds the index of training samples. documents_read.h reads documents, dataloader.h makes batches.
 
 A document of n tokens has n-1 positions: it reads tokens[0..n-2] and predicts those of tokens[1..n-1] that are targets.
-One of more than T positions is split, truncated or refused. Splitting makes segments of T, each an independent document
-with positions from 0; the last token of one is the first of the next: target here, input there. Segments without a
-target are left out. The documents of a preference pair or a group are one sample: they are not split, lie in one
-sequence in their order, and are left out together. Else every segment is a sample. Samples are packed (packing.h) into
-sequences of at most B*T positions, for pairs and groups times the documents of the largest.
+One of more than T positions is split, truncated or refused. Splitting makes segments of T positions, each an
+independent document with positions from 0. The last token of a segment is also the first of the next: target here,
+input there. Segments without a target are left out. The documents of a preference pair or a group are one sample: they
+are not split, lie in one sequence in their order, and are left out together. In other data every segment is a sample.
+Samples are packed (packing.h) into sequences of at most B*T positions, for pairs and groups times the documents of the
+largest one.
 
-Opening reads headers and tables, and the masks of long documents. The index takes 16 bytes a segment, 8 a pair or
-group, and the order of two epochs. llm.c's shards need none: their documents are computed from their number. Nothing is
+Opening reads headers and tables, and the masks of long documents. The index takes 16 bytes per segment, 8 per pair or
+group, and the order of two epochs. llm.c's shards need no index: a document's place follows from its number. Nothing is
 allocated after opening.
 */
 #ifndef LLMC_DOCUMENTS_H
@@ -21,40 +22,40 @@ allocated after opening.
 #include "objective.h"
 #include "packing.h"
 
-#define OPEN_SHARDS      32                // files kept open at a time
-#define DOCUMENTS_BUFFER ((size_t)1 << 16) // bytes, at least
+#define OPEN_SHARDS      32                // most files open at a time
+#define DOCUMENTS_BUFFER ((size_t)1 << 16) // least bytes of the buffer
 
 typedef enum { SHUFFLE_AUTO, SHUFFLE_ON, SHUFFLE_OFF } Shuffle;
 typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_REFUSE } LongDocuments;
 typedef enum {
-    DATA_TRAINS, // packed sequences for the objective
-    DATA_READS,  // packed sequences of all documents of any kind, independent of each other
+    DATA_TRAINS, // packed sequences, for training with the objective
+    DATA_READS,  // packed sequences of all documents of any kind, as independent documents
     DATA_PROMPTS // prompts, not packed
 } DataUse;
 
 typedef struct {
     size_t B, T, vocab_size;
     size_t step;     // exact number of samples of a step; 0: a step is a number of sequences
-    int deals;       // a step's samples are packed anew (step_deal.h)
-    Shuffle shuffle; // auto: documents are shuffled, llm.c's shards are not
+    int deals;       // 1: a step's samples are packed anew (step_deal.h)
+    Shuffle shuffle; // auto: shuffles documents, but not llm.c's shards
     LongDocuments long_documents;
     uint64_t seed;
     const char *tokenizer_path; // the model's tokenizer, with which shards must have been made; NULL: unknown
-    int any_template;           // shards may have been rendered with several chat templates
+    int any_template;           // 1: shards may have been rendered with different chat templates
     DataUse use;
     const Objective *objective;         // NULL: sft
-    int scale_rewards;                  // divide a group's advantages by the standard deviation of its rewards
-    const LogprobFile *reference, *old; // NULL: none; may also be set after opening
+    int scale_rewards;                  // 1: divide a group's advantages by the standard deviation of its rewards
+    const LogprobFile *reference, *old; // NULL: not used; may also be set after opening
 } DataSettings;
 
-// The largest sequence, for plans
+// Bounds of the largest sequence, for plans
 typedef struct {
-    size_t N, documents, longest; // positions, documents, positions of the longest document
+    size_t N, documents, longest; // positions; documents; positions of the longest document
 } SequenceBound;
 
 typedef struct {
     TokenShard header;
-    size_t documents_before, tokens_before; // in the shards before it
+    size_t documents_before, tokens_before; // sums over the shards before it
 } DocumentShard;
 
 // Positions [part * T, part * T + positions) of document number `document`
@@ -64,7 +65,7 @@ typedef struct {
     uint32_t targets;
 } Segment;
 
-// A pair or a group: segments [first, the next one's first)
+// A pair or a group: segments [first, the next sample's first)
 typedef struct {
     uint32_t first;
     uint32_t positions; // sum over its segments
@@ -74,23 +75,24 @@ typedef struct {
     DataSettings settings;
     DocumentShard *shard; // [shards], sorted by path
     size_t shards, documents;
-    int regular;      // llm.c's shards: documents of T positions, all targets; B of them are one sample
-    Segment *segment; // [segments]; regular: NULL
+    int regular;      // 1: llm.c's shards: documents of T positions, all tokens targets; B documents are one sample
+    Segment *segment; // [segments]; NULL if regular
     size_t segments;
-    // [samples + 1], the last begins after all segments; NULL: every segment is one. Regular: [1], for all
+    // [samples + 1], the last entry begins after all segments; NULL: every segment is a sample. Regular: [1] for all
+    // samples
     Sample *sample;
-    size_t samples, largest_sample;               // largest_sample: documents
-    size_t long_documents;                        // above T positions
-    size_t left_out;                              // segments, or pairs and groups, without targets
-    size_t positions_cut;                         // positions lost by truncation
-    size_t alike, single;                         // pairs or groups without a preference; answers of one token
-    double rank;                                  // a group's common reward, or checksum; NAN: they differ
-    uint32_t *prompt;                             // [prompts] their documents; with DATA_PROMPTS
-    size_t prompts, longest_prompt, longest_text; // longest: tokens; text: a prompt with its reference answer
-    size_t longest_columns;                       // most bytes of a prompt's other columns; 0: there are none
-    unsigned char *checked; // a bit for each document not read as one segment: checksum verified. NULL: none
+    size_t samples, largest_sample; // largest_sample: most documents of a sample
+    size_t long_documents;          // number of documents with more than T positions
+    size_t left_out;                // number of segments, or of pairs and groups, without targets
+    size_t positions_cut;           // positions lost by truncation
+    size_t alike, single;           // number of pairs or groups without a preference; of answers of one token
+    double rank;                    // common reward of a group, or checksum; NAN: they differ
+    uint32_t *prompt;               // [prompts] documents of the prompts; only with DATA_PROMPTS
+    size_t prompts, longest_prompt, longest_text; // in tokens: longest prompt; longest prompt with its reference answer
+    size_t longest_columns;                       // most bytes of a prompt's other columns; 0: no prompt has any
+    unsigned char *checked; // one bit per document that is not read as one segment: checksum verified; or NULL
     Packing packing;
-    EpochSequences epoch[2]; // of even and odd epochs
+    EpochSequences epoch[2]; // sequences of even and odd epochs
     SequenceBound bound;
     size_t first_epoch_sequences;
     uint64_t next; // position of the next micro-batch; a resumed run sets it
@@ -101,7 +103,7 @@ typedef struct {
     double *advantage; // [largest_sample] advantages of a group's documents
 } DataLoader;
 
-// A document and its place
+// A document and where it lies
 typedef struct {
     const DocumentShard *shard;
     const InputFile *file;
@@ -110,11 +112,11 @@ typedef struct {
 } DocumentRef;
 
 // ---- kinds of data --------------------------------------------------------------------------------------------------
-// The kind of data of each ObjectiveKind
+// Kind of data that each ObjectiveKind needs
 static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS, KIND_GROUPS,
                                                      KIND_GROUPS,    KIND_VALUES, KIND_GROUPS, KIND_LABELS};
 
-// For each kind of shard: its content, the columns that data/prepare.py makes it from, and the objectives that use it
+// For each kind of shard: its content, the columns from which data/prepare.py makes it, and the objectives that use it
 static const struct {
     const char *name, *columns, *objectives;
 } data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft"},
@@ -160,7 +162,7 @@ static void documents_check_kinds(const DataLoader *d) {
             first->path, data_kinds[first->kind].name);
 }
 
-// Refuses shards of two data sets, or of one, that were rendered with different chat templates.
+// Refuses shards of one or two data sets that were rendered with different chat templates.
 static void documents_check_templates(const DataLoader *d, const DataLoader *other) {
     const TokenShard *first = NULL, *s = NULL;
     for (size_t i = 0; i < d->shards + other->shards && !d->settings.any_template; i++) {
@@ -205,7 +207,7 @@ static size_t documents_total_groups(const DataLoader *d) {
 
 static const char *others(const DataLoader *d) { return d->shards > 1 ? " and others" : ""; }
 
-// begins: first document of a pair or group, or one in none
+// begins: 1 for the first document of a pair or group, or a document outside any
 typedef void (*DocumentVisit)(DataLoader *d, const DocumentRef *document, int begins);
 
 // Visits every document of every table in order, reading through entry[TABLE_ENTRIES].
@@ -238,11 +240,11 @@ static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size
     return sum;
 }
 
-// Completes the pair or group whose segments were added last; drops it unless all have targets.
+// Completes the pair or group whose segments were added last. Drops it unless all of them have targets.
 static void documents_end_sample(DataLoader *d) {
     Sample *sample = &d->sample[d->samples];
     size_t with_targets = 0;
-    if (sample->first == d->segments) return; // none has begun
+    if (sample->first == d->segments) return; // no pair or group has begun
     d->alike += !isnan(d->rank);
     sample->positions = 0;
     for (size_t i = sample->first; i < d->segments; i++) {
@@ -276,7 +278,7 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
         if (positions > T && at->entry.targets != positions)
             targets = documents_count_targets(d, at, at->entry.first + k * T + 1, n);
         const Segment segment = {(uint32_t)document, (uint32_t)k, (uint32_t)n, (uint32_t)targets};
-        if (targets || d->sample) // of a pair or group, documents_end_sample decides
+        if (targets || d->sample) // for a pair or group documents_end_sample decides
             d->segment[d->segments++] = segment;
         else
             d->left_out++;
@@ -308,7 +310,8 @@ static void documents_note(const DataLoader *d) {
 static void documents_index(DataLoader *d, ShardDocument *entry) {
     const DocumentShard *last = &d->shard[d->shards - 1];
     const size_t tokens = last->tokens_before + last->header.tokens;
-    const size_t split = d->settings.long_documents == LONG_SPLIT ? tokens / d->settings.T : 0; // upper bound
+    // Upper bound of segments.
+    const size_t split = d->settings.long_documents == LONG_SPLIT ? tokens / d->settings.T : 0;
     d->segment = (Segment *)checked_calloc(d->documents + split, sizeof(Segment), "the index of the documents");
     if (d->settings.use == DATA_TRAINS && kind_has_groups(last->header.kind))
         d->sample = (Sample *)checked_calloc(documents_total_groups(d) + 1, sizeof(Sample), "the pairs and groups");
@@ -326,12 +329,12 @@ static void documents_index(DataLoader *d, ShardDocument *entry) {
         d->checked = (unsigned char *)checked_calloc(d->documents / 8 + 1, 1, "the checked documents");
 }
 
-// Counts the tokens of a prompt and its reference answer; a group has only the prompt.
+// Counts the tokens of a prompt and its reference answer. A group has only a prompt.
 static size_t prompts_text_tokens(const DocumentRef *at) {
     return at->shard->header.kind == KIND_GROUPS ? at->entry.prompt : at->entry.tokens;
 }
 
-// Adds a document's prompt; of a group, which has one prompt, only that of its first document.
+// Adds a document's prompt. A group has one prompt, so adds only its first document's.
 static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begins) {
     if (!begins) return;
     if (!at->entry.prompt)
@@ -343,7 +346,7 @@ static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begin
     d->prompt[d->prompts++] = (uint32_t)(at->shard->documents_before + at->number);
 }
 
-// Returns the segments [*begin, the result) of a sample.
+// Returns the segments [*begin, the returned end) of a sample.
 static size_t documents_sample(const DataLoader *d, size_t sample, size_t *begin) {
     if (d->regular) {
         *begin = sample * d->settings.B;
@@ -360,7 +363,7 @@ static Segment documents_segment(const DataLoader *d, size_t i) {
 }
 
 // ---- packing --------------------------------------------------------------------------------------------------------
-// Bounds shuffled sequences of any epoch: positions by the capacity, or by a step's longest samples; documents by how
+// Bounds shuffled sequences of any epoch: positions by the capacity or by a step's longest samples, documents by how
 // many of the shortest fit.
 static SequenceBound documents_bound_shuffled(const DataLoader *d) {
     const size_t together = d->packing.step ? d->packing.step : d->samples;
@@ -379,7 +382,7 @@ static SequenceBound documents_bound_shuffled(const DataLoader *d) {
         bound.documents++;
     }
     bound.documents = min_size(bound.documents, together * d->largest_sample);
-    if (d->settings.deals && !d->packing.step) // a step over the end of an epoch has samples twice
+    if (d->settings.deals && !d->packing.step) // a step that crosses the end of an epoch may have samples twice
         bound.documents = bound.N / max_size(item[d->segments - 1].positions, 1);
     free(item);
     return bound;
@@ -420,9 +423,9 @@ static void documents_pack(DataLoader *d) {
     if (shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
     packing_epoch(&d->packing, &d->epoch[0], 0);
     d->first_epoch_sequences = d->epoch[0].sequences;
-    d->bound = d->regular                             ? regular
+    d->bound = d->regular                          ? regular
                : shuffle || d->settings.deals != 0 ? documents_bound_shuffled(d)
-                                                      : documents_bound_in_order(d);
+                                                   : documents_bound_in_order(d);
     d->advantage = (double *)checked_calloc(d->largest_sample, sizeof(double), "the advantages of a group");
 }
 
@@ -461,7 +464,8 @@ static void documents_index_llmc(DataLoader *d) {
     d->sample[0].positions = (uint32_t)(B * T);
 }
 
-// Raises *longest to the tokens of the longest document of these shards; adds to *tokens. llm.c's shards count 0.
+// Raises *longest to the tokens of the longest document of these shards, and adds to *tokens. llm.c's shards count as
+// 0.
 static void documents_measure(const char *const *paths, size_t count, size_t *longest, size_t *tokens) {
     ShardPaths found = shard_paths_find(paths, count);
     crc32_prepare();

@@ -1,20 +1,20 @@
 /*
-Reads documents that documents.h has indexed: segments into a batch, and prompts. Each document's checksum is verified
-when it is read (at the first of several segments); ids, masks and advantages are checked for their range. A shard that
-changes during a run is detected. At most OPEN_SHARDS files are open. Nothing is allocated, since this runs during
-training.
+Reads segments of documents into a batch, and prompts; documents.h has indexed them. Each document's checksum is
+verified when it is read (at the first of several segments); ids, masks and advantages are checked for their range. A
+shard that changes during a run is detected. At most OPEN_SHARDS files are open. Nothing is allocated, since this runs
+during training.
 */
 #ifndef LLMC_DOCUMENTS_READ_H
 #define LLMC_DOCUMENTS_READ_H
 #include "documents.h"
 
 // ---- finding a document ---------------------------------------------------------------------------------------------
-// Returns a shard's file, opened again if it was closed.
+// Returns a shard's file. Opens it again if it was closed.
 static const InputFile *documents_file(DataLoader *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
     const TokenShard *s = &d->shard[shard].header;
     InputFile *file = &d->file[slot];
-    uint32_t crc; // of the header, which covers the table's, which covers the documents'; llm.c: 0
+    uint32_t crc; // checksum of the header, which covers the table's, which covers the documents'; 0 for llm.c's shards
     struct stat status;
     if (file->fd >= 0 && d->file_shard[slot] == shard) return file;
     if (file->fd >= 0) close(file->fd);
@@ -34,7 +34,7 @@ static DocumentRef documents_find(DataLoader *d, size_t document) {
     const size_t shard = last_at_most(&d->shard[0].documents_before, sizeof(d->shard[0]), d->shards, document);
     const TokenShard *s = &d->shard[shard].header;
     DocumentRef at = {&d->shard[shard], documents_file(d, shard), document - d->shard[shard].documents_before, {0}};
-    if (d->regular) { // computed from its number
+    if (d->regular) { // its place follows from its number
         at.entry.first = at.number * s->regular, at.entry.tokens = s->regular + 1, at.entry.targets = s->regular;
         return at;
     }
@@ -45,7 +45,7 @@ static DocumentRef documents_find(DataLoader *d, size_t document) {
     return at;
 }
 
-// Finds the document of a token counted over all shards, as in files of log-probabilities; for messages.
+// Finds the document of a token that is counted over all shards, as in files of log-probabilities. For messages
 static DocumentRef documents_find_token(DataLoader *d, size_t token) {
     size_t low = 0, high = d->documents;
     while (high - low > 1) {
@@ -118,7 +118,7 @@ static SegmentBytes documents_read_bytes(DataLoader *d, const DocumentRef *at, s
     return bytes;
 }
 
-// Copies tokens and targets of a segment to positions [to, to + n) of the batch; -1: not a target.
+// Copies tokens and targets of a segment to positions [to, to + n) of the batch. Target -1: none
 static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, const Segment *segment, Batch *batch,
                            size_t to) {
     const TokenShard *s = &at->shard->header;
@@ -133,7 +133,7 @@ static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, con
                 "again",
                 s->path, at->number, token, mask);
         if (i < n) batch->tokens[to + i] = id;
-        if (i == 0) continue; // not predicted in this segment
+        if (i == 0) continue; // the first token is not predicted in this segment
         batch->targets[to + i - 1] = mask ? id : -1;
         batch->loss_weight[to + i - 1] = (float)mask;
         targets += mask;
@@ -182,7 +182,7 @@ static void documents_read_segment(DataLoader *d, const Segment *segment, Batch 
     batch->document_start[batch->documents] = batch->N;
 }
 
-// Appends a sample. Computes a group's advantages from its rewards, one for all positions of a document.
+// Appends a sample. Computes a group's advantages from its rewards: one advantage for all positions of a document.
 static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Batch *batch) {
     const size_t first = batch->documents;
     size_t i, end = documents_sample(d, sample, &i);
@@ -201,9 +201,10 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
 }
 
 // ---- prompts --------------------------------------------------------------------------------------------------------
-// Reads a prompt for rollouts (rollout.h) from a loader opened with DATA_PROMPTS: of documents that mark their prompt's
-// end, of groups (one prompt each), or of prompts alone. The reference answer, not trained on, follows the prompt; a
-// group has none. ids: [room] prompt and answer, cut at `room`. *prompt_tokens: of the prompt; *tokens: of both, uncut
+// Reads a prompt for rollouts (rollout.h) from a loader that was opened with DATA_PROMPTS. Prompts come from documents
+// that mark their prompt's end, from groups (one prompt each), or from shards of prompts. The reference answer, which
+// is not trained on, follows the prompt; a group has none. ids: [room] prompt and answer, cut at `room`.
+// *prompt_tokens: of the prompt; *tokens: of prompt and answer, uncut
 static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
                          size_t *tokens) {
     DocumentRef at = documents_find(d, d->prompt[prompt]);
@@ -219,8 +220,8 @@ static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room
     }
 }
 
-// Reads the other columns of a prompt's row as a JSON object on one line to text[longest_columns]. Returns its bytes;
-// 0: the shard has none.
+// Reads the other columns of a prompt's row into text[longest_columns], as a JSON object on one line. Returns its
+// bytes; 0: the shard has no other columns
 static size_t prompts_columns(DataLoader *d, size_t prompt, char *text) {
     const DocumentRef at = documents_find(d, d->prompt[prompt]);
     const TokenShard *s = &at.shard->header;
@@ -236,7 +237,9 @@ static size_t prompts_columns(DataLoader *d, size_t prompt, char *text) {
         die("%s: the checksum of the columns of document %zu is wrong, the file is damaged; copy or write it again",
             s->path, at.number);
     int good = entry.bytes >= 2 && text[0] == '{' && text[entry.bytes - 1] == '}';
-    for (size_t i = 0; i < entry.bytes; i++) good &= (unsigned char)text[i] >= 0x20; // a command reads it as one line
+    for (size_t i = 0; i < entry.bytes; i++)
+        good &= (unsigned char)text[i] >= 0x20; // no line breaks: a command reads
+                                                // it as one line
     if (!good)
         die("%s: the columns of document %zu are not a JSON object on one line; write it again", s->path, at.number);
     return entry.bytes;

@@ -6,8 +6,9 @@ then the ids.
     magic 20240801, version 7   uint32 ids (its Llama 3 data)
 
 A micro-batch is B consecutive documents of T positions, all tokens targets: document d is tokens [dT, dT + T]; its last
-is the first of the next document. An end-of-text token does not end a document. Tokens at a shard's end that fill no
-micro-batch are skipped. There is no table, mask, checksum or tokenizer: a document's place is computed from its number.
+token is the first of the next document. An end-of-text token does not end a document. Tokens at a shard's end that fill
+no micro-batch are skipped. There is no table, mask, checksum or tokenizer: a document's place is computed from its
+number.
 */
 #ifndef LLMC_LLMC_SHARD_H
 #define LLMC_LLMC_SHARD_H
@@ -15,7 +16,7 @@ micro-batch are skipped. There is no table, mask, checksum or tokenizer: a docum
 #include "shard.h"
 
 #define LLMC_SHARD_HEADER 1024
-#define LLMC_SHARD_SAMPLE ((size_t)8 << 10) // bytes at each end of a shard in its fingerprint
+#define LLMC_SHARD_SAMPLE ((size_t)8 << 10) // bytes at each end of a shard that enter its fingerprint
 
 static const struct {
     uint32_t magic, version;
@@ -23,7 +24,7 @@ static const struct {
 } llmc_shard_kinds[] = {{LLMC_SHARD_16, 1, 2}, {LLMC_SHARD_32, 7, 4}};
 #define LLMC_SHARD_KINDS (sizeof(llmc_shard_kinds) / sizeof(llmc_shard_kinds[0]))
 
-// Reads the header; the shard is divided into micro-batches of B documents of T positions, with ids below `vocabulary`.
+// Reads the header. The shard is divided into micro-batches of B documents of T positions, with ids below `vocabulary`.
 static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, size_t vocabulary) {
     uint32_t header[LLMC_SHARD_HEADER / sizeof(uint32_t)];
     const char *path = file->path;
@@ -48,7 +49,7 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
     s.begin.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = header[2];
     s.ids = sizeof(header), s.header_crc = header[31];
     s.vocabulary = vocabulary, s.regular = T, s.longest = T + 1;
-    s.documents = s.tokens ? (s.tokens - 1) / (B * T) * B : 0; // the last target is one token further on
+    s.documents = s.tokens ? (s.tokens - 1) / (B * T) * B : 0; // a target is one token after its input
     const size_t expected = s.ids + s.tokens * s.id_bytes;
     if (expected != s.begin.bytes)
         die("%s: the header says %zu tokens, so %zu bytes, but the file has %zu; it is %s", path, s.tokens, expected,
@@ -56,7 +57,7 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
     return s;
 }
 
-// Mixes the file's length and its first and last bytes into a hash, since it has no checksum.
+// Mixes the file's length and its first and last bytes into a hash, since the file has no checksum.
 static uint64_t llmc_shard_mix(uint64_t mixed, const char *path) {
     InputFile file = input_open(path);
     const size_t sample = min_size(file.bytes, LLMC_SHARD_SAMPLE);

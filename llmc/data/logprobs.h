@@ -1,11 +1,11 @@
 /*
-A file of log-probabilities (data/README.md): those of a model for the targets of some shards, a float32 for every
-token, in the order of their paths; 0: not a target. The verb `logprobs` writes it; so does a run whose objective has a
+A file of log-probabilities (data/README.md) of a model for the targets of some shards: a float32 for every token, with
+shards in the order of their paths; 0: not a target. The verb `logprobs` writes it; so does a run whose objective has a
 reference, before its first step (reference.h). The data loader copies the values to batches.
 
 A file is complete or absent (output.h). Opening checks every field of the header, the checksum of the body, and that
 every value can be a log-probability. Two keys identify model and data (reference.h): a run with another model, other
-data, another temperature or other cuts of documents refuses it and names both sides. Reading allocates nothing.
+data, another temperature or other cuts of documents refuses the file and names both sides. Reading allocates nothing.
 */
 #ifndef LLMC_LOGPROBS_H
 #define LLMC_LOGPROBS_H
@@ -14,25 +14,25 @@ data, another temperature or other cuts of documents refuses it and names both s
 #include "shard.h"
 
 #define LOGPROBS_MAGIC    "SBPLOGPS"
-#define LOGPROBS_VERSION  2u    // 1 had other keys
+#define LOGPROBS_VERSION  2u    // version 1 had other keys
 #define LOGPROBS_AT_ONCE  4096  // values read or written at a time
 #define LOGPROBS_ROUNDING 1e-3f // how far rounding may put a value above 0
 
-// How documents longer than T were cut, which determines their tokens' context and which tokens have values
+// How documents longer than T were cut. The cut determines a token's context, and which tokens have values.
 typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } DocumentsCut;
 
 // The file's first 256 bytes, little-endian
 typedef struct {
     FileHeader begin;
-    size_t tokens, documents; // of the shards
+    size_t tokens, documents; // tokens and documents of the shards
     size_t targets;           // log-probabilities in the file
     uint64_t model_key, data_key;
     size_t seq_len; // T if a document was longer; 0: all are whole
-    uint32_t cut;   // DocumentsCut
+    uint32_t cut;   // value of enum DocumentsCut
     uint32_t dtype; // DType of the computation
     double temperature;
     uint32_t body_crc, header_crc; // header_crc: over the header with this field 0
-    char model[64];                // name for messages, UTF-8, zero-terminated
+    char model[64];                // name of the model for messages, UTF-8, zero-terminated
     unsigned char zeros[88];
 } LogprobHeader;
 static_assert(sizeof(LogprobHeader) == 256, "the header of a file of log-probabilities has 256 bytes");
@@ -50,19 +50,19 @@ static uint32_t logprobs_header_crc(const LogprobHeader *header) {
 
 static size_t logprobs_offset(size_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
 
-// Copies the text, or its end if too long, to name.
+// Copies the text to `name`; if it is too long, only its end.
 static void logprobs_name(char name[64], const char *text) {
     size_t length = strlen(text), begin = length < 64 ? 0 : length - 63;
-    while (begin && ((unsigned char)text[begin] & 0xc0) == 0x80) begin++; // to the next whole character
+    while (begin && ((unsigned char)text[begin] & 0xc0) == 0x80) begin++; // move to the next whole character
     snprintf(name, 64, "%s", text + begin);
 }
 
 // ---- the body -----------------------------------------------------------------------------------------------------
 typedef struct {
     uint32_t crc;
-    size_t set;  // values other than 0
-    size_t bad;  // first token whose value cannot be a log-probability; else `tokens`
-    float value; // its value
+    size_t set;  // number of values other than 0
+    size_t bad;  // first token whose value cannot be a log-probability; `tokens` if there is none
+    float value; // value of that token
 } LogprobScan;
 
 static LogprobScan logprobs_scan(const InputFile *file, size_t tokens) {
@@ -87,7 +87,7 @@ typedef struct {
     LogprobHeader header;
 } LogprobWriter;
 
-// Creates a file with this header; sizes, checksums and `targets` are filled in later. Every value is 0 at first.
+// Creates a file with this header. Sizes, checksums and `targets` are set later. Every value is 0 at first.
 static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
     LogprobHeader *h = &w->header;
     crc32_prepare();
@@ -100,7 +100,7 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
     if (ftruncate(w->output.fd, (off_t)h->begin.bytes) != 0) output_fail(&w->output, errno, "setting its size");
 }
 
-// Writes values of tokens [token, token + n), counted over all shards; in any order, each at most once.
+// Writes values of tokens [token, token + n), counted over all shards. Tokens may come in any order, each at most once.
 static void logprobs_write(LogprobWriter *w, size_t token, size_t n, const float *value) {
     if (token > w->header.tokens || n > w->header.tokens - token)
         die("internal: log-probabilities of tokens that are not in the data");
@@ -121,7 +121,7 @@ static void logprobs_commit(LogprobWriter *w, size_t targets) {
 // ---- opening ------------------------------------------------------------------------------------------------------
 #define LOGPROBS_AGAIN "remove it and compute it again (verb logprobs)"
 
-// Checks every field, though the checksum is right: another program may have written it.
+// Checks every field, although the checksum is right: another program may have written the file.
 static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     static const unsigned char zeros[sizeof(h->zeros)] = {0};
     const char *fault = h->tokens > h->begin.bytes || h->begin.bytes != logprobs_offset(h->tokens) ? "number of tokens"
@@ -137,7 +137,7 @@ static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     if (fault) die("%s: the %s in its header is invalid; " LOGPROBS_AGAIN, path, fault);
 }
 
-// Opens a file of log-probabilities for reading; checks its header, its checksum and every value.
+// Opens a file of log-probabilities for reading. Checks its header, its checksum and every value.
 static void logprobs_open(LogprobFile *f, const char *path) {
     LogprobHeader *h = &f->header;
     crc32_prepare();
@@ -163,7 +163,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
         die("%s: holds %zu log-probabilities, its header says %zu; " LOGPROBS_AGAIN, path, scan.set, h->targets);
 }
 
-// Closes the file; a zeroed one, never opened, is ignored.
+// Closes the file. Ignores a zeroed one that was never opened.
 static void logprobs_close(LogprobFile *f) {
     if (f->file.path) input_close(&f->file);
 }
@@ -175,7 +175,8 @@ static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     return text;
 }
 
-// Tells whether `have` has the tokens of `wanted`, each with the same tokens before it; later ones do not matter.
+// Tells whether `have` has the tokens of `wanted`, each with the same tokens before it. Tokens after them do not
+// matter.
 static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
     switch (have->cut) {
     case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;
@@ -184,8 +185,8 @@ static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *w
     }
 }
 
-// Ends the program if the file does not fit this run's `wanted` (reference.h). data: name of its shards. Model key 0
-// fits any model.
+// Ends the program if the file does not fit this run's `wanted` (reference.h). data: name of the run's shards. Model
+// key 0 fits any model.
 static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, const char *data) {
     const LogprobHeader *h = &f->header;
     const char *path = f->file.path;

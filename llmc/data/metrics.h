@@ -11,7 +11,7 @@ Metrics of a step, by TRL's names: means, minima, maxima and standard deviations
 #define METRICS_MOST 48
 typedef enum { METRIC_MEAN, METRIC_MIN, METRIC_MAX, METRIC_DEVIATION } MetricKind;
 typedef struct {
-    const char *name; // as in log.jsonl
+    const char *name; // name in log.jsonl
     double sum, count, squares;
     MetricKind kind;
 } Metric;
@@ -21,7 +21,7 @@ typedef struct {
     size_t count;
 } Metrics;
 
-// Merges a metric; `m` may be NULL; count 0 adds only the name. Deviations merge by Chan, Golub and LeVeque 1979.
+// Merges a metric. `m` may be NULL; count 0 adds only the name. Deviations merge as in Chan, Golub and LeVeque 1979.
 static void metric_merge(Metrics *m, const Metric *more) {
     size_t i;
     if (!m) return;
@@ -41,13 +41,13 @@ static void metric_merge(Metrics *m, const Metric *more) {
     x->sum += more->sum, x->count += more->count, x->squares += more->squares;
 }
 
-// Returns the metric's value; NAN: none
+// Returns the metric's value; NAN: it has none
 static double metric_value(const Metric *x) {
     if (x->kind == METRIC_DEVIATION) return x->count > 1 ? sqrt(x->squares / (x->count - 1)) : NAN;
     return x->count > 0 ? x->sum / x->count : NAN;
 }
 
-// Returns the value of the metric of this name; NAN: none
+// Returns the value of the metric with this name; NAN: there is none
 static double metric_named(const Metrics *m, const char *name) {
     for (size_t i = 0; i < m->count; i++)
         if (!strcmp(m->metric[i].name, name)) return metric_value(&m->metric[i]);

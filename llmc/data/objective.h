@@ -7,7 +7,7 @@ so an objective maps log-probabilities of the targets (and other fields of a bat
 and old are the log-probabilities of target t under the policy (its logits/tau), the reference and the policy that wrote
 the completion; m is its loss weight, 0 if masked; sums, means and counts over t run over a document's targets, each
 weighted by m; sigma is the logistic function; Z is objective_normaliser of the whole accumulated batch. TRL is Hugging
-Face's, version 1.16.
+Face's library, version 1.16.
 
 sft    L = -sum_t m logp / Z, Z = targets
 
@@ -31,7 +31,7 @@ kto    with x = sum_t m (logp - ref), by kto_loss
                  max(0, mean over mismatched documents of their x), without a gradient. Mismatched documents pair each
                  prompt of a sequence with the completion of the document before it, the first with the last one's
                  (batch_mismatch); the mean is over all sequences of a micro-batch. TRL rotates the documents of a
-                 device's batch alike; its mean is over devices, not over their documents
+                 device's batch in the same way; its mean is over devices, not over their documents
        apo_zero  the same with kl = 0, TRL's apo_zero_unpaired (arXiv 2408.06266)
 
 Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta c k3) where
@@ -40,12 +40,12 @@ kl_correction, as completions are the old policy's but the divergence is the pol
 else 1. n by normalisation; documents without a target count, too, as in TRL:
        grpo     1 / (the document's targets x Z), Z = documents (arXiv 2402.03300)
        bnpo     1 / Z, Z = targets; TRL's Z is a micro-batch's
-       dapo     the same, with an upper clip that is wider (arXiv 2503.14476)
+       dapo     as bnpo, with a wider upper clip (arXiv 2503.14476)
        dr_grpo  1 / Z, Z = documents x completion_tokens (arXiv 2503.20783)
 grpo   r = exp(logp - old). If old is unknown, it is the policy's own: r is 1, its gradient that of logp
 cispo  (arXiv 2506.13585) the first term is -min(r, clip_high) A logp, where min(r, clip_high) is a weight without a
-       gradient: no token loses its gradient. n is that of bnpo
-ppo    (arXiv 1707.06347) the same with an advantage per token; there is no value function here
+       gradient: no token loses its gradient. n is bnpo's
+ppo    (arXiv 1707.06347) as grpo, with an advantage per token; there is no value function here
 gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
        other normalisations than grpo a document's weight is its number of tokens, as in TRL
 
@@ -82,19 +82,19 @@ static const char *const kto_loss_names[KTO_LOSSES] = {"kto", "apo_zero"};
 static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
 
 typedef struct {
-    double beta, gamma, clip_low, clip_high; // NAN: the default of objective_resolve
+    double beta, gamma, clip_low, clip_high; // NAN: objective_resolve sets the default
     ObjectiveKind kind;
     DpoLoss dpo_loss;
     KtoLoss kto_loss;
     Normalisation normalisation;
-    int kl_correction; // weight the divergence by the ratio
+    int kl_correction; // 1: weight the divergence by the ratio
     double label_smoothing;
     double desirable_weight, undesirable_weight; // kto: w and w'
-    Temperature temperature;                     // divisor 1 except for objectives with advantages
+    Temperature temperature;                     // its divisor is 1 except for objectives with advantages
     double completion_tokens;                    // dr_grpo: most tokens of a completion
 } Objective;
 
-// When the weights of an objective are known
+// When the weights of an objective can be computed
 typedef enum {
     WEIGHTS_AT_ONCE,    // before the head runs
     WEIGHTS_BY_TOKEN,   // from the token's own log-probability
@@ -115,8 +115,8 @@ static int objective_is_of_policy(const Objective *o) {
 
 static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o) || o->kind == OBJECTIVE_KTO; }
 
-// Sets open parameters to the papers' values: simpo's margin is half its beta, its authors' starting point; the clips
-// of dapo and gspo are those of their experiments, cispo's that of arXiv 2510.13786.
+// Sets open parameters to the papers' values. simpo: the margin is half of beta, its authors' starting point. dapo and
+// gspo: the clips of their experiments; cispo: the clip of arXiv 2510.13786.
 static void objective_resolve(Objective *o) {
     const int gspo = o->kind == OBJECTIVE_GSPO;
     if (o->kind == OBJECTIVE_CISPO) {
@@ -158,12 +158,13 @@ static double objective_normaliser(const Objective *o, TargetCounts counts) {
 static double finite_or_nan(double value) { return isfinite(value) ? value : NAN; }
 
 // Computes advantages of a group of n completions: rewards minus their mean, with `scale` divided by 1e-4 + their
-// standard deviation (over n - 1), as in TRL. Exactly 0 if all are equal, NaN if one is not finite.
+// standard deviation (over n - 1), as TRL does. They are exactly 0 if all rewards are equal, NaN if a reward is not
+// finite.
 static void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
     double mean = 0, squares = 0;
     size_t equal = 0;
     for (size_t i = 0; i < n; i++) mean += (double)reward[i] / (double)n, equal += reward[i] == reward[0];
-    if (equal == n) mean = n ? (double)reward[0] : 0; // avoids rounding of the sum
+    if (equal == n) mean = n ? (double)reward[0] : 0; // exact mean without rounding of the sum
     mean = finite_or_nan(mean);
     for (size_t i = 0; i < n; i++) {
         advantage[i] = (double)reward[i] - mean;
@@ -185,7 +186,7 @@ static void value_set(void *values, DType type, size_t i, double value) {
         ((float *)values)[i] = (float)value;
 }
 
-// Returns a log-probability; NaN for an infinity, which a clip or the flat part of a loss could hide.
+// Returns a log-probability, or NaN for an infinity, which a clip or the flat part of a loss could hide.
 static double logp_at(const void *logp, DType type, size_t i) { return finite_or_nan(value_at(logp, type, i)); }
 
 // Returns the loss weight of target t; 0 if masked.
@@ -209,13 +210,13 @@ static double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(
 static double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
 // ---- pairs ----------------------------------------------------------------------------------------------------------
-// Sums over the targets of a document
+// Sums over a document's targets
 typedef struct {
     double logp, reference; // reference: 0 if not needed
     double weight;          // sum of loss weights
 } DocumentSums;
 
-// A pair's loss, and its derivatives by the two sums of log-probabilities
+// A pair's loss, and its derivatives by the two documents' sums of log-probabilities
 typedef struct {
     double loss, slope[2];      // [chosen, rejected]
     double reward[2], logps[2]; // for metrics
@@ -234,8 +235,8 @@ static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t
     return sums;
 }
 
-// Returns the loss of dpo and simpo from x_chosen - x_rejected, of sums (dpo) or means (ipo, simpo). *slope: its
-// derivative
+// Returns the loss of dpo and simpo from the margin x_chosen - x_rejected, where x is a sum (dpo) or a mean (ipo,
+// simpo). *slope: its derivative
 static double margin_loss(const Objective *o, double margin, double *slope) {
     double scaled = o->beta * margin, e = o->label_smoothing, rest;
     if (o->kind == OBJECTIVE_SIMPO) {
@@ -260,7 +261,7 @@ static double margin_loss(const Objective *o, double margin, double *slope) {
     }
 }
 
-// Returns the log odds of a mean log-probability; *slope: their derivative. Limits 1 - exp(a) to at least 2^-24, the
+// Returns the log odds of a mean log-probability. *slope: their derivative. Limits 1 - exp(a) to at least 2^-24, the
 // resolution of fp32, since certainty has infinite odds.
 static double log_odds(double a, double *slope) {
     double rest = -expm1(a);
@@ -277,7 +278,7 @@ static double odds_ratio_loss(const Objective *o, const double a[2], double slop
     return -a[0] - o->beta * log_sigmoid(ratio);
 }
 
-// Returns the loss of a pair. side: the chosen and the rejected document
+// Returns the loss of a pair. side: sums of the chosen and of the rejected document
 static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
     int dpo = o->kind == OBJECTIVE_DPO, of_means = !dpo || o->dpo_loss == DPO_IPO;
     double x[2], share[2]; // sums or means of log-ratios, and their derivative by a token's log-probability
@@ -325,12 +326,12 @@ static void pair_weights(const Objective *o, const Batch *batch, double Z, const
 }
 
 // ---- answers with a label -------------------------------------------------------------------------------------------
-// A document's loss, and its derivative by the sum of its log-probabilities
+// A document's loss, and its derivative by the sum of the document's log-probabilities
 typedef struct {
     double loss, slope, reward, logps; // reward, logps: for metrics
 } LabelLoss;
 
-// Computes kto_loss of document d: w (1 - sigmoid(sign beta (x - kl))); sign, w: of its label
+// Computes kto_loss of document d: w (1 - sigmoid(sign beta (x - kl))). sign and w follow from its label
 static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     const DocumentSums sums = document_sums(o, batch, d, logp, type);
     const double sign = batch->reward[d] != 0 ? 1 : -1, w = sign > 0 ? o->desirable_weight : o->undesirable_weight;
@@ -347,14 +348,14 @@ static void label_weights(const Objective *o, const Batch *batch, double Z, cons
 }
 
 // ---- completions with advantages ------------------------------------------------------------------------------------
-// -min(r A, clip(r) A), and its derivative by log r; for cispo by logp. clipped: -1 or 1 if the lower or upper bound
-// zeroes the gradient, or for cispo reduces it
+// Surrogate loss -min(r A, clip(r) A), and its derivative by log r (for cispo by logp). clipped: -1 or 1 if the lower
+// or upper bound zeroes the gradient, or for cispo reduces it
 typedef struct {
     double loss, slope;
     int clipped;
 } Surrogate;
 
-// Computes a target's surrogate loss. logp: of the token, for cispo
+// Computes a target's surrogate loss. logp: the token's log-probability, for cispo
 static Surrogate surrogate_of(const Objective *o, double ratio, double A, double logp) {
     const double low = 1 - o->clip_low, high = 1 + o->clip_high;
     Surrogate s;
@@ -381,14 +382,14 @@ static double reference_over(const Batch *batch, size_t t, double logp) {
     return finite_or_nan((double)batch->reference[t]) - logp;
 }
 
-// Returns n of the formulas above, for a document with targets (also required by the next two).
+// Returns n of the formulas above for a document. The document must have targets, here and in the next two functions.
 static double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->document_weight[d] : 1.0) / Z;
 }
 
-// Terms shared by gspo's targets of document d. logp[N]: of the whole sequence. slope: derivative of the document's
-// surrogates, and of corrected divergences through the ratio, by any of its log-probabilities; log r has each of them
-// with weight 1 / document_weight
+// Terms that gspo's targets of a document share. slope: derivative, by the log-probability of a target of weight 1, of
+// the document's surrogates and of corrected divergences through the ratio. log r contains each log-probability with
+// weight 1 / document_weight
 typedef struct {
     double ratio, slope;
 } DocumentRatio;
@@ -418,8 +419,8 @@ static DocumentRatio document_ratio_slope(const Objective *o, const Batch *batch
     return r;
 }
 
-// Returns the derivative of target t's terms by its log-probability; document: for gspo. A corrected divergence r k3
-// has r (k3 + dk3), which is -r (ref - logp) if r is the token's own.
+// Returns the derivative of target t's terms by its log-probability. document: for gspo. The derivative of a corrected
+// divergence r k3 is r (k3 + dk3), which is -r (ref - logp) if r is the token's own ratio.
 static double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, DocumentRatio document) {
     const int gspo = o->kind == OBJECTIVE_GSPO;
     const double ratio = gspo ? document.ratio : exp(log_ratio_at(batch, t, logp));
@@ -457,8 +458,8 @@ static void objective_check_batch(const Objective *o, const Batch *batch) {
 }
 
 // Computes weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
-// WEIGHTS_BY_SEQUENCE for the whole sequence. Both have `type`, fp32 or double; weight may be logp. Z = 0 (all targets
-// masked) gives no gradient. Call batch_count first.
+// WEIGHTS_BY_SEQUENCE for the whole sequence. logp and weight have `type`, fp32 or double; weight may be logp. Z = 0
+// (all targets masked) gives no gradient. Call batch_count first.
 static void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
                               const void *logp, void *weight, DType type) {
     objective_check_batch(o, batch);
@@ -479,7 +480,7 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
 
 // ---- the loss and metrics -------------------------------------------------------------------------------------------
 // Computes the loss of pairs, with TRL's metrics. A document's reward is beta times its log-ratio to the reference
-// (dpo) or its mean log-probability (simpo, orpo); logps are sums for dpo, means for the others.
+// (dpo) or its mean log-probability (simpo, orpo). The metrics of logps are sums for dpo, means for simpo and orpo.
 static double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                          Metrics *metrics) {
     double sum = 0;
@@ -496,13 +497,13 @@ static double pairs_loss(const Objective *o, const Batch *batch, double Z, const
     return sum / Z;
 }
 
-// Computes the loss of labelled answers, with TRL's metrics. metrics_margin adds rewards/margins, a difference of
-// means, for whole steps.
+// Computes the loss of labelled answers, with TRL's metrics. metrics_margin adds rewards/margins for whole steps,
+// because it is a difference of means.
 static double labels_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                           Metrics *metrics) {
     static const char *const names[] = {"rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"};
     double sum = 0;
-    for (size_t i = 0; i < 4; i++) metric_add(metrics, names[i], 0, 0); // fixes their order
+    for (size_t i = 0; i < 4; i++) metric_add(metrics, names[i], 0, 0); // fixes the order of the metrics
     for (size_t d = 0; d < batch->documents; d++) {
         const LabelLoss document = label_loss(o, batch, d, logp, type);
         const int side = batch->reward[d] == 0;
@@ -515,7 +516,7 @@ static double labels_loss(const Objective *o, const Batch *batch, double Z, cons
     return sum / Z;
 }
 
-// Sums over the targets of a sequence; low, high: clipped targets, for gspo clipped documents
+// Sums over the targets of a sequence. low, high: number of clipped targets, for gspo of clipped documents
 typedef struct {
     double tokens, ratio, divergence, low, high, reward;
 } PolicySums;
@@ -546,7 +547,7 @@ static double document_loss(const Objective *o, const Batch *batch, size_t d, co
     return loss;
 }
 
-// Computes the loss of completions, with TRL's metrics; `ratio`, the mean of r, is ours.
+// Computes the loss of completions, with TRL's metrics. The metric `ratio`, the mean of r, is our own.
 static double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                           Metrics *metrics) {
     double loss = 0;
@@ -562,7 +563,7 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     }
     if (batch->reward) metric_add(metrics, "reward", sums.reward, (double)batch->documents);
     for (size_t d = 0, end; batch->reward && batch->group && d < batch->documents; d = end) {
-        int equal = 1; // the group's rewards are equal; --rollout counts its groups earlier, to the same mean
+        int equal = 1; // 1: the group's rewards are equal; --rollout counts its groups earlier, to the same mean
         for (end = d; end < batch->documents && batch->group[end] == batch->group[d]; end++)
             equal &= batch->reward[end] == batch->reward[d];
         metric_add(metrics, "frac_reward_zero_std", equal, 1);
@@ -580,8 +581,8 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     return loss;
 }
 
-// Returns this sequence's part of the loss from logp[N], and entropy[N] of the distributions (NULL: unknown), of
-// `type`. Adds its metrics to `metrics` unless NULL. Call batch_count first.
+// Returns this sequence's part of the loss from logp[N]. entropy[N]: of the distributions (NULL: unknown), like logp of
+// `type`. Adds the sequence's metrics to `metrics` unless it is NULL. Call batch_count first.
 static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *entropy,
                              DType type, Metrics *metrics) {
     double weight, sum;

@@ -3,17 +3,17 @@ Packs samples (segments of documents, or all documents of a pair or group) into 
 positions, without padding and without cutting a sample.
 
     in a new order every epoch   samples are permuted by (seed, epoch) and divided into windows. A window is packed by
-                                 first-fit decreasing: longest first (equal lengths as permuted), each into the first
-                                 sequence with room. Then the sequences of all windows are permuted. A large window
-                                 wastes little, at most about half a sequence; many windows vary between epochs which
-                                 samples share a sequence.
+                                 first-fit decreasing: longest sample first (equal lengths as permuted), each into the
+                                 first sequence with room. Then the sequences of all windows are permuted. A large
+                                 window wastes little, at most about half a sequence; many windows vary between epochs
+                                 which samples share a sequence.
     in the order of the file     next-fit: a sequence ends when the next sample does not fit.
-    by steps                     of a fixed number of samples, in either order; a step is a window with contiguous
+    by steps                     a step has a fixed number of samples, in either order; it is a window with contiguous
                                  sequences. The last step of an epoch has the remaining samples.
 
 A tree over the sequences finds the first with room, so a window of n samples takes O(n log n). An epoch's sequences
-depend only on lengths, seed and epoch. Samples that fill a sequence each are only permuted. All memory is allocated at
-the beginning.
+depend only on lengths, seed and epoch. If each sample fills a sequence, samples are only permuted. All memory is
+allocated at the beginning.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
@@ -21,14 +21,14 @@ the beginning.
 #include "llmc/base/utils.h"
 
 #define RANDOM_STREAM_SAMPLES   0x706965636573ull   // stream of random.h for the order of samples ("pieces")
-#define RANDOM_STREAM_SEQUENCES 0x73747265616d73ull // the same for the order of sequences ("streams")
+#define RANDOM_STREAM_SEQUENCES 0x73747265616d73ull // stream of random.h for the order of sequences ("streams")
 #define PACKING_WINDOW          4096                // least samples of a window
 #define PACKING_SEQUENCES       256                 // least sequences of a window
 #define PACKING_NO_EPOCH        UINT64_MAX
 
-// The sequences of one epoch: the i-th is samples order[begin[s] .. begin[s + 1]), s = permutation[i]
+// The sequences of one epoch. The i-th has the samples order[begin[s] .. begin[s + 1]), s = permutation[i].
 typedef struct {
-    uint64_t epoch;        // or PACKING_NO_EPOCH
+    uint64_t epoch;        // number of the epoch, or PACKING_NO_EPOCH
     uint32_t *order;       // [samples]
     uint32_t *begin;       // [most sequences + 1]
     uint32_t *permutation; // [most sequences]
@@ -40,17 +40,17 @@ typedef struct {
 } PackingItem;
 
 typedef struct {
-    const uint32_t *length; // positions of the first sample, not owned
-    size_t stride;          // bytes to the next sample's length; 0: each sample fills a sequence
+    const uint32_t *length; // where the first sample's positions are stored; not owned
+    size_t stride;          // bytes to the next sample's positions; 0: each sample fills a sequence
     size_t samples, capacity;
     size_t step;      // samples of a step; 0: not packed by steps
-    size_t positions; // sum over all samples
+    size_t positions; // sum of positions over all samples
     size_t windows, largest_window, max_sequences;
     int shuffle;
     uint64_t seed;
     PackingItem *item, *spare; // [largest_window]
-    uint32_t *bin;             // [largest_window] sequence of the window that has the item
-    uint32_t *room; // [2 * leaves] a tree: leaf `leaves + b` is sequence b's room, a node the larger of its two
+    uint32_t *bin;             // [largest_window] sequence of the window to which the item goes
+    uint32_t *room;            // [2 * leaves] a tree: leaf `leaves + b` is sequence b's room, a node its larger child
 } Packing;
 
 static uint32_t packing_length(const Packing *p, size_t sample) {
@@ -62,7 +62,7 @@ static void identity_permutation(uint32_t *out, size_t count) {
     for (size_t i = 0; i < count; i++) out[i] = (uint32_t)i;
 }
 
-// Makes a random permutation. purpose: RANDOM_STREAM_...
+// Makes a random permutation. purpose: a RANDOM_STREAM_... constant
 static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t purpose, uint64_t epoch) {
     const uint64_t stream = random_mix(purpose) + epoch;
     identity_permutation(out, count);
@@ -73,7 +73,8 @@ static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint6
     }
 }
 
-// Sorts longest first, stable: a radix sort by bytes of the length, lowest first. Both arrays have `count` items.
+// Sorts longest first; the sort is stable: a radix sort by the bytes of the length, lowest first. Both arrays have
+// `count` items.
 static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
     for (unsigned shift = 0; shift < 32; shift += 8) { // four passes: the result is back in `item`
         size_t begin[256] = {0}, sum = 0;
@@ -90,7 +91,7 @@ static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
 }
 
 // ---- first-fit ------------------------------------------------------------------------------------------------------
-// Returns the first sequence with room for `positions`, and reduces its room.
+// Returns the first sequence with room for `positions` positions, and reduces its room.
 static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     size_t node = 1;
     while (node < leaves) {
@@ -103,8 +104,8 @@ static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     return found;
 }
 
-// Sets bin[i] of items sorted by packing_sort; returns the number of sequences. Empty ones have the whole capacity, so
-// the tree opens them in order.
+// Sets bin[i] of items that packing_sort has sorted. Returns the number of sequences. Empty sequences have the whole
+// capacity, so the tree opens them in order.
 static size_t packing_first_fit(Packing *p, size_t count) {
     size_t leaves = 1, sequences = 0;
     while (leaves < count) leaves *= 2;
@@ -186,7 +187,7 @@ static Packing packing_allocate(const uint32_t *length, size_t stride, size_t sa
     const double window = fmax(PACKING_SEQUENCES * samples_a_sequence, PACKING_WINDOW);
     p.windows = step ? (samples + p.step - 1) / p.step : max_size((size_t)((double)samples / window), 1);
     p.largest_window = step ? p.step : (samples + p.windows - 1) / p.windows;
-    // at most one sequence of a window is half empty; any two consecutive next-fit ones hold more than one capacity
+    // at most one sequence of a window is half empty; two consecutive next-fit sequences hold more than one capacity
     p.max_sequences = min_size(2 * p.positions / capacity + p.windows + 1, samples);
     if (step || (shuffle && stride)) packing_allocate_window(&p, p.largest_window);
     return p;

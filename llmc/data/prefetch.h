@@ -1,12 +1,12 @@
 /*
-Reads the next micro-batch while this one is trained on: a thread fills one of two batches (reading, checksums, an
-epoch's packing) while the run uses the other. Their order is that of dataloader_next; the loader belongs to the thread
-between prefetch_start and prefetch_stop. Only starting allocates.
+Reads the next micro-batch while the current one is trained on: a thread fills one of two batches (reading, checksums,
+an epoch's packing) while the run uses the other. They come in the order of dataloader_next. Between prefetch_start and
+prefetch_stop the loader belongs to the thread. Only starting allocates.
 
-A rank gets the micro-batches of a step, or parts of them, that are assigned to it (world.h). A step is normalised by
-the counts of all of them on all ranks, so each carries these, from the data's tables. An error of the thread ends the
-program when its micro-batch is taken, with the same line and exit code; earlier steps are finished and saved. A program
-that ends in any other way stops its threads first.
+A rank gets the micro-batches of a step, or parts of micro-batches, that are assigned to it (world.h). A step is
+normalised by the counts of all micro-batches on all ranks, so each micro-batch carries these counts, from the data's
+tables. An error of the thread ends the program when its micro-batch is taken, with the same line and exit code; earlier
+steps are finished and saved. A program that ends otherwise stops its threads first.
 */
 #ifndef LLMC_PREFETCH_H
 #define LLMC_PREFETCH_H
@@ -16,36 +16,36 @@ that ends in any other way stops its threads first.
 #include <setjmp.h>
 
 typedef struct {
-    Batch whole;              // as read
+    Batch whole;              // the micro-batch as read
     Batch batch;              // this rank's part
     size_t number;            // index within its step
-    size_t sp;                // ranks that share it; 0: as ever
-    DealSummary deal;         // of its step
+    size_t sp;                // ranks that share it; 0: as in the whole run
+    DealSummary deal;         // summary of the step's deal
     TargetCounts step_counts; // totals over all micro-batches of its step
-    size_t step_batches;      // number of this rank's in its step
-    uint64_t after;           // position after it; for a rank's last in a step, after the step
+    size_t step_batches;      // number of this rank's micro-batches in the step
+    uint64_t after;           // position after it; for a rank's last micro-batch of a step, after the step
 } MicroBatch;
 
 typedef struct Prefetch {
     DataLoader *loader;
-    Assignment assignment; // of the step being read, for data packed by steps
-    size_t step;           // micro-batches of that step; its assignment's last round may be incomplete
-    StepDeal dealt;        // --sp auto
-    size_t rank;           // of the deal
+    Assignment assignment; // this rank's assignment in the step being read, for data packed by steps
+    size_t step;           // micro-batches of this step; the last round of its assignment may be incomplete
+    StepDeal dealt;        // deal of the step, with --sp auto
+    size_t rank;           // rank for which the deal is read
     MicroBatch slot[2];
     double waited; // total seconds in prefetch_take
     pthread_t thread;
-    pthread_mutex_t lock; // guards what follows
+    pthread_mutex_t lock; // guards the fields below
     pthread_cond_t changed;
-    uint64_t filled, taken, freed; // micro-batches so far: slot[i % 2] is the i-th
+    uint64_t filled, taken, freed; // micro-batches so far; the i-th is slot[i % 2]
     int running, stop, failed;     // failed: the exit code
     char message[DIE_MESSAGE];
-    struct Prefetch *next; // list of those with a thread
+    struct Prefetch *next; // list of all that have a thread
 } Prefetch;
 
 static Prefetch *prefetch_running;
 static __thread jmp_buf prefetch_failure;
-static __thread Prefetch *prefetch_own; // the one that this thread serves
+static __thread Prefetch *prefetch_own; // the Prefetch that this thread serves
 
 static void prefetch_caught(int code, const char *message) {
     Prefetch *p = prefetch_own;
@@ -58,7 +58,7 @@ static void prefetch_caught(int code, const char *message) {
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
-// Reads the rank's i-th pass of a step that is dealt; the loader stands at the step until the last one.
+// Reads the rank's i-th pass of a dealt step. The loader stays at the step's beginning until the last pass.
 static void prefetch_read_dealt(Prefetch *p, size_t i, MicroBatch *micro) {
     const DealtPass pass = step_deal_pass(&p->dealt, p->rank, i);
     const int counts = pass.sequence < p->dealt.deal.sequences;
@@ -70,7 +70,7 @@ static void prefetch_read_dealt(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->sp = pass.sp, micro->deal = deal_summary(&p->dealt.deal);
 }
 
-// Reads the rank's i-th micro-batch of a step; the loader stands after the one before it.
+// Reads the rank's i-th micro-batch of a step. The loader stands after the rank's previous micro-batch.
 static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
     const size_t own = assigned_batches(assignment), number = assigned_number(assignment, i);
@@ -85,7 +85,8 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->number = number, micro->step_batches = own;
 }
 
-// Begins a step; the loader stands at its first micro-batch. Returns the counts of all of them; *own: this rank's
+// Begins a step; the loader stands at its first micro-batch. Returns the counts of all its micro-batches. *own: number
+// of this rank's
 static TargetCounts prefetch_begin_step(Prefetch *p, size_t *own) {
     TargetCounts counts;
     p->step = p->assignment.batches;
@@ -145,7 +146,7 @@ static void prefetch_stop_all(void) {
     while (prefetch_running) prefetch_stop(prefetch_running);
 }
 
-// Starts the thread; its first micro-batch is the one at `position`, the first of a step.
+// Starts the thread. Its first micro-batch is the one at `position`, which begins a step.
 static void prefetch_start(Prefetch *p, uint64_t position) {
     static int prepared;
     sigset_t all, before;
@@ -171,7 +172,7 @@ static void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment assign
     pthread_cond_init(&p->changed, NULL);
 }
 
-// Deals the steps of this rank by a table, --sp auto.
+// Deals the steps of this rank by a table (--sp auto).
 static void prefetch_deal(Prefetch *p, const DealTable *table, size_t rank) {
     const Packing *packing = &p->loader->packing;
     const size_t largest = packing->step ? packing->step : p->assignment.batches * p->loader->bound.documents;
@@ -190,7 +191,7 @@ static void prefetch_free(Prefetch *p) {
 }
 
 // ---- taking ---------------------------------------------------------------------------------------------------------
-// Frees the micro-batch taken before and waits for the next.
+// Frees the micro-batch taken before, and waits for the next one.
 static MicroBatch *prefetch_wait(Prefetch *p) {
     double begin = seconds_now();
     pthread_mutex_lock(&p->lock);

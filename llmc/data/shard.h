@@ -1,8 +1,8 @@
 /*
 Token shards: the files that a run reads, in the format of data/prepare.py (data/README.md). A file holds whole
 documents: a header of 256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and
-optionally an advantage for each token or the other columns of each prompt. Little-endian. For llm.c's shards see
-llmc_shard.h.
+optionally an advantage for each token or the other columns of each prompt. Little-endian. llmc_shard.h reads llm.c's
+shards.
 
 Opening a shard checks every field of the header against the others and the file's size, and the whole table, by its
 checksum and entry by entry, including that pairs have both answers and groups several. A document's own checksum is
@@ -21,11 +21,11 @@ checked when it is read (documents_read.h).
 #define TOKEN_SHARD_HEADER  256
 #define TOKEN_SHARD_ENTRY   48
 #define TOKEN_SHARD_ALIGN   64
-#define TOKEN_SHARD_COLUMNS 16                         // bytes of an entry of the index of columns
+#define TOKEN_SHARD_COLUMNS 16                         // bytes of an entry in the index of columns
 #define LLMC_SHARD_16       20240520                   // llm.c's magic number for ids of 16 bits
-#define LLMC_SHARD_32       20240801                   // the same for 32 bits
+#define LLMC_SHARD_32       20240801                   // llm.c's magic number for ids of 32 bits
 #define TABLE_ENTRIES       4096                       // entries read at a time
-#define SHARD_TOKEN_BYTES   (2 * sizeof(uint32_t) + 1) // most bytes of id, mask and value
+#define SHARD_TOKEN_BYTES   (2 * sizeof(uint32_t) + 1) // most bytes of a token's id, mask and value
 
 // ---- which files ----------------------------------------------------------------------------------------------------
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
 static void shard_paths_add(ShardPaths *list, const char *path) {
     ShardPath added = {checked_strdup(path), 0, 0};
     struct stat status;
-    if (stat(path, &status) == 0) // else opening reports why
+    if (stat(path, &status) == 0) // if it fails, opening reports why
         added.device = status.st_dev, added.inode = status.st_ino;
     list->at = (ShardPath *)checked_realloc(list->at, (list->count + 1) * sizeof(ShardPath), "the list of shards");
     list->at[list->count++] = added;
@@ -66,7 +66,7 @@ static void shard_paths_check_files(ShardPaths *list) {
     }
 }
 
-// Finds the shards. Each path is a file or, if no such file exists, a glob.
+// Finds the shards. Each path is a file or, if there is no file of that name, a glob.
 static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     ShardPaths list = {NULL, 0};
     for (size_t i = 0; i < count; i++) {
@@ -104,7 +104,7 @@ static void shard_refuse_folder(const char *path) {
     die("%s: is a folder; name its shards, for example '%s/train-*.bin' (quoted)", path, path);
 }
 
-// Tells whether the file begins like a shard of documents; else it may be one of llm.c's.
+// Tells whether the file begins like a shard of documents. Otherwise it may be one of llm.c's shards.
 static int is_token_shard(const char *path) {
     char begin[sizeof(TOKEN_SHARD_MAGIC)] = "";
     uint32_t magic;
@@ -119,14 +119,15 @@ static int is_token_shard(const char *path) {
 // ---- the header -----------------------------------------------------------------------------------------------------
 #define FILE_BYTE_ORDER 0x01020304u
 
-// The common beginning of headers of shards and of files of log-probabilities
+// Beginning of the headers of shards and of files of log-probabilities
 typedef struct {
     char magic[8];
     uint32_t version, byte_order;
-    size_t header_bytes, bytes; // bytes: of the file
+    size_t header_bytes, bytes; // bytes: size of the file
 } FileHeader;
 
-// Checks the common header. what: kind of file; again: advice if damaged; intact: the header's checksum is right
+// Checks the common header. what: kind of file; again: advice if it is damaged; intact: 1 if the header's checksum is
+// right
 static void file_header_check(const FileHeader *h, const InputFile *file, const char *what, uint32_t version,
                               const char *again, int intact) {
     if (h->byte_order == 0x04030201u) die("%s: was written on a big-endian machine; %s", file->path, again);
@@ -152,24 +153,25 @@ typedef struct {
     FileHeader begin;
     size_t documents, tokens, targets, longest;
     uint32_t id_bytes, kind;
-    size_t vocabulary;                // vocabulary of its tokenizer
+    size_t vocabulary;                // vocabulary size of its tokenizer
     uint64_t tokenizer;               // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
-    size_t table, ids, masks, values; // offsets in the file; 0: none
+    size_t table, ids, masks, values; // offsets in the file; 0: the section is absent
     uint32_t table_crc, header_crc;   // header_crc: over the header with this field 0
-    char tokenizer_name[64];          // printable
-    size_t columns;                   // offset of the index of the prompts' columns; 0: none
+    char tokenizer_name[64];          // name of the tokenizer, printable
+    size_t columns;                   // offset of the index of the prompts' columns; 0: no columns
     size_t longest_columns;           // most bytes of one prompt's columns
     uint32_t columns_crc;             // checksum of the index
     uint32_t zero;
-    uint64_t chat_template; // that rendered its conversations, like tokenizer; 0: none did, or an older shard
+    uint64_t chat_template; // template that rendered its conversations, in the form of `tokenizer`; 0: no template, or
+                            // an older shard
     unsigned char zeros[32];
     char *path;
-    size_t groups, largest_group; // pairs or groups, documents of the largest; 0 until the table is checked
-    size_t regular;               // T of the documents of one of llm.c's shards; 0: documents are in the table
+    size_t groups, largest_group; // number of pairs or groups; most documents of one; 0 until the table is checked
+    size_t regular;               // T of the documents of an llm.c shard; 0: the table describes the documents
 } TokenShard;
 static_assert(offsetof(TokenShard, path) == TOKEN_SHARD_HEADER, "the header of a shard has 256 bytes");
 
-// An entry of the table
+// An entry of the table of documents
 typedef struct {
     size_t first, tokens, targets, group, prompt;
     float reward;
@@ -177,7 +179,7 @@ typedef struct {
 } ShardDocument;
 static_assert(sizeof(ShardDocument) == TOKEN_SHARD_ENTRY, "an entry of a shard's table has 48 bytes");
 
-// An entry of the index of columns: where a prompt's lie in the text after the index
+// An entry of the index of columns: where a prompt's columns lie in the text after the index
 typedef struct {
     size_t first;
     uint32_t bytes, crc;
@@ -186,7 +188,7 @@ static_assert(sizeof(ShardColumns) == TOKEN_SHARD_COLUMNS, "an entry of a shard'
 
 static int kind_has_groups(uint32_t kind) { return kind == KIND_PAIRS || kind == KIND_GROUPS; }
 
-// Tells whether answers are compared whole.
+// Tells whether answers are compared as a whole.
 static int kind_is_whole(uint32_t kind) { return kind_has_groups(kind) || kind == KIND_LABELS; }
 
 static size_t shard_align(size_t offset) {
@@ -203,8 +205,8 @@ static uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i
 // Returns the offset of the columns' text, after their index.
 static size_t shard_columns_text(const TokenShard *s) { return s->columns + s->documents * TOKEN_SHARD_COLUMNS; }
 
-// Checks that sections follow in order, each at the next multiple of 64, the last up to the file's end. The text of
-// columns has the length that their index says.
+// Checks that sections follow in order, each at the next multiple of 64, and that the last ends with the file. The text
+// of columns has the length that its index says.
 static void shard_check_sections(const TokenShard *s) {
     const struct {
         const char *name;
@@ -224,7 +226,7 @@ static void shard_check_sections(const TokenShard *s) {
                 section[i].name, section[i].begins, s->documents, s->tokens, section[i].expected);
 }
 
-// Checks every field against the others.
+// Checks every field of the header against the others.
 static void shard_check_header(const TokenShard *s) {
     if (s->kind > KIND_PROMPTS && s->kind != KIND_LABELS)
         die("%s: kind %u of a token shard is unknown; kinds are 0 to %d, and %d", s->path, s->kind, KIND_PROMPTS,
@@ -283,7 +285,7 @@ static TokenShard shard_read_header(const InputFile *file) {
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-// Reads entries from `first` on into entry[TABLE_ENTRIES]; returns how many.
+// Reads entries from `first` on into entry[TABLE_ENTRIES]. Returns how many.
 static size_t shard_read_entries(const TokenShard *s, const InputFile *file, size_t first, ShardDocument *entry) {
     const size_t count = min_size(s->documents - first, TABLE_ENTRIES);
     input_read(file, s->table + first * TOKEN_SHARD_ENTRY, entry, count * TOKEN_SHARD_ENTRY);
@@ -307,7 +309,7 @@ static void shard_check_document(const TokenShard *s, size_t number, const Shard
     if (fault) die("%s: document %zu %s; write the shard again", s->path, number, fault);
 }
 
-// Ends a pair or group of `members` documents before document `number`.
+// Ends a pair or group of `members` documents, which precedes document `number`.
 static void shard_end_group(TokenShard *s, size_t number, size_t members) {
     if (members == 1)
         die("%s: document %zu %s; write the shard again", s->path, number - 1,
@@ -341,7 +343,7 @@ static void shard_check_table_crc(const TokenShard *s, const InputFile *file, Sh
         die("%s: the checksum of its document table is wrong, the file is damaged; copy or write it again", s->path);
 }
 
-// Checks the index of columns: its checksum, then that entries are contiguous up to the file's end. entry:
+// Checks the index of columns: its checksum, and that its entries are contiguous up to the file's end. entry:
 // [TABLE_ENTRIES]
 static void shard_check_columns(const TokenShard *s, const InputFile *file, ShardColumns *entry) {
     const size_t text = s->begin.bytes - shard_columns_text(s);

@@ -1,13 +1,13 @@
 /*
 The deal of a step (deal.h): which sequences of its samples this rank takes, on groups of how many ranks.
 
-The samples are those that the step would have with any --sp. Their seconds come from a table of a document alone on
-each level, made before the run: a sample takes as long as its documents.
+The step has the same samples as with any --sp. Their seconds come from a table, made before the run, of the time that a
+single document takes on each level: a sample takes as long as its documents together.
 
-Gradients are reduced in the last pass of a rank, so ranks may have different numbers of passes. Where they take turns,
-all have as many: those without a sequence in a turn compute a token that does not count, in groups of one. Else, a rank
-adds such a pass if a rank of its last group has more passes: that one joins the reductions there, so exchanges between
-them would wait forever.
+Gradients are reduced in the last pass of a rank, so ranks may have different numbers of passes. With turns all ranks
+have equally many passes: a rank without a sequence in a turn computes a token that does not count, in a group of one.
+Without turns, a rank adds a pass of one token if another rank of its last group has more passes. That other rank joins
+the reductions in its own last pass, so exchanges between the two would otherwise wait forever.
 */
 #ifndef LLMC_STEP_DEAL_H
 #define LLMC_STEP_DEAL_H
@@ -16,7 +16,7 @@ them would wait forever.
 
 #define DEAL_LENGTHS 96
 
-// Seconds of a document by its positions, between the lengths on a line
+// Seconds of a document by its positions, interpolated linearly between the lengths
 typedef struct {
     DealLevels levels;
     size_t lengths;
@@ -28,19 +28,19 @@ typedef struct {
     const DealTable *table; // NULL: steps are not dealt
     Deal deal;
     PackingItem *item, *spare; // [samples of a step]
-    size_t passes;             // of this rank in the current step, with those that do not count
+    size_t passes;             // passes of this rank in the current step, including passes that do not count
 } StepDeal;
 
 // A pass of a rank
 typedef struct {
     size_t sp;       // ranks of its group
-    size_t sequence; // of Deal.begin; Deal.sequences: a token that does not count
+    size_t sequence; // index in Deal.begin; Deal.sequences: a token that does not count
 } DealtPass;
 
-// What a log says of a deal
+// What the log says about a deal
 typedef struct {
-    double load, mean, bound;   // s: of the slowest rank, of all on average, that no deal falls below; 0: no deal
-    size_t groups[DEAL_LEVELS]; // sequences of each level
+    double load, mean, bound;   // s: time of the slowest rank; mean over all ranks; lower bound of any deal; 0: no deal
+    size_t groups[DEAL_LEVELS]; // number of sequences on each level
 } DealSummary;
 
 static double deal_table_seconds(const DealTable *t, size_t positions, size_t level) {
@@ -49,7 +49,7 @@ static double deal_table_seconds(const DealTable *t, size_t positions, size_t le
     return t->seconds[i][level] + share * (t->seconds[i + 1][level] - t->seconds[i][level]);
 }
 
-// Allocates for steps of at most `samples`.
+// Allocates for steps of at most `samples` samples.
 static void step_deal_allocate(StepDeal *s, const DealTable *table, size_t samples) {
     s->table = table;
     s->deal = deal_allocate(table->levels, samples);
@@ -63,7 +63,7 @@ static void step_deal_free(StepDeal *s) {
     memset(s, 0, sizeof(*s));
 }
 
-// Returns the i-th pass of a rank: of its sequences, or in turn i.
+// Returns the i-th pass of a rank: its i-th sequence, or its sequence in turn i.
 static DealtPass step_deal_pass(const StepDeal *s, size_t rank, size_t i) {
     const Deal *d = &s->deal;
     DealtPass pass = {1, 0};
@@ -76,7 +76,7 @@ static DealtPass step_deal_pass(const StepDeal *s, size_t rank, size_t i) {
     return pass;
 }
 
-// Counts the passes of a rank that count.
+// Counts a rank's passes, except passes that do not count. *last: ranks of the last one's group
 static size_t step_deal_sequences(const StepDeal *s, size_t rank, size_t *last) {
     DealtPass pass;
     size_t i = 0;
@@ -84,7 +84,7 @@ static size_t step_deal_sequences(const StepDeal *s, size_t rank, size_t *last) 
     return i;
 }
 
-// Counts the passes of a rank.
+// Counts all passes of a rank.
 static size_t step_deal_passes(const StepDeal *s, size_t rank) {
     size_t last, ignored;
     if (s->deal.levels.turns) return s->deal.turn[s->deal.order[s->deal.samples - 1]] + 1;
@@ -95,7 +95,7 @@ static size_t step_deal_passes(const StepDeal *s, size_t rank) {
     return own + more;
 }
 
-// Deals the samples of `count` micro-batches from a position on. Returns the passes of this rank.
+// Deals the samples of `count` micro-batches from a position on. Returns the number of passes of this rank.
 static size_t step_deal_make(StepDeal *s, DataLoader *d, uint64_t position, size_t count, size_t rank) {
     const size_t levels = s->table->levels.levels;
     size_t samples = 0;
@@ -133,7 +133,7 @@ static DealSummary deal_summary(const Deal *d) {
     return s;
 }
 
-// Reads a sequence into `batch`, the longest sample last: then the parts of several ranks differ the least.
+// Reads a sequence into `batch`, with the longest sample last: the parts of several ranks then differ the least.
 static void step_deal_read(const StepDeal *s, DataLoader *d, size_t sequence, Batch *batch) {
     const uint32_t *begin = s->deal.begin + sequence;
     batch->N = 0, batch->documents = 0;
