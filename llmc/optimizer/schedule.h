@@ -6,7 +6,7 @@ takes p = 0, 1 / D, ... (D - 1) / D, and would reach peak * final_fraction one s
 
     cosine    half a cosine                       (1 + cos(pi p)) / 2
     linear    a straight line                     1 - p
-    wsd       warm-up, stable, decay: the peak is held until the last decay_fraction of the steps, then 1 - sqrt(p)
+    wsd       warm-up, stable, decay: the peak until the last decay_fraction of the steps, then 1 - sqrt(p)
               (Haegele et al. 2024, arXiv:2405.18392, found this shape better than a line)
     constant  no decay
 
@@ -27,14 +27,14 @@ typedef struct {
     double final_fraction; // --final-lr-fraction: end of the decay, as a fraction of the peak
     double decay_fraction; // --decay-fraction: share of the steps that decay; wsd only
     size_t warmup, steps;
-    int version_1; // for runs begun before version 2: D is one less, and p reaches 1 at the last step
-    // For an extended run (--extend): steps up to `begin` had another schedule, which ended at the rate `from`. Warm-up
-    // goes from there to the peak; the decay counts from `begin`. 0: not extended.
+    int version_1; // 1 for runs begun before version 2: D is one less, and p reaches 1 at the last step
+    // for an extended run (--extend): steps up to `begin` had another schedule, which ended at the rate `from`. Warm-up
+    // goes from `from` to the peak; the decay counts from `begin`. 0: not extended
     size_t begin;
     double from;
 } Schedule;
 
-// Returns p of a step: 0 at the peak, 1 one step after the last (version_1: at the last).
+// Returns p of a step: 0 at the peak, 1 one step after the last step (version_1: at the last step).
 static double schedule_decayed(const Schedule *schedule, size_t step) {
     const size_t decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
     const size_t made = schedule->version_1 ? step : step - 1;
@@ -54,7 +54,7 @@ static double schedule_learning_rate(const Schedule *schedule, size_t step) {
         return schedule->from + (schedule->peak - schedule->from) * ((double)made / (double)schedule->warmup);
     }
     const double p = schedule_decayed(schedule, step);
-    double shape; // shape falls from 1 to 0
+    double shape; // the decay's shape, falling from 1 to 0
     if (step < schedule->warmup) return schedule->peak * ((double)step / (double)schedule->warmup);
     if (p <= 0) return schedule->peak;
     if (p >= 1) return schedule->peak * schedule->final_fraction;

@@ -1,13 +1,14 @@
 /*
-The optimizer's step, wherever weights, gradients and AdamW's state lie. The arithmetic is ops->adamw's; this file
-decides which parameters decay (matrices; norms and biases do not) and the random bits of each.
+The optimizer's step, for weights, gradients and AdamW's state in any place. The arithmetic is in ops->adamw. This file
+decides which parameters decay (matrices do; norms and biases do not), and the random bits of each parameter.
 
-If all of it is on the device the op runs over each parameter. Else what this rank steps passes through the device in
-slices: ranges of the table, so that a norm moves with the matrices beside it. Three slots take turns: while a slice is
-stepped, the next one is loaded and the last one stored. Only what is read is loaded.
+If all tensors are on the device, the op runs over each parameter. Otherwise the elements that this rank steps pass
+through the device in slices: ranges of the table, so that a norm moves together with the neighbouring matrices. Three
+slots take turns: while a slice is stepped, the next one is loaded and the previous one stored. Only tensors that are
+read are loaded.
 
-What is stored in bf16 is rounded stochastically, by random bits that are a function of (seed, step, parameter, element)
-alone: so a resumed run repeats them, and a step depends neither on sharding nor on places.
+Tensors stored in bf16 are rounded stochastically. Their random bits are a function of (seed, step, parameter, element)
+only. So a resumed run repeats them, and a step depends neither on sharding nor on places.
 */
 #ifndef LLMC_UPDATE_H
 #define LLMC_UPDATE_H
@@ -17,18 +18,18 @@ alone: so a resumed run repeats them, and a step depends neither on sharding nor
 #include "llmc/stream/residency.h"
 #include "moments.h"
 
-#define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
+#define RANDOM_STREAM_ADAMW 0x6164616d77ull // stream of random.h ("adamw")
 #ifndef UPDATE_SLICE
-#define UPDATE_SLICE ((size_t)8 << 20) // elements
+#define UPDATE_SLICE ((size_t)8 << 20) // most elements of a slice
 #endif
 enum { UPDATE_SLOTS = 3 };
 
-// AdamW's state, all or shards
+// AdamW's state: whole, or this rank's shards
 typedef struct {
-    void *m, *v; // of moment_type
+    void *m, *v; // elements of moment_type
     DType moment_type;
-    float *master;              // or NULL
-    float *m_scales, *v_scales; // of moments in 8 bits (moments.h), or NULL
+    float *master;              // fp32 weights, or NULL
+    float *m_scales, *v_scales; // scales of moments in 8 bits (moments.h), or NULL
 } OptimizerState;
 
 typedef enum {
@@ -43,14 +44,14 @@ typedef enum {
 } UpdateTensor;
 
 typedef struct {
-    char *memory; // where it lies; NULL: there is none
+    char *memory; // its memory in its place; NULL: the tensor is absent
     size_t size;  // bytes of an element
     Place place;
     Sharding sharding;
     int loaded, stored;
-    char *slots;  // on the device, of UPDATE_SLOTS slices; NULL: it lies there
+    char *slots;  // device memory for UPDATE_SLOTS slices; NULL: the tensor itself is on the device
     size_t slice; // elements of a slot
-    int floats;   // those beside moments in 8 bits (moments.h), not the table's elements
+    int floats;   // 1: its elements are floats of moments in 8 bits (moments.h), not elements of the table
 } UpdateMemory;
 
 // Elements [first, first + count) of the table; the dry run counts them `repeat` times
@@ -63,19 +64,19 @@ typedef struct {
     Residency *r;
     const OptimizerState *state;
     AdamW step;
-    int begins; // there is no step yet: the state begins
+    int begins; // 1: initialises the state; there is no step yet
     UpdateMemory tensor[UPDATE_TENSORS];
     PageSlot slot[UPDATE_SLOTS];
-    size_t slice;  // elements of the table in a slot; 0: it has not begun
-    size_t each;   // slices of a visit
-    size_t groups; // of the table, that are stepped
+    size_t slice;  // most elements of the table in a slot; 0: the step has not begun
+    size_t each;   // slices per visit of a chunk
+    size_t groups; // number of the table's groups to step
     Slabs walk;
-    UpdateSlice next; // in flight; of no elements after the last
-    size_t parameter; // of the table, that the walk is at
+    UpdateSlice next; // slice in flight; without elements after the last one
+    size_t parameter; // the table's parameter that the walk has reached
 } Update;
 
 // ---- a slice --------------------------------------------------------------------------------------------------------
-// Memory of an element of the table: where it lies ...
+// Returns the address of an element of the table in the tensor's place.
 static void *update_home(const Update *u, const UpdateMemory *t, size_t element) {
     const Model *table = trained_table(u->r);
     return at(t->memory,
@@ -84,7 +85,7 @@ static void *update_home(const Update *u, const UpdateMemory *t, size_t element)
               t->size);
 }
 
-// Elements of a tensor that belong to elements [first, first + count) of the table, within a group
+// Returns how many of a tensor's elements belong to elements [first, first + count) of the table, within a group.
 static size_t update_span(const Update *u, const UpdateMemory *t, size_t first, size_t count) {
     const Model *table = trained_table(u->r);
     const size_t group = group_of(table, first);
@@ -92,7 +93,7 @@ static size_t update_span(const Update *u, const UpdateMemory *t, size_t first, 
     return t->floats ? moment_floats(table, group, elements).count : count;
 }
 
-// ... and on the device, for as long as the slice is there; NULL where there is none
+// Returns the address of an element on the device while its slice is there; NULL if the tensor is absent.
 static void *update_at(const Update *u, UpdateTensor tensor, UpdateSlice s, size_t element) {
     const UpdateMemory *t = &u->tensor[tensor];
     if (!t->memory) return NULL;
@@ -114,13 +115,14 @@ static void update_move(Update *u, UpdateSlice s, int in) {
     r->moved.phase = phase;
 }
 
-// Layers a and b have the same elements in the table.
+// Tells whether layers a and b have the same elements in the table.
 static int update_alike(const Model *table, size_t a, size_t b) {
     return layer_form(&table->config, a) == layer_form(&table->config, b) &&
            elements_of_layer(table, a) == elements_of_layer(table, b);
 }
 
-// How many groups a visit of group i counts for: 1; in a dry run the first layer counts for all alike, the others 0.
+// Returns how many groups a visit of group i counts for: 1. In a dry run the first of equal layers counts for all of
+// them, the others for 0.
 static size_t update_repeat(const Update *u, size_t i) {
     const Model *table = trained_table(u->r);
     size_t alike = 0;
@@ -133,7 +135,7 @@ static size_t update_repeat(const Update *u, size_t i) {
     return alike;
 }
 
-// Starts loading the next slice, into the slot of the one that was stored longest ago.
+// Starts loading the next slice, into the slot that was stored longest ago.
 static void update_ask(Update *u) {
     while (!u->walk.left && !update_repeat(u, u->walk.next)) u->walk.next++;
     u->next.slot = (u->next.slot + 1) % UPDATE_SLOTS;
@@ -144,7 +146,7 @@ static void update_ask(Update *u) {
     update_move(u, u->next, 1);
 }
 
-// m = v = 0, master = weights
+// Initialises the state: m = v = 0, master = weights
 static void update_initialise(const Update *u, UpdateSlice s) {
     const Ops *ops = u->r->ops;
     static const UpdateTensor zeros[] = {UPDATE_M, UPDATE_V, UPDATE_M_SCALES, UPDATE_V_SCALES};
@@ -196,7 +198,7 @@ static const struct {
     {"slices of scales of v", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
 };
 
-// Pushes the slots and starts loading the first slice. visits: calls of PassHook.chunk until the end; SIZE_MAX: none
+// Pushes the slots and starts loading the first slice. visits: how often PassHook.chunk will be called; SIZE_MAX: never
 static void update_begin(Update *u, size_t visits) {
     const Model *table = trained_table(u->r);
     const Sharding own = sharding_of(u->r->world, ZERO_OPTIMIZER);
@@ -209,7 +211,7 @@ static void update_begin(Update *u, size_t visits) {
         UpdateMemory *t = &u->tensor[i];
         if (!t->memory || t->place <= PLACE_DEVICE) continue;
         u->slice = min_size(min_size(max_size(UPDATE_SLICE, visit), 4 * UPDATE_SLICE), largest);
-        if (u->state->moment_type == DTYPE_INT8) // slices end with a block
+        if (u->state->moment_type == DTYPE_INT8) // a slice ends at the end of a block
             u->slice = (u->slice + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
         t->slice = t->floats ? 0 : u->slice;
         for (size_t k = 0; t->floats && k < group_count(table); k++)
@@ -235,7 +237,7 @@ static void update_set(Update *u, Residency *r, const OptimizerState *state, con
     if (steps) u->step = *step;
     for (int i = 0; i < UPDATE_TENSORS; i++) {
         UpdateMemory *t = &u->tensor[i];
-        // weights are read for a step without master, and for the master's beginning
+        // weights are read for a step without master, and to initialise the master
         t->loaded = i == UPDATE_WEIGHTS ? steps != master : steps;
         t->stored = i == UPDATE_WEIGHTS ? steps : i != UPDATE_GRADIENT;
         t->memory = t->loaded || t->stored ? (char *)memory[i] : NULL;
@@ -245,7 +247,7 @@ static void update_set(Update *u, Residency *r, const OptimizerState *state, con
     }
 }
 
-// The next slice, if there is one
+// Steps the next slice, if there is one.
 static void update_slice(Update *u) {
     const UpdateSlice s = u->next;
     if (!s.count) return;
@@ -258,7 +260,8 @@ static void update_slice(Update *u) {
     update_move(u, s, 0);
 }
 
-// Steps all before element `end` of the table. Then stored weights can be loaded, and at the table's end all else, too.
+// Steps all elements before `end`. After that their stored weights can be loaded; at the table's end so can all other
+// tensors.
 static void update_until(Update *u, size_t end) {
     if (!u->slice) die("internal: weights are used before a step that waits for a pass");
     while (u->next.count && u->next.first < end) update_slice(u);
@@ -287,7 +290,7 @@ static void group_updated(Residency *r, const Model *table, Place place, char *w
     arena_pop(r->arena, mark);
 }
 
-// After the optimizer's step in stages 1 and 2
+// Tells whether weights are gathered after the optimizer's step: in stages 1 and 2.
 static int weights_gather(const Residency *r) {
     return !alone(r) && r->world.zero >= ZERO_OPTIMIZER && r->world.zero < ZERO_WEIGHTS;
 }
@@ -302,8 +305,9 @@ static void weights_updated(Residency *r) {
     }
 }
 
-// Every rank steps its shard of the optimizer's state. step: for all parameters; its weight_decay is that of matrices.
-// NULL: before the first step, after the weights are loaded. The caller then calls weights_updated.
+// Steps every rank's shard of the optimizer's state. step: for all parameters; its weight_decay is that of matrices.
+// NULL: initialises the state before the first step, after the weights are loaded. The caller then calls
+// weights_updated.
 static void optimizer_step(Residency *r, const OptimizerState *state, const AdamW *step) {
     const size_t mark = arena_mark(r->arena);
     Update u;
@@ -315,8 +319,8 @@ static void optimizer_step(Residency *r, const OptimizerState *state, const Adam
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------
 // Returns the gradient's L2 norm, summed in double in the order of the table, then of the ranks, each over its shard at
-// every ZeRO stage. *bad: the first parameter with NaN or an infinity (or squares that overflow a double), or NULL; the
-// same on all ranks.
+// every ZeRO stage. *bad: the first parameter with NaN or an infinity (or squares that overflow a double), or NULL;
+// equal on all ranks
 static double gradient_norm(const Residency *r, const Parameter **bad) {
     const Model *table = trained_table(r);
     const size_t ranks = world_ranks(r->world), mark = arena_mark(r->arena);
