@@ -1,18 +1,18 @@
 /*
 FLOPs that a pass executes, by formula, recomputation included: products (2 n in out), attention (4 forward, 10 backward
 per query-key pair and element of a query) and the delta rule (delta_flops). A training step sums them over its batches.
-The dry run of plan.h counts the same (test_plan.c). Of ranks that share a sequence, both count the one with most
+The dry run of plan.h counts the same (test_plan.c). If ranks share a sequence, both count the rank with the most
 tokens.
 */
 #ifndef LLMC_FLOPS_H
 #define LLMC_FLOPS_H
 #include "plan.h"
 
-// Counts model_flops as for an MFU of 6 N + 12 l h q t per token: T^2 query-key pairs in every layer of a document of T
-// tokens, without causal mask and window.
+// Counts FLOPs for an MFU of 6 N + 12 l h q t per token: T^2 query-key pairs in every layer of a document of T tokens,
+// without causal mask and window.
 static double model_flops_full_attention(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     const Range all = {0, batch->N};
-    double squares = 0, width = 0; // of queries, all layers
+    double squares = 0, width = 0; // width of queries, summed over all layers
     for (size_t i = 0; i < batch->documents; i++) {
         const double T = (double)(batch->document_start[i + 1] - batch->document_start[i]);
         squares += T * T;
@@ -22,12 +22,12 @@ static double model_flops_full_attention(const Model *model, const Lora *lora, c
            (backward ? 12 : 4) * (width * squares - attention_elements(&model->config, batch, all));
 }
 
-// Per token: forward, and backward without recomputation.
+// FLOPs per token: forward, and backward without recomputation
 typedef struct {
     double forward, backward;
 } ProductFlops;
 
-// Tells whether layer l is one of those that a sum is about.
+// Tells whether a sum includes layer l.
 typedef int (*LayerChosen)(const RunSettings *settings, size_t l);
 
 // Tells whether layer l restores its input (inputs.h).
@@ -35,16 +35,16 @@ static int layer_restores(const RunSettings *settings, size_t l) {
     return l + 1 < settings->model->config.num_hidden_layers && (l + 1) % max_size(settings->inputs_every, 1) > 0;
 }
 
-// Tells whether layer l's keys stay from forward to backward, because other layers read them (attention_memory.h).
+// Tells whether layer l's keys are kept from forward to backward, because other layers read them (attention_memory.h).
 static int layer_keeps_keys(const RunSettings *settings, size_t l) { return layer_lends(&settings->model->config, l); }
 
-// Tells whether layer l's attention runs round a ring of ranks.
+// Tells whether layer l's attention passes keys round a ring of ranks.
 static int layer_in_ring(const RunSettings *settings, size_t l) {
     return settings->ring && world_sp(settings->world) > 1 && layer_kind(&settings->model->config, l) == LAYER_FULL;
 }
 
 // Counts the products of tensors first .. last of the layers `chosen` (NULL: all), with their adapters. A token uses k
-// of its layer's experts. lora: NULL: none
+// of its layer's experts. lora: may be NULL
 static ProductFlops product_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen, LayerTensor first,
                                   LayerTensor last) {
     const Config *c = &settings->model->config;
@@ -58,7 +58,7 @@ static ProductFlops product_flops(const RunSettings *settings, const Lora *lora,
             const double rank = times * (lora ? (double)lora_part(lora, l, t)->rank : 0);
             if (!is_product(of.role)) continue;
             sum.forward += times * 2 * in * out + 2 * rank * (in + out);
-            if (t == INPUT_PROJECTION && lora && !lora_trains_embedding(lora)) continue; // no dx of frozen embeddings
+            if (t == INPUT_PROJECTION && lora && !lora_trains_embedding(lora)) continue; // frozen embeddings need no dx
             sum.backward += times * (lora ? 2 : 4) * in * out; // dx, and dW of trained weights
             sum.backward += 2 * rank * (3 * in + 2 * out);     // h again, dA, dx; dh, dB
         }
@@ -70,15 +70,16 @@ static ProductFlops all_products_flops(const RunSettings *settings, const Lora *
     return product_flops(settings, lora, chosen, NORM1_WEIGHT, INPUT_NORM);
 }
 
-// Counts the last products of MLPs, whose outputs are the next layers' inputs, per token: backward does not need them.
+// Counts, per token, the last products of MLPs. Their outputs are the next layers' inputs, so backward does not
+// recompute them.
 static double last_products_flops(const RunSettings *settings, const Lora *lora) {
-    if (settings->model->config.family->post_norms) return 0; // which need them
+    if (settings->model->config.family->post_norms) return 0; // post norms need their inputs
     return product_flops(settings, lora, NULL, EXPERTS_DOWN, EXPERTS_DOWN).forward +
            product_flops(settings, lora, NULL, SHARED_DOWN_WEIGHT, SHARED_DOWN_WEIGHT).forward +
            product_flops(settings, lora, NULL, DOWN_WEIGHT, DOWN_WEIGHT).forward;
 }
 
-// Counts the keys and values before their norms, which backward computes again beside the rest. kept: K are there
+// Counts the products of keys and values before their norms, which backward recomputes in addition. kept: K is kept
 static double norm_inputs_flops(const RunSettings *settings, const Lora *lora, int kept) {
     const Model *model = settings->model;
     double flops = 0;
@@ -99,18 +100,20 @@ static ProductFlops outer_flops(const Model *model, const Lora *lora) {
     return flops;
 }
 
-// One rank's share of a batch
+// One rank's share of a batch, in sums over layers and chunks
 typedef struct {
-    double tokens, elements, elements_again; // attention_elements of all layers, and of those that restore inputs
-    double linear_again;                     // layers of linear attention that restore inputs
+    double tokens, elements, elements_again; // attention_elements of all layers, and of the layers that restore inputs
+    double linear_again;                     // number of linear-attention layers that restore inputs
     double states_again;                     // tokens of a linear layer whose states are recomputed (linear_memory.h)
-    double states_below, tails; // shared sequences (scan.h): recomputed once more below level 0; last tokens of ranges
+    double states_below,
+        tails; // shared sequences (scan.h): tokens recomputed again below level 0; last tokens of ranges
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
-    double again[LAYER_KINDS] = {0}; // widths of queries, and of linear layers their number, that restore inputs
+    double again[LAYER_KINDS] = {0}; // of the layers that restore inputs: widths of queries, and the number of linear
+                                     // layers
     PassSize size = {0};
     for (size_t l = 0; l < config->num_hidden_layers; l++)
         if (layer_restores(settings, l))
@@ -118,7 +121,7 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     size.linear_again = again[LAYER_LINEAR];
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
-        const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first is no shorter
+        const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first half is not shorter
         const size_t chunk = min_size(settings->chunk ? settings->chunk : ops_device->chunk, max_size(longest, 1));
         size.tokens += (double)own.count;
         size.elements += attention_elements(config, batch, own);
@@ -139,13 +142,13 @@ static double flops_restored(const RunSettings *settings, const Batch *batch) {
     return pass_size(settings, batch).tokens * all_products_flops(settings, settings->lora, layer_restores).forward;
 }
 
-// Counts the products that linear attention's states follow from, of all layers per token.
+// Counts, per token, the products of all layers from which linear attention's states follow.
 static double state_inputs_flops(const RunSettings *settings, const Lora *lora) {
     return product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_A_WEIGHT).forward -
            product_flops(settings, lora, NULL, IN_Z_WEIGHT, IN_Z_WEIGHT).forward;
 }
 
-// Counts linear attention's extra FLOPs of a shared sequence (scan.h), forward or backward.
+// Counts linear attention's additional FLOPs for a shared sequence (scan.h), forward or backward.
 static double flops_scan(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
     const Model *model = settings->model;
     const Shapes d = shapes_of(model);
@@ -153,7 +156,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     if (layers == 0 || world_sp(settings->world) == 1) return 0;
     const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
     const double inputs = state_inputs_flops(settings, lora), state = layers * delta_token_flops(model, DELTA_STATE);
-    double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, through both ranges
+    double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, passes through both ranges
     if (!backward)
         return flops + size->tokens * (inputs + state + layers * delta_token_flops(model, DELTA_TRANSFER)) +
                size->tails * qkv.forward;
@@ -162,7 +165,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     return flops;
 }
 
-// Counts a forward pass for log-probabilities, of the model with or without its adapters.
+// Counts a forward pass for log-probabilities. adapters: of the model with its adapters
 static double flops_forward(const RunSettings *settings, const Batch *batch, int adapters) {
     const Model *model = settings->model;
     const Lora *lora = adapters ? settings->lora : NULL;
@@ -174,7 +177,7 @@ static double flops_forward(const RunSettings *settings, const Batch *batch, int
            flops_scan(settings, lora, &size, 0);
 }
 
-// Counts backward of the delta rule, recomputation included, with the products that restore its states.
+// Counts the delta rule's backward, including recomputation, and the products that restore its states.
 static double flops_rule(const RunSettings *settings, const PassSize *size) {
     const Model *model = settings->model;
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
@@ -210,7 +213,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     if (lora) head.forward -= 2 * (double)(lora->outer[EMBEDDING].rank * model->config.hidden_size);
     const double forward = flops_forward(settings, batch, 1);
     const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
-    if (method_is_chunk_major(settings->method)) { // forward twice, the head's first one only if objectives need it
+    if (method_is_chunk_major(settings->method)) { // forward twice; the head's first forward only if objectives need it
         const int sparse = settings->method == METHOD_SPACO;
         return forward - (waits || sparse ? 0 : size.tokens * head.forward) +
                (sparse ? settings->sparse.keep : 1) * (forward + size.tokens * layers + flops);

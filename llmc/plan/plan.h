@@ -1,7 +1,7 @@
 /*
-A run, its plan, and what fits. Everything here is exact; estimate/ has what is assumed.
+A run, its plan, and what fits. Everything here is exact; estimate/ has the assumptions.
 
-    run_begin      pushes what lives as long as the run
+    run_begin      pushes all tensors that live as long as the run
     plan_make      walks run_begin and a whole pass of streambp.h on op set "dry" and an arena without memory: a plan
                    is the run's own code
     plan_traffic   the bytes that a rank sends in a step, by the same walk
@@ -13,46 +13,46 @@ A run, its plan, and what fits. Everything here is exact; estimate/ has what is 
 #include "llmc/orders/context_memory.h"
 #include "llmc/orders/orders.h"
 
-// The reference: the base below adapters, the model itself, or a second set of the trained weights as they were at the
-// start.
+// Which model is the reference: the base below adapters, the model itself, or a second set of the trained weights as
+// they were at the start
 typedef enum { REFERENCE_NOT_COMPUTED, REFERENCE_BASE, REFERENCE_MODEL, REFERENCE_START } ReferenceModel;
 
 typedef struct {
     const Model *model;
     Method method;
-    size_t chunk, logits_chunk; // tokens; 0 means what suits the op set
-    int backward;               // keep gradients
-    DType gradient_type;        // of the stored gradients
-    int accumulates;            // a step sums several micro-batches; a plan is of one after the first
-    int optimizer;              // keep moments (and master weights)
+    size_t chunk, logits_chunk; // tokens; 0: what suits the op set
+    int backward;               // 1: keep gradients
+    DType gradient_type;        // type of the stored gradients
+    int accumulates;            // 1: a step sums several micro-batches; the plan is of a micro-batch after the first
+    int optimizer;              // 1: keep moments (and master weights)
     DType moment_type;
-    int defers;                            // the optimizer's step waits for the next forward pass
-    int master;                            // keep an fp32 copy of bf16 weights
-    Objective objective;                   // as zeros: sft
+    int defers;                            // 1: the optimizer's step waits for the next forward pass
+    int master;                            // 1: keep an fp32 copy of bf16 weights
+    Objective objective;                   // zeros: sft
     const Lora *lora;                      // NULL: the model itself is trained
-    const Storage *storage;                // Residency.storage
-    size_t cache_tokens;                   // of the longest generated text with its prompt; 0: none
-    ContextSettings context;               // that text's long memory
-    size_t rollout_slots, rollout_tokens;  // texts generated side by side, tokens of the longest; 0: none
-    World world;                           // zeros: a process alone
-    int deals;                             // world.sp changes from pass to pass (--sp auto)
-    double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: none
+    const Storage *storage;                // see Residency.storage
+    size_t cache_tokens;                   // tokens of the longest generated text with its prompt; 0: none
+    ContextSettings context;               // long memory of that text
+    size_t rollout_slots, rollout_tokens;  // texts generated in a batch, tokens of the longest; 0: none
+    World world;                           // zeros: a single process
+    int deals;                             // 1: world.sp changes from pass to pass (--sp auto)
+    double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: not used
     double router_bias_update;             // routes_bias_update's rate; 0: never
-    double ridge;                          // DryCount.ridge of the estimated machine; 0: none
-    double experts;                        // DryCount.experts
-    int library;              // LIBRARY_ASKED: attention by a library, for estimates; else as the machine has it
-    int gpu;                  // the plan of a GPU, whatever op set is linked
-    ReferenceModel reference; // its forward pass comes before each micro-batch
-    int ring;                 // StreamBP.ring
-    int keep;                 // save attention's outputs
+    double ridge;                          // DryCount.ridge of the estimated machine; 0: there is none
+    double experts;                        // see DryCount.experts
+    int library;              // LIBRARY_ASKED: attention is computed by a library, for estimates; else this machine's
+    int gpu;                  // 1: plan for a GPU, with any linked op set
+    ReferenceModel reference; // reference whose forward pass precedes each micro-batch
+    int ring;                 // see StreamBP.ring
+    int keep;                 // 1: save attention's outputs
     AttentionChoice attention;
-    Sparse sparse;       // method spaco; a plan ignores drawn and seed
+    Sparse sparse;       // for method spaco; a plan ignores drawn and seed
     Place place[PLACED]; // AUTO counts as DEVICE
-    size_t inputs_every; // Residency.every; 0: 1
+    size_t inputs_every; // see Residency.every; 0 counts as 1
 } RunSettings;
 
-// Tokens of a chunk unless --chunk names them. Method mst has its paper's number of chunks, FF/C of the MLP and V/C of
-// the head: what is live of either has the size of a layer's input.
+// Returns the tokens of a chunk if --chunk is not given. Method mst has its paper's number of chunks, FF/C for the MLP
+// and V/C for the head: their live tensors then have the size of a layer's input.
 static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t N, int head) {
     const Config *c = &settings->model->config;
     const size_t experts = c->num_experts_per_tok * c->moe_intermediate_size + c->shared_expert_intermediate_size;
@@ -62,14 +62,14 @@ static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t 
     return (N + count - 1) / count;
 }
 
-// Decides what is fixed for the run; the caller frees it. Device memory: frequency, [2] of the kinds of layers;
-// router_bias
+// Decides what is fixed for the run. The caller frees the result. Device memory: frequency, [2] for the kinds of
+// layers; router_bias
 static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2],
                                float *router_bias, size_t longest) {
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
     setup->method = settings->method, setup->keep = settings->keep, setup->ring = settings->ring;
     setup->objective = settings->objective;
-    if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // not set
+    if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // no temperature was set
     setup->objective.temperature.divisor *= settings->model->config.logits_scaling;
     setup->objective.temperature.cap = settings->model->config.final_logit_softcapping;
     setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
@@ -83,7 +83,7 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     return setup;
 }
 
-// Sets what the memory of weights and gradients needs to know of the run.
+// Sets what the memory of weights and gradients needs to know about the run.
 static void residency_configure(Residency *r, const RunSettings *settings, const Ops *ops, Arena arena[PLACES]) {
     r->model = settings->model, r->ops = ops, r->arena = arena, r->plan = ops->repeat == dry_repeat;
     r->gradient_type = settings->gradient_type;
@@ -95,7 +95,7 @@ static void residency_configure(Residency *r, const RunSettings *settings, const
     r->layers_repeat = r->chunk_repeat = 1;
 }
 
-// Pushes what is trained and kept. Adapters, and the reference's, lie where the weights do.
+// Pushes trained and kept tensors. Adapters, and the reference's adapters, lie where the weights lie.
 static void push_trained(Residency *memory, OptimizerState *state, const RunSettings *settings) {
     const Model *table = stored_table(memory), *trained = trained_table(memory);
     const Sharding sharding = sharding_of(settings->world, ZERO_WEIGHTS);
@@ -162,14 +162,14 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     }
 }
 
-// Counts the visits to chunks of layers of a pass over N positions.
+// Counts how often a pass over N positions visits a chunk of a layer.
 static size_t pass_visits(const StreamBP *s, size_t N) {
     const int chunks = s->setup->method == METHOD_STREAM || method_is_chunk_major(s->setup->method);
     return s->model->config.num_hidden_layers * (chunks ? N / world_sp(s->memory.world) / s->setup->chunk + 1 : 1);
 }
 
-// Pushes what lives as long as the run, each in its place. A run, unlike its plan, allocates on the host, too.
-// largest: the run's largest micro-batch
+// Pushes the tensors that live as long as the run, each in its place. A run also allocates host arrays, which its plan
+// does not. largest: the run's largest micro-batch
 static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
                       Arena arena[PLACES], const Batch *largest) {
     const Config *config = &settings->model->config;
@@ -208,21 +208,21 @@ static void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    size_t host_bytes, disk_bytes; // beside these: host memory that the device reaches, and a disk
-    Moved moved;                   // of a step's last micro-batch, and of the optimizer's step
-    OpCounts counts;               // of one micro-batch's forward and backward
+    size_t host_bytes, disk_bytes; // in addition to total_bytes: host memory that the device reaches, and a disk
+    Moved moved;                   // moved by a step's last micro-batch and by the optimizer's step
+    OpCounts counts;               // counts of one micro-batch's forward and backward
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers + 3 * the delta rule's
-                        // forward: without recomputation; 4 in place of 6 for frozen parameters
-    size_t chunk, logits_chunk; // effective
+                        // forward, without recomputation; 4 in place of 6 for frozen parameters
+    size_t chunk, logits_chunk; // the sizes in effect
     Arena arena[PLACES];        // regions alive at the peak
 } Plan;
 
-// Returns the width of layer l's queries; 0: linear attention
+// Returns the width of layer l's queries; 0 for linear attention
 static size_t query_width(const Config *c, size_t l) {
     return layer_is_linear(c, l) ? 0 : c->num_attention_heads * head_dim_of(c, layer_form(c, l));
 }
 
-// Returns query-key pairs of a range of the batch's tokens times the width of queries, summed over the layers.
+// Returns (query-key pairs of a range of the batch's tokens) * (width of queries), summed over the layers.
 static double attention_elements(const Config *c, const Batch *batch, Range range) {
     double width[LAYER_KINDS] = {0};
     for (size_t l = 0; l < c->num_hidden_layers; l++) width[layer_kind(c, l)] += (double)query_width(c, l);
@@ -230,7 +230,7 @@ static double attention_elements(const Config *c, const Batch *batch, Range rang
            (width[LAYER_WINDOW] > 0 ? width[LAYER_WINDOW] * range_pairs(batch, range, c->sliding_window) : 0);
 }
 
-// Returns FLOPs of the delta rule per token of one layer.
+// Returns the FLOPs of the delta rule per token of one layer.
 static double delta_token_flops(const Model *model, DeltaWork work) {
     const Shapes d = shapes_of(model);
     const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0};
@@ -244,20 +244,21 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     double parameters = (double)(d.V * d.C), adapters = lora ? (double)(lora->table.elements - lora_copied(lora)) : 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const double share = p->experts ? (double)d.router.k / (double)p->experts : 1; // of the rows that a token uses
+        const double share =
+            p->experts ? (double)d.router.k / (double)p->experts : 1; // share of the rows that a token uses
         if (is_product(p->role) && p->offset != model_head_offset(model))
             parameters += share * (double)(p->rows * p->cols);
     }
     if (lora) adapters -= (double)(d.V * lora->outer[EMBEDDING].rank); // a token reads one row of A
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
-    if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C);               // its dW
-    if (backward && lora && !lora_trains_embedding(lora)) parameters -= (double)(d.L * d.P * d.C); // no dx of x_0
+    if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C); // dW of the head's copy
+    if (backward && lora && !lora_trains_embedding(lora)) parameters -= (double)(d.L * d.P * d.C); // x_0 needs no dx
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
     return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
            (backward ? 3 : 1) * 4 * attention_elements(&model->config, batch, all);
 }
 
-// Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward for some chunks alone.
+// Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward only for some chunks.
 static double pass_model_flops(double (*count)(const Model *, const Lora *, const Batch *, int),
                                const RunSettings *settings, const Batch *batch) {
     const double all = count(settings->model, settings->lora, batch, settings->backward);
@@ -265,7 +266,7 @@ static double pass_model_flops(double (*count)(const Model *, const Lora *, cons
     return settings->method == METHOD_SPACO ? forward + settings->sparse.keep * (all - forward) : all;
 }
 
-// Whether no product of sizes in a plan exceeds size_t. --init takes any config.
+// Tells whether no product of sizes in a plan exceeds size_t; --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     size_t most = 0;
     for (unsigned form = 0; form < LAYER_FORMS; form++) {
@@ -278,7 +279,7 @@ static int plan_countable(const Model *model, size_t N) {
     return (double)N * (double)(model->config.num_hidden_layers + 1) * (double)most * 8 < 4e18;
 }
 
-// Walks a run's passes over one micro-batch. last: the step's last one
+// Walks a run's passes over one micro-batch. last: it is the step's last micro-batch
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
     const int reference = settings->reference != REFERENCE_MODEL;
     if (objective_needs_mismatched(&s->setup->objective)) {
@@ -292,7 +293,7 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
         forward_only(s, batch, 1, NULL);
 }
 
-// Plans a run for micro-batches of `batch`'s shape. Reads no token arrays; without tokens the run only generates.
+// Plans a run for micro-batches of `batch`'s shape. Reads no token arrays. Without tokens the run only generates.
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     StreamBP s;
     OptimizerState state;
@@ -332,7 +333,8 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     return plan;
 }
 
-// Counts what a rank sends in a step of `micro_batches`. Gradients summed in place are sent with the last one.
+// Counts what a rank sends in a step of `micro_batches`. Gradients that are summed in place are sent with the last
+// micro-batch.
 static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t micro_batches) {
     Arena arena[PLACES];
     OptimizerState state;
@@ -353,11 +355,11 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
 }
 
 // ---- what fits -----------------------------------------------------------------------------------------------------
-// Limits of a rank; SIZE_MAX: none
+// Limits of a rank; SIZE_MAX: no limit
 typedef struct {
     size_t bytes[PLACES];
     size_t (*host)(size_t planned); // Ops.host_available; NULL: no limit
-    int tables;                     // of a GPU, whose page tables of host memory are in its own
+    int tables;                     // 1: limits of a GPU, which keeps page tables of host memory in its own
 } Limits;
 
 static Limits device_limit(size_t bytes) {
@@ -369,14 +371,14 @@ static void plan_bytes(const Plan *plan, size_t bytes[PLACES]) {
     bytes[PLACE_DEVICE] = plan->total_bytes, bytes[PLACE_HOST] = plan->host_bytes, bytes[PLACE_DISK] = plan->disk_bytes;
 }
 
-// Returns the device's page tables of a plan's host memory, beside the plan.
+// Returns the bytes of the device's page tables for a plan's host memory. The plan does not include them.
 static size_t page_table_bytes(const size_t bytes[PLACES], const Limits *limits) {
     return limits->tables ? bytes[PLACE_HOST] / PINNED_PER_TABLE : 0;
 }
 
-// Returns bytes / limit of the fullest place. Above 1 they do not fit.
+// Returns bytes / limit of the fullest place. Above 1 the bytes do not fit.
 static double places_pressure(const size_t bytes[PLACES], const Limits *limits) {
-    const size_t host = bytes[PLACE_HOST] && limits->host ? limits->host(bytes[PLACE_DEVICE]) : 0; // 0: not known
+    const size_t host = bytes[PLACE_HOST] && limits->host ? limits->host(bytes[PLACE_DEVICE]) : 0; // 0: unknown
     const size_t device = bytes[PLACE_DEVICE] + page_table_bytes(bytes, limits);
     double most = (double)device / (double)limits->bytes[PLACE_DEVICE];
     for (int place = PLACE_HOST; place < PLACES; place++) {
@@ -392,7 +394,8 @@ static double plan_pressure(const Plan *plan, const Limits *limits) {
     return places_pressure(bytes, limits);
 }
 
-// Returns a lower bound of plan_pressure without a pass: by what lives as long as the run, and by layer inputs.
+// Returns a lower bound of plan_pressure without planning a pass: from tensors that live as long as the run, and from
+// layer inputs.
 static double held_pressure(const RunSettings *settings, const Batch *batch, const Limits *limits) {
     const Config *config = &settings->model->config;
     const size_t kept = config->num_hidden_layers / max_size(settings->inputs_every, 1) * config->hidden_size;
@@ -410,8 +413,8 @@ static double held_pressure(const RunSettings *settings, const Batch *batch, con
     return places_pressure(bytes, limits);
 }
 
-#define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
-#define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
+#define PLAN_LONGEST ((size_t)1 << 36) // most tokens of all documents
+#define LONGEST_SEQ  ((size_t)1 << 30) // most tokens of a document, since positions are int32
 
 static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const Limits *limits) {
     for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
@@ -421,8 +424,8 @@ static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const 
     return plan_pressure(&plan, limits) <= 1;
 }
 
-// Returns the longest T above `least` with which B documents of T tokens fit; 0 if none does. T stays within a learned
-// position table and the range of --seq-len.
+// Returns the longest T above `least` with which B documents of T tokens fit, or 0. T stays within a learned position
+// table and the range of --seq-len.
 static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, const Limits *limits) {
     size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
     const Config *config = &settings->model->config;
@@ -432,7 +435,7 @@ static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, 
     batch.documents = B, batch.document_start = start;
     while (high < end && plan_fits(settings, &batch, high, limits)) low = high, high *= 2;
     high = min_size(high, end);
-    while (high - low > 1) { // low fits (or is `least`), high does not
+    while (high - low > 1) { // low fits (or equals `least`), high does not
         const size_t middle = low + (high - low) / 2;
         *(plan_fits(settings, &batch, middle, limits) ? &low : &high) = middle;
     }
