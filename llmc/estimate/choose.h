@@ -1,15 +1,15 @@
 /*
-The planner's choices among all that is not named: places, --inputs-every, --chunk, --keep, --update, --kv and, with
---method auto, stream or seco.
+The planner's choices of everything that the options leave open: places, --inputs-every, --chunk, --keep, --update, --kv
+and, with --method auto, stream or seco.
 
-    candidates_make  all combinations of the open values in the table of dimensions that make sense
+    candidates_make  all sensible combinations of the open values in the table of dimensions
     search_choices   the candidates that fit, fastest first
-    choices_thin     of these, each that takes less of some place than all faster ones
+    choices_thin     keeps each choice that takes less of some place than all faster choices
     search_longest   the longest sequence that some candidate fits
 
-A candidate's dry run (plan.h) gives its bytes and transfers, the machine's rates its seconds (estimate.h), and never a
-clock: the same limits give the same choice. Two bounds spare most dry runs: work without transfers, and what a run
-holds outside its passes.
+A candidate's dry run (plan.h) gives its bytes and transfers; the machine's rates give its seconds (estimate.h). Nothing
+is timed, so the same limits give the same choice. Two bounds avoid most dry runs: work without transfers, and the
+tensors that a run holds outside its passes.
 */
 #ifndef LLMC_CHOOSE_H
 #define LLMC_CHOOSE_H
@@ -18,35 +18,36 @@ holds outside its passes.
 #include <stddef.h>
 
 typedef struct {
-    RunSettings open;        // what is named; place[] is AUTO where it is open
-    unsigned places[PLACED]; // of what is AUTO: bit p, if it may be in place p
-    int ring, keep, every;   // open too: the ring, keeping attention's outputs, the inputs of one layer in K,
-    int method, defers;      // seco in place of stream, --update forward
-    int chunk, logits_chunk; // smaller ones than those of `open`, which are the largest; the second follows the first
+    RunSettings open;        // settings that options name; place[] is AUTO where it is open
+    unsigned places[PLACED]; // possible places of tensors with AUTO: bit p, if place p is possible
+    int ring, keep, every;   // also open: the ring, keeping attention's outputs, keeping the inputs of one layer in K
+    int method, defers;      // also open: seco in place of stream, --update forward
+    int chunk, logits_chunk; // also open: chunks smaller than those of `open`, which are the largest; logits_chunk
+                             // follows chunk
     Limits limits;
-    double spare; // share of the limits that attention's outputs leave free
+    double spare; // share of the limits that attention's outputs must leave free
     const Machine *machine;
-    size_t sequences; // of a rank in a step
+    size_t sequences; // sequences of a rank in a step
 } Search;
 
 // ---- candidates ----------------------------------------------------------------------------------------------------
-// What the planner decides. Of ints alone, so that equal candidates have equal bytes.
+// What the planner decides. It consists of ints, so that equal candidates have equal bytes.
 typedef struct {
     int ring, method, keep, chunk, inputs_every;
-    int place[PLACED]; // of what is AUTO
+    int place[PLACED]; // place of each kind of tensor that is AUTO
     int defers;
 } Candidate;
 
 typedef struct {
-    Candidate *candidate; // [count], the same on all ranks
+    Candidate *candidate; // [count], equal on all ranks
     size_t count;
 } Candidates;
 
-// Candidates come in lexicographic order of these rows. Work does not depend on places and what follows. A chunk comes
-// before smaller ones, which take more work. A new dimension is a row, a field of Candidate, a flag of Search and an
-// assignment in candidate_settings.
+// Dimensions of candidates, which come in lexicographic order of these rows. Work does not depend on places and on the
+// rows after them. A chunk comes before smaller ones, which take more work. A new dimension is a row, a field of
+// Candidate, a flag of Search and an assignment in candidate_settings.
 static const struct {
-    size_t field, open; // of Candidate; of Search: not 0 if these values are open beside what is named
+    size_t field, open; // offsets: in Candidate; in Search of the flag that opens these values too
     int value[7];
 } dimensions[] = {
     {offsetof(Candidate, ring), offsetof(Search, ring), {1}},
@@ -65,7 +66,7 @@ static const struct {
     {offsetof(Candidate, defers), offsetof(Search, defers), {1}},
 };
 
-// Whether tensors of this kind exist.
+// Tells whether tensors of this kind exist.
 static int is_placed(const RunSettings *s, int kind) {
     switch (kind) {
     case PLACED_INPUTS: return s->context.window || (s->backward && s->method != METHOD_FULL);
@@ -87,13 +88,15 @@ static RunSettings candidate_settings(const Search *search, const Candidate *c) 
     return s;
 }
 
-// Whether its places are open, and its settings make sense together.
+// Tells whether a candidate's places are open and its settings make sense together.
 static int candidate_is_open(const Search *search, const Candidate *c) {
     const RunSettings s = candidate_settings(search, c);
     int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;
-    if (method_is_chunk_major(s.method)) open &= !s.keep && s.inputs_every <= 1; // has neither
+    if (method_is_chunk_major(s.method)) open &= !s.keep && s.inputs_every <= 1; // chunk-major methods have neither
     open &= s.chunk <= search->open.chunk && 16 * s.chunk >= search->open.chunk;
-    if (search->defers && s.defers) open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // else nothing overlaps
+    if (search->defers && s.defers)
+        open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // with the optimizer on the
+                                                          // device nothing would overlap
     for (int kind = 0; kind < PLACED; kind++)
         if (c->place[kind] != PLACE_DEVICE)
             open &= is_placed(&s, kind) && search->open.place[kind] == PLACE_AUTO &&
@@ -101,14 +104,14 @@ static int candidate_is_open(const Search *search, const Candidate *c) {
     return open;
 }
 
-// Whether candidates differ in chunk and --update at most, and in one of them.
+// Tells whether two candidates differ only in chunk and --update, and in at least one of them.
 static int candidate_varies(const Candidate *a, const Candidate *b) {
     Candidate c = *a;
     c.chunk = b->chunk, c.defers = b->defers;
     return !memcmp(&c, b, sizeof(c)) && memcmp(a, b, sizeof(c)) != 0;
 }
 
-// Makes the candidates, first the one with all that is open on the device. The caller frees them.
+// Makes the candidates; the first one has everything open on the device. The caller frees them.
 static Candidates candidates_make(const Search *search) {
     const RunSettings *open = &search->open;
     const Candidate named = {open->ring, open->method, open->keep, (int)open->chunk, (int)open->inputs_every,
@@ -137,11 +140,11 @@ static Candidates candidates_make(const Search *search) {
 
 // ---- choices -------------------------------------------------------------------------------------------------------
 typedef struct {
-    size_t candidate; // its index
+    size_t candidate; // index of the candidate
     RunSettings settings;
-    size_t bytes[PLACES]; // of a rank
-    double seconds;       // of a step, estimated
-    double on_device;     // if nothing moved between places, and no input was computed again
+    size_t bytes[PLACES]; // bytes of a rank
+    double seconds;       // estimated seconds of a step
+    double on_device;     // seconds if nothing moved between places, and no input were recomputed
 } Choice;
 
 static int choice_compare(const void *left, const void *right) {
@@ -152,7 +155,7 @@ static int choice_compare(const void *left, const void *right) {
     return a->candidate < b->candidate ? -1 : a->candidate > b->candidate;
 }
 
-// Returns a lower bound of the work of a candidate with sparser inputs than `base`.
+// Returns a lower bound of the work of a candidate that keeps fewer inputs than `base`.
 static PassWork sparse_work(const Machine *m, const RunSettings *s, const Batch *shape, const PassWork *base) {
     PassWork work = *base;
     work.counts.flops += flops_restored(s, shape);
@@ -160,7 +163,7 @@ static PassWork sparse_work(const Machine *m, const RunSettings *s, const Batch 
     return work;
 }
 
-// Finds the candidates that fit, fastest first, for micro-batches of `shape`; the caller frees them. least: out, the
+// Finds the candidates that fit, fastest first, for micro-batches of `shape`. The caller frees them. *least: the
 // candidate nearest to fitting
 static size_t search_choices(const Search *search, const Candidates *all, const Batch *shape, Choice **choices,
                              size_t *least) {
@@ -168,28 +171,34 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     const Machine *m = search->machine;
     size_t count = 0;
     double best = INFINITY, best_on_device = 0, lowest = INFINITY;
-    // base: all on the device, every input kept; if it only bounds: with a larger chunk. works: else lower bounds
+    // base: work with everything on the device and every input kept; if it is only a bound, with a larger chunk. works:
+    // work of this candidate, or lower bounds
     PassWork none = {0}, base = none, works[2] = {none, none};
     int has_base = 0, bounds = 0, has_work[2] = {0, 0};
     *choices = (Choice *)checked_calloc(all->count, sizeof(Choice), "choices of a plan");
     *least = 0;
     for (size_t i = 0; i < all->count; i++) {
         const Candidate *c = &all->candidate[i], *before = &all->candidate[i ? i - 1 : 0];
-        if (memcmp(c, before, offsetof(Candidate, place)) != 0) { // else its work is the same, but for `again`
-            if (search->ring && c->ring && best <= 1.001 * best_on_device) break; // gathering waits for nothing
+        if (memcmp(c, before, offsetof(Candidate, place)) != 0) { // otherwise its work is equal, except for `again`
+            if (search->ring && c->ring && best <= 1.001 * best_on_device)
+                break; // gathering overlaps with nothing, so
+                       // it is not faster
             bounds = (bounds || has_base) && !memcmp(c, before, offsetof(Candidate, chunk));
             has_base = has_base && !memcmp(c, before, offsetof(Candidate, inputs_every));
             const RunSettings s = candidate_settings(search, c);
             works[0] = works[1] = (has_base || bounds) && shape->N ? sparse_work(m, &s, shape, &base) : none;
             has_work[0] = has_work[1] = 0;
         }
-        if (c->chunk < all->candidate->chunk && (size_t)c->chunk >= shape->N) continue; // the same as the largest
+        if (c->chunk < all->candidate->chunk && (size_t)c->chunk >= shape->N)
+            continue; // equals the candidate with the
+                      // largest chunk
         Choice *choice = &(*choices)[count];
         choice->candidate = i, choice->settings = candidate_settings(search, c);
         const RunSettings *s = &choice->settings;
-        const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // (inputs.h)
+        const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // see inputs.h
         PassWork *work = &works[again];
-        // 1. Leave out what takes longer than the best, or does not fit by what it holds alone.
+        // 1. Leave out a candidate that takes longer than the best, or does not fit by the tensors it holds outside
+        // passes.
         if (step_seconds(m, s, work, &still, search->sequences) > best) continue;
         const double held = held_pressure(s, shape, &search->limits);
         if (held > 1 && held >= lowest) continue;
@@ -199,11 +208,11 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         if (pressure < lowest) lowest = pressure, *least = i;
         if (pressure > 1 - (s->keep && search->keep ? search->spare : 0)) continue;
         plan_bytes(&plan, choice->bytes);
-        // 3. Estimate seconds. Candidates that differ in places share their work.
+        // 3. Estimate seconds. Candidates that differ only in places share their work.
         RunSettings device = *s;
         device.inputs_every = 1;
         for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
-        if (!has_base) base = shape->N ? pass_work(m, &device, shape) : none; // without tokens there is only generation
+        if (!has_base) base = shape->N ? pass_work(m, &device, shape) : none; // without tokens the run only generates
         if (!has_work[again]) *work = s->inputs_every > 1 && shape->N ? pass_work(m, s, shape) : base;
         has_base = has_work[again] = 1;
         if (step_seconds(m, s, work, &still, search->sequences) > best) continue;
@@ -216,7 +225,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     return count;
 }
 
-// Keeps of sorted choices those that take less of some place than each faster one. Returns how many.
+// Keeps each of the sorted choices that takes less of some place than all faster ones. Returns how many it keeps.
 static size_t choices_thin(Choice *choices, size_t count) {
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
@@ -230,8 +239,8 @@ static size_t choices_thin(Choice *choices, size_t count) {
     return kept;
 }
 
-// Returns the longest documents, B to a sequence, that some candidate fits. None is longer with a larger chunk, with
-// attention's outputs kept or with --update forward.
+// Returns the longest documents, B per sequence, that some candidate fits. No candidate with a larger chunk, with
+// attention's outputs kept or with --update forward fits longer ones.
 static size_t search_longest(const Search *search, size_t B) {
     Search least = *search;
     Candidates all = candidates_make(&least);
@@ -243,7 +252,7 @@ static size_t search_longest(const Search *search, size_t B) {
     least.chunk = 0;
     free(all.candidate);
     all = candidates_make(&least);
-    for (size_t i = all.count; i-- > 0;) { // first those that leave most of the device free
+    for (size_t i = all.count; i-- > 0;) { // candidates that leave most of the device free come first
         const RunSettings s = candidate_settings(&least, &all.candidate[i]);
         longest = max_size(longest, plan_longest(&s, B, longest, &search->limits));
     }

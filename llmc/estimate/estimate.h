@@ -1,6 +1,6 @@
 /*
-How long a step would take: the work and traffic of its plan over a machine's rates (machine.h). Nothing is measured
-here; whatever prints it calls it estimated.
+Estimates how long a step takes: the work and traffic of its plan divided by a machine's rates (machine.h). Nothing is
+measured here; code that prints these numbers calls them estimated.
 
     work        sum of products' max(FLOPs / rate, bytes of operands / bandwidth), those of experts in whole tiles at
                 a rate of their own, + attention forward / rate
@@ -18,13 +18,13 @@ F, B   work of this rank's forward and backward pass, recomputation included
 O      work of the optimizer's step
 P      transfers between places (llmc/stream/pager.h), counted by the plan; each byte is also work of device memory
 G      all-reduce of gradients, overlapped with the next layer; summed in place, only that of a step's last sequence
-W      ZeRO-3's weights, gathered one layer ahead, once in each pass
+W      ZeRO-3's weights, gathered one layer ahead, once per pass
 KV     keys, values and their gradients, overlapped with nothing. Round a ring (llmc/orders/ring.h) attention overlaps
        them: K, V once forward, and backward twice, or once if attention is not run again
 U      gather of the updated weights, ZeRO-1 and 2
 
-Layers are alike: the maximum per layer is the maximum of the sums. Ranks have equal work and wait for nobody. Left out:
-the host's own work, data, checkpoints.
+Assumed: layers are equal, so the maximum per layer is the maximum of the sums; ranks have equal work and do not wait
+for each other. Left out: the host's own work, data, checkpoints.
 */
 #ifndef LLMC_ESTIMATE_H
 #define LLMC_ESTIMATE_H
@@ -32,24 +32,24 @@ the host's own work, data, checkpoints.
 
 typedef struct {
     size_t sequences;           // micro-batches of a rank
-    double tokens, model_flops; // of all ranks; model_flops as Plan's
-    double full_flops;          // model_flops_full_attention of all ranks
+    double tokens, model_flops; // sums over all ranks; model_flops: see Plan
+    double full_flops;          // model_flops_full_attention, summed over all ranks
 } StepShape;
 
 typedef struct {
     double seconds;
     double on_device;     // seconds if nothing moved between places
-    double communication; // part of `seconds` without computation
-    WorkTime work;        // of a rank; the optimizer's counts as memory
-    OpCounts counts;      // of one sequence
+    double communication; // the part of `seconds` without computation
+    WorkTime work;        // work of a rank; the optimizer's counts as memory
+    OpCounts counts;      // counts of one sequence
     double tokens_per_second, mfu;
-    double mfu_full; // of StepShape.full_flops
-    double executed; // FLOP/s of a rank
-    Traffic sent;    // by a rank
+    double mfu_full; // MFU by StepShape.full_flops
+    double executed; // FLOP/s that a rank executes
+    Traffic sent;    // bytes that a rank sends
 } Estimate;
 
-// Counts bytes that a rank reads and writes in its optimizer step: the gradient twice (its norm comes first), moments
-// in and out, master weights in and out or weights in, weights out.
+// Returns the bytes that a rank reads and writes in its optimizer step: the gradient twice (its norm comes first),
+// moments in and out, master weights in and out or weights in, weights out.
 static double update_bytes(const RunSettings *settings) {
     const Model *table = settings->lora ? &settings->lora->table : settings->model;
     const double stored = (double)dtype_size(table->dtype), ranks = (double)world_ranks(settings->world);
@@ -65,10 +65,10 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
-#define LINK_BOTH      1.7    // both directions of the host's link together, over one alone: measured on an H100
+#define LINK_BOTH      1.7    // rate of both directions of the host's link together over the rate of one: an H100's
 #define HOST_BANDWIDTH 0.6e12 // bytes per second of a node's memory, shared by its ranks: assumed
 
-// Returns seconds of a phase's transfers between places.
+// Returns the seconds of a phase's transfers between places.
 static double moved_seconds(const Machine *m, World w, const double bytes[WAYS]) {
     const double link = m->value[LINK_HOST] * m->value[LINK_SHARE];
     const double sharing = fmin((double)world_ranks(w), m->value[GPUS_PER_NODE]);
@@ -78,26 +78,27 @@ static double moved_seconds(const Machine *m, World w, const double bytes[WAYS])
     return fmax(fmax(fmax(out, in), (out + in) / LINK_BOTH) / link, sharing * fmax(host, disk));
 }
 
-// Returns seconds of a rank's device memory for them.
+// Returns the seconds in which a rank's device memory serves these transfers.
 static double moved_work(const Machine *m, const double bytes[WAYS]) {
     double sum = 0;
     for (int way = 0; way < WAYS; way++) sum += bytes[way];
     return sum / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
-// Work and traffic of a sequence, the same for all places.
+// Work and traffic of a sequence, independent of places
 typedef struct {
     OpCounts counts;
     double forward, backward; // seconds: F, B
-    double update;            // O
-    Traffic last, other;      // of the step's last sequence, and of each before it
+    double update;            // seconds: O
+    Traffic last, other;      // traffic of the step's last sequence, and of each sequence before it
 } PassWork;
 
-// A result of pass_work, kept while the model and its adapters stay: dry runs of millions of tokens take seconds.
+// A result of pass_work, kept while the model and its adapters do not change: dry runs of millions of tokens take
+// seconds
 typedef struct {
     const Machine *machine;
     RunSettings settings;
-    size_t N, documents, first; // of the part; first: tokens of its first document
+    size_t N, documents, first; // shape of the part; first: tokens of its first document
     PassWork work;
 } KnownWork;
 
@@ -106,14 +107,14 @@ typedef struct {
     size_t count;
 } PassWorks;
 
-static PassWorks *pass_works; // NULL: none are kept
+static PassWorks *pass_works; // NULL: results are not kept
 
-// Returns the directions of attention by a library: asked of the device, or planned.
+// Returns the directions in which a library computes attention: as the device says, or as planned.
 static int estimated_library(const Machine *m, const RunSettings *settings) {
     return settings->library & LIBRARY_ASKED ? settings->library : machine_attends(m, settings->model);
 }
 
-// Counts the passes over a rank's part of a micro-batch by dry runs.
+// Counts the passes over a rank's part of a micro-batch with dry runs.
 static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
     RunSettings here = *settings;
     OpCounts update = {0};
@@ -130,7 +131,7 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     here.ridge = machine_ridge(m), here.library = estimated_library(m, settings);
     here.experts = m->value[EXPERTS_FLOPS] / m->value[PRODUCT_FLOPS];
     work.counts = plan_make(&here, part).counts;
-    here.backward = here.optimizer = 0; // the forward pass alone
+    here.backward = here.optimizer = 0; // count only the forward pass
     work.forward = work_seconds(m, plan_make(&here, part).counts);
     work.backward = work_seconds(m, work.counts) - work.forward;
     update.moved = update_bytes(settings);
@@ -149,9 +150,9 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, co
     const double weights = w.zero == 3 ? sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_WEIGHTS) : 0;
     const double kv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEYS_VALUES);
     const double dkv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
-    const double chain = (double)world_sp(w) * sent->bytes[TRAFFIC_STATES]; // of all ranks, one after the other
+    const double chain = (double)world_sp(w) * sent->bytes[TRAFFIC_STATES]; // sent by all ranks, one after another
     const double states = ring_seconds(m, world_ranks(w), world_sp(w), chain, sent->hops[TRAFFIC_STATES]);
-    const double again = settings->keep || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring, backward
+    const double again = settings->keep || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring in backward
     const double *out = moved->bytes[PHASE_FORWARD], *back = moved->bytes[PHASE_BACKWARD];
     const double forward = fmax(work->forward + moved_work(m, out), moved_seconds(m, w, out));
     const double backward = fmax(work->backward + moved_work(m, back), moved_seconds(m, w, back));
@@ -192,7 +193,7 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     e.seconds = step_seconds(m, settings, &work, &moved, step.sequences);
     e.on_device = step_seconds(m, settings, &work, &still, step.sequences);
     double computing = sequences * (work.forward + work.backward) + work.update;
-    e.communication = fmax(e.seconds - computing, 0); // rounding
+    e.communication = fmax(e.seconds - computing, 0); // not below 0 by rounding
     e.tokens_per_second = step.tokens / e.seconds;
     const double peak = e.seconds * (double)world_ranks(settings->world) * m->value[PEAK_FLOPS];
     e.mfu = step.model_flops / peak, e.mfu_full = step.full_flops / peak;

@@ -1,8 +1,8 @@
 /*
-Machines and their rates in bf16, a row for each kind of node, with the memory that its card leaves to a plan; and how
-long work and traffic take on them. Used by estimate.h, choose.h and the floors of profile.h.
+Machines and their rates in bf16: a row per kind of node, with the memory that its card leaves to a plan. Also computes
+how long work and traffic take on them. Used by estimate.h, choose.h and the floors of profile.h.
 
-Each number is printed with its source; estimates are no better than they are.
+Each number is printed with its source; estimates are no better than these numbers.
 */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
@@ -22,24 +22,24 @@ static const char *const basis_names[BASES] = {
 
 typedef enum {
     GPUS_PER_NODE,
-    PEAK_FLOPS, // per second, as the next three
+    PEAK_FLOPS, // per second, like the next three
     PRODUCT_FLOPS,
-    ATTENTION_FORWARD_FLOPS,   // by cuDNN, as the next four; of pairs without a mask
-    MASKED_FORWARD_FLOPS,      // of AttentionCounts.masked
+    ATTENTION_FORWARD_FLOPS,   // with cuDNN, like the next four; pairs without a mask
+    MASKED_FORWARD_FLOPS,      // for AttentionCounts.masked
     ATTENTION_BACKWARD_FLOPS,  // deterministic
-    ATTENTION_ANY_ORDER_FLOPS, // backward, sums in any order
+    ATTENTION_ANY_ORDER_FLOPS, // backward, with sums in any order
     MASKED_ANY_ORDER_FLOPS,
-    OWN_FORWARD_FLOPS, // attention by our own kernels
+    OWN_FORWARD_FLOPS, // attention with our own kernels
     OWN_BACKWARD_FLOPS,
-    EXPERTS_FLOPS,    // products of experts, by our own kernel
+    EXPERTS_FLOPS,    // products of experts with our own kernel
     DELTA_FLOPS,      // the delta rule of linear attention
-    MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next three
-    LINK_WITHIN,      // to GPUs of its own node
-    LINK_BETWEEN,     // to those of other nodes
-    LINK_HOST,        // to host memory, one way
-    MEMORY_SHARE,     // of memory's bandwidth that ops reach
-    LINK_SHARE,       // of a link's bandwidth that large messages reach
-    HOP_WITHIN,       // latency from one GPU to the next in a collective, in seconds
+    MEMORY_BANDWIDTH, // bytes per second of a GPU, like the next three
+    LINK_WITHIN,      // to GPUs of the same node
+    LINK_BETWEEN,     // to GPUs of other nodes
+    LINK_HOST,        // to host memory, in one direction
+    MEMORY_SHARE,     // share of memory's bandwidth that ops reach
+    LINK_SHARE,       // share of a link's bandwidth that large messages reach
+    HOP_WITHIN,       // seconds of latency from one GPU to the next in a collective
     HOP_BETWEEN,
     LAUNCH_GAP, // seconds from the end of a kernel to the start of the next
     DISK_WRITE, // bytes per second of a node's disk
@@ -47,11 +47,11 @@ typedef enum {
     MACHINE_CONSTANTS
 } MachineConstant;
 
-// How they are printed: value / unit
+// How constants are printed: value / unit
 static const struct {
     const char *name, *suffix;
     double unit;
-    Basis basis; // BASIS_MEASURED: assumed unless Machine.measured
+    Basis basis; // BASIS_MEASURED: counts as assumed unless Machine.measured
 } machine_constants[MACHINE_CONSTANTS] = {
     {"GPUs of a node", "", 1, BASIS_ASSUMED},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
@@ -80,40 +80,41 @@ static const struct {
 
 typedef struct {
     const char *name, *gpu;
-    const char *device;              // in CUDA's name of the card
-    int architecture;                // 90: sm_90
+    const char *device;              // part of the card's name in CUDA
+    int architecture;                // compute capability, 90: sm_90
     double card_gib;                 // memory that CUDA reports
-    double host_gib;                 // of a node, for plans
-    int measured, board;             // board: sold without a node; its links are assumed; 2: in a desktop
-    double value[MACHINE_CONSTANTS]; // by MachineConstant
-    double disk_gib;                 // of a node, for plans; 0: none
-    int host_given;                  // else host_gib is assumed
-    size_t cards;                    // of "h100x8"; 0: not said
+    double host_gib;                 // host memory of a node, for plans
+    int measured, board;             // board: 1: sold without a node, so its links are assumed; 2: in a desktop
+    double value[MACHINE_CONSTANTS]; // indexed by MachineConstant
+    double disk_gib;                 // disk of a node, for plans; 0: no disk
+    int host_given;                  // 0: host_gib is assumed
+    size_t cards;                    // cards in "h100x8"; 0: not given
 } Machine;
 
-// H100: rates that make the estimates of passes over Qwen3-8B and Qwen3.5-9B those that were measured, within 5 %, at
+// H100: rates with which the estimates of passes over Qwen3-8B and Qwen3.5-9B agree with measurements within 5 %, at
 // 4,096 to 131,072 tokens and chunks of 2048 to 8192 (dev/gpu_speed.md, Log). A kernel alone is faster: products 790
 // TFLOP/s, attention forward 677. Deterministic backward writes dS to memory and reads it again. The gap holds what a
-// small kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other: its rate is what
-// dev/cuda/cycles.py finds in the machine code, times as long by a fifth, as kernels were that have run.
+// small kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other. Its rate is what
+// dev/cuda/cycles.py finds in the machine code, with a fifth more time, as measured for kernels that have run.
 // Products of experts in full tiles reach 300 to 320 TFLOP/s on an H200.
-// Our own attention is taken to reach two fifths of mma.sync's peak; backward computes 7 products for 5. Heads of other
-// widths are slower (head_slowness in llmc/ops/ops_dry.h).
-// H200: as an H100. A100: the same shares of its own peak; mma.sync has all of it. B200: FlashAttention-4 is published
-// at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop cards
-// and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090 72 %,
-// 5090 66 %, L40S 47 %); attention as fast as products, backward to forward as on the H100. Their peaks have fp32 sums.
+// Our own attention is assumed to reach two fifths of mma.sync's peak; backward computes 7 products for 5. Heads of
+// other widths are slower (head_slowness in llmc/ops/ops_dry.h).
+// H200: as an H100. A100: the same shares of its own peak; mma.sync reaches all of it. B200: FlashAttention-4 is
+// published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop
+// cards and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090
+// 72 %, 5090 66 %, L40S 47 %); attention as fast as products; the ratio of backward to forward as on the H100. Their
+// peaks have fp32 sums.
 // Links of a GPU: NVLink of 600 (A100), 900 (H100, H200), 1800 GB/s (B200), both directions together. InfiniBand of 200
 // Gb/s (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100, L40S, RTX 30 and 40), 5.0 x16.
-// Cards without NVLink send through host memory, at half of that.
+// Cards without NVLink send through host memory, at half of that rate.
 // The link's share was measured on an H100. Shares of memory and hops are of the usual order for memory-bound kernels
 // and NCCL's rings. A disk is a PCIe 4.0 NVMe.
-// Memory that CUDA reports: the least "total capacity of" such a card in public reports of PyTorch, 2023 to 2026. The
-// driver keeps the rest, and ECC a sixteenth where it takes memory.
-#define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
+// Memory that CUDA reports: the least "total capacity of" a card of this kind in public reports of PyTorch, 2023 to
+// 2026. The driver keeps the rest, and ECC a sixteenth where it takes memory.
+#define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, memory that memory.cuh spares
 // Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator;
-// 1685: 3.3 GB more after exchanges with 7 peers). Groups that are split off share what a pair has (986). Another pair
-// of a ring: 24 channels of 10 MiB (1685)
+// 1685: 3.3 GB more after exchanges with 7 peers). Groups that are split off share the memory of a pair (986). Another
+// pair of a ring: 24 channels of 10 MiB (1685)
 #define NCCL_BYTES      (1.5 * GIBIBYTE)
 #define NCCL_PEER_BYTES (0.45 * GIBIBYTE)
 #define NCCL_RING_BYTES (0.25 * GIBIBYTE)
@@ -123,7 +124,7 @@ typedef struct {
 #define RATES_H100     RATES(989e12, 680e12, 593e12, 250e12)
 #define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 593 / 989, 125e12)
 #define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)
-#define RATES_OF(p, s) RATES(p, (p) * (s), (p) * (s), 0.4 * (p)) // a card whose products reach a share of its peak
+#define RATES_OF(p, s) RATES(p, (p) * (s), (p) * (s), 0.4 * (p)) // products reach the share s of the peak p
 #define CARD(name, gpu, device, sm, card, host, measured, board, gpus, rates, memory, within, between, link)           \
     {                                                                                                                  \
         name, gpu, device, sm, card, host, measured, board,                                                            \
@@ -131,7 +132,7 @@ typedef struct {
     }
 #define MACHINE_NAMES "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
 
-typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES = 10 } MachineName; // of MACHINE_NAMES
+typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES = 10 } MachineName; // in the order of MACHINE_NAMES
 
 static const Machine machines[MACHINES] = {
     CARD("a100", "A100 SXM 80 GB", "A100-SXM4-80GB", 80, 79.1, 1800, 0, 0, 8, RATES_A100, 2.0e12, 300e9, 25e9, 32e9),
@@ -156,11 +157,12 @@ static const Machine machines[MACHINES] = {
 #undef RATES_B200
 #undef RATES_OF
 
-// Returns the bytes that its card leaves to a plan.
+// Returns the bytes that the machine's card leaves to a plan.
 static size_t machine_usable_bytes(const Machine *m) { return (size_t)(m->card_gib * GIBIBYTE - CARD_RESERVED); }
 
-// Returns what NCCL takes of it on a rank. Exchanges are with the next rank and the one before. deals: groups of every
-// size (--sp auto), whose first and last rank are a pair of their own; the ranks between have the same neighbours.
+// Returns how much of these bytes NCCL takes on a rank. Exchanges are with the next rank and the previous one. deals:
+// groups of every size (--sp auto), whose first and last ranks are a pair of their own; the ranks between have the same
+// neighbours
 static size_t collectives_bytes(World w, int deals) {
     size_t peers = min_size((deals ? world_ranks(w) : world_sp(w)) - 1, 2);
     if (deals) peers = max_size(peers, deal_levels(world_ranks(w)).levels - 1);
@@ -168,7 +170,7 @@ static size_t collectives_bytes(World w, int deals) {
     return world_ranks(w) > 1 ? (size_t)(NCCL_BYTES + (double)peers * NCCL_PEER_BYTES + rings * NCCL_RING_BYTES) : 0;
 }
 
-// Finds a card's row by CUDA's name; NULL: none. PCIe, NVL and laptop boards are slower and have none.
+// Finds a card's row by its name in CUDA; NULL: none. PCIe, NVL and laptop boards are slower and have no row.
 static const Machine *machine_of_device(const char *name) {
     if (strstr(name, "PCIe") || strstr(name, "NVL") || strstr(name, "Laptop")) return NULL;
     for (int i = 0; i < MACHINES; i++)
@@ -176,7 +178,7 @@ static const Machine *machine_of_device(const char *name) {
     return NULL;
 }
 
-// Finds the row of "h100", "RTX 4090" or "4090", and the cards of "h100x8" (0: not said). NULL: none.
+// Finds the row of "h100", "RTX 4090" or "4090", and the cards in "h100x8" (0: not given). NULL: none
 static const Machine *machine_find(const char *text, size_t length, size_t *cards) {
     char name[32], *times;
     size_t used = 0;
@@ -193,7 +195,8 @@ static const Machine *machine_find(const char *text, size_t length, size_t *card
     return NULL;
 }
 
-// Returns the host memory in GiB for `cards` cards of a node: all of it if given or in a desktop, else their share.
+// Returns the host memory in GiB for `cards` cards of a node: all of it if it was given or in a desktop, else the
+// cards' share.
 static double machine_host_gib(const Machine *m, double cards) {
     return m->host_gib * (m->host_given || m->board == 2 ? 1 : cards / m->value[GPUS_PER_NODE]);
 }
@@ -203,7 +206,7 @@ static const char *machine_host_basis(const Machine *m) {
 }
 
 // Parses "NAME[xCARDS][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": a node's host memory and disk, the disk's bytes
-// per second. Returns 0 if `wrong` says what is wrong.
+// per second. Returns 0 on an error, with its text in `wrong`.
 static int machine_parse(Machine *m, const char *text, char *wrong, size_t size) {
     static const char *const keys[] = {"host", "disk", "disk-rate"};
     const size_t length = strcspn(text, ",");
@@ -237,13 +240,13 @@ static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
-// Returns the window of heads of head_dim, if no layer's see all keys; else 0.
+// Returns the window of heads of head_dim if no layer's head_dim heads see all keys, else 0.
 static size_t window_of_heads(const Config *c) {
     const int all = c->global_head_dim || layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers;
     return all ? window_of_model(c) : 0;
 }
 
-// Returns the directions of this model's attention that are planned for cuDNN.
+// Returns the directions of this model's attention that are planned with cuDNN.
 static int machine_attends(const Machine *m, const Model *model) {
     const Config *c = &model->config;
     const int takes = LIBRARY_FORWARD + LIBRARY_BACKWARD * library_takes_window(c->head_dim, window_of_heads(c), 1);
@@ -252,7 +255,7 @@ static int machine_attends(const Machine *m, const Model *model) {
            LIBRARY_GLOBAL * (c->global_head_dim ? cudnn_directions(m->architecture, c->global_head_dim) : 0);
 }
 
-#define CONSTANTS_COLUMNS 80 // a line that has more ends
+#define CONSTANTS_COLUMNS 80 // width after which a line ends
 
 // Prints the constants by their source, and the memory.
 static void machine_print(FILE *out, const Machine *m) {
@@ -282,7 +285,7 @@ static void machine_print(FILE *out, const Machine *m) {
             machine_host_basis(m), m->disk_gib > 0 ? human_bytes(m->disk_gib * GIBIBYTE) : "none");
 }
 
-// Returns the share of attention's work in our own kernels.
+// Returns the share of attention's work that our own kernels compute.
 static double own_share(const OpCounts *w) {
     return (w->own_forward + w->own_backward) / fmax(w->attention_forward + w->attention_backward, 1);
 }
@@ -318,18 +321,19 @@ static double work_seconds(const Machine *m, OpCounts w) {
     return t.products + t.attention_forward + t.attention_backward + t.delta + t.memory + t.gaps;
 }
 
-// Returns seconds of ring collectives: bytes by the slower of the links, plus hops by their latencies. Each rank of a
-// group of `size` sends `bytes` in `hops`. Groups fill node after node. Across nodes, each rank of a group's part on a
-// node begins a ring, so that all their network adapters send.
+// Returns the seconds of ring collectives: bytes by the slower of the links, plus hops by their latencies. Each rank of
+// a group of `size` sends `bytes` in `hops`. Groups fill node after node. Across nodes, each rank of a group's part on
+// a node begins a ring, so that all their network adapters send.
 static double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
     const size_t node = (size_t)m->value[GPUS_PER_NODE];
-    const double together = (double)(ranks <= node ? size : greatest_common_divisor(node, size)); // at least, in a node
+    const double together = (double)(ranks <= node ? size : greatest_common_divisor(node, size)); // least ranks of a
+                                                                                                  // group within a node
     const double nodes = (double)size / together;
     double bandwidth = m->value[LINK_WITHIN], between = 0;
     if (size <= 1) return 0;
     if (nodes > 1) {
         bandwidth = fmin(bandwidth, together * m->value[LINK_BETWEEN]);
-        between = (nodes - 1) / (double)(size - 1); // of the hops
+        between = (nodes - 1) / (double)(size - 1); // share of the hops that cross nodes
     }
     return bytes / (bandwidth * m->value[LINK_SHARE]) +
            hops * (between * m->value[HOP_BETWEEN] + (1 - between) * m->value[HOP_WITHIN]);

@@ -1,12 +1,13 @@
 /*
-Where the time of a pass goes. An op set around another times each op of a pass: op set "dry" counts its FLOPs and
-bytes, then it runs and is awaited, with a clock around it. Transfers and collectives are awaited at once: nothing
-overlaps, so this pass takes longer than others. Results are bit-identical to the inner op set's.
+Shows where the time of a pass goes. An op set that wraps another times each op of a pass: op set "dry" counts the op's
+FLOPs and bytes, then the op runs and is awaited, and a clock measures it. Transfers and collectives are awaited at
+once: nothing overlaps, so this pass takes longer than others. Results are bit-identical to the inner op set's.
 
-A row is one op; of products and norms, one op and one shape of its weight. Rows become a table and JSON, the longest
-first. A row's floor is the time of its counted work at a machine's rates (machine.h). Ops without counts (copies,
-zeroing, sums of gradients) have neither rates nor a floor. The last row is the rest of the pass: the host, the counting
-itself, waiting for other ranks. Not timed: memory, scratch sizes, and the optimizer's step, which is no part of a pass.
+A row is one op; products and norms have a row for each op and shape of its weight. Rows become a table and JSON, the
+longest first. A row's floor is the time of its counted work at a machine's rates (machine.h). Ops without counts
+(copies, zeroing, sums of gradients) have neither rates nor a floor. The last row is the rest of the pass: the host, the
+counting itself, waiting for other ranks. Not timed: memory, scratch sizes, and the optimizer's step, which is no part
+of a pass.
 */
 #ifndef LLMC_PROFILE_H
 #define LLMC_PROFILE_H
@@ -18,22 +19,22 @@ itself, waiting for other ranks. Not timed: memory, scratch sizes, and the optim
 // ---- timing --------------------------------------------------------------------------------------------------------
 typedef struct {
     const char *op;
-    size_t rows, cols; // of its weight [rows, cols], of a norm's [cols]; else 0
+    size_t rows, cols; // shape of its weight [rows, cols], of a norm's [cols]; else 0
     size_t calls;
     double seconds;
     OpCounts counts;
 } TimedRow;
 
-#define TIMED_ROWS 192 // a model has about five shapes, with adapters of every kind a few dozen
+#define TIMED_ROWS 192 // a model has about five shapes; with every kind of adapter a few dozen
 
 typedef struct {
     const Ops *inner;
-    DryCount blank; // nothing counted, no ranges checked
+    DryCount blank; // counts at zero, with no ranges checked
     TimedRow row[TIMED_ROWS];
     size_t count;
 } Timing;
 
-static Timing timing; // of one pass at a time
+static Timing timing; // timing of the current pass; there is one at a time
 
 static TimedRow *timed_row(const char *op, size_t rows, size_t cols) {
     TimedRow *row;
@@ -45,7 +46,7 @@ static TimedRow *timed_row(const char *op, size_t rows, size_t cols) {
     return row;
 }
 
-// Adds an op, which dry has counted, to its row.
+// Adds an op that op set "dry" has counted to its row.
 static void timed_end(double begin) {
     timing.inner->finish();
     const double end = seconds_now();
@@ -54,7 +55,7 @@ static void timed_end(double begin) {
     for (size_t k = 0; k < OP_COUNTS; k++) ((double *)&row->counts)[k] += ((const double *)&dry.counts)[k];
 }
 
-// Bodies of ops that return nothing, and of those that return a ticket
+// Bodies of ops that return nothing, and of ops that return a ticket
 #define TIMED_void(call)                                                                                               \
     call;                                                                                                              \
     timed_end(begin)
@@ -76,7 +77,7 @@ static void timed_end(double begin) {
 #undef TIMED_void
 #undef TIMED_int64_t
 
-// Returns `inner` with its ops timed, and clears the rows. ridge: DryCount.ridge of the floors' machine
+// Returns `inner` with its ops timed, and clears the rows. ridge: DryCount.ridge of the machine for the floors
 static Ops ops_timed(const Ops *inner, double ridge) {
     Ops ops = *inner;
     memset(&timing, 0, sizeof(timing));
@@ -104,7 +105,8 @@ static double row_bytes(const TimedRow *row) { return row->counts.operands + row
 static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
     const Shapes d = shapes_of(s->model);
     const size_t out = row->rows, in = row->cols;
-    static const unsigned forms[] = {0, FORM_WINDOW, FORM_BORROWS}; // whose heads or MLPs may have other widths
+    static const unsigned forms[] = {0, FORM_WINDOW, FORM_BORROWS}; // layers of these forms may have heads or MLPs of
+                                                                    // other widths
     int attention = 0, mlp = 0, adapters = 0;
     for (size_t i = 0; i < 3; i++) {
         const Shapes of = shapes_in(s->model, forms[i]);
@@ -120,7 +122,7 @@ static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48
     return *text ? text + 1 : text;
 }
 
-// Returns the least seconds on this machine; NAN without counts or without a machine.
+// Returns the least seconds of a row on this machine; NAN without counts or without a machine
 static double row_floor(const TimedRow *row, const Machine *machine) {
     return machine && row->counts.flops + row_bytes(row) > 0 ? work_seconds(machine, row->counts) : NAN;
 }
@@ -158,7 +160,7 @@ static void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const M
     fputc('\n', out);
 }
 
-// pass: seconds of the pass on timed ops; median: of the others
+// Prints the table. pass: seconds of the pass with timed ops; median: of the other passes
 static void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
     const double rest = seconds_not_in_ops(pass);
     double floors = 0;
@@ -194,7 +196,7 @@ static void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, cons
     json_object_end(json);
 }
 
-// Writes into an open object.
+// Writes the rows into an open object.
 static void profile_json(JsonOut *json, const StreamBP *s, const Machine *machine, double pass) {
     TimedRow rest = {0};
     rest.op = "host", rest.seconds = seconds_not_in_ops(pass);
