@@ -1,22 +1,24 @@
 /*
-The rows of the table of options (option_rows.h), included wherever each row makes something:
+The rows of the table of options (option_rows.h), included wherever code is made from each row:
 
     OPTION(type, field, name, kind, default, least, most, verbs, value, help)    SECTION(heading of the help)
 
-`type field` is the member of struct Options. A row is written by its kind's macro, which fills in what they share:
+`type field` is the member of struct Options. A row is written with its kind's macro, which fills in what rows of the
+kind share:
 
     FLAG(field, name, verbs, help)                      TEXT(field, name, default, verbs, value, help)
     PATHS, IDS(field, name, verbs, value, help)         INTERVAL(field, name, default, verbs, value, help)
     CHOICE(type, field, name, default, first, last, verbs, words, help)
     SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
-A row whose verbs stand in SHORT(...) is in the short --help of these, by the first part of its help, up to "; ".
+A row whose verbs stand in SHORT(...) is in the short --help of these verbs, with the first part of its help, up to ";
+".
 
 A default is written as it would be typed. A number whose default is a word ("auto", "off") also accepts that word: the
-field is then 0, or NAN if it is a double. A row whose `most` is MOST_TOKENS counts tokens: 32k is 32768 there, else
-32000. A choice is stored as an enum value: the row gives those of its first and last word, and its words follow the
-enum's order. A choice of off, on and more may stand without a word, which means on. An interval counts steps (100) or
-time (30min).
+field is then 0, or NAN if it is a double. A row whose `most` is MOST_TOKENS counts tokens: 32k is 32768 there, in other
+rows 32000. A choice is stored as an enum value: the row gives the values of its first and last word, and its words
+follow the enum's order. A choice of off, on and more may be typed without a word, which means on. An interval counts
+steps (100) or time (30min).
 */
 #define FLAG(field, name, verbs, help)   OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
 #define TEXT(field, name, text, ...)     OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)

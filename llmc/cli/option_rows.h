@@ -1,7 +1,7 @@
 /*
-The table of options (its rows: option_list.h), and tables of what options need of each other. Parsing, refusals, --help
-of the program and of each verb, the echo of a run as a command line and the JSON in its log are generated from them.
-A new option is a row of option_list.h.
+The table of options (its rows: option_list.h), and tables of which options need or exclude each other. Parsing,
+refusals, --help of the program and of each verb, the echo of a run as a command line and the JSON in its log are
+generated from them. A new option is a row of option_list.h.
 */
 #ifndef LLMC_OPTION_ROWS_H
 #define LLMC_OPTION_ROWS_H
@@ -47,7 +47,7 @@ static const struct {
 };
 
 typedef struct {
-    const char *const *path; // [count], within argv
+    const char *const *path; // [count] paths, within argv
     size_t count;
 } PathList;
 
@@ -56,7 +56,7 @@ typedef struct {
     size_t count;
 } IdList;
 
-// Off where both are 0
+// An interval; off if both fields are 0
 typedef struct {
     size_t steps;
     double seconds;
@@ -64,7 +64,7 @@ typedef struct {
 
 // ---- types of choices, in the order of their words; others are declared in their own rooms -------------------------
 #define PLACE_WORDS "auto|device|host|disk"
-#define DTYPE_AUTO  (-1) // the build's dtype, or the one that the run's other settings ask for
+#define DTYPE_AUTO  (-1) // the build's dtype, or the dtype that the run's other settings ask for
 
 typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
@@ -91,12 +91,12 @@ typedef enum {
 } ConvertTo;
 typedef enum { ADAPTER_AS_PEFT, ADAPTER_PER_EXPERT } AdapterLayout;
 
-// Unset text is NULL.
+// The parsed options. Text that is unset is NULL
 typedef struct {
-    unsigned char given[192]; // [i]: row i was given
-    short argument[192];      // [i]: by which argument, the last one
+    unsigned char given[192]; // [i]: 1 if row i was given
+    short argument[192];      // [i]: index of the last argument that gave row i
     Verb verb;
-    int card; // that --memory-limit names: 1 + its index in `machines`; 0: bytes
+    int card; // the card that --memory-limit names: 1 + its index in `machines`; 0: it names bytes
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;
 #include "option_list.h"
@@ -116,31 +116,31 @@ typedef enum {
 } OptionKind;
 
 typedef struct {
-    const char *name; // without its dashes
+    const char *name; // name without its dashes
     OptionKind kind;
-    size_t offset, bytes; // of its field in Options
-    const char *fallback; // the default as it would be typed; NULL: unset
-    double least, most;   // of numbers, inclusive; of choices, the enum values of the first and the last word
-    unsigned verbs;       // bit mask; SHORT: in the upper half
-    const char *value;    // placeholder of the value in the help; of a choice, its words
+    size_t offset, bytes; // offset and size of its field in Options
+    const char *fallback; // the default as a user would type it; NULL: unset
+    double least, most;   // range of numbers, inclusive; enum values of a choice's first and last word
+    unsigned verbs;       // bit mask of verbs; verbs in SHORT(...) also in the upper half
+    const char *value;    // placeholder of the value in the help; for a choice its words
     const char *help;
 } OptionRow;
 
 #define ON(verb)         (1u << VERB_##verb)
-#define SHORT(verbs)     ((verbs) | (verbs) << 16) // also in the short help of these verbs
+#define SHORT(verbs)     ((verbs) | (verbs) << 16) // the option is also in the short help of these verbs
 #define EVERYWHERE       ((1u << VERBS) - 1)
-#define OF_A_MODEL       (EVERYWHERE & ~ON(DOCTOR)) // a model of the user's
+#define OF_A_MODEL       (EVERYWHERE & ~ON(DOCTOR)) // verbs with a model of the user's
 #define RUNS             (ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE))
-#define READS            (LOSSES | ON(LOGPROBS)) // data
+#define READS            (LOSSES | ON(LOGPROBS)) // verbs that read data
 #define PASSES           (ON(TRAIN) | ON(BP) | ON(PLAN))
 #define STEPS            (ON(TRAIN) | ON(PLAN))
 #define LOSSES           (PASSES | ON(EVAL))
 #define TEXTS            (ON(TRAIN) | ON(SAMPLE))
 #define MOST_TOKENS      1073741824.0 // positions are int32
-#define SEQ_LEN_STEP     1024         // of --seq-len auto
-#define OPTION_UNBOUNDED 1e15         // a limit that messages need not mention
+#define SEQ_LEN_STEP     1024         // step of --seq-len auto
+#define OPTION_UNBOUNDED 1e15         // a limit at which messages need not mention it
 
-// A row without verbs is a heading of the help.
+// The table. A row without verbs is a heading of the help.
 static const OptionRow option_rows[] = {
 #define SECTION(name)                        {name, OPTION_FLAG, 0, 0, NULL, 0, 0, 0, NULL, NULL},
 #define OPTION(type, field, name, kind, ...) {name, OPTION_##kind, offsetof(Options, field), sizeof(type), __VA_ARGS__},
@@ -151,8 +151,8 @@ static_assert(OPTION_ROWS <= 192, "Options.given has a place for every row");
 
 #define PER_DEVICE   "per-device-train-batch-size"
 #define ACCUMULATION "gradient-accumulation-steps"
-// Names of the same options in transformers, TRL and PEFT. also, value: a second option that the name implies, unless
-// that one is given; without `also` the word that the name alone means.
+// Names of our options in transformers, TRL and PEFT. also, value: a second option that the name implies, unless that
+// option is given. Without `also`, value is the word that the name alone means
 static const struct {
     const char *typed, *option, *also, *value;
 } option_aliases[] = {
@@ -180,7 +180,8 @@ static const struct {
     {"layers-to-transform", "lora-layers", NULL, NULL},
     {"r", "lora-rank", NULL, NULL},
     {"use-rslora", "rslora", NULL, NULL},
-    {PER_DEVICE, "samples", NULL, NULL}, // times the next one, times the replicas: options_add_replicas
+    {PER_DEVICE, "samples", NULL, NULL}, // the product of this option, the next one and the replicas:
+                                         // options_add_replicas
     {ACCUMULATION, "grad-accum", NULL, NULL},
     {"num-generations", "group-size", NULL, NULL},
     {"num-iterations", "updates", NULL, NULL},
@@ -196,7 +197,7 @@ static const struct {
 };
 #define OPTION_ALIASES (sizeof(option_aliases) / sizeof(option_aliases[0]))
 
-// Their words for values, of --bf16 and --optim, too
+// Words of other programs for values, also for --bf16 and --optim
 static const struct {
     const char *option, *typed, *word;
 } word_aliases[] = {
@@ -210,8 +211,9 @@ static const struct {
 };
 #define WORD_ALIASES (sizeof(word_aliases) / sizeof(word_aliases[0]))
 
-// Options of other programs (globs) that mean something else here, or nothing: what to give instead, by the first row
-// with the name. Those that end in "leave it out" change nothing: they are left out with a note.
+// Options of other programs (globs) that mean something else here, or nothing. The reason says what to give instead;
+// the first row that matches counts. Options whose reason ends in "leave it out" change nothing: they are skipped with
+// a note.
 static const struct {
     const char *options, *reason;
 } options_of_others[] = {
@@ -285,11 +287,11 @@ static const struct {
 };
 #define OPTIONS_OF_OTHERS (sizeof(options_of_others) / sizeof(options_of_others[0]))
 
-// On the command line, either overrides the other from --config.
+// An option of a pair on the command line overrides the other one from --config.
 static const char *const option_rivals[][2] = {{"model", "init"}, {"steps", "epochs"}, {"warmup", "warmup-ratio"}};
 #define OPTION_RIVALS (sizeof(option_rivals) / sizeof(option_rivals[0]))
 
-// Options of some objectives, a bit for each; refused with the others
+// Options that belong to some objectives, one bit per objective; refused with other objectives
 #define OF(kind)       (1u << (kind))
 #define OF_CLIPPED     (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO) | OF(OBJECTIVE_PPO))
 #define OF_GROUPS      (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO) | OF(OBJECTIVE_CISPO))
@@ -318,7 +320,7 @@ static const struct {
 };
 #define OF_OBJECTIVES (sizeof(of_objectives) / sizeof(of_objectives[0]))
 
-// Options without effect unless another is given, of verbs that take both
+// Options without effect unless another option is given, for verbs that take both
 static const struct {
     const char *option, *needs;
 } of_options[] = {
@@ -352,7 +354,7 @@ static const struct {
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 
-// Values without effect for a model of this dtype: refused, so that nobody believes them in force.
+// Values without effect for a model of this dtype. They are refused, so that nobody believes that they are in force.
 static const struct {
     DType dtype;
     const char *option;

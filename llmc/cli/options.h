@@ -1,7 +1,7 @@
 /*
 The command line, parsed by the table of option_rows.h.
 
-    train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
+    train [VERB] --name value --name=value --flag ...      VERB is train unless argv[1] names another
 
 options_parse reads and checks it (options_check.h); options_out.h explains it and writes it back. A malformed command
 line ends with one line on stderr that says what is wrong and what is allowed, and with exit 2.
@@ -16,7 +16,7 @@ line ends with one line on stderr that says what is wrong and what is allowed, a
 #define STREAMBP_VERSION "0.1"
 #endif
 
-// Returns the option spelled most like this one, first among those of the verb; NULL: none is near.
+// Returns the option with the most similar spelling, preferring options of the verb; NULL: none is similar
 static const char *option_nearest(const char *typed, Verb verb) {
     const char *nearest = NULL;
     size_t best = SIZE_MAX;
@@ -45,7 +45,8 @@ static void words_text(const char *choices, char *text, size_t size) {
     }
 }
 
-// 1 for an option of bytes that also takes a card's name: what that card leaves to a program
+// Returns 1 for an option of bytes that also takes a card's name, which stands for the memory that the card leaves to a
+// program.
 static int option_takes_card(const OptionRow *row) { return row->value && !strcmp(row->value, "BYTES|CARD"); }
 
 // Describes the values that an option accepts.
@@ -116,7 +117,7 @@ static int ids_parse(const OptionRow *row, const char *text, IdList *list) {
     }
 }
 
-// 1 for a bare number below 1 MiB, which probably means GiB
+// Returns 1 for a bare number below 1 MiB, which probably means GiB.
 static int bytes_lack_unit(const char *text, size_t bytes) {
     return bytes < (size_t)1 << 20 && !text[strspn(text, "0123456789.")];
 }
@@ -128,7 +129,7 @@ static int interval_parse(const char *text, Interval *interval) {
     return parse_count(text, 1000, &interval->steps) && (double)interval->steps <= OPTION_UNBOUNDED;
 }
 
-// Stores a row's value; returns 0 if the text is none.
+// Stores a row's value. Returns 0 if the text is not a valid value.
 static int option_set(const OptionRow *row, Options *options, const char *text) {
     void *field = (char *)options + row->offset;
     const char *word = option_word(row);
@@ -168,7 +169,7 @@ static void options_set_defaults(Options *options) {
 }
 
 // ---- parsing -------------------------------------------------------------------------------------------------------
-// Returns the verb, and in *first the index of the first option.
+// Returns the verb. *first: index of the first option
 static Verb options_verb(int argc, char **argv, int *first) {
     char all[128] = "", text[128];
     const char *nearest = NULL;
@@ -187,8 +188,8 @@ static Verb options_verb(int argc, char **argv, int *first) {
               program_called());
 }
 
-// Returns the row of an argument "--name" or "--name=value" (then *value is set). -1: another program's, which changes
-// nothing here. *alias: of option_aliases, or OPTION_ALIASES
+// Returns the row of an argument "--name" or "--name=value"; *value: the text after "=". -1: an option of another
+// program that changes nothing here. *alias: index in option_aliases, or OPTION_ALIASES
 static int options_row_of(const char *argument, const Options *options, const char **value, size_t *alias) {
     const Verb verb = options->verb;
     char name[64], verbs[96];
@@ -217,7 +218,7 @@ static int options_row_of(const char *argument, const Options *options, const ch
     return index;
 }
 
-// name: as typed
+// Refuses a value. name: of the option, as typed
 static void options_refuse_value(const OptionRow *row, const char *name, Verb verb, const char *value) {
     char allowed[256];
     option_allowed(row, allowed, sizeof(allowed));
@@ -239,9 +240,9 @@ static int options_take_paths(int argc, char **argv, int i, PathList *list, cons
     return i;
 }
 
-// Joins the names that follow *value (in argv[i]) by commas; returns the index of the last.
+// Joins the names that follow *value (in argv[i]) with commas. Returns the index of the last name.
 static int options_take_names(int argc, char **argv, int i, const char **value) {
-    static char joined[2][1024]; // of the command line, and of --config
+    static char joined[2][1024]; // for the command line, and for --config
     char *names = joined[*options_where != 0];
     if (i + 1 >= argc || looks_like_option(argv[i + 1]) || !**value) return i;
     snprintf(names, sizeof(joined[0]), "%s", *value);
@@ -250,24 +251,24 @@ static int options_take_names(int argc, char **argv, int i, const char **value) 
     return i;
 }
 
-#define FLAG_WORDS     "true|false" // HF's programs give flags a value
-#define GIVEN_AS_ALIAS 2            // in Options.given: from here on, the alias that was typed
+#define FLAG_WORDS     "true|false" // Hugging Face's programs give flags a value
+#define GIVEN_AS_ALIAS 2            // values of Options.given from here on tell which alias was typed
 static_assert(OPTION_ALIASES < 256 - GIVEN_AS_ALIAS, "Options.given says which alias was typed");
 
-// Writes an option as it was typed, with its value.
+// Writes an option and its value as they were typed.
 static const char *options_typed(int argc, char **argv, int i, char text[96]) {
     const int valued = i + 1 < argc && !strchr(argv[i], '=') && !looks_like_option(argv[i + 1]);
     snprintf(text, 96, "%.40s%s%.40s", argv[i], valued ? " " : "", valued ? argv[i + 1] : "");
     return text;
 }
 
-// Reads the option at argv[i]; returns the index of the next.
+// Reads the option at argv[i]. Returns the index of the next option.
 static int options_parse_one(Options *options, int argc, char **argv, int i) {
     Verb verb = options->verb;
     const char *value = NULL;
     size_t alias;
     int index = options_row_of(argv[i], options, &value, &alias), joined = value != NULL;
-    if (index < 0) { // it changes nothing
+    if (index < 0) { // an option that changes nothing
         while (++i < argc && !looks_like_option(argv[i])) {
         }
         return i;
@@ -298,7 +299,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
         value = argv[++i];
     }
     if (row->kind == OPTION_PATHS) {
-        argv[i] += value - argv[i]; // of "--data=a.bin" what follows the sign
+        argv[i] += value - argv[i]; // in "--data=a.bin" the path follows the sign
         return options_take_paths(argc, argv, i, (PathList *)(void *)((char *)options + row->offset), row, verb);
     }
     if (row->kind == OPTION_TEXT && text_ends_with(row->value, "NAME,..."))
@@ -308,7 +309,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     return i + 1;
 }
 
-// Returns the learning rate of --lr auto in a new run.
+// Returns the learning rate that --lr auto means in a new run.
 static double options_learning_rate(const Options *o) {
     static const double rates[3][2] = {{1e-5, 1e-4}, {5e-7, 5e-6}, {1e-6, 1e-5}}; // of a model, of adapters
     const unsigned kind = OF(o->objective);
@@ -321,8 +322,9 @@ static double options_learning_rate(const Options *o) {
 // ---- the whole line ------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
-// Adds the options of --config that the command line leaves out. A default among a run's options is not given. Notes
-// each command that the file brings, as the run will execute it. resumes: the file is the log of the run itself
+// Adds the options of --config that the command line leaves out. A default among a run's options does not count as
+// given. Notes each command that the file brings, as the run will execute it. resumes: the file is the log of the run
+// itself
 static void options_add_config(Options *options, int resumes) {
     const OptionWords *words = option_words_read(options->config, resumes);
     const int quiet = options->quiet, commands = option_find("reward-command");
@@ -337,7 +339,7 @@ static void options_add_config(Options *options, int resumes) {
     }
     *options_where = 0;
     if (words->logged && !resumes) file.given[option_find("extend")] = 0;
-    if (resumes && options->extend) file.given[option_find("lr")] = 0; // goes on at the final rate
+    if (resumes && options->extend) file.given[option_find("lr")] = 0; // an extended run continues at the final rate
     for (size_t i = 0; i < OPTION_RIVALS; i++)
         for (size_t k = 0; k < 2; k++)
             if (option_given(options, option_rivals[i][k])) file.given[option_find(option_rivals[i][1 - k])] = 0;
@@ -360,10 +362,10 @@ static void options_add_config(Options *options, int resumes) {
         note("--resume: takes the options of %s that are not given here", options->config);
     else if (words->logged && !quiet)
         note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
-    if (resumes) notes_known = notes_kept; // from here on; a command is noted again
+    if (resumes) notes_known = notes_kept; // from here on a command is noted again
 }
 
-// Tells whether --resume takes the options of its run: --data is not given, and --out has a log that is not the one of
+// Tells whether --resume takes the options of its run: --data is not given, and --out has a log that does not belong to
 // an interrupted --overwrite.
 static int options_resume_alone(const Options *o) {
     const char *name;
@@ -385,7 +387,7 @@ static void options_add_meaning(Options *options) {
     }
 }
 
-// 1 if an option was given by this alias.
+// Returns 1 if an option was given by this alias.
 static int given_as(const Options *o, const char *option, const char *typed) {
     const unsigned char given = o->given[option_find(option)];
     return given >= GIVEN_AS_ALIAS && !strcmp(option_aliases[given - GIVEN_AS_ALIAS].typed, typed);
@@ -403,7 +405,7 @@ static void options_add_cards(Options *o) {
     if (machine.cards && o->verb == VERB_PLAN) o->ranks = ranks, o->given[option_find("ranks")] = 1;
 }
 
-// Converts what other programs count for each replica to counts of a whole step.
+// Converts counts per replica, as other programs use them, to counts of a whole step.
 static void options_add_replicas(Options *o) {
     const size_t replicas = max_size(1, (o->verb == VERB_PLAN ? o->ranks : dist_ranks()) / max_size(o->sp, 1));
     const int device = given_as(o, "samples", PER_DEVICE), several = given_as(o, "grad-accum", ACCUMULATION);
@@ -424,7 +426,7 @@ static void options_print_version(FILE *out) {
     fprintf(out, "libraries  %s, cJSON %s\n", ops_device->libraries, cJSON_Version());
 }
 
-// Parses argv, which stays in use: text values point into it. --help and --version end the program.
+// Parses argv, which must stay in use because text values point into it. --help and --version end the program.
 static Options options_parse(int argc, char **argv) {
     Options options;
     int i = 1;
@@ -435,7 +437,7 @@ static Options options_parse(int argc, char **argv) {
         stdout_finish();
         exit(0);
     }
-    for (int k = i; k < argc; k++) options.quiet |= !strcmp(argv[k], "--quiet"); // wherever it stands
+    for (int k = i; k < argc; k++) options.quiet |= !strcmp(argv[k], "--quiet"); // --quiet counts wherever it stands
     while (i < argc) {
         static char help[] = "--help";
         if (!strcmp(argv[i], "-h")) argv[i] = help;

@@ -1,15 +1,15 @@
 /*
-Refuses options that are each well-formed: those that need or exclude each other, by the tables of option_rows.h and by
-the rules below, and outputs that would be written over. One line on stderr says what to type instead; exit 2.
+Refuses well-formed options that need or exclude each other, by the tables of option_rows.h and the rules below. Refuses
+outputs that would overwrite something. One line on stderr says what to type instead; exit 2.
 */
 #ifndef LLMC_OPTIONS_CHECK_H
 #define LLMC_OPTIONS_CHECK_H
 #include "llmc/files/run_paths.h"
 #include "options_out.h"
 
-static char options_where[PATH_MAX + 24]; // "FILE:LINE: " of options that are read from a file
+static char options_where[PATH_MAX + 24]; // "FILE:LINE: " while options are read from a file
 
-// Prints one line, which ends with where to read on; exit 2.
+// Prints one line that ends with where to read on. Exits with code 2.
 __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb verb, const char *format, ...) {
     char message[1024];
     va_list args;
@@ -20,7 +20,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb 
 }
 
 // ---- options that need or exclude each other -----------------------------------------------------------------------
-// 1 unless a flag, text or number is off, or a choice is its first word
+// Returns 0 if a flag, text or number is off, or if a choice is its first word; else 1.
 static int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
@@ -28,7 +28,7 @@ static int option_in_force(const Options *options, const char *name) {
     return row->kind == OPTION_SIZE ? *(const size_t *)field != 0 : *(const int *)field != 0;
 }
 
-// Refuses options of another objective, and those that need an option that is not given.
+// Refuses options of another objective, and options that need one which is not given.
 static void options_check_tables(const Options *o) {
     for (size_t i = 0; i < OF_OBJECTIVES; i++) {
         char names[64] = "";
@@ -51,17 +51,18 @@ typedef struct {
     const char *message;
 } OptionRule;
 
-// Refuses by the first rule that applies.
+// Refuses with the first rule that applies.
 static void options_check_rules(const Options *o, const OptionRule *rules, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (rules[i].refused) options_refuse(o->verb, "%s", rules[i].message);
 }
 
-// Checks what is read and written: model, data, adapters, prompts, places.
+// Checks inputs and outputs: model, data, adapters, prompts, places.
 static void options_check_files(const Options *o) {
     const Verb verb = o->verb;
     const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE;
-    const int models = verb == VERB_PLAN && option_given(o, "machine"); // those that can be trained there
+    // 1: lists models that can be trained on the machine.
+    const int models = verb == VERB_PLAN && option_given(o, "machine");
     const int one = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
     const int prompts = one + (o->prompts != NULL);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
@@ -192,9 +193,9 @@ static void options_check_objective(const Options *o) {
 }
 
 // ---- outputs and types ---------------------------------------------------------------------------------------------
-// Refuses an output that exists, unless --overwrite, or that another option names as an input.
+// Refuses an output that exists, unless --overwrite is given, or that another option names as an input.
 static void options_check_output(const Options *o) {
-    const int only_begins = o->verb == VERB_PLAN || (o->verb == VERB_TRAIN && !o->overwrite); // replaces nothing
+    const int only_begins = o->verb == VERB_PLAN || (o->verb == VERB_TRAIN && !o->overwrite); // 1: replaces nothing
     const char *out = o->verb == VERB_BP ? o->grads_out : only_begins ? NULL : o->out;
     if (o->verb == VERB_TRAIN && !o->out)
         options_refuse(o->verb, "no output: give --out with the folder of this run, or --out none to keep nothing");
@@ -204,7 +205,7 @@ static void options_check_output(const Options *o) {
         const char *text = row->kind == OPTION_TEXT ? *(const char *const *)field : NULL;
         const PathList *list = (const PathList *)field;
         char hub[PATH_MAX], name[32];
-        if (text && text == o->disk) continue; // nothing is read there
+        if (text && text == o->disk) continue; // a --disk folder is not read
         snprintf(name, sizeof(name), "--%s", row->name);
         if (text && (!strcmp(row->name, "model") || !strcmp(row->value, "DIR")))
             text = hub_path_find(name, text, hub, 1);
@@ -225,7 +226,7 @@ static void options_check_dtype(const Options *o, DType build) {
                    dtype_name((DType)o->dtype), dtype_name(build), dtype_name((DType)o->dtype));
 }
 
-// Refuses values without effect for a model of this dtype (without_meaning).
+// Refuses values without effect for a model of this dtype (table without_meaning).
 static void options_check_storage(const Options *o, DType dtype) {
     for (size_t i = 0; i < WITHOUT_MEANING; i++) {
         const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];

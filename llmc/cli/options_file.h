@@ -4,12 +4,12 @@
     lines    --option value, quoted as for a shell; a line's first word may lack its dashes; # begins a comment
     JSON     an object {"option": value, ...}: true is a flag, false and null are nothing, a list gives several values
     a log    log.jsonl of a run, or the run's folder: the options of its last part, without --out, --resume, --extend
-             and --overwrite, so that no run writes into another's folder unasked. --resume without --data reads the
-             log of --out, and keeps its --extend
+             and --overwrite, so that no run writes into another run's folder by accident. --resume without --data
+             reads the log of --out, and keeps its --extend
 
 options.h parses the words; the command line has precedence.
 
---model RUN: options that mean the same. For a run of adapters: its base model, its --base, and --adapter RUN. For
+--model RUN stands for several options. For a run of adapters: its base model, its --base, and --adapter RUN. For
 `convert`: the folder of its tokenizer, as --like.
 */
 #ifndef LLMC_OPTIONS_FILE_H
@@ -18,14 +18,14 @@ options.h parses the words; the command line has precedence.
 #include "llmc/files/run_source.h"
 #include "options_out.h"
 
-#define OPTION_FILE_LIMIT (1 << 20) // bytes, of a log those of a line
+#define OPTION_FILE_LIMIT (1 << 20) // most bytes of a file; of a log, most bytes of a line
 
 typedef struct {
     char **word;  // [count]
-    size_t *line; // [count] of the file
+    size_t *line; // [count] line of each word in the file
     size_t count;
-    char *text, *end;   // holds the words
-    int logged, of_run; // of_run: all options of a run, with defaults
+    char *text, *end;   // memory of the words, and its end
+    int logged, of_run; // logged: from a log; of_run: all options of a run, with defaults
 } OptionWords;
 
 static void words_begin(OptionWords *w, size_t line) {
@@ -39,7 +39,7 @@ static void words_put(OptionWords *w, const char *text, size_t bytes) {
 }
 
 static void words_from_lines(OptionWords *w, const char *c, const char *path) {
-    int first = 1; // on its line
+    int first = 1; // 1: the next word is the first of its line
     for (size_t line = 1;;) {
         c += strspn(c, " \t\r");
         if (*c == '#') c += strcspn(c, "\n");
@@ -61,7 +61,7 @@ static void words_from_lines(OptionWords *w, const char *c, const char *path) {
     }
 }
 
-// Appends a key's values to its word: --name=1,2. A list of paths becomes a word for each, as a shell gives them:
+// Appends a key's values to its word: --name=1,2. A list of paths becomes one word per path, as a shell passes them:
 // --data=a b.
 static void words_put_values(OptionWords *w, const cJSON *item, int paths, const char *path) {
     const int list = cJSON_IsArray(item);
@@ -81,11 +81,11 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
     }
 }
 
-// Options of earlier versions that logs still name; their defaults mean nothing.
+// Options of earlier versions that logs still name. At these default values they have no effect.
 static const struct { const char *key, *usual; } options_gone[] = {{"draw", "independent"}, {"clamp", "0"}};
 
-// Returns 1 for an option that this version no longer has, logged at its default: skip it. Refuses other values: that
-// run's gradient was biased.
+// Returns 1 for an option that this version no longer has and that is logged at its default: skip it. Refuses other
+// values, since the gradient of a run with them was biased.
 static int option_is_gone(const cJSON *item, const char *path) {
     for (size_t i = 0; i < sizeof(options_gone) / sizeof(options_gone[0]); i++) {
         char number[64];
@@ -98,7 +98,7 @@ static int option_is_gone(const cJSON *item, const char *path) {
     return 0;
 }
 
-// Adds a word for each key. text: the file from line `line` on, to find each key's line; NULL: all are on `line`
+// Adds a word for each key. text: the file from line `line` on, to find each key's line; NULL: all keys are on `line`
 static void words_from_json(OptionWords *w, const cJSON *options, const char *text, size_t line, const char *path) {
     const cJSON *item;
     cJSON_ArrayForEach(item, options) {
@@ -107,7 +107,7 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
         if (cJSON_IsNull(item) || cJSON_IsFalse(item) || (cJSON_IsArray(item) && !item->child)) continue;
         if (text_is_one_of(item->string, w->logged ? "verb|out|resume|overwrite" : "verb")) continue;
         if (w->logged && option_is_gone(item, path)) continue;
-        const char *at = text ? strstr(text, item->string) : NULL; // keys are in order; NULL for an escaped one
+        const char *at = text ? strstr(text, item->string) : NULL; // keys come in order; NULL for an escaped key
         for (; text && text < at; text++) line += *text == '\n';
         text = at;
         words_begin(w, line);
@@ -133,14 +133,16 @@ static char *option_record(const char *path, size_t *line) {
     return last;
 }
 
-// 1 for a word without control characters but tabs and line ends: words are printed, and a terminal would obey others.
+// Returns 1 for a word without control characters other than tabs and line ends. Words are printed, and a terminal
+// would obey other control characters.
 static int word_is_text(const char *word) {
     for (const unsigned char *c = (const unsigned char *)word; *c; c++)
         if ((*c < 0x20 && !strchr("\t\n\r", *c)) || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) return 0;
     return 1;
 }
 
-// Reads the words of --config, which stay until the program ends: options point into them. resumes: also the notes
+// Reads the words of --config. They stay until the program ends, because options point into them. resumes: also reads
+// the run's notes
 static const OptionWords *option_words_read(const char *given, int resumes) {
     static OptionWords words;
     OptionWords *w = &words;
@@ -161,7 +163,7 @@ static const OptionWords *option_words_read(const char *given, int resumes) {
     if (!strncmp(text, "\xef\xbb\xbf", 3)) memset(text, ' ', 3); // a byte order mark
     w->word = (char **)checked_calloc(length + 1, sizeof(char *), path);
     w->line = (size_t *)checked_calloc(length + 1, sizeof(size_t), path);
-    w->text = w->end = (char *)checked_calloc(length + 1, 32, path); // a number may be written longer
+    w->text = w->end = (char *)checked_calloc(length + 1, 32, path); // room for numbers written with more digits
     if (text[strspn(text, " \t\r\n")] == '{') {
         cJSON *root = json_parse_object(text, length, path);
         const cJSON *options = json_get(root, "options"), *said;
@@ -180,7 +182,7 @@ static const OptionWords *option_words_read(const char *given, int resumes) {
 }
 
 // ---- --model RUN ---------------------------------------------------------------------------------------------------
-// Sets --like of convert to the folder that the run began from.
+// Sets --like of `convert` to the folder from which the run began.
 static void options_take_like(Options *o, const char *run, const RunSource *source) {
     char config[PATH_MAX];
     const char *folder = source->text[SOURCE_FOLDER];
@@ -226,7 +228,7 @@ static void options_take_base(Options *o, const char *run, const RunSource *sour
 }
 
 static void options_follow_run(Options *o) {
-    static RunSource source; // options point into it
+    static RunSource source; // static, because options point into it
     char checkpoint[PATH_MAX], part[PATH_MAX], hub[PATH_MAX];
     const char *run = o->model, *folder = run;
     Manifest manifest;

@@ -1,6 +1,6 @@
 /*
-Writes options by the table in option_rows.h: options_help explains them; options_echo prints the command line that
-repeats a run, without defaults (it parses to the same options); options_json writes them into a log, with defaults.
+Writes options by the table in option_rows.h: options_help explains them. options_echo prints the command line that
+repeats a run, without defaults; it parses to the same options. options_json writes them into a log, with defaults.
 */
 #ifndef LLMC_OPTIONS_OUT_H
 #define LLMC_OPTIONS_OUT_H
@@ -10,10 +10,10 @@ repeats a run, without defaults (it parses to the same options); options_json wr
 
 #define HELP_WIDTH  100
 #define HELP_COLUMN 30
-#define ECHO_MARGIN 12 // room for a word before the command line and the backslash after it
+#define ECHO_MARGIN 12 // columns for a word before the command line and for the backslash after it
 
 // ---- looking things up ---------------------------------------------------------------------------------------------
-// Returns an option's name as rows have it: "seq-len" of seq_len=8.
+// Returns an option's name in the form of the rows: "seq-len" for seq_len=8.
 static const char *option_name(const char *typed, char name[64]) {
     snprintf(name, 64, "%.*s", (int)min_size(strcspn(typed, "="), 63), typed);
     for (char *c = name; *c; c++)
@@ -21,7 +21,7 @@ static const char *option_name(const char *typed, char name[64]) {
     return name;
 }
 
-// Returns the index of a row; -1: none has this name
+// Returns the index of a row; -1: no row has this name
 static int option_find(const char *name) {
     for (size_t i = 0; i < OPTION_ROWS; i++)
         if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
@@ -36,27 +36,27 @@ static int option_given(const Options *options, const char *name) {
 
 static int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
 
-// 1 if the verb takes the option. A plan takes any option of the run it plans, so that a run's command line can be
-// planned.
+// Returns 1 if the verb takes the option. A plan takes all options of the run that it plans, so that a run's command
+// line can be planned.
 static int option_accepted(const OptionRow *row, Verb verb) {
     return option_of(row, verb) || (verb == VERB_PLAN && (option_of(row, VERB_TRAIN) || option_of(row, VERB_BP)));
 }
 
-// Returns the word that means 0 for a number, or NULL.
+// Returns the word that stands for 0 of a number, or NULL.
 static const char *option_word(const OptionRow *row) {
     int number = row->kind == OPTION_SIZE || row->kind == OPTION_REAL || row->kind == OPTION_BYTES;
-    if (row->kind == OPTION_SIZE && row->value && text_ends_with(row->value, "|auto")) return "auto"; // "S|auto"
+    if (row->kind == OPTION_SIZE && row->value && text_ends_with(row->value, "|auto")) return "auto"; // of "S|auto"
     return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
 }
 
-// Returns the value of a choice, whatever its enum.
+// Returns the enum value of a choice as an int.
 static int option_value(const OptionRow *row, const Options *options) {
     int value;
     memcpy(&value, (const char *)options + row->offset, sizeof(value));
     return value;
 }
 
-// Returns the word of a choice, as it would be typed.
+// Returns the word of a choice, as a user would type it.
 static const char *option_chosen(const Options *options, const char *name) {
     static char buffers[8][16];
     static int next;
@@ -78,7 +78,7 @@ static const char *option_verbs_text(const OptionRow *row, char *text, size_t si
 }
 
 // ---- help ----------------------------------------------------------------------------------------------------------
-// Prints text from `column` on, and continues full lines at column `indent`; returns the column at its end.
+// Prints text from `column` on, and continues full lines at column `indent`. Returns the column at its end.
 static size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
     while (*text) {
         size_t length = strcspn(text, " ");
@@ -97,7 +97,7 @@ static size_t help_wrap(FILE *out, const char *text, size_t column, size_t inden
     return column;
 }
 
-// Prints the help of an option; HELP_SHORT: its first part, on one line. verbs: also which verbs have it
+// Prints the help of an option. HELP_SHORT: only the first part, on one line. verbs: also names the verbs that have it
 static void help_option(FILE *out, const OptionRow *row, Help help, int verbs) {
     char extra[128], names[96], text[1024];
     const char *end = help == HELP_SHORT ? strstr(row->help, "; ") : NULL;
@@ -119,7 +119,7 @@ static void help_option(FILE *out, const OptionRow *row, Help help, int verbs) {
     fputc('\n', out);
 }
 
-// Prints the options of one verb, or of all (VERBS), under their headings.
+// Prints the options of one verb, or of all verbs (VERBS), under their headings.
 static void help_options(FILE *out, Verb verb, Help help) {
     const OptionRow *heading = NULL;
     for (const OptionRow *row = option_rows; row < option_rows + OPTION_ROWS; row++) {
@@ -172,7 +172,7 @@ static void options_help(FILE *out, Verb verb, Help help) {
     fprintf(out, "\n--help all lists all %zu options\n", options);
 }
 
-// Returns the word that an option means without a value, or NULL.
+// Returns the word that an option means if it is typed without a value, or NULL.
 static const char *option_bare(const OptionRow *row) {
     if (row->kind != OPTION_CHOICE) return NULL;
     return !strncmp(row->value, "off|on", 6) ? "on" : !strncmp(row->value, "short|", 6) ? "short" : NULL;
@@ -190,7 +190,8 @@ static const char *interval_text(const Interval *interval, char *buffer, size_t 
     return buffer;
 }
 
-// Returns a scalar's value as it would be typed, a number in `buffer`. NULL: unset, a flag, a list
+// Returns a scalar's value as a user would type it; a number is written to `buffer`. NULL: the option is unset, a flag,
+// or a list
 static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
     const void *field = (const char *)options + row->offset;
     const char *word = option_word(row);
@@ -212,7 +213,7 @@ static const char *option_text(const OptionRow *row, const Options *options, cha
 
 static int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
 
-// 1 for an option to echo; those of a --config are echoed instead of its name.
+// Returns 1 for an option to echo. The options in --config are echoed instead of --config itself.
 static int option_echoed(const OptionRow *row, Verb verb) {
     return option_of(row, verb) && !text_is_one_of(row->name, "config|help|version");
 }
@@ -235,7 +236,8 @@ static void echo_quoted(FILE *out, const char *text) {
     fputc('\'', out);
 }
 
-// Prints "--name value", or "--name=value" if the value looks like an option; on a new line if this one is full.
+// Prints "--name value", or "--name=value" if the value looks like an option. Begins a new line if the current one is
+// full.
 static void echo_option(FILE *out, const OptionRow *row, const char *value, size_t *column) {
     size_t length = strlen(row->name) + 4 + (value ? strlen(value) : 0);
     if (*column + length > HELP_WIDTH - ECHO_MARGIN) {
@@ -249,7 +251,8 @@ static void echo_option(FILE *out, const OptionRow *row, const char *value, size
     echo_quoted(out, value);
 }
 
-// Prints the command line that repeats this run: what was given, as it was understood. wrap: in several lines
+// Prints the command line that repeats this run, with the given options as they were understood. wrap: over several
+// lines
 static void options_echo(FILE *out, const Options *options, int wrap) {
     echo_quoted(out, program_called());
     size_t column = strlen(program_called()) + (size_t)fprintf(out, " %s", verb_rows[options->verb].name);
@@ -263,7 +266,7 @@ static void options_echo(FILE *out, const Options *options, int wrap) {
         const char *text = paths ? paths->path[0] : option_text(row, options, buffer, sizeof(buffer));
         const size_t bytes = row->kind == OPTION_BYTES ? *(const size_t *)field : 0;
         if (bytes && bytes % ((size_t)1 << 30) == 0) snprintf(buffer, sizeof(buffer), "%zuGiB", bytes >> 30);
-        if (!text && row->kind == OPTION_TEXT) text = "none"; // --out
+        if (!text && row->kind == OPTION_TEXT) text = "none"; // only --out has "none"
         if (option_bare(row) && !strcmp(text, option_bare(row))) text = NULL;
         if (!wrap) column = 0;
         echo_option(out, row, text, &column);
@@ -284,7 +287,7 @@ static void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t 
     json_array_end(json);
 }
 
-// Writes an object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are
+// Writes an object with a member for the verb and for each of its options ("seq_len" for --seq-len). Unset options are
 // null.
 static void options_json(JsonOut *json, const char *key, const Options *options) {
     json_object(json, key);
@@ -308,7 +311,7 @@ static void options_json(JsonOut *json, const char *key, const Options *options)
         } else if (row->kind == OPTION_IDS) {
             json_ids(json, name, ((const IdList *)field)->id, ((const IdList *)field)->count);
         } else if (text == buffer && row->kind != OPTION_INTERVAL) {
-            json_word(json, name, text); // a number
+            json_word(json, name, text); // the text is a number
         } else {
             json_text(json, name, text);
         }
