@@ -1,6 +1,6 @@
 /*
 Prompts from the command line, and text generated from them. The model's tokenizer file (tokenizer.h) encodes and
-decodes, or ids are bytes. With neither, prompt and answer are ids.
+decodes, or ids are bytes. Without a tokenizer and without bytes, prompt and answer are ids.
 */
 #ifndef LLMC_PROMPT_H
 #define LLMC_PROMPT_H
@@ -11,24 +11,25 @@ decodes, or ids are bytes. With neither, prompt and answer are ids.
 #include "llmc/base/text.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 
-#define PROMPT_MAX          ((size_t)1 << 30) // bytes; the most positions
-#define RANDOM_STREAM_TEXTS 0x7465787473ull   // stream of random.h for the seeds of texts written together ("texts")
+#define PROMPT_MAX          ((size_t)1 << 30) // bytes, also the most positions
+#define RANDOM_STREAM_TEXTS 0x7465787473ull   // stream of random.h for the seeds of a batch of texts ("texts")
 
 typedef struct {
     int32_t *id; // [count]
     size_t count;
     char *text; // printed before the continuation; NULL: nothing
     size_t text_bytes;
-    int bytes;            // ids are bytes
-    Tokenizer *tokenizer; // NULL: none
-    const Run *run;       // of the model
+    int bytes;            // 1: ids are bytes
+    Tokenizer *tokenizer; // NULL: no tokenizer
+    const Run *run;       // run of the model
     int chat, show_special, ignore_end;
-    IdList stop_ids; // that end a text, beside the tokenizer's
+    IdList stop_ids; // ids that end a text, in addition to the tokenizer's
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// Finds the tokenizer file: that of --tokenizer, else the one that a new run's data were rendered with, else beside the
-// adapters, beside the model, or beside a training run's shards. NULL: none. path: room for its name
+// Finds the tokenizer file: that of --tokenizer, else the file with which a new run's data were rendered, else the one
+// next to the adapters, next to the model, or next to a training run's shards. Returns NULL if there is none. path:
+// room for its name
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,
@@ -43,7 +44,7 @@ static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path) ? path : NULL;
 }
 
-// Returns what to type where the model has no tokenizer file.
+// Returns what to type if the model has no tokenizer file.
 static const char *tokenizer_advice(const Run *run) {
     char path[PATH_MAX], folder[PATH_MAX], json[PATH_MAX], *text = NULL;
     size_t bytes;
@@ -78,8 +79,8 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
             file, prompt->tokenizer->vocabulary_ids, V);
 }
 
-// Copies the run's tokenizer and its chat template into `folder`, beside the checkpoints, where `sample` and `convert`
-// find them. begins: a new run, so a copy already there is another run's
+// Copies the run's tokenizer and its chat template into `folder`, next to the checkpoints, where `sample` and `convert`
+// find them. begins: the run is new, so an existing copy belongs to another run
 static void tokenizer_keep(const Run *run, const char *folder, int begins) {
     char path[PATH_MAX], copy[PATH_MAX], chat[PATH_MAX];
     const char *from = tokenizer_of_run(run, path);
@@ -99,7 +100,8 @@ static void tokenizer_keep(const Run *run, const char *folder, int begins) {
 
 #define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
 
-// Returns the ids that end a text: the tokenizer's unless --ignore-eos, and --stop-ids. The caller frees them.
+// Returns the ids that end a text: the tokenizer's unless --ignore-eos is given, and those of --stop-ids. The caller
+// frees them.
 static uint32_t *end_ids_from_options(const Options *o, const Tokenizer *t, size_t V, size_t *count) {
     const size_t own = t && !o->ignore_eos ? t->end_count : 0;
     uint32_t *ids = (uint32_t *)checked_calloc(own + o->stop_ids.count + 1, sizeof(uint32_t), "ids that end a text");
@@ -114,7 +116,7 @@ static uint32_t *end_ids_from_options(const Options *o, const Tokenizer *t, size
 }
 
 // ---- the prompt ----------------------------------------------------------------------------------------------------
-// Appends the ids of a text: of the first turn in a chat, of a plain prompt, or its bytes.
+// Appends the ids of a text: as the first turn of a chat, as a plain prompt, or as bytes.
 static void prompt_append(const Prompt *prompt, const Options *options, const char *text, size_t bytes, TokenIds *ids) {
     if (prompt->chat)
         chat_turn(prompt->tokenizer, options->system, options->thinking, text, bytes, 1, ids);
@@ -139,7 +141,7 @@ static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
         if ((size_t)id[i] >= V) die_usage("token %zu of the prompt is %d, outside the vocabulary of %zu", i, id[i], V);
 }
 
-// Tells whether a chat has no prompt and so reads turns from standard input, a line each.
+// Tells whether a chat has no prompt and so reads turns from standard input, one per line.
 static int prompt_is_interactive(const Options *o) {
     return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file && !o->prompts;
 }
@@ -150,7 +152,7 @@ static Prompt prompt_open(const Run *run) {
     Prompt prompt = {0};
     prompt.run = run;
     prompt.chat = o->chat || o->system, prompt.show_special = o->show_special, prompt.ignore_end = o->ignore_eos;
-    if (o->verb == VERB_SAMPLE) prompt.stop_ids = o->stop_ids; // else they are of rollouts
+    if (o->verb == VERB_SAMPLE) prompt.stop_ids = o->stop_ids; // in other verbs --stop-ids belong to rollouts
     prompt_choose_tokenizer(&prompt, run);
     if (prompt.chat && !prompt.tokenizer)
         die_usage("--chat needs the model's tokenizer file, or --tokenizer FILE; %s", tokenizer_advice(run));
@@ -159,7 +161,7 @@ static Prompt prompt_open(const Run *run) {
 }
 
 // Reads the tokenizer and the prompt of --prompt-ids, --prompt or --prompt-file. Training without a prompt begins a
-// text: with the tokenizer's first token of every text, or else a newline.
+// text with the tokenizer's first token of every text, or else with a newline.
 static Prompt prompt_from_options(const Run *run) {
     const Options *o = run->options;
     size_t V = run->model.config.vocab_size;
@@ -195,19 +197,19 @@ static void prompt_free(Prompt *prompt) {
     memset(prompt, 0, sizeof(*prompt));
 }
 
-// Returns the tokens of a chat from standard input, or of a planned text.
+// Returns the most tokens of a chat from standard input, or of a planned text.
 static size_t chat_tokens(const Run *run) {
     const size_t most = run->options->max_context;
     return most ? most : min_size(CHAT_TOKENS, run->model.config.max_position_embeddings);
 }
 
-// Returns the tokens that the key/value cache needs; the last token drawn is never fed.
+// Returns how many tokens the key/value cache needs. The last drawn token is never fed.
 static size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) {
     return prompt->count + options->max_new_tokens - 1;
 }
 
 // ---- tokens as text ------------------------------------------------------------------------------------------------
-#define TEXT_BYTES_PER_TOKEN 12 // an id and a space
+#define TEXT_BYTES_PER_TOKEN 12 // most bytes of an id and a space
 
 // Returns the most bytes of a token's text.
 static size_t prompt_token_bytes(const Prompt *prompt) {
@@ -219,7 +221,7 @@ static size_t prompt_token_bytes(const Prompt *prompt) {
 }
 
 // Prints a token: its text; without a tokenizer its byte ('?' from 256 on) or its id, after a space if index > 0.
-// Special tokens only with show_special.
+// Prints special tokens only with show_special.
 static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, size_t index) {
     char number[TEXT_BYTES_PER_TOKEN + 1], byte = id < 256 ? (char)id : '?';
     const Tokenizer *t = prompt->tokenizer;
@@ -237,7 +239,7 @@ static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, siz
     }
 }
 
-// Appends the model's answer ids[count]; special tokens only if they may be marks of reasoning.
+// Appends the model's answer ids[count]. Appends special tokens only if they may be marks of reasoning.
 static void prompt_append_answer(const Prompt *prompt, Scratch *answer, const int32_t *ids, size_t count) {
     const Tokenizer *t = prompt->tokenizer;
     char *text = (char *)checked_malloc(count * prompt_token_bytes(prompt), "an answer");
@@ -251,7 +253,7 @@ static void prompt_append_answer(const Prompt *prompt, Scratch *answer, const in
     free(text);
 }
 
-// Prints ids[count] to `text`, which has room for prompt_token_bytes() * count; returns its bytes.
+// Prints ids[count] to `text`, which has room for prompt_token_bytes() * count bytes. Returns its bytes.
 static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
     TextOut out = text_out_to(NULL, text);
     for (size_t i = 0; i < count; i++) prompt_token_out(prompt, &out, ids[i], i);
@@ -272,15 +274,15 @@ static int prompt_is_end(const Prompt *prompt, int32_t id) {
 }
 
 // Writes the answer ids[count] into an open object: ids, text, and why it ends. text: room for prompt_token_bytes() *
-// count
+// count bytes
 static void prompt_answer_json(JsonOut *json, const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
     json_ids(json, "ids", ids, count);
     if (prompt->bytes || prompt->tokenizer) json_bytes(json, "text", text, prompt_text(prompt, ids, count, text));
     json_text(json, "stop", prompt_is_end(prompt, ids[count - 1]) ? "eos" : "length");
 }
 
-// Draws at most `count` tokens into ids, up to one that ends the text. Returns how many; writes each to `out` when
-// drawn.
+// Draws at most `count` tokens into ids, up to a token that ends the text. Returns how many. Writes each token to `out`
+// when it is drawn.
 static size_t generate_on(Sampler *sampler, const Prompt *prompt, const SamplingSettings *settings, int32_t *ids,
                           size_t count, TextOut *out) {
     for (size_t i = 0; i < count; i++) {
@@ -294,7 +296,7 @@ static size_t generate_on(Sampler *sampler, const Prompt *prompt, const Sampling
     return count;
 }
 
-// Feeds the prompt, then draws. Prints the prompt and the tokens to `file` unless NULL.
+// Feeds the prompt, then draws. Prints the prompt and the tokens to `file` unless it is NULL.
 static size_t generate(Sampler *sampler, StreamBP *s, const Prompt *prompt, const SamplingSettings *settings,
                        int32_t *ids, size_t count, FILE *file) {
     TextOut out = text_out_to(file, NULL);

@@ -1,39 +1,39 @@
 /*
-PromptFile of a file, one a line, and their answers as JSON lines. A line whose first character is '{' is a JSON object
-with one of
+Reads prompts from a file, one per line, and prints their answers as JSON lines. A line whose first character is '{' is
+a JSON object with one of
 
-    "prompt": "text"                             as --prompt; with --chat a user's turn
+    "prompt": "text"                             like --prompt; with --chat a user's turn
     "messages": [{"role": "user", "content": "text"}, ...]   a chat in the model's template, which ends with the user
-    "prompt_ids": [1, 2, 3]                      ids as they are
+    "prompt_ids": [1, 2, 3]                      ids, used unchanged
 
-and any other members, which stand first in its answer. Any other line is the prompt itself. Blank lines are skipped.
-A line that cannot be answered ends the program with "FILE:LINE: ...".
+and any other members, which come first in its answer. Any other line is the prompt itself. Blank lines are skipped. A
+line that cannot be answered ends the program with "FILE:LINE: ...".
 */
 #ifndef LLMC_PROMPT_FILE_H
 #define LLMC_PROMPT_FILE_H
 #include "prompt.h"
 
 typedef struct {
-    size_t number;        // of the line, from 1
-    size_t begin, tokens; // within the ids of all
-    const char *members;  // those of its object, within the file; NULL: a text
-    int has_ids;          // they have the ids
-    int continues;        // its answer continues a text (prompt_token_out)
+    size_t number;        // line number, from 1
+    size_t begin, tokens; // range of its ids within all ids
+    const char *members;  // members of its object, as text within the file; NULL: the line is a text
+    int has_ids;          // 1: the members include ids
+    int continues;        // 1: its answer continues a text (prompt_token_out)
 } PromptLine;
 
 typedef struct {
-    Prompt text; // the tokenizer
-    char *file;  // all of it
+    Prompt text; // the tokenizer, and how texts become ids
+    char *file;  // the whole file
     PromptLine *line;
-    size_t count, longest; // prompts; tokens of the longest
-    TokenIds ids;          // of all
+    size_t count, longest; // number of prompts; tokens of the longest prompt
+    TokenIds ids;          // ids of all prompts
 } PromptFile;
 
 // ---- a line --------------------------------------------------------------------------------------------------------
 #define PROMPT_ROLES "system|user|assistant"
 enum { ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT };
 
-// Appends an answer among the messages, as the template writes it.
+// Appends an assistant's message as the template writes it.
 static void messages_append_answer(Scratch *text, const Tokenizer *t, const cJSON *message, size_t number,
                                    const char *where) {
     const char *answer = message->valuestring;
@@ -55,7 +55,7 @@ static void messages_append_answer(Scratch *text, const Tokenizer *t, const cJSO
     free(trimmed.at);
 }
 
-// Appends the ids of a chat: a system's message or none, then turns of user and assistant, the user's last.
+// Appends the ids of a chat: an optional system message, then turns of user and assistant, the user's last.
 static void messages_encode(const Prompt *prompt, const Options *o, const cJSON *messages, const char *where,
                             TokenIds *ids) {
     const size_t count = (size_t)cJSON_GetArraySize(messages);
@@ -111,13 +111,13 @@ static void line_encode(const Prompt *prompt, const Options *o, const char *text
     prompt_append(prompt, o, text, bytes, ids);
 }
 
-// Tells whether an answer continues a text that is shown.
+// Tells whether an answer continues text that is shown.
 static int answer_continues(const Prompt *prompt, const Options *o, int chat) {
     const char *opening;
     return !chat || chat_shown_opening(prompt->tokenizer, o->thinking, &opening) > 0;
 }
 
-// Appends the ids of an object's prompt. Sets what its answer needs. Returns 1 for messages.
+// Appends the ids of an object's prompt. Sets what its answer needs. Returns 1 if the object has messages.
 static int object_encode(const Prompt *prompt, const Options *o, const cJSON *object, const char *where, size_t V,
                          PromptLine *line, TokenIds *ids) {
     static const char *const kinds[] = {"prompt", "messages", "prompt_ids"}, *const answers[] = {"line", "ids", "text",
@@ -152,7 +152,7 @@ static int object_encode(const Prompt *prompt, const Options *o, const cJSON *ob
 }
 
 // ---- the file ------------------------------------------------------------------------------------------------------
-// Refuses a prompt without tokens or with ids outside the vocabulary, and one that with its answer is too long.
+// Refuses a prompt without tokens, with ids outside the vocabulary, or too long together with its answer.
 static void prompt_file_check(const Run *run, const int32_t *ids, size_t tokens, const char *where) {
     const Config *c = &run->model.config;
     const Options *o = run->options;
@@ -167,7 +167,7 @@ static void prompt_file_check(const Run *run, const int32_t *ids, size_t tokens,
             where, tokens, o->max_new_tokens, all, limit < most ? "--max-context" : "the model's positions,", limit);
 }
 
-// Reads --prompts. Consecutive lines with the same ids share them, so that the sampler feeds them once.
+// Reads --prompts. Consecutive lines with equal ids share them, so that the sampler feeds them once.
 static PromptFile prompt_file_read(const Run *run) {
     static const char bom[] = "\xef\xbb\xbf";
     const Options *o = run->options;

@@ -1,22 +1,23 @@
 /*
 Text generation with the key/value cache of orders/key_value_cache.h. Op `draw` draws the token at position t with
-random number t of the text's seed. So a text does not depend on how much of it was fed or drawn, nor on the texts drawn
-beside it (except for rounding: products of few and of many rows may sum in another order).
+random number t of the text's seed. So a text depends neither on how much of it was fed or drawn, nor on other texts in
+the batch (except for rounding: products of few and of many rows may sum in another order).
 
     sampler_allocate         allocates host memory and checks all it can; call once, before training
     sampler_begin            pushes the cache on the run's arena; RunSettings.cache_tokens plans it
-    sampler_feed             feeds the prompt, of any length that fits; later also further given tokens
+    sampler_feed             feeds the prompt, of any length that fits; later also further tokens
     sampler_next             draws the next token
     sampler_rewind           truncates the text
     sampler_end              pops the cache from the arena
 
-    sampler_batch_allocate   the same for many texts, each in a slot of the cache (RunSettings.rollout_slots)
+    sampler_batch_allocate   allocates for many texts, each in a slot of the cache (RunSettings.rollout_slots)
     sampler_batch            completes any number of texts
 
 Nothing else allocates. Every step of sampler_batch draws a token for each slot. A text that draws an end token, or
 fills its `room`, gives its slot to the next waiting one. The prompts of all slots that open between two steps are
-packed into passes (prepacking, arXiv 2404.09529). Consecutive texts with the same `prompt` pointer run it through the
-model once; the others copy its keys, values and states. A prompt's last token is fed by a step like any token drawn.
+packed into passes (prepacking, arXiv 2404.09529). Consecutive texts with the same `prompt` pointer run the prompt
+through the model once; the other texts copy its keys, values and states. A step feeds a prompt's last token like any
+drawn token.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -27,10 +28,10 @@ model once; the others copy its keys, values and states. A prompt's last token i
 // ---- one text ------------------------------------------------------------------------------------------------------
 typedef struct {
     StreamBP *streambp;
-    Cache cache;           // one slot
-    ContextMemory context; // --context-memory: in place of the cache's keys and values
-    size_t capacity;       // most tokens, prompt included; the last one drawn need not fit
-    int32_t drawn;         // last token drawn, not yet fed; -1: none
+    Cache cache;           // cache with one slot
+    ContextMemory context; // with --context-memory: replaces the cache's keys and values
+    size_t capacity;       // most tokens, including the prompt; the last drawn token need not fit
+    int32_t drawn;         // last drawn token, not yet fed; -1: none
 } Sampler;
 
 // Refuses texts longer than a learned position table. Needs no weights.
@@ -42,7 +43,7 @@ static void sampler_check(const Model *model, size_t tokens) {
                   tokens, config->family->name, config->max_position_embeddings);
 }
 
-// context: all zeros: keys and values of all tokens are kept
+// Allocates. context: zeros: keys and values of all tokens are kept
 static void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity, ContextSettings context) {
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
@@ -57,7 +58,7 @@ static void sampler_free(Sampler *sampler) {
     memset(sampler, 0, sizeof(*sampler));
 }
 
-// Pushes the cache. Not during forward_backward or forward_only.
+// Pushes the cache. Do not call it during forward_backward or forward_only.
 static void sampler_begin(Sampler *sampler, StreamBP *s) {
     sampler->streambp = s;
     sampler->drawn = -1;
@@ -74,7 +75,7 @@ static void sampler_end(Sampler *sampler) {
         cache_end(&sampler->cache, sampler->streambp);
 }
 
-// Truncates the text to `tokens`. Returns how many remain: 0 if a layer cannot rewind.
+// Truncates the text to `tokens` tokens. Returns how many remain: 0 if a layer cannot rewind.
 static size_t sampler_rewind(Sampler *sampler, size_t tokens) {
     const Config *config = &sampler->streambp->model->config;
     if (layers_of_kind(config, LAYER_FULL) < config->num_hidden_layers || sampler->context.layers) {
@@ -86,7 +87,7 @@ static size_t sampler_rewind(Sampler *sampler, size_t tokens) {
     return sampler->cache.used[0] = min_size(sampler->cache.used[0], tokens);
 }
 
-// Feeds the last token drawn, if not yet fed, then ids[count] (host).
+// Feeds the last drawn token, unless it was fed, then ids[count] (host).
 static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
     const size_t V = sampler->streambp->model->config.vocab_size;
@@ -106,8 +107,8 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
         cache_feed(cache, sampler->streambp, 0, ids, count);
 }
 
-// Draws the next token. With ZeRO 3 all ranks take rank 0's: their logits may round differently on other devices or
-// numbers of threads, and all must stop at the same token.
+// Draws the next token. With ZeRO 3 all ranks take rank 0's token: logits may round differently on other devices or
+// numbers of threads, and all ranks must stop at the same token.
 static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
     sampler_feed(sampler, NULL, 0);
     const size_t position = sampler->cache.used[0];
@@ -121,32 +122,32 @@ static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) 
 
 // ---- many texts at once --------------------------------------------------------------------------------------------
 typedef struct {
-    const int32_t *prompt; // [prompt_tokens], at least one
+    const int32_t *prompt; // [prompt_tokens] the prompt, at least one token
     size_t prompt_tokens;
     uint64_t seed;
-    int32_t *ids;        // [room] tokens drawn; an end token is the last
-    size_t room, tokens; // most tokens (at least 1), and how many there are
-    int ended;           // an end token was drawn
-    uint16_t *route;     // [all but the last token,layers with experts,k] their experts; NULL: not recorded
+    int32_t *ids;        // [room] drawn tokens; an end token comes last
+    size_t room, tokens; // most drawn tokens (at least 1), and how many there are
+    int ended;           // 1: an end token was drawn
+    uint16_t *route;     // [all but the last token,layers with experts,k] experts of the tokens; NULL: not recorded
 } Completion;
 
 typedef struct {
     Cache cache;
     const int32_t **prompt; // [slots] prompt in the slot, without its last token; NULL: none
-    size_t *text;           // [slots] completion written there
-    size_t *opened;         // [slots] slots that open between two steps
-    size_t *source;         // [slots] for each of these the slot with its prompt, or itself
+    size_t *text;           // [slots] index of the completion that is written there
+    size_t *opened;         // [slots] slots that are filled between two steps
+    size_t *source;         // [slots] for each opened slot, the slot that has its prompt, or itself
     Append *append;         // [slots] prompts that run through the model
     size_t *active;         // [active_count] slots with an incomplete text
     int32_t *next;          // [active_count] token to feed next
-    int32_t *drawn;         // [slots] tokens drawn in a step, by `uniform` in [0, 1)
+    int32_t *drawn;         // [slots] tokens drawn in a step, with random number `uniform` in [0, 1)
     double *uniform;
     size_t active_count;
-    void (*completed)(void *context); // called after each completed text; NULL: nothing
+    void (*completed)(void *context); // called after each completed text; NULL: not called
     void *context;
 } SamplerBatch;
 
-// Allocates for many texts. capacity: most tokens of a prompt and its completion; the last one drawn need not fit
+// Allocates for many texts. capacity: most tokens of a prompt and its completion; the last drawn token need not fit
 static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, size_t slots, size_t capacity) {
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
@@ -183,7 +184,7 @@ static void sampler_batch_check(const SamplerBatch *sampler, const Completion *t
                 V - 1);
 }
 
-// Copies a prompt without its last token from slot `from`, and its routes. cache_copy says what `state` is.
+// Copies a prompt without its last token, and its routes, from slot `from`. state: see cache_copy
 static void slot_copy(SamplerBatch *sampler, StreamBP *s, size_t from, size_t state, size_t slot,
                       const Completion *text, const uint16_t *route) {
     const size_t count = text->prompt_tokens - 1;
@@ -192,7 +193,7 @@ static void slot_copy(SamplerBatch *sampler, StreamBP *s, size_t from, size_t st
         memcpy(text->route, route, count * expert_layers(s) * s->model->config.num_experts_per_tok * sizeof(*route));
 }
 
-// Returns a slot with this prompt, `slot` itself first; SIZE_MAX: none.
+// Returns a slot with this prompt, preferring `slot` itself; SIZE_MAX: none
 static size_t slot_with(const SamplerBatch *sampler, size_t slot, const int32_t *prompt) {
     if (sampler->prompt[slot] == prompt) return slot;
     for (size_t b = 0; b < sampler->cache.slots; b++)
@@ -200,14 +201,14 @@ static size_t slot_with(const SamplerBatch *sampler, size_t slot, const int32_t 
     return SIZE_MAX;
 }
 
-// Fills opened[count] with the prompts of their texts. A prompt that a slot has is copied; all others run through the
-// model together, each once. Layers of linear attention keep the state after one prompt, that which ran last.
+// Fills opened[count] with the prompts of their texts. A prompt that some slot has is copied; all other prompts run
+// through the model together, each once. Layers of linear attention keep only the state after the prompt that ran last.
 static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *texts, size_t count) {
     Cache *cache = &sampler->cache;
     const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0, keeps = cache_keeps_all(cache, s);
     const size_t none = SIZE_MAX;
     size_t fed = 0;
-    for (size_t i = 0; i < count; i++) { // a prompt that its slot is about to lose is no source
+    for (size_t i = 0; i < count; i++) { // a slot that is about to lose its prompt is no source
         const size_t slot = sampler->opened[i];
         if (sampler->prompt[slot] != texts[sampler->text[slot]].prompt) sampler->prompt[slot] = NULL;
     }
@@ -215,7 +216,8 @@ static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *tex
         const size_t slot = sampler->opened[i];
         const Completion *text = &texts[sampler->text[slot]];
         const size_t from = slot_with(sampler, slot, text->prompt);
-        const uint16_t *route = cache->route && from != none ? cache->route[from] : NULL; // of another text
+        // Route of another text in that slot.
+        const uint16_t *route = cache->route && from != none ? cache->route[from] : NULL;
         if (cache->route) cache->route[slot] = text->route;
         sampler->source[i] = none;
         if (from != none) {
@@ -242,7 +244,7 @@ static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *tex
     }
 }
 
-// Opens opened[count] for the texts that they are to have.
+// Opens slots opened[count] for their next texts.
 static void slots_open(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count) {
     slots_fill(sampler, s, texts, count);
     for (size_t i = 0; i < count; i++) {
@@ -254,15 +256,16 @@ static void slots_open(SamplerBatch *sampler, StreamBP *s, Completion *texts, si
     }
 }
 
-// Appends a token to a text. Returns 1 if that completes it.
+// Appends a token to a text. Returns 1 if the text is then complete.
 static int text_append(Completion *text, int32_t id, const uint32_t *end_ids, size_t end_count) {
     text->ids[text->tokens++] = id;
     for (size_t i = 0; i < end_count; i++) text->ended |= (uint32_t)id == end_ids[i];
     return text->ended || text->tokens == text->room;
 }
 
-// Completes `count` texts. Ignores settings->seed: each text has its own. end_ids[end_count]: tokens that end a text.
-// Not during forward_backward or forward_only. Collective with ZeRO 3; each rank has its own texts, or none.
+// Completes `count` texts. Ignores settings->seed, since each text has its own seed. end_ids[end_count]: tokens that
+// end a text. Do not call it during forward_backward or forward_only. Collective with ZeRO 3; each rank has its own
+// texts, or none
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, opened = 0, steps;
@@ -282,7 +285,7 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             sampler->uniform[i] = random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position);
         }
         cache_draw(&sampler->cache, s, settings, sampler->uniform, sampler->drawn);
-        sampler->active_count = opened = 0; // refilled below with texts that continue: never beyond i
+        sampler->active_count = opened = 0; // refilled below with texts that continue, never beyond i
         for (size_t i = 0; i < steps; i++) {
             const size_t slot = sampler->active[i];
             Completion *text = &texts[sampler->text[slot]];
