@@ -1,6 +1,6 @@
 /*
-All-reduce of losses, token counts and metrics on the host, in rank order: identical bits on every rank. Ranks that
-share a sequence all have its loss and tokens, which count once. residency.h reduces tensors.
+All-reduce of losses, token counts and metrics on the host, in rank order: identical bits on every rank. All ranks that
+share a sequence have its loss and tokens, which count once. Tensors are reduced in residency.h.
 */
 #ifndef LLMC_ALL_REDUCE_H
 #define LLMC_ALL_REDUCE_H
@@ -23,7 +23,7 @@ static TargetCounts target_counts_over_sequences(World w, TargetCounts counts) {
     return counts;
 }
 
-// All-gathers to [ranks][bytes], in memory that the first step allocates and later ones reuse.
+// All-gathers to [ranks][bytes], in memory that the first step allocates and later steps reuse.
 static void *gather_from_all(World w, const void *own, size_t bytes) {
     static void *all;
     static size_t room;
@@ -47,11 +47,11 @@ static double max_over_ranks(World w, double value) {
 #define METRIC_NAME 64
 
 typedef struct {
-    char name[METRIC_NAME]; // "": none
-    Metric metric;          // its name is above
+    char name[METRIC_NAME]; // "": no metric
+    Metric metric;          // its name is the field `name`
 } MetricRecord;
 
-// Returns a permanent copy of the name, as other ranks may send a metric that this rank does not have.
+// Returns a permanent copy of the name, since other ranks may send a metric that this rank does not have.
 static const char *metric_name_kept(const char *name) {
     static char kept[2 * METRICS_MOST][METRIC_NAME];
     size_t i;
@@ -67,7 +67,7 @@ static void metrics_margin(Metrics *metrics) {
     size_t found = 0;
     for (size_t i = 0; i < metrics->count; i++) {
         const Metric *m = &metrics->metric[i];
-        if (!strcmp(m->name, "rewards/margins")) return; // of pairs
+        if (!strcmp(m->name, "rewards/margins")) return; // pairs have this metric already
         const int rejected = !strcmp(m->name, "rewards/rejected");
         if (m->count == 0 || (!rejected && strcmp(m->name, "rewards/chosen") != 0)) continue;
         mean[rejected] = m->sum / m->count, found++;

@@ -1,23 +1,23 @@
 /*
-Checkpoints: everything a training run needs to go on, bit for bit. Each is a folder in --out,
+Checkpoints: everything that a training run needs to continue bit for bit. Each is a folder in --out,
 
     checkpoint-00000100/model.bin      the weights: a flat .bin (flat.h), good for --model
                         optimizer.bin  AdamW's moments, and the fp32 master weights if there are any
-                        state.json     progress of the run, and what must be the same to go on (run_state.h)
+                        state.json     progress of the run, and settings that a resumed run must share (run_state.h)
                         rollout.bin    with --overlap, if completions wait for their step: the completions (rollout.h)
-                        DONE           written last: name, bytes and checksum of the others
+                        DONE           written last: name, bytes and checksum of the other files
 
 With LoRA, adapter_model.safetensors and adapter_config.json (adapter_file.h) replace model.bin: PEFT can read the
-folder, and --adapter takes it. Its values are the fp32 master weights if there are any, else the weights in use.
+folder, and --adapter takes it. Its values are the fp32 master weights if there are any, else the model's own weights.
 
 A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, then the
-folder is renamed. After that, older ones beyond --keep-checkpoints are renamed and removed. So the last complete one
-survives an end of the run at any moment. Nothing is allocated.
+folder is renamed. After that, older ones beyond --keep-checkpoints are renamed and removed. So the last complete
+checkpoint survives, whenever the run ends. Nothing is allocated.
 
 A large file is a header and sections: a value for every trained element, in the table's order; for 8-bit moments also
-their scales, group by group. Rank 0 makes it at its full size, all ranks write and sync a part each, and after the
-reduction of their checksums rank 0 renames it. Each rank reads what its memory holds. So the bytes depend neither on
-the number of ranks nor on ZeRO's stage.
+their scales, group by group. Rank 0 makes the file at its full size, and all ranks write and sync a part each. After
+the reduction of their checksums rank 0 renames the file. Each rank reads the elements that its memory holds. So the
+bytes depend neither on the number of ranks nor on ZeRO's stage.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -31,11 +31,11 @@ the number of ranks nor on ZeRO's stage.
 typedef struct {
     char *bytes;
     uint64_t begin, count, whole;
-    int writes; // this rank writes it: others may hold the same
+    int writes; // 1: this rank writes the part, which other ranks may hold, too
     int is_there;
 } WaitingPart;
 
-// The tensors of a checkpoint; weights and optimizer state may be in any place
+// The tensors of a checkpoint. Weights and optimizer state may be in any place
 typedef struct {
     const Model *model; // the trained table: the model's or the adapters'
     const Ops *ops;
@@ -43,24 +43,24 @@ typedef struct {
     Sharding weights_sharding, optimizer_sharding;
     OptimizerState optimizer;
     const Lora *lora; // NULL: the model itself is trained
-    BaseKey base;     // with LoRA: the key of the base model
+    BaseKey base;     // with LoRA: key of the base model
     const char *base_path;
     const Model *base_model;
-    WaitingPart *waiting; // NULL: no --overlap
+    WaitingPart *waiting; // NULL: no completions wait (--overlap is off)
 } TrainedTensors;
 
 // ---- large files ----------------------------------------------------------------------------------------------------
 typedef struct {
-    char *memory; // in any place
+    char *memory; // memory in any place
     DType type;
-    Sharding sharding; // layout of memory
+    Sharding sharding; // layout of that memory
     int floats;        // 1: scales of 8-bit moments (moments.h); 0: a value for every element
 } Section;
 
 typedef struct {
     Section section[5];
     size_t count;
-    uint64_t bytes; // bytes in the file
+    uint64_t bytes; // bytes of the section in the file
     int transpose;  // 1: the file holds some matrices transposed
 } Sections;
 
@@ -103,7 +103,7 @@ static uint64_t sections_bytes(const TrainedTensors *t) {
     return file_sections(t, MANIFEST_MODEL).bytes + file_sections(t, MANIFEST_OPTIMIZER).bytes;
 }
 
-// The header of optimizer.bin; numbers are in the writer's byte order, as in a flat .bin.
+// Header of optimizer.bin. Numbers are in the writer's byte order, as in a flat .bin.
 #define OPTIMIZER_MAGIC   "SBPADAMW"
 #define OPTIMIZER_VERSION 1u
 
@@ -111,7 +111,7 @@ typedef struct {
     char magic[8];
     uint32_t version, byte_order;
     uint64_t header_bytes;
-    uint32_t moments, master; // DType of the moments; 1: with master weights
+    uint32_t moments, master; // DType of the moments; master: 1 with master weights
     uint64_t elements, step;
     uint64_t zero[2];
 } OptimizerHeader;
@@ -126,7 +126,7 @@ static OptimizerHeader optimizer_header(const TrainedTensors *t, size_t step) {
     return header;
 }
 
-// Writes a file's bytes before its sections to staged_reformed; returns how many.
+// Writes the bytes that precede a file's sections to staged_reformed. Returns how many.
 static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
     if (file == MANIFEST_OPTIMIZER) {
         const OptimizerHeader header = optimizer_header(t, step);
@@ -149,13 +149,13 @@ static uint64_t checkpoint_bytes(const TrainedTensors *t) {
 // ---- one save or load -----------------------------------------------------------------------------------------------
 typedef struct {
     const TrainedTensors *t;
-    OutputFolder folder; // loading uses only its path
+    OutputFolder folder; // when loading, only its path is used
     Manifest manifest;
     Progress progress;
-    size_t done; // bytes, for the progress bar
+    size_t done; // bytes done, for the progress bar
 } CheckpointPass;
 
-// Begins a save or load. ranks: how many share the bytes
+// Begins a save or a load. ranks: how many ranks share the bytes
 static void pass_begin(CheckpointPass *p, const TrainedTensors *t, const char *what, size_t ranks) {
     memset(&p->manifest, 0, sizeof(p->manifest));
     p->t = t;
@@ -169,8 +169,8 @@ static void pass_advance(CheckpointPass *p, size_t bytes) {
 }
 
 typedef struct {
-    size_t first, count; // range of values of the section in the file
-    size_t offset;       // offset of the first in memory
+    size_t first, count; // range of the section's values in the file
+    size_t offset;       // offset in memory of the first value
 } SectionSlab;
 
 static SectionSlab section_slab(const Model *model, const Section *s, const Slabs *b) {
@@ -192,7 +192,8 @@ static void section_move(const OutputFile *out, const InputFile *in, Checksum *s
     if (out) output_write(out, offset, values, bytes);
 }
 
-// Writes values[count] of a matrix [rows,cols] from element `first` on. The file holds it transposed from byte `at` on.
+// Writes values[count] of a matrix [rows,cols] from element `first` on. The file holds the matrix transposed from byte
+// `at` on.
 static void section_write_transposed(const OutputFile *out, Checksum *sum, uint64_t at, size_t first, size_t count,
                                      size_t size, size_t rows, size_t cols, const unsigned char *values) {
     unsigned char *column = staged_reformed.bytes;
@@ -204,8 +205,8 @@ static void section_write_transposed(const OutputFile *out, Checksum *sum, uint6
     }
 }
 
-// Writes staged elements [first, first + count) of a table, one parameter at a time. at: byte of the table
-// stacks: B of experts, too
+// Writes staged elements [first, first + count) of a table, one parameter at a time. at: offset of the table in the
+// file; stacks: also B of experts
 static void section_write_parameters(const OutputFile *out, Checksum *sum, uint64_t at, const Model *table,
                                      size_t first, size_t count, size_t size, int stacks) {
     unsigned char *values = staged.bytes;
@@ -220,7 +221,8 @@ static void section_write_parameters(const OutputFile *out, Checksum *sum, uint6
     }
 }
 
-// Writes B of experts, which this rank has whole: some columns of all rows at a time, which adjoin in the file.
+// Writes a B of experts that this rank has whole. It takes some columns of all rows at a time, which are contiguous in
+// the file.
 static void section_write_stack(const Ops *ops, const OutputFile *out, Checksum *sum, uint64_t at, const Parameter *p,
                                 const char *memory, size_t size) {
     size_t n;
@@ -236,7 +238,7 @@ static void section_write_stack(const Ops *ops, const OutputFile *out, Checksum 
     }
 }
 
-// Writes this rank's part of the sections at byte `at` of a file to `out` or, if that is NULL, reads it from `in`.
+// Writes this rank's part of the sections at byte `at` of a file to `out`; if `out` is NULL, reads it from `in`.
 static void sections_transfer(CheckpointPass *p, const Sections *sections, uint64_t at, const OutputFile *out,
                               const InputFile *in, Checksum *sum) {
     const Model *model = p->t->model;
@@ -265,7 +267,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
-// Begins a large file of `bytes`: rank 0 makes it at its full size, all ranks write to it.
+// Begins a large file of `bytes` bytes. Rank 0 makes it at its full size; all ranks write to it.
 static void save_begin(CheckpointPass *p, size_t file, uint64_t bytes, OutputFile *output) {
     const char *name = manifest_file(&p->manifest, file);
     char path[PATH_MAX];
@@ -276,10 +278,10 @@ static void save_begin(CheckpointPass *p, size_t file, uint64_t bytes, OutputFil
     output_share(output, path);
 }
 
-// Ends it once every rank's part is synced. sum: of this rank's part
+// Ends a large file once every rank's part is synced. sum: checksum of this rank's part
 static void save_end(CheckpointPass *p, size_t file, OutputFile *output, Checksum *sum) {
     if (dist_rank() != 0) output_leave(output);
-    checksum_join(sum); // waits for the others
+    checksum_join(sum); // also waits for the other ranks
     p->manifest.checksum[file] = checksum_value(0, sum, p->manifest.bytes[file]);
     if (dist_rank() == 0) output_commit(output);
 }
@@ -313,7 +315,7 @@ static void save_small(CheckpointPass *p, size_t file, const char *text, size_t 
     folder_write_file(&p->folder, manifest_file(&p->manifest, file), text, length);
 }
 
-// Saves the small files, then DONE; rank 0.
+// Saves the small files, then DONE. Call on rank 0.
 static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunState *run) {
     // NOLINTNEXTLINE(bugprone-branch-clone): the larger of two constants
     static char text[RUN_STATE_LIMIT > ADAPTER_CONFIG_TEXT ? RUN_STATE_LIMIT : ADAPTER_CONFIG_TEXT];
@@ -324,8 +326,8 @@ static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunSt
     checkpoint_finish(folder, run->step, &p->folder);
 }
 
-// Refuses a disk that is too small for `count` checkpoints, before anything is written; rank 0. A replaced run's bytes
-// are free after the first. `where` begins the message. Returns the free bytes; 0: unknown.
+// Refuses a disk that is too small for `count` checkpoints, before anything is written. A replaced run's bytes become
+// free after the first checkpoint. where: begins the message. Returns the free bytes; 0: unknown. Call on rank 0
 static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const TrainedTensors *t, const char *where,
                                        size_t count) {
     const uint64_t each = checkpoint_bytes(t), later = each * (count - 1);
@@ -348,7 +350,7 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
         human_bytes((double)each), (unsigned long long)each, human_bytes((double)available), last);
 }
 
-// Saves a checkpoint unless that step already is. Returns the bytes written. Collective.
+// Saves a checkpoint unless that step is saved already. Returns the bytes written. Collective.
 static uint64_t checkpoint_save(CheckpointFolder *folder, const TrainedTensors *t, const RunState *run) {
     static CheckpointPass pass;
     if (folder->last == run->step) return 0;
@@ -381,15 +383,15 @@ static const char *load_path(const CheckpointPass *p, size_t file, char path[PAT
     return path;
 }
 
-// Returns the text of a small file; the caller frees it.
+// Returns the text of a small file. The caller frees it.
 static char *load_small(const CheckpointPass *p, size_t file, size_t limit, size_t *length, char path[PATH_MAX]) {
     char *text = input_read_text(load_path(p, file, path), limit, length);
     load_check_sum(p, file, path, checksum_of(0, text, *length));
     return text;
 }
 
-// Reads what memory holds of the sections after `header` bytes. A rank that holds all verifies the checksum itself,
-// else the ranks do so together.
+// Reads the part of the sections, which follow `header` bytes, that memory holds. A rank that holds everything verifies
+// the checksum itself; otherwise the ranks do so together.
 static void load_sections(CheckpointPass *p, size_t file, const InputFile *input, size_t header) {
     const Sections sections = file_sections(p->t, file);
     const int whole = holds_whole(sections.section[0].sharding);
@@ -404,7 +406,7 @@ static void load_weights(CheckpointPass *p) {
     const Model *model = p->t->model;
     char path[PATH_MAX], saved[4096], wanted[4096];
     WeightSource *source = weights_open(load_path(p, MANIFEST_MODEL, path));
-    source->config.pad_token_id = model->config.pad_token_id; // older checkpoints lack it
+    source->config.pad_token_id = model->config.pad_token_id; // older checkpoints lack the key
     config_to_text(&source->config, saved, sizeof(saved));
     config_to_text(&model->config, wanted, sizeof(wanted));
     if (strcmp(saved, wanted) != 0) {
@@ -427,7 +429,7 @@ static void load_adapters(CheckpointPass *p) {
     InputFile file = input_open(load_path(p, MANIFEST_MODEL, path));
     load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file)); // reports damage before the parser fails
     input_close(&file);
-    Lora lora = *t->lora; // a copy, since opening changes it
+    Lora lora = *t->lora; // a copy, because opening the adapters changes it
     WeightSource *source = adapter_open_tensors(path, &lora, t->base_model, NULL, NULL);
     BaseKey base = adapter_recorded_base(&source->files[0]);
     adapter_check_base(path, &base, &t->base, t->base_path);
@@ -440,7 +442,7 @@ static void load_adapters(CheckpointPass *p) {
     free(load_small(p, MANIFEST_CONFIG, ADAPTER_CONFIG_TEXT, &length, config));
 }
 
-// Refuses to resume adapters as a whole model, or the reverse. lora: this run trains adapters
+// Refuses to resume adapters as a whole model, or a whole model as adapters. lora: this run trains adapters
 static void checkpoint_check_kind(const char *checkpoint, const Manifest *manifest, int lora) {
     if (manifest->adapters && !lora)
         die("%s: holds adapters, but without --lora-rank or --adapter this run trains the whole model; resume with the "
@@ -502,8 +504,8 @@ static void load_waiting(CheckpointPass *p) {
     input_close(&input);
 }
 
-// Loads weights and optimizer from a step's checkpoint, and the run's progress to *run, whose schedule and settings
-// must agree (run_state.h). Ends the program with one line otherwise. Collective.
+// Loads weights and optimizer from a step's checkpoint, and the run's progress into *run. Its schedule and settings
+// must agree with those in *run (run_state.h); otherwise ends the program with one line. Collective.
 static void checkpoint_load(const CheckpointFolder *folder, size_t step, const TrainedTensors *t, RunState *run) {
     static CheckpointPass pass;
     char path[PATH_MAX];

@@ -1,5 +1,5 @@
 /*
-The loss of a model on data, over all ranks, for the verb `eval` and for validation. The curve shows how far context
+The loss of a model on data, over all ranks, for the verb `eval` and for validation. The curve shows how much context
 helps: the loss by position in the document, in buckets of powers of two (0, 1, 2-3, 4-7, ...) or of a fixed number of
 tokens. Each part of a split document begins at 0.
 */
@@ -14,9 +14,9 @@ tokens. Each part of a split document begins at 0.
 
 // ---- the curve ------------------------------------------------------------------------------------------------------
 typedef struct {
-    size_t width;         // positions of a bucket; 0: powers of two
-    size_t buckets;       // for the longest document
-    double *sum, *tokens; // [buckets] sums of losses and of loss weights; one allocation
+    size_t width;         // positions per bucket; 0: powers of two
+    size_t buckets;       // number of buckets for the longest document
+    double *sum, *tokens; // [buckets] sums of losses and of loss weights, in one allocation
 } Curve;
 
 static size_t curve_bucket(const Curve *curve, size_t position) {
@@ -26,7 +26,7 @@ static size_t curve_bucket(const Curve *curve, size_t position) {
     return bucket;
 }
 
-// Returns the first position of a bucket, which ends where the next begins.
+// Returns the first position of a bucket. A bucket ends where the next begins.
 static size_t curve_begin(const Curve *curve, size_t bucket) {
     if (curve->width) return bucket * curve->width;
     return bucket ? (size_t)1 << (bucket - 1) : 0;
@@ -40,7 +40,7 @@ static Curve curve_allocate(size_t width, size_t longest) {
     return curve;
 }
 
-// Adds logp[N] of the batch's targets, fp32 or double.
+// Adds logp[N] of the batch's targets, which are fp32 or double.
 static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType type) {
     for (size_t t = 0; t < batch->N; t++) {
         size_t bucket = curve_bucket(curve, (size_t)batch->position[t]);
@@ -79,12 +79,12 @@ static void curve_json(JsonOut *json, const Curve *curve) {
 
 // ---- the evaluation -------------------------------------------------------------------------------------------------
 typedef struct {
-    double loss; // loss of the objective; for sft mean nats over the targets
+    double loss; // loss of the objective; for sft the mean over the targets, in nats
     TargetCounts counts;
     Metrics metrics;
 } Evaluation;
 
-// Evaluates the first `steps` micro-batches, divided over the ranks. Adds log-probabilities to curve unless NULL.
+// Evaluates the first `steps` micro-batches, divided over the ranks. Adds log-probabilities to curve unless it is NULL.
 static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
     const World world = run->settings.world;
     StreamBP *stream = &run->streambp;
@@ -97,7 +97,7 @@ static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve)
         MicroBatch *micro = prefetch_take(data);
         Batch batch = done + micro->number % step < steps ? micro->batch : batch_empty(&micro->whole);
         run_reference(run, &batch);
-        found.loss += forward_only(stream, &batch, 1, &found.metrics); // Z = 1: the sum of the losses
+        found.loss += forward_only(stream, &batch, 1, &found.metrics); // with Z = 1 the loss is a sum
         if (curve) curve_add(curve, &batch, stream->now.host_sums, dtype_of_sums(stream->model->dtype));
         found.counts = target_counts_add(found.counts, batch_count(&batch));
         progress_update(&progress, (double)min_size(done + step, steps));

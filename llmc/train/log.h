@@ -1,12 +1,12 @@
 /*
-The log of a run: step lines for people, on a terminal above a bar that is redrawn, log.jsonl in --out for programs,
-signs of divergence, and the last lines.
+The log of a run: printed step lines (on a terminal above a bar that is redrawn), log.jsonl in --out for programs, signs
+of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
-validation, "sample", and "options" for each part of the run, with its first step, version, commit and notes. Each ends
-with the UTC time of writing: "time": "2026-01-31T12:00:00Z". "loss" is the objective's alone: routers' losses are in
-"aux_loss" and "z_loss", without their coefficients. A resumed run first drops records after its step, and an
-incomplete last line: the file reads as if there had been no interruption. Unknown lines are kept.
+validation, "sample", and "options" for each part of the run, with its first step, version, commit and notes. Each
+object ends with the UTC time of writing: "time": "2026-01-31T12:00:00Z". "loss" is only the objective's: routers'
+losses are in "aux_loss" and "z_loss", without their coefficients. A resumed run first drops records after its step, and
+an incomplete last line. So the file reads as if there had been no interruption. Unknown lines are kept.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -19,55 +19,55 @@ incomplete last line: the file reads as if there had been no interruption. Unkno
 #include "evaluate.h"
 #include "run_state.h"
 
-// Sums over all ranks; seconds are those of rank 0, which waits for the others.
+// Report of a step: sums over all ranks. seconds are those of rank 0, which waits for the other ranks
 typedef struct {
     size_t step;
     double loss, grad_norm, learning_rate;
-    double tokens, seconds; // of this step
-    double flops;           // executed in this step
-    double peak_flops;      // per second, of the machine's matrix product; 0: unknown
-    double memory_bytes;    // peak of this rank
-    double sent_bytes;      // average per rank
+    double tokens, seconds; // tokens and seconds of this step
+    double flops;           // FLOPs executed in this step
+    double peak_flops;      // FLOP/s of the machine's matrix product; 0: unknown
+    double memory_bytes;    // peak bytes of this rank
+    double sent_bytes;      // bytes sent, average per rank
     size_t ranks;
-    double data_seconds;                    // of `seconds`: waiting for data
-    double rollout_seconds, reward_seconds; // of `seconds`: writing completions; waiting for their rewards
-    size_t micro_batches;                   // number on this rank
-    DealSummary deal;                       // with --sp auto
+    double data_seconds;                    // part of `seconds`: waiting for data
+    double rollout_seconds, reward_seconds; // parts of `seconds`: writing completions; waiting for their rewards
+    size_t micro_batches;                   // number of micro-batches on this rank
+    DealSummary deal;                       // summary of the deal, with --sp auto
     Metrics metrics;                        // metrics of the objective
 } StepReport;
 
 typedef struct {
-    FILE *text;    // step lines; NULL: none
+    FILE *text;    // stream of step lines; NULL: none
     FILE *records; // log.jsonl; NULL: no --out
     char path[PATH_MAX];
-    size_t steps, every; // of the run; from one printed line to the next
-    int verbose;         // all columns in step lines
-    int by_rewards;      // the loss is 0 by construction, and not shown
-    unsigned seen;       // metrics shown in step lines so far
+    size_t steps, every; // steps of the run; steps from one printed line to the next
+    int verbose;         // 1: step lines have all columns
+    int by_rewards;      // 1: the loss is 0 by construction, and not shown
+    unsigned seen;       // bits of the metrics shown in step lines so far
     StepReport since;    // sums over the steps since the last line
-    size_t gathered;     // number of these
-    size_t first;        // first step of this part; 0: none yet
-    double first_at;     // clock at its end
-    double pace;         // mean seconds of a step of this part, without its first if there are more
+    size_t gathered;     // number of these steps
+    size_t first;        // first step of this part of the run; 0: none yet
+    double first_at;     // clock at the end of the first step
+    double pace;         // mean seconds of a step of this part, without the first step if there are more
     Progress progress;
 } RunLog;
 
 // ---- log.jsonl ------------------------------------------------------------------------------------------------------
-// Returns the step of a record, or SIZE_MAX for other lines.
+// Returns the step of a record, or SIZE_MAX for another line.
 static size_t record_step(const char *line) {
     char number[21];
     size_t step;
     return sscanf(line, " { \"step\" : %20[0-9]", number) == 1 && parse_size(number, &step) ? step : SIZE_MAX;
 }
 
-// Tells whether a record is a validation's, by its first key after the step.
+// Tells whether a record belongs to a validation, by its first key after the step.
 static int record_validates(const char *line) {
     const char *next = strchr(line, ',');
     return next && !strncmp(next, ", \"val_", 7);
 }
 
-// Drops records of steps after `step` (0: all) and an incomplete last line; keeps other lines. again: also drops the
-// validation of `step`, which is repeated.
+// Drops records of steps after `step` (0: all records) and an incomplete last line; keeps other lines. again: also
+// drops the validation of `step`, which is repeated
 static void records_shorten(const char *path, size_t step, int again) {
     char part[4097];
     int fd = file_open(path, O_RDWR | O_NOFOLLOW), begins = 1, drop = 0;
@@ -102,8 +102,8 @@ static FILE *records_open(const char *path) {
     return file;
 }
 
-// Opens the log. text: stdout, stderr with --json, or NULL with --quiet. folder: --out, or NULL. step: the last one
-// done: 0, or the step to resume from
+// Opens the log. text: stdout, stderr with --json, or NULL with --quiet. folder: --out, or NULL. step: the last
+// finished step: 0, or the step to resume from
 static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t steps) {
     RunLog log = {0};
     log.text = text;
@@ -144,10 +144,10 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, error_text(error));
 }
 
-// Records the options of this part of a run; `step` is the last one done. The record has the step after: if that is
-// never saved, the next part replaces it.
+// Records the options of this part of a run. step: the last finished step. The record belongs to the step after it: if
+// that step is never saved, the next part replaces the record.
 static void runlog_options(RunLog *log, size_t step, const Run *run) {
-    if (!log->records || step >= log->steps) return; // this part has no steps
+    if (!log->records || step >= log->steps) return; // this part of the run has no steps
     JsonOut json = runlog_record(log, step + 1);
     json_text(&json, "version", STREAMBP_VERSION);
     json_text(&json, "commit", program_commit());
@@ -165,16 +165,17 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
 // ---- lines ----------------------------------------------------------------------------------------------------------
 static int digits_of(size_t number) { return snprintf(NULL, 0, "%zu", number); }
 
-// Returns the seconds of a step without writing completions and rewards.
+// Returns the seconds of a step, except for writing completions and waiting for rewards.
 static double training_seconds(const StepReport *r) { return r->seconds - r->rollout_seconds - r->reward_seconds; }
 
-// Returns the steps between lines. given: by --log-every, 0: about 200 lines a run, 20 where they scroll a terminal.
+// Returns the steps from one printed line to the next. given: value of --log-every; 0: about 200 lines per run, or 20
+// where lines scroll a terminal
 static size_t lines_every(const RunLog *log, size_t given) {
     const size_t lines = log->progress.file && log->text && isatty(fileno(log->text)) ? 20 : 200;
     return given ? given : (log->steps + lines - 1) / lines;
 }
 
-// Adds a step to those of the next line: sums and metrics; rates are the step's own.
+// Adds a step to the steps of the next line: sums and metrics. Rates are the step's own.
 static void report_gather(StepReport *sum, const StepReport *r) {
     const StepReport before = *sum;
     *sum = *r;
@@ -185,8 +186,8 @@ static void report_gather(StepReport *sum, const StepReport *r) {
     for (size_t i = 0; i < r->metrics.count; i++) metric_merge(&sum->metrics, &r->metrics.metric[i]);
 }
 
-// Writes how many sequences groups of each size had, and the loads of ranks: their mean and the deal's bound, as
-// shares of the step's.
+// Writes how many sequences groups of each size had. Writes the mean load of ranks and the deal's bound as shares of
+// the step's load.
 static void deal_json(JsonOut *json, const DealSummary *deal, size_t ranks) {
     const DealLevels levels = deal_levels(ranks);
     char name[24];
@@ -200,7 +201,7 @@ static void deal_json(JsonOut *json, const DealSummary *deal, size_t ranks) {
     json_number(json, "deal_bound", deal->bound / deal->load);
 }
 
-// Prints the line of the steps that were gathered.
+// Prints the line of the gathered steps.
 static void step_line(RunLog *log) {
     const StepReport *r = &log->since;
     const double steps = (double)log->gathered, seconds = training_seconds(r);
@@ -232,7 +233,7 @@ static void step_line(RunLog *log) {
     fprintf(log->text, "%s\n", line.text);
 }
 
-// Writes what the bar says of the step: its number, loss or reward, seconds a step.
+// Writes the bar's text for the step: its number, loss or reward, seconds per step.
 static void step_label(const RunLog *log, const StepReport *r, char label[PROGRESS_LABEL]) {
     const double value = log->by_rewards ? metric_named(&r->metrics, "reward") : r->loss;
     char seconds[32];
@@ -279,7 +280,7 @@ static void runlog_step(RunLog *log, const StepReport *r) {
     progress_update(&log->progress, (double)r->step);
 }
 
-// Reports a validation by its loss or, if that is NAN, by the rewards of groups of completions.
+// Reports a validation by its loss or, if the loss is NAN, by the rewards of groups of completions.
 static void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
     const int by_rewards = isnan(found->loss);
     if (log->text) {
@@ -321,19 +322,19 @@ static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t b
 }
 
 // ---- signs that a run has diverged though every number is finite ----------------------------------------------------
-// Each is reported once: trainer_watch (trainer.h) prints a note or ends the run.
+// Signs of divergence. Each is reported once: trainer_watch (trainer.h) prints a note or ends the run.
 
-#define DIVERGENCE_STEPS 3     // steps in a row without a gradient, or with equal rewards
-#define DIVERGENCE_LOSS  100.0 // times the best loss
-#define DIVERGENCE_FLOOR 0.1   // nats; least best loss, so that one odd document is no sign
+#define DIVERGENCE_STEPS 3     // consecutive steps without a gradient, or with equal rewards
+#define DIVERGENCE_LOSS  100.0 // factor of the best loss
+#define DIVERGENCE_FLOOR 0.1   // nats: the best loss counts as at least this much, so that one odd document is no sign
 
 typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } DivergenceSign;
 
 typedef struct {
-    size_t equal, still; // steps in a row: all groups had equal rewards; a gradient of exactly 0
+    size_t equal, still; // consecutive steps in which all groups had equal rewards; with a gradient of exactly 0
     double best;         // least loss since the run began or was resumed; 0: none yet
-    int high;            // the last loss is far above it
-    unsigned reported;   // a bit for each sign
+    int high;            // 1: the last loss is far above it
+    unsigned reported;   // one bit per sign
 } Divergence;
 
 static const char *const divergence_texts[SIGNS] = {
@@ -363,20 +364,21 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
     return sign;
 }
 
-// Returns 1 if checkpoints saved from now on may be worse than those before.
+// Returns 1 if checkpoints saved from now on may be worse than the earlier ones.
 static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->high; }
 
 // ---- the last lines of a run ----------------------------------------------------------------------------------------
-// Duration, validations, folder, and what to type next. After --resume the duration is that of the resumed part.
+// What the last lines report: duration, validations, folder, and the next command. After --resume the duration is that
+// of the resumed part
 
 typedef struct {
-    double begin, seconds; // clock and total seconds of training before the first step
-    size_t tokens;         // tokens trained on before
-    double last;           // validation loss, with --rollout reward; NAN: none
-    int chats;             // the data were conversations, and the tokenizer can chat
+    double begin, seconds; // clock, and total seconds of training, before the first step
+    size_t tokens;         // tokens that were trained on before
+    double last;           // last validation loss, with --rollout reward; NAN: none
+    int chats;             // 1: the data were conversations, and the tokenizer can chat
 } Ending;
 
-// Prints the lines. peak: bytes. stopped: a signal ended the run and has printed how to go on
+// Prints the last lines. peak: bytes; stopped: a signal ended the run and has printed how to continue
 static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, double peak, int stopped) {
     const Options *o = run->options;
     const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
@@ -398,7 +400,8 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     echo_quoted(out, program_called());
     fputs(" convert --model ", out);
     echo_quoted(out, o->out);
-    const int apart = lora_has_outer(&run->lora) && run->model.config.tie_word_embeddings; // not mergeable (merge.h)
+    const int apart = lora_has_outer(&run->lora) && run->model.config.tie_word_embeddings; // 1: adapters that cannot be
+                                                                                           // merged (merge.h)
     fputs(apart ? " --adapter-only --out " : " --out ", out);
     snprintf(path, sizeof(path), "%.*s-hf", (int)name, o->out);
     echo_quoted(out, path);

@@ -1,9 +1,9 @@
 /*
 Log-probabilities of data under the current model: the keys that identify them, the pass over the data that computes
 them (the verb `logprobs`), and the reference of a training run. The reference is the model before the first step, with
-the adapters of --adapter. Its values are computed once and kept beside the first shard as reference-KEY.logprobs
-(logprobs.h), or in --out if that folder is not writable. A resumed run has another model, so its state holds the key of
-the reference, by which the file is found.
+the adapters of --adapter. Its values are computed once and kept next to the first shard as reference-KEY.logprobs
+(logprobs.h), or in --out if the shard's folder is not writable. A resumed run has another model, so its state holds the
+key of the reference, by which the file is found.
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
@@ -16,8 +16,8 @@ the reference, by which the file is found.
 #include "all_reduce.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
-// Returns the key of a configuration and all weights in device memory, the same for any op set and number of threads
-// and ranks. Never 0. adapter: key of the adapters, or 0. Collective.
+// Returns the key of a configuration and all weights in device memory. It is the same for any op set and any number of
+// threads and ranks, and never 0. adapter: key of the adapters, or 0. Collective.
 static uint64_t model_key(const Model *model, const Storage *storage, Sharding memory, const Ops *ops,
                           const void *weights, uint64_t adapter) {
     const Model *table = storage ? &storage->table : model;
@@ -27,7 +27,7 @@ static uint64_t model_key(const Model *model, const Storage *storage, Sharding m
     return key ? key : 1;
 }
 
-// Returns the key of a run's model; with_adapters: including its adapters, if any.
+// Returns the key of a run's model. with_adapters: including its adapters, if it has any
 static uint64_t run_model_key(const Run *run, int with_adapters) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
@@ -38,7 +38,7 @@ static uint64_t run_model_key(const Run *run, int with_adapters) {
     return model_key(&run->model, memory->storage, held, ops_device, memory->weights, adapter);
 }
 
-// Returns the header of a file of log-probabilities of this data under the model of that key.
+// Returns the header of a file with log-probabilities of this data under the model with this key.
 static LogprobHeader logprobs_header(const Run *run, const DataLoader *d, uint64_t key) {
     const Options *o = run->options;
     LogprobHeader h = {0};
@@ -60,14 +60,14 @@ typedef struct {
     double sum, counted; // sum and number of log-probabilities
 } LogprobSum;
 
-// Writes document i of a sequence after its forward pass: logp[N] of `type`.
+// Writes document i of a sequence after its forward pass. logp[N]: of `type`
 static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch *batch, size_t i, const void *logp,
                                     DType type, LogprobSum *sum) {
     const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
     float value[LOGPROBS_AT_ONCE];
     size_t n;
     for (size_t first = begin; first < end; first += n) {
-        const size_t token = batch->origin[i] + 1 + first - begin; // the first position's target
+        const size_t token = batch->origin[i] + 1 + first - begin; // index of the first position's target
         n = min_size(end - first, LOGPROBS_AT_ONCE);
         for (size_t k = 0; k < n; k++) {
             const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
@@ -84,8 +84,8 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
     }
 }
 
-// Computes a file that has been created: one forward pass over all documents, divided over the ranks. batch: from
-// dataloader_batch, or as large. Moves the loader.
+// Computes the values of a file that has been created: one forward pass over all documents, divided over the ranks.
+// batch: from dataloader_batch, or as large. Moves the loader's position.
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
                                    Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);
@@ -117,7 +117,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
 }
 
 // ---- the reference of a training run ------------------------------------------------------------------------------
-// Returns the key of the reference in a checkpoint's state. 0: none, which the comparison of settings reports.
+// Returns the key of the reference in a checkpoint's state. 0: there is none, which the comparison of settings reports
 static uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *end;
     uint64_t key = 0;
@@ -133,8 +133,8 @@ static uint64_t reference_key_of(const char *checkpoint) {
     return key;
 }
 
-// Sets the two candidate paths: beside the first shard, and in --out (or ""). Their name has a key of everything that
-// the values depend on.
+// Sets the two candidate paths: next to the first shard, and in --out (or ""). Their name contains a key of everything
+// on which the values depend.
 static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *h, char path[2][PATH_MAX]) {
     char name[64], folder[PATH_MAX];
     uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
@@ -153,7 +153,7 @@ static int folder_is_writable(const char *path) {
     return access(folder, W_OK | X_OK) == 0;
 }
 
-// Returns on all ranks the index of the first path that `will_do` accepts on rank 0; -1: none.
+// Returns, on all ranks, the index of the first path that `will_do` accepts on rank 0; -1: it accepts none
 static int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
     int place = -1;
     for (int i = 0; i < 2 && place < 0; i++)
@@ -175,10 +175,10 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
                      assign_evaluation(run->settings.world, run->assignment.parts));
 }
 
-// Opens the log-probabilities of the data under the reference: finds them or, if the current weights are the
-// reference's (began: NULL), computes them. began: what the run of these weights began with, for a refusal. Call before
-// the first step. batch: see logprobs_compute; moves the loader. key: of the reference, by model_key or, in a resumed
-// run, by reference_key_of.
+// Opens the log-probabilities of the data under the reference. Finds a file or, if the current weights are the
+// reference's, computes it. Call before the first step. key: model_key, or reference_key_of when resuming. began: NULL:
+// the current weights are the reference's; else the start of their run, for a refusal. batch: see logprobs_compute;
+// moves the loader's position
 static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
                               const RunSource *began) {
     char path[2][PATH_MAX];
@@ -205,8 +205,8 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     logprobs_check(file, &wanted, data->shard[0].header.path);
 }
 
-// Checks that the files named in options, opened by run_open_data, are of this data and of the model of this key (0:
-// any).
+// Checks that the files named in options, which run_open_data opened, belong to this data and to the model with this
+// key (0: any model).
 static void reference_check(const Run *run, const DataLoader *data, uint64_t key) {
     const LogprobFile *reference = data->settings.reference, *old = data->settings.old;
     if (data->regular || (!reference && !old)) return;
@@ -216,10 +216,10 @@ static void reference_check(const Run *run, const DataLoader *data, uint64_t key
 }
 
 // ---- the reference of a micro-batch, on the fly -------------------------------------------------------------------
-// For kto (objective.h) also the KL divergence from it, estimated from mismatched documents (batch_mismatch). It takes
-// two more passes over a sequence no longer than the micro-batch, of the policy and of the reference, before its own. A
-// sequence of one document has no mismatched one and adds nothing to the mean. Means are over the sequences of all
-// replicas, so they depend on the number of ranks.
+// For kto (objective.h) the reference also gives a KL divergence, estimated from mismatched documents (batch_mismatch).
+// It takes two more passes over a sequence no longer than the micro-batch, of the policy and of the reference, before
+// the micro-batch's own pass. A sequence of one document has no mismatched document and adds nothing to the mean. Means
+// are over the sequences of all replicas, so they depend on the number of ranks.
 
 // Allocates memory for micro-batches of at most `bound`.
 static void kl_allocate(Run *run, SequenceBound bound) {
@@ -229,7 +229,8 @@ static void kl_allocate(Run *run, SequenceBound bound) {
         (double *)checked_calloc(bound.documents, sizeof(double), "the reference of a batch's documents");
 }
 
-// Returns the mismatched documents of a batch, in the memory of run->mismatched; an empty sequence if there are none.
+// Returns the mismatched documents of a batch, in the memory of run->mismatched. Returns an empty sequence if there are
+// none.
 static Batch kl_mismatch(Run *run, const Batch *batch) {
     if (!batch->empty && batch->documents > 1) {
         batch_mismatch(batch, run->options->seq_len, &run->mismatched);
@@ -241,7 +242,7 @@ static Batch kl_mismatch(Run *run, const Batch *batch) {
 
 // Returns sum_t m logp of document d after a forward pass.
 static double kl_document(const StreamBP *s, const Batch *batch, size_t d) {
-    const Objective alone = {0}; // without a reference
+    const Objective alone = {0}; // an objective without a reference
     return document_sums(&alone, batch, d, s->now.host_sums, dtype_of_sums(s->model->dtype)).logp;
 }
 
@@ -269,7 +270,7 @@ static void run_reference(Run *run, Batch *batch) {
     const ReferenceModel reference = run->settings.reference;
     StreamBP *s = &run->streambp;
     if (!objective_needs_mismatched(&run->settings.objective)) {
-        Batch chooses = *batch; // the reference has its own routes
+        Batch chooses = *batch; // the reference chooses its own routes
         chooses.routes.replays = 0;
         if (reference) forward_policy(s, &chooses, reference != REFERENCE_MODEL, batch->reference);
         return;

@@ -1,16 +1,16 @@
 /*
-The user's reward commands: each runs as /bin/sh -c COMMAND, started once; a step asks all at the same time. Each line
-on standard input is a JSON object. The command answers each with a line on standard output, in order: a JSON number, or
-an object with a number "reward"; null is no reward, as in TRL. Its standard error is ours.
+The user's reward commands. Each runs as /bin/sh -c COMMAND and is started once; a step asks all commands at the same
+time. Each line on standard input is a JSON object. The command answers each with a line on standard output, in order: a
+JSON number, or an object with a number "reward"; null is no reward, as in TRL. The command shares our standard error.
 
     reward_open      starts a command
     rewards_ask      sends a batch of lines, reads the answers; 0: a command failed, see its `message`
     reward_restart   after a failure: ends what is left of the command and starts it again
     reward_close     ends a command
 
-Lines may have any length: they are made a buffer at a time while answers are read, so neither side blocks the other,
-and nothing waits longer than the timeout. A command has its own process group. A guard (a shell that waits for the end
-of a pipe from us) kills it however this program ends. Nothing is allocated after reward_open.
+Lines may have any length. They are made one buffer at a time while answers are read, so neither side blocks the other,
+and nothing waits longer than the timeout. A command has a process group of its own. A guard (a shell that waits until
+our end of a pipe closes) kills this group, however our program ends. Nothing is allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
 #define LLMC_REWARD_H
@@ -22,40 +22,41 @@ of a pipe from us) kills it however this program ends. Nothing is allocated afte
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define REWARD_ANSWER 4096 // bytes of an answer, its newline included
+#define REWARD_ANSWER 4096 // most bytes of an answer, including its newline
 #define REWARD_BUFFER ((size_t)1 << 16)
-#define REWARD_GRACE  1.0  // seconds for answers, and an exit code, after a command has closed its input
+#define REWARD_GRACE  1.0  // seconds that a command has for its last answers and exit code after its input is closed
 #define REWARD_LOOK   0.5  // seconds between two polls for a request to stop
 #define REWARD_LINGER 0.01 // seconds to wait for a surplus answer; a later one fails at the next batch
 
 #define REWARD_COMMANDS 16
 
-// Writes the next bytes of a command's lines, newlines included, at most `room` (at least reward.room); 0: no more
+// Writes the next bytes of a command's lines, including newlines, at most `room` bytes (at least reward.room). Returns
+// 0 if there are no more
 typedef size_t (*RewardLines)(void *context, size_t command, char *out, size_t room);
 
 typedef struct {
-    const char *command, *name; // name: NULL if it is the only one
-    double timeout;             // seconds for a batch
-    pid_t process, guard;       // 0: none; process leads the group
-    int to, from, guarded;      // descriptors: its input, its output, the pipe that the guard watches; -1: none
-    char **environment;         // its environment, ends with NULL
+    const char *command, *name; // name: NULL if there is only one command
+    double timeout;             // seconds for the answers to a batch
+    pid_t process, guard;       // 0: none; `process` leads its process group
+    int to, from, guarded;      // descriptors of its input, its output, and the pipe that the guard watches; -1: none
+    char **environment;         // environment of the command, ends with NULL
     char *out;                  // [room] lines to send
     size_t room, out_begin, out_end;
     char answer[REWARD_ANSWER]; // beginning of an incomplete answer
     size_t answer_bytes;
-    // The last batch
-    size_t lines, sent, answered; // its lines; newlines written; answers read
-    int more;                     // some lines are not made yet
-    int closed, ended;            // it has closed its input; it has ended or closed its output
+    // the last batch
+    size_t lines, sent, answered; // number of its lines; newlines written; answers read
+    int more;                     // 1: some lines have not been made yet
+    int closed, ended;            // closed: it has closed its input; ended: it has ended or closed its output
     int failed;
     double deadline;
-    char message[512]; // what is wrong
+    char message[512]; // what went wrong
 } Reward;
 
 // ---- the command and its guard --------------------------------------------------------------------------------------
-// Returns our environment without the variables by which a launcher (Open MPI, MPICH, Slurm) names a rank: an MPI
-// program started by the command would act as that rank. The job's nodes, and settings for nested launches, stay.
-// Strings are shared.
+// Returns our environment without the variables with which a launcher (Open MPI, MPICH, Slurm) names a rank. An MPI
+// program that the command starts would otherwise act as that rank. The job's nodes, and settings for nested launches,
+// stay. Strings are shared.
 static char **reward_environment(void) {
     static const char *const launcher[] = {
         "OMPI_",     "ORTE_",      "PRTE_",        "PMIX_",         "PMI_",          "MPI_LOCAL",   "HYDI_",
@@ -79,7 +80,7 @@ static void reward_pipe(int ends[2]) {
 }
 
 // Starts sh -c script argument as leader of a new process group. in, out: its standard input and output; -1: ours.
-// Spawns, since a fork would keep a copy of every page that training then changes.
+// Spawns it, because a fork would keep a copy of every page that training then changes.
 static pid_t reward_spawn(const Reward *r, const char *script, const char *argument, int in, int out, int deaf) {
     char *argv[5] = {(char *)"sh", (char *)"-c", (char *)script, (char *)argument, NULL};
     posix_spawn_file_actions_t files;
@@ -125,7 +126,7 @@ static void reward_reap(pid_t process) {
     while (waitpid(process, NULL, 0) < 0 && errno == EINTR) continue;
 }
 
-// Kills the command's process group, then reaps it: until then its id cannot be reused.
+// Kills the command's process group, then reaps the command: until it is reaped its id cannot be reused.
 static void reward_stop(Reward *r) {
     if (!r->process) return;
     kill(-r->process, SIGKILL);
@@ -153,7 +154,7 @@ static void reward_restart(Reward *r) {
     reward_start(r);
 }
 
-// Waits at most `seconds` for the command to end. 1: it has; it is not reaped yet.
+// Waits at most `seconds` for the command to end. Returns 1 if it has ended; it is not reaped yet.
 static int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
     const struct timespec pause = {0, 1000000};
     double until = seconds_now() + seconds;
@@ -165,7 +166,7 @@ static int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
     return 0;
 }
 
-// Closes the command's input, which tells it to end, and kills it after a second.
+// Closes the command's input, which tells it to end. Kills it after a second.
 static void reward_close(Reward *r) {
     siginfo_t how;
     if (r->process && r->to >= 0) {
@@ -179,7 +180,7 @@ static void reward_close(Reward *r) {
 }
 
 // ---- verdicts -------------------------------------------------------------------------------------------------------
-// Sets the message of a failure; returns 0.
+// Sets the message of a failure. Returns 0.
 __attribute__((format(printf, 2, 3))) static int reward_fail(Reward *r, const char *format, ...) {
     size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command %s%s", r->name ? r->name : "",
                                    r->name ? " " : "");
@@ -191,7 +192,7 @@ __attribute__((format(printf, 2, 3))) static int reward_fail(Reward *r, const ch
     return 0;
 }
 
-// Returns an answer for a message: shortened, on one line; valid until the next call.
+// Returns an answer for a message, shortened and on one line. It is valid until the next call.
 static const char *reward_quote(const char *text, size_t bytes) {
     static char quote[80];
     const size_t most = min_size(bytes, 60);
@@ -222,12 +223,13 @@ static int reward_late(Reward *r) {
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
-// Parses a zero-terminated number; 0: not one. Accepts NaN and infinities, which the caller refuses; null is NAN.
+// Parses a zero-terminated number. Returns 0 if it is not one. Accepts NaN and infinities, which the caller refuses;
+// null becomes NAN.
 static int reward_number(const char *text, double *value, int *missing) {
     char *end;
     *missing = !strcmp(text, "null");
     if (*missing) return 1;
-    if (!*text || strchr("+ \t\f\v\r", *text) || strpbrk(text, "xX(")) return 0; // strtod takes more than JSON has
+    if (!*text || strchr("+ \t\f\v\r", *text) || strpbrk(text, "xX(")) return 0; // strtod accepts more than JSON
     *value = strtod(text, &end);
     return *end == 0;
 }
@@ -248,14 +250,14 @@ static int reward_of_object(const char *text, double *value, int *missing) {
     return good;
 }
 
-// Takes an answer, text[bytes] without its newline; text[bytes] may be overwritten. 0: invalid. A missing reward is
-// NAN.
+// Takes an answer, text[bytes] without its newline; text[bytes] may be overwritten. Returns 0 if it is invalid. A
+// missing reward is NAN.
 static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
     const char *quote = reward_quote(text, bytes);
     double value;
     int missing;
     if (r->answered == r->sent) {
-        r->answered = 0; // answers cannot be matched to lines
+        r->answered = 0; // answers can no longer be matched to lines
         return reward_fail(r, "gave more answers than lines: after %zu also '%s'", r->sent, quote);
     }
     while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
@@ -293,7 +295,7 @@ static int reward_read(Reward *r, float *reward) {
 }
 
 // ---- asking ---------------------------------------------------------------------------------------------------------
-// Writes without SIGPIPE: blocks the signal, and consumes it if it was not pending before.
+// Writes without SIGPIPE: blocks the signal, and consumes it unless it was pending before.
 static ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     const struct timespec at_once = {0, 0};
     sigset_t pipe_signal, before, pending;
@@ -310,7 +312,7 @@ static ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     return put;
 }
 
-// Handles a closed input: the command cannot answer lines that were not sent.
+// Handles a closed input: the command cannot answer lines that were never sent.
 static void reward_input_closed(Reward *r) {
     r->closed = 1;
     if (r->sent < r->lines) r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);
@@ -332,10 +334,12 @@ static void reward_ends(const Reward *r, struct pollfd ends[2]) {
     ends[0].revents = ends[1].revents = 0;
 }
 
-// Reads and writes what the descriptors are ready for. 0: the command has failed.
+// Reads and writes the descriptors that are ready. Returns 0 if the command has failed.
 static int reward_serve(Reward *r, const struct pollfd ends[2], float *reward) {
     const int writing = reward_writes(r);
-    if (ends[0].revents && !reward_read(r, reward)) return 0; // before sending more, which these do not answer
+    if (ends[0].revents && !reward_read(r, reward))
+        return 0; // read first: these answers cannot belong to lines that
+                  // are sent next
     if (writing && ends[1].revents)
         reward_write(r);
     else if (ends[1].revents & POLLERR)
@@ -361,8 +365,8 @@ static int reward_is_done(const Reward *r) {
     return r->failed || (r->answered >= r->lines && !r->more && r->out_begin == r->out_end);
 }
 
-// Gets the rewards of n lines from each of `count` commands: reward[k][n] of command k. 0: some have failed and need a
-// restart; their first `answered` rewards are valid. polls: the run may end meanwhile (stop.h)
+// Gets the rewards of n lines from each of `count` commands: reward[k][n] from command k. Returns 0 if some have failed
+// and need a restart; their first `answered` rewards are valid. polls: the run may end meanwhile (stop.h)
 static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context, size_t n, float *const *reward,
                        int polls) {
     struct pollfd ends[2 * REWARD_COMMANDS];
@@ -390,7 +394,7 @@ static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context
         for (size_t k = 0; k < count; k++)
             if (ends[2 * k].fd >= 0) reward_serve(&r[k], ends + 2 * k, reward[k]);
     }
-    // surplus answers fail; a command that ended after all answers fails only at the next batch
+    // surplus answers are a failure; a command that ended after all answers fails only at the next batch
     for (double until = seconds_now() + REWARD_LINGER, now; (now = seconds_now()) < until;) {
         for (size_t k = 0; k < count; k++) {
             reward_ends(&r[k], ends + 2 * k);

@@ -2,23 +2,23 @@
 Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
 current model (sampler.h), rewards from the user's commands (reward.h), advantages within each prompt's group, and
 packed sequences of whole groups to train on. A completion's reward is the weighted sum of its commands' rewards; a
-completion without one excludes its group from the step.
+completion without a reward excludes its group from the step.
 
-    rollout_bound      returns the largest sequence, rollout_capacity the longest text: for the plan
+    rollout_bound      returns the largest sequence, rollout_capacity the longest text, for the plan
     rollout_allocate   allocates all memory and starts the commands
     rollout_step       step number s, from 1: fills `sequence`, target `counts` and `metrics`; 0: nothing to train on
     rollout_ahead      --overlap: writes completions of step s + 1 and asks for their rewards while step s is trained
-    rollout_free       ends the commands and frees all
+    rollout_free       ends the commands and frees all memory
 
 A step depends only on the seed, its number and the weights. Every epoch has a new order of prompts. Each replica takes
-its share of the step's prompts, runs its own reward commands, and trains on the same number of sequences as the others,
-padded with empty ones (batch.h). Ranks that share sequences divide the replica's prompts, write completions of their
-part and exchange them; the first one asks for rewards.
+its share of the step's prompts and runs its own reward commands. It trains on the same number of sequences as the other
+replicas, padded with empty sequences (batch.h). Ranks that share sequences divide the replica's prompts, write
+completions of their part and exchange them; the first of these ranks asks for rewards.
 
-With --overlap, rollout_ahead writes a step's completions before the updates of the step before: off-policy by one,
-which the ratio to their old log-probabilities corrects. A checkpoint between two steps includes them (rollout.bin): for
-each completion, in the order of prompts, the number of its tokens, whether it ended, its ids, old log-probabilities and
-routes. Rewards are asked for again.
+With --overlap, rollout_ahead writes a step's completions before the updates of the previous step. They are off-policy
+by one step, which the ratio to their old log-probabilities corrects. A checkpoint between two steps includes them
+(rollout.bin): for each completion, in the order of prompts, the number of its tokens, whether it ended, its ids, old
+log-probabilities and routes. Rewards are asked for again.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
@@ -46,14 +46,14 @@ static void rollout_prompts(Rollout *r, size_t step) {
     }
 }
 
-// Returns the prompts whose completions rank `rank` of those sharing the replica's sequences writes.
+// Returns the prompts whose completions rank `rank` writes, among the ranks that share the replica's sequences.
 static Range rollout_share(const RolloutSettings *s, size_t rank) {
     const size_t S = world_sp(s->world), begin = s->prompts * rank / S;
     const Range share = {begin, s->prompts * (rank + 1) / S - begin};
     return share;
 }
 
-// Writes this rank's completions and gathers those of the others.
+// Writes this rank's completions and gathers those of the other ranks.
 static void rollout_write(Rollout *r, StreamBP *streambp) {
     const RolloutSettings *s = &r->settings;
     const size_t S = world_sp(s->world), G = s->group_size, texts = s->prompts * G;
@@ -77,7 +77,7 @@ static void rollout_write(Rollout *r, StreamBP *streambp) {
         r->completion[i].tokens = (size_t)r->lengths[i], r->completion[i].ended = r->lengths[texts + i];
 }
 
-// Adds the metrics of group p, by TRL's names.
+// Adds the metrics of group p, under TRL's names.
 static void rollout_group_metrics(Rollout *r, size_t p) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     static const char *const lengths[] = {"completions/mean_terminated_length", "completions/min_terminated_length",
@@ -122,7 +122,8 @@ static void rollout_pack(Rollout *r) {
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
 
-// Appends a document to a sequence: it reads all but its last token and predicts its completion. masked: without weight
+// Appends a document to a sequence. The document reads all tokens but its last one and predicts its completion. masked:
+// the completion has no weight
 static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage,
                                  int masked) {
     const BatchRoutes *routes = &b->routes;
@@ -159,8 +160,8 @@ static void rollout_fill(Rollout *r) {
                                      s->mask_truncated && !r->completion[k].ended);
             groups++;
         }
-        if (!groups) {                      // other replicas have more sequences
-            b->tokens[0] = r->documents[0]; // any token
+        if (!groups) {                      // only other replicas have sequences now
+            b->tokens[0] = r->documents[0]; // any token will do
             *b = batch_empty(b);
             memset(&b->routes, 0, sizeof(b->routes));
         }
@@ -179,7 +180,7 @@ static void rollout_begin(Rollout *r, StreamBP *streambp, size_t step) {
     r->sampling_seconds += seconds_now() - begin;
 }
 
-// Copies old log-probabilities from the sequences to `old`, or with `back` the other way.
+// Copies old log-probabilities from the sequences to `old`; with `back` from `old` to the sequences.
 static void rollout_move_old(Rollout *r, int back) {
     const size_t G = r->settings.group_size, room = r->settings.max_new_tokens;
     for (size_t i = 0; i < r->sequences; i++) {
@@ -194,7 +195,8 @@ static void rollout_move_old(Rollout *r, int back) {
     }
 }
 
-// Makes the batches of a step; returns the number of sequences to train on. Not during a pass, whose arena it uses.
+// Makes the batches of a step. Returns the number of sequences to train on. Do not call it during a pass, whose arena
+// it uses.
 static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
     const int waited = r->waiting == step;
     memset(&r->metrics, 0, sizeof(r->metrics));
@@ -217,14 +219,14 @@ static void rollout_exchange(Rollout *r) {
     r->ahead = all, r->ahead_sequence = sequence;
 }
 
-// Writes the completions of `step`, the one after that of rollout_step, and asks for their rewards without waiting.
-// Returns the number of sequences whose log-probabilities were computed.
+// Writes the completions of `step`, the step after rollout_step's, and asks for their rewards without waiting. Returns
+// the number of sequences whose log-probabilities were computed.
 static size_t rollout_ahead(Rollout *r, StreamBP *streambp, size_t step) {
     const size_t texts = r->settings.prompts * r->settings.group_size, sequences = r->sequences;
     const TargetCounts counts = r->counts;
     const Metrics metrics = r->metrics;
     rollout_begin(r, streambp, step);
-    for (size_t i = 0; i < texts; i++) r->reward[i] = 0, r->answered[i] = 1; // packs all, as rewards are unknown yet
+    for (size_t i = 0; i < texts; i++) r->reward[i] = 0, r->answered[i] = 1; // no reward is known: packs all groups
     rollout_exchange(r);
     rollout_pack(r);
     rollout_fill(r);
@@ -282,9 +284,9 @@ static void rollout_load(Rollout *r, size_t step, const Config *config, const ch
 }
 
 // ---- evaluation -----------------------------------------------------------------------------------------------------
-// Evaluates the data's prompts once, in order, at most `steps` times P, with the same random numbers every time.
-// Computes metrics over all ranks of the groups with rewards; returns their number. step: of the training run, for
-// messages. Not during a pass. Collective.
+// Evaluates up to `steps` x P prompts of the data once each, in order, with fixed random numbers. Computes metrics,
+// over all ranks, of the groups with rewards; returns the number of these groups. step: of the training run, for
+// messages. Do not call it during a pass. Collective.
 static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t G = s->group_size, count = r->data->prompts, all = (count + s->step_prompts - 1) / s->step_prompts;
@@ -295,7 +297,8 @@ static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, siz
         rollout_rewards(r, step);
         for (size_t p = 0; p < s->prompts; p++) {
             double sum = 0;
-            if (i * s->step_prompts + s->first + p >= count || !rollout_group_rewarded(r, p)) continue; // once each
+            if (i * s->step_prompts + s->first + p >= count || !rollout_group_rewarded(r, p))
+                continue; // counts a prompt once
             for (size_t g = 0; g < G; g++) {
                 sum += (double)r->reward[p * G + g];
                 metric_length(&r->metrics, completion_lengths, (double)r->completion[p * G + g].tokens);

@@ -1,28 +1,32 @@
 /*
-Completions for users: rollouts.jsonl in --out, and the table of --show.
+Logs completions for users: rollouts.jsonl in --out, and the table of --show.
 
-A line is that of the reward commands (rollout_rewards.h), preceded by the step, the completion's rewards by name (null:
-none), their weighted sum, its advantage (null: its group was left out) and its number of tokens:
+A line is the line for the reward commands (rollout_rewards.h), preceded by the step, the completion's rewards by name
+(null: none), their weighted sum, its advantage (null: its group was left out) and its number of tokens:
 
     {"step": 3, "rewards": {"length": 0.5}, "reward": 0.5, "advantage": -0.7, "tokens": 12, "prompt": "...", ...}
 
-After --keep-rollouts steps the file is renamed to rollouts.1.jsonl, replacing the one before. A resumed run first drops
-later steps. Each replica writes its own file: the second rollouts-1.jsonl.
+After --keep-rollouts steps the file is renamed to rollouts.1.jsonl, replacing the previous file of that name. A resumed
+run first drops later steps. Each replica writes its own file: the second replica writes rollouts-1.jsonl.
 */
 #ifndef LLMC_ROLLOUT_LOG_H
 #define LLMC_ROLLOUT_LOG_H
 #include "log.h"
 #include "rollout.h"
 
-enum { SHOWN_PROMPT = 32, SHOWN_COMPLETION = 64 }; // tokens at a prompt's end and a completion's begin in the table
-#define SHOWN_COLUMNS 48                           // columns of text in a line
+enum {
+    SHOWN_PROMPT = 32,
+    SHOWN_COMPLETION = 64
+};                       // tokens that the table shows: the last ones of a prompt, the first
+                         // ones of a completion
+#define SHOWN_COLUMNS 48 // columns of text in a table's line
 
 typedef struct {
-    FILE *file; // NULL: none
+    FILE *file; // NULL: no file
     char path[PATH_MAX], before[PATH_MAX];
     size_t keep, show; // steps per file; completions in the table
     RolloutLine line;
-    char *piece, *text; // a piece of a line; text in the table
+    char *piece, *text; // memory for a piece of a line; for text in the table
 } RolloutLog;
 
 // ---- the file -------------------------------------------------------------------------------------------------------
@@ -37,7 +41,7 @@ static void rollout_log_close(RolloutLog *log) {
     memset(log, 0, sizeof(*log));
 }
 
-// Opens the log. folder: --out, or NULL. step: the last one done; `rollouts` were written up to it
+// Opens the log. folder: --out, or NULL. step: the last finished step; rollouts: how many were written up to it
 static RolloutLog rollout_log_open(const Rollout *r, const char *folder, size_t keep, size_t show, size_t step,
                                    size_t rollouts) {
     RolloutLog log = {0};
@@ -66,7 +70,7 @@ static double known_or_nan(const Rollout *r, size_t p, double value) {
     return r->group_sequence[p] == SIZE_MAX ? NAN : value;
 }
 
-// Writes a step's completions. rollouts: written before this one
+// Writes a step's completions. rollouts: how many were written before this one
 static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t rollouts) {
     const size_t G = r->settings.group_size, texts = r->settings.prompts * G;
     int error = 0;

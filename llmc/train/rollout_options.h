@@ -1,5 +1,5 @@
 /*
-The settings of rollouts from the command line, and sizes for their plan.
+Makes the settings of rollouts from the command line, and sizes for their plan.
 */
 #ifndef LLMC_ROLLOUT_OPTIONS_H
 #define LLMC_ROLLOUT_OPTIONS_H
@@ -16,7 +16,7 @@ static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
 }
 
 // Derives the name of a reward command: its first word that is a file with an extension, without folder and extension
-// (python3 checks/reward.py: reward), else its first word.
+// (python3 checks/reward.py: reward). Without a file it is the first word.
 static void reward_name_of(const char *command, char name[REWARD_NAME]) {
     char words[256], *rest = words;
     const char *found = NULL;
@@ -32,7 +32,8 @@ static void reward_name_of(const char *command, char name[REWARD_NAME]) {
     snprintf(name, REWARD_NAME, "%.39s", found ? found : "reward");
 }
 
-// Splits a list "a,b", copied to text[size]; refuses another number of entries than `count` reward commands.
+// Splits a list "a,b", copied to text[size]. Refuses a list whose number of entries differs from `count`, the number of
+// reward commands.
 static void reward_list(const char *option, const char *list, size_t count, char *text, size_t size,
                         const char *entry[REWARD_COMMANDS]) {
     size_t found = 0;
@@ -83,7 +84,7 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
     if (size == 0) die_usage("--reward-weights are all 0; give at least one that is not");
 }
 
-// Returns the settings. They keep `text`; the caller frees their end_ids, the tokenizer's end tokens and those of
+// Returns the settings, which keep `text`. The caller frees their end_ids: the tokenizer's end tokens and the ids of
 // --stop-ids.
 static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) {
     const Options *o = run->options;
@@ -110,7 +111,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     return s;
 }
 
-// Returns the largest sequence, and sets the key/value cache in *settings, for the plan of a run with rollouts.
+// Returns the largest sequence of a run with rollouts, for its plan. Sets the key/value cache in *settings.
 static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoader *data, RunSettings *settings,
                                   size_t seq_len) {
     const size_t capacity = rollout_capacity(rollout, data);

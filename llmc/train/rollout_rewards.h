@@ -1,5 +1,5 @@
 /*
-Rewards of a step's completions (rollout.h): the lines for commands, their answers, and the sums.
+Gets the rewards of a step's completions (rollout.h): makes lines for commands, reads their answers, and sums rewards.
 
 A command gets a line of valid JSON for each completion:
 
@@ -7,8 +7,8 @@ A command gets a line of valid JSON for each completion:
      "prompt_number": 7, "ended": true, "difficulty": 3, "tests": ["..."]}
 
 The other columns of the prompt's row, kept by data/prepare.py, follow `ended`; so do `messages` of a conversation.
-Special tokens are left out. `reference` is the answer after the prompt in the data; `answer` repeats it unless another
-column has that name. `prompt_number` is the prompt's number in the data, `ended` whether the model ended the
+Special tokens are left out. `reference` is the answer that follows the prompt in the data; `answer` repeats it unless
+another column has that name. `prompt_number` is the prompt's number in the data, `ended` whether the model ended the
 completion. If tokens have no text, prompt_ids, completion_ids and reference_ids replace the texts.
 */
 #ifndef LLMC_ROLLOUT_REWARDS_H
@@ -20,7 +20,7 @@ completion. If tokens have no text, prompt_ids, completion_ids and reference_ids
 // Tells whether `answer` is a key of the JSON object text[bytes].
 static int columns_have_answer(const char *text, size_t bytes) {
     static const char key[] = "\"answer\"";
-    for (size_t i = 0, depth = 0, begin = 0, length = 0; i < bytes; i++) { // begin, length: the last string
+    for (size_t i = 0, depth = 0, begin = 0, length = 0; i < bytes; i++) { // begin, length: of the last string
         if (text[i] == '"') {
             for (begin = i++; i < bytes && text[i] != '"'; i++) i += text[i] == '\\';
             length = i + 1 - begin;
@@ -32,7 +32,7 @@ static int columns_have_answer(const char *text, size_t bytes) {
     return 0;
 }
 
-// Writes the last pieces of a line: the members of the columns' object, and the line's end.
+// Writes the last pieces of a line: the members of the columns' object, then the line's end.
 static size_t rollout_columns_piece(const Rollout *r, RolloutLine *line, char *out) {
     const size_t end = r->columns_bytes ? r->columns_bytes - 1 : 1; // members are bytes [1, end)
     const size_t bytes = min_size(end - line->column, r->piece - 2), before = bytes && line->column == 1 ? 2 : 0;
@@ -80,7 +80,7 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     if (!line->begun) {
         line->begun = 1, line->token = 0;
         line->text = text_out_to(NULL, line->scratch);
-        line->text.bytes = line->field != PROMPT; // only the beginning of a text may drop its first space
+        line->text.bytes = line->field != PROMPT; // only the beginning of a text may lose its first space
         const char *open = !ids ? "null" : as_ids ? "[" : "\"";
         return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[!with_text][line->field], open);
     }
@@ -89,8 +89,8 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     const size_t token = line->token++;
     if (token < count && as_ids) return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", token ? ", " : "", ids[token]);
 
-    // 3. A token as text, or at its end the rest of the text. The scratch holds one token; its byte 0 marks that text
-    // precedes.
+    // 3. A token as text, or at the field's end the rest of the text. The scratch holds one token; its byte 0 marks
+    // that text precedes.
     size_t begin = line->text.bytes, bytes = 0, taken;
     if (token < count)
         prompt_token_out(&r->decoder, &line->text, ids[token], token);
@@ -105,7 +105,7 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     return bytes;
 }
 
-// RewardLines of reward.h
+// Writes lines for a command (RewardLines of reward.h).
 static size_t rollout_lines(void *context, size_t command, char *out, size_t room) {
     Rollout *r = (Rollout *)context;
     RolloutLine *line = &r->line[command];
@@ -122,8 +122,8 @@ static void rollout_line_begin(RolloutLine *line, size_t completion) {
 }
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
-// Reports, on rank 0, failed commands and missing rewards, and that commands are restarted; ends a run in which each
-// group lacks some. left_out: groups of this replica; given: completions with a reward. Collective.
+// Reports, on rank 0, failed commands and missing rewards, and that commands are restarted. Ends a run in which each
+// group lacks a reward. left_out: groups of this replica; given: completions with a reward. Collective
 static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out, size_t given) {
     const size_t prompts = r->settings.step_prompts, asks = rollout_asks(&r->settings) ? 1 : 0;
     double sums[3] = {failed ? 1.0 : 0.0, (double)(asks * left_out), (double)(asks * given)};
@@ -160,7 +160,7 @@ static int rollout_group_rewarded(const Rollout *r, size_t p) {
     return 1;
 }
 
-// Asks each command for its rewards. polls: on the main thread
+// Asks each command for its rewards. polls: 1 on the main thread
 static void rollout_ask(Rollout *r, int polls) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     float *of[REWARD_COMMANDS];
@@ -174,7 +174,7 @@ static void *rollout_asking(void *rollout) {
     return NULL;
 }
 
-// Asks on another thread; if none can be started, the rewards are asked for when needed.
+// Asks on another thread. If no thread can be started, the rewards are asked for when they are needed.
 static void rollout_ask_ahead(Rollout *r) {
     sigset_t all, before;
     sigfillset(&all);
@@ -183,8 +183,8 @@ static void rollout_ask_ahead(Rollout *r) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// Waits for the answers, or asks now. Sets each command's rewards, and `answered` for completions that all commands
-// which did not fail have answered. Returns a failed command, or NULL.
+// Waits for the answers, or asks now. Sets each command's rewards, and `answered` for completions that every command
+// answered except failed ones. Returns a failed command, or NULL.
 static const Reward *rollout_answers(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
@@ -205,7 +205,7 @@ static const Reward *rollout_answers(Rollout *r) {
     return failed;
 }
 
-// Gets the rewards, from the commands or from the rank that asks them, and computes the weighted sums.
+// Gets the rewards, from the commands or from the rank that asks them. Computes the weighted sums.
 static void rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;

@@ -15,95 +15,95 @@ memory.
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // stream of random.h for the order of prompts, by epoch ("rollout")
 #define ROLLOUT_AROUND        128                 // most bytes around a field of a line
 #define REWARD_NAME           40
-#define ROLLOUT_FAILURES      10 // steps in a row without rewards that end a run; at its beginning one does
+#define ROLLOUT_FAILURES      10 // consecutive steps without rewards that end a run; before any reward one step does
 
 typedef struct {
-    size_t prompts, group_size; // P of this replica, G
+    size_t prompts, group_size; // P: prompts of this replica; G
     size_t most_prompts;        // most prompts of a replica
-    size_t step_prompts, first; // prompts of all replicas; index of this replica's first
+    size_t step_prompts, first; // prompts of all replicas; index of this replica's first prompt
     World world;
     size_t max_new_tokens;     // most tokens of a completion
     size_t slots;              // completions written in parallel
     size_t sequence_tokens;    // most positions of a sequence; 0: room for one group
-    SamplingSettings sampling; // has the run's seed
-    int in_order;              // take prompts in the order of the data
-    int scale_rewards;         // divide advantages by the standard deviation of their group's rewards
-    int mask_truncated;        // completions that did not end have no weight in the loss
-    int stop;                  // end the run when a reward command fails; else leave out its groups
-    int reference, old;        // allocate these log-probabilities, too
-    size_t rewards;            // reward commands; below, their names in metrics and weights in the reward
+    SamplingSettings sampling; // settings of sampling, with the run's seed
+    int in_order;              // 1: take prompts in the order of the data
+    int scale_rewards;         // 1: divide advantages by the standard deviation of their group's rewards
+    int mask_truncated;        // 1: completions that did not end have no weight in the loss
+    int stop;                  // 1: end the run when a reward command fails; 0: leave out its groups
+    int reference, old;        // 1: also allocate these log-probabilities
+    size_t rewards;            // number of reward commands; below, their names in metrics and weights in the reward
     const char *reward_command[REWARD_COMMANDS];
     char reward_name[REWARD_COMMANDS][REWARD_NAME];
     double reward_weight[REWARD_COMMANDS];
-    int overlap;          // rollout_ahead will be called
-    int records, replays; // keep the routes of completions, of a model with experts; train with them
+    int overlap;          // 1: rollout_ahead will be called
+    int records, replays; // for a model with experts: keep the routes of completions; train with these routes
     double reward_timeout;
-    const Prompt *text;      // decodes tokens
+    const Prompt *text;      // encodes and decodes text
     const uint32_t *end_ids; // [end_count] ids that end a completion
     size_t end_count;
 } RolloutSettings;
 
 // Progress in writing the lines for a reward command
 typedef struct {
-    size_t completion, field, token; // token: index in the field, once begun
-    size_t column;                   // byte of the columns' text
+    size_t completion, field, token; // token: index in the field, once the field has begun
+    size_t column;                   // next byte of the columns' text
     int begun;
     char *scratch; // a token as text, before it is escaped
-    TextOut text;  // decoder of the field
+    TextOut text;  // decoder of the field's tokens
 } RolloutLine;
 
 typedef struct {
     RolloutSettings settings;
-    DataLoader *data; // opened with DATA_PROMPTS
+    DataLoader *data; // loader opened with DATA_PROMPTS
     SamplerBatch sampler;
     Reward command[REWARD_COMMANDS];
     Prompt decoder;
-    uint32_t *order; // [prompts of the data] order of epoch `epoch`
-    uint64_t epoch;  // UINT64_MAX: none
-    // The step's prompts with their reference answers, and completions
+    uint32_t *order; // [prompts of the data] order of prompts in epoch `epoch`
+    uint64_t epoch;  // UINT64_MAX: no epoch yet
+    // the step's prompts with their reference answers, and completions
     size_t room;                    // most tokens of a document of the data
     int32_t *documents;             // [P,room]
-    size_t *prompt_tokens, *tokens; // [P] tokens of a prompt; with its reference answer
+    size_t *prompt_tokens, *tokens; // [P] tokens of a prompt; of the prompt with its reference answer
     size_t *number;                 // [P] index of a prompt in the data
     int32_t *ids;                   // [P*G,max_new_tokens]
-    uint16_t *route;                // [P*G,text_routes] experts of their tokens; NULL: not recorded
-    size_t text_routes;             // the longest text's: tokens x layers with experts x k
+    uint16_t *route;                // [P*G,text_routes] experts of the completions' tokens; NULL: not recorded
+    size_t text_routes;             // routes of the longest text: tokens x layers with experts x k
     Completion *completion;         // [P*G]
-    float *reward;                  // [P*G] NAN: none
+    float *reward;                  // [P*G] NAN: no reward
     float *rewards_of;              // [rewards,P*G] rewards of each command
-    char *answered;                 // [P*G] every command that did not fail has answered
-    int32_t *lengths;               // [2,P*G] tokens, and whether ended, to send to other ranks
+    char *answered;                 // [P*G] 1: every command that did not fail has answered
+    int32_t *lengths;               // [2,P*G] number of tokens, and whether the completion ended, for other ranks
     double *advantage;              // [P*G]
     RolloutLine line[REWARD_COMMANDS];
-    char *columns;                    // [data->longest_columns] a JSON object, of prompt number columns_of
-    size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: none yet
-    int columns_answer;               // a column is named `answer`
-    size_t piece;                     // most bytes of a line made at once
-    char *scratch;                    // scratch of all lines
-    // Packed sequences
+    char *columns;                    // [data->longest_columns] columns of prompt number columns_of, as a JSON object
+    size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: no prompt yet
+    int columns_answer;               // 1: a column is named `answer`
+    size_t piece;                     // most bytes of a line that are made at once
+    char *scratch;                    // scratch memory of all lines
+    // packed sequences
     Packing packing;                                    // packs groups
-    size_t *group_sequence;                             // [P] SIZE_MAX: left out
+    size_t *group_sequence;                             // [P] sequence of each group; SIZE_MAX: left out
     Batch all;                                          // memory of all sequences
     Batch *sequence;                                    // [P]
-    size_t sequences;                                   // number on every replica
+    size_t sequences;                                   // number of sequences on every replica
     TargetCounts counts;                                // totals of the step over all replicas
-    Metrics metrics;                                    // metrics of the step besides the objective's
+    Metrics metrics;                                    // metrics of the step, except the objective's
     double sampling_seconds, reward_seconds;            // seconds of the step
     char metric_names[REWARD_COMMANDS][2][METRIC_NAME]; // names of rewards' metrics: mean, standard deviation
-    // For rollout_ahead
+    // for rollout_ahead
     size_t waiting;        // step whose completions wait for rewards; 0: none
-    float *old;            // [P*G,max_new_tokens] their log-probabilities
-    Batch ahead;           // memory of the sequences that compute them
+    float *old;            // [P*G,max_new_tokens] old log-probabilities of these completions
+    Batch ahead;           // memory of the sequences with which they are computed
     Batch *ahead_sequence; // [P]
     pthread_t asking;      // thread that asks for rewards, if `asks`
     int asks;
     WaitingPart part;
-    size_t failures; // steps in a row without rewards
-    int rewarded;    // a step of this process had a reward
+    size_t failures; // consecutive steps without rewards
+    int rewarded;    // 1: a step of this process had a reward
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
-// Returns the positions of the longest text, in the key/value cache and in a sequence; its last token is only a target.
+// Returns the positions of the longest text, in the key/value cache and in a sequence. Its last token is only a target.
 static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader *data) {
     return data->longest_prompt + settings->max_new_tokens - 1;
 }
@@ -126,7 +126,7 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     return bound;
 }
 
-// Tells whether this rank asks for rewards: the first of those that share sequences.
+// Tells whether this rank asks for rewards: it is the first of the ranks that share sequences.
 static int rollout_asks(const RolloutSettings *s) { return s->world.rank % world_sp(s->world) == 0; }
 
 static void rollout_allocate_text(Rollout *r, const Prompt *text) {
@@ -135,10 +135,10 @@ static void rollout_allocate_text(Rollout *r, const Prompt *text) {
     size_t token = prompt_token_bytes(&r->decoder) + 8;
     r->scratch = (char *)checked_calloc(REWARD_COMMANDS, token, "the text of a token");
     for (size_t k = 0; k < REWARD_COMMANDS; k++) r->line[k].scratch = r->scratch + k * token;
-    r->piece = 6 * token + ROLLOUT_AROUND; // all bytes escaped
+    r->piece = 6 * token + ROLLOUT_AROUND; // room if every byte is escaped
 }
 
-// Returns the number of routes of a text's positions, in all layers.
+// Returns the number of routes of a text's positions, over all layers.
 static size_t rollout_routes(const Rollout *r, const Completion *text) {
     return (text->prompt_tokens + text->tokens - 1) * r->all.routes.layers * r->all.routes.k;
 }
@@ -149,7 +149,7 @@ static size_t rollout_record(const Rollout *r) {
     return 2 * sizeof(uint32_t) + ids + r->text_routes * sizeof(uint16_t);
 }
 
-// Allocates all memory. `data` and what settings point to must outlive *r.
+// Allocates all memory. `data`, and everything that settings point to, must outlive *r.
 static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
     const size_t P = settings->prompts, texts = P * settings->group_size, sequences = settings->most_prompts;
     const size_t capacity = rollout_capacity(settings, data), k = model->config.num_experts_per_tok;

@@ -1,10 +1,10 @@
 /*
 Progress of a training run and the settings that a resumed run must share: state.json of every checkpoint. A resumed run
-reads it and refuses, in one line that names the difference, options that would have given other bits. Steps, batches
-and tokens count the work of all ranks, so any number of ranks may go on.
+reads it. It refuses options that would have given other bits, in one line that names the difference. Steps, batches and
+tokens count the work of all ranks, so any number of ranks may continue the run.
 
-Settings are compared as text, the schedule by the learning rates of the steps already made. So a constant rate, or one
-that has not begun to decay (wsd), may get more steps; a cosine may not.
+Settings are compared as text, schedules by the learning rates of the finished steps. So a constant rate, or a rate that
+has not begun to decay (wsd), may get more steps; a cosine may not.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
@@ -14,36 +14,36 @@ that has not begun to decay (wsd), may get more steps; a cosine may not.
 
 #define RUN_STATE_FORMAT  "streambp.c run state"
 #define RUN_STATE_VERSION 1
-#define SCHEDULE_VERSION  2     // a schedule without a version: Schedule.version_1
+#define SCHEDULE_VERSION  2     // a schedule without a version is of version 1 (Schedule.version_1)
 #define RUN_STATE_LIMIT   65536 // most bytes of state.json
 
 typedef enum {
-    SETTING_KEPT,   // a resumed run must have the same
-    SETTING_ROUNDS, // may change, with a note: sums in another order, so other bits, but the same run
+    SETTING_KEPT,   // a resumed run must have the same value
+    SETTING_ROUNDS, // may change, with a note: sums are in another order, so bits differ, but it is the same run
     SETTING_FREE    // may change, with a note: no bit depends on it
 } SettingChange;
 
 typedef struct {
-    const char *name;  // for messages: "--seq-len"
-    const char *value; // in effect
+    const char *name;  // name for messages: "--seq-len"
+    const char *value; // value in effect
     SettingChange change;
-    const char *absent; // default value, not written; NULL: none
+    const char *absent; // default value, which is not written; NULL: none
 } RunSetting;
 
 typedef struct {
-    size_t step;       // optimizer steps made
-    size_t next_batch; // position in the data after the last batch taken by any rank
+    size_t step;       // number of finished optimizer steps
+    size_t next_batch; // position in the data after the last batch that any rank has taken
     size_t tokens;     // tokens trained on
     size_t validated;  // step of the last validation
     size_t best_step;  // step of the best validation so far; 0: none
-    double best;       // its loss, or reward
-    double first;      // of the run's first validation; NAN: none
+    double best;       // loss, or reward, of the best validation
+    double first;      // loss, or reward, of the run's first validation; NAN: none
     double seconds;    // seconds of training
     Schedule schedule;
     const RunSetting *settings;
     size_t setting_count;
-    const RunSource *source; // what the run began from, or NULL
-    const char *data;        // names of its files; the setting "data" is a key of their content
+    const RunSource *source; // start of the run, or NULL
+    const char *data;        // names of the data files; the setting "data" is a key of their content
 } RunState;
 
 // ---- state.json -----------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     return schedule;
 }
 
-// Prints state.json; returns its length.
+// Prints state.json. Returns its length.
 static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
     JsonOut json = json_open_text(text, RUN_STATE_LIMIT, JSON_LINE);
@@ -134,7 +134,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     return length;
 }
 
-// Reads the schedule and the step of a checkpoint (its folder).
+// Reads the schedule and the step of a checkpoint, named by its folder.
 static Schedule run_state_schedule(const char *checkpoint, size_t *step) {
     char path[PATH_MAX];
     path_join(path, checkpoint, "state.json");
@@ -145,7 +145,7 @@ static Schedule run_state_schedule(const char *checkpoint, size_t *step) {
     return schedule;
 }
 
-// Reads a setting as trainer_settings wrote it; "": absent
+// Reads a setting as trainer_settings wrote it; "": it is absent
 static void run_state_setting(const char *checkpoint, const char *name, char *text, size_t size) {
     char path[PATH_MAX];
     path_join(path, checkpoint, "state.json");
@@ -155,7 +155,7 @@ static void run_state_setting(const char *checkpoint, const char *name, char *te
     cJSON_Delete(root);
 }
 
-// The setting of the attention workspace that a run began with
+// Setting with the attention workspace with which a run began
 #define ATTENTION_SETTING "attention"
 #define WORKSPACE_SETTING "workspace="
 static size_t run_state_workspace(const char *checkpoint) {
@@ -166,7 +166,7 @@ static size_t run_state_workspace(const char *checkpoint) {
 }
 
 // ---- comparing ------------------------------------------------------------------------------------------------------
-// Returns the start of the first entry that differs between two lists "a=1,b=2"; 0 if one continues the other.
+// Returns the start of the first entry that differs between two lists "a=1,b=2"; 0 if one list continues the other.
 static size_t first_difference(const char *a, const char *b) {
     size_t i, begin = 0;
     for (i = 0; a[i] && a[i] == b[i]; i++)
@@ -174,7 +174,8 @@ static size_t first_difference(const char *a, const char *b) {
     return a[i] && b[i] ? begin : 0;
 }
 
-// Earlier versions added two options to --keep-chunks. Cuts their defaults off; with others the gradient was biased.
+// Returns --keep-chunks without two options that earlier versions appended. Refuses other values than their defaults,
+// with which the gradient was biased.
 static const char *keep_chunks_saved(const char *saved, char *text, size_t size, const char *checkpoint) {
     const char *rest = strchr(saved, ',');
     if (rest && strcmp(rest, ", draw=independent, clamp=0") != 0)
@@ -195,8 +196,10 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
             "with the options that it began with",
             path, setting->name);
     if (!strcmp(setting->name, "--keep-chunks")) saved = keep_chunks_saved(saved, keep, sizeof(keep), checkpoint);
-    if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared after its causes
-    const size_t begin = first_difference(saved, now);                 // only one entry of a list is shown
+    if (!strcmp(saved, now) || !strcmp(setting->name, "data"))
+        return;                                        // data is compared after the settings that may
+                                                       // explain a difference
+    const size_t begin = first_difference(saved, now); // shows only one entry of a list
     saved += begin + strspn(saved + begin, " "), now += begin + strspn(now + begin, " ");
     const int saved_length = (int)min_size(strcspn(saved, ","), 200), now_length = (int)strcspn(now, ",");
     if (setting->change == SETTING_KEPT)
@@ -234,7 +237,7 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
             saved->steps);
     for (size_t step = run->schedule.begin + 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
-        if (fabs(then - now) <= 1e-12 * then) continue; // a compiler may round two calls differently
+        if (fabs(then - now) <= 1e-12 * then) continue; // a compiler may round two equal calls differently
         if (saved->kind == SCHEDULE_WSD) snprintf(wsd, sizeof(wsd), " --decay-fraction %.10g", saved->decay_fraction);
         die("%s: made step %zu at lr %.6g, not %.6g; give --steps %zu --lr %.10g --schedule %s --warmup %zu "
             "--final-lr-fraction %.10g%s; then --extend",
@@ -243,7 +246,7 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
     }
 }
 
-// Reads the progress in `text` (zero-terminated) into *run, whose schedule and settings must agree.
+// Reads the progress in `text` (zero-terminated) into *run. Its schedule and settings must agree with those in *run.
 static void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint, const char *path) {
     cJSON *root = json_parse_object(text, length, path);
     const cJSON *item;

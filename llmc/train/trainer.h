@@ -22,7 +22,7 @@ ranks, checks, validation, samples, checkpoints, the report. trainer_setup.h beg
 #define TRAINER_SETTINGS 40
 
 typedef struct {
-    Options options; // with --lr auto resolved
+    Options options; // options, with --lr auto resolved
     Run run;
     DataLoader data, validation;
     Prefetch train_batches, validation_batches;
@@ -31,19 +31,19 @@ typedef struct {
     char setting_text[TRAINER_SETTINGS][1024];
     char data_files[1024];
     RunSource source;
-    size_t next_batch;    // position after the current step's batches; goes to `state` when it is finished
-    const Options *given; // options as typed
-    int has_folder;       // --out is not none
+    size_t next_batch;    // position after the current step's batches; copied to `state` when the step is finished
+    const Options *given; // options as the user typed them
+    int has_folder;       // 1: --out is not none
     CheckpointFolder folder;
-    double saved_at;            // s, on rank 0: time of the last checkpoint, or of the run's begin
-    int asked;                  // signal that stops the run, the same on all ranks
+    double saved_at;            // s, on rank 0: time of the last checkpoint, or of the run's start
+    int asked;                  // signal that stops the run, equal on all ranks
     StepReport last;            // report of the last finished step
     TrainedTensors tensors;     // tensors of checkpoints
-    Rollout rollout;            // with --rollout: source of batches
-    Rollout rollout_validation; // for the prompts of --val-data; starts its own reward commands
+    Rollout rollout;            // with --rollout: makes the batches
+    Rollout rollout_validation; // rollouts for the prompts of --val-data, with reward commands of their own
     Prompt rollout_text;
     RolloutLog rollout_log;
-    LogprobFile reference[2]; // reference of --data and --val-data, if read from a file
+    LogprobFile reference[2]; // reference of --data and of --val-data, if it is read from a file
     uint64_t reference_key;   // key of the reference model; 0: no reference, or the base model under new adapters
     Update update;            // --update forward: the deferred step
     RunLog log;
@@ -53,13 +53,13 @@ typedef struct {
     Prompt prompt;
     int32_t *sampled;       // [max_new_tokens]
     char *sampled_text;     // [prompt_token_bytes * max_new_tokens]
-    double validation_loss; // NAN: unknown
-    double peak_flops;      // total of all ranks; 0: unknown
-    Traffic sent;           // average per rank in the last step
+    double validation_loss; // last validation loss; NAN: unknown
+    double peak_flops;      // FLOP/s of all ranks together; 0: unknown
+    Traffic sent;           // traffic of the last step, average per rank
 } Trainer;
 
 // ---- checks and checkpoints -----------------------------------------------------------------------------------------
-// Says which checkpoint to go on from after a bad step.
+// Says from which checkpoint to continue after a bad step.
 static const char *last_good(const Trainer *t) {
     static char text[PATH_MAX + 128];
     const int later = t->folder.good && t->folder.good < t->folder.last;
@@ -78,13 +78,13 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
                             t->run.streambp.memory.place[PLACED_WEIGHTS], t->tensors.weights, when, last_good(t));
 }
 
-// Makes the folder again if it was removed or moved, with its files besides checkpoints. Collective.
+// Makes the folder again if it was removed or moved, with its files other than checkpoints. Collective.
 static void trainer_remake(Trainer *t) {
     const int guard = allocation_guard;
     if (!checkpoint_remake(&t->folder)) return;
     allocation_guard = 0;
     t->folder.last = CHECKPOINT_NONE, t->folder.good = 0;
-    if (t->state.best_step != t->state.step) t->state.best_step = 0; // its checkpoint is gone
+    if (t->state.best_step != t->state.step) t->state.best_step = 0; // the best checkpoint is gone
     if (t->log.records) fclose(t->log.records), t->log.records = records_open(t->log.path);
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->rollout_log.file) fclose(t->rollout_log.file), t->rollout_log.file = records_open(t->rollout_log.path);
@@ -92,11 +92,11 @@ static void trainer_remake(Trainer *t) {
     allocation_guard = guard;
 }
 
-// Saves the last finished step, with the waiting completions set aside at its end. Collective.
+// Saves the last finished step, with the waiting completions that were set aside at its end. Collective.
 static void trainer_save(Trainer *t) {
     const double begin = seconds_now();
     weights_flush(&t->run.streambp.memory);
-    trainer_check_weights(t, t->state.step); // before pruning an older, good checkpoint
+    trainer_check_weights(t, t->state.step); // checked before an older, good checkpoint is pruned
     trainer_remake(t);
     t->folder.best = t->run.options->keep_best ? t->state.best_step : 0;
     const uint64_t bytes = checkpoint_save(&t->folder, &t->tensors, &t->state);
@@ -109,21 +109,21 @@ static void trainer_save(Trainer *t) {
 }
 
 // ---- micro-batches --------------------------------------------------------------------------------------------------
-// Computes a batch's log-probabilities under the reference, if that is the base model below new adapters or the model
-// at the start.
+// Computes a batch's log-probabilities under the reference, if the reference is the base model below new adapters or
+// the model at the start.
 static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     run_reference(&t->run, batch);
     report->flops += flops_reference(&t->run, batch);
 }
 
-// Makes the progress bar move within a step, over `layers` layers. With --rollout its first half is for writing.
+// Moves the progress bar within a step, over `layers` layers. With --rollout the first half of the step is for writing.
 static void trainer_expect(Trainer *t, size_t step, int writes, double layers) {
     const double half = t->run.options->rollout ? 0.5 : 0;
     progress_expect(&t->log.progress, (double)(step - 1) + (writes ? 0 : half), writes ? half : 1 - half, layers);
 }
 
-// Gets completions for this step, new ones or those of an earlier step (--updates); returns the micro-batches. With
-// --overlap also writes the next rollout's completions, with the weights before this one's updates.
+// Gets completions for this step: new ones, or those of an earlier step (--updates). Returns the number of
+// micro-batches. With --overlap also writes the next rollout's completions, with the weights before this one's updates.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const Options *o = t->run.options;
     const size_t updates = o->updates, number = (step - 1) / updates + 1;
@@ -158,7 +158,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     return rollout->sequences;
 }
 
-// Returns the rank's i-th micro-batch of the step; *Z: the loss denominator of the whole step
+// Returns the rank's i-th micro-batch of the step. *Z: the loss denominator of the whole step
 static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepReport *report) {
     const World world = t->run.settings.world;
     Batch *batch;
@@ -188,7 +188,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
     return batch;
 }
 
-// Runs a micro-batch; its loss, tokens and metrics count on one of the ranks that share it.
+// Runs a micro-batch. Its loss, tokens and metrics count on only one of the ranks that share it.
 static void trainer_pass(Trainer *t, const Batch *batch, double Z, int last, StepReport *report) {
     const World world = t->run.settings.world;
     Metrics *const metrics = once_per_sequence(world, 1) > 0 ? &report->metrics : NULL;
@@ -197,7 +197,7 @@ static void trainer_pass(Trainer *t, const Batch *batch, double Z, int last, Ste
     report->flops += flops_forward_backward(&t->run.settings, batch);
 }
 
-// Moves the biases of routers, with --router-bias-update.
+// Adjusts the biases of routers (--router-bias-update).
 static void trainer_update_biases(Trainer *t) {
     StreamBP *s = &t->run.streambp;
     const double rate = t->run.settings.router_bias_update;
@@ -207,7 +207,8 @@ static void trainer_update_biases(Trainer *t) {
 }
 
 // ---- after a step ---------------------------------------------------------------------------------------------------
-// Reduces loss, tokens, FLOPs and metrics over ranks: identical bits on every rank, so all go on or none does.
+// Reduces loss, tokens, FLOPs and metrics over ranks. Every rank gets identical bits, so either all ranks continue or
+// none does.
 static void trainer_all_reduce(Trainer *t, StepReport *report) {
     World each = t->run.settings.world; // groups may differ between passes: trainer_pass has counted each sequence once
     each.sp = 1;
@@ -222,8 +223,8 @@ static double trainer_peak_bytes(const Trainer *t) {
     return (double)(ops_device->memory_peak() - t->run.memory_at_start);
 }
 
-// Reports signs of divergence, or ends the run at one with --stop-on-divergence. Keeps the last checkpoint before the
-// first doubt. Ignores steps without rewards, and those that repeat a rollout's rewards (--updates).
+// Reports signs of divergence, or ends the run at a sign with --stop-on-divergence. Keeps the last checkpoint before
+// the first doubt. Ignores steps without rewards, and steps that repeat a rollout's rewards (--updates).
 static void trainer_watch(Trainer *t) {
     const StepReport *report = &t->last;
     Divergence *d = &t->divergence;
@@ -238,13 +239,14 @@ static void trainer_watch(Trainer *t) {
     note("step %zu: %s; %s", report->step, divergence_texts[sign], last_good(t));
 }
 
-// Completes the report of a step and advances the run's state. sent: the traffic before the step
+// Completes the report of a step and advances the run's state. sent: traffic before the step
 static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *sent) {
     const World world = t->run.settings.world;
     report->ranks = world_ranks(world);
     t->sent = sent_since(world, sent, &t->run.streambp.memory.sent, 1);
     report->sent_bytes = traffic_bytes(&t->sent);
-    if (t->peak_flops > 0 && report->flops > t->peak_flops * report->seconds) // the measurement was disturbed
+    if (t->peak_flops > 0 && report->flops > t->peak_flops * report->seconds) // faster than the measured peak, so that
+                                                                              // measurement was disturbed
         t->peak_flops = fmax((double)report->ranks * run_peak_flops(&t->run), report->flops / report->seconds);
     report->peak_flops = t->peak_flops;
     report->memory_bytes = trainer_peak_bytes(t);
@@ -254,7 +256,7 @@ static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *se
     t->state.seconds += report->seconds;
 }
 
-// Validates by the rewards of completions of --val-data's prompts (--rollout).
+// Validates by the rewards of completions to --val-data's prompts (--rollout).
 static Evaluation trainer_validate_rollouts(Trainer *t, size_t step) {
     const size_t steps = t->run.options->val_steps;
     Evaluation found = {.loss = NAN};
@@ -275,7 +277,7 @@ static Evaluation trainer_validate_loss(Trainer *t, size_t step) {
     return found;
 }
 
-// Tells whether the last finished step is to be validated and was not before the run was stopped.
+// Tells whether the last finished step must be validated, and was not validated before the run was stopped.
 static int trainer_validates(const Trainer *t) {
     const Options *o = t->run.options;
     const size_t step = t->state.step;
@@ -293,7 +295,7 @@ static void trainer_validate(Trainer *t) {
     t->state.validated = step;
     if (isnan(t->state.first)) t->state.first = value;
     t->ending.last = value;
-    const int savable = step && step % t->run.options->updates == 0; // not in the middle of a rollout
+    const int savable = step && step % t->run.options->updates == 0; // 1: not in the middle of a rollout
     if (savable && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;
 }
 

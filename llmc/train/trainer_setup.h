@@ -1,7 +1,7 @@
 /*
 Begins and ends a training run: its folder, data, plan and memory, its reference, the settings that a resumed run must
-share, its weights and optimizer (new, or of the last checkpoint), its log. After trainer_begin nothing of ours is
-allocated.
+share, its weights and optimizer (new, or from the last checkpoint), its log. After trainer_begin our code allocates
+nothing.
 */
 #ifndef LLMC_TRAINER_SETUP_H
 #define LLMC_TRAINER_SETUP_H
@@ -10,7 +10,8 @@ allocated.
 #include "trainer.h"
 
 // ---- the folder -----------------------------------------------------------------------------------------------------
-// Finds the model to resume with if the command line names none. A whole model's checkpoint holds it, adapters do not.
+// Finds the model to resume with if the command line names none. A checkpoint of a whole model holds the model; a
+// checkpoint of adapters does not.
 static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
     Manifest manifest;
     const char *fault = manifest_read(last, &manifest);
@@ -22,7 +23,8 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
         die("%s: holds only adapters; give the model they were trained on with --model", last);
 }
 
-// Opens --out. If it holds a checkpoint to resume from, sets `last` to its path and `model` to that of its model.
+// Opens --out. If it holds a checkpoint to resume from, sets `last` to the checkpoint's path and `model` to its
+// model's.
 static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX], char model[PATH_MAX]) {
     static const char *const others[3][2] = {
         {"optimizer.bin", "is a checkpoint of a run, whose folder --resume takes"},
@@ -45,7 +47,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
 }
 
 // ---- data, plan and memory ------------------------------------------------------------------------------------------
-// Opens the data, then plans and allocates; returns the largest sequence planned for.
+// Opens the data, then plans and allocates. Returns the largest planned sequence.
 static SequenceBound trainer_allocate(Trainer *t) {
     Options *o = &t->options;
     if (!t->run.has_begun) run_find_data_tokenizer(&t->run);
@@ -77,13 +79,15 @@ static SequenceBound trainer_allocate(Trainer *t) {
     }
     run_allocate(&t->run, bound);
     kl_allocate(&t->run, bound);
-    rollout.slots = t->run.settings.rollout_slots; // that fit
+    rollout.slots = t->run.settings.rollout_slots; // as many slots as fit
     if (o->rollout)
         rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
     else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
     if (t->run.settings.deals) prefetch_deal(&t->train_batches, &t->run.table, t->run.settings.world.rank);
-    rollout.in_order = 1, rollout.overlap = rollout.reference = rollout.old = rollout.records = 0; // of --val-data
+    rollout.in_order = 1, rollout.overlap = rollout.reference = rollout.old = rollout.records = 0; // settings for the
+                                                                                                   // rollouts of
+                                                                                                   // --val-data
     if (o->val_data.count && o->rollout)
         rollout_allocate(&t->rollout_validation, &rollout, &t->run.model, &t->validation);
     else if (o->val_data.count)
@@ -97,15 +101,15 @@ static SequenceBound trainer_allocate(Trainer *t) {
     return bound;
 }
 
-// Adds a schedule after that of the run at `last` (--extend). If the run was already extended to these steps, keeps
-// that schedule.
+// Adds a schedule that follows the one of the run at `last` (--extend). If the run was already extended to these steps,
+// keeps that schedule.
 static void trainer_extend(Trainer *t, const char *last) {
     const int keeps = isnan(t->given->lr);
     Schedule *schedule = &t->state.schedule;
     size_t step;
     const Schedule saved = run_state_schedule(last, &step);
     const int same = saved.steps == schedule->steps, again = saved.begin && same;
-    if (!saved.begin && same && step < saved.steps) return; // a run that --resume auto began
+    if (!saved.begin && same && step < saved.steps) return; // --resume auto continues a run that it began
     if (!again && step < saved.steps)
         die("%s: is at step %zu of %zu in its schedule; first resume with %s--steps %zu", last, step, saved.steps,
             saved.begin ? "--extend " : "", saved.steps);
@@ -140,21 +144,21 @@ static void trainer_schedule(Trainer *t, const char *last) {
 }
 
 // ---- the reference: the model that the run began with, as its log-probabilities -------------------------------------
-// Tells whether the reference is a file of log-probabilities, identified by its model's key. Under new adapters it is
-// the base model instead, computed in each step.
+// Tells whether the reference is a file of log-probabilities, identified by its model's key. Under new adapters the
+// reference is the base model instead, computed in each step.
 static int trainer_has_reference(const Trainer *t) {
     return objective_needs_reference(&t->run.settings.objective) && !t->run.settings.reference &&
            !t->run.options->rollout;
 }
 
-// Sets reference_key and checks the files that were named: they must be of the current weights unless any will do.
-// last: the checkpoint of a resumed run, whose settings hold the key; "": a new run
+// Sets reference_key and checks the named files: they must belong to the current weights, unless a file of any weights
+// will do. last: the checkpoint of a resumed run, whose settings hold the key; "": a new run
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
     uint64_t start = 0;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        start = run_model_key(&t->run, o->adapter != NULL); // new adapters are zero
+        start = run_model_key(&t->run, o->adapter != NULL); // new adapters are zero, so the base model's key serves
     reference_check(&t->run, &t->data, o->any_reference ? 0 : start);
     if (!trainer_has_reference(t)) return;
     if (o->reference_logprobs)
@@ -167,7 +171,7 @@ static void trainer_find_reference(Trainer *t, const char *last) {
             last, o->adapter);
 }
 
-// Keeps a copy of the trained weights as loaded from --model and --adapter, for the reference of rollouts.
+// Keeps a copy of the trained weights as loaded from --model and --adapter. It is the reference of rollouts.
 static void trainer_keep_reference(Trainer *t) {
     const TrainedTensors *x = &t->tensors;
     Residency *memory = &t->run.streambp.memory;
@@ -178,7 +182,7 @@ static void trainer_keep_reference(Trainer *t) {
     t->reference_key = run_model_key(&t->run, t->run.options->adapter != NULL);
 }
 
-// Opens the reference file beside the data, unless one was named; batches are filled from it.
+// Opens the reference file of the data, unless a file was named. Batches are filled from it.
 static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
     if (!trainer_has_reference(t) || data->settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key,
@@ -228,10 +232,12 @@ static void trainer_objective_settings(Trainer *t) {
         if (rollout->records)
             add_setting(t, "--router-replay", SETTING_KEPT, rollout->replays ? "on" : "off")->absent = "off";
     }
-    if (t->run.settings.router_aux_loss > 0 || t->run.settings.router_z_loss > 0) // parts: of a micro-batch
+    // parts: into how many a micro-batch is divided.
+    if (t->run.settings.router_aux_loss > 0 || t->run.settings.router_z_loss > 0)
         add_setting(t, "--router-aux-loss", SETTING_KEPT, "%.17g,z-loss=%.17g,parts=%zu",
                     t->run.settings.router_aux_loss, t->run.settings.router_z_loss, t->run.assignment.parts);
-    if (expert_layers_before(&t->run.model.config, t->run.model.config.num_hidden_layers)) // not in older runs
+    // Older runs lack this setting.
+    if (expert_layers_before(&t->run.model.config, t->run.model.config.num_hidden_layers))
         add_setting(t, "--router-bias-update", SETTING_KEPT, "%.17g", o->router_bias_update)->absent = "0";
     if (t->reference_key) add_setting(t, "reference", SETTING_KEPT, "%016llx", (unsigned long long)t->reference_key);
     if (o->old_logprobs)
@@ -247,7 +253,7 @@ static void trainer_objective_settings(Trainer *t) {
                     dtype_name(lora->table.dtype));
 }
 
-// Adds the reward commands as settings in the order given, with weights if there are several.
+// Adds the reward commands as settings in the given order, with weights if there are several.
 static void trainer_reward_settings(Trainer *t) {
     const RolloutSettings *s = &t->rollout.settings;
     char text[sizeof(t->setting_text[0])] = "";
@@ -291,7 +297,7 @@ static void trainer_settings(Trainer *t) {
         add_setting(t, "--keep-chunks", SETTING_KEPT, "off")->absent = "off";
     add_setting(t, "--method", SETTING_ROUNDS, "%s", method_names[t->run.settings.method]);
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
-    const int even = t->run.plan.chunk < t->run.streambp.now.host_tokens; // else a single chunk
+    const int even = t->run.plan.chunk < t->run.streambp.now.host_tokens; // 0: there is only one chunk
     add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left")->absent =
         "what is left";
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
@@ -308,24 +314,24 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
     const char *const ring = t->run.settings.ring ? ", ring" : "";
-    if (t->run.settings.deals) // what fits may differ where memory does
+    if (t->run.settings.deals) // with less memory other sequences fit
         add_setting(t, "--sp", SETTING_ROUNDS, "auto, table %016llx%s",
                     (unsigned long long)checksum_of(0, &t->run.table, sizeof(t->run.table)), ring);
     else
         add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), ring);
-    if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // then --keep changes no bit
+    if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // without windows --keep changes no bit
     add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none")->absent = "none";
 }
 
-// Returns the setting of that name; every run has it.
+// Returns the setting with that name, which must exist.
 static RunSetting *trainer_setting(Trainer *t, const char *name) {
     RunSetting *s = t->settings;
     while (strcmp(s->name, name) != 0) s++;
     return s;
 }
 
-// Lets a resumed run divide its steps into other micro-batches. Returns the run's --batch so far if this one's may
-// follow it, else 0. The settings are then compared as if unchanged.
+// Lets a resumed run divide its steps into other micro-batches. Returns the run's old --batch if the new one may follow
+// it, else 0. The settings are then compared as if unchanged.
 static size_t trainer_resplit(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     char batch[32], accumulated[32], text[32];
@@ -359,7 +365,7 @@ static void trainer_find_tensors(Trainer *t) {
     tensors->waiting = run->options->overlap ? &t->rollout.part : NULL;
 }
 
-// Loads weights, optimizer and state: new, or those of the checkpoint at `last`.
+// Loads weights, optimizer and state: new, or from the checkpoint at `last`.
 static void trainer_load(Trainer *t, const char *last) {
     const int resumes = *last != 0, keeps = t->run.settings.reference == REFERENCE_START;
     char best[PATH_MAX];
@@ -384,7 +390,7 @@ static void trainer_load(Trainer *t, const char *last) {
                             model_router_biases(&t->run.model) * sizeof(float));
     checkpoint_path(best, t->folder.path, t->state.best_step, "");
     if (t->run.options->keep_best && t->state.best_step && manifest_read(best, &manifest))
-        t->state.best_step = 0; // its checkpoint was not kept
+        t->state.best_step = 0; // the best checkpoint was not kept
     if (batch) {
         uint64_t position = t->state.next_batch;
         if (!dataloader_resplit(&t->data, batch, t->state.step, &position))
@@ -408,7 +414,7 @@ static void trainer_load(Trainer *t, const char *last) {
 }
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
-// Keeps the planner's choices that affect results as the run of this checkpoint began with them.
+// Keeps the planner's choices that affect results, as the run of this checkpoint began with them.
 static void trainer_keep_choices(Trainer *t, const char *last) {
     Options *o = &t->options;
     char shared[64], keep[64], method[64], chunk[32], logits[32];
@@ -422,7 +428,7 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
         o->chunk = strtoull(chunk, NULL, 10);
         if (!o->logits_chunk) o->logits_chunk = strtoull(logits, NULL, 10);
     }
-    if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // auto: 0
+    if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // with --sp auto, o->sp is 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
     if (o->keep == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
         o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
@@ -433,7 +439,8 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     if (o->method != METHOD_AUTO) t->run.settings.method = o->method;
 }
 
-// Refuses a disk without room for the kept checkpoints and one being written. Verbose: prints when they are saved.
+// Refuses a disk without room for the kept checkpoints and one that is being written. With --verbose prints when
+// checkpoints are saved.
 static void trainer_check_space(const Trainer *t) {
     const Options *o = t->run.options;
     const Interval *every = &o->save_every;
@@ -449,10 +456,10 @@ static void trainer_check_space(const Trainer *t) {
     fprintf(t->run.text, "saving   --save-every %s: %s each, %zu kept", option_text(row, o, text, sizeof(text)),
             human_bytes((double)checkpoint_bytes(&t->tensors)), kept);
     fprintf(t->run.text, available ? ", %s free\n" : "\n", human_bytes((double)available));
-    fflush(t->run.text); // before a long first step
+    fflush(t->run.text); // flushed, since the first step may be long
 }
 
-// Tells whether the data were conversations that the run's tokenizer can go on with.
+// Tells whether the data were conversations that the run's tokenizer can continue.
 static int trainer_chats(const Trainer *t) {
     char path[PATH_MAX];
     const char *file = tokenizer_of_run(&t->run, path), *option;
@@ -478,7 +485,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (isnan(o->lr)) {
         size_t step;
         o->lr = *last ? run_state_schedule(last, &step).peak : usual;
-        o->given[option_find("lr")] = 1; // so that it is echoed
+        o->given[option_find("lr")] = 1; // so that reports echo it
     } else if (!*last && !o->quiet && o->lr / usual > 10.001) {
         note("--lr %g is %.3g times --lr auto, which is %g here; if the loss rises, give a smaller one", o->lr,
              o->lr / usual, usual);
@@ -501,7 +508,9 @@ static void trainer_begin(Trainer *t, const Options *given) {
     snprintf(schedule, sizeof(schedule), "lr %g%s, %zu step%s of ", o->lr, source, t->state.schedule.steps,
              t->state.schedule.steps == 1 ? "" : "s");
     report_run(&t->run, &t->data, bound, schedule);
-    if (o->extend && *last && isnan(given->lr)) o->lr = NAN; // logged as auto: --resume alone extends alike
+    if (o->extend && *last && isnan(given->lr))
+        // Logged as auto, so that --resume alone extends in the same way.
+        o->lr = NAN;
     if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
@@ -509,8 +518,9 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->next_batch = t->state.next_batch;
     if (t->has_folder) trainer_check_space(t);
     if (t->folder.replaces) checkpoint_replace(&t->folder);
-    dist_barrier();                                          // other ranks have logs, too
-    if (*last && dist_rank() == 0 && trainer_validates(t)) { // an unsaved part may have validated it, too
+    dist_barrier(); // other ranks have opened their logs, too
+    // A part that was not saved may have validated the step, too.
+    if (*last && dist_rank() == 0 && trainer_validates(t)) {
         char records[PATH_MAX];
         path_join(records, o->out, RECORDS_NAME);
         records_shorten(records, t->state.step, 1);

@@ -1,17 +1,17 @@
 /*
-When a run saves, and how it ends before its last step (stop.h). Ranks decide alike: a signal to one of them stops all,
-and the clock of rank 0 decides when to save.
+When a run saves, and how it ends before its last step (stop.h). All ranks decide the same: a signal to one rank stops
+all, and the clock of rank 0 decides when to save.
 
-A step that takes longer than the grace is given up within its pass. No weight has changed by then; a deferred step
+A step that takes longer than the grace is abandoned within its pass. No weight has changed by then; a deferred step
 (--update forward) is finished first. So the last finished step is saved.
 */
 #ifndef LLMC_TRAINER_STOP_H
 #define LLMC_TRAINER_STOP_H
 #include "trainer.h"
 
-static Trainer *trainer_listening; // run that a signal stops
+static Trainer *trainer_listening; // the run that a signal stops
 
-// Decides for all ranks after a finished step: sets t->asked to a signal that one of them got; returns whether it is
+// Decides for all ranks after a finished step. Sets t->asked to a signal that one of them got. Returns whether it is
 // time to save. Collective.
 static int trainer_decide(Trainer *t) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
@@ -25,7 +25,8 @@ static int trainer_decide(Trainer *t) {
     return said[4] > 0;
 }
 
-// Tells whether the run is between rollouts. Within one it cannot stop: the completions could not be written again.
+// Tells whether the run is between rollouts. Within a rollout it cannot stop, because the completions could not be
+// written again.
 static int trainer_is_between(const Trainer *t) { return t->state.step % t->run.options->updates == 0; }
 
 // Tells whether the run stops now. Collective.
@@ -34,7 +35,7 @@ static int trainer_stops(Trainer *t) {
     return t->asked && trainer_is_between(t);
 }
 
-// Tells whether the last finished step is to be saved. Collective.
+// Tells whether the last finished step must be saved. Collective.
 static int trainer_saves(Trainer *t) {
     const Options *o = t->run.options;
     const size_t step = t->state.step, interval = o->save_every.steps;
@@ -44,7 +45,7 @@ static int trainer_saves(Trainer *t) {
            (o->keep_best && t->state.best_step == step);
 }
 
-// Saves the last finished step, prints where it is and how to go on. Returns the exit code. Collective.
+// Saves the last finished step, and prints where it is and how to continue. Returns the exit code. Collective.
 static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     const size_t step = t->state.step;
     const int savable = t->has_folder && step;
@@ -71,8 +72,8 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     return stop_exit_code(signal);
 }
 
-// Gives up a step that takes too long. Not within a rollout, which cannot be saved half used: giving up its next update
-// would lose all steps since the last checkpoint.
+// Abandons a step that takes too long, but not within a rollout. A half-used rollout cannot be saved: abandoning its
+// next update would lose all steps since the last checkpoint.
 static void trainer_give_up(void) {
     Trainer *t = trainer_listening;
     const size_t step = t->state.step;
