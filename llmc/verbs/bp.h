@@ -13,22 +13,22 @@ The verb `bp`: one forward and backward pass, measured, over the first micro-bat
 #include "llmc/train/reference.h"
 #include "llmc/train/all_reduce.h"
 
-// Sums over all ranks; seconds of the slowest rank, peak bytes of the largest
+// Result of a pass: sums over all ranks, seconds of the slowest rank, peak bytes of the largest
 typedef struct {
     double Z; // the loss denominator
     double loss, grad_norm;
-    double *seconds_each; // [repeats] in order; the first of several is a warm-up
-    double seconds;       // the median of the others
-    double profiled;      // seconds of the pass on timed ops
+    double *seconds_each; // [repeats] seconds in order; the first of several is a warm-up
+    double seconds;       // median of the seconds without the warm-up
+    double profiled;      // seconds of the pass with timed ops
     double tokens, flops, model_flops, full_flops;
-    double executed;      // TFLOP/s of a rank
-    double mfu, mfu_full; // of a machine's peak in bf16, causal, and counting all T^2 pairs; NAN: no machine
+    double executed;      // TFLOP/s that a rank executes
+    double mfu, mfu_full; // shares of a machine's peak in bf16: causal, and counting all T^2 pairs; NAN: no machine
     Metrics metrics;
     size_t peak_bytes;
-    Traffic sent; // by each rank
+    Traffic sent; // bytes that each rank sends
 } PassResult;
 
-// Fills groups, rewards and advantages of random tokens; rewards alternate 1, 0, advantages 1, -1.
+// Fills groups, rewards and advantages of random tokens. Rewards alternate 1, 0, advantages 1, -1.
 static void bp_answers(const Run *run, Batch *batch) {
     for (size_t d = 0; d < batch->documents; d++) {
         batch->group[d] = d / sample_documents(run->options);
@@ -38,7 +38,8 @@ static void bp_answers(const Run *run, Batch *batch) {
     }
 }
 
-// Returns this rank's i-th micro-batch of the pass, or its part: from --data, or random ids. Uses whole's memory.
+// Returns this rank's i-th micro-batch of the pass, or its part of one: from --data, or random ids. Uses the memory of
+// *whole.
 static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
     const size_t documents = o->batch * sample_documents(o), number = assigned_number(run->assignment, i);
@@ -76,7 +77,8 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// Computes a pass's loss and gradient; gradients must be zero. Returns its seconds on this rank. guarded: no allocation
+// Computes a pass's loss and gradient; gradients must be zero before. Returns its seconds on this rank. guarded:
+// allocating is fatal
 static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *result, int guarded) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
@@ -96,7 +98,7 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *re
     return seconds;
 }
 
-// --json-lines: prints a finished pass.
+// Prints a finished pass (--json-lines).
 static void bp_json_line(size_t pass, double seconds) {
     if (!is_main_rank()) return;
     JsonOut json = json_open(stdout);
@@ -105,7 +107,7 @@ static void bp_json_line(size_t pass, double seconds) {
     json_finish(&json);
 }
 
-// Measures --repeat passes. The first of several is not counted: kernels load, cuBLASLt chooses, cuDNN compiles shapes.
+// Measures --repeat passes. The first of several does not count: kernels load, cuBLASLt chooses, cuDNN compiles shapes.
 static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     const size_t repeats = run->options->repeat, warmup = repeats > 1;
@@ -141,7 +143,8 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// Runs one more pass on timed ops, for profile.h; returns its seconds. Its gradients are those of the earlier passes.
+// Runs one more pass with timed ops, for profile.h. Returns its seconds. Its gradients equal those of the earlier
+// passes.
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = machine_from_options(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);

@@ -1,5 +1,5 @@
 /*
-The verbs `convert`, from one format of weights to another, and `info`, which describes a model.
+The verbs `convert`, which writes weights in another format, and `info`, which describes a model.
 */
 #ifndef LLMC_CONVERT_VERB_H
 #define LLMC_CONVERT_VERB_H
@@ -35,13 +35,13 @@ static int convert_is_adapter_name(const char *name) {
 }
 
 typedef struct {
-    DType dtype; // of most tensors
+    DType dtype; // dtype of most tensors
     size_t files;
-    uint64_t bytes;               // of the weights
-    char tokenizer[2 * PATH_MAX]; // what it was copied from; empty: none
+    uint64_t bytes;               // bytes of the weights
+    char tokenizer[2 * PATH_MAX]; // where the tokenizer was copied from; empty: there is none
 } Converted;
 
-// Writes the model in the chosen format. dtype NULL: the source's
+// Writes the model in the chosen format. dtype NULL: the source's dtype
 static Converted convert_write(const Options *options, WeightSource *source, const DType *dtype) {
     Converted result = {dtype ? *dtype : source->dtype, 1, 0, ""};
     char hub[PATH_MAX];
@@ -72,8 +72,8 @@ static Converted convert_write(const Options *options, WeightSource *source, con
     return result;
 }
 
-// Returns the key of the base, to compare with the adapters'. Adapters of a 4-bit base are merged into the weights of
-// its files, but their key is of the 4-bit base. It is quantised here for the key alone.
+// Returns the key of the base, to compare with the adapters' key. Adapters of a 4-bit base are merged into the weights
+// of its files, but their key is that of the 4-bit base. So the base is quantised here, only for the key.
 static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     WeightSource *source = run->source;
     const QuantFormat format = quant_format(quant_type_find(began->text[SOURCE_BASE]), DTYPE_FP32);
@@ -88,7 +88,7 @@ static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     return key;
 }
 
-// Copies adapter_model.safetensors, with the names of `list`; returns the bytes written.
+// Copies adapter_model.safetensors, with the names of `list`. Returns the bytes written.
 static uint64_t convert_adapter_file(const SafeTensors *list, const InputFile *file, OutputFolder *out) {
     const BaseKey base = adapter_recorded_base(file);
     const SafeTensor *first = list->tensors, *end = first + list->count;
@@ -106,7 +106,8 @@ static uint64_t convert_adapter_file(const SafeTensors *list, const InputFile *f
     return bytes;
 }
 
-// Writes the adapters alone: PEFT's files, and the run's tokenizer with its chat template, or that of --tokenizer.
+// Writes only the adapters: PEFT's files, and the run's tokenizer with its chat template, or the tokenizer of
+// --tokenizer.
 static int convert_adapter(const Options *options) {
     char found[PATH_MAX], hub[PATH_MAX], path[PATH_MAX], beside[PATH_MAX];
     const char *names[] = {ADAPTER_CONFIG_NAME, ADAPTER_FILE_NAME, TOKENIZER_NAME};
@@ -221,7 +222,7 @@ static int verb_info(const Options *options) {
             uint64_t file[3] = {p->rows, p->cols, 0};
             char shape[48];
             if (p->joined) parameter_shape(p, file);
-            if (p->part) continue; // the first part's shape is that of all
+            if (p->part) continue; // the first part stands for all parts
             snprintf(shape, sizeof(shape), p->cols ? "[%zu, %zu]" : "[%zu]", (size_t)file[0], (size_t)file[1]);
             fprintf(run.text, "  %-18s %s\n", shape, p->name);
         }

@@ -1,12 +1,11 @@
 /*
-The verb `doctor`: whether a machine is fit for a run. It prints a line for each thing looked at, then a verdict.
-Looked at are devices, driver and libraries, a small plan against the memory it really takes, rates, and between several
-ranks the collectives (doctor_ranks.h). Every op is compared with a reference (doctor_ops.h); those that are right have
-lines with --verbose alone.
+The verb `doctor` tells whether a machine is fit for a run. It prints a line per check, then a verdict. It checks
+devices, driver and libraries, a small plan against the memory that it really takes, rates, and with several ranks the
+collectives (doctor_ranks.h). Every op is compared with a reference (doctor_ops.h); ops that are right have a line only
+with --verbose.
 
-Rows stand for themselves: an error that would end a run is a row's text here. A row that takes too long ends the
-program, whatever it hangs in, by a thread that only watches. Of several ranks a row tells of the first one that found
-something.
+Rows are independent: an error that would end a run becomes a row's text. If a row takes too long, a watching thread
+ends the program, whatever the row hangs in. With several ranks a row reports the first rank that found something.
 */
 #ifndef LLMC_DOCTOR_H
 #define LLMC_DOCTOR_H
@@ -19,40 +18,40 @@ something.
 #include <pthread.h>
 #include <setjmp.h>
 
-#define DOCTOR_MODEL "qwen3-0.6b" // where no --init is given
+#define DOCTOR_MODEL "qwen3-0.6b" // model of the checks if --init is not given
 #define DOCTOR_ROWS  128
 
 typedef struct {
     char name[32], text[320];
     Finding finding;
-    int op; // one of op_cases
+    int op; // 1: a row of op_cases
     double seconds;
-    double value; // NAN: none
-    char unit[8]; // of value
+    double value; // NAN: no value
+    char unit[8]; // unit of value
 } DoctorRow;
 
-typedef void DoctorLook(DoctorRow *row, size_t i); // fills row i of a kind
+typedef void DoctorLook(DoctorRow *row, size_t i); // Fills row i of a kind.
 
 static struct {
     const Options *options;
     Config config;
-    const Ops *ops; // whose ops are checked
+    const Ops *ops; // op set whose ops are checked
     FILE *text;
     DoctorRow row[DOCTOR_ROWS];
     size_t rows, wrong, not_checked;
-    int lost;               // the device no longer works
-    const Machine *machine; // whose rates are expected here; NULL: unknown
+    int lost;               // 1: the device no longer works
+    const Machine *machine; // machine whose rates are expected; NULL: unknown
     Progress bar;           // counts rows
-    // The row that is running, for the thread that watches.
+    // the running row, for the watching thread
     pthread_mutex_t lock;
     const char *running;
-    double begun, patience; // s
+    double begun, patience; // in seconds
     jmp_buf failure;
     char error[DIE_MESSAGE];
 } doctor;
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
-// Counts a row and prints it at once, also into a pipe.
+// Counts a row and prints it at once, even into a pipe.
 static void doctor_add(const DoctorRow *row) {
     static const char *const words[FINDINGS] = {"ok", "note", "WRONG"};
     const Options *o = doctor.options;
@@ -103,7 +102,7 @@ static void doctor_json(void) {
     json_finish(&json);
 }
 
-// Prints "all right", or how many things are wrong, and which.
+// Prints "all right", or how many things are wrong and which.
 static void doctor_verdict(void) {
     size_t ops = 0;
     char names[256] = "";
@@ -139,7 +138,7 @@ static void *doctor_watch(void *nothing) {
         if (doctor.running && row.seconds > doctor.patience) break;
         pthread_mutex_unlock(&doctor.lock);
     }
-    // the lock is kept: should the row end now after all, it waits for the end of the program
+    // keeps the lock: a row that ends after all now waits for the end of the program
     snprintf(row.name, sizeof(row.name), "%s", doctor.running);
     doctor_say(&row, FINDING_WRONG, "%shangs, or takes more than %.0f s%s", voice.name, doctor.patience,
                strcmp(ops_device->name, "cuda") ? "" : "; nvidia-smi and `dmesg | grep Xid` tell of a GPU's faults");
@@ -165,7 +164,7 @@ static void doctor_caught(int code, const char *message) {
     longjmp(doctor.failure, 1);
 }
 
-// Looks at something. 0 where that ended the program, as it would have; the message is in doctor.error.
+// Runs a check. Returns 0 if it tried to end the program; the message is then in doctor.error.
 static int doctor_try(DoctorLook *look, DoctorRow *row, size_t i) {
     if (setjmp(doctor.failure)) return 0;
     die_caught = doctor_caught;
@@ -174,7 +173,7 @@ static int doctor_try(DoctorLook *look, DoctorRow *row, size_t i) {
     return 1;
 }
 
-// Uses the device.
+// Tries the device.
 static void doctor_probe(DoctorRow *row, size_t i) {
     void *memory = doctor.ops->allocate(1 << 20);
     (void)row, (void)i;
@@ -184,7 +183,7 @@ static void doctor_probe(DoctorRow *row, size_t i) {
     doctor.ops->release(memory, 1 << 20);
 }
 
-// The first rank that found something, and what. Collective.
+// Replaces the row by that of the first rank that found something. Collective.
 static void doctor_agree(DoctorRow *row) {
     size_t whose;
     if (dist_ranks() == 1) return;
@@ -196,7 +195,7 @@ static void doctor_agree(DoctorRow *row) {
     memcpy(row->text, rank, (size_t)snprintf(rank, sizeof(rank), "rank %2zu ", whose % 100));
 }
 
-// Row i of a kind. What communicates is not caught: the other ranks would wait for this one.
+// Makes row i of a kind. A check that communicates is not caught, because the other ranks would wait for this one.
 static void doctor_row(const char *name, DoctorLook *look, size_t i, int communicates) {
     DoctorRow row = {0};
     size_t lost;
@@ -217,7 +216,7 @@ static void doctor_row(const char *name, DoctorLook *look, size_t i, int communi
         ended = doctor_try(look, &row, i);
     if (!ended) doctor_say(&row, FINDING_WRONG, "%s", doctor.error);
     if (!ended && !doctor_try(doctor_probe, &row, 0)) doctor.lost = 1;
-    if (!ended && !doctor.lost) check_end(); // of a check that was left
+    if (!ended && !doctor.lost) check_end(); // ends a case that was left unfinished
     row.seconds = seconds_now() - begin;
     doctor_agree(&row);
     if (dist_smallest(!doctor.lost, &lost) == 0 && dist_ranks() > 1) doctor.lost = 1;
@@ -241,7 +240,8 @@ __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, 
     doctor_add(&row);
 }
 
-// Findings have rows of their own, the first rank's. The row `machine` is left out if one of them is wrong.
+// Looks at the machine. Findings have rows of their own, on the first rank. The row `machine` is left out if a finding
+// is wrong.
 static void look_at_machine(DoctorRow *row, size_t i) {
     (void)i;
     const char *problem = doctor.ops->device_problem();
@@ -273,10 +273,10 @@ static void look_at_connections(DoctorRow *row, size_t i) {
 typedef struct {
     size_t planned, peak, elements;
     DType type;
-    void *gradient; // host [elements]
+    void *gradient; // on the host, [elements]
 } SmallPass;
 
-// A pass of two layers of the model's widths with a small vocabulary.
+// Runs a pass of two layers of the model's widths with a small vocabulary.
 static SmallPass small_pass(Method method) {
     char text[2048];
     Options o = *doctor.options;
@@ -306,7 +306,7 @@ static SmallPass small_pass(Method method) {
 }
 
 static void look_at_plan(DoctorRow *row, size_t i) {
-    // what libraries and kernels' code take, or threads and libraries of this process
+    // memory of libraries and kernels' code, or of this process's threads and libraries
     const size_t threads = ((size_t)64 << 20) + ((size_t)32 << 20) * (size_t)cpu_threads();
     const size_t beside = !strcmp(ops_device->name, "cpu") ? threads : (size_t)1 << 30;
     const DType type = ops_device->stored;
@@ -340,8 +340,8 @@ static void look_at_plan(DoctorRow *row, size_t i) {
 // ---- rates ---------------------------------------------------------------------------------------------------------
 enum { RATE_REPEATS = 5 };
 
-// "612 GB/s; 4080 expected of an H200 SXM": half of what is expected is a note. Twice as much is wrong, as when kernels
-// do not run.
+// Writes a rate: "612 GB/s; 4080 expected of an H200 SXM". Less than half of the expected rate is a note. More than
+// twice is wrong, as when kernels do not run.
 static void doctor_rate(DoctorRow *row, double rate, MachineConstant constant, double share, const char *what) {
     const Machine *machine = doctor.machine;
     const double unit = machine_constants[constant].unit, expected = machine ? share * machine->value[constant] : 0;
@@ -360,7 +360,7 @@ static void doctor_rate(DoctorRow *row, double rate, MachineConstant constant, d
                                            : "");
 }
 
-// Memory for a rate: at most `most` bytes, less where there are not so many.
+// Allocates buffers for timing: halves `most` until it fits. *bytes: their size
 static void *rate_memory(size_t most, size_t *bytes) {
     for (*bytes = most; *bytes >= 1 << 16; *bytes /= 2) {
         void *memory = doctor.ops->allocate(*bytes);
@@ -389,7 +389,7 @@ static void look_at_copies(DoctorRow *row, size_t i) {
                 doctor.machine ? doctor.machine->value[MEMORY_SHARE] : 1, what);
 }
 
-// Between the device and host memory; i: and a disk
+// Measures the link between the device and host memory; i = 1: between the device and a disk
 static void look_at_link(DoctorRow *row, size_t i) {
     size_t bytes;
     char *const device = (char *)rate_memory((size_t)(i ? 64 : 256) << 20, &bytes);
@@ -399,7 +399,8 @@ static void look_at_link(DoctorRow *row, size_t i) {
     const LinkRates rates = link_rates(doctor.ops, place, device, bytes / 2);
     (i ? doctor.ops->disk_release : doctor.ops->host_release)(place, bytes);
     doctor.ops->release(device, bytes);
-    const double least = fmin(rates.out, rates.in), inputs = 2.0 * 36 * 4096 * 1e6; // of a Qwen3-8B, at 10^6 tokens
+    // Inputs of Qwen3-8B's layers, at 10^6 tokens.
+    const double least = fmin(rates.out, rates.in), inputs = 2.0 * 36 * 4096 * 1e6;
     const Machine *machine = doctor.machine;
     const double expected = machine && !i ? machine->value[LINK_HOST] * machine->value[LINK_SHARE] : 0;
     char text[128], more[128] = "";
@@ -427,8 +428,8 @@ static void look_at_products(DoctorRow *row, size_t i) {
     doctor_rate(row, rate, PRODUCT_FLOPS, 1, "the best of a few products of random numbers");
 }
 
-// Times attention over one document with the model's heads; i: 0 forward, 1 backward; 2, 3: of global heads. Doubles
-// the document until that takes 20 ms, or to 8192 tokens.
+// Times attention over one document with the model's heads. i: 0 forward, 1 backward; 2, 3: the same with global heads.
+// Doubles the document until that takes 20 ms, or up to 8192 tokens.
 static void look_at_attention(DoctorRow *row, size_t i) {
     const Config *c = &doctor.config;
     const unsigned form = i < 2 ? FORM_WINDOW : FORM_FULL;
@@ -463,7 +464,7 @@ static void look_at_attention(DoctorRow *row, size_t i) {
         }
         flops = (back ? 5 : 2) * 2 * query_key_pairs(0, T, 0) * (double)(NH * HD);
         doctor.ops->attention_forward(x[3], sums[0], x[0], x[1], x[2], &shape, sums[3]);
-        for (int k = -1; k < RATE_REPEATS; k++) { // the first one loads and compiles
+        for (int k = -1; k < RATE_REPEATS; k++) { // the first call loads and compiles
             doctor.ops->finish();
             const double begin = seconds_now();
             if (back)
@@ -473,7 +474,9 @@ static void look_at_attention(DoctorRow *row, size_t i) {
                 doctor.ops->attention_forward(x[3], sums[0], x[0], x[1], x[2], &shape, sums[3]);
             doctor.ops->finish();
             seconds[k < 0 ? 0 : k] = seconds_now() - begin;
-            while (k >= 0 && seconds[0] > 0.05 && k + 1 < RATE_REPEATS) k++, seconds[k] = seconds[0]; // one is enough
+            while (k >= 0 && seconds[0] > 0.05 && k + 1 < RATE_REPEATS)
+                k++, seconds[k] = seconds[0]; // a slow call is
+                                              // measured once
         }
         doctor.ops->release(memory, bytes);
         if (T >= 8192 || median(seconds, RATE_REPEATS) > 0.02) break;
@@ -532,7 +535,7 @@ static void doctor_begin(const Options *o) {
     doctor.config = config_from_text(o->init ? o->init : DOCTOR_MODEL, "--init", EXIT_USAGE);
     if (!doctor.ops) doctor.ops = ops_device;
     if (!(doctor.patience > 0)) doctor.patience = 120;
-    doctor.bar = progress_begin(stderr, "doctor", 0, 12.0 + OP_CASES); // about so many rows
+    doctor.bar = progress_begin(stderr, "doctor", 0, 12.0 + OP_CASES); // about this many rows
     pthread_mutex_init(&doctor.lock, NULL);
     if (pthread_create(&thread, NULL, doctor_watch, NULL)) die("cannot start a thread: %s", strerror(errno));
     pthread_detach(thread);

@@ -1,7 +1,7 @@
 /*
 The driver of the op cases (llmc/ops/op_cases.h) for the verb `doctor`: tensors in device memory, and a sample of their
-rows and columns (Dim) that the reference computes. Inputs are random. Outputs and scratch start as NaN, and none may
-stay in an output. Guards around every tensor must not change, nor may inputs.
+rows and columns (Dim) that the reference computes. Inputs are random. Outputs and scratch start as NaN, and no NaN may
+stay in an output. Guards around every tensor must not change, and inputs must not change.
 */
 #ifndef LLMC_DOCTOR_CHECK_H
 #define LLMC_DOCTOR_CHECK_H
@@ -9,19 +9,23 @@ stay in an output. Guards around every tensor must not change, nor may inputs.
 #include "llmc/ops/op_dims.h"
 #include "llmc/ops/ops.h"
 
-enum { GUARD = 4096, RANDOM_ELEMENTS = 1048573 }; // bytes; a prime, so that rows of a tensor differ
+enum {
+    GUARD = 4096,
+    RANDOM_ELEMENTS = 1048573
+}; // GUARD: bytes; RANDOM_ELEMENTS: a prime, so that rows of a tensor
+    // differ
 
 typedef struct Tensor {
     const char *name;
     TensorUse use;
     DType type;
     Dim rows, cols;
-    const void *given; // host [rows,cols]; NULL: random elements, from number `first` of check.random on
+    const void *given; // host [rows,cols] values; NULL: random elements, from number `first` of check.random on
     size_t first;
-    int raw;       // the reference takes elements as they are, and so does `found`: integers
+    int raw;       // 1: integers: the reference takes elements unconverted, and so does `found`
     char *memory;  // device: guard, elements, guard
-    void *twin;    // [rows.count,cols.count] what the reference has in its place, in double unless raw
-    double *found; // likewise: what the op left
+    void *twin;    // [rows.count,cols.count] the reference's tensor, in double unless raw
+    double *found; // [rows.count,cols.count] what the op left, in double unless raw
     struct Tensor *next;
 } Tensor;
 
@@ -29,15 +33,15 @@ static struct {
     const Ops *ops;
     Tensor *tensors;
     void *blocks;               // host memory of the running case
-    void *random[DTYPE_FLOATS]; // RANDOM_ELEMENTS each, standard normal
-    uint64_t drawn;             // random numbers so far
-    size_t terms;               // that the op's matrix instructions add up for an element
-    int joins;                  // bias, residual and old output that a library adds to them
-    int rounded;                // operands, to bf16
-    int on_reference;           // whose turn it is
-    double worst;               // largest error as a share of what is allowed
-    char about[160];            // the shapes so far
-    char fault[256];            // the first one; empty: none
+    void *random[DTYPE_FLOATS]; // RANDOM_ELEMENTS elements each, standard normal
+    uint64_t drawn;             // how many random numbers were drawn so far
+    size_t terms;               // how many products the op's matrix instructions add up for an element
+    int joins;                  // how many of bias, residual and old output a library adds to them
+    int rounded;                // 1: operands are rounded to bf16
+    int on_reference;           // 1: the reference runs, 0: the op
+    double worst;               // largest error as a share of the allowed error
+    char about[160];            // shapes of the case so far
+    char fault[256];            // the first fault; empty: none
 } check;
 
 static void *check_allocate(size_t bytes) {
@@ -57,7 +61,7 @@ __attribute__((format(printf, 1, 2))) static void check_fail(const char *format,
 
 static uint64_t check_below(uint64_t below) { return random_below(5, 0, check.drawn++, below); }
 
-// At most `most` of them: the first and last two, both sides of multiples of 64, others at random.
+// Samples at most `most` indices: the first two, the last two, both sides of multiples of 64, others at random.
 static Dim some_of(size_t size, size_t most) {
     size_t *at = (size_t *)check_allocate(most * sizeof(size_t)), count = 0;
     if (size <= most) return all_of(size);
@@ -112,14 +116,16 @@ static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim row
     return t;
 }
 
-// Makes a tensor whose elements the reference takes unconverted: integers, records, doubles. elements NULL: an output.
+// Makes a tensor whose elements the reference takes unconverted: integers, records, doubles. elements NULL: it is an
+// output
 static Tensor *tensor_raw(TensorUse use, const char *name, DType type, Dim n, const void *elements) {
     Tensor *t = tensor_given(use, name, type, n, all_of(1), elements);
     t->raw = 1;
     return t;
 }
 
-// Makes n indices below `limit`: the first is limit - 1, every fourth is 0 (many terms for one row) or, masked, -1.
+// Makes n indices below `limit`: the first is limit - 1, every fourth is 0 (many terms for one row) or, with masked,
+// -1.
 static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked) {
     int32_t *index = (int32_t *)check_allocate(n.size * sizeof(int32_t));
     for (size_t i = 0; i < n.size; i++)
@@ -127,7 +133,7 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
     return tensor_raw(TENSOR_READ, name, DTYPE_FP32, n, index);
 }
 
-// Returns a tensor and its guards as they are before the op. The caller frees it.
+// Returns an image of a tensor and its guards before the op. The caller frees it.
 static char *tensor_image(const Tensor *t) {
     const size_t size = dtype_size(t->type), count = tensor_count(t);
     char *image = (char *)checked_malloc(tensor_bytes(t) + 2 * GUARD, "a check"), *to = image + GUARD;
@@ -144,7 +150,7 @@ static char *tensor_image(const Tensor *t) {
 }
 
 #ifdef __cplusplus
-struct AnyPointer { // as void * is in C: becomes whatever pointer is wanted
+struct AnyPointer { // Converts to any pointer, like void * in C
     void *memory;
     template <typename T> operator T *() const { return (T *)memory; }
 };
@@ -161,7 +167,7 @@ static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
 }
 static AnyPointer of(const Tensor *t) { return columns(t, 0, 0); }
 
-// Loads a tensor, and lays out the reference's: its values in double, or its elements.
+// Loads a tensor. Lays out the reference's tensor: its values in double, or its elements.
 static void tensor_load(Tensor *t) {
     char *image = tensor_image(t);
     const size_t samples = t->use == TENSOR_SCRATCH ? 0 : sample_count(t), size = dtype_size(t->type);
@@ -175,7 +181,7 @@ static void tensor_load(Tensor *t) {
     free(image);
 }
 
-// The first of n elements that is NaN or infinite; n: none
+// Returns the first of n elements that is NaN or infinite; n: there is none
 static size_t first_not_finite(const char *block, DType type, size_t n) {
     size_t i = 0;
     if (type == DTYPE_BF16)
@@ -185,7 +191,7 @@ static size_t first_not_finite(const char *block, DType type, size_t n) {
     return i;
 }
 
-// Reads a tensor back: its sample, and what must hold for every tensor.
+// Reads a tensor's sample back. Checks what must hold for every tensor.
 static void tensor_read(Tensor *t) {
     const int output = t->use == TENSOR_CHANGED || t->use == TENSOR_WRITTEN;
     const size_t bytes = tensor_bytes(t), count = tensor_count(t), size = dtype_size(t->type);
@@ -204,7 +210,7 @@ static void tensor_read(Tensor *t) {
     free(before), free(now);
 }
 
-// Ends a case: its tensors and its memory go.
+// Ends a case: frees its tensors and its memory.
 static void check_end(void) {
     for (Tensor *t = check.tensors; t; t = t->next) check.ops->release(t->memory, tensor_bytes(t) + 2 * GUARD);
     check.tensors = NULL, check.terms = 0, check.joins = 0, check.rounded = 0;
@@ -241,7 +247,7 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
 #define REFERENCE(op)        reference_##op
 #define SCRATCH_FOR(op, ...) check.ops->op##_scratch(__VA_ARGS__)
 
-// Keeps what the op has written: an input of the next call.
+// Keeps what the op has written, as an input of the next call.
 static void tensor_keep(Tensor *t) {
     void *elements = check_allocate(tensor_bytes(t));
     check.ops->copy_out(elements, t->memory + GUARD, tensor_bytes(t));
@@ -251,8 +257,9 @@ static void tensor_keep(Tensor *t) {
 // ---- comparison ----------------------------------------------------------------------------------------------------
 static void sums_of(size_t terms, int joins) { check.terms = terms, check.joins = joins; }
 
-// Relative error of arithmetic inside an op. A GPU's matrix instructions truncate sums of bf16 products, at most 2^-24
-// for each eight of them (Fasi et al. 2021); they, and a CPU's, take attention's weights rounded to bf16.
+// check_arithmetic returns the relative error of arithmetic inside an op. A GPU's matrix instructions truncate sums of
+// bf16 products, at most 2^-24 for each eight of them (Fasi et al. 2021). A GPU and a CPU's AMX take attention's
+// weights rounded to bf16.
 static int check_gpu(void) { return check.ops->stored == DTYPE_BF16 && !strcmp(check.ops->name, "cuda"); }
 static double check_arithmetic(void) {
     return (check.ops->summed == DTYPE_FP64 ? 1e-13 : 2e-6) + (check_gpu() ? (double)check.terms / 8 * 0x1p-24 : 0) +
@@ -261,8 +268,8 @@ static double check_arithmetic(void) {
 static int rounds_operands(void) { return check.rounded = check.ops->stored == DTYPE_BF16; }
 
 // Compares t with the reference: |found - expected| <= (r + a) |expected| + (10 a + e) size. r: a rounding to t's type;
-// a: slack times check_arithmetic(). size: the sample's root mean square, or `scale` if larger: terms that cancel.
-// e: cuBLASLt may round a bf16 product before it adds what is there (seen on an H100).
+// a: slack times check_arithmetic(). size: the sample's root mean square, or `scale` if larger, the size of terms that
+// cancel. e: cuBLASLt may round a bf16 product before it adds to the old output (seen on an H100).
 static void expect(const Tensor *t, double slack, double scale) {
     const double *expected = t ? (const double *)t->twin : NULL, relative = slack * check_arithmetic();
     const double rounding = t && t->type == DTYPE_BF16 ? 1.001 * 0x1p-8 : 0;

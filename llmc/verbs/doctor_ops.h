@@ -1,5 +1,5 @@
 /*
-The shapes of a model at which the verb `doctor` runs the op cases (llmc/ops/op_cases.h): every op of a pass and of an
+The shapes of a model with which the verb `doctor` runs the op cases (llmc/ops/op_cases.h): every op of a pass and of an
 optimizer's step.
 */
 #ifndef LLMC_DOCTOR_OPS_H
@@ -9,7 +9,8 @@ optimizer's step.
 #include "llmc/ops/op_cases.h"
 #include "llmc/stream/state.h"
 
-// n tokens of a model; of one without linear attention a few small heads, of one without experts a few small ones.
+// Returns the shape of n tokens of a model. A model without linear attention gets a few small heads, a model without
+// experts a few small experts.
 static OpShape model_shape(const Config *c, size_t n) {
     const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0};
     const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1};
@@ -31,8 +32,8 @@ static OpShape model_shape(const Config *c, size_t n) {
     return s;
 }
 
-// Product i: tokens, columns in and out, columns before these and of a row. The last two are an adapter of rank 16 on
-// the keys' columns, and the head, whose rows are padded. Bias and residual take turns.
+// Sets product i: tokens, columns in and out, columns before the output's and of a whole row. The last two products are
+// an adapter of rank 16 on the keys' columns, and the head, whose rows are padded. Bias and residual alternate.
 static void product_shape(OpShape *s, size_t i) {
     const size_t n = s->n, C = s->C, FF = s->FF, V = s->V, few = min_size(n, 40),
                  up = activation_width(s->activation.kind, FF);
@@ -44,14 +45,14 @@ static void product_shape(OpShape *s, size_t i) {
     s->bias = i % 2 == 0, s->joined = i % 2, s->accumulate = 1;
 }
 
-// The products of experts: the first, and the last. No more experts than fit beside the head's weights.
+// Sets the experts' first (i = 0) or last product. Takes no more experts than fit next to the head's weights.
 static void experts_shape(OpShape *s, const Config *c, size_t i) {
     const size_t I = c->moe_intermediate_size ? c->moe_intermediate_size : 24, C = s->C;
     s->router.E = min_size(s->router.E, 16);
     s->C = i ? I : C, s->OC = i ? C : activation_width(s->activation.kind, I);
 }
 
-// Makes the i-th of an op's shapes; 0: it has fewer.
+// Makes the i-th of an op's shapes. Returns 0 if the op has fewer shapes.
 static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape *s) {
     static const QuantFormat formats[] = {{QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32},
                                           {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16},
@@ -60,7 +61,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                                           {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16}};
     static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.95, 0}};
     static const struct {
-        const char *op; // its name begins so
+        const char *op; // beginning of the op's name
         size_t shapes, tokens;
         double factor;
     } special[] = {{"embedding", 1, SIZE_MAX, 1.5},
@@ -96,16 +97,17 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strcmp(kind, "draw")) s->seed = i;
     if (!strcmp(op, "scatter_rows")) s->V = 2 * n;
     if (!strcmp(kind, "attention_received")) s->positions = 2 * s->n;
-    if (!strcmp(kind, "norm")) { // the second: of heads; the third: of values
+    if (!strcmp(kind, "norm")) { // the second shape: of heads; the third: of values
         shapes = c->family->value_norm ? 3 : config_qk_norm(c) ? 2 : 1, s->bare = i == 2;
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);
     if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3 + i % 2];
-    if (!strncmp(op, "experts_bias", strlen("experts_bias"))) s->C = s->OC, s->joined = i == 1; // of both products
-    if (!strcmp(kind, "linear_forward_quantised")) // few columns out: all of a record is decoded
+    if (!strncmp(op, "experts_bias", strlen("experts_bias")))
+        s->C = s->OC, s->joined = i == 1;          // biases of both products
+    if (!strcmp(kind, "linear_forward_quantised")) // few output columns, since a whole record is decoded
         s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
-    if (!strcmp(kind, "attention")) { // as most passes; keys in two ranges; in the model's window, if it has one
+    if (!strcmp(kind, "attention")) { // like most passes; keys in two ranges; in the model's window, if it has one
         shapes = c->sliding_window ? 3 : 2;
         s->spans.window = i == 2 ? min_size(c->sliding_window, 2 * n) : 0;
         s->positions = n + max_size(n, s->spans.window), s->sinks = c->family->sinks;

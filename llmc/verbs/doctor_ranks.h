@@ -1,7 +1,7 @@
 /*
-The collectives between processes, for the verb `doctor` and dev/collectives.c: each held against plain loops, and
-timed. GB/s counts the bytes that a rank sends, n (P - 1) / P of n: what nccl-tests call the bus bandwidth. `exchange`
-sends all n to the next rank, and receives as many from the one before.
+The collectives between processes, for the verb `doctor` and dev/collectives.c: each is compared with plain loops, and
+timed. GB/s counts the bytes that a rank sends, n (P - 1) / P of n: nccl-tests call this the bus bandwidth. `exchange`
+sends all n bytes to the next rank, and receives as many from the previous rank.
 */
 #ifndef LLMC_DOCTOR_RANKS_H
 #define LLMC_DOCTOR_RANKS_H
@@ -11,8 +11,8 @@ sends all n to the next rank, and receives as many from the one before.
 
 typedef struct {
     const Ops *ops;
-    size_t ranks, rank, size; // size: bytes of a sum
-    char *x;                  // device [2 * most bytes]; exchange receives in its second half
+    size_t ranks, rank, size; // size: bytes of an element of a sum
+    char *x;                  // device [2 * most bytes]; exchange receives in the second half
     size_t most;
 } Collectives;
 
@@ -36,10 +36,10 @@ static int64_t run_exchange(const Collectives *c, size_t bytes, size_t unit) {
 }
 
 // ---- checks ---------------------------------------------------------------------------------------------------------
-// Rank r's element i before; small whole numbers, so that every order of a sum is exact.
+// Returns rank r's element i before the collective: small whole numbers, so that every order of a sum is exact.
 static double rank_element(size_t r, size_t i) { return (double)((r + 1) * (i % 97 + 1)); }
 
-// The value that this rank finds in element i; NAN: any
+// expected_... return the value that this rank must find in element i; NAN: any value
 static double expected_sum(const Collectives *c, size_t i, size_t owner) {
     const size_t sum = c->ranks * (c->ranks + 1) / 2;
     return owner == c->rank ? (double)sum * rank_element(0, i) : NAN;
@@ -57,13 +57,13 @@ static const struct {
     const char *name;
     int64_t (*run)(const Collectives *c, size_t bytes, size_t unit);
     double (*expected)(const Collectives *c, size_t i, size_t owner);
-    int to_next; // sends all, and receives in the second half
+    int to_next; // 1: sends everything to the next rank, and receives in the second half
 } collectives[] = {{"reduce_scatter", run_reduce_scatter, expected_sum, 0},
                    {"all_gather", run_all_gather, expected_part, 0},
                    {"exchange", run_exchange, expected_message, 1}};
 #define COLLECTIVES (sizeof(collectives) / sizeof(collectives[0]))
 
-// The first element of collective `which` that is wrong; count: none. *found: what it is
+// Returns the first element of collective `which` that is wrong; count: none is. *found: its value
 static size_t collective_check(const Collectives *c, size_t which, size_t count, size_t unit, double *found) {
     const DType type = c->size == 8 ? DTYPE_FP64 : DTYPE_FP32;
     const size_t each = shard_range(count, unit, c->ranks, 0).count;
@@ -87,7 +87,7 @@ static size_t collective_check(const Collectives *c, size_t which, size_t count,
 }
 
 // ---- time -----------------------------------------------------------------------------------------------------------
-// Seconds of one of `calls` calls on the slowest rank; of zeros, whose sums stay zeros.
+// Returns the seconds of one of `calls` calls on the slowest rank. The elements are zeros, whose sums stay zeros.
 static double collective_seconds(const Collectives *c, size_t which, size_t bytes, size_t calls) {
     const World world = {c->ranks, c->rank, 0, 1};
     int64_t ticket = 0;
@@ -102,7 +102,7 @@ static double collective_seconds(const Collectives *c, size_t which, size_t byte
     return max_over_ranks(world, own);
 }
 
-// Bytes that a rank sends.
+// Returns the bytes that a rank sends.
 static double collective_sent(const Collectives *c, size_t which, size_t bytes) {
     return collectives[which].to_next ? (double)bytes : (double)bytes * (double)(c->ranks - 1) / (double)c->ranks;
 }

@@ -1,6 +1,6 @@
 /*
-Forward passes over data: the verbs `eval` (train/evaluate.h) and `logprobs`. The latter writes log-probabilities to a
-file, for objectives that need those of a reference or of an old policy (data/logprobs.h).
+Forward passes over data: the verbs `eval` (train/evaluate.h) and `logprobs`. `logprobs` writes log-probabilities to a
+file, for objectives that need them of a reference or of an old policy (data/logprobs.h).
 */
 #ifndef LLMC_EVAL_H
 #define LLMC_EVAL_H
@@ -33,11 +33,11 @@ static void eval_json(const Run *run, const Evaluation *found, const Curve *curv
     json_finish(&json);
 }
 
-// Opens the reference that the run of this model, or of these adapters, kept for the data. Without such a run adapters
-// have the base model, and a model needs --reference-logprobs.
+// Opens the reference for the data that the run of this model, or of these adapters, kept. Without a run, adapters have
+// the base model as reference, and a model needs --reference-logprobs.
 static void eval_open_reference(Run *run, DataLoader *data, Options *o) {
     static RunSource began;
-    static char folder[PATH_MAX]; // of the run
+    static char folder[PATH_MAX]; // folder of the run
     const Objective *objective = &run->settings.objective;
     const char *file = run->adapter ? run->adapter->path : run->model_path;
     char checkpoint[PATH_MAX], state[PATH_MAX];
@@ -124,7 +124,7 @@ static int verb_logprobs(const Options *given) {
     run_allocate(&run, bound);
     Batch batch = dataloader_batch(&loader);
     LogprobHeader header = logprobs_header(&run, &loader, 0);
-    logprobs_create(&writer, options->out, &header); // refuses what it must before the work
+    logprobs_create(&writer, options->out, &header); // refuses a bad output before the work begins
     run_load_weights(&run);
     report_run(&run, &loader, bound, "");
     double begin = seconds_now();

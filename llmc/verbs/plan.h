@@ -1,7 +1,7 @@
 /*
 The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; on a
-named machine the estimated time of a step, other ways to train there (ways.h), and the command. --verbose shows all
-regions and rates.
+named machine also the estimated time of a step, other ways to train on it (ways.h), and the command. --verbose shows
+all regions and rates.
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
@@ -15,11 +15,11 @@ regions and rates.
 
 typedef struct {
     WayToTrain plan, ways[2 * PLACES], order[2];
-    size_t ways_count;                 // beside the plan, of a training run on a named machine
-    size_t orders;                     // plans of --method auto; 0: the method is named
-    size_t train_bytes, train_longest; // of training with the options of a pass
+    size_t ways_count;                 // ways in addition to the plan, for a training run on a named machine
+    size_t orders;                     // plans that --method auto compares; 0: the method is named
+    size_t train_bytes, train_longest; // bytes and longest sequence of training with the options of a pass
     WayBounds bounds;
-    LengthsPlan lengths; // of --sp auto on a machine
+    LengthsPlan lengths; // lengths plan of --sp auto on a machine
 } PlanResult;
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
@@ -36,7 +36,7 @@ static const char *estimate_missing(const Run *run) {
 }
 
 // ---- as text -------------------------------------------------------------------------------------------------------
-// Prints the machine's constants and how a step divides among work.
+// Prints the machine's constants, and how a step's time divides among kinds of work.
 static void plan_print_work(FILE *out, const Machine *m, const Estimate *e) {
     machine_print(out, m);
     fprintf(out, "work      estimated: products %.4g s, attention forward %.4g s, backward %.4g s, ", e->work.products,
@@ -52,7 +52,7 @@ static void plan_print_work(FILE *out, const Machine *m, const Estimate *e) {
                 e->counts.library_calls, human_bytes(e->counts.staged), 100 * own_share(&e->counts));
 }
 
-// Prints what the plan takes of its limits.
+// Prints how much of its limits the plan takes.
 static void plan_print_memory(FILE *out, const PlanResult *r) {
     const WayToTrain *w = &r->plan;
     const Options *o = w->run.options;
@@ -111,7 +111,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     fputc('\n', out);
 }
 
-// Prints how far the planned length goes beyond the model's own positions.
+// Prints by how much the planned length exceeds the model's own positions.
 static void plan_print_positions(FILE *out, const Run *run) {
     const Config *c = &run->model.config;
     const size_t own = c->max_position_embeddings, most = run->options->seq_len;
@@ -154,7 +154,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
 }
 
 // ---- as JSON -------------------------------------------------------------------------------------------------------
-// Writes into an open object; null without an estimate.
+// Writes the estimate into an open object; null if there is none.
 static void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
     static const char *const works[] = {"products", "attention_forward", "attention_backward", "delta", "memory",
                                         "gaps"};
@@ -204,7 +204,7 @@ static void plan_result_json(const PlanResult *r) {
 }
 
 // ---- a text --------------------------------------------------------------------------------------------------------
-// Plans `sample`: weights and what a text of --max-context tokens keeps.
+// Plans `sample`: weights, and what a text of --max-context tokens keeps.
 static int plan_sample(Run *run, size_t limit) {
     const Options *o = run->options;
     PlanResult r = {0};
@@ -237,7 +237,8 @@ static int plan_sample(Run *run, size_t limit) {
 }
 
 // ---- the verb ------------------------------------------------------------------------------------------------------
-// Tells whether shards exist. Without them documents of --seq-len are planned, so that a printed command can be.
+// Tells whether shards exist. If they do not, documents of --seq-len are planned, so that a printed command can be
+// planned.
 static int plan_has_shards(const Options *o, const PathList *list) {
     glob_t found = {0};
     const int missing = !path_exists(list->path[0]) && glob(list->path[0], 0, NULL, &found);
@@ -259,7 +260,7 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
         DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);
         if (here) dataloader_check_pair(data, &validation);
         if (o->rollout)
-            plan_rollout(run, &validation); // of its longer texts
+            plan_rollout(run, &validation); // validation may have longer texts
         else
             bound.part = larger_bound(bound.part, run_bound(run, &validation));
         dataloader_close(&validation);
@@ -278,7 +279,7 @@ static size_t plan_limit(const Options *o) {
     return limit && (o->card || !o->memory_limit) ? limit - collectives_bytes(world, !o->sp) : limit;
 }
 
-// Finds the bounds of each --sp whose replicas can divide a batch, the largest first; returns how many.
+// Finds the bounds of each --sp whose replicas can divide a batch, the largest first. Returns how many.
 static size_t plan_divisions(const Options *o, WayBounds *division) {
     size_t count = 0;
     for (size_t sp = o->ranks; sp; sp = sp > 1 && sp % 2 ? 1 : sp / 2) {
@@ -297,7 +298,7 @@ static size_t plan_divisions(const Options *o, WayBounds *division) {
     return count;
 }
 
-// Plans with one of the two methods that --method auto compares.
+// Plans one of the two methods that --method auto compares.
 static void plan_order(PlanResult *r, const char *method) {
     WayToTrain *w = &r->order[r->orders++];
     way_open(w, &r->plan.run, r->plan.run.settings.lora != NULL);
@@ -307,7 +308,7 @@ static void plan_order(PlanResult *r, const char *method) {
     w->is_plan = w->run.settings.method == r->plan.run.settings.method;
 }
 
-// Sets --seq-len to the longest sequence on a machine; to that of adapters if no length of all weights fits.
+// Sets --seq-len to the longest that fits; if full training never fits, to LoRA's.
 static void plan_longest_of_machine(const Run *run, Options *o, size_t limit) {
     const size_t documents = run_bound(run, NULL).documents;
     size_t longest = run_longest(run, documents, limit);
@@ -320,7 +321,8 @@ static void plan_longest_of_machine(const Run *run, Options *o, size_t limit) {
     if (longest) option_type_size(o, "seq-len", longest);
 }
 
-// A card of --memory-limit is a machine without host memory; a machine is in bf16; a preset's name is in small letters.
+// Adapts the options of a plan. A card in --memory-limit is a machine without host memory; a machine computes in bf16;
+// a preset's name is in small letters.
 static void options_of_plan(Options *o) {
     static char machine[32], init[1024];
     for (size_t i = 0; o->init && strlen(o->init) < sizeof(init) && i < PRESETS; i++) {
@@ -345,7 +347,9 @@ static int verb_plan(const Options *given) {
     const Machine *machine = machine_from_options(o);
     const int divides = named && o->ranks > 1 && !option_given(o, "zero") && !option_given(o, "sp") && !o->rollout &&
                         o->plan_for == VERB_TRAIN && o->dtype == DTYPE_BF16 && o->method < METHOD_MST;
-    if (divides) o->zero = ZERO_WEIGHTS, o->sp = o->ranks; // the longest sequences; way_plan compares others
+    if (divides)
+        o->zero = ZERO_WEIGHTS, o->sp = o->ranks; // takes the division with the longest sequences; way_plan
+                                                  // compares the others
     Lengths lengths = lengths_open(o);
     size_t limit = plan_limit(o);
     memset(&r, 0, sizeof(r)), works.count = 0;
@@ -375,7 +379,7 @@ static int verb_plan(const Options *given) {
                   o->seq_len);
     r.bounds = plan_bounds(&run, &data, limit);
     if (divides) r.bounds.division = division, r.bounds.divisions = plan_divisions(o, division);
-    pass_works = &works; // while `run` and the ways stay
+    pass_works = &works; // valid while `run` and the ways exist
     way_open(&r.plan, &run, run.settings.lora != NULL);
     way_plan(&r.plan, &r.bounds);
     r.plan.is_plan = 1, r.bounds.limit = r.plan.bounds->limit;
@@ -400,7 +404,7 @@ static int verb_plan(const Options *given) {
     plan_print(&r, &data);
     if (o->json) plan_result_json(&r);
     const int nothing = limit && !r.plan.longest;
-    if (nothing && !(o->json && o->quiet)) // the object says it
+    if (nothing && !(o->json && o->quiet)) // with --json the object says it
         die_no_length(&r.plan.run, r.bounds.documents, limit,
                       o->memory_limit ? "--memory-limit" : "what the card leaves");
     free(r.bounds.shape.document_start);

@@ -1,6 +1,7 @@
 /*
-`plan --sp auto`: what deals (llmc/data/deal.h) make of steps of given lengths, by the estimate of the planned machine,
-beside the best fixed --sp, dealt and packed alike. Lengths are those of --data or a file, drawn, or all --seq-len.
+`plan --sp auto`: estimates, for the planned machine, how long deals (llmc/data/deal.h) take for steps of given lengths,
+compared with the best fixed --sp, which is dealt and packed in the same way. Lengths come from --data, from a file or
+from a distribution, or all are --seq-len.
 */
 #ifndef LLMC_PLAN_LENGTHS_H
 #define LLMC_PLAN_LENGTHS_H
@@ -9,21 +10,21 @@ beside the best fixed --sp, dealt and packed alike. Lengths are those of --data 
 #define LENGTHS_STEPS 20
 
 typedef struct {
-    uint32_t *length; // [count] of documents
+    uint32_t *length; // [count] length of each document
     size_t count, longest;
 } Lengths;
 
-// Means over steps; seconds and rank: of each level without the others, then of --sp auto
+// Means over steps; seconds and rank: for each level alone, then for --sp auto
 typedef struct {
-    size_t ranks, levels, best;                         // best: the level of least seconds
+    size_t ranks, levels, best;                         // best: the level with the least seconds
     double sp[DEAL_LEVELS], fits[DEAL_LEVELS];          // ranks of a group, tokens of a sequence
-    double sequences[DEAL_LEVELS], tokens[DEAL_LEVELS]; // that --sp auto deals to a level
-    double seconds[DEAL_LEVELS + 1];                    // s: of a step; INFINITY: --seq-len does not fit
-    double *rank;                                       // [2, levels, ranks] s: in the first step's passes
-    double all, bound; // tokens of a step; s: that no deal's passes are below, as a share of those of --sp auto
+    double sequences[DEAL_LEVELS], tokens[DEAL_LEVELS]; // sequences and tokens that --sp auto deals to each level
+    double seconds[DEAL_LEVELS + 1];                    // s: time of a step; INFINITY: --seq-len does not fit
+    double *rank;                                       // [2, levels, ranks] s: time in the first step's passes
+    double all, bound; // tokens of a step; lower bound of all deals' time, as a share of --sp auto's
 } LengthsPlan;
 
-// Draws lengths from a distribution, or reads one a line.
+// Draws lengths from a distribution, or reads them, one per line.
 static Lengths lengths_open(const Options *o) {
     Lengths all = {0};
     if (o->lengths && !strncmp(o->lengths, "lognormal,", 10)) {
@@ -54,7 +55,7 @@ static Lengths lengths_open(const Options *o) {
     return all;
 }
 
-// Deals a step of lengths, each drawn from all.
+// Deals a step of `samples` lengths, each drawn from `all`.
 static void lengths_deal(StepDeal *s, const Lengths *all, size_t samples, size_t seed, size_t step) {
     const size_t levels = s->table->levels.levels;
     for (size_t i = 0; i < samples; i++)
@@ -67,7 +68,7 @@ static void lengths_deal(StepDeal *s, const Lengths *all, size_t samples, size_t
     deal_make(&s->deal);
 }
 
-// Adds a dealt step of a level, or (way = levels) of --sp auto.
+// Adds step `step` of plan `way`: a fixed level, or, with way == levels, the deal of --sp auto.
 static void lengths_add(LengthsPlan *p, const Deal *d, size_t way, size_t step) {
     const size_t dealt = way == p->levels;
     for (size_t q = 0; q < d->sequences; q++) {
@@ -80,7 +81,7 @@ static void lengths_add(LengthsPlan *p, const Deal *d, size_t way, size_t step) 
     p->seconds[way] += d->load / LENGTHS_STEPS;
 }
 
-// Plans steps of the data, of lengths, or (none) of documents of --seq-len.
+// Plans steps of the data, of lengths, or (without either) of documents of --seq-len tokens.
 static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *data, Lengths all, const Batch *shape) {
     const Options *o = run->options;
     const DealLevels *l = &run->table.levels;

@@ -1,6 +1,6 @@
 /*
-The verb `sample`: text from a model, with a key/value cache (sampler.h). One answer; answers to a file of prompts; or a
-chat: its turns are lines of standard input, and the cache lives across turns.
+The verb `sample` writes text with a model and a key/value cache (sampler.h): one answer; answers to a file of prompts;
+or a chat, whose turns are lines of standard input, and whose cache lives across turns.
 */
 #ifndef LLMC_SAMPLE_H
 #define LLMC_SAMPLE_H
@@ -17,14 +17,14 @@ static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) 
 
 // A conversation, before its next turn is fed
 typedef struct {
-    Scratch text;          // of all turns if the template rewrites them, else of the last one
-    TokenIds turn, fed;    // ids of `text` with the answer's opening; those of the turn before
-    const int32_t *answer; // [answer_ids] the last one, without its end token
+    Scratch text;          // text of all turns if the template rewrites them, else of the last turn
+    TokenIds turn, fed;    // ids of `text` with the answer's opening; ids of the previous turn
+    const int32_t *answer; // [answer_ids] the last answer, without its end token
     size_t turns, answer_ids;
 } Conversation;
 
-// Encodes a user's turn into c->turn. Returns how many of its first ids the sampler has already. A template that drops
-// old reasoning changes earlier turns: then all turns are encoded, and everything after the first change is fed again.
+// Encodes a user's turn into c->turn. Returns how many of its first ids the sampler already has. A template that drops
+// old reasoning changes earlier turns. Then all turns are encoded, and everything after the first change is fed again.
 static size_t conversation_turn(Conversation *c, Sampler *sampler, const Prompt *prompt, const Options *o,
                                 const char *line, size_t bytes) {
     Tokenizer *t = prompt->tokenizer;
@@ -47,7 +47,8 @@ static size_t conversation_turn(Conversation *c, Sampler *sampler, const Prompt 
     return sampler_rewind(sampler, known);
 }
 
-// Chats: each line is a turn, answered until the model ends it or --max-new-tokens. Ends when the cache is full.
+// Chats: each line is a turn. An answer ends when the model ends it, or at --max-new-tokens. The chat ends when the
+// cache is full.
 static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_t *ids) {
     const Options *o = run->options;
     SamplingSettings settings = sampling_from_options(o);
@@ -94,7 +95,7 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
 }
 
 // ---- a file of prompts ---------------------------------------------------------------------------------------------
-// Answers in the order of the prompts; each is printed once all before it are.
+// Answers in the order of the prompts. An answer is printed once all earlier answers are complete.
 typedef struct {
     const PromptFile *prompts;
     Completion *completion; // [prompts]
@@ -102,7 +103,7 @@ typedef struct {
     size_t printed;
 } Answers;
 
-// Prints the next answers that are complete. SamplerBatch.completed
+// Prints the next answers that are complete (SamplerBatch.completed).
 static void answers_print(void *context) {
     Answers *a = (Answers *)context;
     for (; a->printed < a->prompts->count; a->printed++) {
@@ -164,7 +165,7 @@ static int verb_sample(const Options *options) {
     Prompt prompt = prompt_from_options(&run);
     run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
     if (chat) run.settings.cache_tokens = chat_tokens(&run);
-    if (!options->context_memory) // else no token is farther away than the window
+    if (!options->context_memory) // without a window no token is farther away than it
         check_positions(&run, run.settings.cache_tokens,
                         chat ? "--max-context" : "the prompt and --max-new-tokens together,");
     run_allocate(&run, regular_bound(0, 0));

@@ -1,41 +1,41 @@
 /*
-Ways to train: all weights or adapters, on the device alone, with host memory, with a disk. A way is a run whose open
-choices the planner takes (run_plan), with its bytes, longest sequence and estimated step. way_plan makes all that
-`plan` prints: the plan itself, what stands beside it, and the table of presets.
+Ways to train: all weights or adapters, with the device alone, with host memory, with a disk. A way is a run whose open
+choices the planner takes (run_plan), with its bytes, longest sequence and estimated step. way_plan makes everything
+that `plan` prints: the plan itself, other ways to train, and the table of presets.
 */
 #ifndef LLMC_WAYS_H
 #define LLMC_WAYS_H
 #include "llmc/run/report.h"
 
-#define RECOMMENDED_RANK "16"    // of adapters, unless --lora-rank says another
-#define PRESETS_LENGTH   "32768" // tokens of the step that the table of presets times, unless --seq-len says another
+#define RECOMMENDED_RANK "16"    // rank of adapters, unless --lora-rank gives another
+#define PRESETS_LENGTH   "32768" // tokens of the step that the table of presets times, unless --seq-len is given
 
 typedef struct {
     Options options;
-    Run run;     // its model is the planned run's
-    Place uses;  // and the places before it
-    int fits;    // the planned length
-    int is_plan; // the plan itself
+    Run run;     // the run; its model is the planned run's
+    Place uses;  // the last place that it may use; it may also use the places before
+    int fits;    // 1: the planned length fits
+    int is_plan; // 1: this is the plan itself
     size_t longest, bytes[PLACES];
-    Estimate estimate;              // of a step; seconds 0: none
-    const struct WayBounds *bounds; // those of its --sp
+    Estimate estimate;              // estimate of a step; seconds 0: none
+    const struct WayBounds *bounds; // bounds of its --sp
 } WayToTrain;
 
-// What ways have in common
+// What ways to train have in common
 typedef struct WayBounds {
     SequenceBound whole, part;        // the largest micro-batch; a rank's part of it
-    Batch shape;                      // of the part
-    size_t documents, limit;          // documents of --seq-len tokens in it; bytes of device memory, 0: none
+    Batch shape;                      // shape of the part
+    size_t documents, limit;          // documents of --seq-len tokens in `whole`; bytes of device memory, 0: no limit
     const Machine *machine;           // NULL: no time is estimated
-    const char *no_estimate;          // why a machine has none; NULL: it has
-    Assignment assignment;            // of a step's micro-batches
+    const char *no_estimate;          // why a machine has no estimate; NULL: it has one
+    Assignment assignment;            // assignment of a step's micro-batches
     size_t sp;                        // ranks that share a sequence
-    const struct WayBounds *division; // [divisions], of each --sp to compare
-    size_t divisions;                 // 0: --zero and --sp are not chosen here
+    const struct WayBounds *division; // [divisions] bounds of each --sp to compare
+    size_t divisions;                 // 0: --zero and --sp are fixed
 } WayBounds;
 
 // ---- making them ---------------------------------------------------------------------------------------------------
-// Sets an option as if it had been typed.
+// Sets an option as if the user had typed it.
 static void option_type(Options *o, const char *typed, const char *value) {
     char name[64];
     const int i = option_find(option_name(typed, name));
@@ -51,7 +51,7 @@ static void option_type_size(Options *o, const char *typed, size_t value) {
 
 static void option_leave(Options *o, const char *name) { o->given[option_find(name)] = 0; }
 
-// Counts a step of all ranks.
+// Returns the counts of a step of all ranks.
 static StepShape way_step(const Run *run, SequenceBound whole) {
     const double batches = (double)run->assignment.batches;
     Batch shape = batch_shape(whole);
@@ -64,7 +64,7 @@ static StepShape way_step(const Run *run, SequenceBound whole) {
     return step;
 }
 
-// Takes the planner's choices for w->run with the places that it uses. Returns the pressure of the plan.
+// Takes the planner's choices for w->run within the places that it may use. Returns the pressure of the plan.
 static double way_choose(WayToTrain *w, const WayBounds *b) {
     w->bounds = b, w->run.barred = ~((2u << w->uses) - 1);
     if (w->run.settings.deals)
@@ -76,7 +76,7 @@ static double way_choose(WayToTrain *w, const WayBounds *b) {
     w->fits = pressure <= 1;
     plan_bytes(&w->run.plan, w->bytes);
     if (b->machine) w->estimate = estimate_step(b->machine, &w->run.settings, &b->shape, way_step(&w->run, b->whole));
-    if (!w->fits || b->no_estimate || w->run.settings.deals) w->estimate.seconds = 0; // its traffic is known
+    if (!w->fits || b->no_estimate || w->run.settings.deals) w->estimate.seconds = 0; // keeps the estimate's traffic
     return pressure;
 }
 
@@ -84,7 +84,7 @@ static double way_choose(WayToTrain *w, const WayBounds *b) {
 static void way_plan(WayToTrain *w, const WayBounds *b) {
     const WayToTrain open = *w;
     double least = b->divisions ? INFINITY : way_choose(w, b);
-    for (size_t i = 0; i < 3 * b->divisions; i++) { // without a stage a step is never faster
+    for (size_t i = 0; i < 3 * b->divisions; i++) { // tries ZeRO's stages 1 to 3: stage 0 is never faster
         const WayBounds *division = &b->division[i / 3];
         WayToTrain trial = open;
         trial.run.options = &trial.options, trial.run.assignment = division->assignment;
@@ -97,7 +97,7 @@ static void way_plan(WayToTrain *w, const WayBounds *b) {
     w->longest = w->bounds->limit ? run_longest(&w->run, w->bounds->documents, w->bounds->limit) : 0;
 }
 
-// Copies a run to train adapters, or all weights.
+// Copies a run so that it trains adapters, or all weights.
 static void way_open(WayToTrain *w, const Run *run, int lora) {
     memset(w, 0, sizeof(*w));
     w->uses = PLACE_DISK;
@@ -106,7 +106,7 @@ static void way_open(WayToTrain *w, const Run *run, int lora) {
     if (!lora) w->options.lora_rank = 0, option_leave(&w->options, "lora-rank");
     for (size_t i = 0; !lora && i < OF_OPTIONS; i++)
         if (!strcmp(of_options[i].needs, "lora-rank")) option_leave(&w->options, of_options[i].option);
-    if (!lora && run->settings.storage) { // trains what it decodes
+    if (!lora && run->settings.storage) { // full training trains decoded weights
         w->run.settings.storage = NULL;
         option_type(&w->options, "base", "none");
         w->options.quantise_head = 0, option_leave(&w->options, "quantise-head");
@@ -120,8 +120,8 @@ static void way_close(WayToTrain *w, const Run *run) {
     if (w->run.settings.lora && !run->settings.lora) lora_free(&w->run.lora);
 }
 
-// Whether a way is worth a line after others of the same kind: a step faster by 1 %, or a sequence longer by 1 %. A way
-// that has bytes in other places than its own, by options, is none.
+// Tells whether a way deserves a line after others of the same kind: its step is faster by 1 %, or its sequence longer
+// by 1 %. A way that options force into places other than its own does not.
 static int way_adds(const WayToTrain *w, const WayToTrain *before) {
     for (int place = w->uses + 1; place < PLACES; place++)
         if (w->bytes[place]) return 0;
@@ -130,7 +130,8 @@ static int way_adds(const WayToTrain *w, const WayToTrain *before) {
            0.99 * (double)w->longest > (double)before->longest;
 }
 
-// Finds ways beside the plan, with all weights and with adapters, or the adapters of --adapter alone; returns how many.
+// Finds ways to train, in addition to the plan: with all weights and with adapters, or only the adapters of --adapter.
+// Returns how many.
 static size_t ways_find(WayToTrain *ways, const WayToTrain *plan, const Run *run, const WayBounds *b) {
     size_t count = 0;
     for (int lora = run->options->adapter != NULL; lora < 2; lora++) {
@@ -151,7 +152,7 @@ static size_t ways_find(WayToTrain *ways, const WayToTrain *plan, const Run *run
     return count;
 }
 
-// Returns the way that `plan` recommends: the plan itself if it fits, else the fastest of the others. NULL: none fits
+// Returns the way that `plan` recommends: the plan itself if it fits, else the fastest way that fits. NULL: none fits
 static const WayToTrain *ways_best(const WayToTrain *ways, size_t count, const WayToTrain *plan) {
     const WayToTrain *best = plan->fits ? plan : NULL;
     for (size_t i = 0; i < count && !plan->fits; i++)
@@ -160,14 +161,14 @@ static const WayToTrain *ways_best(const WayToTrain *ways, size_t count, const W
 }
 
 // ---- the command line ----------------------------------------------------------------------------------------------
-// Returns the hub's name of a preset that --init names alone, or NULL.
+// Returns the hub's name of a preset that --init names without changes, or NULL.
 static const char *preset_hub(const char *init) {
     for (size_t i = 0; init && i < PRESETS; i++)
         if (!strcmp(presets[i].name, init)) return presets[i].hub;
     return NULL;
 }
 
-// Prints the command line of a training run that names what the planner chose.
+// Prints the command line of a training run that names the planner's choices.
 static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks", "lengths"};
     static const char *const shards[] = {"shards/train-*.bin"};
@@ -191,7 +192,8 @@ static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     if (method_is_chunk_major(s->method)) option_leave(&o, "inputs-every");
     if (option_given(&o, "method")) option_type(&o, "method", method_names[s->method]);
     if (method_has_chunks(s->method)) {
-        // as planned, not cut to the sequence: slices of an update and attention's workspace depend on them
+        // chunks as planned, not cut to the sequence, since slices of an update and attention's workspace depend on
+        // them
         option_type_size(&o, "chunk", s->chunk ? s->chunk : w->run.plan.chunk);
         option_type_size(&o, "logits-chunk", s->logits_chunk ? s->logits_chunk : w->run.plan.logits_chunk);
     }
@@ -202,7 +204,7 @@ static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     options_echo(out, &o, wrap);
 }
 
-// Returns it on one line; the caller frees it.
+// Returns way_echo's command on one line. The caller frees it.
 static char *way_command(const WayToTrain *w) {
     char *text = NULL;
     size_t length;
@@ -210,14 +212,15 @@ static char *way_command(const WayToTrain *w) {
     if (!file) die("out of memory for a command line");
     way_echo(file, w, 0);
     if (ferror(file) | fclose(file) || !text) die("out of memory for a command line");
-    text[length - 1] = 0; // the end of the line
+    text[length - 1] = 0; // drops the line end
     return text;
 }
 
 // ---- printing them -------------------------------------------------------------------------------------------------
 #define WAY_NAME 96
 
-// "all weights, device alone", "QLoRA of rank 16, with host memory"; the method if that is no default
+// Writes a way's name: "all weights, device alone", "QLoRA of rank 16, with host memory". Adds the method if it is not
+// the default.
 static const char *way_name(const WayToTrain *w, char text[WAY_NAME]) {
     static const char *const with[PLACES] = {"device alone", "with host memory", "with a disk"};
     const RunSettings *s = &w->run.settings;
@@ -230,7 +233,7 @@ static const char *way_name(const WayToTrain *w, char text[WAY_NAME]) {
     return text;
 }
 
-// "19.2 GiB, host 56.7 GiB"
+// Writes the bytes of a way: "19.2 GiB, host 56.7 GiB"
 static const char *way_bytes(const WayToTrain *w, char text[96]) {
     snprintf(text, 96, "%s", human_bytes((double)w->bytes[PLACE_DEVICE]));
     for (int place = PLACE_HOST; place < PLACES; place++)
@@ -240,7 +243,7 @@ static const char *way_bytes(const WayToTrain *w, char text[96]) {
     return text;
 }
 
-// Seconds to three digits, as a table has them
+// Writes seconds with three digits, for a table.
 static const char *way_seconds(const WayToTrain *w, char text[32]) {
     snprintf(text, 32, w->estimate.seconds < 1000 ? "%.3g s" : "%.0f s", w->estimate.seconds);
     return text;
@@ -295,7 +298,7 @@ static void ways_json(JsonOut *json, const char *key, const WayToTrain *ways, si
 }
 
 // ---- without a model -----------------------------------------------------------------------------------------------
-// "728k", "1.18M", rounded down to what --seq-len reads so
+// Writes tokens in a form that --seq-len reads, "728k", "1.18M", rounded down.
 static const char *tokens_text(size_t tokens, char text[32]) {
     const int mega = tokens >= 1 << 20;
     const double value = floor(100 * (double)tokens / (mega ? 1 << 20 : 1024)) / 100;
@@ -306,7 +309,8 @@ static const char *tokens_text(size_t tokens, char text[32]) {
     return text;
 }
 
-// Prints each preset's longest sequence on a machine and the time of a step, of all weights and of adapters.
+// Prints, for each preset, its longest sequence on a machine and the time of a step, with all weights and with
+// adapters.
 static int plan_presets(const Options *options, const Machine *m, size_t limit) {
     JsonOut json = {0};
     char text[4][32], memory[80] = "";
@@ -317,7 +321,7 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
                  machine_host_basis(m));
     if (!option_given(options, "seq-len")) option_type(&named, "seq-len", PRESETS_LENGTH);
     option_leave(&named, "lora-rank"), option_leave(&named, "lora-alpha");
-    named.lora_rank = 0, named.rope_scaling = NULL; // of one model
+    named.lora_rank = 0, named.rope_scaling = NULL; // options that belong to one model
     named.samples = 0, named.batch = 1, named.grad_accum = 1;
     if (options->json) {
         json = json_open(stdout);
