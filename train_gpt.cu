@@ -2,18 +2,18 @@
 train: fine-tunes and trains GPT/Llama-style models on very long sequences with StreamBP.
 
 A step of training (train_step), the loop around it (verb_train) and main. C11 that is also C++20: `cc -x c` builds the
-CPU program from these lines, nvcc builds the GPU program. Everything done to tensors goes through struct Ops; nothing
-here looks inside one. The includes are the map: one block per room, and a room includes only rooms above it
+CPU program from these lines, nvcc builds the GPU program. All work on tensors goes through struct Ops; nothing here
+looks inside a tensor. The includes are the map: one block per room, and a room includes only rooms above it
 (llmc/README.md).
 */
 // base: errors, files, JSON, random numbers, progress; knows nothing of models
 #include "llmc/base/json.h"
 #include "llmc/base/progress.h"
 #include "llmc/base/random.h"
-// ranks: the other processes of the run, and the share of each
+// ranks: the other processes of the run, and each process's share of work
 #include "llmc/ranks/dist.h"
 #include "llmc/ranks/world.h"
-// ops: the table of what can be done to tensors, and the one allocation they live in
+// ops: the table of operations on tensors, and the one allocation that holds all tensors
 #include "llmc/ops/ops.h"
 #include "llmc/ops/arena.h"
 // model: configuration, parameter table, adapters
@@ -33,7 +33,8 @@ here looks inside one. The includes are the map: one block per room, and a room 
 #include "streambp.h"
 // orders: other orders of the same steps; the key/value cache of generation
 #include "llmc/orders/key_value_cache.h"
-// plan: memory and FLOPs before anything is allocated; llmc/estimate, time by assumed rates, is for cli, run, verbs
+// plan: memory and FLOPs before anything is allocated; only cli, run and verbs include llmc/estimate, time by assumed
+// rates
 #include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
 // cli: the command line
@@ -77,7 +78,7 @@ static StepReport train_step(Trainer *t, size_t step) {
         o->rollout ? trainer_rollout(t, step, &report) : prefetch_wait(&t->train_batches)->step_batches;
     trainer_expect(t, step, 0, layer_passes(&t->run, report.micro_batches));
 
-    // 2. Forward and backward of each: gradients accumulate, the last micro-batch reduces them over ranks.
+    // 2. Forward and backward of each micro-batch: gradients accumulate; the last micro-batch reduces them over ranks.
     grads_zero(&s->memory);
     for (size_t i = 0; i < report.micro_batches; i++) {
         double Z; // the loss denominator: target tokens, documents or groups of the whole step
@@ -96,7 +97,7 @@ static StepReport train_step(Trainer *t, size_t step) {
     report.grad_norm = gradient_norm(&s->memory, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
 
-    // 4. AdamW on the clipped gradient. A step without any reward has no gradient: the weights stay.
+    // 4. AdamW with the clipped gradient. A step without any reward has no gradient, so the weights stay.
     if (report.micro_batches) {
         AdamW adamw = {0};
         adamw.learning_rate = report.learning_rate;
@@ -130,13 +131,13 @@ static int verb_train(const Options *o) {
     Trainer *t = &trainer;
     int code = 0;
     trainer_begin(t, o);
-    trainer_listen(t); // from now on a signal ends the run after its step
+    trainer_listen(t); // from now on a signal ends the run after its current step
     if (trainer_validates(t)) trainer_validate(t);
     while (t->state.step < t->state.schedule.steps && !trainer_stops(t)) {
         t->last = train_step(t, t->state.step + 1);
         runlog_step(&t->log, &t->last);
         trainer_watch(t);
-        allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL; // tests: from now on allocating is fatal
+        allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL; // in tests allocating is fatal from now on
         if (trainer_stops(t)) break;
         if (trainer_validates(t)) trainer_validate(t);
         if (o->sample_every && t->state.step % o->sample_every == 0) trainer_sample(t);
@@ -153,7 +154,7 @@ static int verb_train(const Options *o) {
 // ---- main -----------------------------------------------------------------------------------------------------------
 typedef int (*VerbMain)(const Options *options); // returns the exit code
 
-// Refuses several processes for single-process verbs; else forms the groups that share a sequence.
+// Refuses several processes for single-process verbs. In other verbs forms the groups that share a sequence.
 static void join_ranks(const Options *o) {
     const int shared = o->verb == VERB_TRAIN || o->verb == VERB_BP || o->verb == VERB_EVAL || o->verb == VERB_DOCTOR;
     if (dist_ranks() > 1 && !shared && o->verb != VERB_PLAN)
@@ -174,10 +175,11 @@ int main(int argc, char **argv) {
     static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,      verb_sample, verb_plan,  verb_eval,
                                           verb_logprobs, verb_convert, verb_info,   verb_doctor};
     stack_check(stack_bytes(), (size_t)4 << 20, "ulimit -s 8192");
-    threads_wait_briefly(argv); // before anything else: it may exec the program again
+    threads_wait_briefly(argv); // before anything else, because it may execute the program again
     dist_start();
     signals_prepare();
-    dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting
+    // Before options are read, because --help on one rank would leave the others waiting.
+    dist_check_program(argc, argv);
     Options options = options_parse(argc, argv);
     join_ranks(&options);
     options_check_output(&options);
@@ -185,7 +187,7 @@ int main(int argc, char **argv) {
     use_threads(options.threads);
     int status = verbs[options.verb](&options);
     options_free(&options);
-    if (!stop_asked()) stdout_finish(); // the terminal or the pipe may be gone
+    if (!stop_asked()) stdout_finish(); // after a stop the terminal or the pipe may be gone
     dist_stop();
     return status;
 }

@@ -95,22 +95,20 @@ typedef struct {
 // 4,096 to 131,072 tokens and chunks of 2048 to 8192 (dev/gpu_speed.md, Log). A kernel alone is faster: products 790
 // TFLOP/s, attention forward 677. Deterministic backward writes dS to memory and reads it again. The gap holds what a
 // small kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other. Its rate is what
-// dev/cuda/cycles.py finds in the machine code, with a fifth more time, as measured for kernels that have run.
-// Products of experts in full tiles reach 300 to 320 TFLOP/s on an H200.
-// Our own attention is assumed to reach two fifths of mma.sync's peak; backward computes 7 products for 5. Heads of
-// other widths are slower (head_slowness in llmc/ops/ops_dry.h).
-// H200: as an H100. A100: the same shares of its own peak; mma.sync reaches all of it. B200: FlashAttention-4 is
-// published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop
-// cards and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090
-// 72 %, 5090 66 %, L40S 47 %); attention as fast as products; the ratio of backward to forward as on the H100. Their
-// peaks have fp32 sums.
-// Links of a GPU: NVLink of 600 (A100), 900 (H100, H200), 1800 GB/s (B200), both directions together. InfiniBand of 200
-// Gb/s (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100, L40S, RTX 30 and 40), 5.0 x16.
-// Cards without NVLink send through host memory, at half of that rate.
+// dev/cuda/cycles.py finds in the machine code, with a fifth more time, as measured for kernels that have run. Products
+// of experts in full tiles reach 300 to 320 TFLOP/s on an H200. Our own attention is assumed to reach two fifths of
+// mma.sync's peak; backward computes 7 products for 5. Heads of other widths are slower (head_slowness in
+// llmc/ops/ops_dry.h). H200: as an H100. A100: the same shares of its own peak; mma.sync reaches all of it. B200:
+// FlashAttention-4 is published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync
+// as on an H100. Desktop cards and an L40S: products at a tenth above the share of the peak that LLMQ prints for a pass
+// of a 7B model (RTX 4090 72 %, 5090 66 %, L40S 47 %); attention as fast as products; the ratio of backward to forward
+// as on the H100. Their peaks have fp32 sums. Links of a GPU: NVLink of 600 (A100), 900 (H100, H200), 1800 GB/s (B200),
+// both directions together. InfiniBand of 200 Gb/s (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe
+// 4.0 x16 (A100, L40S, RTX 30 and 40), 5.0 x16. Cards without NVLink send through host memory, at half of that rate.
 // The link's share was measured on an H100. Shares of memory and hops are of the usual order for memory-bound kernels
-// and NCCL's rings. A disk is a PCIe 4.0 NVMe.
-// Memory that CUDA reports: the least "total capacity of" a card of this kind in public reports of PyTorch, 2023 to
-// 2026. The driver keeps the rest, and ECC a sixteenth where it takes memory.
+// and NCCL's rings. A disk is a PCIe 4.0 NVMe. Memory that CUDA reports: the least "total capacity of" a card of this
+// kind in public reports of PyTorch, 2023 to 2026. The driver keeps the rest, and ECC a sixteenth where it takes
+// memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, memory that memory.cuh spares
 // Assumed: what NCCL takes between ranks, and for each peer of exchanges (its issues 864: 1.6 GB for a communicator;
 // 1685: 3.3 GB more after exchanges with 7 peers). Groups that are split off share the memory of a pair (986). Another
