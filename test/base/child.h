@@ -1,6 +1,6 @@
 /*
 Runs a function in a child process and captures its exit code and output. Tests use it to check that every refusal has
-one line and the right exit code, and to read text for people.
+one line and the right exit code, and to read printed text.
 */
 #ifndef TEST_CHILD_H
 #define TEST_CHILD_H
@@ -13,7 +13,7 @@ one line and the right exit code, and to read text for people.
 #include <omp.h>
 #endif
 
-// Set in a child, which lacks the parent's other threads: OpenMP and the leak sanitizer cannot handle that.
+// 1 in a child, which lacks the parent's other threads: OpenMP and the leak sanitizer cannot handle that.
 static int is_child;
 int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void) { return is_child; }
@@ -31,7 +31,7 @@ static void child_slurp(FILE *file, char *text, size_t size) {
     fclose(file);
 }
 
-// Runs body in a child. The result is static: it lasts until the next child.
+// Runs body in a child. The result is static and lasts until the next child.
 static const Child *run_child(ChildBody body, const void *context) {
     static Child child;
     FILE *out = tmpfile(), *err = tmpfile();
@@ -47,7 +47,7 @@ static const Child *run_child(ChildBody body, const void *context) {
 #ifdef _OPENMP
         omp_set_num_threads(1);
 #endif
-        signal(SIGSEGV, SIG_DFL); // lets a crash be one, without cmocka's report of it
+        signal(SIGSEGV, SIG_DFL); // a crash ends the child, without cmocka's report
         signal(SIGABRT, SIG_DFL);
         body(context);
         exit(0);
@@ -76,7 +76,7 @@ static void expect_refused(ChildBody body, const void *context, int code, const 
 }
 
 // ---- a folder for the files of a test -------------------------------------------------------------------------------
-// Created once per test program, removed at its end.
+// Returns the scratch folder, which is created once per test program and removed at its end.
 static const char *scratch_folder(void) {
     static char folder[256];
     const char *base = getenv("TMPDIR");
@@ -86,7 +86,7 @@ static const char *scratch_folder(void) {
     return folder;
 }
 
-// Returns a path in it. A few static buffers take turns, so that several fit in one call.
+// Returns a path in the scratch folder. A few static buffers rotate, so that several paths fit in one call.
 static const char *scratch_path(const char *name) {
     static char paths[16][512];
     static int next;
@@ -95,7 +95,7 @@ static const char *scratch_path(const char *name) {
     return path;
 }
 
-// Makes a new folder there.
+// Makes a new folder in the scratch folder.
 static const char *fresh_folder(const char *name) {
     const char *path = scratch_path(name);
     char command[600];
@@ -111,7 +111,7 @@ static void write_file(const char *path, const void *bytes, size_t count) {
     assert_int_equal(fclose(file), 0);
 }
 
-// Returns the whole file, zero-terminated; lasts until the next case.
+// Returns the whole file, zero-terminated. It lasts until the next case.
 static char *read_whole(const char *path, size_t *count) {
     struct stat status;
     FILE *file = fopen(path, "rb");
@@ -125,7 +125,7 @@ static char *read_whole(const char *path, size_t *count) {
 
 static void expect_text(const char *path, const char *text) { assert_string_equal(read_whole(path, NULL), text); }
 
-// Group teardown: removes the folder and its contents.
+// Removes the scratch folder and its contents, as group teardown.
 static int scratch_remove(void **state) {
     char command[320];
     (void)state;

@@ -1,7 +1,7 @@
 /*
-One driver for damaged files. A row of a table damages one file of a folder and says how the program refuses it. The
-driver damages the file, opens it, compares, and restores it. All rows share one child process: a refusal (die) returns
-to the driver. test_fuzz.c damages files at random.
+One driver for damaged files. A row of a table damages one file of a folder and says how the program must refuse it. The
+driver damages the file, opens it, compares the refusal, and restores the file. All rows share one child process: a
+refusal (die) returns to the driver. test_fuzz.c damages files at random.
 */
 #ifndef TEST_DAMAGE_H
 #define TEST_DAMAGE_H
@@ -16,13 +16,13 @@ typedef enum {
 // clang-format on
 
 typedef struct {
-    const char *file; // in the folder of the suite
+    const char *file; // file in the folder of the suite
     DamageKind kind;
     const char *find, *replace; // TEXT: the first `find` becomes `replace`; WHOLE: the file is `replace`
-    long long at;               // FLIP, PUT: byte; CUT: bytes to keep, EXTEND: bytes to add. Negative: from the end
-    size_t bytes;               // PUT: the number, little-endian; FLIP: bit of the byte
+    long long at; // FLIP, PUT: index of a byte; CUT: bytes to keep; EXTEND: bytes to add. Negative: from the end
+    size_t bytes; // PUT: the number's bytes, little-endian; FLIP: bit of the byte
     uint64_t value;
-    const char *words; // in the refusal, alternatives separated by "|"; NULL: the file is accepted
+    const char *words; // words of the refusal, alternatives separated by "|"; NULL: the file is accepted
 } Damage;
 
 #define CHANGED_TEXT(file, find, replace, words)                                                                       \
@@ -43,15 +43,15 @@ typedef struct {
 typedef struct {
     const char *folder;
     ChildBody body;      // opens the damaged file
-    const void *context; // for the body; NULL: the path of the damaged file's folder
-    // NULL, or repairs what a format derives from the bytes (checksum, length), so that damage gets further. `before`:
-    // size of the undamaged file. Called for TEXT, WHOLE and PUT only.
+    const void *context; // argument of the body; NULL: the path of the damaged file's folder
+    // NULL, or repairs values that a format derives from the bytes (checksum, length), so that damage is found later.
+    // before: size of the undamaged file. Called only for TEXT, WHOLE and PUT
     void (*mend)(const char *path, char *bytes, size_t count, size_t before);
-    int notes; // the words may be in a note before the refusal
+    int notes; // 1: the words may be in a note before the refusal
 } DamageSuite;
 
 // ---- damage ---------------------------------------------------------------------------------------------------------
-// Returns a damaged copy of bytes[*count]; *count becomes its size.
+// Returns a damaged copy of bytes[*count]. *count becomes its size.
 static char *damaged_copy(const Damage *d, const char *bytes, size_t *count) {
     const size_t at = d->at < 0 ? *count - (size_t)-d->at : (size_t)d->at;
     const size_t room = *count + (d->replace ? strlen(d->replace) : 0) + (d->kind == DAMAGE_EXTEND ? at : 0) + 1;
@@ -90,7 +90,7 @@ static void catch_refusal(int code, const char *message) {
     longjmp(caught.back, 1);
 }
 
-// Runs the body. Returns 0, or the exit code of its refusal. Closes files that it left open.
+// Runs the body. Returns 0, or the exit code of its refusal. Closes files that the body left open.
 static int run_caught(ChildBody body, const void *context) {
     const int first = dup(STDIN_FILENO);
     close(first);
@@ -117,7 +117,7 @@ static int says_one_of(const char *text, const char *words) {
     return 0;
 }
 
-// Compares a row's outcome with what it says; ends the child on a difference.
+// Compares a row's outcome with the row. Ends the child on a difference.
 static void check_damage(const DamageSuite *s, const Damage *d, size_t row, int code, char *said) {
     const char *wrong = NULL;
     if (strchr(caught.message, '\n')) wrong = "more than one line";
@@ -166,7 +166,7 @@ static void expect_damage_found(const DamageSuite *suite, const Damage *rows, si
     if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
 }
 
-// Flips a bit of each byte in [first, end): this one, or a random one if negative.
+// Flips a bit of each byte in [first, end): bit number `bit`, or a random one if it is negative.
 static void expect_bits_found(const DamageSuite *suite, const char *file, size_t first, size_t end, int bit,
                               const char *words) {
     Damage *rows = (Damage *)case_memory((end - first) * sizeof(Damage));
@@ -177,7 +177,7 @@ static void expect_bits_found(const DamageSuite *suite, const char *file, size_t
     expect_damage_found(suite, rows, end - first);
 }
 
-// Flips single bits: of the first and last bytes of the file, and `tries` at random.
+// Flips single bits: of the first and last bytes of the file, and of `tries` random bytes.
 static void expect_flips_found(const DamageSuite *suite, const char *file, size_t tries, const char *words) {
     enum { ENDS = 10 };
     char path[1024];
@@ -196,7 +196,8 @@ static void expect_flips_found(const DamageSuite *suite, const char *file, size_
 }
 
 // ---- at random ------------------------------------------------------------------------------------------------------
-// Makes one or two changes: flips a bit, sets a byte, cuts a piece out, doubles it, truncates, or replaces a number.
+// Makes one or two changes: flips a bit, sets a byte, cuts a piece out, doubles a piece, truncates, or replaces a
+// number.
 static size_t damage_at_random(char *file, size_t bytes, size_t limit) {
     static const char *const numbers[] = {"-1", "0",    "1e999", "18446744073709551616", "0.5", "[]",
                                           "{}", "\"\"", "null"};

@@ -5,7 +5,7 @@ survive a power failure; memory that runs out; and a full standard output. Readi
 #include <stdint.h>
 #include <stdlib.h>
 
-static size_t allocations_left = SIZE_MAX; // the one after them fails
+static size_t allocations_left = SIZE_MAX; // the allocation after these fails
 static void *failing_realloc(void *memory, size_t bytes) { return allocations_left-- ? realloc(memory, bytes) : NULL; }
 #define realloc failing_realloc
 #include "child.h"
@@ -14,7 +14,7 @@ static void *failing_realloc(void *memory, size_t bytes) { return allocations_le
 #include <sys/resource.h>
 #include <sys/sysmacros.h>
 
-// Intercepts every fsync of the code under test: logs the path, one a line.
+// Intercepts every fsync of the code under test: logs the paths, one per line.
 static char synced[8192];
 static int noting_fsync(int fd) {
     char link[64], path[1024];
@@ -60,7 +60,7 @@ TEST(only_regular_files_are_replaced) {
                  {"kinds/pipe", "is a device, a pipe or a socket", S_IFIFO},
                  {"kinds/link-to-pipe", "is a device, a pipe", 0},
                  {"kinds/socket", "is a device, a pipe", S_IFSOCK},
-                 {"kinds/device", "is a device, a pipe", S_IFCHR}}; // like /dev/null; only root may make one
+                 {"kinds/device", "is a device, a pipe", S_IFCHR}}; // like /dev/null; only root may make a device
     fresh_folder("kinds");
     write_file(scratch_path("kinds/old"), "a longer text than the new one", 30);
     write_output(scratch_path("kinds/old"), "new");
@@ -103,7 +103,7 @@ TEST(links_are_followed) {
 
 TEST(places_that_cannot_be_written) {
     static const size_t lengths[] = {300, PATH_MAX - 5,
-                                     5000}; // the second is too long with the suffix of the temporary file
+                                     5000}; // the second name is too long with the suffix of the temporary file
     static char path[6000];
     expect_refused(write_body, "/nowhere/file", 1, "/nowhere/file: cannot be created: No such file or directory");
     expect_refused(write_body, "/proc/file", 1, "/proc/file: cannot be created: ");
@@ -124,7 +124,7 @@ TEST(writers_do_not_mix) {
     write_file(theirs, "the user's own", 14);
     output_open(&file, path, 9);
     output_write(&file, 0, "the ", 4);
-    output_pending = NULL; // or the child takes it for its own
+    output_pending = NULL; // otherwise the child takes the parent's output for its own
     assert_int_equal(run_child(write_in_the_middle, path)->code, 0);
     output_pending = &file;
     expect_text(path, "the second, longer text");
@@ -135,7 +135,7 @@ TEST(writers_do_not_mix) {
     expect_files("two", 2);
 }
 
-// A locked file is being written, perhaps on another machine by a process of this number. An unlocked one is left over.
+// A locked file is being written, perhaps on another machine by a process with this id. An unlocked file is left over.
 TEST(temporaries_of_others_stay_while_locked) {
     const char *path = scratch_path("taken/file");
     char taken[600];
@@ -160,7 +160,7 @@ static void be_killed(const void *path) {
     raise(SIGKILL);
 }
 
-// What a killed writer left goes with the next write to the same path; files of any other name stay.
+// The next write to the same path removes what a killed writer left. Files with other names stay.
 TEST(leftovers_of_kills_are_removed) {
     static const char *const others[] = {"kill/file.tmp", "kill/files.1-0.tmp", "kill/file.1-0.tmp.x"};
     const char *path = scratch_path("kill/file");
@@ -191,7 +191,7 @@ TEST(names_of_temporaries) {
 // ---- signals --------------------------------------------------------------------------------------------------------
 static int signal_to_send;
 
-static void *send_signal(void *unused) { // from a thread that is not the writer
+static void *send_signal(void *unused) { // sends the signal from a thread that is not the writer
     raise(signal_to_send);
     return unused;
 }
@@ -220,7 +220,7 @@ static void end_while_saving(const void *path) {
 }
 
 static void signal_that_is_ignored(const void *path) {
-    signal(signal_to_send, SIG_IGN); // nohup does this
+    signal(signal_to_send, SIG_IGN); // as nohup does
     end_while_writing(path);
 }
 
@@ -233,14 +233,14 @@ TEST(signals_leave_nothing_half_written) {
         fresh_folder("signals");
         write_file(path, "old", 3);
         assert_int_equal(run_child(end_while_writing, path)->code,
-                         1000 + ends[i]); // ended by the signal, as by default
+                         1000 + ends[i]); // the signal's default action ends the child
         expect_text(path, "old");
         expect_files("signals", 1);
         assert_int_equal(run_child(signal_that_is_ignored, path)->code, 0);
         assert_memory_equal(read_whole(path, NULL), "half", 4);
         expect_files("signals", 1);
         assert_int_equal(run_child(end_while_saving, scratch_path("signals/out"))->code, 1000 + ends[i]);
-        expect_files("signals/out", 1); // the lock
+        expect_files("signals/out", 1); // only the lock file
     }
 }
 
@@ -301,7 +301,7 @@ TEST(folders_are_synced) {
     *synced = 0;
     make_folder(scratch_path("power/a/b/c"));
     expect_synced("%s\n%s\n%s\n", base, scratch_path("power/a"), scratch_path("power/a/b"));
-    make_folder(scratch_path("power/a/b/c")); // present
+    make_folder(scratch_path("power/a/b/c")); // the folder exists already
     expect_synced("", "", "", "");
     snprintf(temporary, sizeof(temporary), "%s.%ld-0.tmp", scratch_path("power/a/file"), (long)getpid());
     write_output(scratch_path("power/a/file"), "new");
@@ -327,7 +327,7 @@ TEST(an_earlier_run_is_seen_before_anything_else) {
     write_file(log, "", 0);
     assert_int_equal(run_child(open_new_run, out)->code, 0);
     write_file(log, begun, strlen(begun));
-    assert_int_equal(run_child(open_new_run, out)->code, 0); // no step was finished
+    assert_int_equal(run_child(open_new_run, out)->code, 0); // the child finished no step
     write_file(log, finished, strlen(finished));
     expect_refused(open_new_run, out, 1,
                    "earlier/log.jsonl: holds an earlier run without a checkpoint; replace it with");
@@ -355,7 +355,7 @@ static void end_before_the_run(const void *path) {
     raise(SIGTERM);
 }
 
-// A refused run removes its lock and the folders that it made, and nothing of others.
+// A refused run removes its lock and the folders that it made, and nothing else.
 TEST(refused_runs_leave_nothing) {
     fresh_folder("refused");
     expect_refused(refuse_run, scratch_path("refused/a/b//c/"), 1, "refused");
@@ -371,7 +371,7 @@ TEST(refused_runs_leave_nothing) {
     expect_files("refused/empty", 2);
 }
 
-// --resume with a mistyped or wrong folder begins no run; a run that was ended early goes on.
+// --resume with a mistyped or wrong folder begins no run. A run that was ended early continues.
 TEST(only_runs_are_resumed) {
     fresh_folder("resume"), fresh_folder("resume/other");
     expect_refused(resume_run, scratch_path("resume/no"), 1,
@@ -391,7 +391,7 @@ TEST(pipes_and_links_in_the_folder_of_a_run) {
     write_file(mine, "mine\n", 5);
     write_file(scratch_path("trap/model.bin"), "mine\n", 5);
     assert_int_equal(symlink(scratch_path("trap"), scratch_path("trap/run/checkpoint-00000002.removed")), 0);
-    alarm(20); // a pipe must not be waited for
+    alarm(20); // ends the test if it waits for a pipe
     assert_int_equal(mkfifo(done, 0666), 0);
     assert_true(strstr(run_child(resume_run, run)->err, "is skipped: it has no DONE") != NULL);
     assert_int_equal(symlink(mine, lock), 0);
@@ -431,12 +431,12 @@ static void make_json(const void *left) {
     cJSON_Delete(json_parse_object("{\"key\": [1]}", 12, "text"));
 }
 
-// cJSON's own answer is to leave the value out.
+// cJSON itself would leave the value out.
 TEST(no_value_is_left_out_of_json) {
     size_t left = 0;
     for (; run_child(make_json, &left)->code; left++)
         expect_refused(make_json, &left, 1, "bytes wanted for JSON; free");
-    assert_true(left > 6); // all that cJSON made
+    assert_true(left > 6); // everything that cJSON made was allocated
 }
 
 // ---- standard output ------------------------------------------------------------------------------------------------

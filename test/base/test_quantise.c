@@ -1,7 +1,7 @@
 /*
-Matrices in 4 bits match bitsandbytes: test/golden/quantised.bin has its records and decoded values for inputs by a
-formula (make_quantised.py), and transformers' values of every code and scale of mxfp4. Cases that the file
-lacks are checked on their own.
+Checks that 4-bit matrices match bitsandbytes. test/golden/quantised.bin has records and decoded values of bitsandbytes
+for inputs by a formula (make_quantised.py), and transformers' values of every code and scale of mxfp4. Tests without a
+golden value check cases that the file lacks.
 */
 #include "child.h"
 #include "llmc/base/quantise.h"
@@ -22,7 +22,7 @@ static float golden_input(int kind, size_t i) {
     return kind == 3 ? (float)(((int)((h >> 8) % 49) - 24) * (int)(i / 64 + 3)) : x;
 }
 
-// Element of the file, in the type that decoded values are rounded to
+// Returns an element of the file, in the type to which decoded values are rounded.
 static float golden_value(const char *values, DType type, size_t i) {
     return (float)element_to_double(values, type, i);
 }
@@ -41,7 +41,7 @@ static void golden_case(void) {
     for (size_t i = 0; i < n; i++) x[i] = quant_round(f.rounding, golden_input(header[4], i));
     golden_read(wanted, bytes);
     memset(record, 0xff, bytes);
-    QuantEncoder encoder = quant_encode_begin(record, f, n); // in parts of three blocks
+    QuantEncoder encoder = quant_encode_begin(record, f, n); // encodes parts of three blocks
     for (size_t begin = 0; begin < n; begin += 3 * f.block)
         quant_encode_part(&encoder, x + begin, begin, min_size(3 * f.block, n - begin));
     quant_encode_end(&encoder);
@@ -55,14 +55,14 @@ static void golden_case(void) {
             test_fail("value %zu is %.9g, not %.9g", i, (double)found, (double)value);
     }
     golden += n * dtype_size(f.rounding);
-    for (size_t i = 0; i < 20; i++) { // a range is a part of the whole
+    for (size_t i = 0; i < 20; i++) { // a decoded range equals the same part of the whole
         const size_t begin = test_random_below(n), count = min_size(n - begin, 1 + test_random_below(7));
         quant_decode_range(part, f, record, n, begin, count);
         assert_memory_equal(part, decoded + begin, count * sizeof(float));
     }
 }
 
-// Values of all codes with every scale, in bf16; code 2j is the low half of byte j.
+// Compares values of all codes with every scale, in bf16. Code 2j is the low half of byte j.
 static void golden_mxfp4(void) {
     enum { BLOCKS = 256, N = BLOCKS * MXFP4_BLOCK };
     const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16};
@@ -87,7 +87,7 @@ TEST(records_are_those_of_bitsandbytes) {
     int32_t count, n;
     float wanted, *x = (float *)malloc(40000 * sizeof(float));
     assert_true(x && file);
-    memcpy(file, bytes, length); // outlasts a case
+    memcpy(file, bytes, length); // a static copy outlasts a case
     golden = file;
     golden_read(&count, sizeof(count));
     assert_int_equal(count, 66);
@@ -105,14 +105,14 @@ TEST(records_are_those_of_bitsandbytes) {
     free(x), free(file);
 }
 
-// The value of each code is one of the nearest; of two the one with an even code.
+// The code's value is one of the nearest values; of two it is the one with an even code.
 TEST(mxfp4_is_rounded_to_the_nearest) {
     const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_FP32};
     for (int turn = 0; turn < 3000; turn++) {
         float x[MXFP4_BLOCK], decoded[MXFP4_BLOCK], most = 0;
         uint8_t record[64], again[64];
         const int exponent = (int)test_random_below(276) - 148;
-        for (size_t i = 0; i < MXFP4_BLOCK; i++) { // with ties
+        for (size_t i = 0; i < MXFP4_BLOCK; i++) { // includes ties
             const double v = turn % 2 ? test_uniform() : (double)test_random_below(32) / 32;
             x[i] = (float)ldexp(turn % 7 ? v : 0, exponent) * (test_random() % 2 ? 1 : -1);
             most = fmaxf(most, fabsf(x[i]));
@@ -131,13 +131,13 @@ TEST(mxfp4_is_rounded_to_the_nearest) {
                     test_fail("%.9g became %.9g", (double)x[i], (double)decoded[i]);
             }
         }
-        if (most < 0x1p-120f) continue; // else what is decoded is encoded to the same bytes
+        if (most < 0x1p-120f) continue; // for larger values, decoded values encode to the same bytes
         quant_encode(again, f, decoded, MXFP4_BLOCK);
         assert_memory_equal(again, record, sizeof(record));
     }
 }
 
-TEST(values_are_rounded_to_fp16) { // each value of fp16, ties in both directions, and next to a tie
+TEST(values_are_rounded_to_fp16) { // each value of fp16, ties in both directions, and numbers next to a tie
     for (uint32_t bits = 0; bits < 0x7c00; bits++) {
         const float a = fp16_to_float((uint16_t)bits), b = bits == 0x7bff ? 65536 : fp16_to_float((uint16_t)(bits + 1));
         const float above = bits == 0x7bff ? INFINITY : b, tie = a + (b - a) / 2;

@@ -1,7 +1,7 @@
 /*
-Common base of the test programs, a thin layer over cmocka: a table of named tests (`program SUBSTRING` runs those whose
-name contains it, `program --list` names them), a closing line `N passed, N failed, N skipped`, seeded random numbers,
-and guarded tensors.
+Common base of the test programs, a thin layer over cmocka: a table of named tests (`program SUBSTRING` runs the tests
+whose name contains it, `program --list` names all), a closing line `N passed, N failed, N skipped`, seeded random
+numbers, and guarded tensors.
 
 A guarded tensor lives in device memory between two guards. Nothing here dereferences device memory: tensors are laid
 out on the host in double, converted to their element type, copied in, and copied out again. CALL runs an op and checks
@@ -21,17 +21,17 @@ what must hold for every op: guards intact, inputs untouched, and the same bits 
 #include "llmc/ops/ops.h"
 #include "llmc/base/random.h"
 
-// SCOPED(end) Type name = ...; calls end(&name) where the name's block ends.
+// SCOPED(end) Type name = ...; calls end(&name) at the end of name's block.
 #define SCOPED(end)     __attribute__((cleanup(end)))
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-// ALL_CASES=1 in the environment: runs full products of cases instead of pairwise covers.
+// Returns 1 with ALL_CASES=1 in the environment: tests then run full products of cases instead of pairwise covers.
 static int all_cases(void) {
     const char *all = getenv("ALL_CASES");
     return all && *all && *all != '0';
 }
 
-// An op may write tensors marked CHANGED (outputs, sums, in place) and SCRATCH.
+// An op may write only tensors marked CHANGED (outputs, sums, in place) and SCRATCH.
 typedef enum { INPUT, CHANGED, SCRATCH } GuardedRole;
 
 typedef struct Guarded {
@@ -39,15 +39,15 @@ typedef struct Guarded {
     GuardedRole role;
     DType type;
     size_t count;
-    void *data;                    // device: element 0, passed to the op
-    const double *values;          // [count] before the op, rounded to type; NULL for bytes
-    int raw;                       // the twin has the same elements, not their values: integers
+    void *data;                    // device: element 0, which is passed to the op
+    const double *values;          // [count] values before the op, rounded to type; NULL for bytes
+    int raw;                       // 1: integers: the twin has the same elements, not their values
     void *allocation;              // device: guard, elements, guard
-    size_t offset, bytes;          // of element 0 in the allocation; of the whole allocation
+    size_t offset, bytes;          // offset of element 0 in the allocation; bytes of the whole allocation
     unsigned char *before, *after; // host images of the allocation: before and after the op
     void *twin;                    // the reference's counterpart (test/ops/cases.h)
-    size_t stride, first, own;     // columns of the op in rows of `stride` elements; own 0: all
-    const Ops *ops;                // its op set; a test program without tensors need not link one
+    size_t stride, first, own;     // number of the op's columns in rows of `stride` elements; own 0: all columns
+    const Ops *ops;                // op set of the tensor; a test program without tensors need not link one
     struct Guarded *next;
 } Guarded;
 
@@ -58,14 +58,14 @@ static struct {
     char about[200]; // the case within the test, for messages
     uint64_t random;
     int begun, skipped;
-    int aligned;      // in every second case element 0 of every tensor is aligned to 256 bytes, else one element off
-    int all_aligned;  // in every case
-    size_t terms;     // that an op's matrix products add up for an element
-    int joins;        // bias, residual and old output that join such a sum
-    double operands;  // summed by an op's matrix products for an element
-    double worst;     // bias, residual and old output added to such a sum
-    Guarded *tensors; // relative error of operands that an op rounds: attention's weights, to bf16
-    void *blocks;     // largest error of the running test as a share of the allowed one
+    int aligned;     // 1: in this case element 0 of every tensor is aligned to 256 bytes; else it is one element off
+    int all_aligned; // 1: every case is aligned, else every second one
+    size_t terms;    // number of products that an op's matrix products add up for an element
+    int joins;       // how many of bias, residual and old output are added to such a sum
+    double operands; // relative error of operands that an op rounds: attention's weights, to bf16
+    double worst;    // largest error of the running test as a share of the allowed error
+    Guarded *tensors;
+    void *blocks;
 } testing;
 
 // ---- random numbers, seeded by the name of the test: it does the same alone and among others -----------
@@ -81,7 +81,7 @@ static double test_uniform(void) { return ((double)(test_random() >> 11) + 0.5) 
 
 static double test_normal(void) { return normal_of(test_random()); }
 
-// Standard normal by Box-Muller, addressed as in llmc/base/random.h: one index gives one value.
+// Returns a standard normal number by Box-Muller, addressed as in llmc/base/random.h: one index gives one number.
 static double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     double u = 1.0 - random_uniform(seed, stream, 2 * index), v = random_uniform(seed, stream, 2 * index + 1);
     return sqrt(-2.0 * log(u)) * cos(2.0 * 3.14159265358979323846 * v);
@@ -89,7 +89,8 @@ static double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
 
 // ---- a case: its name for messages, and memory until the next case --------------------------------------------------
 static void *case_memory(size_t bytes) {
-    void **block = (void **)calloc(1, bytes + 64); // 64: link to the previous block, keeping the rest aligned
+    void **block = (void **)calloc(1, bytes + 64); // 64 bytes: link to the previous block, and padding that keeps the
+                                                   // block aligned
     if (!block) {
         fprintf(stderr, "test: no host memory for %zu bytes\n", bytes);
         exit(1);
@@ -143,9 +144,9 @@ static void test_skip(const char *reason) {
 }
 
 // ---- elements -------------------------------------------------------------------------------------------------------
-// Rounds to the nearest bf16, ties to even, straight from double: no double rounding.
+// Rounds to the nearest bf16, ties to even, directly from double, so without double rounding.
 static double round_to_bf16(double x) {
-    const uint64_t half = (uint64_t)1 << 44; // 45 of a double's 52 bits go
+    const uint64_t half = (uint64_t)1 << 44; // drops 45 of a double's 52 bits
     uint64_t bits;
     if (!isfinite(x)) return x;
     if (fabs(x) < 0x1p-126) return nearbyint(x * 0x1p133) * 0x1p-133; // subnormals share one unit
@@ -169,8 +170,8 @@ static void element_write(void *elements, DType type, size_t i, double x) {
 }
 
 // ---- guarded tensors ------------------------------------------------------------------------------------------------
-// Guards and poison: every 16 bits start with 0xffc0, so an element read there is NaN (or a wild index). The rest of
-// the bits differs, so a guard overwritten by its neighbour is noticed.
+// Fills guards and poison: every 16 bits start with 0xffc0, so an element read there is NaN (or a wild index). The
+// other bits differ from place to place, so a guard that its neighbour overwrites is noticed.
 static void poison(void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         ((unsigned char *)memory)[i] = (i & 1) ? 0xff : (unsigned char)(0xc1 + (i / 2 * 37 + i / 126) % 63);
@@ -246,7 +247,7 @@ static void tensors_check(int second) {
     }
 }
 
-// Emulated kernels are slow: there, tests run some of their cases; a GPU runs all. The second run reverses blocks and
+// Emulated kernels are slow: with them tests run only some cases; a GPU runs all. The second run reverses blocks and
 // their threads, so that a race shows.
 #ifdef CUDA_ON_CPU
 enum { EMULATED = 1 };
@@ -260,7 +261,7 @@ enum { EMULATED = 0 };
 static void cuda_on_cpu_turn_order(void) {}
 #endif
 
-// Lays out every tensor of the case anew: compare the results of an earlier CALL before the next.
+// Lays out every tensor of the case anew, so compare the results of an earlier CALL before the next.
 #define CALL(call)                                                                                                     \
     for (int again = 0; again < 2; again++) {                                                                          \
         tensors_load();                                                                                                \
@@ -281,13 +282,13 @@ static int on_gpu_in_bf16(void) {
     return !EMULATED && !strcmp(ops_device->name, "cuda") && ops_device->stored == DTYPE_BF16;
 }
 
-// A GPU's matrix instructions truncate: fp32 sums of bf16 products lose up to 2^-23 at every step, always towards zero.
-// The error grows with the length, not its root (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"). A step
-// adds 8 products or more and loses half on average: at most (K / 8) 2^-24 of a sum of K.
+// Returns the truncation error of a GPU's matrix instructions: fp32 sums of bf16 products lose up to 2^-23 at every
+// step, always towards zero. The error grows with the length, not its root (Fasi et al. 2021, "Numerical behavior of
+// NVIDIA tensor cores"). A step adds 8 products or more and loses half on average: at most (K / 8) 2^-24 of a sum of K.
 static double truncation_error(void) { return on_gpu_in_bf16() ? (double)testing.terms / 8.0 * 0x1p-24 : 0.0; }
 
-// Some cuBLASLt kernels, and bias_add, round before each of bias, residual and old output is added (seen on an H100):
-// half a unit each. A product alone is rounded once.
+// Returns the error of early rounding. Some cuBLASLt kernels, and bias_add, round before they add each of bias,
+// residual and old output (seen on an H100): half a unit each time. A product alone is rounded once.
 static double early_rounding(const Guarded *t) {
     return on_gpu_in_bf16() && t->type == DTYPE_BF16 ? testing.joins * 0x1p-9 : 0.0;
 }
@@ -298,9 +299,9 @@ static double arithmetic_error(void) {
 }
 static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
 
-// Compares the op's t with `expected`. Each element: within one rounding of its type plus arithmetic error relative to
-// the tensor's RMS (or `scale`, the size of cancelled terms, if larger). The relative L2 error likewise, ten times
-// tighter in the arithmetic. slack widens both. fp32 may underflow below 1e-34.
+// Compares the op's t with `expected`. Each element must be within one rounding of its type plus arithmetic error
+// relative to the tensor's RMS (or to `scale`, the size of cancelled terms, if larger). The relative L2 error must be
+// within the same bounds, with a tenth of the arithmetic error. slack widens both. fp32 may underflow below 1e-34.
 static void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
     double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), sum = 0.0, worst = 0.0;
     double relative = slack * arithmetic_error();
@@ -333,8 +334,9 @@ static void expect_exactly(const Guarded *t, const double *expected) {
 }
 
 // ---- the runner -----------------------------------------------------------------------------------------------------
-// Matrix instructions (GPU, AMX) take attention's weights and score gradients rounded to bf16. A GPU's take the delta
-// rule's results as two bf16 numbers (llmc/ops/cuda/delta_blocks.cuh).
+// Returns the relative error of rounded operands. Matrix instructions (GPU, AMX) take attention's weights and score
+// gradients rounded to bf16. A GPU's take the delta rule's results as two bf16 numbers
+// (llmc/ops/cuda/delta_blocks.cuh).
 static double operand_error(const char *test) {
     const int on_gpu = ops_device && !strcmp(ops_device->name, "cuda");
 #if defined(__AMX_BF16__)
@@ -364,7 +366,7 @@ static int test_end(void **state) {
     return 0;
 }
 
-// The tests of a program in order of definition: TEST registers its test before main.
+// The tests of a program in the order of definition: TEST registers its test before main.
 static struct CMUnitTest listed_tests[96];
 static size_t listed_count;
 
@@ -377,7 +379,7 @@ static size_t listed_count;
     }                                                                                                                  \
     static void name(void **cmocka_state __attribute__((unused)))
 
-// The body of main: `program`, `program SUBSTRING`, `program --list`. teardown: the group's, or NULL.
+// Runs the body of main: `program`, `program SUBSTRING`, `program --list`. teardown: of the group, or NULL
 static int tests_run(int argc, char **argv, CMFixtureFunction teardown) {
     static char pattern[200];
     const char *part = argc == 2 ? argv[1] : "";
