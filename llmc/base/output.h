@@ -176,7 +176,7 @@ static void output_refuse_input(const char *path, const char *option, const char
         die("%s: is the input --%s %s, or lies in it or around it; choose another place", path, option, input);
 }
 
-// ---- what a killed process left -------------------------------------------------------------------------------------
+// ---- leftovers of killed processes ----------------------------------------------------------------------------------
 // Removes the folder that is open as fd and its files that `ours` accepts, unfinished ones too; closes fd. within: "",
 // or "NAME/" for a folder within the removed one. Returns 0 if the folder holds other files; it then stays.
 static int folder_remove(const char *path, int fd, const char *within, int (*ours)(const char *name)) {

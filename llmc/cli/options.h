@@ -31,7 +31,7 @@ static const char *option_nearest(const char *typed, Verb verb) {
     return nearest;
 }
 
-// ---- what an option accepts ----------------------------------------------------------------------------------------
+// ---- the values that an option accepts -----------------------------------------------------------------------------
 // Writes "a|b|c" as "a, b or c".
 static void words_text(const char *choices, char *text, size_t size) {
     size_t used = 0;
@@ -311,7 +311,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
 
 // Returns the learning rate that --lr auto means in a new run.
 static double options_learning_rate(const Options *o) {
-    static const double rates[3][2] = {{1e-5, 1e-4}, {5e-7, 5e-6}, {1e-6, 1e-5}}; // of a model, of adapters
+    static const double rates[3][2] = {{1e-5, 1e-4}, {5e-7, 5e-6}, {1e-6, 1e-5}}; // rates for a model, for adapters
     const unsigned kind = OF(o->objective);
     if (o->init) return 3e-4;
     return rates[kind & (OF_PREFERENCES | OF(OBJECTIVE_KTO)) ? 1
@@ -319,7 +319,7 @@ static double options_learning_rate(const Options *o) {
                                                              : 0][o->lora_rank || o->adapter];
 }
 
-// ---- the whole line ------------------------------------------------------------------------------------------------
+// ---- the whole command line ----------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
 // Adds the options of --config that the command line leaves out. A default among a run's options does not count as

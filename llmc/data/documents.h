@@ -2,8 +2,8 @@
 The documents of a run: opens shards (shard.h, llmc_shard.h), checks that they fit the objective and the model, and
 builds the index of training samples. documents_read.h reads documents, dataloader.h makes batches.
 
-A document of n tokens has n-1 positions: it reads tokens[0..n-2] and predicts those of tokens[1..n-1] that are targets.
-One of more than T positions is split, truncated or refused. Splitting makes segments of T positions, each an
+A document of n tokens has n-1 positions: it reads tokens[0..n-2] and predicts the targets among tokens[1..n-1]. A
+document of more than T positions is split, truncated or refused. Splitting makes segments of T positions, each an
 independent document with positions from 0. The last token of a segment is also the first of the next: target here,
 input there. Segments without a target are left out. The documents of a preference pair or a group are one sample: they
 are not split, lie in one sequence in their order, and are left out together. In other data every segment is a sample.

@@ -168,7 +168,7 @@ static void logprobs_close(LogprobFile *f) {
     if (f->file.path) input_close(&f->file);
 }
 
-// ---- is it the right one? -----------------------------------------------------------------------------------------
+// ---- does the file fit the run? -----------------------------------------------------------------------------------
 static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     if (h->cut == DOCUMENTS_WHOLE) return "whole";
     snprintf(text, 64, "%s %zu positions", h->cut == DOCUMENTS_SPLIT ? "split into" : "truncated to", h->seq_len);

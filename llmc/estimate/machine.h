@@ -34,9 +34,9 @@ typedef enum {
     EXPERTS_FLOPS,    // products of experts with our own kernel
     DELTA_FLOPS,      // the delta rule of linear attention
     MEMORY_BANDWIDTH, // bytes per second of a GPU, like the next three
-    LINK_WITHIN,      // to GPUs of the same node
-    LINK_BETWEEN,     // to GPUs of other nodes
-    LINK_HOST,        // to host memory, in one direction
+    LINK_WITHIN,      // rate to GPUs of the same node
+    LINK_BETWEEN,     // rate to GPUs of other nodes
+    LINK_HOST,        // rate to host memory, in one direction
     MEMORY_SHARE,     // share of memory's bandwidth that ops reach
     LINK_SHARE,       // share of a link's bandwidth that large messages reach
     HOP_WITHIN,       // seconds of latency from one GPU to the next in a collective

@@ -75,7 +75,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     return length;
 }
 
-// ---- adapter_config.json: what is refused -------------------------------------------------------------------------
+// ---- adapter_config.json: refusals --------------------------------------------------------------------------------
 // Tells whether a value is active: not null, false, empty or equivalent to these.
 static int adapter_in_force(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return 0;

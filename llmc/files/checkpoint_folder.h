@@ -15,7 +15,7 @@ An error that hides whether a checkpoint is there or complete (EIO, EACCES, EMFI
 #include "llmc/ranks/dist.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 
-#define CHECKPOINT_NONE SIZE_MAX    // no step
+#define CHECKPOINT_NONE SIZE_MAX    // no checkpoint's step
 #define LOCK_TRIES      20          // 0.1 s apart: readers, and ranks of an ended job, soon release the lock
 #define RECORDS_NAME    "log.jsonl" // written by log.h
 
@@ -136,7 +136,8 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         manifest->bytes[i] = bytes, manifest->checksum[i] = checksum;
         cursor += 1 + strcspn(cursor + 1, "\n");
     }
-    if ((size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0) // its text, written
+    if ((size_t)length != manifest_text(manifest, same) ||
+        memcmp(text, same, (size_t)length) != 0) // the manifest's text
         // back, must be equal
         return manifest_fault(manifest, MANIFEST_INCOMPLETE, "its " MANIFEST_NAME " is damaged");
     for (size_t i = 0; (name = manifest_file(manifest, i)) != NULL; i++) {
@@ -198,7 +199,7 @@ static const char *manifest_compare(const char *checkpoint, const Manifest *mani
     return NULL;
 }
 
-// ---- what is there --------------------------------------------------------------------------------------------------
+// ---- which checkpoints there are ------------------------------------------------------------------------------------
 // Returns the largest step below `limit` of a checkpoint, complete or not, or CHECKPOINT_NONE.
 static size_t checkpoint_before(const char *folder, size_t limit) {
     size_t best = CHECKPOINT_NONE;

@@ -1,11 +1,11 @@
 /*
 Reads and writes config.json of a Hugging Face model. Reading takes the classic keys (rope_theta, rope_scaling,
 torch_dtype) and the keys of transformers 5 (rope_parameters, dtype); an absent key has the default of its config class.
-In a composite model (text and images) it takes text_config. It refuses by name whatever would make the model compute
-something else: architectures, activations, other rope types, soft caps, quantisation, impossible values. Writing gives
-every key that transformers needs to build the same model, rotary positions and windows in both forms if these agree. An
-existing config.json of this model is kept (hf_config_keep.h). Both directions walk config_keys (config.h) and the table
-of hf_constants.h, so a new key is read and written under its own name.
+In a composite model (text and images) it takes text_config. It refuses by name every setting with which the model would
+compute something else: architectures, activations, other rope types, soft caps, quantisation, impossible values.
+Writing gives every key that transformers needs to build the same model, rotary positions and windows in both forms if
+these agree. An existing config.json of this model is kept (hf_config_keep.h). Both directions walk config_keys
+(config.h) and the table of hf_constants.h, so a new key is read and written under its own name.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H

@@ -91,7 +91,7 @@ static const char *hf_tokenizer_from(const HfWrite *write) {
     return write->tokenizer;
 }
 
-// ---- what goes where ------------------------------------------------------------------------------------------------
+// ---- which tensor goes into which file ------------------------------------------------------------------------------
 static const char *hf_dtype_of(const HfTensor *t) {
     return t->other ? t->other->dtype : t->part ? t->dtype : safetensors_dtypes[t->type].name;
 }
@@ -407,7 +407,7 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     free(text);
 }
 
-// ---- the whole ------------------------------------------------------------------------------------------------------
+// ---- the whole folder -----------------------------------------------------------------------------------------------
 // Changes type, rotary positions and vocabulary in a config.json or its text_config. text: has room for more. Returns
 // the new length.
 static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {

@@ -13,7 +13,7 @@ typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NEST
 
 static const char *const hf_part_names[HF_PARTS] = {
     "", "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
-static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // from HF_CODES, HF_ABSMAX
+static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // names from HF_CODES, HF_ABSMAX on
 
 enum { HF_STATE_TEXT = 320 };
 

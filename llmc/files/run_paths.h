@@ -1,8 +1,8 @@
 /*
 --model and --adapter also take the folder of a run (--out of train), meaning its last complete checkpoint, or a
 checkpoint, meaning its model.bin or adapters. The checkpoint is held until checkpoint_release. A folder with a
-config.json is a Hugging Face model, whatever else it holds. A hub name such as Qwen/Qwen3-0.6B means its snapshot in
-Hugging Face's cache, unless a path of that name exists.
+config.json is a Hugging Face model, even if it also holds other files. A hub name such as Qwen/Qwen3-0.6B means its
+snapshot in Hugging Face's cache, unless a path of that name exists.
 */
 #ifndef LLMC_RUN_PATHS_H
 #define LLMC_RUN_PATHS_H

@@ -412,8 +412,8 @@ static void attention_range(AttentionCase *a, int range) {
     a->shape.keys.begin = range ? 0 : middle, a->shape.keys.end = range ? middle : SIZE_MAX;
 }
 
-// Slack for dout . v - delta: two sums of HD products, which nearly cancel in short documents. With few keys, rounding
-// errors of operands hardly average out.
+// Returns the slack for dout . v - delta: two sums of HD products, which nearly cancel in short documents. With few
+// keys, rounding errors of operands hardly average out.
 static double attention_slack(size_t HD) { return fmax(1, sqrt((double)HD / 128)) * (rounds_operands() ? 2 : 1); }
 
 static AttentionCase attention_begin(const OpShape *s, int backward) {
@@ -464,7 +464,8 @@ static void case_attention_backward(const OpShape *s) {
     expect(dv, attention_slack(s->HD), 0.3);
 }
 
-// The last n of `positions` keys are the queries' own. lse is drawn like any tensor; it need not belong to these keys.
+// Runs the op with keys of which the last n are the queries' own. lse is drawn like any tensor; it need not belong to
+// these keys.
 static void case_attention_received(const OpShape *s) {
     check_begin("%zu of %zu keys", s->n, s->positions);
     const Dim N = all_of(s->n), keys = all_of(s->positions), heads = all_of(s->NH);

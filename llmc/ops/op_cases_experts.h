@@ -74,7 +74,7 @@ static void case_router_weights(const OpShape *s) {
     expect(weight, 1, 0);
 }
 
-// joined: with the loss that balances experts; factor: weight of the z loss
+// Runs the op. joined: with the loss that balances experts; factor: weight of the z loss
 static void case_router_backward(const OpShape *s) {
     router_begin(s);
     const DType summed = check.ops->summed;
@@ -146,7 +146,7 @@ static void case_route_combine(const OpShape *s) {
     expect(out, 1, sqrt((double)k));
 }
 
-// joined: rows are in the order of experts
+// Runs the op. joined: rows are in the order of experts
 static void case_route_weigh(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const Dim C = some_of(s->C, 64), N = all_of(s->n);
@@ -190,7 +190,7 @@ static Dim of_experts(Dim d, size_t E) {
     return dim_of(d.size * E, d.count * E, at);
 }
 
-// joined: rows are weighed by their token's weight
+// Runs the op. joined: rows are weighed by their token's weight
 static void case_experts_bias_forward(const OpShape *s) {
     check_begin("%zu x %zu by %zu", s->n, s->C, s->router.E);
     const Dim N = all_of(s->n), C = some_of(s->C, 64);

@@ -210,7 +210,7 @@ static void case_gated_norm_backward(const OpShape *s) {
     expect(dw, 1, sqrt((double)(s->n * HV)));
 }
 
-// ---- what a range of tokens does to a state: three value heads of an odd width -------------------------------------
+// ---- transfer of a state by a range of tokens: three value heads of an odd width -----------------------------------
 static const DeltaShape odd_shape = {{NULL, 0, 0, 0}, 1, 3, 37, 130, 4, 0, 0};
 
 static void case_transfer_begin(const OpShape *s) {

@@ -62,7 +62,7 @@ OP_HOST(void, machine_findings, (TellFinding tell), (tell))
 // returns when all work is done; call it before reading a clock
 OP_HOST(void, finish, (void), ())
 
-// ---- places that tensors are stored to, beside other ops: host memory and files on disk ----------------------------
+// ---- places to which tensors are stored during other ops: host memory and files on disk ----------------------------
 // returns memory that the device reaches at full speed; NULL if there is not enough
 OP_HOST(void *, host_allocate, (size_t bytes), (bytes))
 OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))

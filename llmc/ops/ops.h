@@ -170,7 +170,7 @@ typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU, ACTIVATION_
 
 typedef struct {
     ActivationKind kind;
-    double alpha, limit; // of CLAMPED
+    double alpha, limit; // parameters of CLAMPED
 } Activation;
 
 // Returns the elements of an input row: gate and up, or only FF.

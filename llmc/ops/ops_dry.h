@@ -11,7 +11,7 @@ plans for any element type; scratch sizes come from the linked op set.
 
 // Work of the ops of a pass
 typedef struct {
-    double flops;                                 // of products and attention
+    double flops;                                 // FLOPs of products and attention
     double attention_forward, attention_backward; // the part of flops in attention
     double delta;                                 // the part of flops in the delta rule
     double operands;                              // bytes that products and attention read and write
@@ -20,7 +20,7 @@ typedef struct {
     // counted only for a known machine (DryCount.library)
     double own_forward, own_backward;           // attention FLOPs in our own kernels
     double slow_forward, slow_backward;         // FLOPs that fit in the additional time of heads and windows
-    double slow_own_forward, slow_own_backward; // the same for our own kernels
+    double slow_own_forward, slow_own_backward; // FLOPs that our own kernels could do in the additional time
     double any_order;                           // part of attention_backward: in the library, with sums in any order
     double masked_forward, masked_any_order;    // part of attention in the library: AttentionCounts.masked
     double library_calls, staged;               // calls of the library; bytes of `moved` that these calls stage
@@ -64,7 +64,7 @@ static void dry_move(size_t elements, size_t size) {
     dry.counts.moved += dry.factor * (double)elements * (double)size, dry.counts.launches += dry.factor;
 }
 
-// ---- counts and checks of op_list.h beside ranges -------------------------------------------------------------------
+// ---- counts and checks of op_list.h, other than ranges --------------------------------------------------------------
 static void dry_norm(Norm norm, const char *rms, const char *layer, size_t C) {
     dry.op = norm.kind == NORM_RMS ? rms : layer, dry.cols = C;
 }

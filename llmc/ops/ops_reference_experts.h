@@ -208,7 +208,7 @@ static void reference_experts_scale_backward(double *dscale, double *dweight, co
     }
 }
 
-// ---- products: those of a linear layer, expert by expert ------------------------------------------------------------
+// ---- products: a linear layer per expert ----------------------------------------------------------------------------
 static size_t rows_of_expert(const int32_t *first, size_t e) { return (size_t)(first[e + 1] - first[e]); }
 
 static void reference_experts_forward(double *out, const double *x, const double *weight, const int32_t *first,

@@ -182,7 +182,7 @@ static void update_compute(Update *u, UpdateSlice s) {
     }
 }
 
-// ---- all of them ----------------------------------------------------------------------------------------------------
+// ---- all slices -----------------------------------------------------------------------------------------------------
 static const struct {
     const char *slots;
     Share share;
@@ -317,7 +317,7 @@ static void optimizer_step(Residency *r, const OptimizerState *state, const Adam
     arena_pop(r->arena, mark);
 }
 
-// ---- the gradient as a whole ----------------------------------------------------------------------------------------
+// ---- the whole gradient: norm and clipping --------------------------------------------------------------------------
 // Returns the gradient's L2 norm, summed in double in the order of the table, then of the ranks, each over its shard at
 // every ZeRO stage. *bad: the first parameter with NaN or an infinity (or squares that overflow a double), or NULL;
 // equal on all ranks

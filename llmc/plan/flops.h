@@ -112,8 +112,7 @@ typedef struct {
 static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
-    double again[LAYER_KINDS] = {0}; // of the layers that restore inputs: widths of queries, and the number of linear
-                                     // layers
+    double again[LAYER_KINDS] = {0}; // for layers that restore inputs: widths of queries, number of linear layers
     PassSize size = {0};
     for (size_t l = 0; l < config->num_hidden_layers; l++)
         if (layer_restores(settings, l))

@@ -136,7 +136,7 @@ static int run_take(Run *run, const Search *search, const Batch *shape, const Ca
 // Returns the estimated seconds of a step of the plan that run_take made, with its workspace.
 static double run_seconds(const Run *run, const Search *search, const Batch *shape) {
     RunSettings device = run->settings; // places change no work
-    if (!shape->N) return 0;            // only generation
+    if (!shape->N) return 0;            // without tokens the run only generates
     for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
     device.defers = 0;
     const PassWork work = pass_work(search->machine, &device, shape);

@@ -30,7 +30,7 @@ typedef struct {
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
-    Storage storage;       // no format: weights are stored in the type they are used in
+    Storage storage;       // no format: weights are stored in the type in which they are used
     Lora lora;             // rank 0: no adapters
     WeightSource *adapter; // file of --adapter; open until it is read
     size_t grown_from;     // the vocabulary before --grow-vocabulary; 0: unchanged

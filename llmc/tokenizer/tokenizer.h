@@ -252,7 +252,7 @@ static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes
     if (raw) encode_added(t, t->normal.at, t->normal.count, 0, first, allow_special, ids);
 }
 
-// ---- what callers use -----------------------------------------------------------------------------------------------
+// ---- the interface --------------------------------------------------------------------------------------------------
 // Returns text from the file for a message: one line, without characters that move the cursor.
 static const char *tokenizer_message(const Tokenizer *t, TokenizerSection section) {
     static char text[400];

@@ -444,7 +444,7 @@ static void tokenizer_close(Tokenizer *t) {
     free(t);
 }
 
-// ---- where it lies --------------------------------------------------------------------------------------------------
+// ---- where the file lies --------------------------------------------------------------------------------------------
 // Where a tokenizer file lies: in the model's folder, in a run's folder next to its checkpoints, or next to shards made
 // for the model. Training and `convert` copy it to where `sample` looks.
 
@@ -472,7 +472,7 @@ static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
     return path_exists(path);
 }
 
-// ---- which tokenizer it is ------------------------------------------------------------------------------------------
+// ---- the tokenizer's fingerprint ------------------------------------------------------------------------------------
 // Returns a tokenizer's fingerprint, as shards and tokenizer files record it: (bytes of tokenizer.json) << 32 | their
 // CRC-32.
 static uint64_t tokenizer_fingerprint(const char *path) {

@@ -413,7 +413,7 @@ static void trainer_load(Trainer *t, const char *last) {
     run_close_source(&t->run);
 }
 
-// ---- the whole ------------------------------------------------------------------------------------------------------
+// ---- the whole setup ------------------------------------------------------------------------------------------------
 // Keeps the planner's choices that affect results, as the run of this checkpoint began with them.
 static void trainer_keep_choices(Trainer *t, const char *last) {
     Options *o = &t->options;

@@ -224,7 +224,7 @@ static void doctor_row(const char *name, DoctorLook *look, size_t i, int communi
     if (*row.name) doctor_add(&row);
 }
 
-// ---- what there is -------------------------------------------------------------------------------------------------
+// ---- the machine ---------------------------------------------------------------------------------------------------
 __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, Finding finding, const char *format,
                                                               ...) {
     DoctorRow row = {0};

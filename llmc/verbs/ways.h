@@ -34,7 +34,7 @@ typedef struct WayBounds {
     size_t divisions;                 // 0: --zero and --sp are fixed
 } WayBounds;
 
-// ---- making them ---------------------------------------------------------------------------------------------------
+// ---- making ways ---------------------------------------------------------------------------------------------------
 // Sets an option as if the user had typed it.
 static void option_type(Options *o, const char *typed, const char *value) {
     char name[64];
@@ -216,7 +216,7 @@ static char *way_command(const WayToTrain *w) {
     return text;
 }
 
-// ---- printing them -------------------------------------------------------------------------------------------------
+// ---- printing ways -------------------------------------------------------------------------------------------------
 #define WAY_NAME 96
 
 // Writes a way's name: "all weights, device alone", "QLoRA of rank 16, with host memory". Adds the method if it is not

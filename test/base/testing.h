@@ -58,8 +58,8 @@ static struct {
     char about[200]; // the case within the test, for messages
     uint64_t random;
     int begun, skipped;
-    int aligned;     // 1: in this case element 0 of every tensor is aligned to 256 bytes; else it is one element off
-    int all_aligned; // 1: every case is aligned, else every second one
+    int aligned;     // 1: in this case element 0 of every tensor is aligned to 256 bytes; else some are one element off
+    int all_aligned; // 1: every case is aligned, else a random half of the cases
     size_t terms;    // number of products that an op's matrix products add up for an element
     int joins;       // how many of bias, residual and old output are added to such a sum
     double operands; // relative error of operands that an op rounds: attention's weights, to bf16
@@ -68,7 +68,7 @@ static struct {
     void *blocks;
 } testing;
 
-// ---- random numbers, seeded by the name of the test: it does the same alone and among others -----------
+// ---- random numbers, seeded by the test's name: a test does the same alone and among others ------------
 static uint64_t test_random(void) {
     const uint64_t before = testing.random;
     testing.random += 0x9e3779b97f4a7c15u;

@@ -22,7 +22,7 @@ scores (36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were
 // Elements from row to row of the scores: an odd number of cache lines (see packed_width)
 #define SCORE_STRIDE (BLOCK_KEYS + CACHE_LINE)
 
-// ---- the three products: rows is a multiple of TILE_ROWS, the packed blocks are padded to it -----------------------
+// ---- the three products: rows is a multiple of TILE_ROWS; packed blocks are padded to whole tiles ------------------
 
 // Computes scores[r][j] = a[r] . b[j] for the keys j that r's tile sees. a[rows][HD] is packed, bt[HD][SCORE_STRIDE]
 // transposed.
@@ -88,8 +88,8 @@ VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
 }
 
-// If a row's largest score grows, rescales its sum and its unfinished output: the folded part (NULL: none yet) and the
-// rest.
+// Raises a row's largest score. If it grows, rescales the row's sum and its unfinished output: the folded part (NULL:
+// none yet) and the rest.
 VECTOR_INLINE void row_raise(floatS now, floatS *largest, double *sum, floatS *out, floatS *folded, size_t HD) {
     if (!(now > *largest)) return;
     const Vector shrink = vector_exp2(vector_of(*largest - now));

@@ -111,7 +111,7 @@ VECTOR_INLINE floatS router_exponentials(floatS *p, const floatS *z, size_t coun
 
 // A token's router; weights are scale score[k] / divisor
 typedef struct {
-    floatS score[ROUTER_ROW], slope[ROUTER_ROW]; // of the token's chosen experts; slope: of the sigmoid
+    floatS score[ROUTER_ROW], slope[ROUTER_ROW]; // numbers of the token's chosen experts; slope: of the sigmoid
     floatS p[ROUTER_ROW];                        // exp(z - largest) of all experts, if router_all computed them
     floatS largest, sum, divisor;
 } TokenRouter;

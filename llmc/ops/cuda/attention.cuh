@@ -21,13 +21,13 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
                              SpanBlocks blocks, HeadShape shape, bool accumulate) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // of tiles of keys and values
+    floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // tiles of keys and values
     const SpanBlock block = span_block(blocks, T.held, false);
     const size_t head = blockIdx.y, end = block.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
-    const size_t row = block.begin + warp_row + lane / 4; // and row + 8
+    const size_t row = block.begin + warp_row + lane / 4; // this lane's rows: row and row + 8
     const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
     float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY},
@@ -124,13 +124,13 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tq = tiles, *const td = tq + T.held * tile_stride<HD>,
-                  *const stages = td + T.held * tile_stride<HD>; // of tiles of keys and values
+                  *const stages = td + T.held * tile_stride<HD>; // tiles of keys and values
     const SpanBlock block = span_block(blocks, T.held, false);
     const size_t head = blockIdx.y, end = block.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
-    const size_t row = block.begin + warp_row + lane / 4; // and row + 8
+    const size_t row = block.begin + warp_row + lane / 4; // this lane's rows: row and row + 8
     const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
     float sums[HD / 8][4] = {}, row_lse[2] = {INFINITY, INFINITY}, row_delta[2] = {0.0f, 0.0f};
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     constexpr bool SHARED_KEYS = OWNERS<HD> == 2;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tk = tiles, *const tv = tk + T.held * tile_stride<HD>,
-                  *const stages = tv + T.held * tile_stride<HD>; // of tiles of queries and of their outputs' gradients
+                  *const stages = tv + T.held * tile_stride<HD>; // tiles of queries and of their outputs' gradients
     const SpanBlock block = span_block(blocks, T.held, true);
     const size_t window = (size_t)blocks.window, group = shape.NH / shape.NKV, end = block.span.end,
                  key_end = block.end;

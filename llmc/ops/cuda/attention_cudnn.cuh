@@ -80,7 +80,7 @@ static void merge_staged(Out *out, float *lse, const floatX *staged, const float
     (out, lse, staged, staged_lse, n, NH, HD, rows);
 }
 
-// ---- memory beside the tensors --------------------------------------------------------------------------------------
+// ---- memory in addition to the tensors ------------------------------------------------------------------------------
 struct CudnnStage {
     float *lse, *dq_sums;   // lse [NH][rows], dq_sums [block][NH * HD]
     floatX *q, *out, *dout; // [grid][NH * HD] padded queries

@@ -7,7 +7,7 @@ memory, products with them, and the keys of a tile that a query sees.
 #include "graph.cuh"
 #include "mma.cuh"
 
-// ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument ----------------------------------------
+// ---- blocks of spans: a launch takes up to MOST_SPANS spans as an argument ------------------------------------------
 constexpr unsigned MOST_SPANS = 64;
 constexpr int MOST_POSITIONS = 1 << 30; // most tokens of a document, so that distances fit an int
 
@@ -226,7 +226,7 @@ template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys
     hide_where<N>(s, [&](int j, int e) { return lane_column + j * 8 + e % 2 >= keys; });
 }
 
-// ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------
+// ---- which keys of a block a warp's 16 queries see ------------------------------------------------------------------
 // The keys that a warp's queries see. Positions count from the block's first key.
 struct WarpSight {
     int first;            // the warp's first query; negative if keys begin later

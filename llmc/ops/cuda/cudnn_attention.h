@@ -1,6 +1,6 @@
 /*
 cuDNN's fused attention, an optional part of op set "cuda" (used by attention_cudnn.cuh). Only cudnn_attention.cc sees
-cuDNN's graphs; the host's compiler builds it if cuDNN's headers and those of its front end are found. The library is
+cuDNN's graphs; the host's compiler builds it if the headers of cuDNN and of its front end are found. The library is
 loaded at first use: a program built with it runs without it.
 
 A call is one document's queries against one range of its keys. Tensors are slices of larger ones: rows are NH * HD (q,
@@ -17,9 +17,9 @@ extern "C" {
 
 // A call's shape. Compared byte by byte, so it has no padding.
 typedef struct {
-    size_t queries, keys;    // of the call
-    size_t heads, key_heads; // of the call
-    size_t NH, NKV, HD;      // of the whole tensors
+    size_t queries, keys;    // queries and keys of the call
+    size_t heads, key_heads; // heads of the call
+    size_t NH, NKV, HD;      // heads of the whole tensors
     size_t window;           // causal: most keys that a query sees, including its own; 0: all keys
     double scale;
     int causal;    // 1: the last query sees all keys, each earlier query one key less than the next; 0: each query sees

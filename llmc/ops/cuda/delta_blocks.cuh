@@ -404,7 +404,7 @@ constexpr size_t BLOCKS_BYTES = BLOCKS_TILES * sizeof(floatX);
 // Results of delta_blocks_kernel; NULL: not wanted
 struct BlockResults {
     OperandA *inverse, *scores;           // [blocks, HV, OPERANDS_OF_TRIANGLE]
-    OperandA *inverse_back, *scores_back; // the same of the transposes
+    OperandA *inverse_back, *scores_back; // inverse and scores of the transposes
     BlockGates *gates;                    // [blocks, HV]
     BlockFactors *factors;                // [blocks, HV]
     BlockLengths *lengths;                // [blocks, HK]

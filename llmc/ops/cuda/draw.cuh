@@ -18,7 +18,7 @@ a large GPU holds 64 MB.
 
 constexpr unsigned DRAW_DIGIT = 4, DRAW_BINS = 1 << DRAW_DIGIT, DRAW_THREADS = DRAW_BINS * LANES; // one warp per bin
 constexpr unsigned KEY_BITS = 8 * sizeof(floatX), KEY_SHIFT = 32 - KEY_BITS;
-constexpr uint32_t SIGN = 0x80000000u, NOT_FINITE = 0xffffffffu; // above all keys
+constexpr uint32_t SIGN = 0x80000000u, NOT_FINITE = 0xffffffffu; // NOT_FINITE is above all keys
 
 __device__ inline uint32_t key_of(float x) {
     const float unsigned_zero = x + 0.0f;

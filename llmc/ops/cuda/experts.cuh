@@ -57,7 +57,7 @@ static inline size_t most_row_tiles(size_t rows, size_t E, size_t size) { return
 enum ProductForm { PRODUCT_FORWARD, PRODUCT_INPUT, PRODUCT_WEIGHT };
 
 struct ProductTile {
-    int rows, columns, warp_rows, warp_columns; // of a block's result, and of each warp's part
+    int rows, columns, warp_rows, warp_columns; // size of a block's result, and of each warp's part
     int stages;
 };
 
