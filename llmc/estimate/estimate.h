@@ -2,7 +2,8 @@
 Estimates how long a step takes: the work and traffic of its plan divided by a machine's rates (machine.h). Nothing is
 measured here; code that prints these numbers calls them estimated.
 
-    work        sum of products' max(FLOPs / rate, bytes of operands / bandwidth), products of experts in whole tiles at a rate of their own, + attention forward / rate
+    work        sum of products' max(FLOPs / rate, bytes of operands / bandwidth), products of experts in whole tiles at
+                a rate of their own, + attention forward / rate
                 + attention backward / rate + (bytes that other ops move + bytes that attention stages) / bandwidth
                 + kernels * gap
     traffic     bytes that a rank sends / bandwidth of the group's slowest link + hops * time of a hop
