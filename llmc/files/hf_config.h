@@ -812,9 +812,9 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
     hf_put_windows(&json, config);
     if (config->family->experts_beside) json_bool(&json, "enable_moe_block", config->num_experts != 0);
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
-        if (!strcmp(c->key, "activation_function") && hf_applies(c->families, config->family))
+        if (!strcmp(c->key, "activation_function") && hf_applies(c, config->family))
             json_text(&json, c->key, gelu_names[config->activation_function]);
-        else if (c->written && hf_applies(c->families, config->family))
+        else if (c->written && hf_applies(c, config->family))
             json_word(&json, c->key, c->written);
     json_object_end(&json);
     const size_t length = json_text_end(&json);

@@ -14,13 +14,11 @@ typedef struct {
     const char *written; // JSON value to write; NULL: the key is not written
 } HfConstant;
 
-#define HF_SILU  "with silu" // families by their activation
-#define HF_GPT2  "with gelu_new"
-#define HF_GEMMA "with gelu_pytorch_tanh"
-#define HF_ANY   HF_SILU "|" HF_GPT2 "|" HF_GEMMA
-#define HF_ROTATED                                                                                                     \
-    "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3|granite|qwen3_moe|mixtral|gpt_oss" // whole heads
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of the same function
+#define HF_SILU    "with silu" // families by their activation
+#define HF_GPT2    "with gelu_new"
+#define HF_GEMMA   "with gelu_pytorch_tanh"
+#define HF_ANY     HF_SILU "|" HF_GPT2 "|" HF_GEMMA
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -39,13 +37,13 @@ static const HfConstant hf_constants[] = {
     {HF_GEMMA, "hidden_activation", HF_GELU, "\"gelu_pytorch_tanh\""},
     {HF_SILU "|" HF_GEMMA, "attention_dropout", NULL, NO_DROPOUT},
     {HF_GEMMA, "attn_logit_softcapping", "null", "null"},
-    {"gemma3", "final_logit_softcapping", "null", "null"},
+    {HF_GEMMA, "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
     {"gemma4", "use_bidirectional_attention", "null|vision", "null"}, // tokens of text see those before them
     {HF_ANY, "is_causal", "true", NULL},                              // read for any model by transformers
     {"gpt2", "add_cross_attention", "false", NULL},
     {HF_ANY, "is_encoder_decoder", "false", NULL},
-    {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
+    {HF_SILU "|" HF_GEMMA, "partial_rotary_factor", "1|null", NULL},
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
     {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // activation of linear attention's gated norm
     {"mixtral", "router_jitter_noise", "0", NULL},
@@ -63,14 +61,21 @@ static const struct {
                      {"olmo2", 1},       {"olmo3", 1},  {"phi3", 32000}, {"glm4", 151329}};
 
 // Tells whether a list of families names this one, or its activation.
-static int hf_applies(const char *families, const Family *family) {
+static int hf_names(const char *families, const Family *family) {
     static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU}; // of ActivationKind
     return !families || text_is_one_of(family->name, families) ||
            text_is_one_of(activations[family->activation], families);
 }
 
-// Refuses null where transformers does, because our readers take null as absent. A few keys may be null: their value
-// then follows from other keys.
+// Tells whether a key has one value in the family. An optional key that the family has is read instead.
+static int hf_applies(const HfConstant *c, const Family *family) {
+    const int key = config_key_find(c->key);
+    if (key >= 0 && config_keys[key].optional && family_has_key(family, c->key)) return 0;
+    return hf_names(c->families, family);
+}
+
+// Refuses null where transformers does: taken as absent, it would give the default. For a few keys null has a meaning:
+// the value follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
     static const char *const means[][2] = {
         {"head_dim", "llama|mistral|mixtral"},
@@ -99,12 +104,12 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
         int refused = index >= 0 && family_has_key(family, name) && !config_keys[index].scaling &&
                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window|pad_token_id");
         for (size_t i = 0; i < sizeof(refuses) / sizeof(refuses[0]); i++)
-            if (!strcmp(name, refuses[i][0])) refused = hf_applies(refuses[i][1], family);
+            if (!strcmp(name, refuses[i][0])) refused = hf_names(refuses[i][1], family);
         for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
-            if (!strcmp(name, c->key) && c->families && hf_applies(c->families, family))
+            if (!strcmp(name, c->key) && c->families && hf_applies(c, family))
                 refused = !c->allowed || !text_is_one_of("null", c->allowed);
         for (size_t i = 0; i < sizeof(means) / sizeof(means[0]); i++)
-            if (!strcmp(name, means[i][0]) && hf_applies(means[i][1], family)) refused = 0;
+            if (!strcmp(name, means[i][0]) && hf_names(means[i][1], family)) refused = 0;
         if (refused && cJSON_IsNull(item))
             die("%s: %s is null, which transformers refuses; give its value, or leave it out for the default", path,
                 item->string);
@@ -118,7 +123,7 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
     *remark = 0;
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++) {
         const cJSON *item = json_get(root, c->key);
-        if (!item || !hf_applies(c->families, family)) continue;
+        if (!item || !hf_applies(c, family)) continue;
         if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
             die("%s: %s is %s, which is not supported; supported is %s", path, c->key, value, c->allowed);
         if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
