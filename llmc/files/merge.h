@@ -149,7 +149,7 @@ static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *
             if (lora_offset_in_model(lora, &source->model, &table->parameters[k]) == source->model.parameters[i].offset)
                 merge->first[i] = k;
     }
-    source->merge = merge, source->merge_range = merge_range;
+    source->merge = merge, source->read_merged = merge_range;
 }
 
 static void merge_end(Merge *merge) {

@@ -16,22 +16,16 @@ it describes the training, from state.json and log.jsonl. The hub reads the part
 static const char *card_read(const char *folder, const char *name, char text[CARD_TEXT]) {
     char path[PATH_MAX];
     struct stat status;
-    *text = 0;
     path_join(path, folder, name);
-    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || !status.st_size) return text;
-    InputFile file = input_open(path);
-    const size_t bytes = min_size((size_t)file.bytes, CARD_TEXT - 1);
-    input_read(&file, 0, text, bytes);
-    text[bytes] = 0;
-    input_close(&file);
+    const int there = stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size;
+    text[there ? input_begin(path, text, CARD_TEXT - 1) : 0] = 0;
     return text;
 }
 
 // Parses a file's first line as JSON.
 static cJSON *card_json(const char *folder, const char *name) {
     static char text[CARD_TEXT];
-    card_read(folder, name, text);
-    return cJSON_ParseWithLength(text, strcspn(text, "\n"));
+    return cJSON_ParseWithLength(text, strcspn(card_read(folder, name, text), "\n"));
 }
 
 static const char *card_word(const cJSON *object, const char *key, const char *otherwise) {

@@ -61,8 +61,8 @@ typedef struct WeightSource {
     char *matrix; // the last transposed matrix read: these elements of the table, in this type
     size_t matrix_of;
     DType matrix_type;
-    Merge *merge; // adapters to add to what is read, or NULL
-    int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+    Merge *merge; // adapters added to what is read, or NULL
+    int (*read_merged)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);
 } WeightSource;
 
@@ -313,7 +313,7 @@ static void source_read_order(const WeightSource *source, size_t parameter, size
     for (size_t done = 0; done < count; done += n) {
         char *to = (char *)out + done * dtype_size(as);
         n = min_size(count - done, SLAB_ELEMENTS);
-        if (source->merge && source->merge_range(source, parameter, begin + done, n, as, transposed, to)) continue;
+        if (source->merge && source->read_merged(source, parameter, begin + done, n, as, transposed, to)) continue;
         source_read_slab(source, parameter, begin + done, n, as, transposed, to);
     }
 }

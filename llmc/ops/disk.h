@@ -11,7 +11,7 @@ is lost.
 An error ends the program when its transfer is awaited. With STREAMBP_TRANSFERS=late in the environment there are no
 threads: a transfer happens when it is awaited, or when its queue is full. That is how tests find missing waits.
 
-Part of an op set's translation unit, which must first define the functions declared below.
+Part of an op set's translation unit, which passes its functions (DiskDevice).
 */
 #ifndef LLMC_DISK_H
 #define LLMC_DISK_H
@@ -48,15 +48,17 @@ typedef struct {
     int of_host; // 1: memory is the host's, not the device's
 } DiskTransfer;
 
-// ---- defined by the op set -----------------------------------------------------------------------------------------
-static char *disk_pieces_allocate(size_t bytes); // allocates host memory in whole pages; NULL: not enough
-static void disk_pieces_release(char *pieces, size_t bytes);
-static void disk_mark(int way, size_t slot);  // called when asking: orders the transfer after the kernels so far
-static void disk_wait(int way, size_t slot);  // called when awaiting: waits for these kernels, and watches other ranks
-static void disk_begin(int way, size_t slot); // called in the thread: orders copies after these kernels
-static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes); // begins a copy
-static void disk_copied(int way); // waits for the copies that have begun
-static void watch_at_work(void);  // defined in dist_watch.h
+// What the op set does for transfers. mark, wait, begin, copy, copied are NULL if the device is host memory.
+typedef struct {
+    void *(*allocate)(size_t bytes); // host memory, whole pages; NULL: not enough
+    void (*release)(void *pieces, size_t bytes);
+    void (*at_work)(void);               // tells other ranks that this one works
+    void (*mark)(int way, size_t slot);  // when asking: orders the transfer after the kernels so far
+    void (*wait)(int way, size_t slot);  // when awaiting: waits for those kernels, watching other ranks
+    void (*begin)(int way, size_t slot); // in the thread: orders copies after those kernels
+    void (*copy)(int way, void *to, const void *from, size_t bytes); // begins a copy between device and host
+    void (*copied)(int way);                                         // waits for the copies begun
+} DiskDevice;
 
 typedef struct {
     const DiskFile *file;
@@ -80,7 +82,8 @@ static struct {
     DiskQueue queue[DISK_WAYS];
     pthread_mutex_t lock; // guards the queues, requests and the fields below
     pthread_cond_t changed, requested;
-    int running, helping, late, failed; // running, helping: threads run; failed: the exit code
+    int running, helping, late, failed; // threads run; failed: the exit code
+    const DiskDevice *device;
     char *pieces;
     char message[DIE_MESSAGE];
 } disk = {
@@ -143,7 +146,18 @@ static DiskPart disk_part(const DiskFile *file, size_t begin, size_t end) {
     return part;
 }
 
-// Reads the other bytes of the same blocks from the file into a piece, then starts copying the bytes to write.
+static void disk_copy(int way, const DiskTransfer *t, void *to, const void *from, size_t bytes) {
+    if (disk.device->copy && !t->of_host)
+        disk.device->copy(way, to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
+static void disk_copied(int way) {
+    if (disk.device->copied) disk.device->copied(way);
+}
+
+// Reads the file's other bytes of the same blocks into a piece, then starts copying the bytes to write.
 static void disk_fill(const DiskTransfer *t, char *piece, DiskPart part, const char *memory) {
     const size_t last = part.whole - t->file->align;
     if (part.skip) disk_io(t->file, DISK_READS, piece, t->file->align, part.offset);
@@ -187,7 +201,7 @@ static void disk_do(int way, int64_t n) {
     const size_t slot = (size_t)(n - 1) % DISK_QUEUE;
     const DiskTransfer t = queue->waiting[slot];
     if (!t.bytes) return;
-    disk_begin(way, slot);
+    if (disk.device->begin) disk.device->begin(way, slot);
     if (way == DISK_WRITES)
         disk_write(&t, queue->piece);
     else
@@ -245,11 +259,11 @@ static void disk_thread(pthread_t *thread, void *(*run)(void *), void *context) 
     if (error) die("a thread for --disk cannot be started: %s; raise the limit with ulimit -u", strerror(error));
 }
 
-static void disk_start(void) {
+static void disk_start(const DiskDevice *device) {
     const char *transfers = getenv("STREAMBP_TRANSFERS");
     sigset_t all, before;
     disk.late = transfers && !strcmp(transfers, "late"), disk.running = disk.helping = 1, disk.failed = 0;
-    disk.pieces = disk_pieces_allocate(DISK_PIECES);
+    disk.device = device, disk.pieces = (char *)device->allocate(DISK_PIECES);
     if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)DISK_PIECES));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread handles signals
@@ -279,7 +293,7 @@ static void disk_stop(void) {
         disk.queue[way].done = disk.queue[way].asked;
         for (int i = 0; i < DISK_HELPERS && !disk.late; i++) pthread_join(disk.queue[way].request[i].thread, NULL);
     }
-    disk_pieces_release(disk.pieces, DISK_PIECES);
+    disk.device->release(disk.pieces, DISK_PIECES);
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
@@ -289,13 +303,13 @@ static void disk_await(int way, int64_t n) {
     DiskQueue *queue = &disk.queue[way];
     if (!n) return;
     for (; disk.late && queue->done < n; queue->done++) disk_do(way, queue->done + 1);
-    if (!disk.late) disk_wait(way, (size_t)(n - 1) % DISK_QUEUE);
+    if (!disk.late && disk.device->wait) disk.device->wait(way, (size_t)(n - 1) % DISK_QUEUE);
     pthread_mutex_lock(&disk.lock);
     while (queue->done < n && !disk.failed) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec++;
-        if (pthread_cond_timedwait(&disk.changed, &disk.lock, &until) == ETIMEDOUT) watch_at_work();
+        if (pthread_cond_timedwait(&disk.changed, &disk.lock, &until) == ETIMEDOUT) disk.device->at_work();
     }
     const int failed = queue->done < n ? disk.failed : 0;
     pthread_mutex_unlock(&disk.lock);
@@ -309,7 +323,7 @@ static int64_t disk_ask(int way, const DiskFile *file, const void *address, void
     const size_t slot = (size_t)(n - 1) % DISK_QUEUE, begin = (size_t)((const char *)address - file->base);
     if (bytes > file->bytes - begin) die("a transfer of %zu bytes passes the end of its file; please report it", bytes);
     if (n > DISK_QUEUE) disk_await(way, n - DISK_QUEUE);
-    disk_mark(way, slot);
+    if (disk.device->mark) disk.device->mark(way, slot);
     pthread_mutex_lock(&disk.lock);
     DiskTransfer *t = &queue->waiting[slot];
     t->file = file, t->begin = begin, t->bytes = bytes, t->memory = (char *)memory, t->of_host = of_host;
@@ -396,7 +410,7 @@ static int disk_open(const char *folder) {
     return fd;
 }
 
-static void *disk_file_allocate(const char *folder, size_t bytes) {
+static void *disk_file_allocate(const DiskDevice *device, const char *folder, size_t bytes) {
     size_t i = 0;
     const size_t left = disk_bytes_left(folder, 1); // other ranks may have taken their share already
     while (i < DISK_FILES && disk.file[i].base) i++;
@@ -414,8 +428,8 @@ static void *disk_file_allocate(const char *folder, size_t bytes) {
         ((errno != EOPNOTSUPP && errno != ENOSYS) || ftruncate(file->fd, (off_t)file->bytes)))
         die("--disk %s: %s cannot be reserved there: %s; %s were free", folder, human_bytes((double)bytes),
             error_text(errno), human_bytes((double)left));
-    if (!disk.files) disk_start();
-    // uses direct I/O, if it can write the first block
+    if (!disk.files) disk_start(device);
+    // direct I/O, if it can write the first block
     const int flags = fcntl(file->fd, F_GETFL);
     char *const piece = disk.queue[DISK_WRITES].piece[0];
     disk_await(DISK_WRITES, disk.queue[DISK_WRITES].asked); // waits until the piece is free

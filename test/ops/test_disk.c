@@ -74,24 +74,17 @@ struct statvfs;
 #undef statvfs
 #undef open
 
-static char *disk_pieces_allocate(size_t bytes) { return (char *)aligned_alloc(DISK_BLOCK, bytes); }
-static void disk_pieces_release(char *pieces, size_t bytes) { (void)bytes, free(pieces); }
-static void disk_mark(int way, size_t slot) { (void)way, (void)slot; }
-static void disk_wait(int way, size_t slot) { (void)way, (void)slot; }
-static void disk_begin(int way, size_t slot) { (void)way, (void)slot; }
-static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes) {
-    (void)way, (void)transfer;
-    memcpy(to, from, bytes);
-}
-static void disk_copied(int way) { (void)way; }
-static void watch_at_work(void) {}
+static void *pieces_allocate(size_t bytes) { return aligned_alloc(DISK_BLOCK, bytes); }
+static void pieces_release(void *pieces, size_t bytes) { (void)bytes, free(pieces); }
+static void at_work(void) {}
+static const DiskDevice host = {.allocate = pieces_allocate, .release = pieces_release, .at_work = at_work};
 
 // ---- round trips ---------------------------------------------------------------------------------------------------
 enum { BYTES = 2 * DISK_PIECE + 12345 };
 
 // Writes many ranges, many in flight and neighbours in one block, and reads everything back.
 static void write_and_read(const void *context) {
-    char *const file = (char *)disk_file_allocate(scratch_folder(), BYTES);
+    char *const file = (char *)disk_file_allocate(&host, scratch_folder(), BYTES);
     unsigned char *expected = (unsigned char *)malloc(BYTES), *seen = (unsigned char *)malloc(BYTES);
     unsigned char *source = (unsigned char *)malloc(BYTES);
     (void)context;
@@ -169,11 +162,11 @@ TEST(a_disk_that_fails_ends_the_run) {
     failing("reading");
 }
 
-static void allocate(const void *context) { disk_file_allocate((const char *)context, (size_t)1 << 20); }
+static void allocate(const void *context) { disk_file_allocate(&host, (const char *)context, (size_t)1 << 20); }
 static void allocate_limited(const void *context) {
     const struct rlimit limit = {1 << 18, 1 << 18};
     setrlimit(*(const int *)context, &limit);
-    disk_file_allocate(scratch_folder(), (size_t)1 << 20);
+    disk_file_allocate(&host, scratch_folder(), (size_t)1 << 20);
 }
 static void refused(const char *folder, const char *words) {
     expect_refused(allocate, folder, 1, words);
@@ -220,7 +213,7 @@ static size_t names_in(const char *folder) {
 }
 static void killed(const void *context) {
     static char bytes[100000];
-    char *const file = (char *)disk_file_allocate((const char *)context, (size_t)40 << 20);
+    char *const file = (char *)disk_file_allocate(&host, (const char *)context, (size_t)40 << 20);
     for (size_t i = 0; i < 16; i++)
         disk_ask(DISK_WRITES, disk_file_of(file), file + i * sizeof(bytes), bytes, sizeof(bytes), 0);
     if (!names_in((const char *)context)) kill(getpid(), SIGKILL);
@@ -239,7 +232,7 @@ TEST(a_killed_process_leaves_no_file) {
 
 // A byte on disk is not memory.
 static void dereference(const void *context) {
-    const volatile char *file = (const volatile char *)disk_file_allocate((const char *)context, 10000);
+    const volatile char *file = (const volatile char *)disk_file_allocate(&host, (const char *)context, 10000);
     exit(file[5000]);
 }
 TEST(an_address_cannot_be_read_through) {

@@ -8,6 +8,8 @@ be generous. Huge pages are requested: fewer TLB misses and far cheaper first to
 #include "llmc/ops/arena.h"
 #include "llmc/ops/disk.h"
 
+static void watch_at_work(void); // dist_watch.h
+
 #define HUGE_PAGE ((size_t)2 << 20)
 
 // Rounds bytes, at least one, up to whole pages: huge pages from HUGE_PAGE on.
@@ -133,7 +135,11 @@ static void *cpu_host_allocate(size_t bytes) {
 }
 static void cpu_host_release(void *memory, size_t bytes) { cpu_release(memory, bytes); }
 
-static void *cpu_disk_allocate(const char *folder, size_t bytes) { return disk_file_allocate(folder, bytes); }
+static const DiskDevice cpu_disk = {.allocate = cpu_allocate, .release = memory_unmap, .at_work = watch_at_work};
+
+static void *cpu_disk_allocate(const char *folder, size_t bytes) {
+    return disk_file_allocate(&cpu_disk, folder, bytes);
+}
 static void cpu_disk_release(void *memory, size_t bytes) { (void)bytes, disk_file_release(memory); }
 static size_t cpu_disk_available(const char *folder) { return disk_bytes_left(folder, dist_local_ranks()); }
 
@@ -145,17 +151,5 @@ static void cpu_copy_out(void *host, const void *place, size_t bytes) {
     watch_at_work();
     if (!disk_copy_out(host, place, bytes)) cpu_copy(host, place, bytes);
 }
-
-// ---- for disk.h ----------------------------------------------------------------------------------------------------
-static char *disk_pieces_allocate(size_t bytes) { return (char *)cpu_allocate(bytes); }
-static void disk_pieces_release(char *pieces, size_t bytes) { memory_unmap(pieces, bytes); }
-static void disk_mark(int way, size_t slot) { (void)way, (void)slot; }
-static void disk_wait(int way, size_t slot) { (void)way, (void)slot; }
-static void disk_begin(int way, size_t slot) { (void)way, (void)slot; }
-static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes) {
-    (void)way, (void)transfer;
-    memcpy(to, from, bytes);
-}
-static void disk_copied(int way) { (void)way; }
 
 #endif

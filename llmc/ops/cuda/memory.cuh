@@ -8,6 +8,8 @@ Memory of op set "cuda".
 #include "platform.cuh"
 #include <sys/syscall.h>
 
+static void watch_at_work(void); // dist_watch.h
+
 static void *memory_allocate(size_t bytes) {
     void *memory = NULL;
     size_t left, total;
@@ -276,39 +278,35 @@ static void cuda_await_transfer(int64_t ticket) {
                    "ordering kernels after a transfer");
 }
 
-static void *cuda_disk_allocate(const char *folder, size_t bytes) {
-    device_require();
-    transfers_require();
-    return disk_file_allocate(folder, bytes);
-}
-static void cuda_disk_release(void *memory, size_t) { disk_file_release(memory); }
-static size_t cuda_disk_available(const char *folder) { return disk_bytes_left(folder, dist_local_ranks()); }
-
-// ---- for disk.h: each thread has its own stream --------------------------------------------------------------------
-static char *disk_pieces_allocate(size_t bytes) { return (char *)cuda_host_allocate(bytes); }
-static void disk_pieces_release(char *pieces, size_t bytes) { cuda_host_release(pieces, bytes); }
-static void disk_mark(int way, size_t slot) {
+// ---- disk.h: each thread has its own stream ---------------------------------------------------------------------------
+static void cuda_disk_mark(int way, size_t slot) {
     CUDA_CHECK(cudaEventRecord(transfers[STORE_DISK + way].ready[slot]), "marking the default stream");
 }
-static void disk_begin(int way, size_t slot) {
+static void cuda_disk_begin(int way, size_t slot) {
     TransferStream *t = &transfers[STORE_DISK + way];
     CUDA_CHECK(cudaSetDevice(device.number), "choosing the device for a thread");
     CUDA_CHECK(cudaStreamWaitEvent(t->stream, t->ready[slot]), "ordering a transfer after kernels");
 }
-static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes) {
-    if (transfer->of_host)
-        memcpy(to, from, bytes);
-    else
-        CUDA_CHECK(cudaMemcpyAsync(to, from, bytes,
-                                   way == DISK_WRITES ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
-                                   transfers[STORE_DISK + way].stream),
-                   "copying between device and disk");
+static void cuda_disk_copy(int way, void *to, const void *from, size_t bytes) {
+    const cudaMemcpyKind kind = way == DISK_WRITES ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, transfers[STORE_DISK + way].stream),
+               "copying between device and disk");
 }
-static void disk_copied(int way) {
+static void cuda_disk_copied(int way) {
     CUDA_CHECK(cudaStreamSynchronize(transfers[STORE_DISK + way].stream), "copying between device and disk");
 }
-static void disk_wait(int way, size_t slot) {
+static void cuda_disk_wait(int way, size_t slot) {
     if (before_event) before_event(transfers[STORE_DISK + way].ready[slot]);
 }
+static const DiskDevice cuda_disk = {cuda_host_allocate, cuda_host_release, watch_at_work,  cuda_disk_mark,
+                                     cuda_disk_wait,     cuda_disk_begin,   cuda_disk_copy, cuda_disk_copied};
+
+static void *cuda_disk_allocate(const char *folder, size_t bytes) {
+    device_require();
+    transfers_require();
+    return disk_file_allocate(&cuda_disk, folder, bytes);
+}
+static void cuda_disk_release(void *memory, size_t) { disk_file_release(memory); }
+static size_t cuda_disk_available(const char *folder) { return disk_bytes_left(folder, dist_local_ranks()); }
 
 #endif
