@@ -3,10 +3,10 @@
 different lengths packed into a sequence, by a random method and chunk size; now and then greedy text, and the folder that `convert`
 writes, whose weights must be the same bytes. The last line has the worst errors of all trials.
 
-    dev/compare/random_models.py                      100 trials; TRAIN=build/cpu-double/train (make PRECISION=double train)
-    dev/compare/random_models.py --seed 7 --trials 20 --families glm4,olmo3
-    dev/compare/random_models.py --seed 7 --only 13   one trial again, with its configuration
-    dev/compare/random_models.py --mutate --trials 2000   configurations with a few keys changed, left out, null, of another
+    test/random/random_models.py                      100 trials; TRAIN=build/cpu-double/train (make PRECISION=double train)
+    test/random/random_models.py --seed 7 --trials 20 --families glm4,olmo3
+    test/random/random_models.py --seed 7 --only 13   one trial again, with its configuration
+    test/random/random_models.py --mutate --trials 2000   configurations with a few keys changed, left out, null, of another
                                                    type or another family: read as transformers reads them, or refused
 
 The reference is transformers without its casts to fp32 (test/golden/make_golden.py), with sines, cosines and

@@ -3,7 +3,7 @@
 documents, by a random method. Models are those of random_models.py; the adapters are trained here and read by PEFT, or made by PEFT with
 random values and read here: some attention, feed-forward, router and per-layer matrices, experts' stacks, embedding and head, whole copies.
 
-    dev/compare/random_adapters.py [--seed S] [--trials N] [--only T]      60 trials; TRAIN=build/cpu-double/train, as random_models.py
+    test/random/random_adapters.py [--seed S] [--trials N] [--only T]      60 trials; TRAIN=build/cpu-double/train, as random_models.py
 
 Values are small: with a standard deviation of 1 in place of 0.2 an ulp of the weights moves PEFT's own norm of the gradients by up to 5e-10.
 PEFT 0.21 adds B A untransposed to a single expert of gpt_oss, which is stored transposed; such experts get no adapter here.

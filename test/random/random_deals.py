@@ -3,7 +3,7 @@
 losses and sampled ids are the same to 1e-12. Random models, objectives, lengths with a long tail, --zero, LoRA, places, limits on memory
 that leave short sequences alone to small groups, --samples or --grad-accum; some runs end in the middle and are resumed.
 
-    dev/compare/random_deals.py [--seed S] [--trials N] [--only T]      200 trials; TRAIN=build/cpu-double/train (make PRECISION=double train)
+    test/random/random_deals.py [--seed S] [--trials N] [--only T]      200 trials; TRAIN=build/cpu-double/train (make PRECISION=double train)
 
 With int8 moments only the first step counts: their blocks are of a rank's own part. Runs with a reference are held to 1e-8, as its
 log-probabilities are stored in fp32. AdamW's epsilon is large, or it would make much of gradients that are 0 but for rounding.

@@ -4,9 +4,9 @@ alone, and against `train sample --prompts` with one prompt in a run. Models are
 lengths, some the same; slots and chunks are random, too. A text that differs is told with the margin of transformers' logits,
 best less second best, at its first token that differs: it counts as a tie if rounding may decide it.
 
-    dev/compare/random_prompts.py                     40 models; TRAIN=build/cpu-double/train (make PRECISION=double train)
-    dev/compare/random_prompts.py --dtype fp32        TRAIN=build/cpu-fp32/train; margins below --tie of the largest logit are ties
-    dev/compare/random_prompts.py --only 13           one model again, with its configuration
+    test/random/random_prompts.py                     40 models; TRAIN=build/cpu-double/train (make PRECISION=double train)
+    test/random/random_prompts.py --dtype fp32        TRAIN=build/cpu-fp32/train; margins below --tie of the largest logit are ties
+    test/random/random_prompts.py --only 13           one model again, with its configuration
 
 transformers runs without a key/value cache: that of 5.24 sees too much where a window is 1 token, and needs a layer of attention.
 Needs torch and transformers.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stops runs of ./train at random moments, resumes them, and holds their bits against those of a run that was not stopped.
 
-    make && dev/stops.py [--runs 300] [--seed 1] [--kinds sft,lora,...] [--jobs 2] [--only N]
+    make && test/random/stops.py [--runs 300] [--seed 1] [--kinds sft,lora,...] [--jobs 2] [--only N]
 
 A run has one of ten kinds, and a seed of its own: --only repeats one. A part of it is stopped by SIGINT, SIGTERM, SIGHUP or SIGUSR1
 at a random moment with a random --grace, some times by a second signal or by kill -9; then it goes on, by the command that it printed
@@ -12,7 +12,7 @@ Open MPI; as root a full disk is a small tmpfs, else a limit on file sizes.
 import argparse, collections, concurrent.futures, json, os, pathlib, random, re, resource, shlex, shutil, signal, subprocess, sys, tempfile
 import threading, time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = str(ROOT / "train")
 SHARD = str(ROOT / "test/golden/tokens_uint16.bin")
 SIZES = "hidden_size=128,intermediate_size=256,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,vocab_size=96"
