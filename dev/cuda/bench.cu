@@ -329,7 +329,7 @@ static void bench_wide_heads_and_sinks(const Bench &b) {
 }
 
 // Linear attention; bytes and FLOPs of the chunked form as delta_flops counts them, not what the kernels move and issue
-// (dev/gpu_speed.md)
+// (dev/gpu_log.md)
 static void bench_linear_attention(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;

@@ -4,8 +4,9 @@ Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prin
 number of loops than `loops`, its trips are out of date, and the table says "stale". Then: cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re
-from cycles import ROOT, Timing, compiled, compiler_version, goes_around
+from cubins import ROOT, compiled, compiler_version
 from machine_code import Path, read_kernels
+from simulation import Timing, goes_around
 
 n, C, HEADS, HD, FF, V, LOGITS = 4096, 4096, 32, 128, 12288, 151936, 2048
 HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 64 tokens
@@ -82,7 +83,7 @@ NO_EDGE = ("27 others", "28 others")  # all keys of a tile are seen
 FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
 NOT_SAVED = ("12 LDS, 18 STG", "10 LDS, 19 STG", "8 STS")  # states and additions
 LAYER_LOOP = packs(LAYER, 4)
-# Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_speed.md, None: 85 % of
+# Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_floors.md, None: 85 % of
 # the memory's bandwidth; launches
 PASS = {
     "Qwen3-8B": (
@@ -222,14 +223,14 @@ def table_row(kernels, op, of, size, predicted, launches, measured_us):
 
 
 def print_table(data, write):
-    """Prints the table, or replaces that of dev/gpu_speed.md"""
+    """Prints the table, or replaces that of dev/gpu_floors.md"""
     wanted = {launch.kernel for rows in PASS.values() for row in rows for launch in row[4]}
     kernels = {kernel.name: kernel for kernel in read_kernels(data, lambda name: name in wanted)}
     times = measured()
     table = HEADER + [table_row(kernels, *row, times.get(row[:2])) for rows in PASS.values() for row in rows]
     if not write:
         return print("\n".join(table))
-    file = ROOT / "dev/gpu_speed.md"
+    file = ROOT / "dev/gpu_floors.md"
     lines = file.read_text().splitlines()
     begin = lines.index(HEADER[0])
     end = next((i for i in range(begin, len(lines)) if not lines[i].startswith("|")), len(lines))

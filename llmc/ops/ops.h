@@ -264,8 +264,8 @@ static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1
 // Chunks that suit op set "cuda". Each chunk reads and writes a layer's fp32 dW; at 1024 tokens that takes half as long
 // as the product.
 enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
-enum { PINNED_PER_TABLE = 512 }; // bytes of host memory for one of a GPU's page tables, measured on an H100
-// Limits on a GPU. An H100 gains nothing with 16,384 (dev/gpu_speed.md), unless an expert gets too few rows with less.
+enum { PINNED_PER_TABLE = 512 }; // bytes of host memory for one of a GPU's page tables: measured on an H100
+// For a GPU: an H100 gains nothing with 16,384 (dev/gpu_log.md), unless an expert then gets too few rows.
 enum { LARGEST_CHUNK = 8192, ROWS_OF_EXPERT = 512 };
 
 // Verdict on a part of a machine (machine_findings)

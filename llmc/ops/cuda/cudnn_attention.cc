@@ -8,7 +8,7 @@ TFLOP/s without it at 4096 x 4096, 404 with it, at another head size (cudnn-fron
 benchmark/sdpa_benchmark_training/results, column deterministic_bwd).
 
 Each length is compiled separately. cuDNN 9.19 accepts kernels for any length of causal forward (dynamic shapes and a
-kernel cache). They give wrong results for all lengths but the first, seen on an H100 (dev/gpu_speed.md). Shapes given
+kernel cache). They give wrong results for all lengths but the first, seen on an H100 (dev/gpu_log.md). Shapes given
 at execution (override shapes) need cuDNN 9.21.
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
