@@ -164,7 +164,7 @@ PASS = {
          [wide(WIDE % ("", "2, 32, 1", ", false, false"), 64, 32, 5, 3, (*NO_EDGE, "128 others"))]),
         ("attention_backward", "heads of 512", 8 * n * WIDE_HEADS * 512, 5120 * WIDE_HEADS * PAIRS / (145e6 * 0.76),
          [wide(WIDE % ("dq_", "4, 32, 1", ", false"), 32, 32, 5, 3, NO_EDGE),
-          wide(WIDE % ("dkv_", "2, 16, 2", ""), 32, 16, 6, 4, ("17 others",))]),
+          wide(WIDE % ("dkv_", "2, 16, 2", ""), 32, 16, 6, 4, ("18 others",))]),
     ),
     "Qwen3-30B-A3B": [grouped(form, *widths) for form in range(3)
                       for widths in ((C_EXPERTS, 2 * I_EXPERTS), (I_EXPERTS, C_EXPERTS))],
