@@ -8,7 +8,6 @@ The last two need nothing but Python; the first needs numpy.
 """
 
 import json
-import os
 import random
 import sys
 
@@ -16,31 +15,18 @@ DIGITS = 4
 PROMPTS = 2000
 
 
-def write_shard(folder, stem, samples):
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
-    import numpy as np
-    import shards
-
-    writer = shards.ShardWriter(folder, stem, shards.DOCUMENTS, 256, 0, "bytes", 1 << 30)
-    for prompt, answer in samples:
-        ids = np.frombuffer((prompt + answer).encode(), np.uint8).astype("<u2")
-        counts = np.array([0] * len(prompt) + [1] * len(answer), np.uint8)
-        table = np.zeros(1, shards.TABLE)
-        table["tokens"], table["counted"], table["prompt"] = len(ids), len(answer), len(prompt)
-        table["crc"] = shards.document_crc(ids, counts)
-        writer.add(ids, counts, table, [1])
-    path = writer.path()
-    writer.close()
-    os.rename(path + ".tmp", path)
-    for name in writer.old:
-        os.remove(name)
+def sample_of(prompt, answer):
+    """A text and the counts of its bytes: the answer's."""
+    return prompt + ">" + answer + "\n", [0] * (len(prompt) + 1) + [1] * (len(answer) + 1)
 
 
 def data(folder):
+    from byte_shard import write_shard
+
     draw = random.Random(1)
     prompts = ["".join(draw.choices("0123456789", k=DIGITS)) for _ in range(PROMPTS)]
-    write_shard(folder, "format", [(p + ">", "".join(draw.sample(p, DIGITS)) + "\n") for p in prompts])
-    write_shard(folder, "task", [(p + ">", "".join(sorted(p)) + "\n") for p in prompts])
+    write_shard(folder, "format", [sample_of(p, "".join(draw.sample(p, DIGITS))) for p in prompts])
+    write_shard(folder, "task", [sample_of(p, "".join(sorted(p))) for p in prompts])
 
 
 def reward(whole):

@@ -8,7 +8,6 @@ question "what is the key? <". The answer is "482".
 Only the first needs numpy.
 """
 
-import os
 import random
 import sys
 
@@ -54,25 +53,10 @@ def lesson_of(draw, longest):
 
 
 def data(folder, length, count):
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
-    import numpy as np
-    import shards
+    from byte_shard import write_shard
 
     draw = random.Random(length)
-    writer = shards.ShardWriter(folder, "key", shards.DOCUMENTS, 256, 0, "bytes", 1 << 30)
-    for _ in range(count):
-        text, counts = lesson_of(draw, length)
-        ids = np.frombuffer(text.encode(), np.uint8).astype("<u2")
-        counts = np.array(counts, np.uint8)
-        table = np.zeros(1, shards.TABLE)
-        table["tokens"], table["counted"], table["prompt"] = len(ids), counts.sum(), np.flatnonzero(counts)[0]
-        table["crc"] = shards.document_crc(ids, counts)
-        writer.add(ids, counts, table, [1])
-    path = writer.path()
-    writer.close()
-    os.rename(path + ".tmp", path)
-    for name in writer.old:
-        os.remove(name)
+    write_shard(folder, "key", (lesson_of(draw, length) for _ in range(count)))
 
 
 if __name__ == "__main__":
