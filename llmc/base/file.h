@@ -73,8 +73,19 @@ static void path_join(char path[PATH_MAX], const char *directory, const char *na
         die("%s/%s: this path is longer than the %d bytes the system allows", directory, name, PATH_MAX);
 }
 
-// Lists at most three paths folder/pattern for messages: "a or b". If the pattern has a slash, lists the folders of the
-// paths.
+// Joins a path and tells whether it is there.
+static int path_found(char path[PATH_MAX], const char *folder, const char *name) {
+    path_join(path, folder, name);
+    return path_exists(path);
+}
+
+// Tells whether a folder has a file or folder of this name.
+static int folder_has(const char *folder, const char *name) {
+    char path[PATH_MAX];
+    return path_found(path, folder, name);
+}
+
+// Lists at most three paths folder/pattern for messages: "a or b". If the pattern has a slash: the folders they are in
 static const char *folder_matches(const char *folder, const char *pattern) {
     static TextLine line;
     char path[PATH_MAX];

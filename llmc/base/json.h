@@ -108,6 +108,11 @@ static int json_is(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && !strcmp(item->valuestring, text);
 }
 
+// Walks the values of a list, or one value that is none; NULL: nothing
+#define JSON_EACH(value, list)                                                                                         \
+    for (const cJSON *value = cJSON_IsArray(list) ? (list)->child : (list); value;                                     \
+         value = value == (list) ? NULL : value->next)
+
 static int json_whole_number(const cJSON *item, uint64_t *value) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 9007199254740992.0)) return 0;
     *value = (uint64_t)item->valuedouble;
@@ -131,8 +136,8 @@ static const char *json_scalar_text(const cJSON *item, char *text, size_t size) 
 }
 
 /*
-Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. A FILE gets an
-object that json_open begins and json_close or json_finish ends. Keys are written as given. Text is escaped and made
+Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. The outermost
+object begins with json_open or json_open_text, and ends with json_close, json_finish or json_text_end. Keys are written as given. Text is escaped and made
 valid UTF-8 (invalid bytes become U+FFFD). Numbers have as many digits as are needed to read the same value back; NaN
 and infinities become null. A key is NULL inside arrays and for the outermost value.
 */
@@ -150,11 +155,6 @@ typedef struct {
     size_t level;
     int comma; // a value precedes on this level
 } JsonOut;
-
-static JsonOut json_open_text(char *text, size_t room, JsonStyle style) {
-    JsonOut json = {.text = text, .room = room, .style = style};
-    return json;
-}
 
 static void json_put(JsonOut *json, const char *text, size_t bytes) {
     if (json->file)
@@ -269,8 +269,16 @@ static JsonOut json_open(FILE *file) {
     return json;
 }
 
-// Ends the outermost value in memory with a newline and a zero. Returns the length; 0: it did not fit
+// Begins an object in memory.
+static JsonOut json_open_text(char *text, size_t room, JsonStyle style) {
+    JsonOut json = {.text = text, .room = room, .style = style};
+    json_object(&json, NULL);
+    return json;
+}
+
+// Ends the object in memory with a newline and a zero. Returns the length; 0: it did not fit.
 static size_t json_text_end(JsonOut *json) {
+    json_object_end(json);
     json_put(json, "\n", 2);
     json->used--;
     return json->used < json->room ? json->used : 0;

@@ -196,19 +196,12 @@ static size_t spelling_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// Returns the distance of `name` from what the user typed: 0 if `typed` is a prefix; SIZE_MAX if it is too far to
-// suggest.
-static size_t spelling_offer(const char *typed, const char *name) {
-    size_t length = strlen(typed), distance = spelling_distance(typed, name);
-    if (length >= 2 && !strncmp(typed, name, length)) return 0;
-    return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
-}
-
-// Replaces *nearest, at distance *best, by `name` if that is nearer to what the user typed. Start with NULL and
-// SIZE_MAX.
+// Replaces *nearest, at distance *best (start with NULL, SIZE_MAX), by `name` if that is nearer to what was typed and
+// near enough to suggest. A name that `typed` begins has distance 0.
 static void spelling_compare(const char *typed, const char *name, const char **nearest, size_t *best) {
-    const size_t distance = spelling_offer(typed, name);
-    if (distance < *best) *best = distance, *nearest = name;
+    const size_t length = strlen(typed), begins = length >= 2 && !strncmp(typed, name, length);
+    const size_t distance = begins ? 0 : spelling_distance(typed, name);
+    if (distance < *best && distance <= max_size(length / 3, 1)) *best = distance, *nearest = name;
 }
 
 // Returns "; did you mean BEFORE NEAREST?" to end a message; "" if nearest is NULL.

@@ -369,10 +369,8 @@ static void options_add_config(Options *options, int resumes) {
 // an interrupted --overwrite.
 static int options_resume_alone(const Options *o) {
     const char *name;
-    char records[PATH_MAX];
     if (!o->resume || !o->out || o->config || o->data.count || replaced_is_there(o->out, &name)) return 0;
-    path_join(records, o->out, RECORDS_NAME);
-    return path_exists(records);
+    return folder_has(o->out, RECORDS_NAME);
 }
 
 // Adds the second option that an alias of another program implies.

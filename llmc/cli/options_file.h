@@ -151,11 +151,8 @@ static const OptionWords *option_words_read(const char *given, int resumes) {
     memset(w, 0, sizeof(*w));
     size_t length, line = 1;
     snprintf(path, sizeof(path), "%s", given);
-    if (path_is_directory(given)) {
-        path_join(path, given, RECORDS_NAME);
-        if (!path_exists(path))
-            die("--config %s: holds no " RECORDS_NAME " of a run; give a run's folder, or a file of options", given);
-    }
+    if (path_is_directory(given) && !path_found(path, given, RECORDS_NAME))
+        die("--config %s: holds no " RECORDS_NAME " of a run; give a run's folder, or a file of options", given);
     const int log = text_ends_with(path, ".jsonl");
     char *text = log ? option_record(path, &line) : input_read_text(path, OPTION_FILE_LIMIT, &length);
     if (log) length = strlen(text);
@@ -188,8 +185,7 @@ static void options_take_like(Options *o, const char *run, const RunSource *sour
     const char *folder = source->text[SOURCE_FOLDER];
     const int to_file = o->to == CONVERT_FLAT || o->to == CONVERT_LLMC || (o->out && text_ends_with(o->out, ".bin"));
     if (o->verb != VERB_CONVERT || o->like || to_file || !*folder) return;
-    path_join(config, folder, "config.json");
-    if (path_exists(config))
+    if (path_found(config, folder, "config.json"))
         o->like = folder;
     else if (!o->quiet)
         note("--model %s: no tokenizer is written: its run began from %s, which is not there; give the folder with "
@@ -228,19 +224,16 @@ static void options_take_base(Options *o, const char *run, const RunSource *sour
 }
 
 static void options_follow_run(Options *o) {
-    static RunSource source; // static, because options point into it
-    char checkpoint[PATH_MAX], part[PATH_MAX], hub[PATH_MAX];
+    static RunSource source; // options point into it
+    char checkpoint[PATH_MAX], hub[PATH_MAX];
     const char *run = o->model, *folder = run;
     Manifest manifest;
     if (run && !path_exists(run) && hub_snapshot(run, hub)) folder = hub;
-    if (!run || !path_is_directory(folder)) return;
-    path_join(part, folder, "config.json");
-    if (path_exists(part)) return;
+    if (!run || !path_is_directory(folder) || folder_has(folder, "config.json")) return;
     checkpoint_quiet = 1;
     const int is_run = checkpoint_at_path(folder, checkpoint, &manifest);
     checkpoint_quiet = 0;
-    path_join(part, folder, manifest_names[1][MANIFEST_CONFIG]);
-    if (!is_run && !path_exists(part)) return;
+    if (!is_run && !folder_has(folder, manifest_names[1][MANIFEST_CONFIG])) return;
     run_source_read(is_run ? checkpoint : folder, &source);
     if (is_run && !manifest.adapters) {
         options_take_like(o, run, &source);

@@ -341,12 +341,6 @@ static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, co
     return found;
 }
 
-static void label_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight,
-                          DType type) {
-    for (size_t d = 0; d < batch->documents; d++)
-        document_weights(batch, d, Z, label_loss(o, batch, d, logp, type).slope, weight, type);
-}
-
 // ---- completions with advantages ------------------------------------------------------------------------------------
 // Surrogate loss -min(r A, clip(r) A), and its derivative by log r (for cispo by logp). clipped: -1 or 1 if the lower
 // or upper bound zeroes the gradient, or for cispo reduces it
@@ -470,7 +464,8 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
     } else if (objective_is_of_pairs(o)) {
         pair_weights(o, batch, Z, logp, weight, type);
     } else if (o->kind == OBJECTIVE_KTO) {
-        label_weights(o, batch, Z, logp, weight, type);
+        for (size_t d = 0; d < batch->documents; d++)
+            document_weights(batch, d, Z, label_loss(o, batch, d, logp, type).slope, weight, type);
     } else if (objective_is_of_policy(o)) {
         policy_weights(o, batch, Z, begin, n, logp, weight, type);
     } else {

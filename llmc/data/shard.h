@@ -96,8 +96,7 @@ static void shard_paths_free(ShardPaths *list) {
 static void shard_refuse_folder(const char *path) {
     char part[PATH_MAX];
     glob_t found;
-    path_join(part, path, "config.json");
-    if (path_exists(part)) die("%s: is the folder of a model; it belongs to --model", path);
+    if (folder_has(path, "config.json")) die("%s: is the folder of a model; it belongs to --model", path);
     path_join(part, path, "*.bin");
     if (glob(part, 0, NULL, &found) == GLOB_NOMATCH)
         die("%s: is a folder without shards (*.bin); " FILE_KIND_TEXT "%s/*", path, path);

@@ -46,7 +46,6 @@ static void adapter_write_copies(JsonOut *json, const Lora *lora) {
 static size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
                                   const char *path) {
     JsonOut json = json_open_text(text, ADAPTER_CONFIG_TEXT, JSON_LINE);
-    json_object(&json, NULL);
     adapter_write_key(&json, "alpha_pattern", lora, ADAPTER_ALPHA);
     json_null(&json, "auto_mapping");
     json_text(&json, "base_model_name_or_path", base);
@@ -69,7 +68,6 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
         adapter_write_key(&json, "target_parameters", lora, ADAPTER_PARAMETERS);
     json_text(&json, "task_type", "CAUSAL_LM");
     json_bool(&json, "use_rslora", lora->rslora);
-    json_object_end(&json);
     const size_t length = json_text_end(&json);
     if (!length) die("%s: does not fit into %zu bytes; give --model a shorter path", path, ADAPTER_CONFIG_TEXT);
     return length;
@@ -183,7 +181,7 @@ static BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, con
 }
 
 // Returns the key of a model in a source of weights; not collective.
-static BaseKey base_key_of_source(WeightSource *source) {
+static BaseKey base_key_of_source(const WeightSource *source) {
     const Model *model = &source->model;
     if (source->quant) return base_key_of(model, storage_key_of_source(source));
     Checksum sum = {{0, 0}};
@@ -434,11 +432,11 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
 static WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
     char config[PATH_MAX], path[PATH_MAX];
     path_join(config, folder, ADAPTER_CONFIG_NAME);
-    path_join(path, folder, ADAPTER_FILE_NAME);
-    const char *found = path_exists(path) ? "" : folder_matches(folder, "*{adapter,lora}*.{bin,gguf,pt,safetensors}");
-    if (!path_exists(path))
+    if (!path_found(path, folder, ADAPTER_FILE_NAME)) {
+        const char *found = folder_matches(folder, "*{adapter,lora}*.{bin,gguf,pt,safetensors}");
         die("%s: holds no " ADAPTER_FILE_NAME "%s%s%s", folder, *found ? "; not read: " : "", found,
             *found ? "; save the adapters by PEFT's save_pretrained" : "");
+    }
     memset(lora, 0, sizeof(*lora));
     cJSON *root = adapter_config_read(config, lora);
     WeightSource *source = adapter_open_tensors(path, lora, model, root, config);

@@ -62,10 +62,9 @@ static int adapter_lists(const AdapterTargets *t, const char *key, const cJSON *
 
 // Tells whether layers_to_transform, a number or a list, contains the layer.
 static int adapter_has_layer(const AdapterTargets *t, const cJSON *layers, size_t layer) {
-    const cJSON *item = cJSON_IsArray(layers) ? layers->child : layers;
     uint64_t number;
     int found = 0;
-    for (; item; item = cJSON_IsArray(layers) ? item->next : NULL) {
+    JSON_EACH(item, layers) {
         if (!json_whole_number(item, &number))
             die_with(t->code, "%s: layers_to_transform has an entry that is not a layer number", t->where);
         found |= number == layer;
@@ -75,12 +74,12 @@ static int adapter_has_layer(const AdapterTargets *t, const cJSON *layers, size_
 
 // Tells whether the name before the layer number ends in one of layers_pattern; without patterns: yes.
 static int adapter_layer_named(const AdapterTargets *t, const cJSON *patterns) {
-    const cJSON *item = cJSON_IsArray(patterns) ? patterns->child : patterns;
     const size_t length = (size_t)(strstr(t->prefix, ".%zu") - t->prefix);
     char before[64];
     snprintf(before, sizeof(before), "%.*s", (int)length, t->prefix);
-    if (!item || (cJSON_IsString(item) && !*item->valuestring)) return 1;
-    for (; item; item = cJSON_IsArray(patterns) ? item->next : NULL) {
+    const cJSON *first = cJSON_IsArray(patterns) ? patterns->child : patterns;
+    if (!first || (cJSON_IsString(first) && !*first->valuestring)) return 1;
+    JSON_EACH(item, patterns) {
         if (!cJSON_IsString(item)) die_with(t->code, "%s: layers_pattern has an entry that is not text", t->where);
         if (pattern_matches(item->valuestring, before, 1, t->where, t->code)) return 1;
     }
@@ -364,18 +363,12 @@ static void adapter_write_entry(JsonOut *json, const char *name, double value, A
         json_number(json, name, value);
 }
 
-// Returns the prefix of layers' names in the files of these adapters.
-static const char *adapter_prefix(const Lora *lora, char prefix[64]) {
-    const char *own = lora->table.config.family->names.layer_prefix, *whole = lora->modules_prefix;
-    snprintf(prefix, 64, "%s%s", whole ? whole : "", whole ? strchr(own, '.') + 1 : own);
-    return prefix;
-}
-
 // Writes a key's entries, sorted: a module by its short name if its layers agree, else by its full name in each layer.
 static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora, AdapterKey key) {
     const Config *c = &lora->table.config;
     char prefix[64];
-    const AdapterTargets names = {NULL, NULL, 0, adapter_prefix(lora, prefix)};
+    const AdapterTargets names = {NULL, NULL, 0, prefix};
+    const char *own = c->family->layer_prefix, *whole = lora->modules_prefix;
     struct {
         char name[64];
         double value;
@@ -383,6 +376,7 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     size_t count = 0;
     char name[160];
     double value;
+    snprintf(prefix, sizeof(prefix), "%s%s", whole ? whole : "", whole ? strchr(own, '.') + 1 : own);
     if (key <= ADAPTER_PARAMETERS)
         json_array(json, title);
     else

@@ -458,8 +458,8 @@ static void replaced_settle(const char *folder) {
 static void checkpoint_replace(CheckpointFolder *folder) {
     char moves[PATH_MAX], path[PATH_MAX];
     int tries = 0;
-    path_join(moves, folder->path, REPLACED_MOVES), path_join(path, folder->path, REPLACED_NAME);
-    if (path_exists(path)) die("%s: holds files of an earlier run; remove it, or choose another --out", path);
+    path_join(moves, folder->path, REPLACED_MOVES);
+    if (path_found(path, folder->path, REPLACED_NAME)) die("%s: holds files of an earlier run; remove it, or choose another --out", path);
     if (mkdir(moves, 0777) != 0)
         die("%s: cannot be created: %s; make room or choose another --out", moves, error_text(errno));
     replaced_open(folder->path, REPLACED_MOVES);
@@ -562,11 +562,8 @@ static int folder_share_lock(const char *folder, const char *text) {
 // Refuses --resume of a folder that holds no run, so that a mistyped name begins no new run.
 static void checkpoint_check_run(const char *folder) {
     static const char *const names[] = {RECORDS_NAME, LOCK_NAME};
-    char path[PATH_MAX];
-    for (size_t i = 0; i < 2; i++) {
-        path_join(path, folder, names[i]);
-        if (path_exists(path)) return;
-    }
+    for (size_t i = 0; i < 2; i++)
+        if (folder_has(folder, names[i])) return;
     if (checkpoint_before(folder, CHECKPOINT_NONE) == CHECKPOINT_NONE)
         die("--resume: %s %s; check --out, or leave --resume out to begin a run there", folder,
             path_exists(folder) ? "is not the folder of a run" : "does not exist");

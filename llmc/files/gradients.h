@@ -9,27 +9,13 @@ writes its part of every tensor. The file is complete or absent.
 #include "weight_source.h"
 #include <fnmatch.h>
 
-// Writes elements [begin, begin + n) of a matrix [rows, cols] to a file that holds the matrix transposed from byte `at`
-// on. Reverses tensor_read_transposed.
-static void gradients_write_matrix(const OutputFile *output, uint64_t at, size_t rows, size_t cols, size_t begin,
-                                   size_t n, const float *values) {
-    float *column = (float *)(void *)staged_raw.bytes;
-    for (size_t c = 0; c < cols; c++) {
-        size_t first = begin > c ? (begin - c + cols - 1) / cols : 0;
-        size_t last = begin + n > c ? (begin + n - c + cols - 1) / cols : 0;
-        if (first >= last) continue;
-        for (size_t i = first; i < last; i++) column[i - first] = values[i * cols + c - begin];
-        output_write(output, at + ((uint64_t)c * rows + first) * sizeof(float), column, (last - first) * sizeof(float));
-    }
-}
-
 // Writes elements [begin, begin + n) of a parameter that a file holds transposed from byte `at` on.
 static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
                                        size_t n, const float *values) {
     for (size_t done = 0; done < n;) {
         const MatrixPart m = matrix_part(p, begin + done, n - done);
-        gradients_write_matrix(output, at + (uint64_t)m.first * sizeof(float), m.rows, p->cols, m.begin, m.count,
-                               values + done);
+        matrix_write_transposed(output, NULL, at + (uint64_t)m.first * sizeof(float), m, p->cols, sizeof(float),
+                                values + done);
         done += m.count;
     }
 }

@@ -33,8 +33,7 @@ typedef struct {
 // Returns the object in a file of the folder, or an empty one. The caller frees it.
 static cJSON *hf_folder_object(const char *folder, const char *name) {
     char path[PATH_MAX];
-    path_join(path, folder, name);
-    return *folder && path_exists(path) ? json_read_object(path, HF_CHAT_MAX) : cJSON_CreateObject();
+    return *folder && path_found(path, folder, name) ? json_read_object(path, HF_CHAT_MAX) : cJSON_CreateObject();
 }
 
 // Tells whether a string, or NULL, is these bytes.
@@ -48,10 +47,9 @@ static char *hf_folder_template(const char *folder, const cJSON *config) {
     char path[PATH_MAX];
     size_t length;
     const cJSON *value = json_get(config, "chat_template"), *entry = cJSON_IsArray(value) ? value->child : NULL;
-    path_join(path, folder, TEMPLATE_NAME);
     for (; entry; entry = entry->next)
         if (json_is(json_get(entry, "name"), "default")) value = json_get(entry, "template");
-    if (*folder && path_exists(path)) return input_read_text(path, HF_CHAT_MAX, &length);
+    if (*folder && path_found(path, folder, TEMPLATE_NAME)) return input_read_text(path, HF_CHAT_MAX, &length);
     return checked_strdup(cJSON_IsString(value) ? value->valuestring : "");
 }
 
@@ -63,9 +61,10 @@ static const cJSON *hf_generation_value(const cJSON *config, const char *key) {
 
 // Tells whether a token is among ids (a number, a list or NULL) before the entry `until`; until NULL: among all.
 static int hf_has_id(const cJSON *ids, double id, const cJSON *until) {
-    const cJSON *entry = cJSON_IsArray(ids) ? ids->child : ids;
-    for (; entry && entry != until; entry = entry == ids ? NULL : entry->next)
+    JSON_EACH(entry, ids) {
+        if (entry == until) return 0;
         if (cJSON_IsNumber(entry) && entry->valuedouble == id) return 1;
+    }
     return 0;
 }
 
@@ -87,17 +86,18 @@ static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, 
 static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generation, const cJSON *config,
                         const cJSON *ids) {
     static const char *const others[] = {"bos_token_id", "pad_token_id"};
-    const cJSON *first = cJSON_IsArray(ids) ? ids->child : ids, *id, *other;
+    const cJSON *other;
     int changes = 0;
     for (size_t i = 0; i < t->turn_end_count; i++) changes |= !hf_has_id(ids, t->turn_ends[i], NULL);
-    for (id = first; id; id = id == ids ? NULL : id->next) changes |= hf_has_id(ids, id->valuedouble, id);
+    JSON_EACH(id, ids) changes |= hf_has_id(ids, id->valuedouble, id);
     if (!changes) return;
     for (size_t i = 0; !generation->child && i < 2; i++)
         if (cJSON_IsNumber(other = hf_generation_value(config, others[i])))
             json_number(json, others[i], other->valuedouble);
     json_array(json, "eos_token_id");
-    for (id = first; id; id = id == ids ? NULL : id->next)
+    JSON_EACH(id, ids) {
         if (cJSON_IsNumber(id) && !hf_has_id(ids, id->valuedouble, id)) json_number(json, NULL, id->valuedouble);
+    }
     for (size_t i = 0; i < t->turn_end_count; i++)
         if (!hf_has_id(ids, t->turn_ends[i], NULL)) json_size(json, NULL, t->turn_ends[i]);
     json_array_end(json);
@@ -119,7 +119,6 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
                                                                                                  // templates
     chat.edits = (char *)checked_malloc(room, "the chat of a folder");
     JsonOut json = json_open_text(chat.edits, room, JSON_INDENTED);
-    json_object(&json, NULL);
     if (chat.replaces) json_bytes(&json, "chat_template", text, bytes);
     if (*folder && t->turn_end_count) {
         // A template that writes eos_token would render differently with a new one.
@@ -127,7 +126,6 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
         if (!memmem(shown, bytes ? bytes : strlen(own), "eos_token", 9)) hf_chat_eos(&json, t, config, ids);
         hf_chat_ids(&json, t, generation, model, ids);
     }
-    json_object_end(&json);
     chat.length = json_text_end(&json);
     if (!chat.length) die("internal: the chat of a folder is longer than %zu bytes", room);
     free(own);
@@ -155,11 +153,6 @@ static char *hf_chat_edit(const HfChat *chat, const char *path, const char *name
         *length = hf_config_replace(out, *length, key, chat->edits + begin, end - begin, chat_keys[i].add);
     }
     return out;
-}
-
-static void hf_chat_free(HfChat *chat) {
-    tokenizer_close(chat->tokenizer);
-    free(chat->edits);
 }
 
 #endif

@@ -678,14 +678,7 @@ static void hf_put_real(JsonOut *json, const char *name, double value) {
 
 typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 
-static void hf_put_layers(JsonOut *json, const char *name, const Config *config) {
-    json_array(json, name);
-    for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
-        if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);
-    json_array_end(json);
-}
-
-// Tells whether a key is written as null: a 0 that means none, and keys of experts in a model without experts.
+// Tells whether a key is written as null: 0 where that is none, keys of experts without any.
 static int hf_is_null(const Config *config, const ConfigKey *key) {
     if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
     if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
@@ -713,9 +706,12 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             json_null(json, name);
         else if (key->kind == KEY_BOOL)
             json_bool(json, name, *(const int *)field);
-        else if (key->kind == KEY_LAYERS)
-            hf_put_layers(json, name, config);
-        else if (config->family->router == ROUTER_SIGMOID && !strcmp(name, "shared_expert_intermediate_size"))
+        else if (key->kind == KEY_LAYERS) {
+            json_array(json, name);
+            for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
+                if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);
+            json_array_end(json);
+        } else if (config->family->router == ROUTER_SIGMOID && !strcmp(name, "shared_expert_intermediate_size"))
             json_size(json, "n_shared_experts", *(const size_t *)field / config->moe_intermediate_size);
         else if (key->kind == KEY_SIZE)
             json_size(json, name, *(const size_t *)field);
@@ -762,15 +758,8 @@ static void hf_put_layer_types(JsonOut *json, const Config *config) {
     json_array_end(json);
 }
 
-// Writes no_rope_layers; 1: a layer has rotary positions.
-static void hf_put_no_rope(JsonOut *json, const Config *config) {
-    json_array(json, "no_rope_layers");
-    for (size_t l = 0; l < config->num_hidden_layers; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));
-    json_array_end(json);
-}
-
-// Writes windows by the rules of each class. Mistral: one window for all layers, or null. Qwen: a switch, and the
-// number of layers before the first windowed layer. Gemma: always a number; its first class knew only a period.
+// Writes windows by the rules of each class. Mistral: one in all layers, or null. Qwen: a switch, and the number of
+// layers before the first with a window. Gemma: always a number; its first class knew only a period.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;
@@ -780,7 +769,11 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     if (L > LAYER_TYPES_MAX && period && !everywhere)
         die("config.json: layer_types of %zu layers cannot be written, at most %d are supported", L, LAYER_TYPES_MAX);
     if (family_has_linear(config->family)) hf_put_layer_types(json, config);
-    if (*config->family->layer_types == 'n') hf_put_no_rope(json, config);
+    if (*config->family->layer_types == 'n') {
+        json_array(json, "no_rope_layers"); // 1: the layer has rotary positions
+        for (size_t l = 0; l < L; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));
+        json_array_end(json);
+    }
     if (!family_has_key(config->family, "sliding_window")) return;
     for (first = 0; first < L && !layer_window(config, first); first++) continue;
     if (period || listed)
@@ -800,7 +793,6 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
 // Writes a config.json for this model with weights of `type`. text: [HF_CONFIG_TEXT]. Returns the length.
 static size_t hf_config_write(const Config *config, DType type, char *text) {
     JsonOut json = json_open_text(text, HF_CONFIG_TEXT, JSON_INDENTED);
-    json_object(&json, NULL);
     json_array(&json, "architectures");
     json_text(&json, NULL, config->family->architecture);
     json_array_end(&json);
@@ -816,7 +808,6 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
             json_text(&json, c->key, gelu_names[config->activation_function]);
         else if (c->written && hf_applies(c, config->family))
             json_word(&json, c->key, c->written);
-    json_object_end(&json);
     const size_t length = json_text_end(&json);
     if (!length) die("internal: config.json is longer than %d bytes", HF_CONFIG_TEXT);
     return length;

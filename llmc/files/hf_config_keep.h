@@ -98,14 +98,10 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
     const int parameters = json_value_span(text, length, "rope_parameters", &begin, &end);
     const int theta = json_value_span(text, length, "rope_theta", &begin, &end);
     JsonOut json = json_open_text(rope, sizeof(rope), JSON_LINE);
-    json_object(&json, NULL);
-    if (parameters && !theta)
-        json_null(&json, "rope_scaling"); // rope_scaling would hide the rope_theta of
-                                          // rope_parameters
+    if (parameters && !theta) json_null(&json, "rope_scaling"); // it would hide the rope_theta of rope_parameters
     hf_put_rope(&json, config);
     json_size(&json, keys[0], config->max_position_embeddings);
-    json_size(&json, keys[1], config->rope.original_max_position_embeddings);
-    json_object_end(&json);
+    json_size(&json, keys[1], config->original_max_position_embeddings);
     const size_t written = json_text_end(&json);
     if (!written) die("internal: rotary positions are longer than %d bytes", HF_ROPE_TEXT);
     char *mrope = parameters ? hf_mrope(text, length) : NULL;

@@ -70,19 +70,17 @@ static void hf_check_index(const WeightSource *source, const SafeTensors *list, 
 
 static void hf_open_files(WeightSource *source, SafeTensors *list, const char *directory) {
     char path[PATH_MAX];
-    path_join(path, directory, HF_SINGLE_FILE);
-    if (path_exists(path)) {
+    if (path_found(path, directory, HF_SINGLE_FILE)) {
         source_open_file(source, path);
         safetensors_read_header(list, &source->files[0], 0);
         safetensors_sort(list);
         return;
     }
-    path_join(path, directory, HF_INDEX_FILE);
-    const char *found =
-        path_exists(path) ? "" : folder_matches(directory, "{*model*.{bin,h5,safetensors},consolidated*,*.gguf}");
-    if (!path_exists(path))
+    if (!path_found(path, directory, HF_INDEX_FILE)) {
+        const char *found = folder_matches(directory, "{*model*.{bin,h5,safetensors},consolidated*,*.gguf}");
         die("%s: holds neither " HF_SINGLE_FILE " nor " HF_INDEX_FILE "%s%s%s", directory, *found ? "; not read: " : "",
             found, *found ? "; give the folder that save_pretrained writes" : "");
+    }
     cJSON *index = json_read_object(path, HF_CONFIG_MAX);
     const cJSON *map = hf_weight_map(index, path);
     hf_open_shards(source, list, directory, map);
@@ -356,8 +354,7 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
 // Reads the configuration alone. `remark`: a line for users who train the model, or empty
 static Config hf_directory_config(const char *directory, char *remark, size_t size) {
     char path[PATH_MAX];
-    path_join(path, directory, "config.json");
-    if (path_exists(path)) return hf_config_read(path, remark, size);
+    if (path_found(path, directory, "config.json")) return hf_config_read(path, remark, size);
     const char *within = folder_matches(directory, "*/{,adapter_}config.json");
     die("%s: holds no config.json; give %s", directory,
         *within ? within : "a Hugging Face model directory or a run's folder");
@@ -376,9 +373,7 @@ static const HfComposite *hf_directory_composite(const char *directory) {
 // Returns the prefix of layers' names in adapters over the model at `path`, if transformers loads it as a composite.
 // NULL: the text model's own prefix.
 static const char *hf_adapter_prefix(const char *path) {
-    char config[PATH_MAX];
-    path_join(config, path, "config.json");
-    const HfComposite *composite = path_exists(config) ? hf_directory_composite(path) : NULL;
+    const HfComposite *composite = folder_has(path, "config.json") ? hf_directory_composite(path) : NULL;
     return composite && !composite->text_loads ? composite->modules : NULL;
 }
 

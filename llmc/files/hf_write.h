@@ -66,9 +66,8 @@ static void hf_find_tokenizer(HfWrite *write, const char *word) {
     if (!given && (source->random || (!(source->merge && tokenizer_beside(source->merge->adapter->path, found)) &&
                                       (write->kept == source->path || !tokenizer_beside(source->path, found)))))
         return;
-    path_join(path, kept, "tokenizer.json");
     Tokenizer *t = tokenizer_open(found);
-    if (!*kept || (path_exists(path) && t->fingerprint == tokenizer_fingerprint(path))) {
+    if (!*kept || (path_found(path, kept, "tokenizer.json") && t->fingerprint == tokenizer_fingerprint(path))) {
         memcpy(write->tokenizer, found, sizeof(found));
         write->chat = hf_chat_prepare(kept, t);
     } else if (given) {
@@ -83,11 +82,8 @@ static void hf_find_tokenizer(HfWrite *write, const char *word) {
 static const char *hf_tokenizer_from(const HfWrite *write) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json",
                                         TOKENIZER_NAME};
-    char path[PATH_MAX];
-    for (size_t i = 0; write->kept && i < sizeof(names) / sizeof(names[0]); i++) {
-        path_join(path, write->kept, names[i]);
-        if (path_exists(path)) return write->kept;
-    }
+    for (size_t i = 0; write->kept && i < sizeof(names) / sizeof(names[0]); i++)
+        if (folder_has(write->kept, names[i])) return write->kept;
     return write->tokenizer;
 }
 
@@ -151,14 +147,12 @@ static int hf_has_forms(const Family *family) { return family_has_linear(family)
 
 // Opens the weights of the kept folder. A folder of a text model alone may have no weights.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
-    char file[PATH_MAX], index[PATH_MAX];
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
     if (quant && composite) write->text_only = 1; // other parts of a composite model cannot be quantised here
     if (!composite && !(write->kept && hf_has_forms(source->config.family))) return;
-    path_join(file, write->kept, HF_SINGLE_FILE), path_join(index, write->kept, HF_INDEX_FILE);
     if (write->kept == source->path)
         write->like = source;
-    else if (path_exists(file) || path_exists(index))
+    else if (folder_has(write->kept, HF_SINGLE_FILE) || folder_has(write->kept, HF_INDEX_FILE))
         write->like = weights_open(write->kept);
     else if (composite && !write->text_only)
         die("%s: has no weights, so the other parts of its %s cannot be copied; give a complete folder, or --to "
@@ -292,8 +286,8 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
 static void hf_write_free(HfWrite *write) {
     if (write->like && write->like != write->source) weights_close(write->like);
     free(write->codes.format), free(write->codes.state), free(write->codes.copied), free(write->codes.record);
-    free(write->tensors);
-    hf_chat_free(&write->chat);
+    free(write->tensors), free(write->chat.edits);
+    tokenizer_close(write->chat.tokenizer);
 }
 
 static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[64]) {
@@ -333,27 +327,21 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
     return at;
 }
 
-// Returns the index of part `part` of a joined parameter.
-static size_t hf_joined_parameter(const Model *model, size_t first, size_t part) {
-    const Parameter *p = &model->parameters[first];
-    size_t i = first;
-    while (model->parameters[i].part != part || strcmp(model->parameters[i].name, p->name) != 0) i++;
-    return i;
-}
-
-// Reads elements [begin, begin + count) of a tensor of the folder. Gathers them from all layers if the tensor joins
-// layers.
+// Reads elements [begin, begin + count) of a tensor of the folder, from all layers if it joins theirs.
 static void hf_read_tensor(const HfWrite *write, const HfTensor *t, size_t begin, size_t count) {
     const size_t run = t->p->joined ? joined_run(t->p) : 0, row = run * t->p->joined;
+    const Parameter *parameters = write->source->model.parameters;
     if (!run) {
         source_read_finite(write->source, t->parameter, begin, count, t->type, 1, staged.bytes);
         return;
     }
     for (size_t done = 0, n; done < count; done += n) {
         const size_t at = begin + done, part = at / run % t->p->joined;
+        size_t i = t->parameter; // the first part; the others follow it
+        while (parameters[i].part != part || strcmp(parameters[i].name, t->p->name) != 0) i++;
         n = min_size(count - done, run - at % run);
-        source_read_finite(write->source, hf_joined_parameter(&write->source->model, t->parameter, part),
-                           at / row * run + at % run, n, t->type, 1, staged.bytes + done * dtype_size(t->type));
+        source_read_finite(write->source, i, at / row * run + at % run, n, t->type, 1,
+                           staged.bytes + done * dtype_size(t->type));
     }
 }
 
@@ -391,7 +379,6 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     const size_t room = 256 + write->count * (2 * HF_NAME + 100);
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
     JsonOut json = json_open_text(text, room, JSON_INDENTED);
-    json_object(&json, NULL);
     json_object(&json, "metadata");
     json_size(&json, "total_parameters", (size_t)write->elements);
     json_size(&json, "total_size", (size_t)write->bytes);
@@ -400,7 +387,6 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     qsort(write->tensors, write->count, sizeof(*write->tensors), compare_texts);
     for (const HfTensor *t = write->tensors; t < write->tensors + write->count; t++)
         json_text(&json, t->name, hf_shard_name(write, t->shard, name));
-    json_object_end(&json);
     json_object_end(&json);
     const size_t used = json_text_end(&json);
     folder_write_file(folder, HF_INDEX_FILE, text, used);
@@ -480,10 +466,7 @@ static void hf_write_kept(const HfWrite *write, OutputFolder *folder, HfKeptFile
     const HfChat *chat = &write->chat;
     char from[PATH_MAX];
     size_t length;
-    path_join(from, write->kept ? write->kept : "", HF_GENERATION);
-    if (write->kept && !path_exists(from))
-        hf_add_kept(kept, HF_GENERATION); // the new chat may need
-                                          // generation_config.json
+    if (write->kept && !folder_has(write->kept, HF_GENERATION)) hf_add_kept(kept, HF_GENERATION); // chat may need it
     for (size_t i = 0; i < kept->count; i++) {
         const char *name = kept->names[i];
         if (chat->tokenizer && !strcmp(name, TOKENIZER_NAME)) continue;

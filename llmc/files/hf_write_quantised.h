@@ -53,7 +53,6 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     const Parameter *p = &c->source->model.parameters[parameter];
     const QuantFormat f = c->format[parameter];
     JsonOut json = json_open_text(c->state[parameter], HF_STATE_TEXT, JSON_LINE);
-    json_object(&json, NULL);
     json_text(&json, "quant_type", quant_type_names[f.type]);
     json_size(&json, "blocksize", f.block);
     json_text(&json, "dtype", hf_dtype_name(f.rounding));
@@ -67,8 +66,7 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
         json_text(&json, "nested_dtype", "float32");
         hf_put_real(&json, "nested_offset", (double)offset);
     }
-    json_object_end(&json);
-    c->state[parameter][json_text_end(&json) - 1] = 0; // drops the newline
+    c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
 }
 
 // Chooses the 4-bit matrices: the source's own, or all linear layers except experts; with `head` also lm_head. chosen:
@@ -150,15 +148,13 @@ static char *hf_quantisation_text(const HfCodes *c) {
         if (is_product(p->role) && !p->experts) listed |= hf_is_coded(c, i) == head;
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
-    json_object(&json, NULL);
-    if (c->type == QUANT_MXFP4) { // the modules that gpt-oss's own config names
+    if (c->type == QUANT_MXFP4) { // the modules that gpt-oss names
         static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
                                            "model.embed_tokens", "lm_head"};
         json_array(&json, "modules_to_not_convert");
         for (size_t i = 0; i < 4; i++) json_text(&json, NULL, kept[i]);
         json_array_end(&json);
         json_text(&json, "quant_method", "mxfp4");
-        json_object_end(&json);
         text[json_text_end(&json) - 1] = 0;
         return text;
     }
@@ -180,7 +176,6 @@ static char *hf_quantisation_text(const HfCodes *c) {
         json_text(&json, NULL, name);
     }
     if (listed) json_array_end(&json);
-    json_object_end(&json);
     text[json_text_end(&json) - 1] = 0;
     return text;
 }

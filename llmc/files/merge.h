@@ -58,10 +58,17 @@ static void merge_load_pair(Merge *merge, const WeightSource *source, size_t par
 }
 
 // ---- the sum --------------------------------------------------------------------------------------------------------
-// Adds scale * sum_k u[k, row] v[k, column], u [rank, outer], to `values`: elements [begin, begin + count) of a matrix
-// [., inner]. Products of two floats are exact in double, so u may be either factor.
-static void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
-                      size_t inner, size_t rank, double scale) {
+// One of A and B: x [rank, size]
+typedef struct {
+    const float *x;
+    size_t size;
+} Factor;
+
+// Adds scale sum_k u[k, row] v[k, column] to values = elements [begin, begin + count) of a matrix [u.size, v.size].
+// Products of two floats are exact in double, so either factor may be u.
+static void merge_add(double *values, size_t begin, size_t count, Factor u, Factor v, const LoraPart *part) {
+    const size_t inner = v.size, rank = part->rank;
+    const double scale = part->scale;
     const size_t first = begin / inner, last = (begin + count - 1) / inner;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
@@ -75,8 +82,8 @@ static void merge_add(double *values, size_t begin, size_t count, const float *u
             n = min_size(to - c, sizeof(sum) / sizeof(sum[0]));
             memset(sum, 0, n * sizeof(sum[0]));
             for (size_t k = 0; k < rank; k++) {
-                const double factor = u[k * outer + row];
-                for (size_t i = 0; i < n; i++) sum[i] += factor * v[k * inner + c + i];
+                const double factor = u.x[k * u.size + row];
+                for (size_t i = 0; i < n; i++) sum[i] += factor * v.x[k * inner + c + i];
             }
             for (size_t i = 0; i < n; i++) values[row * inner + c + i - begin] += scale * sum[i];
         }
@@ -120,12 +127,12 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
     const size_t rows = p->rows / max_size(p->experts, 1), size = rows * p->cols; // rows of one expert's matrix
     for (size_t done = 0, n; done < count; done += n) {
         const size_t e = (begin + done) / size, from = begin + done - e * size;
-        const float *a = merge->a + e * part->rank * p->cols, *b = merge->b + e * part->rank * rows;
+        const Factor a = {merge->a + e * part->rank * p->cols, p->cols}, b = {merge->b + e * part->rank * rows, rows};
         n = min_size(count - done, size - from);
         if (p->transposed && transposed)
-            merge_add(values + done, from, n, a, p->cols, b, rows, part->rank, part->scale);
+            merge_add(values + done, from, n, a, b, part);
         else
-            merge_add(values + done, from, n, b, rows, a, p->cols, part->rank, part->scale);
+            merge_add(values + done, from, n, b, a, part);
     }
     merge_round(out, as, values, count);
     return 1;

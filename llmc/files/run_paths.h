@@ -94,12 +94,9 @@ static int replaced_settle_free(const char *folder) {
 
 // Finds the complete checkpoint of a run's folder, or a checkpoint, and its manifest. Returns 0 if `path` is neither.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
-    char model[PATH_MAX], done[PATH_MAX];
     const char *fault;
     int tries = 0;
-    path_join(model, path, manifest_names[0][MANIFEST_MODEL]);
-    path_join(done, path, MANIFEST_NAME);
-    if (path_exists(model) || path_exists(done)) {
+    if (folder_has(path, manifest_names[0][MANIFEST_MODEL]) || folder_has(path, MANIFEST_NAME)) {
         fault = manifest_read(path, manifest);
         if (fault) die("%s: is not a complete checkpoint: %s; give another one, or the run's folder", path, fault);
         snprintf(checkpoint, PATH_MAX, "%s", path);
@@ -139,7 +136,7 @@ static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) 
 // Returns `path`, or the model that it means, stored in `found`. Prints a note unless `quiet`. verify: compares
 // checksums, collective
 static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
-    char checkpoint[PATH_MAX], part[PATH_MAX];
+    char checkpoint[PATH_MAX];
     Manifest manifest;
     if (!path_is_directory(path)) {
         folder_above(checkpoint, path);
@@ -148,8 +145,7 @@ static const char *model_path_find(const char *path, char found[PATH_MAX], int q
         if (verify && named && !manifest_read(checkpoint, &manifest)) checkpoint_verify(checkpoint, &manifest);
         return path;
     }
-    path_join(part, path, "config.json");
-    if (path_exists(part)) return path;
+    if (folder_has(path, "config.json")) return path;
     if (!checkpoint_at_path(path, checkpoint, &manifest)) return path;
     if (manifest.adapters) die("--model %s: holds adapters, not a model; give it with --adapter", path);
     if (verify) checkpoint_verify(checkpoint, &manifest);
@@ -160,14 +156,12 @@ static const char *model_path_find(const char *path, char found[PATH_MAX], int q
 
 // Finds the folder of adapters that --adapter names.
 static const char *adapter_path_find(const char *path, char found[PATH_MAX], int quiet) {
-    char part[PATH_MAX];
     Manifest manifest;
     if (!path_is_directory(path))
         die("--adapter %s: %s; give the folder that adapter_config.json is in", path,
             path_exists(path) ? "is a file" : strerror(errno));
-    path_join(part, path, manifest_names[1][MANIFEST_CONFIG]);
     if (!checkpoint_at_path(path, found, &manifest)) {
-        if (path_exists(part)) return path;
+        if (folder_has(path, manifest_names[1][MANIFEST_CONFIG])) return path;
         const char *within = folder_matches(path, "*/adapter_config.json");
         die("--adapter %s: holds neither adapter_config.json nor the checkpoints of a run%s%s", path,
             *within ? "; type: --adapter " : "", within);

@@ -46,8 +46,8 @@ static void run_source_take(RunSource *source, size_t i, const cJSON *object, co
 static void run_source_read(const char *folder, RunSource *source) {
     char path[PATH_MAX];
     memset(source, 0, sizeof(*source));
-    path_join(path, folder, manifest_names[0][MANIFEST_STATE]);
-    cJSON *state = path_exists(path) ? json_read_object(path, (size_t)1 << 20) : NULL;
+    const int has_state = path_found(path, folder, manifest_names[0][MANIFEST_STATE]);
+    cJSON *state = has_state ? json_read_object(path, (size_t)1 << 20) : NULL;
     const cJSON *known = json_get(state, "source"), *settings = json_get(state, "settings");
     for (size_t i = 0; i < SOURCE_TEXTS; i++) run_source_take(source, i, known, source_keys[i]);
     path_join(path, folder, manifest_names[1][MANIFEST_CONFIG]);

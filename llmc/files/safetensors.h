@@ -276,7 +276,6 @@ static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile 
     memset(writer, 0, sizeof(*writer));
     writer->file = file, writer->text = text, writer->room = room, writer->at = 8;
     writer->json = json_open_text(writer->entry, sizeof(writer->entry), JSON_COMPACT);
-    json_object(&writer->json, NULL);
     json_object(&writer->json, "__metadata__");
     json_text(&writer->json, "format", "pt");
     if (key) json_text(&writer->json, key, value);

@@ -123,8 +123,8 @@ static uint64_t storage_key(const Model *model, const Storage *storage, Sharding
     return key;
 }
 
-// Computes the key of storage_key from a source read in 4 bits; not collective.
-static uint64_t storage_key_of_source(WeightSource *source) {
+// Computes the same key from a source read in 4 bits; not collective.
+static uint64_t storage_key_of_source(const WeightSource *source) {
     Checksum sum = {{0, 0}};
     Storage as;
     Model model;

@@ -33,7 +33,16 @@ typedef struct {
     float offset;
 } RecordLocation;
 
-typedef struct Merge Merge; // defined in merge.h
+// Memory of what was read last
+typedef struct {
+    uint8_t *record; // record of the parameter decoded last
+    size_t record_of;
+    char *matrix; // the transposed matrix read last: of these elements of the table, in this type
+    size_t matrix_of;
+    DType matrix_type;
+} SourceHeld;
+
+typedef struct Merge Merge; // merge.h
 
 typedef struct WeightSource {
     const char *format; // name of the format, for messages
@@ -54,27 +63,16 @@ typedef struct WeightSource {
     DType constants_type;    // type of Model.constants in a Hugging Face folder
     char remark[256];        // a line for users who train this model, or empty
     char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
-    QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: no matrix is in 4 bits
-    RecordLocation *records; // [parameters] where the records of is_codes parameters are
-    uint8_t *record;         // record of the last decoded parameter
-    size_t record_of;
-    char *matrix; // the last transposed matrix read: these elements of the table, in this type
-    size_t matrix_of;
-    DType matrix_type;
-    Merge *merge; // adapters added to what is read, or NULL
+    QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
+    RecordLocation *records; // [parameters] for those with is_codes
+    SourceHeld *held;        // reading changes it
+    Merge *merge;            // adapters added to what is read, or NULL
     int (*read_merged)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);
 } WeightSource;
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 static Slab staged_raw; // bytes as in a file
-
-// Returns the value of rows added to a parameter; NULL: no rows were added
-static const float *source_added_row(const WeightSource *source, size_t parameter) {
-    const size_t offset = source->model.parameters[parameter].offset, *at = source->model.model_offset;
-    if (!source->grown_from || (offset != at[EMBEDDING] && offset != at[LM_HEAD])) return NULL;
-    return source->mean[offset == at[LM_HEAD]];
-}
 
 static int source_is_in_pieces(const WeightSource *source, size_t parameter) {
     return source->pieces && source->pieces[parameter].count;
@@ -119,8 +117,10 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
     }
     const TensorLocation *place = &source->places[parameter];
     const size_t cols = source->config.hidden_size;
-    const float *added = source_added_row(source, parameter);
-    if (added && begin + count > source->grown_from * cols) {
+    const size_t offset = source->model.parameters[parameter].offset, *at = source->model.model_offset;
+    const int grown = source->grown_from && (offset == at[EMBEDDING] || offset == at[LM_HEAD]);
+    const float *added = source->mean[offset == at[LM_HEAD]]; // the value of each added row
+    if (grown && begin + count > source->grown_from * cols) {
         const size_t end = source->grown_from * cols, held = begin < end ? end - begin : 0;
         if (held) tensor_read_range(source, parameter, begin, held, as, out);
         for (size_t i = held, n; i < count; i += n) {
@@ -136,18 +136,19 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
 }
 
 // Returns a matrix of `count` elements in the file's order, from element `at` of the parameter on. It is valid until
-// the next call.
-static const char *source_hold_matrix(WeightSource *source, size_t parameter, size_t at, size_t count, DType as) {
+// another one is asked for.
+static const char *source_hold_matrix(const WeightSource *source, size_t parameter, size_t at, size_t count, DType as) {
     const size_t size = dtype_size(as), matrix_of = source->model.parameters[parameter].offset + at;
-    if (source->matrix && source->matrix_of == matrix_of && source->matrix_type == as) return source->matrix;
-    free(source->matrix);
-    source->matrix_of = matrix_of, source->matrix_type = as;
-    source->matrix = (char *)checked_malloc(count * size, "a transposed matrix");
+    SourceHeld *held = source->held;
+    if (held->matrix && held->matrix_of == matrix_of && held->matrix_type == as) return held->matrix;
+    free(held->matrix);
+    held->matrix_of = matrix_of, held->matrix_type = as;
+    held->matrix = (char *)checked_malloc(count * size, "a transposed matrix");
     for (size_t done = 0, n; done < count; done += n) {
         n = min_size(count - done, SLAB_ELEMENTS);
-        tensor_read_range(source, parameter, at + done, n, as, source->matrix + done * size);
+        tensor_read_range(source, parameter, at + done, n, as, held->matrix + done * size);
     }
-    return source->matrix;
+    return held->matrix;
 }
 
 // Transposes a part: out[count] = elements [begin, begin + count) of a matrix [rows, cols] whose element (r, c) is in[c
@@ -164,14 +165,32 @@ static void transpose_range(char *out, const char *in, size_t rows, size_t cols,
     }
 }
 
-// Reads elements of a matrix [rows, cols] that the file holds transposed, from element `at` of the parameter on.
-static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t at, size_t rows, size_t cols,
-                                   size_t begin, size_t count, DType as, char *out) {
-    const char *in = source_hold_matrix((WeightSource *)(uintptr_t)source, parameter, at, rows * cols, as);
-    switch (dtype_size(as)) { // with a constant size a copy is one instruction
-    case 2: transpose_range(out, in, rows, cols, begin, count, 2); break;
-    case 4: transpose_range(out, in, rows, cols, begin, count, 4); break;
-    default: transpose_range(out, in, rows, cols, begin, count, 8);
+// Reads a part of a matrix of a parameter that the file holds transposed to the order wanted.
+static void tensor_read_transposed(const WeightSource *source, size_t parameter, MatrixPart m, DType as, int transposed,
+                                   char *out) {
+    const size_t width = source->model.parameters[parameter].cols;
+    const size_t rows = transposed ? width : m.rows, cols = transposed ? m.rows : width;
+    const char *in = source_hold_matrix(source, parameter, m.first, rows * cols, as);
+    switch (dtype_size(as)) { // a constant size makes the copy one instruction
+    case 2: transpose_range(out, in, rows, cols, m.begin, m.count, 2); break;
+    case 4: transpose_range(out, in, rows, cols, m.begin, m.count, 4); break;
+    default: transpose_range(out, in, rows, cols, m.begin, m.count, 8);
+    }
+}
+
+// Writes a part of a matrix [m.rows, cols] to a file that holds it transposed from byte `at` on: the reverse. sum: of
+// the bytes written, or NULL. size: bytes of an element
+static void matrix_write_transposed(const OutputFile *output, Checksum *sum, uint64_t at, MatrixPart m, size_t cols,
+                                    size_t size, const void *values) {
+    unsigned char *column = staged_raw.bytes;
+    for (size_t c = 0; c < cols; c++) {
+        const size_t from = (c + cols - m.begin % cols) % cols;
+        const size_t n = from < m.count ? (m.count - from + cols - 1) / cols : 0;
+        const uint64_t offset = at + (uint64_t)(c * m.rows + (m.begin + from) / cols) * size;
+        if (!n) continue;
+        for (size_t i = 0; i < n; i++) memcpy(column + i * size, (const char *)values + (from + i * cols) * size, size);
+        if (sum) checksum_add(sum, offset, column, n * size);
+        output_write(output, offset, column, n * size);
     }
 }
 
@@ -185,8 +204,7 @@ static void source_read_stored(const WeightSource *source, size_t parameter, siz
     }
     for (size_t done = 0; done < count;) {
         const MatrixPart m = matrix_part(p, begin + done, count - done);
-        tensor_read_transposed(source, parameter, m.first, transposed ? p->cols : m.rows, transposed ? m.rows : p->cols,
-                               m.begin, m.count, as, (char *)out + done * dtype_size(as));
+        tensor_read_transposed(source, parameter, m, as, transposed, (char *)out + done * dtype_size(as));
         done += m.count;
     }
 }
@@ -245,19 +263,20 @@ static void source_read_record(const WeightSource *source, size_t parameter, uin
         source_encode(source, parameter, source_read_stored, DTYPE_FP32, source->quant[parameter], record);
 }
 
-// Returns the record of a parameter, valid until the next call.
-static const uint8_t *source_hold_record(WeightSource *source, size_t parameter) {
+// Returns the record of a parameter, valid until another one is asked for.
+static const uint8_t *source_hold_record(const WeightSource *source, size_t parameter) {
     const size_t count = parameter_elements(&source->model.parameters[parameter]);
-    if (source->record && source->record_of == parameter) return source->record;
-    free(source->record);
-    source->record_of = parameter;
-    source->record =
+    SourceHeld *held = source->held;
+    if (held->record && held->record_of == parameter) return held->record;
+    free(held->record);
+    held->record_of = parameter;
+    held->record =
         (uint8_t *)checked_calloc(quant_parts(source->quant[parameter], count).bytes, 1, "a matrix in 4 bits");
-    source_read_record(source, parameter, source->record);
-    return source->record;
+    source_read_record(source, parameter, held->record);
+    return held->record;
 }
 
-static void source_read_decoded(WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+static void source_read_decoded(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                 int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const QuantFormat format = source->quant[parameter];
@@ -284,8 +303,8 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
 // Reads at most SLAB_ELEMENTS elements of a parameter, in the requested order.
 static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out) {
-    if (source_is_quantised(source, parameter)) // returns decoded values, not the file's
-        source_read_decoded((WeightSource *)(uintptr_t)source, parameter, begin, count, as, transposed, out);
+    if (source_is_quantised(source, parameter)) // values are decoded, not those of the files
+        source_read_decoded(source, parameter, begin, count, as, transposed, out);
     else
         source_read_stored(source, parameter, begin, count, as, transposed, out);
 }
@@ -351,6 +370,7 @@ static void source_read_finite(const WeightSource *source, size_t parameter, siz
 // ---- opening and closing --------------------------------------------------------------------------------------------
 static WeightSource *source_new(const char *path, const char *format) {
     WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
+    source->held = (SourceHeld *)checked_calloc(1, sizeof(SourceHeld), "a source of weights");
     source->path = checked_strdup(path), source->format = format;
     return source;
 }

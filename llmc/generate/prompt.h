@@ -41,21 +41,22 @@ static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     for (size_t i = 0; i < 2; i++)
         if (beside[i] && tokenizer_beside(beside[i], path)) return path;
     if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return NULL;
-    return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path) ? path : NULL;
+    const char *own = run->tokenizer_path; // of the model: the file must have been made from it
+    return !*own || tokenizer_fingerprint(path) == tokenizer_fingerprint(own) ? path : NULL;
 }
 
 // Returns what to type if the model has no tokenizer file.
 static const char *tokenizer_advice(const Run *run) {
-    char path[PATH_MAX], folder[PATH_MAX], json[PATH_MAX], *text = NULL;
+    char path[PATH_MAX], folder[PATH_MAX], *text = NULL;
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
     if (!*run->model_path || !out) return "data/tokenizer_file.py writes one";
     snprintf(folder, sizeof(folder), "%s", run->model_path);
     if (!path_is_directory(folder)) folder_above(folder, run->model_path);
     if (checkpoint_step_of(path_last(folder)) != CHECKPOINT_NONE) folder_above(path, folder), strcpy(folder, path);
-    path_join(path, folder, TOKENIZER_NAME), path_join(json, folder, "tokenizer.json");
+    path_join(path, folder, TOKENIZER_NAME);
     fputs("type: python data/tokenizer_file.py --tokenizer ", out);
-    echo_quoted(out, path_exists(json) ? folder : "FOLDER");
+    echo_quoted(out, folder_has(folder, "tokenizer.json") ? folder : "FOLDER");
     fputs(" --out ", out), echo_quoted(out, path), fclose(out);
     return text;
 }

@@ -23,25 +23,24 @@ static void report_regions(FILE *out, const Arena *plan) {
                 100 * (double)smaller / (double)plan->peak, "");
 }
 
-static const char *const placed_words[PLACED] = {"inputs",    "weights",        "gradients",
-                                                 "optimizer", "kept attention", "reference"};
-
-static const char *placed_word(const RunSettings *s, int kind) {
-    const int keys = method_is_chunk_major(s->method) || s->context.window;
-    return kind == PLACED_INPUTS && keys ? "keys and values" : placed_words[kind];
-}
-
-// Writes the plan's tensors in a place, in words.
+// The plan's tensors in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
     const int keys = method_is_chunk_major(run->settings.method) || run->settings.context.window;
-    const Share inputs = keys ? SHARE_KV : SHARE_LAYER_INPUTS;
-    const Share shares[PLACED] = {inputs, SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_KEPT, SHARE_WEIGHTS};
+    const struct {
+        Share share;
+        const char *word;
+    } kinds[PLACED] = {{keys ? SHARE_KV : SHARE_LAYER_INPUTS, keys ? "keys and values" : "inputs"},
+                       {SHARE_WEIGHTS, "weights"},
+                       {SHARE_GRADIENTS, "gradients"},
+                       {SHARE_OPTIMIZER, "optimizer"},
+                       {SHARE_KEPT, "kept attention"},
+                       {SHARE_WEIGHTS, "reference"}};
     *text = 0;
     for (int kind = 0; kind < PLACED; kind++) {
-        const size_t used = strlen(text), bytes = arena_share(&run->plan.arena[place], shares[kind]);
+        const size_t used = strlen(text), bytes = arena_share(&run->plan.arena[place], kinds[kind].share);
         const int again = kind == PLACED_REFERENCE && run->settings.place[PLACED_WEIGHTS] == (Place)place;
         if (run->settings.place[kind] == (Place)place && bytes && !again)
-            snprintf(text + used, size - used, "%s%s %s", used ? ", " : "", placed_word(&run->settings, kind),
+            snprintf(text + used, size - used, "%s%s %s", used ? ", " : "", kinds[kind].word,
                      human_bytes((double)bytes));
     }
     if (place == PLACE_HOST && run->plan.disk_bytes)
@@ -85,12 +84,55 @@ static size_t place_needed(const Run *run, const Batch *shape, size_t limit, Pla
     return count ? most : 0;
 }
 
+// Recommends adapters, or a base in 4 bits for adapters.
+static void recommend_adapters(const Run *run, size_t B, size_t limit, char *text) {
+    const QuantFormat nf4_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+    const int adapters = run->settings.lora != NULL;
+    Run trial = *run;
+    Lora lora = {0};
+    Storage nf4;
+    lora.rank = 32, lora.modules = lora_usual_modules(&run->model.config);
+    lora_build(&lora, &run->model);
+    if (!adapters) trial.settings.lora = &lora;
+    trial.settings.reference = computed_reference(run->options, &trial.settings.objective, trial.settings.lora);
+    if (!adapters) recommend(&trial, B, limit, "--lora-rank 32", text);
+    storage_choose(&nf4, &run->model, nf4_format, 0);
+    trial.settings.storage = &nf4;
+    recommend(&trial, B, limit, adapters ? "--base nf4" : "--lora-rank 32 --base nf4", text);
+    storage_free(&nf4), lora_free(&lora);
+}
+
+// Recommends the fewest ranks that reach --seq-len when they share a sequence, or the most.
+static void recommend_ranks(const Run *run, size_t B, size_t limit, char *text) {
+    const Options *o = run->options;
+    const World world = run->settings.world;
+    const size_t ranks = world_ranks(world);
+    char options[96];
+    Run trial = *run;
+    Options more;
+    const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO; // whose sequences ranks cannot share
+    if (alone) more = *o, more.method = trial.settings.method = METHOD_STREAM, trial.options = &more;
+    const int gpu = run_search(run, limit).limits.tables, deals = run->settings.deals;
+    char *const end = text + strlen(text); // fewer ranks, if they do not reach --seq-len, leave no line
+    for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
+        World *w = &trial.settings.world;
+        w->ranks = P, w->rank = P - 1, w->zero = ZERO_WEIGHTS, w->sp = world_sp(world) * (P / ranks);
+        snprintf(options, sizeof(options), "%s%zu%s --zero 3", o->verb == VERB_PLAN ? "--ranks " : "mpirun -n ", P,
+                 o->verb == VERB_PLAN ? "" : " ...");
+        if (w->sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", w->sp);
+        if (alone) strcat(options, " --method stream");
+        const size_t more = gpu ? collectives_bytes(*w, deals) - collectives_bytes(world, deals) : 0;
+        if (P == 1 || (P == ranks && world.zero == ZERO_WEIGHTS) || more >= limit) continue;
+        *end = 0;
+        if (recommend(&trial, B, limit - more, options, text) >= o->seq_len) return;
+    }
+}
+
 // Lists what makes some length fit: bf16, host memory, a disk, adapters, a smaller optimizer, the fewest ranks that
 // share a sequence.
 static void recommendations(const Run *run, size_t B, size_t limit, char *text) {
     const Options *o = run->options;
-    const World world = run->settings.world;
-    const size_t ranks = world_ranks(world);
+    const RunSettings *s = &run->settings;
     char options[96];
     Run trial = *run;
     Options more;
@@ -102,7 +144,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         run_close(&half);
     }
     Batch shape = batch_shape(regular_bound(B, o->seq_len));
-    for (int place = PLACE_HOST; place < PLACES && run->settings.backward; place++) {
+    for (int place = PLACE_HOST; place < PLACES && s->backward; place++) {
         const size_t gib = place_needed(run, &shape, limit, (Place)place, &more);
         if (!gib || (place == PLACE_DISK && o->verb != VERB_PLAN)) continue;
         snprintf(options, sizeof(options), "--%s-limit %zuGiB", place_names[place], gib);
@@ -111,48 +153,14 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         trial = *run;
     }
     free(shape.document_start);
-    if (run->settings.backward && !run->settings.storage) {
-        const QuantFormat nf4_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
-        const int adapters = run->settings.lora != NULL;
-        Lora lora = {0};
-        Storage nf4;
-        lora.rank = 32, lora.modules = lora_usual_modules(&run->model.config);
-        lora_build(&lora, &run->model);
-        if (!adapters) trial.settings.lora = &lora;
-        trial.settings.reference = computed_reference(o, &trial.settings.objective, trial.settings.lora);
-        if (!adapters) recommend(&trial, B, limit, "--lora-rank 32", text);
-        storage_choose(&nf4, &run->model, nf4_format, 0);
-        trial.settings.storage = &nf4;
-        recommend(&trial, B, limit, adapters ? "--base nf4" : "--lora-rank 32 --base nf4", text);
-        storage_free(&nf4), lora_free(&lora);
-        trial = *run;
-    }
-    if (run->settings.optimizer && run->model.dtype != DTYPE_FP64 &&
-        (run->settings.moment_type == DTYPE_FP32 || run->settings.master)) {
-        const int fewer = run->settings.moment_type == DTYPE_INT8;
+    if (s->backward && !s->storage) recommend_adapters(run, B, limit, text);
+    if (s->optimizer && run->model.dtype != DTYPE_FP64 && (s->moment_type == DTYPE_FP32 || s->master)) {
+        const int fewer = s->moment_type == DTYPE_INT8;
         trial.settings.moment_type = fewer ? DTYPE_INT8 : DTYPE_BF16, trial.settings.master = 0;
         recommend(&trial, B, limit, fewer ? "--master none" : "--moments bf16 --master none", text);
-        trial = *run;
     }
-    if (o->rollout || !option_accepted(&option_rows[option_find("zero")], o->verb)) return;
-    // Methods whose sequences ranks cannot share.
-    const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO;
-    if (alone) more = *o, more.method = trial.settings.method = METHOD_STREAM, trial.options = &more;
-    const int gpu = run_search(run, limit).limits.tables;
-    char *const end = text + strlen(text); // a number of ranks that does not reach --seq-len leaves no line
-    for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
-        trial.settings.world.ranks = P, trial.settings.world.rank = P - 1, trial.settings.world.zero = ZERO_WEIGHTS;
-        trial.settings.world.sp = world_sp(world) * (P / ranks);
-        snprintf(options, sizeof(options), "%s%zu%s --zero 3", o->verb == VERB_PLAN ? "--ranks " : "mpirun -n ", P,
-                 o->verb == VERB_PLAN ? "" : " ...");
-        if (trial.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", trial.settings.world.sp);
-        if (alone) strcat(options, " --method stream");
-        const int deals = run->settings.deals;
-        const size_t more = gpu ? collectives_bytes(trial.settings.world, deals) - collectives_bytes(world, deals) : 0;
-        if (P == 1 || (P == ranks && world.zero == ZERO_WEIGHTS) || more >= limit) continue;
-        *end = 0;
-        if (recommend(&trial, B, limit - more, options, text) >= o->seq_len) return;
-    }
+    if (!o->rollout && option_accepted(&option_rows[option_find("zero")], o->verb))
+        recommend_ranks(run, B, limit, text);
 }
 
 // Refuses a run that does not fit with one token per document.

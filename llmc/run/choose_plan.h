@@ -255,17 +255,11 @@ static void note_attention(const Run *run) {
              run->attention ? " backward" : "");
 }
 
-// Returns a run in which, with --sp auto, all ranks share a sequence.
-static Run run_of_all(const Run *run) {
-    Run largest = *run;
-    if (run->settings.deals) largest.settings.world.sp = world_ranks(run->settings.world);
-    return largest;
-}
-
-// Returns the longest document, in tokens, with which a sequence of B documents fits `limit` bytes, under the best
+// Returns the most tokens of a document with which a sequence of B documents fits `limit` bytes, under the best
 // candidate and the smallest workspace; 0: none.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
-    const Run largest = run_of_all(run);
+    Run largest = *run;
+    if (run->settings.deals) largest.settings.world.sp = world_ranks(run->settings.world); // all share a sequence
     const Search search = run_search(&largest, limit);
     return search_longest(&search, B);
 }

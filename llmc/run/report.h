@@ -316,13 +316,6 @@ static void report_chunk(FILE *out, const Run *run) {
         fprintf(out, " (%zu rows an expert)", run->plan.chunk * c->num_experts_per_tok / c->num_experts);
 }
 
-// Prints how many tokens fit the groups that --sp auto deals to.
-static void report_groups(FILE *out, const DealLevels *l) {
-    for (size_t k = 0; k < l->levels; k++)
-        fprintf(out, k ? ", %zu fit %zu" : "groups   %zu tokens fit %zu rank", l->level[k].capacity, l->level[k].ranks);
-    fputc('\n', out);
-}
-
 // Prints the plan in a line: memory, the planner's choices, attention.
 static void report_planned(const Run *run) {
     const Options *o = run->options;
@@ -364,7 +357,11 @@ static void report_planned(const Run *run) {
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
         fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
     fputc('\n', out);
-    if (s->deals) report_groups(out, &run->table.levels);
+    if (!s->deals) return;
+    for (size_t k = 0; k < run->table.levels.levels; k++) // how many tokens fit the groups that --sp auto deals to
+        fprintf(out, k ? ", %zu fit %zu" : "groups   %zu tokens fit %zu rank", run->table.levels.level[k].capacity,
+                run->table.levels.level[k].ranks);
+    fputc('\n', out);
 }
 
 // Prints the header: three lines, one more with experts or --sp auto, others with --verbose. data, schedule: see

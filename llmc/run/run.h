@@ -332,11 +332,8 @@ static void run_source_begin(const Run *run, RunSource *source) {
 // run.
 static void run_find_tokenizer(Run *run) {
     *run->tokenizer_path = 0;
-    if (!*run->model_path || !run->options->model || run->grown_from)
-        return; // the model's tokenizer lacks the added
-                // tokens
-    path_join(run->tokenizer_path, run->model_path, "tokenizer.json");
-    if (path_exists(run->tokenizer_path)) return;
+    if (!*run->model_path || !run->options->model || run->grown_from) return; // it lacks the added tokens
+    if (path_found(run->tokenizer_path, run->model_path, "tokenizer.json")) return;
     if (!tokenizer_beside(run->model_path, run->tokenizer_path)) *run->tokenizer_path = 0;
 }
 

@@ -160,7 +160,7 @@ static int begins_with_meta_space(const unsigned char *text, size_t bytes) {
 
 // Encodes a stretch without added tokens. first: the text begins with this stretch
 static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
-    if (is_metaspace(t)) {
+    if (t->words >= WORDS_METASPACE_ALWAYS && t->words <= WORDS_METASPACE_NEVER) {
         int wanted = t->words == WORDS_METASPACE_ALWAYS || (t->words == WORDS_METASPACE_FIRST && first);
         text_respace(&t->words_text, wanted && !begins_with_meta_space(text, bytes) ? META_SPACE : "", text, bytes, 1);
         text = t->words_text.at, bytes = t->words_text.count;

@@ -351,11 +351,7 @@ static void tokenizer_index_spellings(Tokenizer *t) {
     }
 }
 
-static int is_metaspace(const Tokenizer *t) {
-    return t->words >= WORDS_METASPACE_ALWAYS && t->words <= WORDS_METASPACE_NEVER;
-}
-
-// Fills symbol_of from the file's symbols, or for the named patterns of tokenizer_split.h.
+// What patterns see of characters: the symbols of the file, or of the named patterns in tokenizer_split.h.
 static void tokenizer_index_symbols(Tokenizer *t, int named) {
     size_t count;
     const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);
@@ -454,22 +450,18 @@ static int tokenizer_beside(const char *model, char path[PATH_MAX]) {
     char folder[PATH_MAX], above[PATH_MAX];
     const int is_folder = path_is_directory(model);
     folder_above(folder, model);
-    path_join(path, is_folder ? model : folder, TOKENIZER_NAME);
-    if (is_folder || path_exists(path)) return path_exists(path);
+    const int found = path_found(path, is_folder ? model : folder, TOKENIZER_NAME);
+    if (is_folder || found) return found;
     folder_above(above, folder);
-    if (text_ends_with(folder, "."))
-        path_join(path, folder, "../" TOKENIZER_NAME);
-    else
-        path_join(path, above, TOKENIZER_NAME);
-    return path_exists(path);
+    if (text_ends_with(folder, ".")) return path_found(path, folder, "../" TOKENIZER_NAME);
+    return path_found(path, above, TOKENIZER_NAME);
 }
 
 // Finds tokenizer.tok in the folder of `shard`, a name or a pattern. Returns 0 if there is none.
 static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
     char folder[PATH_MAX];
     folder_above(folder, shard);
-    path_join(path, folder, TOKENIZER_NAME);
-    return path_exists(path);
+    return path_found(path, folder, TOKENIZER_NAME);
 }
 
 // ---- the tokenizer's fingerprint ------------------------------------------------------------------------------------
@@ -500,11 +492,6 @@ static uint64_t tokenizer_fingerprint(const char *path) {
 static uint64_t tokenizer_template(const Tokenizer *t) {
     const uint64_t bytes = t->section_bytes[SECTION_TEMPLATE];
     return bytes ? bytes << 32 | crc32_of(0, t->section[SECTION_TEMPLATE], (size_t)bytes) : 0;
-}
-
-// Tells whether the tokenizer file `path` was made from this tokenizer.json.
-static int tokenizer_is_of(const char *path, const char *tokenizer_json) {
-    return tokenizer_fingerprint(path) == tokenizer_fingerprint(tokenizer_json);
 }
 
 #endif

@@ -192,29 +192,17 @@ static void section_move(const OutputFile *out, const InputFile *in, Checksum *s
     if (out) output_write(out, offset, values, bytes);
 }
 
-// Writes values[count] of a matrix [rows,cols] from element `first` on. The file holds the matrix transposed from byte
-// `at` on.
-static void section_write_transposed(const OutputFile *out, Checksum *sum, uint64_t at, size_t first, size_t count,
-                                     size_t size, size_t rows, size_t cols, const unsigned char *values) {
-    unsigned char *column = staged_reformed.bytes;
-    for (size_t c = 0; c < cols; c++) {
-        const size_t from = (c + cols - first % cols) % cols, n = from < count ? (count - from + cols - 1) / cols : 0;
-        if (!n) continue;
-        for (size_t i = 0; i < n; i++) memcpy(column + i * size, values + (from + i * cols) * size, size);
-        section_move(out, NULL, sum, at + (uint64_t)(c * rows + (first + from) / cols) * size, column, n * size);
-    }
-}
-
-// Writes staged elements [first, first + count) of a table, one parameter at a time. at: offset of the table in the
-// file; stacks: also B of experts
+// Writes the staged elements of a slab of a table, one parameter at a time. at: byte of the table
+// stacks: B of experts, too
 static void section_write_parameters(const OutputFile *out, Checksum *sum, uint64_t at, const Model *table,
-                                     size_t first, size_t count, size_t size, int stacks) {
+                                     const SectionSlab *slab, size_t size, int stacks) {
+    size_t first = slab->first, count = slab->count;
     unsigned char *values = staged.bytes;
     for (const Parameter *p = table->parameters; count; p++) {
         const size_t end = p->offset + parameter_elements(p), n = first < end ? min_size(count, end - first) : 0;
+        const MatrixPart part = {0, p->rows, first - p->offset, n};
         if (n && p->transposed && (stacks || !p->file_rows))
-            section_write_transposed(out, sum, at + (uint64_t)p->offset * size, first - p->offset, n, size, p->rows,
-                                     p->cols, values);
+            matrix_write_transposed(out, sum, at + (uint64_t)p->offset * size, part, p->cols, size, values);
         else if (n && !p->transposed)
             section_move(out, NULL, sum, at + (uint64_t)first * size, values, n * size);
         first += n, count -= n, values += n * size;
@@ -254,7 +242,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
             char *memory = s->memory + slab.offset * size;
             if (out) p->t->ops->copy_out(staged.bytes, memory, bytes);
             if (sections->transpose)
-                section_write_parameters(out, sum, at, model, slab.first, slab.count, size, !whole);
+                section_write_parameters(out, sum, at, model, &slab, size, !whole);
             else
                 section_move(out, in, sum, offset, staged.bytes, bytes);
             if (in) p->t->ops->copy_in(memory, staged.bytes, bytes);

@@ -216,12 +216,6 @@ static int reward_died(Reward *r) {
                        strsignal(how.si_status), r->answered, r->lines);
 }
 
-static int reward_late(Reward *r) {
-    if (r->closed) return reward_fail(r, "closed its input after %zu of %zu answers", r->answered, r->lines);
-    return reward_fail(r, "gave %zu of %zu answers within %g seconds; --reward-timeout allows more", r->answered,
-                       r->lines, r->timeout);
-}
-
 // ---- answers --------------------------------------------------------------------------------------------------------
 // Parses a zero-terminated number. Returns 0 if it is not one. Accepts NaN and infinities, which the caller refuses;
 // null becomes NAN.
@@ -381,7 +375,12 @@ static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context
                 r[k].out_begin = 0, r[k].out_end = lines(context, k, r[k].out, r[k].room);
                 r[k].more = r[k].out_end > 0;
             }
-            if (!reward_is_done(&r[k]) && now >= r[k].deadline) reward_late(&r[k]);
+            const int late = !reward_is_done(&r[k]) && now >= r[k].deadline;
+            if (late && r[k].closed)
+                reward_fail(&r[k], "closed its input after %zu of %zu answers", r[k].answered, r[k].lines);
+            else if (late)
+                reward_fail(&r[k], "gave %zu of %zu answers within %g seconds; --reward-timeout allows more",
+                            r[k].answered, r[k].lines, r[k].timeout);
             reward_ends(&r[k], ends + 2 * k);
             if (reward_is_done(&r[k]))
                 ends[2 * k].fd = ends[2 * k + 1].fd = -1;

@@ -97,7 +97,6 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
 static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
     JsonOut json = json_open_text(text, RUN_STATE_LIMIT, JSON_LINE);
-    json_object(&json, NULL);
     json_text(&json, "format", RUN_STATE_FORMAT);
     json_size(&json, "version", RUN_STATE_VERSION);
     json_size(&json, "step", run->step);
@@ -128,7 +127,6 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     for (const RunSetting *s = run->settings; s < run->settings + run->setting_count; s++)
         if (!s->absent || strcmp(s->value, s->absent) != 0) json_text(&json, s->name, s->value);
     json_object_end(&json);
-    json_object_end(&json);
     const size_t length = json_text_end(&json);
     if (!length) die("%s: the state of this run does not fit %d bytes; please report it", path, RUN_STATE_LIMIT);
     return length;
@@ -145,23 +143,24 @@ static Schedule run_state_schedule(const char *checkpoint, size_t *step) {
     return schedule;
 }
 
-// Reads a setting as trainer_settings wrote it; "": it is absent
-static void run_state_setting(const char *checkpoint, const char *name, char *text, size_t size) {
-    char path[PATH_MAX];
+// Returns a setting as trainer_settings wrote it, until the eighth call from here; "": absent
+static const char *run_state_setting(const char *checkpoint, const char *name) {
+    static char texts[8][128];
+    static int next;
+    char path[PATH_MAX], *text = texts[next++ % 8];
     path_join(path, checkpoint, "state.json");
     cJSON *root = json_read_object(path, RUN_STATE_LIMIT);
     const char *said = cJSON_GetStringValue(json_get(json_get(root, "settings"), name));
-    snprintf(text, size, "%s", said ? said : "");
+    snprintf(text, sizeof(texts[0]), "%s", said ? said : "");
     cJSON_Delete(root);
+    return text;
 }
 
 // Setting with the attention workspace with which a run began
 #define ATTENTION_SETTING "attention"
 #define WORKSPACE_SETTING "workspace="
 static size_t run_state_workspace(const char *checkpoint) {
-    char text[128];
-    run_state_setting(checkpoint, ATTENTION_SETTING, text, sizeof(text));
-    const char *found = strstr(text, WORKSPACE_SETTING);
+    const char *found = strstr(run_state_setting(checkpoint, ATTENTION_SETTING), WORKSPACE_SETTING);
     return found ? strtoull(found + strlen(WORKSPACE_SETTING), NULL, 10) : 0;
 }
 

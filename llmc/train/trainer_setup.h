@@ -30,11 +30,8 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
         {"optimizer.bin", "is a checkpoint of a run, whose folder --resume takes"},
         {"config.json", "is the folder of a model, which would hide the run's checkpoints from --model"},
         {"adapter_config.json", "is the folder of an adapter, which the run's checkpoints would hide from --adapter"}};
-    char config[PATH_MAX];
-    for (size_t i = 0; i < 3; i++) {
-        path_join(config, o->out, others[i][0]);
-        if (path_exists(config)) die("--out %s: %s; choose another", o->out, others[i][1]);
-    }
+    for (size_t i = 0; i < 3; i++)
+        if (folder_has(o->out, others[i][0])) die("--out %s: %s; choose another", o->out, others[i][1]);
     checkpoint_open(&t->folder, o->out, o->keep_checkpoints, o->overwrite ? FOLDER_REPLACE : (FolderUse)(int)o->resume);
     if (t->folder.last != CHECKPOINT_NONE) {
         checkpoint_path(last, t->folder.path, t->folder.last, "");
@@ -334,11 +331,10 @@ static RunSetting *trainer_setting(Trainer *t, const char *name) {
 // it, else 0. The settings are then compared as if unchanged.
 static size_t trainer_resplit(Trainer *t, const char *last) {
     const Options *o = t->run.options;
-    char batch[32], accumulated[32], text[32];
+    char text[32];
     uint64_t position = 0;
-    run_state_setting(last, "--batch", batch, sizeof(batch));
-    run_state_setting(last, "--grad-accum", accumulated, sizeof(accumulated));
-    const size_t B = strtoull(batch, NULL, 10), count = strtoull(accumulated, NULL, 10);
+    const size_t B = strtoull(run_state_setting(last, "--batch"), NULL, 10);
+    const size_t count = strtoull(run_state_setting(last, "--grad-accum"), NULL, 10);
     if (!B || B == o->batch || o->rollout || (!o->samples && B * count != o->batch * o->grad_accum)) return 0;
     if (objective_needs_mismatched(&t->run.settings.objective)) return 0; // kto mixes documents of a micro-batch
     if (!dataloader_resplit(&t->data, B, 0, &position)) return 0;
@@ -417,21 +413,16 @@ static void trainer_load(Trainer *t, const char *last) {
 // Keeps the planner's choices that affect results, as the run of this checkpoint began with them.
 static void trainer_keep_choices(Trainer *t, const char *last) {
     Options *o = &t->options;
-    char shared[64], keep[64], method[64], chunk[32], logits[32];
+    const char *shared = run_state_setting(last, "--sp"), *method = run_state_setting(last, "--method");
     t->run.has_begun = 1, t->run.workspace = run_state_workspace(last);
-    run_state_setting(last, "--sp", shared, sizeof(shared));
-    run_state_setting(last, "--keep", keep, sizeof(keep));
-    run_state_setting(last, "--method", method, sizeof(method));
-    run_state_setting(last, "--chunk", chunk, sizeof(chunk));
-    run_state_setting(last, "--logits-chunk", logits, sizeof(logits));
     if (!o->chunk && method_has_chunks(o->method) && o->method != METHOD_MST) {
-        o->chunk = strtoull(chunk, NULL, 10);
-        if (!o->logits_chunk) o->logits_chunk = strtoull(logits, NULL, 10);
+        o->chunk = strtoull(run_state_setting(last, "--chunk"), NULL, 10);
+        if (!o->logits_chunk) o->logits_chunk = strtoull(run_state_setting(last, "--logits-chunk"), NULL, 10);
     }
     if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // with --sp auto, o->sp is 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
     if (o->keep == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
-        o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
+        o->keep = *run_state_setting(last, "--keep") ? KEEP_ATTENTION : KEEP_NONE;
     if (o->method == METHOD_AUTO && !strcmp(method, method_names[METHOD_STREAM])) o->method = METHOD_STREAM;
     if (run_search(&t->run, 0).method && !strcmp(method, method_names[METHOD_SECO]) && o->inputs_every <= 1 &&
         o->keep != KEEP_ATTENTION)
@@ -473,7 +464,7 @@ static int trainer_chats(const Trainer *t) {
 // Does everything before the first step.
 static void trainer_begin(Trainer *t, const Options *given) {
     Options *o = &t->options;
-    char last[PATH_MAX] = "", model[PATH_MAX] = "", saved[32] = "";
+    char last[PATH_MAX] = "", model[PATH_MAX] = "";
     memset(t, 0, sizeof(*t));
     *o = *given;
     t->given = given;
@@ -491,12 +482,11 @@ static void trainer_begin(Trainer *t, const Options *given) {
              o->lr / usual, usual);
     }
     const int policy = o->objective >= OBJECTIVE_GRPO && o->objective <= OBJECTIVE_CISPO;
-    if (*last && policy && o->kl_correction == KL_CORRECTION_AUTO) {
-        run_state_setting(last, "--kl-correction", saved, sizeof(saved));
-        o->kl_correction = strcmp(saved, "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
-    }
-    if (*last && !option_given(o, "seq-len")) run_state_setting(last, "--seq-len", saved, sizeof(saved));
-    if (*saved && parse_size(saved, &o->seq_len)) o->given[option_find("seq-len")] = 1;
+    if (*last && policy && o->kl_correction == KL_CORRECTION_AUTO)
+        o->kl_correction =
+            strcmp(run_state_setting(last, "--kl-correction"), "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
+    if (*last && !option_given(o, "seq-len") && parse_size(run_state_setting(last, "--seq-len"), &o->seq_len))
+        o->given[option_find("seq-len")] = 1;
     run_open(&t->run, o, o->model ? NULL : model);
     if (*last) run_source_read(last, &t->source);
     run_source_begin(&t->run, &t->source), t->state.source = &t->source;

@@ -80,8 +80,8 @@ static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     if (source->quant || run->options->base != BASE_AUTO || !format.type) return base_key_of_source(source);
     source_quantise(source, format, *began->text[SOURCE_HEAD] != 0);
     const BaseKey key = base_key_of_source(source);
-    free(source->quant), free(source->record);
-    source->quant = NULL, source->record = NULL;
+    free(source->quant), free(source->held->record);
+    source->quant = NULL, source->held->record = NULL;
     if (!run->options->quiet)
         note("the adapters were trained on %s in %s; they are merged into its weights in %s", source->path,
              quant_type_names[format.type], dtype_name(source->dtype));

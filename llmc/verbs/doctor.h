@@ -227,14 +227,14 @@ static void doctor_row(const char *name, DoctorLook *look, size_t i, int communi
 // ---- the machine ---------------------------------------------------------------------------------------------------
 __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, Finding finding, const char *format,
                                                               ...) {
-    DoctorRow row = {0};
+    DoctorRow row = {.value = NAN};
+    char text[sizeof(row.text)];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(row.text, sizeof(row.text), format, arguments);
+    vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
-    make_printable(row.text);
     snprintf(row.name, sizeof(row.name), "%s", name);
-    row.finding = finding, row.value = NAN;
+    doctor_say(&row, finding, "%s", text);
     if (!strncmp(name, "device", 6) && ops_device->stored == DTYPE_BF16 && machine_of_device(row.text))
         doctor.machine = machine_of_device(row.text);
     doctor_add(&row);

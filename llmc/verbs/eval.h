@@ -40,11 +40,11 @@ static void eval_open_reference(Run *run, DataLoader *data, Options *o) {
     static char folder[PATH_MAX]; // folder of the run
     const Objective *objective = &run->settings.objective;
     const char *file = run->adapter ? run->adapter->path : run->model_path;
-    char checkpoint[PATH_MAX], state[PATH_MAX];
+    char checkpoint[PATH_MAX];
     if (!objective_needs_reference(objective) || o->reference_logprobs) return;
     folder_above(checkpoint, file);
-    path_join(state, checkpoint, manifest_names[0][MANIFEST_STATE]);
-    const uint64_t key = *file && path_exists(state) ? reference_key_of(checkpoint) : 0;
+    const int known = *file && folder_has(checkpoint, manifest_names[0][MANIFEST_STATE]);
+    const uint64_t key = known ? reference_key_of(checkpoint) : 0;
     if (!key && run->settings.reference) return;
     if (objective_needs_mismatched(objective))
         options_refuse(o->verb,

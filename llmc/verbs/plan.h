@@ -335,6 +335,36 @@ static void options_of_plan(Options *o) {
     if (option_given(o, "machine") && o->dtype == DTYPE_AUTO) option_type(o, "dtype", "bf16");
 }
 
+// Chooses --seq-len. Refuses --lengths that no step deals, or that are longer.
+static void plan_choose_length(Run *run, Options *o, const Lengths *lengths, size_t limit) {
+    const int named = option_given(o, "machine");
+    if (lengths->count && !option_given(o, "seq-len")) option_type_size(o, "seq-len", lengths->longest);
+    if (named && !option_given(o, "seq-len") && !o->data.count) plan_longest_of_machine(run, o, limit);
+    if (o->sample_every) {
+        Prompt prompt = prompt_from_options(run);
+        run->settings.cache_tokens = prompt_cache_tokens(&prompt, o);
+        prompt_free(&prompt);
+    }
+    run_choose_length(run, o, limit);
+    if (lengths->count && !(run->settings.deals && machine_from_options(o) && !estimate_missing(run) && !o->data.count))
+        die_usage(
+            "--lengths: give also --sp auto, --ranks above 1, --machine, by whose rates steps are dealt, no --data");
+    if (lengths->longest > o->seq_len)
+        die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths->longest,
+                  o->seq_len);
+}
+
+// Plans training with the options of a pass.
+static void plan_training(PlanResult *r, const Run *run, size_t limit) {
+    Run train = *run;
+    Options trains = *run->options;
+    trains.plan_for = VERB_TRAIN, train.options = &trains;
+    settings_add_optimizer(&train.settings, run->options);
+    run_plan(&train, &r->bounds.shape, limit);
+    r->train_bytes = train.plan.total_bytes;
+    if (limit) r->train_longest = run_longest(&train, r->bounds.documents, limit);
+}
+
 static int verb_plan(const Options *given) {
     static PlanResult r;
     static PassWorks works;
@@ -363,20 +393,7 @@ static int verb_plan(const Options *given) {
     if (limit && !o->quiet && o->dtype == DTYPE_AUTO && run.model.dtype != DTYPE_BF16)
         note("planned in %s, as this build is; a card's name, or --dtype bf16, plans for a GPU",
              dtype_name(run.model.dtype));
-    if (lengths.count && !option_given(o, "seq-len")) option_type_size(o, "seq-len", lengths.longest);
-    if (named && !option_given(o, "seq-len") && !o->data.count) plan_longest_of_machine(&run, o, limit);
-    if (o->sample_every) {
-        Prompt prompt = prompt_from_options(&run);
-        run.settings.cache_tokens = prompt_cache_tokens(&prompt, o);
-        prompt_free(&prompt);
-    }
-    run_choose_length(&run, o, limit);
-    if (lengths.count && !(run.settings.deals && machine && !estimate_missing(&run) && !o->data.count))
-        die_usage(
-            "--lengths: give also --sp auto, --ranks above 1, --machine, by whose rates steps are dealt, no --data");
-    if (lengths.longest > o->seq_len)
-        die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths.longest,
-                  o->seq_len);
+    plan_choose_length(&run, o, &lengths, limit);
     r.bounds = plan_bounds(&run, &data, limit);
     if (divides) r.bounds.division = division, r.bounds.divisions = plan_divisions(o, division);
     pass_works = &works; // valid while `run` and the ways exist
@@ -390,15 +407,7 @@ static int verb_plan(const Options *given) {
         r.lengths = lengths_plan(&r.plan.run, machine, &data, lengths, &r.bounds.shape);
     if (named && run.settings.optimizer && !r.bounds.no_estimate && !run.settings.deals)
         r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
-    if (!run.settings.optimizer) {
-        Run train = run;
-        Options trains = *o;
-        trains.plan_for = VERB_TRAIN, train.options = &trains;
-        settings_add_optimizer(&train.settings, o);
-        run_plan(&train, &r.bounds.shape, limit);
-        r.train_bytes = train.plan.total_bytes;
-        if (limit) r.train_longest = run_longest(&train, r.bounds.documents, limit);
-    }
+    if (!run.settings.optimizer) plan_training(&r, &run, limit);
     pass_works = NULL;
     free(lengths.length);
     plan_print(&r, &data);

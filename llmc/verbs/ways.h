@@ -161,19 +161,14 @@ static const WayToTrain *ways_best(const WayToTrain *ways, size_t count, const W
 }
 
 // ---- the command line ----------------------------------------------------------------------------------------------
-// Returns the hub's name of a preset that --init names without changes, or NULL.
-static const char *preset_hub(const char *init) {
-    for (size_t i = 0; init && i < PRESETS; i++)
-        if (!strcmp(presets[i].name, init)) return presets[i].hub;
-    return NULL;
-}
-
-// Prints the command line of a training run that names the planner's choices.
+// Prints the command line of a training run that names what the planner chose.
 static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks", "lengths"};
     static const char *const shards[] = {"shards/train-*.bin"};
     const RunSettings *s = &w->run.settings;
-    const char *hub = preset_hub(w->options.init);
+    const char *init = w->options.init, *hub = NULL; // the hub's name of a preset that --init names alone
+    for (size_t i = 0; init && i < PRESETS; i++)
+        if (!strcmp(presets[i].name, init)) hub = presets[i].hub;
     const Config *c = &w->run.model.config;
     char scaling[32];
     Options o = w->options;
