@@ -271,13 +271,8 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
     const size_t count = two ? 2 * E : E, each = parameter_elements(p) / count;
     const uint64_t wanted[2] = {of_b ? each / rank : rank, of_b ? rank : each / rank};
     char name[160], whole[256];
-    if (!source->pieces)
-        source->pieces = (TensorPieces *)checked_calloc(source->model.parameter_count, sizeof(TensorPieces),
-                                                        "the places of experts");
-    TensorPieces *pieces = &source->pieces[parameter];
-    pieces->count = count, pieces->run = two && lora_rows_alternate(lora->table.config.family) ? rank : 0;
-    pieces->file = (size_t *)checked_calloc(count, sizeof(size_t), "the places of experts");
-    pieces->offset = (uint64_t *)checked_calloc(count, sizeof(uint64_t), "the places of experts");
+    TensorPieces *pieces = source_set_pieces(source, parameter, count);
+    pieces->run = two && lora_rows_alternate(lora->table.config.family) ? rank : 0;
     for (size_t i = 0; i < count; i++) {
         const size_t part = down ? 2 : two ? i % 2 : 0;
         lora_expert_name(lora->table.config.family, layer, two ? i / 2 : i, part, name);
@@ -289,7 +284,7 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         if (place.type != source->places[parameter].type)
             die("%s: tensor %s is in %s, those of other experts in %s; save all in one type", source->path, whole,
                 dtype_name(place.type), dtype_name(source->places[parameter].type));
-        pieces->offset[i] = place.offset;
+        pieces->place[i] = place;
         if (of_b || down) continue;
         lora_expert_name(lora->table.config.family, layer, i, 1, name);
         snprintf(whole, sizeof(whole), "base_model.model.%s.lora_A.weight", name);

@@ -459,7 +459,8 @@ static void checkpoint_replace(CheckpointFolder *folder) {
     char moves[PATH_MAX], path[PATH_MAX];
     int tries = 0;
     path_join(moves, folder->path, REPLACED_MOVES);
-    if (path_found(path, folder->path, REPLACED_NAME)) die("%s: holds files of an earlier run; remove it, or choose another --out", path);
+    if (path_found(path, folder->path, REPLACED_NAME))
+        die("%s: holds files of an earlier run; remove it, or choose another --out", path);
     if (mkdir(moves, 0777) != 0)
         die("%s: cannot be created: %s; make room or choose another --out", moves, error_text(errno));
     replaced_open(folder->path, REPLACED_MOVES);

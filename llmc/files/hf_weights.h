@@ -213,15 +213,10 @@ static const char *hf_piece_name(const Family *family, const char *prefix, const
 static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const char *prefix) {
     const Parameter *p = &source->model.parameters[parameter];
     const Family *family = source->config.family;
-    const size_t count = hf_pieces(family, p), entries = source->model.parameter_count;
+    const size_t count = hf_pieces(family, p);
     const uint64_t wanted[2] = {p->rows / count, p->cols};
     char name[HF_NAME];
-    if (!source->pieces)
-        source->pieces = (TensorPieces *)checked_calloc(entries, sizeof(TensorPieces), "the places of experts");
-    TensorPieces *pieces = &source->pieces[parameter];
-    pieces->count = count;
-    pieces->file = (size_t *)checked_calloc(count, sizeof(size_t), "the places of experts");
-    pieces->offset = (uint64_t *)checked_calloc(count, sizeof(uint64_t), "the places of experts");
+    const TensorPieces *pieces = source_set_pieces(source, parameter, count);
     for (size_t i = 0; i < count; i++) {
         SafeTensor *tensor = hf_find(source, list, hf_piece_name(family, prefix, p, i, name));
         if (!tensor) continue;
@@ -234,7 +229,7 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
         if (place.type != source->places[parameter].type && !*source->missing)
             die("%s: tensor %s is in %s, but the experts before it are in %s; save all in one type", source->path, name,
                 dtype_name(place.type), dtype_name(source->places[parameter].type));
-        pieces->file[i] = place.file, pieces->offset[i] = place.offset;
+        pieces->place[i] = place;
     }
 }
 

@@ -20,10 +20,9 @@ typedef struct {
 
 // Equally large tensors that make one parameter, in its order: the matrices of experts
 typedef struct {
-    size_t *file;
-    uint64_t *offset;
-    size_t count; // 0: the parameter is one tensor
-    size_t run;   // not 0: tensors alternate in pairs, `run` elements of each in turn
+    TensorLocation *place; // [count]
+    size_t count;          // 0: the parameter is one tensor
+    size_t run;            // not 0: two of them take turns, so many elements of each
 } TensorPieces;
 
 // Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
@@ -103,8 +102,8 @@ static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t
         const size_t piece = (begin + done) / (turns * each) * turns + row % turns;
         const size_t at = row / turns * run + element % run;
         n = min_size(count - done, run - element % run);
-        input_read(&source->files[pieces->file[piece]], pieces->offset[piece] + (uint64_t)at * size, out + done * size,
-                   n * size);
+        const TensorLocation *of = &pieces->place[piece];
+        input_read(&source->files[of->file], of->offset + (uint64_t)at * size, out + done * size, n * size);
     }
 }
 
@@ -380,6 +379,17 @@ static void source_set_table(WeightSource *source, Model table) {
     source->model = table;
     source->places =
         (TensorLocation *)checked_calloc(table.parameter_count, sizeof(TensorLocation), "the places of the weights");
+}
+
+// Makes the parameter one of `count` tensors, whose places are still empty.
+static TensorPieces *source_set_pieces(WeightSource *source, size_t parameter, size_t count) {
+    const size_t entries = source->model.parameter_count;
+    if (!source->pieces)
+        source->pieces = (TensorPieces *)checked_calloc(entries, sizeof(TensorPieces), "the places of experts");
+    TensorPieces *pieces = &source->pieces[parameter];
+    pieces->count = count;
+    pieces->place = (TensorLocation *)checked_calloc(count, sizeof(TensorLocation), "the places of experts");
+    return pieces;
 }
 
 static void source_open_file(WeightSource *source, const char *path) {

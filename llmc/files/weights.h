@@ -58,7 +58,7 @@ static void weights_close(WeightSource *source) {
     free(source->files);
     free(source->mean[0]), free(source->mean[1]);
     for (size_t i = 0; source->pieces && i < source->model.parameter_count; i++)
-        free(source->pieces[i].file), free(source->pieces[i].offset);
+        free(source->pieces[i].place);
     free(source->places), free(source->pieces), free(source->quant), free(source->records);
     free(source->held->record), free(source->held->matrix), free(source->held);
     safetensors_free(&source->others);
