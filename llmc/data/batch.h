@@ -190,7 +190,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     return b;
 }
 
-// Returns documents [begin, end) as a batch in the same memory. Invalidates *whole.
+// Cuts documents [begin, end) out of a batch, in the same memory, which invalidates the whole.
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = batch_behind(*whole, first, begin);

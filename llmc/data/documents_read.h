@@ -9,7 +9,7 @@ during training.
 #include "documents.h"
 
 // ---- finding a document ---------------------------------------------------------------------------------------------
-// Returns a shard's file. Opens it again if it was closed.
+// Opens a shard's file, unless it is open, in place of another one.
 static const InputFile *documents_file(DataLoader *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
     const TokenShard *s = &d->shard[shard].header;

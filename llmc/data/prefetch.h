@@ -205,7 +205,7 @@ static MicroBatch *prefetch_wait(Prefetch *p) {
     return &p->slot[p->taken % 2];
 }
 
-// Returns the next micro-batch, valid until the next call.
+// Takes the next micro-batch, valid until the next call.
 static MicroBatch *prefetch_take(Prefetch *p) {
     MicroBatch *next = prefetch_wait(p);
     p->taken++;

@@ -31,9 +31,9 @@ static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Returns the record of a parameter: copied from the source, or encoded. Encodes the values that would be written
-// unquantised: after merging, in the type to which decoding rounds.
-static const uint8_t *hf_record(HfCodes *c, size_t parameter) {
+// Holds the record of a parameter until another one is asked for: copied, or encoded from the values that would be
+// written unquantised: merged, in the type to which decoding rounds.
+static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter) {
     const QuantFormat f = c->format[parameter];
     const size_t count = parameter_elements(&c->source->model.parameters[parameter]);
     if (c->record && c->record_of == parameter) return c->record;
@@ -61,7 +61,7 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     json_array_end(&json);
     if (f.nested) {
         float offset;
-        memcpy(&offset, hf_record(c, parameter) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
+        memcpy(&offset, hf_hold_record(c, parameter) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
         json_size(&json, "nested_blocksize", QUANT_NESTED_BLOCK);
         json_text(&json, "nested_dtype", "float32");
         hf_put_real(&json, "nested_offset", (double)offset);
@@ -118,7 +118,7 @@ static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uin
 static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
     static float map[16];
     const QuantFormat f = c->format[parameter];
-    const uint8_t *record = hf_record(c, parameter);
+    const uint8_t *record = hf_hold_record(c, parameter);
     const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]));
     switch (part) {
     case HF_CODES: return record + p.codes;

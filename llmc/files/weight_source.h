@@ -134,8 +134,8 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
     if (as != place->type) elements_convert(out, as, raw, place->type, count);
 }
 
-// Returns a matrix of `count` elements in the file's order, from element `at` of the parameter on. It is valid until
-// another one is asked for.
+// Reads and holds a matrix of `count` elements in the file's order, from element `at` of the parameter on, until another
+// one is asked for.
 static const char *source_hold_matrix(const WeightSource *source, size_t parameter, size_t at, size_t count, DType as) {
     const size_t size = dtype_size(as), matrix_of = source->model.parameters[parameter].offset + at;
     SourceHeld *held = source->held;
@@ -262,7 +262,7 @@ static void source_read_record(const WeightSource *source, size_t parameter, uin
         source_encode(source, parameter, source_read_stored, DTYPE_FP32, source->quant[parameter], record);
 }
 
-// Returns the record of a parameter, valid until another one is asked for.
+// Reads and holds the record of a parameter until another one is asked for.
 static const uint8_t *source_hold_record(const WeightSource *source, size_t parameter) {
     const size_t count = parameter_elements(&source->model.parameters[parameter]);
     SourceHeld *held = source->held;

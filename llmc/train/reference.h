@@ -229,8 +229,7 @@ static void kl_allocate(Run *run, SequenceBound bound) {
         (double *)checked_calloc(bound.documents, sizeof(double), "the reference of a batch's documents");
 }
 
-// Returns the mismatched documents of a batch, in the memory of run->mismatched. Returns an empty sequence if there are
-// none.
+// Fills run->mismatched with the mismatched documents of a batch, and returns it; an empty sequence if there are none
 static Batch kl_mismatch(Run *run, const Batch *batch) {
     if (!batch->empty && batch->documents > 1) {
         batch_mismatch(batch, run->options->seq_len, &run->mismatched);

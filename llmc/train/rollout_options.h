@@ -111,7 +111,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     return s;
 }
 
-// Returns the largest sequence of a run with rollouts, for its plan. Sets the key/value cache in *settings.
+// Sets the key/value cache in *settings, for the plan of a run with rollouts. Returns the largest sequence.
 static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoader *data, RunSettings *settings,
                                   size_t seq_len) {
     const size_t capacity = rollout_capacity(rollout, data);

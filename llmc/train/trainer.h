@@ -158,7 +158,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     return rollout->sequences;
 }
 
-// Returns the rank's i-th micro-batch of the step. *Z: the loss denominator of the whole step
+// Takes the rank's i-th micro-batch of the step; *Z: the loss denominator of the whole step
 static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepReport *report) {
     const World world = t->run.settings.world;
     Batch *batch;

@@ -38,8 +38,7 @@ static void bp_answers(const Run *run, Batch *batch) {
     }
 }
 
-// Returns this rank's i-th micro-batch of the pass, or its part of one: from --data, or random ids. Uses the memory of
-// *whole.
+// Reads this rank's i-th micro-batch of the pass, or its part, into *whole: from --data, or random ids.
 static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
     const size_t documents = o->batch * sample_documents(o), number = assigned_number(run->assignment, i);
