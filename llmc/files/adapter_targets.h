@@ -368,7 +368,7 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     const Config *c = &lora->table.config;
     char prefix[64];
     const AdapterTargets names = {NULL, NULL, 0, prefix};
-    const char *own = c->family->layer_prefix, *whole = lora->modules_prefix;
+    const char *own = c->family->names.layer_prefix, *whole = lora->modules_prefix;
     struct {
         char name[64];
         double value;

@@ -101,7 +101,7 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
     if (parameters && !theta) json_null(&json, "rope_scaling"); // it would hide the rope_theta of rope_parameters
     hf_put_rope(&json, config);
     json_size(&json, keys[0], config->max_position_embeddings);
-    json_size(&json, keys[1], config->original_max_position_embeddings);
+    json_size(&json, keys[1], config->rope.original_max_position_embeddings);
     const size_t written = json_text_end(&json);
     if (!written) die("internal: rotary positions are longer than %d bytes", HF_ROPE_TEXT);
     char *mrope = parameters ? hf_mrope(text, length) : NULL;
