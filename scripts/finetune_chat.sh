@@ -48,7 +48,7 @@ case "$model $conversations $out" in -* | *' -'*) stop 2 "MODEL, CONVERSATIONS.j
     stop 1 "$model: has no config.json; name the folder of a model: hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"
 [ -f "$conversations" ] || stop 1 "$conversations: is no file; name a JSONL of conversations"
 [ -x "$TRAIN" ] || stop 1 "$TRAIN: is not there; run make, or TRAIN=... names it"
-[ ! -f "$out" ] && [ -z "$(ls -A "$out" 2>/dev/null)" ] || stop 1 "$out: is there already; remove it or name another OUT_DIR"
+[ ! -f "$out" ] && [ -z "$(ls -A "$out" 2>/dev/null)" ] || stop 1 "$out: exists already; remove it or name another OUT_DIR"
 "$PYTHON" -c 'import tokenizers, jinja2, numpy' 2>/dev/null ||
     stop 1 "$PYTHON lacks tokenizers, jinja2 or numpy; python3 -m venv venv && \
 venv/bin/pip install tokenizers jinja2 numpy, then PYTHON=venv/bin/python"

@@ -197,7 +197,8 @@ static size_t input_begin(const char *path, void *begin, size_t room) {
 static char *input_read_text(const char *path, size_t limit, size_t *length) {
     InputFile file = input_open(path);
     if (file.bytes > limit)
-        die("%s: has %llu bytes; such a file may have at most %zu", path, (unsigned long long)file.bytes, limit);
+        die("%s: has %llu bytes; a file of this kind may have at most %zu", path, (unsigned long long)file.bytes,
+            limit);
     *length = (size_t)file.bytes;
     char *text = (char *)checked_malloc(*length + 1, path);
     input_read(&file, 0, text, *length);

@@ -173,7 +173,7 @@ static void output_refuse_input(const char *path, const char *option, const char
     const int there = stat(path, &out) == 0, folder = S_ISDIR(in.st_mode);
     if ((folder && path_lies_in(path, &in)) ||
         (there && (same_file(&in, &out) || path_lies_in(input, &out) || (folder && folder_holds(input, &out, 2)))))
-        die("%s: is the input --%s %s, or lies in it or around it; choose another place", path, option, input);
+        die("%s: is the input --%s %s, lies in it or contains it; choose another place", path, option, input);
 }
 
 // ---- leftovers of killed processes ----------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ static void folder_commit(OutputFolder *folder) {
     }
     folder_pending = NULL;
     sync_folder_of(folder->path);
-    if (fd >= 0 && !folder_remove(old, fd, "", folder->ours)) note("%s holds other files and stays", old);
+    if (fd >= 0 && !folder_remove(old, fd, "", folder->ours)) note("%s is kept, because it holds other files", old);
     close(folder->fd);
     if (folder->names != folder->few) free(folder->names);
 }

@@ -33,22 +33,23 @@ steps (100) or time (30min).
 
 SECTION("Model")
 TEXT(model, "model", NULL, SHORT(OF_A_MODEL), "PATH",
-     "Hugging Face folder or name in its cache, or a run's folder; of a run its last complete checkpoint, with the "
-     "base of its adapters; also a flat .bin, or llm.c's GPT-2 .bin")
+     "Hugging Face folder or name in its cache, or a run's folder; a run means its last complete checkpoint, with "
+     "the base of its adapters; also a flat .bin, or llm.c's GPT-2 .bin")
 TEXT(init, "init", NULL, SHORT(EVERYWHERE), "NAME[,key=value,...]",
      "a randomly initialised model, such as qwen3-0.6b; info --help lists them, config.json's keys override theirs")
 TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",
      "extend rotary positions by linear, llama3 or yarn scaling, with config.json's keys of that type; raises "
      "max_position_embeddings; checkpoints and convert keep it")
 SIZE(grow_vocabulary, "grow-vocabulary", "off", 0, 16777216, OF_A_MODEL, "N",
-     "grow the embedding and the head to N ids, by rows that are the old ones' mean; checkpoints and convert keep them")
+     "grow the embedding and the head to N ids, by rows that are the mean of the old rows; checkpoints and convert "
+     "keep them")
 CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, SHORT(ON(PLAN) | ON(CONVERT)) | EVERYWHERE,
-       "build|fp32|bf16|double", "element type; only plan and convert take another than the build's")
+       "build|fp32|bf16|double", "element type; only plan and convert accept a type other than the build's")
 CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_MXFP4, SHORT(STEPS) | RUNS | ON(CONVERT),
        "auto|none|nf4|fp4|mxfp4",
        "with LoRA: storage of the frozen weights; nf4, fp4: the layers' matrices in 4 bits, quantised twice as in "
-       "bitsandbytes, experts also, routers never; mxfp4: experts alone, as in gpt-oss; none: the build's type; auto: "
-       "as in the model's files")
+       "bitsandbytes, including experts, never routers; mxfp4: only experts, as in gpt-oss; none: the build's type; "
+       "auto: as in the model's files")
 FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4 or fp4: also the head's matrix")
 
 SECTION("Data")
@@ -60,17 +61,19 @@ SIZE(seq_len, "seq-len", "auto", 1, MOST_TOKENS, SHORT(READS | ON(DOCTOR)), "T",
      "most tokens of a document (doctor: of an op's call); auto: the longest in data/prepare.py's shards, within the "
      "model's positions and the memory; 1024 for llm.c's shards and without --data")
 SIZE(batch, "batch", "1", 1, 1048576, READS, "B",
-     "documents of a micro-batch; those of data/prepare.py's shards are packed whole into a sequence of B x T tokens")
+     "documents of a micro-batch; documents of data/prepare.py's shards are packed whole into a sequence of B x T "
+     "tokens")
 SIZE(grad_accum, "grad-accum", "1", 1, 1048576, PASSES, "N", "micro-batches of a step")
 SIZE(samples, "samples", "off", 1, OPTION_UNBOUNDED, SHORT(ON(TRAIN)) | PASSES, "N",
-     "documents, pairs or groups of a step, over all ranks; in as many micro-batches as needed; an epoch's last step "
-     "takes the rest; off: --grad-accum micro-batches, whatever they hold")
+     "documents, pairs or groups of a step, over all ranks; in as many micro-batches as needed; an epoch's last "
+     "step takes the rest; off: --grad-accum micro-batches, however many documents they hold")
 CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "auto|on|off",
-       "a new order every epoch, by --seed, of documents, prompts or llm.c's micro-batches; auto: not for llm.c's")
+       "a new order every epoch, by --seed, of documents, prompts or llm.c's micro-batches; auto: on, except for "
+       "llm.c's shards")
 CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
        "longer documents: split into segments of T that do not see each other, truncate to T tokens, or refuse")
 FLAG(any_tokenizer, "any-tokenizer", READS,
-     "accept shards of another tokenizer than the model's tokenizer.json, or of several chat templates")
+     "accept shards made with another tokenizer than the model's tokenizer.json, or of several chat templates")
 
 SECTION("Backward pass and memory")
 CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, SHORT(ON(BP) | ON(PLAN)) | PASSES,
@@ -87,15 +90,15 @@ SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS | ON(SAMPLE),
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS | ON(SAMPLE), "N",
      "tokens whose logits exist at the same time")
 CHOICE(KeepActivations, keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
-       "stream, checkpoint: what forward saves for backward beside layer inputs; attention: each layer's attention "
-       "output and log-sum-exp, so that backward need not run attention's forward again; auto: if that is faster and "
-       "fits; of bp: none unless it is given")
+       "stream, checkpoint: what forward saves for backward in addition to layer inputs; attention: each layer's "
+       "attention output and log-sum-exp, so that backward need not run attention's forward again; auto: attention "
+       "if that is faster and fits; bp: none by default")
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where to store what --keep saves; auto, here and below: the fastest place that fits")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where layer inputs are stored; seco and spaco: keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
-     "store every K-th layer's input, and recompute those between in backward; auto: 1 if that fits")
+     "store every K-th layer's input, and recompute the inputs between them in backward; auto: 1 if that fits")
 CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES | ON(SAMPLE), PLACE_WORDS,
        "where weights are stored; off the device they are loaded layer by layer")
 CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS, "where gradients are stored")
@@ -107,7 +110,7 @@ CHOICE(WhenUpdated, update, "update", "auto", UPDATE_NOW, UPDATE_AUTO, STEPS, "n
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where the reference's weights are stored: for kto, or --rollout with --beta, if all weights are trained")
 TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES | ON(SAMPLE), "DIR",
-     "folder on a local disk for what is stored there; its space is reserved from the first step to any end")
+     "folder on a local disk for tensors placed on disk; its space is reserved until the run ends")
 CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
        "off: cuDNN's attention backward adds in any order: faster, but the last bits differ from run to run")
 CHOICE(int, grad_dtype, "grad-dtype", "auto", DTYPE_AUTO, DTYPE_BF16, PASSES, "auto|fp32|bf16",
@@ -117,10 +120,10 @@ CHOICE(Moments, moments, "moments", "fp32", MOMENTS_FP32, MOMENTS_INT8, STEPS, "
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "fp32 master weights for the optimizer; auto: if the weights are bf16")
 BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES) | ON(SAMPLE), "BYTES|CARD",
-      "device memory for the run, such as 40GiB or h100; of a card what it leaves to a program; plan finds the longest "
-      "T within it; a run that needs more is refused before it starts")
+      "device memory for the run, such as 40GiB or h100; a card means the memory that it leaves to a program; plan "
+      "finds the longest T within it; a run that needs more is refused before it starts")
 BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
-      "limit of host memory for what is stored there, over all ranks of a machine")
+      "limit of host memory for tensors placed there, over all ranks of a machine")
 BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_SAMPLE, SHORT(ON(PLAN)), "train|bp|sample",
@@ -134,16 +137,18 @@ SIZE(sp, "sp", "1", 1, 65536, SHORT(STEPS) | LOSSES, "S|auto",
      "sequence parallelism: S ranks share a sequence; each has 1/S of its tokens; other ranks take other sequences; "
      "auto: each step deals its sequences to groups of as many ranks as suit their lengths")
 CHOICE(KeysOfRanks, kv, "kv", "auto", KEYS_AUTO, KEYS_RING, LOSSES, "auto|gather|ring",
-       "how ranks that share a sequence exchange keys and values; auto: gather a layer's, or ring if memory lacks room")
+       "how ranks that share a sequence exchange keys and values; auto: gather a layer's keys and values, or ring "
+       "if memory lacks room")
 REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
-       "end the job if a rank is silent for this long, as in a reward command, while another waits for it")
+       "end the job if a rank gives no sign for this long, for example in a reward command, while another rank "
+       "waits for it")
 SIZE(ranks, "ranks", "1", 1, 1048576, SHORT(ON(PLAN)), "P", "processes of the planned run")
 TEXT(lengths, "lengths", NULL, ON(PLAN), "FILE|lognormal,median=M,sigma=S,max=L",
      "with --sp auto: plan steps of --samples documents of these lengths; a file has one a line, in tokens")
 TEXT(machine, "machine", "h100", SHORT(ON(PLAN)) | PASSES, "CARD[xP][,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
-     "also estimate time; plan: of a step on nodes of this card (its memory is --memory-limit), host memory (a card's "
-     "share of a usual node) and disk; h100x8: of --ranks 8; train, bp: choose places by its rates; bp: also MFU and "
-     "--profile by them")
+     "also estimate time; plan: of a step on nodes with this card (its memory becomes --memory-limit), host memory "
+     "(by default a card's share of a usual node) and disk; h100x8 also means --ranks 8; train, bp: choose places "
+     "by the machine's rates; bp: also use them for MFU and --profile")
 
 SECTION("Objective")
 CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_KTO, SHORT(LOSSES),
@@ -169,22 +174,23 @@ CHOICE(Normalisation, normalisation, "normalisation", "grpo", NORMALISE_GRPO, NO
 REAL(clip_low, "clip-low", "auto", 0, 1, LOSSES, "X",
        "clip the ratio to the old policy below 1 - X (0.2; gspo: 0.0003; cispo has none)")
 REAL(clip_high, "clip-high", "auto", 0, 1e6, LOSSES, "X",
-       "clip it above 1 + X (default: as --clip-low; dapo: 0.28, gspo: 0.0004); cispo: above X (5)")
+       "clip the ratio above 1 + X (default: as --clip-low; dapo: 0.28, gspo: 0.0004); cispo: above X (5)")
 CHOICE(KtoLoss, kto_loss, "kto-loss", "kto", KTO_KTO, KTO_APO_ZERO, LOSSES, "kto|apo_zero",
-       "kto: compare with the KL divergence from the reference, by mismatched completions; apo_zero: with 0")
+       "kto: compare with the KL divergence from the reference, by mismatched completions; apo_zero: compare with 0")
 REAL(desirable_weight, "desirable-weight", "1", 0, 1e6, LOSSES, "X", "kto: weight of desirable answers in the loss")
 REAL(undesirable_weight, "undesirable-weight", "1", 0, 1e6, LOSSES, "X", "kto: weight of the other answers")
 SIZE(group_size, "group-size", "8", 2, 65536, PASSES, "G",
-     "completions that --rollout writes for a prompt; also of a plan or a pass over random tokens")
+     "completions that --rollout writes for a prompt; also in a plan or a pass over random tokens")
 CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, LOSSES, "auto|group|none",
        "divide advantages, rewards less their group's mean, by the group's standard deviation; auto: not with dr_grpo")
 TEXT(reference_logprobs, "reference-logprobs", NULL, LOSSES, "FILE",
-     "the reference's log-probabilities of --data, by the verb logprobs; without it --model computes them before the "
-     "first step and stores them beside the data; with --lora-rank the base model does during training")
+     "the reference's log-probabilities of --data, written by the verb logprobs; without it --model computes them "
+     "before the first step and stores them next to the data; with --lora-rank the base model computes them during "
+     "training")
 TEXT(old_logprobs, "old-logprobs", NULL, LOSSES, "FILE",
-     "log-probabilities under the policy that wrote the completions; without it the ratio to it is 1")
+     "log-probabilities under the policy that wrote the completions; without it the ratio to that policy is 1")
 FLAG(any_reference, "any-reference", LOSSES,
-     "accept log-probabilities of another model than the one that the run begins with")
+     "accept log-probabilities of another model than the one with which the run begins")
 
 SECTION("Rollout")
 FLAG(rollout, "rollout", SHORT(ON(TRAIN)) | STEPS,
@@ -203,7 +209,7 @@ CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_S
 FLAG(mask_truncated, "mask-truncated", STEPS,
      "completions that --max-new-tokens cut off have no weight in the loss; their rewards still count in their groups")
 SIZE(keep_rollouts, "keep-rollouts", "20", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
-     "steps that rollouts.jsonl in --out holds; rollouts.1.jsonl holds as many before; 0: none")
+     "steps that rollouts.jsonl in --out holds; rollouts.1.jsonl holds as many earlier steps; 0: none")
 SIZE(show, "show", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "completions to print for each step, with rewards")
 FLAG(overlap, "overlap", STEPS,
      "write the next completions while rewards are computed: one step off-policy, corrected by old log-probabilities")
@@ -216,15 +222,16 @@ SECTION("LoRA")
 SIZE(lora_rank, "lora-rank", "off", 0, 65536, SHORT(PASSES), "R", "train adapters of rank R and freeze the model")
 REAL(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
 TEXT(lora_targets, "lora-targets", "auto", PASSES, "all|REGEX|NAME,...",
-     "linear layers that get adapters: ends of their names (q_proj, layers.3.mlp.up_proj), or a regular expression for "
-     "whole names; embed_tokens and lm_head too; of a model with experts also experts, gate (the router) and "
-     "shared_expert.up_proj; all: as PEFT's all-linear; auto: all, but with experts those of attention alone")
+     "linear layers that get adapters: ends of their names (q_proj, layers.3.mlp.up_proj), or a regular expression "
+     "for whole names; embed_tokens and lm_head too; in a model with experts also experts, gate (the router) and "
+     "shared_expert.up_proj; all: like PEFT's all-linear; auto: all; in a model with experts only attention's layers")
 REAL(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of an adapter's inputs")
 FLAG(rslora, "rslora", PASSES, "scale adapters by X / sqrt(R)")
 TEXT(lora_layers, "lora-layers", NULL, PASSES, "FIRST-LAST,...", "layers that get adapters (0-7,12); all by default")
 TEXT(lora_rank_pattern, "lora-rank-pattern", NULL, PASSES, "NAME=R,...",
      "other ranks for some adapters (q_proj=16); names are regular expressions, the first match counts")
-TEXT(lora_alpha_pattern, "lora-alpha-pattern", NULL, PASSES, "NAME=X,...", "the same for --lora-alpha")
+TEXT(lora_alpha_pattern, "lora-alpha-pattern", NULL, PASSES, "NAME=X,...",
+     "other values of --lora-alpha for some adapters, in the form of --lora-rank-pattern")
 TEXT(lora_modules_to_save, "lora-modules-to-save", NULL, PASSES, "NAME,...",
      "embed_tokens, lm_head: train whole copies of them, stored with the adapters; not if they are one matrix")
 TEXT(adapter, "adapter", NULL, SHORT((RUNS | ON(CONVERT)) & ~PASSES) | ON(TRAIN) | ON(BP), "DIR",
@@ -234,15 +241,15 @@ FLAG(merge, "merge", SHORT(ON(CONVERT)),
 FLAG(adapter_only, "adapter-only", SHORT(ON(CONVERT)), "write only the adapters, as a folder in PEFT's format")
 CHOICE(AdapterLayout, adapter_layout, "adapter-layout", "peft", ADAPTER_AS_PEFT, ADAPTER_PER_EXPERT, ON(CONVERT),
        "peft|per-expert",
-       "with --adapter-only, adapters of experts; peft: as they are; per-expert: a tensor for each matrix, for engines "
-       "that load experts so")
+       "with --adapter-only, adapters of experts; peft: as PEFT stores them; per-expert: a tensor for each matrix, "
+       "for engines that load experts one by one")
 
 SECTION("Experts")
 REAL(router_aux_loss, "router-aux-loss", "auto", 0, 1000, PASSES, "X",
      "coefficient of the loss that balances experts, which is divided by the step's micro-batches and so depends on "
      "how a step is cut into them; auto: router_aux_loss_coef of the model, 0 for simpo and orpo, as in TRL")
 REAL(router_z_loss, "router-z-loss", "0", 0, 1000, PASSES, "X",
-     "coefficient of the mean square of the routers' log-sum-exp, likewise")
+     "coefficient of the mean square of the routers' log-sum-exp; divided like --router-aux-loss")
 REAL(router_bias_update, "router-bias-update", "0", 0, 1, ON(TRAIN), "X",
      "after a step, add X to the bias of experts with fewer rows than the mean, subtract it where they have more; for "
      "routers with a bias (glm4_moe)")
@@ -259,7 +266,7 @@ CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_W
        "cosine|linear|constant|wsd",
        "decay of the learning rate after warm-up; wsd: stay at the peak, then decay over the last steps")
 SIZE(warmup, "warmup", "0", 0, OPTION_UNBOUNDED, SHORT(ON(TRAIN)), "N", "steps of linear warm-up")
-REAL(warmup_ratio, "warmup-ratio", "off", 0, 1, ON(TRAIN), "F", "the same as a share of all steps, rounded up")
+REAL(warmup_ratio, "warmup-ratio", "off", 0, 1, ON(TRAIN), "F", "steps of warm-up as a share of all steps, rounded up")
 REAL(final_lr_fraction, "final-lr-fraction", "0.1", 0, 1, ON(TRAIN), "F",
        "learning rate at the end of the decay, one step after the last, as a share of the peak")
 REAL(decay_fraction, "decay-fraction", "0.2", 0, 1, ON(TRAIN), "F", "wsd: share of the steps that decay")
@@ -278,15 +285,16 @@ TEXT(out, "out", NULL, SHORT(ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT)), "PATH",
      "new Hugging Face folder")
 CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVERT)),
        "auto|flat|hf|text|llmc|nf4|fp4|mxfp4",
-       "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: one without the parts for images; llmc: "
-       "llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts as they are; mxfp4: gpt-oss's, experts "
-       "alone; auto: flat if --out ends in .bin, else hf")
+       "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: a Hugging Face folder without the "
+       "parts for images; llmc: llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts unchanged; "
+       "mxfp4: gpt-oss's format, only experts; auto: flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
-     "replace --out or --grads-out if it exists, inputs never; train: the old run stays until the first checkpoint")
+     "replace --out or --grads-out if it exists, but never an input; train: the old run stays until the first "
+     "checkpoint")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",
      "Hugging Face folder to copy the tokenizer from; also config.json, licence and tensors outside the text model")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, SHORT(ON(CONVERT)), "BYTES",
-      "largest file of a Hugging Face folder; models of more are split")
+      "largest file of a Hugging Face folder; larger models are split")
 CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, SHORT(ON(TRAIN)), "off|on|auto",
        "continue from the last checkpoint in --out; auto: skip damaged ones, or begin if there is none; on without a "
        "value")
@@ -294,19 +302,19 @@ FLAG(extend, "extend", ON(TRAIN),
      "with --resume: train a finished run on to --steps or --epochs in all, at its final rate; with --lr change to "
      "that rate in --warmup steps, then follow --schedule")
 INTERVAL(save_every, "save-every", "30min", SHORT(ON(TRAIN)), "N|TIME",
-     "steps (100) or time (30min, 2h) between checkpoints; off: only of the last step, and at a signal")
+     "steps (100) or time (30min, 2h) between checkpoints; off: only after the last step, and at a signal")
 SIZE(keep_checkpoints, "keep-checkpoints", "2", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "latest checkpoints to keep")
 FLAG(keep_best, "keep-best", ON(TRAIN),
-     "keep the checkpoint of the best validation, by loss (with --rollout by reward), beside the latest ones")
+     "keep the checkpoint of the best validation, by loss (with --rollout by reward), in addition to the latest ones")
 REAL(grace, "grace", "20", 0, 1e6, ON(TRAIN), "SECONDS",
-     "time that a signal leaves to the current step; after it the step is dropped, and the one before is saved")
+     "time that a signal leaves to the current step; after it the step is dropped, and the step before it is saved")
 FLAG(stop_on_divergence, "stop-on-divergence", ON(TRAIN),
      "end the run, instead of a note, at a gradient of 0 or equal rewards in 3 steps in a row, or a loss (sft) 100 "
      "times its best; the checkpoint before it is kept either way")
 SIZE(val_every, "val-every", "off", 0, OPTION_UNBOUNDED, SHORT(ON(TRAIN)), "N", "steps between validations")
 SIZE(val_steps, "val-steps", "all", 1, OPTION_UNBOUNDED, SHORT(ON(EVAL)) | ON(TRAIN), "N",
      "micro-batches of an evaluation; all: once through its data")
-FLAG(curve, "curve", SHORT(ON(EVAL)), "also the loss by position: how far context still helps")
+FLAG(curve, "curve", SHORT(ON(EVAL)), "also print the loss by position; it shows how much context helps")
 SIZE(curve_tokens, "curve-tokens", "powers", 1, MOST_TOKENS, ON(EVAL), "N",
      "positions in a bucket of the curve; powers: 0, 1, 2-3, 4-7 and so on")
 SIZE(sample_every, "sample-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps between samples")
@@ -320,7 +328,7 @@ SIZE(threads, "threads", "auto", 1, 4096, RUNS | ON(PLAN) | ON(DOCTOR), "N",
 
 SECTION("Sampling")
 TEXT(prompt, "prompt", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "text to continue")
-TEXT(prompt_file, "prompt-file", NULL, SHORT(ON(SAMPLE)) | TEXTS, "FILE", "file with that text; -: standard input")
+TEXT(prompt_file, "prompt-file", NULL, SHORT(ON(SAMPLE)) | TEXTS, "FILE", "file with the prompt; -: standard input")
 IDS(prompt_ids, "prompt-ids", TEXTS, "ID,ID,...", "token ids to continue")
 SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, SHORT(ON(SAMPLE)) | LOSSES, "N",
      "most tokens to sample; dr_grpo divides by it")
@@ -328,36 +336,38 @@ REAL(temperature, "temperature", "1", 0, 1000, SHORT(ON(SAMPLE)) | LOSSES | ON(L
        "temperature of sampling (0: the likeliest token); grpo, gspo, cispo, ppo, logprobs: of logits, too")
 SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, SHORT(ON(SAMPLE)) | TEXTS, "K", "sample from the K likeliest tokens")
 REAL(top_p, "top-p", "1", 0, 1, SHORT(ON(SAMPLE)) | TEXTS, "P",
-     "sample from likeliest tokens of probability P together")
+     "sample from the fewest tokens that reach probability P")
 TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
      "prompts, one a line, answered in parallel; a line is a text, or a JSON object with prompt, messages or "
      "prompt_ids; answers are JSON lines in the same order; -: standard input")
 SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
      "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
      "at most 256, on a CPU 64 unless --max-new-tokens is below 256")
-IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, beside the tokenizer's own")
+IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, in addition to the tokenizer's own")
 TEXT(tokenizer, "tokenizer", "auto", TEXTS | ON(CONVERT), "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py, with its chat template; bytes: ids are bytes; none: print ids; auto: "
-     "tokenizer.tok beside --data that has the template of the data (train), else in the model's folder or the one "
+     "tokenizer.tok next to --data that has the template of the data (train), else in the model's folder or the one "
      "above it, else bytes if the vocabulary has 256 tokens")
 FLAG(chat, "chat", SHORT(ON(SAMPLE)) | TEXTS,
      "chat: answer --prompt, or else each line that you type; by the tokenizer's chat template")
 TEXT(system, "system", NULL, SHORT(ON(SAMPLE)) | TEXTS, "TEXT", "system message of a chat; implies --chat")
 CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHORT(ON(SAMPLE)) | TEXTS,
-       "auto|on|off", "whether a chat template asks for reasoning; of those with enable_thinking; auto: its default")
+       "auto|on|off",
+       "whether the chat template asks for reasoning; only for templates with enable_thinking; auto: the template's "
+       "default")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
      "tokens of a chat from standard input, all turns together, or of a planned text; auto: the model's positions, at "
      "most 8192; of --prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
 CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
        SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",
-       "texts longer than model and device take (InfLLM); blocks: old keys and values lie in blocks, and each chunk of "
-       "the text loads the best; exact for texts within --context-window")
+       "allow texts longer than model or device takes (InfLLM); blocks: keep old keys and values in blocks, of "
+       "which each chunk of the text loads the best; exact for texts within --context-window")
 SIZE(context_window, "context-window", "auto", 256, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
-     "with --context-memory: last tokens that are all seen, and the distance of all others; auto: half of the model's "
-     "positions, at most 4096")
+     "with --context-memory: how many last tokens are always seen, which is also the distance of all other tokens; "
+     "auto: half of the model's positions, at most 4096")
 SIZE(context_blocks, "context-blocks", "auto", 1, 65536, ON(SAMPLE) | ON(PLAN), "K",
      "with --context-memory: blocks of 128 tokens that a chunk loads; auto: 16, or as many as the model's positions "
-     "have room for beside the window")
+     "have room for in addition to the window")
 CHOICE(Place, context_on, "context-on", "auto", PLACE_AUTO, PLACE_DISK, ON(SAMPLE) | ON(PLAN), PLACE_WORDS,
        "where --context-memory stores keys and values of blocks")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")
@@ -372,11 +382,13 @@ TEXT(grads_of, "grads-of", NULL, ON(BP), "GLOB,GLOB,...",
      "only parameters whose name in that file matches a glob, such as '*.layers.0.*,*norm.weight'")
 FLAG(quiet, "quiet", EVERYWHERE, "print results only: no header, no progress bar")
 SIZE(log_every, "log-every", "auto", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
-     "steps from one printed line to the next; first and last step have one; loss and metrics are means since the line "
-     "before, the clock is local time; auto: about 200 lines, or 20 above a terminal's bar; log.jsonl has every step")
+     "steps from one printed line to the next; the first and last step have a line; loss and metrics are means "
+     "since the previous line, the clock is local time; auto: about 200 lines, or 20 above a terminal's bar; "
+     "log.jsonl has every step")
 FLAG(verbose, "verbose", SHORT(ON(PLAN) | ON(DOCTOR)) | READS,
      "print more: the plan by region, the command, doctor's ops; also all columns of step lines")
-CHOICE(Help, help, "help", NULL, HELP_SHORT, HELP_ALL, SHORT(EVERYWHERE), "short|all", "this text; all: of all options")
+CHOICE(Help, help, "help", NULL, HELP_SHORT, HELP_ALL, SHORT(EVERYWHERE), "short|all",
+       "print this text; all: for all options")
 FLAG(version, "version", EVERYWHERE, "the version")
 
 

@@ -39,9 +39,9 @@ static const struct {
     {"eval", "loss of a model on data", "--model run --data 'shards/val-*.bin' --seq-len 8192"},
     {"logprobs", "log-probabilities of data under a model, for objectives that have a reference",
      "--model Qwen3-0.6B --data 'pairs/*.bin' --seq-len 8192 --out pairs.logprobs"},
-    {"convert", "any model that can be read to a Hugging Face folder or a flat .bin",
+    {"convert", "convert any readable model to a Hugging Face folder or a flat .bin",
      "--model run --like Qwen3-0.6B --out Qwen3-0.6B-tuned"},
-    {"info", "the configuration and the tensors of a model", "--model Qwen3-0.6B"},
+    {"info", "show the configuration and the tensors of a model", "--model Qwen3-0.6B"},
     {"doctor", "whether a machine is fit: devices, libraries, rates, every op against a reference",
      "--init qwen3-0.6b --json"},
 };
@@ -231,7 +231,7 @@ static const struct {
     {"overwrite-output-dir", "give --overwrite, which replaces the run in --out"},
     {"attn-implementation", "attention is always exact and in blocks; leave it out"},
     {"fp16,fp16-full-eval", "fp16 is not in this version; make PRECISION=bf16 builds for bf16"},
-    {"tf32", "an fp32 build multiplies in fp32, and no other in tf32; leave it out"},
+    {"tf32", "an fp32 build multiplies in fp32, never in tf32; leave it out"},
     {"use-cpu,no-cuda", "the build decides: make BACKEND=cpu or cuda"},
     {"gradient-checkpointing*,activation-checkpointing*", "--method stream, the default, needs less; leave it out"},
     {"use-liger-kernel,liger-kernel-config", "logits exist for --logits-chunk tokens at a time; leave it out"},
@@ -244,7 +244,7 @@ static const struct {
     {"assistant-only-loss,completion-only-loss", "data/prepare.py --train-on assistant or completion does it"},
     {"chat-template-*,eos-token", "data/prepare.py does it: --chat-template, --template-arguments, --eos-token"},
     {"truncation-mode", "--long truncate keeps the first T tokens of a document"},
-    {"shuffle-dataset,train-sampling-strategy", "it is --shuffle on, off or auto"},
+    {"shuffle-dataset,train-sampling-strategy", "give --shuffle on, off or auto"},
     {"model-revision,revision", "hf download NAME --revision R --local-dir DIR, then --model DIR"},
     {"use-peft", "--lora-rank R trains adapters"},
     {"bias,lora-bias", "biases stay frozen, as by PEFT's default"},
@@ -254,9 +254,9 @@ static const struct {
     {"loss-type",
      "give --dpo-loss for dpo, --kto-loss for kto, --normalisation for grpo, gspo, ppo; cispo is an --objective"},
     {"sync-ref-model,ref-model-*", "the reference is the model at the start, or --reference-logprobs FILE"},
-    {"use-bias-correction-kl", "it is --kl-correction on or off"},
-    {"importance-sampling-level", "sequence is --objective gspo, token is grpo"},
-    {"mask-truncated-completions", "it is --mask-truncated"},
+    {"use-bias-correction-kl", "give --kl-correction on or off"},
+    {"importance-sampling-level", "give --objective gspo for sequence, --objective grpo for token"},
+    {"mask-truncated-completions", "give --mask-truncated"},
     {"reward-funcs,reward-model-name-or-path", "--reward-command starts a program that rewards completions"},
     {"max-prompt-length", "prompts are as long as in --data; --seq-len limits prompt and completion together"},
     {"generation-batch-size,steps-per-generation", "--updates K makes K steps on a rollout of --batch prompts"},
@@ -275,7 +275,7 @@ static const struct {
     {"neftune-noise-alpha,router-aux-loss-coef,load-in-8bit,min-p,repetition-penalty,generation-kwargs,loss-weights,"
      "f-*divergence-*,ld-alpha,discopop-tau,use-weighting,delta,sapo-*,vespo-*,off-policy-mask-threshold,"
      "top-entropy-quantile,multi-objective-aggregation,max-tool-calling-iterations,optim-*",
-     "is not in this version; --help all lists what is"},
+     "is not in this version; --help all lists the options that are"},
     {"data-seed", "--seed orders the data, too"},
     {"eval-*,bf16-full-eval,batch-eval-metrics,prediction-loss-only,remove-unused-columns,label-names,include-*,"
      "debug,torch-*,do-*,skip-memory-metrics,use-cache,enable-jit-checkpoint,save-on*,ignore-data-skip,"

@@ -413,7 +413,7 @@ static void options_add_replicas(Options *o) {
     if (device) o->samples *= sequences * replicas;
     if (device && several) o->given[option_find("grad-accum")] = 0;
     if (device && o->samples > samples && !o->quiet)
-        note("--samples %zu: %zu of a device x %zu accumulated x %zu replica%s", o->samples, samples, sequences,
+        note("--samples %zu = %zu per device x %zu accumulated x %zu replica%s", o->samples, samples, sequences,
              replicas, replicas == 1 ? "" : "s");
 }
 

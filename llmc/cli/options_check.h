@@ -70,9 +70,11 @@ static void options_check_files(const Options *o) {
                         o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK ||
                         o->context_on == PLACE_DISK;
     const OptionRule rules[] = {
-        {on_disk && !o->disk && verb != VERB_PLAN, "a place is on disk: give --disk with a folder on it"},
-        {o->disk_limit && !o->disk && verb != VERB_PLAN, "--disk-limit has no meaning without --disk, a folder on it"},
-        {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
+        {on_disk && !o->disk && verb != VERB_PLAN, "an option places tensors on disk: give --disk FOLDER"},
+        {o->disk_limit && !o->disk && verb != VERB_PLAN,
+         "--disk-limit has no meaning without --disk; give --disk FOLDER"},
+        {o->model && o->init,
+         "--model and --init exclude each other: give --model to read a model, or --init to make one"},
         {!o->model && !o->init && verb == VERB_PLAN && !models,
          "no model: give --model PATH or --init NAME; --machine CARD plans for that card, alone it lists what fits"},
         {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && verb != VERB_PLAN,
@@ -82,10 +84,11 @@ static void options_check_files(const Options *o) {
         {needs_data && !o->data.count && !o->resume, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
-        {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
+        {o->resume && o->overwrite,
+         "--resume and --overwrite exclude each other: continue the run, or begin a new one"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
         {o->context_memory && o->prompts,
-         "--context-memory is of one text, and --prompts has many; give --prompt-file, or leave it out"},
+         "--context-memory takes one text, and --prompts has many; give --prompt-file, or leave --context-memory out"},
         {o->context_memory && verb == VERB_PLAN && o->plan_for != VERB_SAMPLE,
          "--context-memory only writes text, no gradient passes through it; give --for sample"},
         {prompts > 1,
@@ -96,17 +99,18 @@ static void options_check_files(const Options *o) {
          "--thinking has no meaning without --chat; give both or none"},
         {sample && !prompts && !o->chat && !o->system, "no prompt: give --prompt TEXT, --prompt-file FILE, "
                                                        "--prompt-ids ID,ID,... or --prompts FILE, or --chat to type"},
-        {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
+        {sample && !prompts && o->json,
+         "--json prints one answer, so --chat with --json needs a prompt: give --prompt"},
         {sample && !prompts && option_given(o, "stop-ids"),
          "--stop-ids: a chat's turns end where the tokenizer says; leave it out, or give a prompt"},
         {(o->chat || o->system) && o->prompt_ids.count,
-         "--chat and --prompt-ids exclude each other: ids are given as they are"},
+         "--chat and --prompt-ids exclude each other: ids are used unchanged; give --prompt"},
         {o->adapter && verb == VERB_CONVERT && !o->merge && !o->adapter_only,
          "--adapter: give --merge to have the adapters added to the weights, or --adapter-only to write them alone"},
         {(o->merge || o->adapter_only) && !o->adapter,
          "--merge and --adapter-only: give --adapter with the adapters, or their run with --model"},
         {o->adapter_only && (o->merge || o->like || o->to || option_given(o, "dtype")),
-         "--adapter-only writes adapters as they are: leave --merge, --like, --to and --dtype out"},
+         "--adapter-only writes adapters unchanged: leave --merge, --like, --to and --dtype out"},
         {o->adapter_layout == ADAPTER_PER_EXPERT && !o->adapter_only,
          "--adapter-layout has no meaning without --adapter-only: merged weights hold no adapters"},
         {o->adapter_layout == ADAPTER_PER_EXPERT && !o->model,
@@ -115,7 +119,8 @@ static void options_check_files(const Options *o) {
              (o->to < CONVERT_NF4 || o->to == CONVERT_MXFP4),
          "--quantise-head has no meaning without --base (or convert's --to) nf4 or fp4: the other weights are not in 4 "
          "bits"},
-        {o->lora_rank && o->adapter, "--lora-rank and --adapter exclude each other: adapters are made or read"},
+        {o->lora_rank && o->adapter,
+         "--lora-rank and --adapter exclude each other: give --lora-rank to make adapters, or --adapter to read them"},
     };
     options_check_rules(o, rules, sizeof(rules) / sizeof(rules[0]));
 }
@@ -182,8 +187,7 @@ static void options_check_objective(const Options *o) {
          "--desirable-weight and --undesirable-weight 0 leave nothing of the objective; give one above 0"},
         {o->beta == 0 && kind & (OF_PREFERENCES | OF(OBJECTIVE_KTO)),
          "--beta 0 leaves nothing of the objective; give a number above 0"},
-        {o->temperature == 0 && kind & OF_POLICY,
-         "--temperature 0 has no gradient; the objective takes a number above 0"},
+        {o->temperature == 0 && kind & OF_POLICY, "--temperature 0 has no gradient; give a number above 0"},
         {option_given(o, "epsilon") && o->epsilon > 1e-3 && kind & OF_POLICY,
          "--epsilon is AdamW's; the objective's clipping is --clip-low and --clip-high"},
         {o->temperature == 0 && o->verb == VERB_LOGPROBS,
@@ -216,7 +220,7 @@ static void options_check_output(const Options *o) {
         shard_paths_free(&found);
     }
     if (out && !o->overwrite && path_exists(out) && !path_is_directory(out)) // folder_open decides on folders
-        die("%s: is there already; choose another name, or say --overwrite", out);
+        die("%s: exists already; choose another name, or give --overwrite", out);
 }
 
 // Refuses a --dtype other than the op set's (`build`), except for plan and convert.

@@ -128,7 +128,7 @@ static char *option_record(const char *path, size_t *line) {
     *last = 0;
     for (size_t number = 1; fgets(text, OPTION_FILE_LIMIT, file); number += strchr(text, '\n') != NULL)
         if (strstr(text, "\"options\": {")) strcpy(last, text), *line = number;
-    if (!*last) die("%s: holds no record of a run's options, as a run's log.jsonl does", path);
+    if (!*last) die("%s: holds no record of a run's options; give a run's log.jsonl or its folder", path);
     fclose(file), free(input.path), free(text);
     return last;
 }

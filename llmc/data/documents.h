@@ -133,8 +133,9 @@ static void documents_check_llmc(const DataLoader *d) {
     const ObjectiveKind objective = data_objective(&d->settings);
     const char *path = d->shard[0].header.path;
     if (d->settings.use == DATA_TRAINS && objective != OBJECTIVE_SFT)
-        die("%s: is one of llm.c's shards, which hold text; --objective %s trains on %s (%s); prepare these", path,
-            objective_names[objective], data_kinds[objective_data[objective]].name,
+        die("%s: is one of llm.c's shards, which hold text; --objective %s trains on %s (%s); prepare data of that "
+            "kind",
+            path, objective_names[objective], data_kinds[objective_data[objective]].name,
             data_kinds[objective_data[objective]].columns);
     if (d->settings.use != DATA_TRAINS)
         die("%s: is one of llm.c's shards, which have no %s; give shards of data/prepare.py", path,
@@ -181,7 +182,7 @@ static void documents_check_tokenizers(const DataLoader *d) {
     for (size_t i = 0; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
         if (s->tokenizer != first->tokenizer)
-            die("%s was made with tokenizer %s, %s with %s, another one; prepare both with the model's own",
+            die("%s was made with tokenizer %s, %s with another tokenizer, %s; prepare both with the model's own",
                 first->path, first->tokenizer_name, s->path, s->tokenizer_name);
         if (s->vocabulary > settings->vocab_size)
             die("%s: its tokenizer %s has %zu ids, the model's vocabulary only %zu; prepare the data with the model's "
@@ -192,8 +193,8 @@ static void documents_check_tokenizers(const DataLoader *d) {
     if (!settings->tokenizer_path) return;
     uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
     if (wanted != first->tokenizer)
-        die("%s was made with tokenizer %s (%016llx), the model's is %s (%016llx); prepare the data with that, or "
-            "give --any-tokenizer",
+        die("%s was made with tokenizer %s (%016llx), the model's is %s (%016llx); prepare the data with the model's, "
+            "or give --any-tokenizer",
             first->path, first->tokenizer_name, (unsigned long long)first->tokenizer, settings->tokenizer_path,
             (unsigned long long)wanted);
 }

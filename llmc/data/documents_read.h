@@ -129,8 +129,8 @@ static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, con
         const int32_t id = documents_checked_id(at, token, shard_id(s, bytes->ids, i));
         const unsigned mask = bytes->masks ? bytes->masks[i] : token > 0;
         if (mask > (token > 0))
-            die("%s: document %zu, token %zu has the mask %u, which is 0 or 1, and 0 for the first token; write it "
-                "again",
+            die("%s: document %zu, token %zu has the mask %u; a mask is 0 or 1, and 0 for the first token; write the "
+                "shard again",
                 s->path, at->number, token, mask);
         if (i < n) batch->tokens[to + i] = id;
         if (i == 0) continue; // the first token is not predicted in this segment

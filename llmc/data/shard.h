@@ -299,7 +299,7 @@ static void shard_check_document(const TokenShard *s, size_t number, const Shard
                         : d->targets < 1 && !prompts                   ? "has no target"
                         : d->targets > 0 && prompts                    ? "is a prompt and has targets"
                         : d->targets > d->tokens - 1                   ? "has more targets than tokens"
-                        : d->prompt > d->tokens                        ? "has a prompt that is longer than itself"
+                        : d->prompt > d->tokens                        ? "has a prompt longer than the document"
                         : d->prompt < 1 && prompts                     ? "has no prompt"
                         : !isfinite(d->reward)                         ? "has a reward that is not a finite number"
                         : s->kind == KIND_LABELS && d->reward != 0 && d->reward != 1

@@ -108,7 +108,8 @@ static void adapter_check_key(const cJSON *item, const char *path) {
     json_scalar_text(item, value, sizeof(value));
     for (size_t i = 0; i < sizeof(adapter_refused) / sizeof(adapter_refused[0]); i++)
         if (!strcmp(key, adapter_refused[i].key))
-            die("%s: %s is %s: %s, which is not supported; plain LoRA is", path, key, value, adapter_refused[i].what);
+            die("%s: %s is %s: %s, which is not supported; train plain LoRA", path, key, value,
+                adapter_refused[i].what);
     if (!cJSON_IsNumber(item)) // a number may be the default of a feature that is off; skip it
         die("%s: %.64s is %s, which this program does not know; only plain LoRA is supported", path, key, value);
 }

@@ -233,9 +233,11 @@ static size_t checkpoint_find(const char *folder, size_t limit, int refuses) {
             continue;
         }
         if (manifest.state == MANIFEST_OLDER)
-            die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
+            die("%s: %s; continue with the version that wrote it, or choose another --out", path,
+                fault + strlen("it "));
         if (manifest.state == MANIFEST_DAMAGED && refuses)
-            die("%s: is damaged: %s; restore it, or give --resume auto, which takes the one before", path, fault);
+            die("%s: is damaged: %s; restore it, or give --resume auto, which takes the checkpoint before it", path,
+                fault);
         if (!checkpoint_quiet)
             note("%s is skipped: %s%s", path, manifest.state == MANIFEST_DAMAGED ? "it is damaged: " : "", fault);
     }
@@ -591,7 +593,8 @@ static void checkpoint_refuse_run(const char *folder) {
     char records[PATH_MAX];
     const size_t newest = checkpoint_before(folder, CHECKPOINT_NONE);
     if (newest != CHECKPOINT_NONE)
-        die("%s: holds a run at step %zu; go on with --resume, replace it with --overwrite, or choose another --out",
+        die("%s: holds a run at step %zu; continue it with --resume, replace it with --overwrite, or choose another "
+            "--out",
             folder, newest);
     path_join(records, folder, RECORDS_NAME);
     if (records_have_step(records))

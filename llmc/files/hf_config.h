@@ -161,8 +161,8 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     const cJSON *text = json_get(json_get(root, "text_config"), "model_type");
     for (const Family *f = families; f < families + FAMILIES && !(family && by_type) && !composite; f++)
         if (hf_is_type(f, text))
-            die("%s: is a model with images or sound beside its text, which is not supported; save its text model by "
-                "itself, as %s",
+            die("%s: is a model of images or sound and text, which is not supported; save its text model by itself, as "
+                "%s",
                 path, f->architecture);
     if (type && !by_type) hf_refuse_family(path, root, "model_type");
     if (architecture && !family) hf_refuse_family(path, root, "architectures");
@@ -356,8 +356,9 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     const int scales = family_has_key(config->family, "rope_type");
     const char *plain = config->family->proportional ? "proportional" : "default";
     if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : plain))
-        die("%s: %s of type %s is not supported%s; %s is", path, name, json_scalar_text(type, value, sizeof(value)),
-            scales ? "" : " for this family", scales ? "default, linear, llama3 or yarn" : plain);
+        die("%s: %s of type %s is not supported%s; supported: %s", path, name,
+            json_scalar_text(type, value, sizeof(value)), scales ? "" : " for this family",
+            scales ? "default, linear, llama3 or yarn" : plain);
     if (!scales) return;
     config_set(config, "rope_type", type->valuestring, path, EXIT_RUNTIME);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
@@ -506,7 +507,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
 static void hf_repeat_types(Config *config, const char *key, size_t interval, const char *path) {
     const char usual = config->layer_types[0], last = config->layer_types[strlen(config->layer_types) - 1];
     const size_t period = min_size(interval, config->num_hidden_layers);
-    if (!interval) die("%s: %s is 0", path, key);
+    if (!interval) die("%s: %s is 0; it must be at least 1", path, key);
     if (period > LAYER_TYPES_MAX) die("%s: %s is %zu, at most %d is supported", path, key, interval, LAYER_TYPES_MAX);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? usual : last;
@@ -571,8 +572,9 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
         size_t first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
         for (l = 0; l < L; l++) config->layer_types[l] = l >= first ? 's' : 'f';
     } else if (has && !everywhere && !qwen) {
-        size_t pattern = strlen(config->layer_types); // of the class: its last layer has none
-        if (family->norm_offset) pattern = hf_size(root, "sliding_window_pattern", pattern, path); // only Gemma's key
+        size_t pattern = strlen(config->layer_types); // default of the class: the last layer of a period has no window
+        // Only Gemma has the key sliding_window_pattern.
+        if (family->norm_offset) pattern = hf_size(root, "sliding_window_pattern", pattern, path);
         hf_repeat_types(config, "sliding_window_pattern", pattern, path);
         if (!config->sliding_window && strchr(config->layer_types, 's'))
             die("%s: sliding_window is null, but layers have sliding attention", path);
@@ -612,8 +614,8 @@ static void hf_read_layer_heads(Config *config, const cJSON *root, const char *p
     if (entries != (size_t)cJSON_GetArraySize(layers))
         die("%s: per_layer_config has an entry that is not one of %zu layers", path, L);
     if (heads[0][1] != config->num_key_value_heads && !config->attention_k_eq_v)
-        die("%s: per_layer_config: %zu num_key_value_heads in full attention, %zu else, are supported with "
-            "attention_k_eq_v alone",
+        die("%s: per_layer_config: %zu num_key_value_heads in full attention, %zu else, are supported only with "
+            "attention_k_eq_v",
             path, heads[0][1], config->num_key_value_heads);
     config->global_head_dim = heads[0][0], config->num_global_key_value_heads = heads[0][1];
 }

@@ -127,7 +127,7 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
         if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
             die("%s: %s is %s, which is not supported; supported is %s", path, c->key, value, c->allowed);
         if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
-            snprintf(remark, size, "config.json asks for dropout (%s = %g); training here applies none", c->key,
+            snprintf(remark, size, "config.json asks for dropout (%s = %g); this program applies none", c->key,
                      item->valuedouble);
     }
 }

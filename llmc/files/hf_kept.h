@@ -76,7 +76,8 @@ static void hf_find_kept(HfKeptFiles *kept, const char *folder, const char *with
                 error_text(errno));
         hf_check_link(folder, path);
         if (status.st_size > HF_KEPT_MAX)
-            die("%s: has %lld bytes, too many for such a file", path, (long long)status.st_size);
+            die("%s: has %lld bytes, too many for a small file of a model; remove it or put the right file there", path,
+                (long long)status.st_size);
         hf_add_kept(kept, name);
         kept->bytes += (uint64_t)status.st_size;
     }

@@ -98,7 +98,8 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
     int tries = 0;
     if (folder_has(path, manifest_names[0][MANIFEST_MODEL]) || folder_has(path, MANIFEST_NAME)) {
         fault = manifest_read(path, manifest);
-        if (fault) die("%s: is not a complete checkpoint: %s; give another one, or the run's folder", path, fault);
+        if (fault)
+            die("%s: is not a complete checkpoint: %s; give another checkpoint, or the run's folder", path, fault);
         snprintf(checkpoint, PATH_MAX, "%s", path);
         checkpoint_hold(checkpoint);
         return 1;
@@ -116,7 +117,8 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
             die("%s: is the folder of a run, but none of its checkpoints is complete; restore one", path);
         checkpoint_path(checkpoint, path, last, "");
         if (tries == LOCK_TRIES)
-            die("%s: is locked by another process, perhaps a run that removes it; end it, or give another checkpoint",
+            die("%s: is locked by another process, perhaps a run that removes it; end that process, or give another "
+                "checkpoint",
                 checkpoint);
         if (tries++) usleep(100000);
     } while (!checkpoint_hold(checkpoint) || manifest_read(checkpoint, manifest));
@@ -128,8 +130,8 @@ static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) 
     dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved a newer checkpoint meanwhile
     const char *damaged = manifest_compare(checkpoint, manifest, 0);
     if (damaged)
-        die("%s/%s: is damaged: its checksum is not that of " MANIFEST_NAME "; give an earlier checkpoint, or go on "
-            "with --resume auto, which skips this one",
+        die("%s/%s: is damaged: its checksum is not that of " MANIFEST_NAME
+            "; give an earlier checkpoint, or continue with --resume auto, which skips this checkpoint",
             checkpoint, damaged);
 }
 

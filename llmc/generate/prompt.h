@@ -177,7 +177,7 @@ static Prompt prompt_from_options(const Run *run) {
         return prompt;
     }
     if (!prompt.bytes && !prompt.tokenizer)
-        die_usage("the model has no tokenizer file, so it reads --prompt-ids ID,ID,... alone; %s",
+        die_usage("the model has no tokenizer file, so it reads only --prompt-ids ID,ID,...; %s",
                   tokenizer_advice(run));
     const int prefixed = prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat;
     const char *text = o->prompt ? o->prompt : prefixed ? "" : "\n";

@@ -101,7 +101,7 @@ static void line_encode(const Prompt *prompt, const Options *o, const char *text
                         TokenIds *ids) {
     const Tokenizer *t = prompt->tokenizer;
     if (!t && !prompt->bytes)
-        die("%s: the model has no tokenizer file, so it reads {\"prompt_ids\": [ID, ...]} alone; %s", where,
+        die("%s: the model has no tokenizer file, so it reads only {\"prompt_ids\": [ID, ...]}; %s", where,
             tokenizer_advice(prompt->run));
     if (t && !(t->flags & TOKENIZER_ENCODES))
         die("%s: %s decodes only, %s; give {\"prompt_ids\": [ID, ...]}", where, t->path,
@@ -127,7 +127,7 @@ static int object_encode(const Prompt *prompt, const Options *o, const cJSON *ob
     uint64_t number;
     for (size_t i = 0; i < sizeof(answers) / sizeof(answers[0]); i++)
         if (cJSON_GetObjectItemCaseSensitive(object, answers[i]))
-            die("%s: the key \"%s\" is one of an answer's own; give it another name", where, answers[i]);
+            die("%s: answers have a key \"%s\" of their own; rename the line's key", where, answers[i]);
     for (size_t i = 0; i < 3; i++)
         if (json_get(object, kinds[i])) value = json_get(object, kinds[i]), kind = i, given++;
     if (given != 1)

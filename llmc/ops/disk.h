@@ -381,7 +381,7 @@ static void disk_folder_require(const char *folder) {
     for (size_t i = 0; i < sizeof(disk_refused) / sizeof(disk_refused[0]); i++) {
         if ((unsigned)system.f_type != disk_refused[i].type) continue;
         if (!disk_refused[i].name)
-            die("--disk %s: is host memory (tmpfs), not a disk; give a folder on one, or place tensors on host",
+            die("--disk %s: is host memory (tmpfs), not a disk; give a folder on a disk, or place tensors on host",
                 folder);
         die("--disk %s: lies on %s, a network file system; give a folder on a disk of this machine", folder,
             disk_refused[i].name);
@@ -419,7 +419,7 @@ static void *disk_file_allocate(const DiskDevice *device, const char *folder, si
     snprintf(file->folder, sizeof(file->folder), "%s", folder);
     file->bytes = (max_size(bytes, 1) + DISK_BLOCK - 1) / DISK_BLOCK * DISK_BLOCK;
     if (file->bytes > left)
-        die("--disk %s: %s are needed there, %s can be had; give another folder or lower --disk-limit", folder,
+        die("--disk %s: %s are needed there, %s are available; give another folder or lower --disk-limit", folder,
             human_bytes((double)bytes), human_bytes((double)left));
     signal(SIGXFSZ, SIG_IGN); // then writing beyond a file size limit is an error of write(), not a signal
     file->fd = disk_open(folder);

@@ -21,8 +21,8 @@ static void find_host(TellFinding tell) {
          dist_ranks() > 1 ? "s" : "; mpirun -n N starts several");
 #else
     tell("MPI", FINDING_NOTE,
-         "one process alone, for this program was built without it: install libopenmpi-dev and openmpi-bin, then `make "
-         "clean all` without PORTABLE=1");
+         "one process only, because this program was built without MPI: install libopenmpi-dev and openmpi-bin, then "
+         "`make clean all` without PORTABLE=1");
 #endif
 }
 

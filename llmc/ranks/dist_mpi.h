@@ -247,7 +247,7 @@ static size_t first_other(uint64_t key) {
 void dist_check(const char *what, uint64_t key) {
     const size_t other = first_other(key);
     if (other)
-        die("rank %zu on %s has other %s than rank 0 on %s; all ranks need the same", other, dist_host(other), what,
+        die("rank %zu on %s has other %s than rank 0 on %s; give all ranks the same", other, dist_host(other), what,
             dist_host(0));
 }
 
@@ -261,8 +261,9 @@ static void check_arguments(int argc, char **argv) {
         memcpy(others, mine, sizeof(others));
         dist_broadcast(RANKS_ALL, mine, sizeof(mine), 0);
         dist_broadcast(RANKS_ALL, others, sizeof(others), other);
-        die_usage("rank %zu on %s has other arguments: no. %zu is '%s', on rank 0 '%s'; start all ranks alike", other,
-                  dist_host(other), i, others, mine);
+        die_usage("rank %zu on %s has other arguments: no. %zu is '%s', on rank 0 '%s'; start all ranks with the same "
+                  "command",
+                  other, dist_host(other), i, others, mine);
     }
 }
 

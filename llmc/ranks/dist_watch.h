@@ -150,8 +150,8 @@ static void watch_before_end(void) {
     char text[512];
     if (dead < watch.ranks && living == watch.rank && !watch.other_reports) {
         const int n = snprintf(text, sizeof(text),
-                               "%s: %srank %zu on %s was killed, perhaps out of memory; the job ends, a training run "
-                               "goes on with --resume\n",
+                               "%s: %srank %zu on %s was killed, perhaps out of memory; the job ends; continue a "
+                               "training run with --resume\n",
                                program_invocation_short_name, voice.name, dead, watch.host[dead]);
         if (write(STDERR_FILENO, text, min_size((size_t)n, sizeof(text) - 1)) < 0) return;
     }
@@ -201,8 +201,8 @@ static void watch_judge(Wait *w, double now) {
     Word *heard = watch.heard;
     if (missing && now - w->asked < watch.timeout) return;
     if (missing)
-        die("%s %s not come to %s for %.0f s and %s not answer: hanging, stopped, or at work for longer than --timeout",
-            names, missing > 1 ? "have" : "has", watch.own.where, now - w->begin, missing > 1 ? "do" : "does");
+        die("%s did not reach %s within %.0f s and %s not answer. Hung or stopped, or slow: raise --timeout", names,
+            watch.own.where, now - w->begin, missing > 1 ? "do" : "does");
     w->unanswered = 0;
     if (w->still > 0 && !memcmp(watch.heard, watch.before, watch.ranks * sizeof(Word))) {
         if (w->asked - w->still >= watch.timeout) watch_stuck(now - w->begin);

@@ -59,7 +59,7 @@ static size_t recommend(const Run *trial, size_t B, size_t limit, const char *op
     if (longest)
         snprintf(text + used, RECOMMENDED_BYTES - used,
                  longest < wished ? "\n  %-34s gives --seq-len %zu%s, not %zu" : "\n  %-34s gives --seq-len %zu%s",
-                 options, longest, world_ranks(trial->settings.world) > 1 ? ", with as much memory for each" : "",
+                 options, longest, world_ranks(trial->settings.world) > 1 ? ", with as much memory for each rank" : "",
                  wished);
     return longest;
 }

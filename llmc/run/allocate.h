@@ -21,7 +21,7 @@ static void note_slow_disk(const Run *run) {
     const LinkRates r = link_rates(ops_device, (char *)run->disk_memory, (char *)run->memory, half);
     const double out = moved_in_step(run, WAY_DISK_OUT), in = moved_in_step(run, WAY_DISK_IN);
     if (fmin(r.out, r.in) < SLOW_DISK)
-        note("--disk %s writes %.3g MB/s and reads %.3g: of a step it takes %s, %.0f s; give a folder on an SSD",
+        note("--disk %s writes %.3g MB/s and reads %.3g MB/s: a step moves %s in %.0f s; give a folder on an SSD",
              run->options->disk, r.out * 1e-6, r.in * 1e-6, human_bytes(out + in), out / r.out + in / r.in);
 }
 
@@ -43,15 +43,15 @@ static void run_allocate(Run *run, SequenceBound bound) {
     dist_barrier(); // a rank that went on would take memory before the host's other ranks have measured it
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
-        die("the device refused one allocation of %s: %s were free before, %s are now; see what else takes "
-            "memory%s, and `%s plan`",
+        die("the device refused one allocation of %s: %s were free before, %s are now; check what else takes memory%s, "
+            "and `%s plan`",
             human_bytes((double)run->plan.total_bytes), human_bytes((double)available),
             human_bytes((double)ops_device->memory_available()), strcmp(ops_device->name, "cpu") ? " (nvidia-smi)" : "",
             program_called());
     const size_t host = run->plan.arena[PLACE_HOST].peak;
     if (host) run->host_memory = ops_device->host_allocate(host);
     if (host && !run->host_memory)
-        die("the system refused %s of host memory; take a shorter --seq-len, less by --host-limit, or other places",
+        die("the system refused %s of host memory; give a shorter --seq-len, a lower --host-limit, or other places",
             human_bytes((double)host));
     if (run->plan.disk_bytes) run->disk_memory = ops_device->disk_allocate(run->options->disk, run->plan.disk_bytes);
     if (run->disk_memory) note_slow_disk(run);

@@ -99,8 +99,8 @@ static void run_attention(Run *run) {
     dist_sum(RANKS_ALL, have, 4);
     for (int i = 0; i < 4; i++)
         if (have[i] > 0 && have[i] < (double)dist_ranks())
-            die("only %.0f of %zu ranks have cuDNN for attention, and results depend on it; install it for all, or "
-                "give all STREAMBP_CUDNN=0",
+            die("only %.0f of %zu ranks have cuDNN for attention, and results depend on it; install it for all ranks, "
+                "or set STREAMBP_CUDNN=0 for all",
                 have[i], dist_ranks());
 }
 
@@ -251,7 +251,7 @@ static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, s
 // Notes that --deterministic off has no effect with our own attention. Call after run_plan.
 static void note_attention(const Run *run) {
     if (run->settings.attention.any_order && !(run->settings.library & LIBRARY_BACKWARD))
-        note("--deterministic off changes nothing: attention is by our own kernels%s, which add in one order",
+        note("--deterministic off changes nothing: attention uses our own kernels%s, which add in one order",
              run->attention ? " backward" : "");
 }
 

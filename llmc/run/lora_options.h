@@ -53,7 +53,8 @@ static int lora_rename(const cJSON *names, const Family *family) {
         }
     }
     if (found[0] != found[1])
-        die_usage("--lora-targets: %s alone is half of experts.gate_up_proj, which has one adapter in %s; name that",
+        die_usage("--lora-targets: %s alone is half of experts.gate_up_proj, which has one adapter in %s; name "
+                  "experts.gate_up_proj",
                   old[found[1]], family->name);
     return found[0];
 }
@@ -63,7 +64,7 @@ static void lora_add_layers(cJSON *layers, char *entry) {
     const unsigned long first = strtoul(entry, &end, 10);
     const unsigned long last = *end == '-' ? strtoul(end + 1, &end, 10) : first;
     if (!strspn(entry, "0123456789") || *end || last < first || last > 9999)
-        die_usage("--lora-layers: '%s' is neither a layer nor a range; 0-7,12 names nine layers", entry);
+        die_usage("--lora-layers: '%s' is neither a layer nor a range; give layers such as 0-7,12", entry);
     for (unsigned long l = first; l <= last; l++) cJSON_AddItemToArray(layers, cJSON_CreateNumber((double)l));
 }
 
@@ -71,7 +72,7 @@ static void lora_add_pattern(cJSON *patterns, char *entry) {
     char *value = strrchr(entry, '='), *end = NULL;
     const double number = value ? strtod(value + 1, &end) : 0;
     if (!value || value == entry || !value[1] || *end || !isfinite(number))
-        die_usage("--lora-rank-pattern and --lora-alpha-pattern take NAME=NUMBER,..., '%s' is something else", entry);
+        die_usage("--lora-rank-pattern and --lora-alpha-pattern take NAME=NUMBER,..., not '%s'", entry);
     *value = 0;
     cJSON_AddNumberToObject(patterns, entry, number);
 }
@@ -180,7 +181,7 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     cJSON_Delete(root);
     const char *joint = c->family->names.layer[INPUT_PROJECTION];
     if (!o->quiet && c->hidden_size_per_layer_input && text_is_one_of(o->lora_targets, "all|all-linear"))
-        note("--lora-targets %s: not %.*s, which is one matrix for all layers", o->lora_targets,
+        note("--lora-targets %s leaves out %.*s, which is one matrix for all layers", o->lora_targets,
              (int)lora_name_length(joint), joint);
     for (size_t i = 0; !o->quiet && adapter_old_names(c->family) && lora_module_at(c->family, i) < LORA_TENSORS; i++)
         for (size_t l = 0; l < c->num_hidden_layers; l++) {

@@ -381,7 +381,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     report_reference(run);
     if (data && data->segment && !data->prompts) dataloader_report(out, data);
     if (o->overlap)
-        fputs("overlap  completions are written before the updates of the step in front of theirs: off-policy by one\n",
+        fputs("overlap  completions are written before the updates of the previous step: off-policy by one step\n",
               out);
     fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
             bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));

@@ -85,7 +85,8 @@ static void run_open_lora(Run *run) {
     lora->rslora = o->rslora;
     lora_from_options(lora, o, &run->model.config);
     if (lora->saves[LM_HEAD] && o->quantise_head)
-        die_usage("--quantise-head: --lora-modules-to-save trains the head, which stays as it is; give one of the two");
+        die_usage(
+            "--quantise-head: --lora-modules-to-save trains the head, so it cannot be quantised; give one of the two");
     lora_build(lora, &run->model);
     const double many = (double)lora_of_experts(lora);
     if (many > 0.25e9 && !o->quiet)
@@ -125,8 +126,8 @@ static void run_note_grown(const Run *run) {
     const int head = lora->saves[LM_HEAD] || lora->outer[LM_HEAD].rank;
     if (!run->grown_from || !lora->rank || (embedding && head)) return;
     if (run->model.config.tie_word_embeddings)
-        note("adapters do not train all rows of added tokens, and this model's head is its embedding: train it without "
-             "--lora-rank for them");
+        note("adapters do not train all rows of added tokens, and this model's head is its embedding: leave "
+             "--lora-rank out to train them");
     else
         note("adapters do not train all rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does");
 }
@@ -155,7 +156,8 @@ static void run_choose_base(Run *run, const char *directory) {
     const int wanted = format.type != QUANT_NONE;
     WeightSource *source = run->source;
     if (o->quantise_head && run->model.config.tie_word_embeddings)
-        die_usage("--quantise-head: the head of this model is its embedding, which stays as it is");
+        die_usage("--quantise-head: the head of this model is its embedding, which is not quantised; leave "
+                  "--quantise-head out");
     if (format.type == QUANT_MXFP4) run_check_mxfp4(&run->model, "--base");
     if (source && wanted)
         for (size_t i = 0; i < run->model.parameter_count; i++)
@@ -362,9 +364,8 @@ static void run_find_data_tokenizer(Run *run) {
     }
     tokenizer_close(t);
     if (alone && !*run->data_tokenizer && !o->quiet)
-        note("%s: no " TOKENIZER_NAME
-             " beside it has its chat template, so the run keeps another or none; copy the one "
-             "there that data/prepare.py wrote, or give --tokenizer FILE",
+        note("%s: no " TOKENIZER_NAME " next to it has its chat template, so the run keeps another template or none; "
+             "copy the file there that data/prepare.py wrote, or give --tokenizer FILE",
              alone);
     shard_paths_free(&shards);
 }

@@ -88,7 +88,7 @@ static void options_check_method(const Options *o, const Config *config, World w
             "not have in time; give --method stream",
             name, config->num_kv_shared_layers);
     if (o->method != METHOD_SPACO && option_given(o, "keep-chunks"))
-        die_usage("--keep-chunks is about --method spaco; leave it out, or give that");
+        die_usage("--keep-chunks belongs to --method spaco; leave it out, or give --method spaco");
     if (o->method == METHOD_SPACO && !option_given(o, "keep-chunks"))
         die_usage("--method spaco needs --keep-chunks Q, the probability of a chunk's backward, such as 0.25");
     if (method_is_chunk_major(o->method) && o->inputs_every > 1)
@@ -121,8 +121,7 @@ static void options_check_deals(const Options *o, const RunSettings *settings) {
 static void settings_note(const Options *o, World world) {
     const int gathers = world.zero == ZERO_WEIGHTS && world_ranks(world) > 1;
     if (o->method == METHOD_AUTO && (world_sp(world) > 1 || gathers))
-        note("--method auto takes stream: with --%s a chunk does not go through all layers before the next one",
-             gathers ? "zero 3" : "sp");
+        note("--method auto: with --%s only stream applies, not seco", gathers ? "zero 3" : "sp");
     if (!method_has_chunks(o->method) && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
              option_chosen(o, "method"));
@@ -180,7 +179,7 @@ static ContextSettings context_from_options(const Options *o, const Config *c) {
     if (problem) die_usage("--context-memory: a %s model cannot have it: %s; leave it out", c->family->name, problem);
     set.window = o->context_window ? o->context_window : min_size(CONTEXT_WINDOW, half);
     if (set.window > seen)
-        die_usage("--context-window %zu is above the %zu positions that this model has seen; give at most that",
+        die_usage("--context-window %zu is above the %zu positions that this model has seen; give a smaller window",
                   set.window, seen);
     const size_t room = (seen - set.window) / CONTEXT_BLOCK; // one block holds the first tokens
     if (!set.loaded) set.loaded = max_size(min_size(room, CONTEXT_LOADED + 1), 2) - 1;

@@ -362,7 +362,7 @@ static void load_check_sum(const CheckpointPass *p, size_t file, const char *pat
     const uint64_t expected = p->manifest.checksum[file];
     if (found != expected)
         die("%s: is damaged: its checksum is %016llx, not %016llx; restore it, or give --resume auto, which takes the "
-            "one before",
+            "checkpoint before it",
             path, (unsigned long long)found, (unsigned long long)expected);
 }
 

@@ -189,7 +189,7 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     if (place < 0) {
         if (began) {
             const char *model = began->text[SOURCE_MODEL], *init = began->text[SOURCE_INIT];
-            die("%s: is not there: the reference of this run for this data; put it back, or type %s logprobs --%s %s%s "
+            die("%s is missing: the reference of this run for this data; put it back, or type %s logprobs --%s %s%s "
                 "--data ... --seq-len %zu --out FILE, and give --reference-logprobs FILE",
                 path[0], program_called(), *model ? "model" : "init", *model ? model : init,
                 run->lora.rank ? " --adapter START" : "", run->options->seq_len);

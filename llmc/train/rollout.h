@@ -276,8 +276,8 @@ static void rollout_load(Rollout *r, size_t step, const Config *config, const ch
         from += r->text_routes * sizeof(uint16_t);
         for (size_t i = 0; good && i < rollout_routes(r, text); i++) good = text->route[i] < E;
         if (!good)
-            die("%s: rollout.bin: completion %zu does not fit this model; remove the folder; --resume takes the one "
-                "before",
+            die("%s: rollout.bin: completion %zu does not fit this model; remove the folder; --resume then takes the "
+                "checkpoint before it",
                 checkpoint, k);
     }
     r->waiting = step;

@@ -55,7 +55,7 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     if (savable)
         checkpoint_path(path, t->folder.path, step, ""), snprintf(where, sizeof(where), "it is saved in %s", path);
     else if (!t->has_folder)
-        snprintf(where, sizeof(where), "nothing is kept, as --out none says");
+        snprintf(where, sizeof(where), "nothing is kept with --out none");
     else
         snprintf(where, sizeof(where), "there is nothing to save");
     if (!is_main_rank()) return stop_exit_code(signal);
@@ -85,7 +85,7 @@ static void trainer_give_up(void) {
         strcpy(what, "its validation");
     else if (step == t->state.schedule.steps)
         strcpy(what, "its sample");
-    snprintf(given_up, sizeof(given_up), " (%s did not end within --grace %g s and is given up)", what,
+    snprintf(given_up, sizeof(given_up), " (%s did not end within --grace %g s and is dropped)", what,
              t->run.options->grace);
     trainer_decide(t);
     const int code = trainer_stop(t, t->asked, given_up);

@@ -116,7 +116,7 @@ static void doctor_verdict(void) {
     else
         fprintf(doctor.text, "doctor   %zu thing%s wrong: %s; %zu ops right", doctor.wrong,
                 doctor.wrong == 1 ? " is" : "s are", names, ops);
-    if (doctor.not_checked) fprintf(doctor.text, "; %zu were not looked at without a device", doctor.not_checked);
+    if (doctor.not_checked) fprintf(doctor.text, "; %zu were not checked without a device", doctor.not_checked);
     fputc('\n', doctor.text);
 }
 
@@ -248,7 +248,8 @@ static void look_at_machine(DoctorRow *row, size_t i) {
     doctor.ops->machine_findings(doctor_tell);
     doctor.lost = problem != NULL;
     if (problem || doctor.wrong)
-        doctor_say(row, FINDING_WRONG, "%s", problem ? problem : "is not fit: run doctor on its machine");
+        doctor_say(row, FINDING_WRONG, "%s",
+                   problem ? problem : "this rank's machine has faults: run doctor there to list them");
     else
         doctor_say(row, FINDING_OK, "op set %s, %s, %s", doctor.ops->name, dtype_name(doctor.ops->stored),
                    doctor.ops->libraries);
@@ -325,8 +326,8 @@ static void look_at_plan(DoctorRow *row, size_t i) {
     doctor_value(row, (double)stream.peak, "bytes");
     if (!(error <= bound))
         doctor_say(row, FINDING_WRONG,
-                   "gradients of --method stream and full differ by %.2g of their size, rounding is at most %.2g; "
-                   "which op is wrong stands below",
+                   "gradients of --method stream and full differ by %.2g of their size, rounding is at most %.2g; the "
+                   "rows below show which op is wrong",
                    error, bound);
     else if (stream.peak > stream.planned + beside)
         doctor_say(row, FINDING_WRONG,

@@ -47,7 +47,7 @@ static Lengths lengths_open(const Options *o) {
         do {
             word[strcspn(word, "\n")] = 0;
             if (!parse_size(word, &value) || !value || value > (size_t)MOST_TOKENS)
-                die("%s:%zu: '%.32s' is not a length; give a number a line", o->lengths, all.count + 1, word);
+                die("%s:%zu: '%.32s' is not a length; give one number per line", o->lengths, all.count + 1, word);
             all.length[all.count++] = (uint32_t)value, all.longest = max_size(all.longest, value);
         } while ((word += strlen(word) + 1) < text + bytes);
         free(text);

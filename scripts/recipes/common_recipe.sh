@@ -3,7 +3,7 @@ LC_ALL=C
 export LC_ALL
 TRAIN=${TRAIN:-./train} PYTHON=${PYTHON:-python3}
 OUT=${OUT:-build/$RECIPE}
-[ ! -e "$OUT" ] || [ "$OUT" = "build/$RECIPE" ] || { echo "$RECIPE.sh: $OUT: is there already; name another OUT" >&2; exit 1; }
+[ ! -e "$OUT" ] || [ "$OUT" = "build/$RECIPE" ] || { echo "$RECIPE.sh: $OUT: exists already; name another OUT" >&2; exit 1; }
 [ -x "$TRAIN" ] || { echo "$RECIPE.sh: there is no $TRAIN; make builds it" >&2; exit 1; }
 "$PYTHON" -c 'import tokenizers, jinja2, numpy' 2>/dev/null || {
     echo "$RECIPE.sh: $PYTHON lacks tokenizers, jinja2 or numpy; pip install them, or name another with PYTHON=..." >&2

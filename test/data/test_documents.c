@@ -335,7 +335,7 @@ TEST(every_field_of_the_table) {
         ENTRY(3, 8, 19, "its documents have 36 tokens"),
         ENTRY(2, 16, 0, "document 2 has no target"),
         ENTRY(2, 16, 3, "document 2 has more targets than tokens"),
-        ENTRY(2, 32, 4, "document 2 has a prompt that is longer than itself"),
+        ENTRY(2, 32, 4, "document 2 has a prompt longer than the document"),
         FIELD(TOKEN_SHARD_HEADER + TOKEN_SHARD_ENTRY * 2 + 44, 4, 1, "the checksum of document 2 is wrong")};
     const DamageSuite suite = damage_suite();
     seal_table = 1;
@@ -370,7 +370,7 @@ TEST(counts_that_the_table_does_not_know) { // with a right checksum: a faulty w
     counts[4] = 2; // of the last token
     put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids, 20), counts, 5), 4);
     shard_image_seal(&image, 4);
-    refused(write_image("bad.bin", image), "document 0, token 4 has the mask 2, which is 0 or 1");
+    refused(write_image("bad.bin", image), "document 0, token 4 has the mask 2; a mask is 0 or 1");
 }
 
 TEST(tokenizers_kinds_and_lengths) {
@@ -383,7 +383,7 @@ TEST(tokenizers_kinds_and_lengths) {
     refusal_settings = data_settings(1, 100);
     other.tokenizer = 77, other.name = "another";
     refused_together(path, write_shard("two.bin", &other, document, 4),
-                     "two.bin with another, another one; prepare both with the model's own");
+                     "two.bin with another tokenizer, another; prepare both with the model's own");
     write_file(z, llmc, 1024 + 200);
     refused_together(path, z, "one.bin is a shard of documents, ");
     refused_together(z, path, "z.bin is not; a run reads one kind");

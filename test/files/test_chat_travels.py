@@ -174,7 +174,7 @@ tokenizer = samples.byte_level()
 tokenizer.add_special_tokens(["<more>"])
 samples.tokenizer_folder("foreign", tokenizer, GIVEN, None, DONE)
 tokenizer_file.write_tokenizer_file("shards/tokenizer.tok", "foreign", read("given.jinja"))
-check("shards beside the file of another tokenizer", "no tokenizer.tok beside it has its chat template" in subprocess.run(
+check("shards beside the file of another tokenizer", "no tokenizer.tok next to it has its chat template" in subprocess.run(
     [TRAIN, "train", "--data", "shards/train-00000.bin", *map(str, step), "lost"], capture_output=True, text=True).stderr)
 # ---- a prompt of sample is a prompt of prepare.py ---------------------------------------------------------------------------------------------
 tokenizer = samples.byte_level()

@@ -200,7 +200,7 @@ TEST(a_damaged_one_is_refused_or_skipped) {
         assert_int_equal(opened_as(use)->code, 1);
         expect_said(opened_as(use), "out: none of its checkpoints is complete; restore one, or remove them to begin");
     }
-    expect_not_resumed(FOLDER_NEW, "holds a run at step 7; go on with --resume");
+    expect_not_resumed(FOLDER_NEW, "holds a run at step 7; continue it with --resume");
 }
 
 // ---- --overwrite ----------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ TEST(opening) {
     if (child->code) test_fail("exit code %d: %s", child->code, child->err);
     assert_true(is_there("a/b") && is_there("a/c/checkpoint-00000003/DONE"));
     expect_refused(save_body, &saving, 1,
-                   "holds a run at step 3; go on with --resume, replace it with --overwrite, or choose another --out");
+                   "holds a run at step 3; continue it with --resume, replace it with --overwrite, or choose another --out");
     write_file(scratch_path("out/file"), "x", 1);
     saving.out = scratch_path("out/file/run");
     expect_refused(save_body, &saving, 1, "out/file: the folder cannot be created: File exists; choose another --out");

@@ -404,7 +404,7 @@ TEST(small_files_come_along) {
     assert_int_equal(count_paths("%s/" WITHIN "*", out), 2);
     assert_int_equal(count_temporaries(out), 0);
     run_command("touch '%s/" WITHIN "mine.txt'%s", out, "");
-    assert_non_null(strstr(run_child(replace_body, &again)->err, " holds other files and stays"));
+    assert_non_null(strstr(run_child(replace_body, &again)->err, " is kept, because it holds other files"));
     assert_int_equal(count_paths("%s.*/" WITHIN "*", out), 1);
     run_command("rm -r '%s'.*%s", out, "");
     convert_flat(copy, scratch_path("flat.bin"));

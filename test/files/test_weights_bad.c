@@ -108,7 +108,7 @@ static const Damage changed_texts[] = {
            "gives every layer the sliding_window"),
     // families with rotary positions and windows of their own
     KEY("phi3", "rope_type", "\"default\"", "\"longrope\"",
-        "of type longrope is not supported for this family; default"),
+        "of type longrope is not supported for this family; supported: default"),
     KEY("phi3", "rope_type", "\"default\"", "\"yarn\",\"factor\":2", "of type yarn is not supported for this family"),
     KEY("granite", "residual_multiplier", "0.4", "0", "residual_multiplier=0 is out of range"),
     KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
@@ -135,7 +135,7 @@ static const Damage changed_texts[] = {
         "10000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
     KEY("llama", "model_type", "\"llama\"", "\"llava\",\"text_config\":{\"model_type\":\"llama\"}",
-        "is a model with images or sound beside its text, which is not supported; save its text model by itself, as "
+        "is a model of images or sound and text, which is not supported; save its text model by itself, as "
         "LlamaForCausalLM"),
     KEY("llama", "model_type", "\"llama\"", "\"olmo_hybrid\",\"layer_types\":[\"linear_attention\"]",
         "model_type olmo_hybrid, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
@@ -189,7 +189,7 @@ static const Damage changed_texts[] = {
     CONFIG("gemma4-e", "\"1\": {", "\"1\": {\"sliding_window\": 3, ", "per_layer_config: layer 1 has sliding_window"),
     CONFIG("gemma4-e", "\"1\": {\n      \"head_dim\": 16\n    },\n    \"4\": {\n      \"head_dim\": 16",
            "\"1\": {\"num_key_value_heads\": 1}, \"04\": {\"num_key_value_heads\": 1",
-           "1 num_key_value_heads in full attention, 2 else, are supported with attention_k_eq_v alone"),
+           "1 num_key_value_heads in full attention, 2 else, are supported only with attention_k_eq_v"),
     TENSOR("gemma4-e", "layers.3.layer_scalar", "layers.3.layer_scale.", "layers.3.layer_scalar is missing"),
     TENSOR("gemma4-e", "[103,40]", "[40,103]", "embed_tokens_per_layer.weight has shape [40, 103], but config.json"),
     KEY("llama", "model_type", "\"llama\"", "\"gemma3n\",\"text_config\":{}",
@@ -324,7 +324,7 @@ TEST(wrong_bytes) {
         WHOLE_TEXT(CONFIG_JSON, "{}", "config.json: has neither architectures nor model_type"),
         WHOLE_TEXT(CONFIG_JSON, "[]", "config.json: is not a JSON object"),
         OTHER_NUMBER(CONFIG_JSON, 1, 1, 0, "config.json: is not valid JSON"),
-        EXTENDED_BY(CONFIG_JSON, HF_CONFIG_MAX, "such a file may have at most 16777216"),
+        EXTENDED_BY(CONFIG_JSON, HF_CONFIG_MAX, "a file of this kind may have at most 16777216"),
         REMOVED(MODEL, "llama: holds neither model.safetensors nor model.safetensors.index.json"),
         WHOLE_TEXT(MODEL, "", "model.safetensors: is empty"),
         CUT_TO(MODEL, 7, "is too short for a safetensors file"),

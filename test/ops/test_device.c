@@ -97,7 +97,7 @@ TEST(a_device_that_cannot_be_used_says_why) {
         {"100 1", "no GPU was found; nvidia-smi should list it"},
         {"35 1", "the GPU's driver supports CUDA "},
         {"802 1", "no GPU, counting them: system not yet initialized (cudaErrorSystemNotReady); start NVIDIA's"},
-        {"803 1", "(cudaErrorSystemDriverMismatch); libcuda.so.1 is not that of the loaded driver"},
+        {"803 1", "(cudaErrorSystemDriverMismatch); libcuda.so.1 does not belong to the loaded driver"},
         {"46 3", "no GPU, making a context on one: CUDA-capable device(s) is/are busy or unavailable"},
         {"2 3", "(cudaErrorMemoryAllocation); free what other processes hold (nvidia-smi lists them)"},
         {"209 4", "this program was not built for this GPU's architecture, 9.9: build it with"},

@@ -203,7 +203,7 @@ static void write_region(const void *bytes) {
 TEST(red_zones_see_an_overrun) {
     const size_t within = ARENA_ALIGNMENT, beyond = within + 1;
     write_region(&within);
-    expect_refused(write_region, &beyond, EXIT_FAILURE, "first: byte 0 behind its 256 bytes was written");
+    expect_refused(write_region, &beyond, EXIT_FAILURE, "first: byte 0 after its 256 bytes was overwritten");
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

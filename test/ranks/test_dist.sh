@@ -86,7 +86,7 @@ in_training() {
 in_training KILL 60
 ends 137 'rank 0 on [^ ]*: rank 1 on [^ ]* was killed' "a rank that is killed"
 in_training STOP 5
-ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
+ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* did not reach .* within [0-9]+ s and does not answer' "a rank that is stopped"
 
 # Of 2 ranks that share a single document, one works longer than --timeout while the other waits.
 make_documents "$WORK/long.bin" 96 6000 5
@@ -145,7 +145,7 @@ PROGRAM=$WORK/waits
 done_by 3 "barrier" "a barrier"
 refused 3 "barrier gather" 1 'rank 0 on [^ ]*: deadlock: waiting for a barrier for .* while rank 1 on [^ ]* waits for a gather' "ranks that wait in different places"
 done_by 3 "barrier busy" "a rank that is at work for longer than --timeout"
-refused 3 "barrier late" 1 'rank 1 on [^ ]* has not come to a barrier' "a rank that computes for too long"
+refused 3 "barrier late" 1 'rank 1 on [^ ]* did not reach a barrier' "a rank that computes for too long"
 refused 3 "barrier exit" 1 'waiting for a barrier for .* while rank 1 on [^ ]* waits for the end of the program' "a rank that ends early"
 refused 3 "check differ" 1 'rank 1 on [^ ]* has other data than rank 0' "other data"
 PROGRAM=$WORK/waits_alone
@@ -169,7 +169,7 @@ done_by 2 "sum" "a sum between GPUs"
 done_by 2 "sum busy" "a GPU's rank that is at work for longer than --timeout"
 NCCL_ON_MPI_DEVICES=1 refused 2 "sum" 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
 NCCL_ON_MPI_DEVICES=0 refused 2 "sum" 1 'rank 0 on [^ ]*: no GPU was found' "no GPU"
-refused 2 "sum stop" 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduce-scatter, no. [0-9]+ for [0-9]+ s and does not answer' "a GPU's rank that is stopped"
+refused 2 "sum stop" 1 'rank 0 on [^ ]*: rank 1 on [^ ]* did not reach a reduce-scatter, no. [0-9]+ within [0-9]+ s and does not answer' "a GPU's rank that is stopped"
 refused 2 "sum barrier" 1 'deadlock: waiting for a reduce-scatter, no. [0-9]+ for .* while rank 1 on [^ ]* waits for a barrier' "a GPU's rank that waits elsewhere"
 refused 2 "sum all-gather" 1 'asks for another collective' "ranks that ask for different collectives"
 NCCL_ON_MPI_FAULT=hang refused 2 "sum" 1 'all ranks have waited in a reduce-scatter, no. [0-9]+ for' "a collective that does not end"

@@ -169,5 +169,5 @@ check 'with the options of a recipe' [ "$(grep -cE '^== .*--(seq-len|samples|sav
 mv "$HERE/by-script" "$HERE/first"
 script 0 "$data_python" 'resumed .*step 3 of 3' Qwen3-0.6B known.jsonl by-script $few
 check 'given again it goes on, to the same' cmp -s "$HERE/first/model.safetensors" "$HERE/by-script/model.safetensors"
-script 1 "$data_python" 'is there already' Qwen3-0.6B known.jsonl by-script $few
+script 1 "$data_python" 'exists already' Qwen3-0.6B known.jsonl by-script $few
 finish

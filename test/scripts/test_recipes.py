@@ -279,7 +279,7 @@ def recipes():
         check(f"{name}.sh", done.returncode == 0 and last in done.stdout, done.stdout[-400:] + done.stderr[-400:])
         check(f"{name}.sh keeps its run", os.path.exists(os.path.join(out, "run", "log.jsonl")))
         again = run(f"{RECIPES}/{name}.sh", OUT=out, **small)
-        check(f"{name}.sh does not remove another folder", again.returncode == 1 and "is there already" in again.stderr, again.stderr)
+        check(f"{name}.sh does not remove another folder", again.returncode == 1 and "exists already" in again.stderr, again.stderr)
 
 
 for part in (cuts, rounds, whole_runs, code, sampling, rewards, recipes):

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs stopped by a signal: exit code and message, no finished step lost, the same bits after resuming; what is given up
+# Runs stopped by a signal: exit code and message, no finished step lost, the same bits after resuming; what is dropped
 # if a step outlasts --grace; and reusing a run's folder. $TRAIN is sanitized; ranks and large runs use $TRAIN_PLAIN.
 . test/cli.sh
 export OMP_NUM_THREADS=1
@@ -65,11 +65,11 @@ same_as_straight "$WORK/run-INT-130" $any
 long="$bare --grad-accum 400 --seq-len 16"
 begin $long --steps 1000 --grace 0 --out "$WORK/given-up" --optimizer host --update forward
 until_step 1 && sleep 0.1 && kill $process
-ends 143 '^stopped by SIGTERM after step 1 of 1000 (step 2 did not end within --grace 0 s and is given up): it is saved in '
+ends 143 '^stopped by SIGTERM after step 1 of 1000 (step 2 did not end within --grace 0 s and is dropped): it is saved in '
 same_as_straight "$WORK/given-up" $long
 begin $bare --steps 1000 --grace 0 --val-data $SHARD --val-every 1 --seq-len 8 --out "$WORK/validation"
 until_step 1 && kill $process
-ends 143 '^stopped by SIGTERM after step 1 of 1000 (its validation did not end within --grace 0 s and is given up): it is saved'
+ends 143 '^stopped by SIGTERM after step 1 of 1000 (its validation did not end within --grace 0 s and is dropped): it is saved'
 for part in 1 2; do succeeds train $bare --steps 1 --val-data $SHARD --val-every 1 --seq-len 8 --out "$WORK/validation" --resume --quiet; done
 check 'its validation is made when it goes on, and has one record' [ "$(grep -c '^{"step": 1, "val_loss"' "$WORK/validation/log.jsonl")" = 1 ]
 begin $bare --grad-accum 8000 --seq-len 16 --steps 2 --out "$WORK/twice" --verbose
@@ -87,7 +87,7 @@ ends 143 '^stopped by SIGTERM after step 1 of 1000 (step 2 did not end within'
 check 'no reward command is left' [ -z "$(ps -eo args | grep "^sleep 47$$\$")" ]
 begin $rollout --seq-len 2000 --max-new-tokens 1900 --out "$WORK/draws" --reward-command "$answers"
 until_true there "$WORK/draws" log.jsonl && sleep 0.2 && kill -USR1 $process
-ends 0 '^stopped by SIGUSR1 after step 0 of 1000 (step 1 did not end within --grace 0 s and is given up): there is nothing to save$'
+ends 0 '^stopped by SIGUSR1 after step 0 of 1000 (step 1 did not end within --grace 0 s and is dropped): there is nothing to save$'
 
 # ---- a save, a closing terminal, a closing pipe, nohup -----------------------------------------------------------------------------
 sanitized=$TRAIN wide=$(echo $TINY | sed 's/vocab_size=96/vocab_size=40000/')
@@ -147,7 +147,7 @@ succeeds train $any --steps 2 --out "$WORK/draws" --quiet # it has no finished s
 succeeds train $any --steps 2 --out "$WORK/auto" --resume auto --quiet
 succeeds train $any --steps 3 --out "$WORK/auto" --resume auto
 says out '^resumed  .*checkpoint-00000002, step 2 of 3'
-refuses 1 'holds a run at step 3; go on with --resume, replace it with --overwrite' train $any --steps 3 --out "$WORK/auto"
+refuses 1 'holds a run at step 3; continue it with --resume, replace it with --overwrite' train $any --steps 3 --out "$WORK/auto"
 succeeds train --steps 5 --out "$WORK/auto" --resume --extend --quiet
 cp -r "$WORK/auto" "$WORK/again" && rm -r "$WORK/again/checkpoint-00000005"
 succeeds train --resume --out "$WORK/again"

@@ -129,7 +129,7 @@ unset STREAMBP_ALLOCATION_GUARD
 succeeds bp --init $TINY --seq-len 64 --method spaco --keep-chunks 0.5
 says out '^data     random tokens; sft, batches of 64 tokens (length 64, batch 1)$' '^memory .*; spaco with 0.5 of the chunks, chunk 64$'
 refuses 2 'method spaco needs --keep-chunks Q' train $orders --method spaco
-refuses 2 'keep-chunks is about --method spaco' train $orders --method seco --keep-chunks 0.5
+refuses 2 'keep-chunks belongs to --method spaco' train $orders --method seco --keep-chunks 0.5
 refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs-every 2
 
 # ---- a checkpoint by commit 88e0adb: the rest of its run, within rounding --------------------------------------------------------
@@ -164,7 +164,7 @@ if [ $TEST_DEVICE = cpu ]; then
         (ulimit -v $kilobytes && exec "$TRAIN_PLAIN" bp --init $TINY --seq-len 64 --threads 2) >"$WORK/out" 2>"$WORK/err"
         case $? in
         0) ran=$((ran + 1)) ;;
-        1) refused=$((refused + $(grep -c '^train: ulimit -v or -d leaves .* of address space, .*; raise it or take fewer --threads' "$WORK/err"))) ;;
+        1) refused=$((refused + $(grep -c '^train: ulimit -v or -d leaves .* of address space, .*; raise the limit, or give fewer --threads' "$WORK/err"))) ;;
         esac
         kilobytes=$((kilobytes + 8000))
     done

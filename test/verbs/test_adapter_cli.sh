@@ -43,7 +43,7 @@ check 'the adapter says its ranks' grep -q '"rank_pattern": {"down_proj": 3, "ga
 refuses 2 "lora-rank-pattern: 'layers.9.*' matches no module that has an adapter" bp --model $base $data --lora-rank 4 --lora-rank-pattern 'layers.9.*=2'
 refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 2
 refuses 2 "lora-layers: '1-0' is neither a layer nor a range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
-refuses 2 "take NAME=NUMBER,..., 'q_proj' is something else" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
+refuses 2 "take NAME=NUMBER,..., not 'q_proj'" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
 refuses 2 "'layers.7.mlp.up_proj' is not a linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
 copies="--model $base $data --lora-rank 2 --lora-targets q_proj --lora-modules-to-save lm_head,embed_tokens"
 succeeds train $copies $on --steps 2 --out "$WORK/copies"
@@ -220,7 +220,7 @@ succeeds convert --model "$WORK/named" --adapter-only --out "$WORK/usual"
 check 'and under the usual names' cmp -s "$WORK/usual/adapter_model.safetensors" "$adapter/adapter_model.safetensors"
 succeeds eval --model "$WORK/alone" $data --val-steps 4 --json
 check 'and is a model by its base' [ "$(json loss)" = "$loss" ]
-refuses 2 'writes adapters as they are: leave --merge' convert --model "$WORK/run" --adapter-only --to hf --out "$WORK/x"
+refuses 2 'writes adapters unchanged: leave --merge' convert --model "$WORK/run" --adapter-only --to hf --out "$WORK/x"
 check 'the card says how it was trained' grep -q '^| steps | 12 |$' "$WORK/merged/README.md"
 check 'and on what' grep -q '^| data | tokens_uint16.bin |$' "$WORK/merged/README.md"
 check 'with what' grep -q '^base.bin trained by streambp.c; weights in float32.$' "$WORK/merged/README.md"

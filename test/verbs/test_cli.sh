@@ -87,7 +87,7 @@ refuses 2 '--context-window 8192 is above the 1024 positions' \
     sample --init llama,max_position_embeddings=1024 --prompt-ids 1 --context-memory blocks --context-window 8192
 refuses 2 '--context-memory is of one text' sample --init $TINY --prompts "$WORK/none" --context-memory blocks
 refuses 2 '--context-blocks has no meaning without --context-memory' sample --init $TINY --prompt-ids 1 --context-blocks 4
-refuses 2 'a place is on disk: give --disk' sample --init $TINY --prompt-ids 1 --context-memory blocks --context-on disk
+refuses 2 'places tensors on disk: give --disk' sample --init $TINY --prompt-ids 1 --context-memory blocks --context-on disk
 BYTES=llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=256
 seq 1000 >"$WORK/numbers"
 for place in device host disk; do
@@ -201,7 +201,7 @@ refuses 1 'the plan has inputs .* in host memory, 1.00 MiB of it are allowed; --
     bp --init $TINY --seq-len 65536 --inputs host --host-limit 1MiB
 refuses 1 'with these options --seq-len [0-9]* would fit, and this one with --host-limit 1GiB' \
     bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --memory-limit $((whole - 1))
-refuses 2 'a place is on disk: give --disk' bp --init $TINY --weights disk
+refuses 2 'places tensors on disk: give --disk' bp --init $TINY --weights disk
 refuses 2 '--disk-limit has no meaning without --disk' bp --init $TINY --disk-limit 1GiB
 refuses 1 'what would fit|no length fits: .* take one of the above' plan --init qwen3-8b --dtype bf16 --seq-len 32768 --memory-limit 24GiB
 says err '^  --host-limit 1[0-9][0-9]GiB *gives --seq-len [0-9]' '^  --disk-limit [0-9]*GiB *gives --seq-len [0-9]'
@@ -294,7 +294,7 @@ says out '^fits      no: ' '^longest   --seq-len [0-9]*$'
 echo 2O >>"$WORK/lengths"
 refuses 1 "lengths:4: '2O' is not a length" $dealt --lengths "$WORK/lengths"
 refuses 2 "lengths: 'lognormal,mean=3' is not lognormal,median=M" $dealt --lengths lognormal,mean=3
-refuses 2 'lengths: give also --sp auto' plan --init qwen3-0.6b --lengths lognormal,median=9,sigma=1,max=90
+refuses 2 'lengths needs --sp auto' plan --init qwen3-0.6b --lengths lognormal,median=9,sigma=1,max=90
 succeeds plan --init qwen3-0.6b --zero 3
 says err 'zero 3 has no effect in a single process'
 refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .*; --sp 4, --batch 4 or --grad-accum 4 would fit' plan --init qwen3-0.6b --ranks 4
@@ -332,14 +332,14 @@ check 'the median is of the others' close "$(json seconds)" "$(awk 'NR > 1 { s +
 # The attention in use, and rates: MFU if a machine is named.
 succeeds bp --init $TINY --seq-len 64 --json --deterministic off
 check 'our own attention has one order' grep -q '"attention": "own", "deterministic": true, "attention_workspace": 0, "executed_tflops_per_s": [0-9.e-]*, "mfu_causal": null' "$WORK/out"
-says err '^note: --deterministic off changes nothing: attention is by our own kernels' '^rate     [0-9.e-]* TFLOP/s executed$'
+says err '^note: --deterministic off changes nothing: attention uses our own kernels' '^rate     [0-9.e-]* TFLOP/s executed$'
 succeeds bp --init $TINY --seq-len 64 --json --machine h200
 check 'MFU of all pairs is more' awk -v a="$(json mfu_causal)" -v b="$(json mfu_full_attention)" 'BEGIN { exit !(a > 0 && b > a) }'
 succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 32768 --machine h200 --deterministic off --json
 says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": false, "attention_workspace": [1-9]' \
     '"attention_calls": [1-9].*"attention_staged_bytes": [1-9].*"attention_own_share": 0[,}]'
 succeeds plan --init qwen3.5-9b,num_hidden_layers=4 --dtype bf16 --for bp --seq-len 4096 --machine rtx4090 --deterministic off --json
-says err '^note: --deterministic off changes nothing: attention is by our own kernels backward, which add in one order$'
+says err '^note: --deterministic off changes nothing: attention uses our own kernels backward, which add in one order$'
 says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": true, "attention_workspace": 0'
 # A profile: one more pass, and no other change.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json

@@ -46,7 +46,7 @@ succeeds train --model "$WORK/run" --data $SHARD --seq-len 64 --steps 1 --out "$
 # ---- damage is refused by every verb ---------------------------------------------------------------------------------------------
 cp -r "$WORK/run" "$WORK/damaged"
 dd if=/dev/zero of="$WORK/damaged/checkpoint-00000004/model.bin" bs=1000 seek=20 count=40 conv=notrunc 2>/dev/null
-damage='checkpoint-00000004/model.bin: is damaged: its checksum is not that of DONE; give an earlier checkpoint, or go on with --resume auto'
+damage='checkpoint-00000004/model.bin: is damaged: its checksum is not that of DONE; give an earlier checkpoint, or continue with --resume auto'
 for verb in "eval --data $SHARD --seq-len 64" info "convert --out $WORK/x" "train --data $SHARD --seq-len 64 --steps 1"; do
     refuses 1 "$damage" $verb --model "$WORK/damaged"
 done
@@ -140,7 +140,7 @@ ln "$WORK/data.bin" "$WORK/hard"
 ln -s "$WORK/published" "$WORK/way"
 rm "$WORK/run2/config.json"
 before=$(tree)
-there='is there already; choose another name, or say --overwrite'
+there='exists already; choose another name, or give --overwrite'
 bp="bp --model $WORK/random.bin --data $WORK/data.bin --seq-len 32"
 refuses 1 "$there" $bp --grads-out "$WORK/flat"
 refuses 1 "$there" convert --init $TINY --out "$WORK/copy.bin"

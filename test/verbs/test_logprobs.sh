@@ -62,9 +62,9 @@ succeeds eval --model "$WORK/ends/checkpoint-00000004/model.bin" $last
 check 'and with the reference in the folder of the run' close "$(json loss)" "$validation" 1e-9
 refuses 2 '--objective dpo needs --model RUN, whose reference is found, or --reference-logprobs FILE' eval --init $TINY $last
 rm "$WORK"/ends/reference-*.logprobs
-refuses 1 'reference-[0-9a-f]{16}.logprobs: is not there: the reference of this run .* logprobs --init .* --data ... --seq-len 63 --out' \
+refuses 1 'reference-[0-9a-f]{16}.logprobs is missing: the reference of this run .* logprobs --init .* --data ... --seq-len 63 --out' \
     eval --model "$WORK/ends" $last
-refuses 1 'reference-[0-9a-f]{16}.logprobs: is not there: the reference of this run' \
+refuses 1 'reference-[0-9a-f]{16}.logprobs is missing: the reference of this run' \
     train $validated --steps 6 --out "$WORK/half" --resume
 
 # ---- answers with a label: the reference stays as weights; mismatched completions come from the sequence itself ------

@@ -68,8 +68,8 @@ static void find_onednn(TellFinding tell) {
     tell("oneDNN", FINDING_OK, "%d.%d.%d: matrix products", dnnl->major, dnnl->minor, dnnl->patch);
 #else
     tell("oneDNN", FINDING_NOTE,
-         "not built with it, products are our own and slower; install libdnnl-dev (Debian, Ubuntu), then make clean "
-         "and make");
+         "this program was built without oneDNN, so its own, slower products are used; install libdnnl-dev (Debian, "
+         "Ubuntu), then make clean and make");
 #endif
 }
 

@@ -30,13 +30,14 @@ static const struct {
     const char *advice;
 } cuda_advice[] = {
     {cudaErrorMemoryAllocation, "free what other processes hold (nvidia-smi lists them), or lower --memory-limit"},
-    {cudaErrorDevicesUnavailable, "another process holds it alone, or its compute mode forbids it: see nvidia-smi"},
+    {cudaErrorDevicesUnavailable,
+     "another process has exclusive use of the GPU, or its compute mode forbids sharing: see nvidia-smi"},
     {cudaErrorSystemNotReady, "start NVIDIA's fabric manager: systemctl start nvidia-fabricmanager"},
-    {cudaErrorSystemDriverMismatch, "libcuda.so.1 is not that of the loaded driver: reboot after an update"},
+    {cudaErrorSystemDriverMismatch, "libcuda.so.1 does not belong to the loaded driver: reboot after an update"},
     {cudaErrorCompatNotSupportedOnDevice, "take cuda-compat out of LD_LIBRARY_PATH, or update the driver"},
     {cudaErrorStubLibrary, "take the toolkit's folder of stubs out of LD_LIBRARY_PATH"},
-    {cudaErrorOperatingSystem, "look at the rights of /dev/nvidia* and at `modprobe nvidia_uvm`"},
-    {cudaErrorInitializationError, "look at nvidia-smi, and at the rights of /dev/nvidia*"},
+    {cudaErrorOperatingSystem, "check the permissions of /dev/nvidia*, and try `modprobe nvidia_uvm`"},
+    {cudaErrorInitializationError, "check nvidia-smi and the permissions of /dev/nvidia*"},
     {cudaErrorMpsConnectionFailed, "restart MPS, or end it: nvidia-cuda-mps-control"},
     {cudaErrorMpsServerNotReady, "restart MPS, or end it: nvidia-cuda-mps-control"},
     {cudaErrorIllegalAddress, "CUDA_LAUNCH_BLOCKING=1 shows in which op, for a report"},

@@ -66,7 +66,8 @@ static void *library_open(const Library *which, char error[500]) {
 // Looks up a function; ends the program if the library is too old to have it.
 static void *library_function(void *library, const Library *which, const char *name) {
     void *function = dlsym(library, name);
-    if (!function) die("%s: %s has no %s: install a later one (pip: %s)", which->name, which->file, name, which->wheel);
+    if (!function)
+        die("%s: %s has no %s: install a later version (pip: %s)", which->name, which->file, name, which->wheel);
     return function;
 }
 

@@ -195,8 +195,8 @@ static void *cuda_host_allocate(size_t bytes) {
         if (memory->pinned == at && host_pin(base + at, piece, &error)) memory->pinned += piece;
     }
     if (memory->pinned < bytes)
-        note("%s of %s of host memory could not be pinned (%s): its copies do not run beside kernels, a step may take "
-             "1.5 times as long; --host-limit asks for less",
+        note("%s of %s of host memory could not be pinned (%s): its copies do not overlap with kernels, a step may "
+             "take 1.5 times as long; lower --host-limit",
              human_bytes((double)(bytes - memory->pinned)), human_bytes((double)bytes), cudaGetErrorString(error));
     else if (seconds_now() - begin > 5)
         note("%s of host memory pinned in %.0f s", human_bytes((double)bytes), seconds_now() - begin);
