@@ -3,19 +3,19 @@
 # Prints the number under KEY in one line of our JSON: echo "$json" | json_number total_bytes
 json_number() { sed -n "s/.*\"$1\": \([-+.0-9eE]*\).*/\1/p"; }
 
-# Prints the bytes that a card (a word of --memory-limit) leaves to a program, by ./train's table
+# Prints the bytes that a card (a word of --memory-limit) leaves to a program, from ./train's table
 usable_bytes() { "$TRAIN" plan --init gpt2 --memory-limit "$1" --json --quiet | json_number usable_bytes; }
 
-median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; } # a number a line
+median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; } # of standard input, one number a line
 
 # Prints the commit of this checkout, or a device's name, for files in dev/results
 commit_here() { echo "$(git rev-parse HEAD 2>/dev/null || echo unknown)$([ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || echo -modified)"; }
 slug() { echo "$1" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//'; }
 
-ON_DEVICE="--inputs device --inputs-every 1 --weights device --gradients device --optimizer device" # everything
+ON_DEVICE="--inputs device --inputs-every 1 --weights device --gradients device --optimizer device" # every tensor on the device
 ANY_LENGTH=max_position_embeddings=1000000000 # with --init, for plans: lifts the model's limit
 
-# Prints the Python to draw with, or nothing: the first on PATH may lack matplotlib, the system's may not.
+# Prints the Python that draws, or nothing: the first on PATH may lack matplotlib while the system's has it.
 python_with_matplotlib() {
     for python in ${PYTHON:-} python3 /usr/bin/python3; do
         if "$python" -c 'import matplotlib' 2>/dev/null; then
@@ -32,10 +32,10 @@ pictures_skipped() {
 
 # ---- the first GPU that programs see ------------------------------------------------------------------------------------------
 first_gpu() { gpu=${CUDA_VISIBLE_DEVICES:-0} && echo "${gpu%%,*}"; }
-ask_nvidia() { timeout 60 nvidia-smi "$@" 2>/dev/null; } # of a driver that hangs it does not return
-ask_gpu() { ask_nvidia -i "$(first_gpu)" --query-gpu="$1" --format=csv,noheader,nounits | head -n 1; } # fields
+ask_nvidia() { timeout 60 nvidia-smi "$@" 2>/dev/null; } # with a hanging driver nvidia-smi does not return
+ask_gpu() { ask_nvidia -i "$(first_gpu)" --query-gpu="$1" --format=csv,noheader,nounits | head -n 1; } # $1: fields of nvidia-smi
 
-# watched FILE COMMAND...: runs it and samples the GPU into FILE, five times a second
+# watched FILE COMMAND...: runs the command and samples the GPU into FILE, five times a second
 watched() {
     samples=$1
     shift
@@ -48,7 +48,7 @@ watched() {
     wait $watcher 2>/dev/null
     return $watched_status
 }
-# Prints FILE's samples as JSON, while the GPU was busy: least, median and most; null if it never was or is unknown
+# Prints FILE's samples of a busy GPU as JSON: minimum, median and maximum; null if the GPU was never busy or is unknown
 gpu_samples() {
     grep -v '\[' "$1" 2>/dev/null | awk -F ', *' 'NF == 4 && $1 >= 90' >"$1.busy"
     [ -s "$1.busy" ] || { echo null && return; }
@@ -58,7 +58,7 @@ gpu_samples() {
 
 # ---- the StreamBP paper (arXiv 2506.03077) ---------------------------------------------------------------------------------
 PAPER_TABLES=scripts/paper/tables.csv
-PAPER_CHUNKS="--chunk 500 --logits-chunk 100" # of its longest sequences (Figure 3, Table 3)
+PAPER_CHUNKS="--chunk 500 --logits-chunk 100" # the paper's, for its longest sequences (Figure 3, Table 3)
 
 # Prints the paper's name of a preset.
 title() {
@@ -75,7 +75,7 @@ title() {
 }
 
 # ---- several processes on this machine ---------------------------------------------------------------------------------------
-# Counts the GPUs of this machine, or those that CUDA_VISIBLE_DEVICES names
+# Counts the GPUs of this machine, or the GPUs that CUDA_VISIBLE_DEVICES names
 gpus_here() {
     if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
         echo "$CUDA_VISIBLE_DEVICES" | tr , '\n' | grep -c .
@@ -84,7 +84,7 @@ gpus_here() {
     fi
 }
 
-# Prints the words that start $1 processes here; the program and its arguments follow. Threads of a process may run on any core.
+# Prints the command that starts $1 processes here; append the program and its arguments. Threads of a process may run on any core.
 launcher() {
     case $(mpirun --version 2>/dev/null) in
     *'Open MPI'*) echo "mpirun --oversubscribe --bind-to none -n $1" ;;
@@ -92,6 +92,6 @@ launcher() {
     esac
 }
 threads_each() { # processes
-    cores=$(env -u OMP_NUM_THREADS nproc) # which minds that variable
+    cores=$(env -u OMP_NUM_THREADS nproc) # without OMP_NUM_THREADS, which nproc would obey
     echo $((cores > $1 ? cores / $1 : 1))
 }

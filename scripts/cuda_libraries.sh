@@ -1,9 +1,9 @@
 #!/bin/sh
-# Finds what BACKEND=cuda can use on this machine, by compiling and linking: cuda_libraries.sh gpu|make|flags|report
+# Finds the libraries that BACKEND=cuda can use on this machine, by compiling and linking: cuda_libraries.sh gpu|make|flags|report
 # gpu: the first GPU's architecture (90); nothing without one.
 # make: the Makefile's variables, each ended by `;;`: ARCHS, TOOLKIT, CUDA_LIBRARIES (flags for cuDNN's attention; empty without
 #   cuDNN), NCCL_FLAGS (empty without NCCL, or without MPI, which connects it); $(error ...) if nvcc or cuBLASLt is missing.
-# flags: CUDA_LIBRARIES alone. report: a line for each library, for people.
+# flags: only CUDA_LIBRARIES. report: a line for each library, for people.
 # NVCC, CXX; CUBLAS, CUDNN, NCCL=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: for libraries outside the
 # toolkit and the system. MPI_FLAGS, MPI_LIBS: as the Makefile found them. ARCHS; GPU and PORTABLE choose its default.
 set -u
@@ -25,7 +25,7 @@ nvcc=$(command -v "${NVCC%% *}") || case $NVCC in
 esac
 toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
 for part in nvvm/bin/cicc:nvidia-nvvm cuda_runtime.h:nvidia-cuda-runtime crt/host_config.h:nvidia-cuda-crt nv/target:nvidia-cuda-cccl; do
-    [ "$toolkit" = /usr ] || # where its parts lie apart
+    [ "$toolkit" = /usr ] || # Debian's packages, whose parts lie in different folders
         ls "$toolkit/${part%:*}" "$toolkit/include/${part%:*}" "$toolkit/include/cccl/${part%:*}" "$toolkit"/targets/*/include/"${part%:*}" \
             "$toolkit"/targets/*/include/cccl/"${part%:*}" 2>/dev/null | grep -q . ||
         give_up "$toolkit, of $nvcc, is not complete: there is no ${part%:*} (pip: ${part#*:}); make $wheels"

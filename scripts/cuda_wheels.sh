@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a CUDA toolkit from PyPI's wheels: scripts/cuda_wheels.sh FOLDER, then make BACKEND=cuda CUDA=FOLDER
-# All of it lies in FOLDER, 1.8 GiB, which may be moved: nvcc, cuBLASLt, cuDNN with its front end, NCCL. The system is unchanged.
+# FOLDER, 1.8 GiB, may be moved. It holds nvcc, cuBLASLt, cuDNN with its front end, NCCL. The system is unchanged.
 # Without a network: on another machine scripts/cuda_wheels.sh --download WHEELS (1.2 GB), then on this one PIP_NO_INDEX=1
 # PIP_FIND_LINKS=WHEELS scripts/cuda_wheels.sh FOLDER. PYTHON [python3] has pip.
 set -eu
@@ -18,7 +18,7 @@ export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
 [ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
 folder=$1
 [ ! -e "$folder" ] || [ -z "$(ls -A "$folder")" ] || { echo "cuda_wheels.sh: $folder is not empty; name a new folder" >&2; exit 1; }
-$pip --version >/dev/null || { echo "cuda_wheels.sh: ${PYTHON:-python3} has no pip; install python3-pip, or give PYTHON=<one that has it>" >&2; exit 1; }
+$pip --version >/dev/null || { echo "cuda_wheels.sh: ${PYTHON:-python3} has no pip; install python3-pip, or give PYTHON=<a Python with pip>" >&2; exit 1; }
 mkdir -p "$folder"
 wheels=$folder/wheels
 trap 'rm -rf "$wheels"' EXIT
@@ -28,7 +28,7 @@ $pip install --quiet $options --target "$wheels" $CUDA $REST || {
     exit 1
 }
 
-# Merges them into one tree, as in a toolkit
+# Merges the wheels into one tree, as in a toolkit
 mv "$wheels"/nvidia/cu13/* "$folder"
 for part in "$wheels/nvidia/cudnn" "$wheels/nvidia/nccl" "$wheels"; do cp -rl "$part/include" "$folder"; done
 mv "$wheels"/nvidia/cudnn/lib/* "$wheels"/nvidia/nccl/lib/* "$folder/lib"

@@ -1,12 +1,12 @@
 #!/bin/sh
 # The demo of `make demo`: StreamBP trains a small model of bytes on text that every machine has. It makes many updates on short
-# sequences first, then longer ones, up to 8192 bytes. Then it shows a sample, what context is worth and the memory of three methods.
+# sequences first, then longer ones, up to 8192 bytes. Then it shows a sample, the loss by length of context and the memory of three methods.
 #
 #     make demo                       the machine's own licences, manuals in Perl modules, C headers, package documentation
 #     make demo DEMO_TEXT=FOLDER      any files of yours instead, at least 1 MB
 #
 # Everything goes into build/demo/, which is replaced: the text as shards, a run for each length (run-256/, ...: checkpoint, log.jsonl;
-# run-256.txt, ...: what it printed), sample.txt, curve.csv, memory.csv, and the pictures loss.png, curve.png, memory.png. Exit status 1
+# run-256.txt, ...: the run's output), sample.txt, curve.csv, memory.csv, and the pictures loss.png, curve.png, memory.png. Exit status 1
 # unless the loss on held-out text ends below the bigram entropy of that text, the best loss possible with one byte of context.
 set -eu
 LC_ALL=C
@@ -48,7 +48,7 @@ gather() {
     pick 200000 /usr/include/*.h /usr/include/linux/*.h
     pick 800000 /usr/share/doc \( -name copyright -o -name 'README*' -o -name '*.txt' -o -name '*.md' \) ! -name '*.gz'
 }
-gather_own() { # where a machine has little of all this
+gather_own() { # if a machine has few of these files
     pick 1000000 README.md train_gpt.cu streambp.h llmc dev scripts test data \( -name '*.[ch]' -o -name '*.md' -o -name '*.cu' -o -name '*.sh' \)
 }
 
@@ -61,7 +61,7 @@ bytes=$(count_bytes)
 # The order of checksums mixes all kinds, so any part of the text resembles the whole.
 sort -n "$OUT/found.txt" | sed 's/^[0-9]* [0-9]* //' >"$OUT/names.txt"
 files=$(wc -l <"$OUT/names.txt" | tr -d ' ')
-say "Text: $(awk -v b="$bytes" 'BEGIN { printf "%.1f MB", b / 1e6 }') in $files files of this machine; a part is held out, to judge by"
+say "Text: $(awk -v b="$bytes" 'BEGIN { printf "%.1f MB", b / 1e6 }') in $files files of this machine; a part is held out for validation"
 if [ "$bytes" -lt $ENOUGH ]; then
     echo "demo.sh: less than 1 MB of text was found; give a folder with more: make demo DEMO_TEXT=FOLDER" >&2
     exit 1
@@ -72,11 +72,11 @@ unigram=$(figure "unigram entropy") bigram=$(figure bigram)
 tail -c +1025 "$OUT/val.bin" | tr -d '\0' >"$OUT/val.txt"
 
 # ---- training -----------------------------------------------------------------------------------------------------------------
-# Each stage continues the one before; the first starts from the recipe's random weights. On a terminal each shows a bar.
+# Each stage continues the previous stage; the first starts from the recipe's random weights. On a terminal each shows a progress bar.
 say "Training: a model learns to predict the next byte, at three lengths in turn"
 weights=$("$TRAIN" info --config $RECIPE | sed -n 's/^model .*, \([^,]* parameters\),.*/\1/p')
-echo "Qwen3, $weights: two layers see the 128 bytes before, the third all"
-stages= logs= model= at_end= # at_end: of each stage, the loss with the most bytes before
+echo "Qwen3, $weights: two layers see the 128 bytes before, the third sees all bytes"
+stages= logs= model= at_end= # at_end: for each stage, the loss with the most bytes before
 stage() {
     length=$1 steps=$2 run=$OUT/run-$1 begun=$(date +%s)
     "$TRAIN" train --config $RECIPE ${model:+--model "$model"} \
@@ -87,7 +87,7 @@ stage() {
     printf '%6d steps of %4d bytes: %d s\n' "$steps" "$length" $(($(date +%s) - begun))
     stages="$stages $length" logs="$logs $run/log.jsonl"
 }
-#     length steps   lr, its last over the first, warm-up
+#     length steps   lr, last rate over the first, warm-up
 stage 256    4400  4e-3  0.3  20
 stage 2048   180   2e-3  0.3  10
 stage $T     24  1.5e-3  0.05 4
@@ -104,7 +104,7 @@ echo
 
 # ---- loss by position ---------------------------------------------------------------------------------------------------------
 # The second half of each held-out stretch at several lengths, each byte predicted from at least half a sequence before it: sequences
-# that begin half a length before these bytes, and those that begin with them, count by their second halves.
+# that begin half a length before these bytes, and sequences that begin with them, count by their second halves.
 say "What context is worth: loss of the same held-out bytes, in nats per byte"
 lengths="32 128 512 2048 $T"
 csv=$OUT/curve.csv
@@ -132,7 +132,7 @@ for stage in $stages; do
     echo
     at_end="$at_end $loss"
 done
-printf 'At best %.2f without context, %.2f with one byte of it.\n' "$unigram" "$bigram"
+printf 'At best %.2f without context, %.2f with one byte of context.\n' "$unigram" "$bigram"
 
 # ---- memory -------------------------------------------------------------------------------------------------------------------
 methods="full checkpoint stream"
@@ -158,7 +158,7 @@ memory_row() { # name, source, length
 }
 memory_row "$T bytes, measured" measured $T
 memory_row "262144 bytes, planned" plan 262144
-echo "full keeps everything, checkpoint each layer's input, stream works by chunks."
+echo "full keeps all activations, checkpoint keeps each layer's input, stream works by chunks."
 
 # ---- pictures, summary --------------------------------------------------------------------------------------------------------
 python=$(python_with_matplotlib)

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Makes a kit for a machine with a GPU and no network: scripts/gpu_kit.sh FOLDER, then there: sh FOLDER/first.sh OUT
+# Makes a kit for a machine with a GPU and no network: scripts/gpu_kit.sh FOLDER, then on that machine: sh FOLDER/first.sh OUT
 # FOLDER gets the portable program, tests of ops, benchmarks, their libraries, and first.sh (dev/gpu_first.sh), which needs a
-# driver and CUDA's libraries (those of PyTorch's wheels do). 5 MB for each CUDA. No GPU is needed to make it.
+# driver and CUDA's libraries (PyTorch's wheels have them). 5 MB for each CUDA. No GPU is needed to make the kit.
 # CUDA [toolkit, made by scripts/cuda_wheels.sh if missing]: a toolkit of CUDA 13 with cuDNN, for drivers from 580 on.
-# CUDA12: also one of CUDA 12, for drivers from 525 on. No wheel has nvcc 12: NVIDIA's packages do, and Debian's nvidia-cuda-toolkit.
-# CUDNN, CUDNN_FRONTEND: where a toolkit has none. ARCHS [90]: architectures.
+# CUDA12: also a toolkit of CUDA 12, for drivers from 525 on. No wheel has nvcc 12; NVIDIA's packages and Debian's nvidia-cuda-toolkit do.
+# CUDNN, CUDNN_FRONTEND: for a toolkit without them. ARCHS [90]: architectures.
 set -eu
 cd "$(dirname "$0")/.."
 [ $# = 1 ] && [ -n "$1" ] && [ "${1#-}" = "$1" ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
@@ -35,7 +35,7 @@ pack() { # cuda13 or cuda12, toolkit: its programs become $kit/cuda13.tar.xz
 pack cuda13 "$CUDA"
 [ -z "$CUDA12" ] || pack cuda12 "$CUDA12"
 
-# Data for two of its passes: a short document before a long one; 600 lengths
+# Data for two passes of first.sh: a short document before a long one; 600 lengths
 ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$work/make_documents"
 "$work/make_documents" "$kit/behind.bin" 32000 101,32669
 "$work/make_documents" "$kit/lengths.bin" 32000 "$(seq -s , 101 700)"

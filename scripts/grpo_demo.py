@@ -1,10 +1,10 @@
-"""The task of grpo_demo.sh, sorting digits, whose tokens are bytes:
+"""Data and rewards of grpo_demo.sh, whose task is to sort digits; tokens are bytes:
 
-    grpo_demo.py data FOLDER     shards of prompts "4192>": format-00000.bin with answers in any order, task-00000.bin with the right ones
-    grpo_demo.py reward          a reward command: the share of the places of an answer that are right, for each line of standard input
-    grpo_demo.py solved          another: 1 where all are right, else 0
+    grpo_demo.py data FOLDER     shards of prompts "4192>": format-00000.bin with answers in any order, task-00000.bin with the right answers
+    grpo_demo.py reward          a reward command: for each line of standard input, the share of an answer's digits in their right place
+    grpo_demo.py solved          another reward command: 1 if all digits are in place, else 0
 
-The last two need nothing but Python; the first needs numpy.
+`reward` and `solved` need only Python; `data` needs numpy.
 """
 
 import json

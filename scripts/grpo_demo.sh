@@ -1,8 +1,8 @@
 #!/bin/sh
-# Online GRPO on a task that can be checked: a small Llama-style model of bytes learns to sort digits. First it learns from data the
+# Shows online GRPO on a task that can be checked: a small Llama-style model of bytes learns to sort digits. First it learns from data the
 # form of an answer ("4192>", then these digits in any order and a line's end). Then it learns to sort from rewards alone: it writes
-# answers, and scripts/grpo_demo.py rewards each with its share of correct places; advantages are normalised by group. Whether all places
-# are right is logged, too, with weight 0.
+# answers, and scripts/grpo_demo.py rewards each with its share of correct places; advantages are normalised by group. A second
+# reward, of weight 0, logs whether all places are right.
 #
 #     scripts/grpo_demo.sh            a minute on two cores; needs a Python with numpy (PYTHON=...), and ./train
 #
@@ -17,7 +17,7 @@ TRAIN=${TRAIN:-./train}
 PYTHON=${PYTHON:-python3}
 OUT=build/grpo-demo
 [ -x "$TRAIN" ] || { echo "grpo_demo.sh: there is no $TRAIN; make builds it" >&2; exit 1; }
-"$PYTHON" -c 'import numpy' 2>/dev/null || { echo "grpo_demo.sh: $PYTHON has no numpy: pip install numpy, or name another with PYTHON=..." >&2; exit 1; }
+"$PYTHON" -c 'import numpy' 2>/dev/null || { echo "grpo_demo.sh: $PYTHON has no numpy: pip install numpy, or name another Python with PYTHON=..." >&2; exit 1; }
 
 MODEL=llama,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=4,head_dim=16
 MODEL=$MODEL,intermediate_size=192,vocab_size=256,max_position_embeddings=64
@@ -28,7 +28,7 @@ ENOUGH=0.9 # of the reward
 
 say() { printf '\n== %s\n' "$1"; }
 
-# Prints the mean of KEY over lines FIRST to LAST of those that have it.
+# Prints the mean of KEY over lines FIRST to LAST of the lines that have KEY.
 mean_of() { # LOG KEY FIRST LAST
     json_number "$2" <"$1" | awk -v first="$3" -v last="$4" 'NR >= first && NR <= last { sum += $1; n++ } END { printf "%.3f", n ? sum / n : 0 }'
 }

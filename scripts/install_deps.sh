@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs missing packages with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
-# Prints what it installs and why, and asks first on a terminal. DEPS=yes does not ask, DEPS=skip refuses to install anything.
+# Prints each package with its purpose, and asks first on a terminal. DEPS=yes does not ask, DEPS=skip refuses to install anything.
 # Uses sudo unless run as root.
-# Exit 0: everything needed is present. Unavailable optional packages (oneDNN, MPI, matplotlib) are reported, are not an error,
-# and are not tried again until `make clean`. cjson: its package's source into build/cjson. CJSON=<folder>: use that one.
+# Exit 0: all needed packages are present. Unavailable optional packages (oneDNN, MPI, matplotlib) are reported, are not an error,
+# and are not tried again until `make clean`. cjson: puts the package's source into build/cjson. CJSON=<folder>: uses the source in that folder.
 set -u
 CC=${CC:-cc}
 
@@ -43,7 +43,7 @@ for group in "$@"; do
 done
 patient='-o Acquire::Retries=0 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15' # a machine may have no network
 
-# Source packages of the configured archives; the system stays unchanged.
+# Gets source packages from the configured archives; the system stays unchanged.
 get_cjson() {
     lists=$(mktemp -d)
     trap 'rm -rf "$lists"' EXIT
@@ -59,15 +59,15 @@ end() {
     case " $* " in *' cjson '*) ;; *) exit 0 ;; esac
     [ "${DEPS:-}" != skip ] && command -v apt-get >/dev/null && echo "getting the source of cJSON (apt-get source cjson)" >&2 && get_cjson && exit 0
     [ ! -f "${lists:-}/log" ] || tail -n 3 "$lists/log" >&2
-    echo "a PORTABLE build has cJSON inside, and its source could not be had; unpack it (1.7 or later) and give CJSON=<folder with cJSON.c>" >&2
+    echo "a PORTABLE build has cJSON inside, but its source is not available; unpack cJSON (1.7 or later) and give CJSON=<folder with cJSON.c>" >&2
     exit 1
 }
 [ -n "$missing" ] || end "$@"
 
-# The build goes on without optional packages.
+# Continues without optional packages.
 give_up() {
     if [ "$(echo $missing)" = "$(echo $optional)" ]; then
-        echo "going on without$missing: $1" >&2
+        echo "continuing without$missing: $1" >&2
         mkdir -p build && printf '%s\n' $missing >>build/without
         exit 0
     fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Brings the log of a run, log.jsonl, to TensorBoard or Weights & Biases.
 
-    log_export.py --tensorboard FOLDER RUN            event files; tensorboard --logdir FOLDER shows them
-    log_export.py --wandb PROJECT [--name NAME] RUN   a run of that project; WANDB_MODE=offline keeps it here, for wandb sync
+    log_export.py --tensorboard FOLDER RUN            writes event files; tensorboard --logdir FOLDER shows them
+    log_export.py --wandb PROJECT [--name NAME] RUN   sends a run to that project; WANDB_MODE=offline keeps the run on this machine, for wandb sync
 
-RUN is the folder of a run or its log.jsonl. --follow stays with a run that goes on, until it is interrupted. Metrics have the names
-that transformers and TRL give them (train/loss, train/learning_rate, eval/loss, train/rewards/margins, ...); what these do not
-have keeps its own behind train/ or eval/.
+RUN is the folder of a run or its log.jsonl. --follow reads on while a run trains, until it is interrupted. Metrics have the names
+that transformers and TRL give them (train/loss, train/learning_rate, eval/loss, train/rewards/margins, ...); other metrics keep
+their names after train/ or eval/.
 """
 
 import argparse
@@ -17,18 +17,18 @@ import signal
 import sys
 import time
 
-NAMES = {  # of log.jsonl: transformers'
+NAMES = {  # name in log.jsonl: transformers' name
     "lr": "learning_rate",
-    "tokens": "num_tokens",  # a sum over steps, as there
-    # of logs before version 0.1's metrics had TRL's names
+    "tokens": "num_tokens",  # a sum over steps, as in transformers
+    # for logs of versions before 0.1, whose metrics lacked TRL's names
     "clip_fraction": "clip_ratio/region_mean",
     "clip_low": "clip_ratio/low_mean",
     "clip_high": "clip_ratio/high_mean",
     "completion_length": "completions/mean_length",
     "zero_spread": "frac_reward_zero_std",
-    "ended": "completions/clipped_ratio",  # the share that did not end
+    "ended": "completions/clipped_ratio",  # the share of completions that did not end
 }
-POLL = 0.5  # seconds between two looks at a log that is followed
+POLL = 0.5  # seconds between two reads of a log with --follow
 
 
 def refuse(text):
@@ -36,7 +36,7 @@ def refuse(text):
 
 
 def end(main):
-    """Runs a program and ends it with its status, or with one line for a file that it cannot read or write."""
+    """Runs a program and exits with its status. A file that cannot be read or written ends it with one line."""
     try:
         sys.exit(main())
     except OSError as error:
@@ -102,7 +102,7 @@ class WandB:
 
 
 def log_of(run, awaited=False):
-    """The path of a run's log, which may be awaited; run: its folder or the log itself."""
+    """Returns the path of a run's log, and may wait for it. run: the run's folder or the log itself."""
     path = os.path.abspath(run if run.endswith(".jsonl") else os.path.join(run, "log.jsonl"))
     if not awaited and not os.path.exists(path):
         refuse(f"there is no {path}; name the folder of a run (--out) or its log.jsonl")
@@ -110,16 +110,16 @@ def log_of(run, awaited=False):
 
 
 def records_of(path, follow=False):
-    """Records of complete lines; with `follow` without end, and None whenever there is nothing more for now."""
+    """Yields the records of complete lines. With `follow` it never ends, and yields None when no line is left for now."""
     number = at = 0
     while True:
         if os.path.exists(path):
-            at = min(at, os.path.getsize(path))  # --resume cuts off steps that are done again
+            at = min(at, os.path.getsize(path))  # --resume removes the records of steps that are repeated
             with open(path, "rb") as file:
                 file.seek(at)
                 for line in file:
                     if not line.endswith(b"\n"):
-                        break  # half of it is written
+                        break  # a line that is not complete yet
                     at += len(line)
                     number += 1
                     try:
@@ -135,7 +135,7 @@ def records_of(path, follow=False):
 
 
 def scalars_of(record, tokens):
-    """The measurements of a record, by the names that others know; tokens: of all steps so far."""
+    """Returns the measurements of a record, under the names of transformers and TRL. tokens: of all steps so far."""
     found = {}
     for key, value in record.items():
         if key == "step" or isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -150,7 +150,7 @@ def scalars_of(record, tokens):
 
 
 def export(path, follow, target):
-    tokens, total = {}, 0  # of each step: one that is done again counts once
+    tokens, total = {}, 0  # {step: tokens}: a repeated step counts once
     for record in records_of(path, follow):
         if record is None:
             target.flush()

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Trains a model with a state (weights, gradients, moments) of twice the memory limit, then once more without a limit:
-# scripts/low_memory.sh [FOLDER [STEPS]]. A control group sets the limit, so the page cache counts. The rest lies in files in
+# scripts/low_memory.sh [FOLDER [STEPS]]. A control group sets the limit, so the page cache counts. All that exceeds it lies in files in
 # FOLDER, which must be on a local disk; both runs must end in the same bits.
 #
 # Needs a control group with a memory limit: systemd-run (as root, or a user with a systemd session), else a group below the
@@ -32,7 +32,7 @@ make_group() {
     second=$(awk '$(NF - 2) == "cgroup2" { print $5; exit }' /proc/self/mountinfo)
     own=$(sed -n 's/^[0-9]*:\([^:]*,\)*memory\(,[^:]*\)*:\(.*\)/\3/p' /proc/self/cgroup)
     if [ -n "$first" ] && { below "$first$own" || below "$first"; }; then
-        # with swap where the kernel counts it: the limit is of memory and swap together
+        # if the kernel counts swap, the limit covers memory and swap together
         echo "$1" >"$group/memory.limit_in_bytes" && { echo "$1" >"$group/memory.memsw.limit_in_bytes"; } 2>/dev/null || true
         return 0
     fi
@@ -47,7 +47,7 @@ make_group() {
     done
     return 1
 }
-# limited BYTES command...: runs it in a new group; sets peak to its maximum memory, including the page cache
+# limited BYTES command...: runs the command in a new group; sets peak to the group's maximum memory, including the page cache
 limited() {
     bytes=$1
     shift
@@ -75,11 +75,11 @@ plan=$("$TRAIN" plan ${run#train} $ON_DEVICE --json --quiet)
 number() { echo "$plan" | json_number "$1"; }
 state=$(($(number weights) + $(number gradients) + $(number optimizer)))
 limit=$((state / 2))
-echo "state    $(mib $state) of weights, gradients and moments; $(mib "$(number total_bytes)") are needed with all of it in memory"
-echo "limit    $(mib $limit), files' pages counted"
+echo "state    $(mib $state) of weights, gradients and moments; $(mib "$(number total_bytes)") are needed if all tensors are in memory"
+echo "limit    $(mib $limit), including the page cache"
 
-echo "refused  with all of it in memory:"
-limited $limit "$TRAIN" $run $ON_DEVICE --out "$work/refused" >"$work/out" 2>&1 && { echo "         but it was not" && exit 1; }
+echo "refused  with all tensors in memory:"
+limited $limit "$TRAIN" $run $ON_DEVICE --out "$work/refused" >"$work/out" 2>&1 && { echo "         but it was not refused" && exit 1; }
 grep '^train: ' "$work/out" | sed 's/^/         /'
 
 places=${PLACES:-}
@@ -91,7 +91,7 @@ grep -E '^(memory|step)' "$work/out"
 [ ! -s "$work/peak" ] || echo "peak     $(mib "$(head -n 1 "$work/peak")") in memory, $taken s"
 begin=$(date +%s)
 "$TRAIN" $run $ON_DEVICE --out "$work/unlimited" >"$work/out" 2>&1 || { echo "failed   with exit status $?" && tail -n 3 "$work/out" && exit 1; }
-echo "beside   all in memory, without a limit: $(($(date +%s) - begin)) s"
+echo "compare  all in memory, without a limit: $(($(date +%s) - begin)) s"
 sums "$work/limited" >"$work/a"
 sums "$work/unlimited" >"$work/b"
 cmp -s "$work/a" "$work/b" || { echo "the runs ended in OTHER BITS" && diff "$work/a" "$work/b" && exit 1; }

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Checks several GPUs of one machine together: scripts/multi_gpu_check.sh [--dry-run] [PART ...]; without a PART all parts.
+# Checks several GPUs of one machine together: scripts/multi_gpu_check.sh [--dry-run] [PART ...]; without a PART it runs all parts.
 #
 #   correctness   `bp` on every GPU, for each ZeRO stage and each way of sharing streams, against one GPU: loss, gradient norm;
 #                 two steps of `train --sp auto`, whose groups have every size, against one GPU: loss
-#   bandwidth     the collectives through our ops (dev/collectives.c), and those of nccl-tests if installed
-#   scaling       tokens/s of `bp` on 1, 2, 4, ... GPUs: with equal tokens for each GPU; and of one length, its stream shared (--sp)
+#   bandwidth     the collectives through our ops (dev/collectives.c), and nccl-tests if installed
+#   scaling       tokens/s of `bp` on 1, 2, 4, ... GPUs: with equal tokens for each GPU; then for one sequence that they share (--sp)
 #
 # Prints tables and writes dev/results/multi-<device>-<date>.json; exit status 1 if something is wrong. --dry-run prints the
 # commands. A build for the CPU is checked in the same way: BUILD=build/cpu-fp32 RANKS=2, with a small MODEL.
@@ -27,7 +27,7 @@ for part; do
     case $part in
     --dry-run) dry=yes ;;
     correctness | bandwidth | scaling) parts="$parts $part" ;;
-    *) echo "multi_gpu_check.sh: $part is no part; they are correctness, bandwidth, scaling" >&2; exit 2 ;;
+    *) echo "multi_gpu_check.sh: $part is not a part; the parts are correctness, bandwidth, scaling" >&2; exit 2 ;;
     esac
 done
 parts=${parts:- correctness bandwidth scaling}
@@ -46,11 +46,11 @@ case $BUILD in *bf16*) precision=bf16 loss_bound=2e-3 norm_bound=2e-2 ;; *) prec
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 for part in correctness bandwidth scaling; do : >"$folder/$part"; done
-wrong() { # what: says so, and remembers it in subshells, too
+wrong() { # reports a fault, and remembers it in subshells, too
     echo "WRONG: $1" >&2
     : >"$folder/wrong"
 }
-# ranks_run RANKS COMMAND...: runs it; with --dry-run prints the command on standard error
+# ranks_run RANKS COMMAND...: runs the command; with --dry-run prints it on standard error
 ranks_run() {
     if [ "$1" -gt 1 ]; then
         OMP_NUM_THREADS=$(threads_each "$1")
@@ -65,7 +65,7 @@ ranks_run() {
     [ -z "$dry" ] || { echo "OMP_NUM_THREADS=$OMP_NUM_THREADS $*" >&2; return 1; }
     "$@" </dev/null
 }
-# pass RANKS VERB OPTIONS...: runs one and sets $json; fails with a line if it does not run or has another number of ranks
+# pass RANKS VERB OPTIONS...: runs a pass and sets $json; fails with a line if it does not run or has another number of ranks
 pass() {
     pass_ranks=$1
     shift
@@ -75,12 +75,12 @@ pass() {
         { wrong "$1 on $pass_ranks ranks says that it ran on '$(number ranks)' ranks: $*"; return 1; }
 }
 number() { echo "$json" | tr '\n' ' ' | json_number "$1"; }
-sent() { # bytes that a rank has sent in the pass, of all kinds
+sent() { # prints the bytes that a rank has sent in the pass, of all kinds
     echo "$json" | tr '\n' ' ' | sed -n 's/.*"sent": {\([^}]*\)}.*/\1/p' | tr ',' '\n' | awk -F: '{ sum += $2 } END { printf "%.0f", sum }'
 }
 table() { [ -n "$dry" ] || printf "$@"; } # format, cells
 calculate() { awk "BEGIN { printf \"%.${2:-4}f\", $1 }"; }
-apart() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; if (d < 0) d = -d; if (b < 0) b = -b; printf "%.1e", b ? d / b : d }'; } # relative
+apart() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; if (d < 0) d = -d; if (b < 0) b = -b; printf "%.1e", b ? d / b : d }'; } # the relative difference
 within() { awk -v a="$1" -v bound="$2" 'BEGIN { exit !(a + 0 <= bound + 0) }'; }
 entry() { printf '%s\n' "$2" >>"$folder/$1"; } # part, JSON object
 powers() { # 1, 2, 4, ... and the last: $1
@@ -89,7 +89,7 @@ powers() { # 1, 2, 4, ... and the last: $1
     echo "$1"
 }
 
-# ---- correctness: one command line, one GPU and all of them ---------------------------------------------------------------------------
+# ---- correctness: one command line, on one GPU and on all GPUs ---------------------------------------------------------------------------
 correctness() {
     set -- bp --init "$CHECK_MODEL" --seq-len "$CHECK_SEQ_LEN" --batch "$RANKS" --grad-accum 2 --chunk $((CHECK_SEQ_LEN / 4 + 1))
     pass 1 "$@" || [ -n "$dry" ] || return
@@ -109,7 +109,7 @@ correctness() {
     done
     dealt
 }
-dealt() { # documents of many lengths, the longest as long as a sequence
+dealt() { # deals documents of many lengths, the longest as long as a sequence
     [ -n "$dry" ] || ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$folder/make_documents" || { wrong 'make_documents does not build'; return; }
     [ -n "$dry" ] || "$folder/make_documents" "$folder/documents.bin" 32 "$(awk -v n=$((8 * RANKS)) -v T="$CHECK_SEQ_LEN" 'BEGIN { for (i = 0; i < n; i++) printf "%s%d", i ? "," : "", T / (1 + i % 8 * i % 64) + 1 }')"
     set -- train --init "$CHECK_MODEL" --data "$folder/documents.bin" --seq-len "$CHECK_SEQ_LEN" --samples $((4 * RANKS)) --steps 2 --out none
@@ -125,7 +125,7 @@ dealt() { # documents of many lengths, the longest as long as a sequence
 }
 
 # ---- bandwidth: GB/s that a rank sends --------------------------------------------------------------------------------------------------
-# nccl_test OP: prints "bytes GB/s" of its in-place runs (the bus bandwidth, its last but one column), nothing if not installed
+# nccl_test OP: prints "bytes GB/s" of nccl-tests' in-place runs (the bus bandwidth, the last but one column), or nothing without nccl-tests
 nccl_test() {
     case $1 in reduce_scatter) program=reduce_scatter_perf ;; all_gather) program=all_gather_perf ;; *) program=sendrecv_perf ;; esac
     program=$(command -v "${NCCL_TESTS:+$NCCL_TESTS/}$program") || return 0
@@ -150,11 +150,11 @@ bandwidth() {
         done <"$folder/rows"
     done
     [ ! -e "$folder/no_nccl_tests" ] || [ $backend = cpu ] || [ -n "$dry" ] ||
-        echo 'nccl-tests is not here, or lacks programs (github.com/NVIDIA/nccl-tests; NCCL_TESTS=<its build folder>): nothing to hold these against'
+        echo 'nccl-tests is not here, or lacks programs (github.com/NVIDIA/nccl-tests; NCCL_TESTS=<its build folder>): nothing to compare the table with'
 }
 
 # ---- scaling ----------------------------------------------------------------------------------------------------------------------------
-# scaling_row KIND RANKS OPTIONS...: efficiency is the rate of each process over that of one process alone
+# scaling_row KIND RANKS OPTIONS...: efficiency is the rate of each process over the rate of a single process
 scaling_row() {
     kind=$1 n=$2
     shift 2

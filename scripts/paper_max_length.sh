@@ -1,38 +1,38 @@
 #!/bin/sh
-# The longest sequences of fine-tuning on a card of 80 GB, by `plan`, beside Table 3 of the StreamBP paper (arXiv 2506.03077):
+# Compares the longest sequences of fine-tuning on a card of 80 GB, by `plan`, with Table 3 of the StreamBP paper (arXiv 2506.03077):
 # SFT, GRPO and DPO of Qwen3-4B to 32B, all weights or LoRA, everything on one device.
 #
 #     scripts/paper_max_length.sh        TRAIN=./train LIMIT=a100 (or bytes)
 #
 # Nothing is trained or allocated. The paper's values come from scripts/paper/tables.csv and are always called the paper's.
-# Exit 1 if one of our lengths is below the paper's own for StreamBP.
+# Exit 1 if one of our lengths is below the paper's length for StreamBP.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
 TRAIN=${TRAIN:-./train}
-LIMIT=${LIMIT:-a100} # the paper's A800 is one; ./train knows what it leaves to a program
+LIMIT=${LIMIT:-a100} # the paper's A800 has the same memory; ./train knows how much of it a program can use
 [ -x "$TRAIN" ] || { echo "paper_max_length.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
 
 BYTES=$(usable_bytes "$LIMIT")
 GIB=$(awk -v bytes="$BYTES" 'BEGIN { printf "%.1f", bytes / 2^30 }')
 LORA="--lora-rank 32 --lora-alpha 128 --lora-targets all"
 
-# longest MODEL OBJECTIVE [more options]: prints the tokens of one sequence; 0 if not even one fits
+# longest MODEL OBJECTIVE [more options]: prints the tokens of one sequence; 0 if not even one token fits
 longest() { longest_within "$LIMIT" "$@"; }
-longest_within() { # BYTES, and as above
+longest_within() { # BYTES, then the arguments of longest
     longest_limit=$1 longest_model=$2 longest_objective=$3
     shift 3
     case $longest_objective in
-    grpo) set -- --group-size 8 --beta 0.04 "$@" ;; # without a divergence from a reference the paper's code does not run
+    grpo) set -- --group-size 8 --beta 0.04 "$@" ;; # the paper's code needs a divergence from a reference
     esac
-    # one thread: the scratch memory of a CPU's further ones is no part of this comparison
+    # one thread: the scratch memory of a CPU's other threads does not belong to this comparison
     "$TRAIN" plan --init "$longest_model,$ANY_LENGTH" --objective "$longest_objective" --seq-len 1024 --dtype bf16 --threads 1 \
         --memory-limit "$longest_limit" --json --quiet $ON_DEVICE "$@" | json_number max_seq_len
 }
 
 # ---- every row ---------------------------------------------------------------------------------------------------------------
-# model, objective, full or lora; the paper's standard, checkpointing, StreamBP; ours: trained with its chunks and with our defaults,
-# then the same of a pass without an update, which is what the paper measured
+# model, objective, full or lora; the paper's standard, checkpointing, StreamBP; ours: trained with the paper's chunks and with our defaults,
+# then both for a pass without an update, which the paper measured
 rows=$(awk -F, '$1 == "table3_max_len" { print $2, $3, $5, $6, $8 }' $PAPER_TABLES |
     while read -r model objective trained standard checkpoint stream; do
         case $trained in

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Memory of one backpropagation against the sequence length, by `plan`, beside the StreamBP paper's measurements
+# Compares the memory of one backpropagation by sequence length, by `plan`, with the StreamBP paper's measurements
 # (arXiv 2506.03077): its Figure 3 (Qwen3-8B, 14B, and 32B with LoRA), its longest sequences, and its Table 9 (Llama 3.1 8B,
 # Gemma 3 1B). The picture shows what trains: Qwen3-8B with AdamW, all weights and LoRA, by StreamBP and by gradient checkpointing.
 #
@@ -15,7 +15,7 @@ OUT=${OUT:-build/paper}
 [ -x "$TRAIN" ] || { echo "paper_memory.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
 mkdir -p "$OUT"
 
-CARD=${CARD:-a100} # what the paper measured on; ./train knows what it leaves to a program
+CARD=${CARD:-a100} # the paper's card; ./train knows how much of its memory a program can use
 LIMIT=$(usable_bytes "$CARD")
 GIB=$(awk -v bytes="$LIMIT" 'BEGIN { printf "%.1f", bytes / 2^30 }')
 FIG3=scripts/paper/fig3_bp_memory.csv
@@ -29,7 +29,7 @@ plan() {
     case $plan_model in *-lora) set -- --lora-rank 32 --lora-alpha 128 "$@" ;; esac
     "$TRAIN" plan --init "${plan_model%-lora},$ANY_LENGTH" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --keep none --json --quiet $ON_DEVICE "$@"
 }
-chunks_of() { [ "$1" != stream ] || echo "$PAPER_CHUNKS"; } # the other methods have no chunks
+chunks_of() { [ "$1" != stream ] || echo "$PAPER_CHUNKS"; } # other methods have no chunks
 total() { plan "$1" "$2" "$3" $(chunks_of "$2") | json_number total_bytes; }
 longest() { # MODEL METHOD [chunk options]
     longest_model=$1 longest_method=$2
@@ -41,7 +41,7 @@ longest() { # MODEL METHOD [chunk options]
 csv=$OUT/memory.csv
 HERO=qwen3-8b
 echo "series,method,source,seq_len,bytes" >"$csv"
-# NAME METHOD [options of ./train plan]: a line. Where nothing fits, a plan has the least workspace, as longest sequences have.
+# NAME METHOD [options of ./train plan]: writes a line. If nothing fits, a plan has the smallest workspace, as for the longest sequences.
 series() {
     series_name=$1 series_method=$2
     shift 2
@@ -59,7 +59,7 @@ done
 table9() { awk -F, -v m="$1" '$1 == "table9_bp_gb" && $2 == m { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $PAPER_TABLES; }
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------
-echo "One forward and backward pass, bf16 weights and gradients (32B: those of LoRA adapters), no optimizer. 'ours' is the plan"
+echo "One forward and backward pass, bf16 weights and gradients (32B: gradients of LoRA adapters), no optimizer. 'ours' is the plan"
 echo "of ./train, 'paper' is what the StreamBP paper (arXiv 2506.03077) reports of its own implementation on an A800 of 80 GB."
 echo "k = 1000 tokens."
 echo "stream: chunks of 500 tokens, logits of 100, as in the paper; 'defaults' are those of ./train."

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The StreamBP paper's precision experiment (arXiv 2506.03077) on small models: gradients of `full` and of `stream`, in bf16 and
+# Repeats the StreamBP paper's precision experiment (arXiv 2506.03077) on small models: gradients of `full` and of `stream`, in bf16 and
 # fp32, against float64. Same weights (representable in bf16, so every build reads the same numbers) and same random tokens.
 #
 #     scripts/paper_precision.sh     OUT=build/precision, SEQ_LEN=1024
 #
 # Builds the three precisions with make, writes gradients below $OUT (replaced if they exist), prints a table of relative L2
-# errors with the paper's values below, then the conditions. Exit status 1 if one does not hold. Needs python3.
+# errors with the paper's values below, then the conditions. Exit status 1 if a condition does not hold. Needs python3.
 set -eu
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/precision}
@@ -30,7 +30,7 @@ experiment() { # NAME CONFIG
     dir=$OUT/$1
     rm -rf "$dir"
     mkdir -p "$dir"
-    # A training step of a bf16 build at a learning rate of 0 saves its random initial weights as they are.
+    # A training step of a bf16 build at a learning rate of 0 saves its random initial weights unchanged.
     build/cpu-fp32/pack_bytes --out "$dir/text.bin" LICENSE >/dev/null
     build/cpu-bf16/train train --init "$2" --data "$dir/text.bin" --seq-len 64 --steps 1 --lr 0 --out "$dir/initial" --quiet 2>"$dir/log" ||
         { cat "$dir/log" >&2; exit 1; }

@@ -1,11 +1,11 @@
-"""Texts of passkey_demo.sh, whose tokens are bytes: words without sense, among them "the key is <482>" at some depth, at the end the
+"""Makes the texts of passkey_demo.sh, whose tokens are bytes: random words, among them "the key is <482>" at some depth, and at the end the
 question "what is the key? <". The answer is "482".
 
-    passkey_demo.py data FOLDER LENGTH COUNT    a shard of texts with their answers, key-00000.bin; the answer alone counts
-    passkey_demo.py text LENGTH DEPTH SEED      one text; DEPTH of the key: 0 (begin) to 1 (end)
+    passkey_demo.py data FOLDER LENGTH COUNT    a shard of texts with their answers, key-00000.bin; only the answer counts
+    passkey_demo.py text LENGTH DEPTH SEED      one text; DEPTH of the key: 0 (beginning) to 1 (end)
     passkey_demo.py key SEED                    its answer
 
-Only the first needs numpy.
+Only `data` needs numpy.
 """
 
 import random
@@ -16,7 +16,7 @@ QUESTION = " what is the key? <"
 
 
 def key_of(draw):
-    """Three digits that differ: the byte before tells which one follows."""
+    """Returns three different digits, so that each digit tells which digit follows."""
     return "".join(draw.sample("0123456789", 3))
 
 
@@ -28,7 +28,7 @@ def filler(draw, length):
 
 
 def text_of(draw, length, depth):
-    """A text and its answer, `length` bytes together. The random numbers of the key come first: `key` knows it without the text."""
+    """Returns a text and its answer, `length` bytes together. The key's random numbers are drawn first, so `key` needs no text."""
     key = key_of(draw)
     needle = " the key is <" + key + "> "
     room = length - len(needle) - len(QUESTION) - len(key)
@@ -37,7 +37,7 @@ def text_of(draw, length, depth):
 
 
 def lesson_of(draw, longest):
-    """A text of up to `longest` bytes, more often a short one: the key, the question, its answer, and often "<482>" again. Returns it
+    """Makes a text of up to `longest` bytes, more often a short text: the key, the question, its answer, and often "<482>" again. Returns it
     and the counts of its bytes."""
     length = int(48 * (longest / 48) ** draw.random())
     text, key = text_of(draw, draw.randint(48, length), draw.random())

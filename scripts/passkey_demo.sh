@@ -1,13 +1,13 @@
 #!/bin/sh
-# Long texts (sample --context-memory blocks): a small model of bytes learns from texts of at most 1,024 bytes to repeat a key
-# that stands somewhere in words without sense ("the key is <482>"). Then it is asked for keys in much longer texts, with the memory and
-# without, at several depths. scripts/passkey_demo.py makes the texts.
+# Shows long texts (sample --context-memory blocks): a small model of bytes learns from texts of at most 1,024 bytes to repeat a key
+# that stands somewhere in random words ("the key is <482>"). Then it is asked for keys in much longer texts, with the memory and
+# without it, at several depths. scripts/passkey_demo.py makes the texts.
 #
 #     scripts/passkey_demo.sh         some minutes on two cores; needs a Python with numpy (PYTHON=...), and ./train
 #     MODEL=keep LENGTHS=512000 TEXTS=1 scripts/passkey_demo.sh
 #
-# Everything goes into build/passkey-demo/, which is replaced: shards, short/ and model/ (the runs), recall.csv, recall.png. A model/ of
-# before stays with MODEL=keep. Exit status 1 unless the memory finds 0.9 of the keys at every length.
+# Everything goes into build/passkey-demo/, which is replaced: shards, short/ and model/ (the runs), recall.csv, recall.png. MODEL=keep
+# keeps the model/ of an earlier run. Exit status 1 unless the memory finds 0.9 of the keys at every length.
 set -eu
 LC_ALL=C
 export LC_ALL
@@ -17,15 +17,15 @@ TRAIN=${TRAIN:-./train}
 PYTHON=${PYTHON:-python3}
 OUT=${OUT:-build/passkey-demo}
 LENGTHS=${LENGTHS:-1000 4000 16000 64000} # bytes of a text
-DEPTHS=${DEPTHS:-0 0.25 0.5 0.75 1}       # of the key
-TEXTS=${TEXTS:-2}                         # for each length and depth
+DEPTHS=${DEPTHS:-0 0.25 0.5 0.75 1}       # depth of the key in the text: 0 beginning, 1 end
+TEXTS=${TEXTS:-2}                         # number of texts for each length and depth
 PLAIN=${PLAIN:-64000}                     # longest texts that are also asked without the memory: time grows with their square
-STEPS=${STEPS:-300}                       # of texts of 80 bytes, and again of 1,024
-ENOUGH=${ENOUGH:-0.9}                     # of the keys
+STEPS=${STEPS:-300}                       # steps on texts of 80 bytes, and again on texts of 1,024
+ENOUGH=${ENOUGH:-0.9}                     # share of the keys that must be found
 [ -x "$TRAIN" ] || { echo "passkey_demo.sh: there is no $TRAIN; make builds it" >&2; exit 1; }
 "$PYTHON" -c 'import numpy' 2>/dev/null || { echo "passkey_demo.sh: $PYTHON has no numpy: pip install numpy, or name another with PYTHON=..." >&2; exit 1; }
 
-# Layer 1 sees 4 bytes and learns which byte was before. Layer 2 sees all, and learns to look for bytes that follow the last one.
+# Layer 1 sees 4 bytes and learns which byte came before. Layer 2 sees all bytes, and learns to look for bytes that follow the last byte.
 SHAPE=qwen2,layer_types=sf,sliding_window=4,hidden_size=64,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=2,head_dim=32
 SHAPE=$SHAPE,intermediate_size=128,vocab_size=256,max_position_embeddings=1024,rope_theta=10000,tie_word_embeddings=false
 SHAPE=$SHAPE,initializer_range=0.12
@@ -44,7 +44,7 @@ if [ "${MODEL:-}" != keep ] || [ ! -d "$OUT/model" ]; then
         --log-every $((STEPS / 10 + 1)) --out "$OUT/model"
 fi
 
-answers() { # of sample, one a line
+answers() { # prints the answers of `sample`, one a line
     "$TRAIN" sample --model "$OUT/model" --max-new-tokens 3 --temperature 0 --json --quiet "$@" | sed 's/.*"text": "\([^"]*\)".*/\1/'
 }
 
@@ -80,7 +80,7 @@ for length in $LENGTHS; do
 done
 
 python=$(python_with_matplotlib)
-grep -q '^off' "$OUT/recall.csv" || python= # the picture compares
+grep -q '^off' "$OUT/recall.csv" || python= # the picture compares with and without the memory
 [ -z "$python" ] || "$python" scripts/plot.py recall --in "$OUT/recall.csv" --out "$OUT/recall.png"
 
 say "Result: the share of keys found, by length, with the memory and without"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Lengths that one card reaches with host memory and a disk beside it, by `train plan`, beside what others have published for such cards
+"""Lists lengths that one card reaches with host memory and a disk, by `train plan`, next to lengths that others have published for such cards
 (scripts/paper/long_runs.csv, with its sources). Nothing is run: lengths are plans, times are estimates. tables.py makes the tables of `rows`.
 
-    plan_lengths.py --points FILE     the points of `plot.py lengths`: ways on an H100, and what others have published; TRAIN=./train
+    plan_lengths.py --points FILE     writes the points of `plot.py lengths`: our ways on an H100, and published lengths of others; TRAIN=./train
 
 Needs the standard library only.
 """
@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN = os.environ.get("TRAIN", "./train")
 H100 = "--machine h100 --memory-limit 80GiB"
 
-# what, limits, options of plan; most % that transfers may add, or None; others: system, model, gpus, gpu of long_runs.csv
+# model and method, limits, options of plan; most % that transfers may add, or None; others: system, model, gpus, gpu of long_runs.csv
 ROWS = [
     ("Qwen3-8B, all weights", "80 GiB, host 460 GiB", f"--init qwen3-8b --seq-len 1M {H100} --host-limit 460GiB", 3,
      [("ALST", "llama3.1-8b", 1, "h100"), ("MegaTrain", "7b", 1, "gh200")]),
@@ -50,7 +50,7 @@ ROWS = [
 
 
 def qlora(model, what, published, times, card, gib, host=512):
-    """A row of rank 32 over a base in 4 bits, at so many times the length that Unsloth publishes for a card of gib GB."""
+    """Returns a row of rank 32 over a base in 4 bits, at a multiple of the length that Unsloth publishes for a card of gib GB."""
     limits, options = (f", host {host} GiB", f"{card} --host-limit {host}GiB") if host else ("", f"{card},host=0")
     return (what, f"{gib} GiB{limits}", f"--init {model} --base nf4 --lora-rank 32 --seq-len {int(times * published)} --machine {options} "
             f"--memory-limit {gib}GiB", None, [("Unsloth", model.replace("3.1-70b", "3.3-70b"), 1, f"{gib}gb")])
@@ -77,7 +77,7 @@ ROWS += [
 
 
 def experts():
-    """Rows of mixtures of experts over a base in 4 bits, with adapters of attention, then of experts too; of all weights; of Gemma 4."""
+    """Returns rows of mixtures of experts over a base in 4 bits, with adapters of attention, then also of experts; then rows of all weights, and of Gemma 4."""
     cards = [("24 GiB, host 96 GiB", "--machine rtx4090 --memory-limit 24GiB --host-limit 96GiB", []),
              ("12 GiB, host 64 GiB", "--machine rtx3060 --memory-limit 12GiB --host-limit 64GiB", []),
              ("80 GiB", "--machine h100,host=0 --memory-limit 80GiB --inputs-every 4", [("Unsloth", "gpt-oss-20b", 1, "h100")])]
@@ -102,7 +102,7 @@ def experts():
                                     ("Gemma 4 E4B", "gemma4-e4b", "128k"))]
 
 
-POINTS = [  # of the picture: name, options
+POINTS = [  # ways in the picture: name, options
     ("all weights, host 128 GiB and a disk", "--machine h100,host=128GiB,disk=4TB"),
     ("all weights, host 460 GiB", "--machine h100,host=460GiB"),
     ("all weights, host 128 GiB", "--machine h100,host=128GiB"),
@@ -118,7 +118,7 @@ def published():
 
 
 def plan(options):
-    """The object that `train plan` prints; it exits 1 where no length fits."""
+    """Returns the object that `train plan` prints. plan exits with 1 if no length fits."""
     made = subprocess.run([TRAIN, "plan", *options.split(), "--threads", "1", "--json", "--quiet"], cwd=ROOT, capture_output=True, text=True)
     if made.returncode not in (0, 1) or not made.stdout:
         raise SystemExit(f"{os.path.basename(sys.argv[0])}: {TRAIN} plan {options}: {made.stderr.strip() or made.returncode}")
@@ -126,7 +126,7 @@ def plan(options):
 
 
 def tokens(n):
-    """As --seq-len reads it, rounded down: 1048576 -> 1M, 250000 -> 244k, 19777 -> 19.3k, 0 -> -."""
+    """Returns a number as --seq-len reads it, rounded down: 1048576 -> 1M, 250000 -> 244k, 19777 -> 19.3k, 0 -> -."""
     big = f"{n * 100 // (1 << 20) / 100:g}M" if n >= 1 << 20 else f"{n // 1024}k"
     return big if n >= 102400 else f"{n * 10 // 1024 / 10:g}k" if n >= 1024 else str(n or "-")
 
@@ -136,7 +136,7 @@ def gigabytes(n):
 
 
 def places(made):
-    """What lies elsewhere than on the device: "host: inputs, optimizer"."""
+    """Returns the tensors that lie off the device: "host: inputs, optimizer"."""
     every = f"/{made['inputs_every']}" if made["inputs_every"] > 1 else ""
     found = {}
     for name in ("inputs", "weights", "gradients", "optimizer"):
@@ -145,7 +145,7 @@ def places(made):
 
 
 def title(name):
-    """As its makers write a model or a card."""
+    """Returns the name of a model or a card as its makers write it."""
     for ours, theirs in (("llama", "Llama-"), ("qwen", "Qwen"), ("h100", "H100"), ("rtx", "RTX "), ("gb", " GB"), ("gh200", "GH200"), ("qlora", "QLoRA")):
         name = name.replace(ours, theirs)
     return name[:-1] + name[-1].upper() if name[-2:-1].isdigit() else name
@@ -161,7 +161,7 @@ def others(keys, known):
 
 
 def rows(table):
-    """What the tables show of each of ROWS, or of experts()."""
+    """Returns the cells that the tables show for each of ROWS, or of experts()."""
     known, found = published(), []
     for what, limits, options, most, keys in table:
         made = plan(options)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Documents of all lengths on 64 H100 in nodes of eight, by `train plan`: Qwen3-8B with --sp auto, beside the best fixed --sp, which is
+"""Plans documents of all lengths on 64 H100 in nodes of eight, by `train plan`: Qwen3-8B with --sp auto, compared with the best fixed --sp, which is
 dealt and packed in the same way. Nothing is run: memory is planned, times are estimates. Lengths are log-normal up to a maximum; medians,
 deviations and maxima are assumed shapes of such corpora, not measured.
 
     plan_lengths_mixed.py                  prints a table; TRAIN=./train
-    plan_lengths_mixed.py --points FILE    the bars of `plot.py mixed`: seconds of each rank in a step
+    plan_lengths_mixed.py --points FILE    writes the bars of `plot.py mixed`: seconds of each rank in a step
 
 Needs the standard library only.
 """
@@ -35,13 +35,13 @@ def fixed_seconds(made):
 
 
 def groups(made):
-    """Of how many ranks, with what share of the tokens: "1: 88 %, 2: 10 %", the largest shares, in the order of ranks."""
+    """Returns the sizes of groups with their share of the tokens, such as "1: 88 %, 2: 10 %": the largest shares, in the order of sizes."""
     shares = [(100 * tokens / made["step_tokens"], sp) for sp, tokens in zip(made["level_sp"], made["level_tokens"])]
     return ", ".join(f"{sp}: {share:.0f} %" for share, sp in shares if share >= 4.5)
 
 
 def table():
-    """Markdown: a row for each distribution, number of samples and stage of ZeRO."""
+    """Prints Markdown: a row for each distribution, number of samples and stage of ZeRO."""
     lines = ["| `--zero` | lengths | samples a step | thousand tokens/s | of the bound | best fixed | times as fast as it | groups of ranks: tokens |",
              "|---|---|---|---|---|---|---|---|"]
     for zero in 1, 3:

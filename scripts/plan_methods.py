@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Memory and time of every method, by `train plan`: one forward and backward pass of all weights in bf16, everything on the device of an
+"""Plans memory and time of every method, by `train plan`: one forward and backward pass of all weights in bf16, everything on the device of an
 A100. Nothing is run: bytes are plans, seconds are estimates. stream, seco and spaco take chunks of 1024.
 
     plan_methods.py                              prints a table of six models; TRAIN=./train
-    plan_methods.py --points FILE [MODEL...]     the bars of `plot.py methods`, beside the paper's measurements of memory
+    plan_methods.py --points FILE [MODEL...]     writes the bars of `plot.py methods`, with the paper's measurements of memory
 
-Bytes are those that a further token takes, between half as many tokens and all; of Figure 3 of the paper between its shortest sequence
-and its longest. Needs the standard library only.
+Bytes are the growth for one more token, between half of the tokens and all tokens; in Figure 3 of the paper between its shortest and its
+longest sequence. Needs the standard library only.
 """
 
 import csv
@@ -25,14 +25,14 @@ ANY_LENGTH = "max_position_embeddings=1000000000"
 
 
 def planned(model, method):
-    """Bytes of a further token and seconds, whether it fits an A100 or not."""
+    """Returns the bytes of one more token, and seconds, whether the length fits an A100 or not."""
     half, whole = (plan(f"--init {model},{ANY_LENGTH} --method {method} {METHODS[method]} --seq-len {n} {OPTIONS}")
                    for n in (TOKENS // 2, TOKENS))
     return (whole["total_bytes"] - half["total_bytes"]) / (TOKENS - TOKENS // 2), whole["estimated_seconds"]
 
 
 def paper():
-    """{(model, method): (tokens, bytes of a further token)} of the paper's Figure 3 (arXiv 2506.03077), measured on an A800."""
+    """Returns {(model, method): (tokens, bytes of one more token)} of the paper's Figure 3 (arXiv 2506.03077), measured on an A800."""
     with open(os.path.join(ROOT, "scripts", "paper", "fig3_bp_memory.csv"), newline="", encoding="utf-8") as file:
         first, found = {}, {}
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
@@ -57,7 +57,7 @@ def points(path, models):
 
 
 def table():
-    """Markdown: what a further token takes and seconds, of every model and method."""
+    """Prints Markdown: bytes of one more token, and seconds, for every model and method."""
     lines = [f"| kB of a further token; seconds of {TOKENS // 1024}k | " + " | ".join(f"`{method}`" for method in METHODS) + " |",
              "|---|" + "---|" * len(METHODS)]
     for model in MODELS:

@@ -1,10 +1,10 @@
 #!/bin/sh
-# One to 4096 GPUs on paper: the longest sequence and the time of a step, by `plan --ranks`, beside measurements of
+# Plans one to 4096 GPUs: the longest sequence and the time of a step, by `plan --ranks`, next to measurements of
 # others: Tables 4 and 5 of the StreamBP paper (arXiv 2506.03077) and the runs of scripts/paper/long_runs.csv.
 #
 #     scripts/plan_scale.sh        TRAIN=./train OUT=build/paper MOST=4096 (GPUs)
 #
-# Nothing is run: lengths are plans, times are estimates (llmc/estimate/machine.h). Their constants are printed at the end,
+# Nothing is run: lengths are plans, times are estimates (llmc/estimate/machine.h). The constants of estimates are printed at the end,
 # with the source of each. Writes $OUT/scale.csv and $OUT/scale.png, prints the tables. README shows
 # scripts/paper/scale.png, a copy of $OUT/scale.png.
 set -eu
@@ -16,21 +16,21 @@ MOST=${MOST:-4096}
 [ -x "$TRAIN" ] || { echo "plan_scale.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
 mkdir -p "$OUT"
 
-GIB=$(awk -v bytes="$(usable_bytes h100)" 'BEGIN { printf "%.1f", bytes / 2^30 }') # that a GPU leaves to a program
-GPU_CHUNKS="--chunk 4096 --logits-chunk 2048" # those of op set "cuda", for any build
+GIB=$(awk -v bytes="$(usable_bytes h100)" 'BEGIN { printf "%.1f", bytes / 2^30 }') # memory that a GPU leaves to a program
+GPU_CHUNKS="--chunk 4096 --logits-chunk 2048" # the chunks of op set "cuda", for any build
 PAPER_ADAM="--grad-dtype bf16 --moments bf16 --master none"
 
-long_runs() { grep -E '^(ALST|TRL),(qwen3|llama3.1)-8b,' scripts/paper/long_runs.csv; } # of these two models
+long_runs() { grep -E '^(ALST|TRL),(qwen3|llama3.1)-8b,' scripts/paper/long_runs.csv; } # runs of these two models
 
 # plan MODEL RANKS SP ZERO T [more options]: prints JSON
 plan() {
     plan_model=$1 plan_ranks=$2 plan_sp=$3 plan_zero=$4 plan_T=$5
     shift 5
-    [ "$plan_ranks" -gt 1 ] || plan_zero=0 # alone there is nothing to shard
+    [ "$plan_ranks" -gt 1 ] || plan_zero=0 # one process shards nothing
     "$TRAIN" plan --init "$plan_model,$ANY_LENGTH" --ranks "$plan_ranks" --sp "$plan_sp" --zero "$plan_zero" --seq-len "$plan_T" \
         --dtype bf16 --threads 1 --json --quiet $ON_DEVICE "$@"
 }
-longest() { # as plan, without T
+longest() { # the arguments of plan without T
     longest_model=$1 longest_ranks=$2 longest_sp=$3 longest_zero=$4
     shift 4
     plan "$longest_model" "$longest_ranks" "$longest_sp" "$longest_zero" 1024 "$@" | json_number max_seq_len
@@ -55,13 +55,13 @@ for model in qwen3-8b llama3.1-8b; do
             esac
             set -- --grad-accum $((P / sp)) "$@"
             T=$(longest $model "$P" "$sp" 3 "$@")
-            T=$((T / (2 * sp) * (2 * sp))) # divides evenly
+            T=$((T / (2 * sp) * (2 * sp))) # ranks share it evenly
             [ "$T" -gt 0 ] || continue
             echo "length;$(title $model) $series;plan;$P;$T;$(plan $model "$P" "$sp" 3 "$T" "$@" | estimated)"
         done
     done
 done | sed 's/, gathered/ gathered/; s/, ring/ ring/; s/;/,/g' >>"$csv"
-# ---- a step of a million tokens, rounded up to divide evenly ---------------------------------------------------------------
+# ---- a step of a million tokens, rounded up so that ranks share it evenly ---------------------------------------------------
 for model in qwen3-8b llama3.1-8b; do
     for P in $ranks; do
         T=$(((1000000 + 2 * P - 1) / (2 * P) * (2 * P)))
@@ -130,7 +130,7 @@ awk -F, '$1 == "million" && $3 == "plan" { sub(/ sp.*/, "", $2)
     others = others sprintf("Measured by its authors: %s, %s on %d GPUs, %s s, MFU %.0f %%.\n", $3, $2, $4, $6, 100 * $7) }
     END { printf "%s", others }' "$csv"
 echo
-echo "Longest sequences of others, measured, and of ours, planned, on as many H100; theirs keep activations and more in host memory"
+echo "Longest sequences of others, measured, and of ours, planned, on as many H100; the others keep activations and more in host memory"
 printf '%-8s %-14s %6s %12s %12s\n' system model GPUs "measured" "ours, plan"
 long_runs | while IFS=, read -r system model gpus _ tokens _; do
     awk -F, -v s="$(title "$model") sp = GPUs" -v P="$gpus" -v theirs="$tokens" -v who="$system" -v title="$(title "$model")" '
@@ -154,7 +154,7 @@ tokens   checkpoint       stream             stream
 END
 echo "$table5" | awk '{ split($4, ours, ","); printf "%6d %12s %12s %18.2f\n", $1, $2, $3, ours[1] }'
 echo
-echo "Constants behind the estimates (llmc/estimate/machine.h), and where each comes from"
+echo "Constants of the estimates (llmc/estimate/machine.h), with the source of each"
 for machine in h100 a100; do
     "$TRAIN" plan --init "qwen3-0.6b,$ANY_LENGTH" --verbose --machine $machine |
         awk -v name="$machine" '/^machine / { on = 1; sub("machine ", name "    ") } /^(work|fits) / { on = 0 } on'

@@ -1,10 +1,10 @@
-"""Draws the pictures of this project. A kind of picture is a function below; its docstring says what its file holds.
+"""Draws the pictures of this project. Each kind of picture is a function below; its docstring describes its file.
 
     plot.py log --out run.png [--mean 20] [--only reward] [--level 3.21 --level-name "unigram entropy"] [--stages] RUN...
     plot.py curve|memory|scale|lengths|mixed|methods|recall|compare --in points.csv --out picture.png [--title TEXT] [--caption TEXT]
     plot.py KIND --help     what it draws, and its other options
 
-A picture's title is its message, in which numbers of what is drawn stand in braces: --title "{first} at first, {last} at the end".
+A picture's title is its message; braces in it stand for numbers of the picture: --title "{first} at first, {last} at the end".
 """
 
 import argparse
@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 import numpy
 
 # ---- how every picture looks --------------------------------------------------------------------------------------------------
-# One colour per method, and per program of others that it is compared with, the same in every picture; told apart in grey too.
+# One colour per method, and per other program, the same in every picture; the colours differ in grey, too.
 COLOURS = {"full": "#c0504d", "checkpoint": "#b9770e", "stream": "#1f6fb4", "mst": "#d98cb3", "seco": "#1f7a6d", "spaco": "#7fcdbb",
            "stream-keep": "#5aa9dd", "hf": "#7a5195", "hf-chunked": "#b07cc6", "paper": "#4f9a5c", "llmc": "#333333"}
 GREY = "#555555"
@@ -61,7 +61,7 @@ plt.rcParams.update({
 
 
 def rows_of(path, columns):
-    """The rows of a CSV, which must have these columns."""
+    """Returns the rows of a CSV, which must have these columns."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if not rows:
@@ -73,7 +73,7 @@ def rows_of(path, columns):
 
 
 def series_of(rows, key, point):
-    """{key(row): [point(row), ...]}, everything in the file's order."""
+    """Returns {key(row): [point(row), ...]}, keys and points in the file's order."""
     found = {}
     for row in rows:
         found.setdefault(key(row), []).append(point(row))
@@ -99,7 +99,7 @@ def size(n, _position=None):
 
 
 def label(axes, labels):
-    """Words at the ends of lines, [(point, text, colour)], pushed up where they would overlap."""
+    """Writes words at the ends of lines, [(point, text, colour)], and moves words up that would overlap."""
     below = float("-inf")
     for point, text, colour in sorted(labels, key=lambda entry: entry[0][1]):
         at = axes.transData.transform(point)[1] * 72 / axes.figure.dpi
@@ -109,7 +109,7 @@ def label(axes, labels):
 
 
 def bars(axes, entries, most=math.inf):
-    """Horizontal bars from the top, [(name, value, words, colour)], with words at their ends; a bar above `most` is cut there."""
+    """Draws horizontal bars from the top, [(name, value, words, colour)], with words at their ends; cuts bars at `most`."""
     axes.grid(axis="y", visible=False)
     axes.barh([name for name, *_ in entries], [min(value, most) for _, value, *_ in entries], height=0.62,
               color=[colour for *_, colour in entries])
@@ -122,7 +122,7 @@ def bars(axes, entries, most=math.inf):
 
 
 def write(figure, title, small, path):
-    """The message above a picture and small print below it, both in lines of its width, on white, in as few colours as it needs."""
+    """Saves a picture with its message above and small print below, in lines of the picture's width, on white, with a small palette."""
     for text, at, points, weight, colour, columns in ((title, 1, 11, "bold", "black", 11.5), (small, 0, 8.5, "normal", GREY, 16.5)):
         figure.text(0.01, at, textwrap.fill(text, int(columns * figure.get_figwidth())), va="bottom" if at else "top", fontsize=points,
                     fontweight=weight, color=colour, linespacing=1.4)
@@ -132,7 +132,7 @@ def write(figure, title, small, path):
 
 
 # ---- log ----------------------------------------------------------------------------------------------------------------------
-METRICS = {  # of log.jsonl, in the order of the panels
+METRICS = {  # metrics of log.jsonl, in the order of the panels
     "reward": "mean reward",
     "frac_reward_zero_std": "groups without signal, share",
     "loss": "loss",
@@ -142,11 +142,11 @@ METRICS = {  # of log.jsonl, in the order of the panels
     "entropy": "entropy, nats per token",
     "completions/mean_length": "tokens of a completion",
 }
-ROUNDING = 1e-6  # below it a value is zero
+ROUNDING = 1e-6  # smaller values count as zero
 
 
 def read(path):
-    """({metric: ([(step, value)], [(step, value of a validation)])}, options, {step: its tokens}) of one log."""
+    """Returns ({metric: ([(step, value)], [(step, value of a validation)])}, options, {step: its tokens}) of one log."""
     found, said, trained = {}, {}, {}
     for record in records_of(path):
         if "options" in record:
@@ -163,7 +163,7 @@ def read(path):
 
 
 def follow(runs):
-    """The runs of --stages with tokens in place of steps, each after the one before; [(begin in tokens, its --seq-len)]."""
+    """Returns the runs of --stages with tokens in place of steps, each after the previous run; and [(begin in tokens, --seq-len)]."""
     moved, begins, begin = [], [], 0
     for name, found, said, trained in runs:
         ends = dict(zip([0, *trained], itertools.accumulate(trained.values(), initial=begin)))
@@ -177,7 +177,7 @@ def follow(runs):
 
 
 def means(points, count, weights):
-    """The weighted mean of the `count` points around each, as many before as after it: none where so many are not there."""
+    """Returns the weighted mean of `count` points around each point, as many before as after it; no mean if points are missing."""
     k, found = count // 2, []
     for i in range(k, len(points) - k):
         around = points[i - k:i + k + 1]
@@ -187,7 +187,7 @@ def means(points, count, weights):
 
 
 def log_lines(axes, steps, validations, colour, count, weights, band):
-    """One run's lines in one panel; returns the values that matter most: of validations, else means, else of every step."""
+    """Draws one run's lines in one panel. Returns the main values: of validations, else the means, else of every step."""
     thick = means(steps, count, weights) if count else []
     if steps:
         axes.plot(*zip(*steps), color=colour, linewidth=1.0, alpha=0.3 if thick else 0.8)
@@ -203,7 +203,7 @@ def log_lines(axes, steps, validations, colour, count, weights, band):
 
 
 def log_axes(axes, last, most, begins):
-    """begins: of stages [(tokens before it, its --seq-len)]"""
+    """Labels the axes, and marks the stages. begins: [(tokens before a stage, its --seq-len)]"""
     axes.set_xlabel("tokens trained on" if begins else "step")
     axes.set_xlim(0, last)
     for begin, length in begins:
@@ -216,9 +216,9 @@ def log_axes(axes, last, most, begins):
 
 
 def panels_of(runs, wanted):
-    """The metrics to draw, and those that are left out as they are zero throughout."""
+    """Returns the metrics to draw, and the metrics left out because they are zero throughout."""
     found = {metric: [value for _, found, *_ in runs for points in found.get(metric, ()) for _, value in points] for metric in wanted}
-    rewarded = len(wanted) > 1 and all("reward" in found for _, found, *_ in runs)  # whose loss says nothing: advantages sum to 0
+    rewarded = len(wanted) > 1 and all("reward" in found for _, found, *_ in runs)  # their loss is 0 by construction: advantages sum to 0
     metrics = [metric for metric in wanted if found[metric] and not (metric == "loss" and rewarded)]
     if not metrics:
         refuse(f"--only: there is no such metric; the first log has {', '.join(runs[0][1])}")
@@ -227,14 +227,14 @@ def panels_of(runs, wanted):
 
 
 def log(options):
-    """Draws how runs went, from their folders or log.jsonl: the loss, and what people watch of the objective.
+    """Draws runs, from their folders or log.jsonl: the loss, and the main metrics of the objective.
 
-    A panel for each metric that a log holds: the loss; of preferences also the share of pairs ranked right and the margin; of GRPO in
-    its place the reward with its deviation as a band, the share of groups without signal, KL, entropy and length. Metrics that are zero
-    to within rounding are named below. --only: one metric of log.jsonl instead. A line is every step, marks are validations. --mean:
-    also a thick line, where so many steps are there on both sides: what is measured per token is weighted by tokens. A level is a
-    horizontal line in the panel of the loss. --stages: the runs continued one another, and are drawn one after the other against the
-    tokens trained on; --mean then counts tokens. --title: the {first} and the {last} value.
+    A panel for each metric that a log holds: the loss; for preferences also the share of pairs ranked right and the margin; for GRPO in
+    place of the loss the reward with its deviation as a band, the share of groups without signal, KL, entropy and length. Metrics that are zero
+    to within rounding are named below the panels. --only: draws one metric of log.jsonl. A line has every step, marks are validations. --mean N:
+    also a thick line, the mean of N steps around each; metrics per token are weighted by tokens. A level is a
+    horizontal line in the panel of the loss. --stages: each run continued the previous run; they are drawn one after the other against the
+    tokens of training; --mean then counts tokens. --title: the {first} and the {last} value.
     """
     runs = [(os.path.basename(os.path.dirname(path)), *read(path)) for path in map(log_of, options.logs)]
     counts, begins = [options.mean for _ in runs], []
@@ -266,7 +266,7 @@ def log(options):
             band = found.get("reward_std", ((), ()))[0] if metric == "reward" and single else ()
             seen = log_lines(axis, *found[metric], colour, count, trained if "per token" in name else {}, band)
             values += seen if metric == metrics[0] else []
-            most = max(most, *(1.1 * value for _, value in seen))  # single steps of short sequences may lie far above
+            most = max(most, *(1.1 * value for _, value in seen))  # the loss of single steps of short sequences may be far above the mean
             if not options.stages or found is runs[-1][1]:
                 text = f"{seen[-1][1]:.3f}" if alone else f"{seen[-1][1]:.3g}"
                 end = max(points[-1][0] for points in found[metric] if points)
@@ -319,8 +319,8 @@ def curve(options):
 def memory(options):
     """Draws memory against sequence length.
 
-    Columns: series,method,source,seq_len,bytes. A series is labelled with its name, in which | breaks the line: the method, what it
-    trains. Source `plan` is a line, `measured` are marks. A limit is a horizontal line; the highest one ends the picture, and labels
+    Columns: series,method,source,seq_len,bytes. A series is labelled with its name, in which | breaks the line: the method, then its trained
+    weights. Source `plan` is a line, `measured` are marks. A limit is a horizontal line; the highest one ends the picture, and labels
     stand above it with the length that they reach. --title: {times} the length of `checkpoint` that `stream` reaches below the lowest
     {limit} that both reach, {what} it trains.
     """
@@ -366,7 +366,7 @@ def memory(options):
 
 
 # ---- scale --------------------------------------------------------------------------------------------------------------------
-SHARING = {  # series of a panel, after the model's name: the words at the end of its line, and how that is drawn
+SHARING = {  # series of a panel, after the model's name: the words at the end of its line, and the line's style
     "sp = GPUs ring": ("all share one,\npassed around", "-"),
     "sp = GPUs gathered": ("all share one,\ngathered", (0, (5, 2))),
     "sp 8": ("eight share one", (0, (1, 1.5))),
@@ -391,9 +391,9 @@ def scale_panel(axes, rows, panel, value, title):
 
 
 def scale(options):
-    """Draws what a plan says of many GPUs: the longest sequence, and beside it the time of a step, which is an estimate.
+    """Draws plans for many GPUs: the longest sequence, and next to it the time of a step, which is an estimate.
 
-    Columns: panel,series,source,gpus,tokens,seconds. Drawn are the rows of Qwen3-8B whose source is `plan`: what others measured is in
+    Columns: panel,series,source,gpus,tokens,seconds. Only rows of Qwen3-8B whose source is `plan` are drawn; measurements of others are in
     the tables of plan_scale.sh. --title: {times} the length of gathered keys and values for those passed around, on most {gpus}.
     """
     figure, (length, time) = plt.subplots(1, 2, figsize=(WIDTH, 3.2))
@@ -412,7 +412,7 @@ def scale(options):
 
 # ---- lengths ------------------------------------------------------------------------------------------------------------------
 def lengths(options):
-    """Draws the longest sequence of each way to train on one card, and what others published.
+    """Draws the longest sequence of each way to train on one card, and published lengths of others.
 
     Columns: series,source,tokens,seconds, as plan_lengths.py --points writes them; seconds of a step may be unknown. --title: the
     {longest} plan, {times} the longest that was published.
@@ -436,7 +436,7 @@ def lengths(options):
 
 # ---- mixed --------------------------------------------------------------------------------------------------------------------
 def mixed(options):
-    """Draws the time of each GPU in a step of documents of all lengths: groups of one size beside --sp auto.
+    """Draws the time of each GPU in a step of documents of all lengths: groups of one size compared with --sp auto.
 
     Columns: lengths,way,rank,sp,seconds, as plan_lengths_mixed.py --points writes them. A panel for each distribution of lengths, a bar
     for each GPU, from the bottom in the order of its passes, a colour for each number of GPUs that share a sequence. --title: {gains}, the
@@ -521,7 +521,7 @@ def compare_panel(axes, series, value, title):
 
 
 def compare(options):
-    """Draws what dev/compare/compare.py measured: time over that of `stream`, and peak memory, against sequence length."""
+    """Draws the measurements of dev/compare/compare.py: time over the time of `stream`, and peak memory, against sequence length."""
     series = series_of([row for row in options.rows if not row["error"]], lambda row: row["contender"], lambda row: {
         "seq_len": int(row["seq_len"]), "time_ratio": number(row["time_ratio"]), "peak_gib": float(row["peak_bytes"]) / GIB})
     figure, (time, peak) = plt.subplots(1, 2, figsize=(WIDTH, 3.3))
@@ -534,7 +534,7 @@ def compare(options):
 
 # ---- recall -------------------------------------------------------------------------------------------------------------------
 def recall(options):
-    """Draws what scripts/passkey_demo.sh measured: the share of keys found, by length of the text and depth of the key."""
+    """Draws the measurements of scripts/passkey_demo.sh: the share of keys found, by length of the text and depth of the key."""
     lengths = sorted({int(row["length"]) for row in options.rows})
     depths = sorted({float(row["depth"]) for row in options.rows})
     figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 0.9 + 0.3 * len(depths)), sharey=True)
@@ -563,7 +563,7 @@ def limit_of(text):
     return float(bytes_), name
 
 
-KINDS = {  # how each is drawn, the columns of its CSV, and its own arguments
+KINDS = {  # for each kind: the function that draws it, the columns of its CSV, its own arguments
     "log": (log, "", {
         "logs": {"nargs": "+", "metavar": "RUN", "help": "the folder of a run, or its log.jsonl"},
         "--mean": {"type": int, "default": 0, "help": "also a line of the mean of so many steps, as many before a step as after it"},

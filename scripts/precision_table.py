@@ -1,9 +1,9 @@
-"""Errors of gradients against a float64 reference, all of them files of `./train bp --grads-out` (safetensors, fp32).
+"""Prints errors of gradients against a float64 reference, all from files of `./train bp --grads-out` (safetensors, fp32).
 
     precision_table.py REFERENCE LABEL=FILE...
 
-A label is "DTYPE METHOD" and what else tells it apart ("bf16 stream 100/64"); "bf16 full" is what the other bf16 ones are held
-against. Prints relative L2 errors in percent and what has to hold; exit status 1 if something does not. Standard library only.
+A label is "DTYPE METHOD" and other words that distinguish it ("bf16 stream 100/64"); the other bf16 files are compared with "bf16
+full". Prints relative L2 errors in percent and the conditions; exit status 1 if a condition does not hold. Standard library only.
 """
 
 import array
@@ -14,16 +14,16 @@ import sys
 
 from log_export import end
 
-BIG = 4096  # elements from which a single tensor of a bf16 run counts
-FP32_BOUND = 1e-5  # of every tensor, against float64
+BIG = 4096  # a tensor of a bf16 run is checked by itself if it has more elements
+FP32_BOUND = 1e-5  # largest error of every tensor, against float64
 BF16_ALL, BF16_TENSOR = 1.05, 1.2  # stream's error over full's: all parameters together, any big tensor
-# Files hold fp32, so two double runs that agree to d = 1e-12 differ only where rounding falls to the other side of a tie: in one
-# element of 6e-8 / d, by 1e-7. Over all parameters together that shows as about 3e-10.
+# Files hold fp32, so two double runs that agree to d = 1e-12 differ only in elements that round to different sides of a tie: in one
+# element of 6e-8 / d, by 1e-7. Over all parameters together the error is about 3e-10.
 DOUBLE_BOUND = 1e-9
 
 
 def read(path):
-    """{name: array of float}"""
+    """Returns {name: array of float}"""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -44,19 +44,19 @@ def read(path):
 
 
 def relative(pairs):
-    """sqrt(sum of the first / sum of the second)"""
+    """Returns sqrt(sum of the first / sum of the second)."""
     pairs = list(pairs)
     return math.sqrt(math.fsum(a for a, _ in pairs) / math.fsum(b for _, b in pairs))
 
 
 class Errors:
-    """Of one file: per tensor, and of groups of tensors."""
+    """Returns the errors of one file: per tensor, and of groups of tensors."""
 
     def __init__(self, path, reference):
         tensors = read(path)
         if tensors.keys() != reference.keys():
             raise SystemExit(f"{path}: its tensors are not those of the reference: {sorted(tensors.keys() ^ reference.keys())}")
-        squares = {}  # of the difference, of the reference
+        squares = {}  # squared norms: of the difference, of the reference
         for name, r in reference.items():
             difference = [a - b for a, b in zip(tensors[name], r)]
             squares[name] = (math.fsum(d * d for d in difference), math.fsum(v * v for v in r))
@@ -83,7 +83,7 @@ def main():
 
     def hold(what, value, bound):
         nonlocal failed
-        good = value <= bound  # false for NaN
+        good = value <= bound  # written so that NaN fails
         failed |= not good
         print(f"  {'holds' if good else 'FAILS'}  {what}: {value:.3g}, at most {bound:g}")
 

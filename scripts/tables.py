@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Every generated table of the Markdown files, each between `<!-- table NAME -->` and `<!-- end -->`: plans and estimates by `train plan`, and
+"""Makes every generated table of the Markdown files, each between `<!-- table NAME -->` and `<!-- end -->`: plans and estimates by `train plan`, and
 measurements in dev/results (test-*.json, which `make test-gpu` writes; compare-*.json, copies of what dev/compare/compare.py writes).
 
     tables.py [NAME...]            prints them; TRAIN=./train
     tables.py --write [NAME...]    puts them where they are shown
-    tables.py --check [NAME...]    exit status 1 if others are shown, a recipe does not fit, or a length is not reached
+    tables.py --check [NAME...]    exit status 1 if the files show other tables, a recipe does not fit, or a length is not reached
 
-Needs the standard library only. A device without results is not left out: the text says that nothing has run there.
+Needs the standard library only. A device without results is listed, too: the text says that nothing has run on it.
 """
 
 import csv
@@ -55,7 +55,7 @@ def fit():
 
 
 # ---- one card with host memory and a disk ----------------------------------------------------------------------------
-SHORT = (1, 2, 6, 8, 9, 13, 19, 31)  # rows of README's
+SHORT = (1, 2, 6, 8, 9, 13, 19, 31)  # rows in README's table
 
 
 @functools.cache
@@ -108,7 +108,7 @@ def recipes():
     return made.stdout.strip()
 
 
-# ---- beside the paper (arXiv 2506.03077) -----------------------------------------------------------------------------
+# ---- compared with the paper (arXiv 2506.03077) -----------------------------------------------------------------------------
 def paper_rows(table):
     with open(os.path.join(ROOT, "scripts", "paper", "tables.csv"), newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(line for line in file if not line.startswith("#")) if row["table"] == table]
@@ -123,7 +123,7 @@ RUNS = {"sft full": "SFT all weights", "sft lora": "SFT LoRA", "dpo lora": "DPO 
 
 @functools.cache
 def longest():
-    """{(model, run): (trained by our defaults as --seq-len reads it, a pass in the paper's chunks, the paper's pass)}, as paper_max_length.sh prints them."""
+    """Returns {(model, run): (longest trained by our defaults as --seq-len reads it, longest pass in the paper's chunks, the paper's pass)}, from paper_max_length.sh."""
     made = subprocess.run(["scripts/paper_max_length.sh"], cwd=ROOT, capture_output=True, text=True, check=True,
                           env={**os.environ, "TRAIN": os.path.join(ROOT, plan_lengths.TRAIN), "LIMIT": CARDS["80 GB"]})
     rows = [line.replace("|", " ").split() for line in made.stdout.splitlines() if line.startswith("Qwen3-")]
@@ -177,7 +177,7 @@ ATTENTION = {"cudnn": "; attention by cuDNN", "own": "; attention by our own ker
 
 
 def read(kind, keys):
-    """The objects of dev/results/KIND-*.json, each of which must have these keys."""
+    """Returns the objects of dev/results/KIND-*.json, each of which must have these keys."""
     found = []
     for path in sorted(glob.glob(os.path.join(ROOT, "dev", "results", f"{kind}-*.json"))):
         with open(path, encoding="utf-8") as file:
@@ -193,7 +193,7 @@ def read(kind, keys):
 
 
 def tests():
-    """What ran where."""
+    """Prints which tests ran on which device."""
     found = sorted(read("test", KEYS), key=lambda r: (r["op_set"], r["device"], r["date"]))
     lines = []
     if found:
@@ -208,12 +208,12 @@ def tests():
 
 
 def compared():
-    """The runs of dev/compare: GPUs first."""
+    """Returns the runs of dev/compare, GPUs first."""
     return sorted(read("compare", report.KEYS), key=lambda r: (not r["on_gpu"], r["device_name"], r["shape"], r["date"]))
 
 
 def compare():
-    """Ours beside others."""
+    """Prints our measurements next to others'."""
     lines = [] if any(run["on_gpu"] for run in compared()) else [NOTHING_COMPARED_ON_A_GPU]
     for run in compared():
         lines += ([""] if lines else []) + report.markdown(run)
@@ -225,7 +225,7 @@ CONTENDERS = {"hf": "transformers with gradient checkpointing", "hf-chunked": "t
 
 
 def compare_short():
-    """README's rows of a run on a CPU: ratios to `stream` at its shortest and longest length."""
+    """Prints README's rows of a run on a CPU: ratios to `stream` at the run's shortest and longest length."""
     run = next(run for run in compared() if not run["on_gpu"])
     rows = {(row["contender"], row["seq_len"]): row for row in run["rows"]}
     every = sorted({T for _, T in rows})

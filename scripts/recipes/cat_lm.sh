@@ -1,5 +1,5 @@
 #!/bin/sh
-# CAT-LM (arXiv 2310.01602) at toy size: a small model from scratch on source code, each file with its tests in one document.
+# Runs CAT-LM (arXiv 2310.01602) at toy size: trains a small model from scratch on source code, each file with its tests in one document.
 #
 #     scripts/recipes/cat_lm.sh [FOLDER...]   this program's own sources by default; needs ./train and a Python with tokenizers, jinja2, numpy
 #

@@ -1,4 +1,4 @@
-# Sourced by the recipes of this folder: the program, a Python with what data/prepare.py needs, and an empty folder OUT.
+# Sourced by the recipes of this folder: checks the program and the Python packages of data/prepare.py, and makes an empty folder OUT.
 LC_ALL=C
 export LC_ALL
 TRAIN=${TRAIN:-./train} PYTHON=${PYTHON:-python3}
@@ -15,7 +15,7 @@ mkdir -p "$OUT"
 
 say() { printf '\n== %s\n' "$1"; }
 prepare() { "$PYTHON" data/prepare.py --tokenizer "$OUT/tokenizer" "$@"; }
-# Prints a small model from scratch. SIZE: its hidden_size
+# Prints the --init of a small model. SIZE: its hidden_size
 small_model() {
     printf 'llama,hidden_size=%d,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=4,head_dim=%d,intermediate_size=%d,' \
         "$SIZE" $((SIZE / 4)) $((2 * SIZE))

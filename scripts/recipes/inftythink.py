@@ -1,14 +1,14 @@
-"""Data and summaries for inftythink.sh: addition modulo 100 by counting, with all reasoning in one block.
+"""Makes data and summaries for inftythink.sh: addition modulo 100 by counting, with all reasoning in one block.
 
     inftythink.py data FILE COUNT train     conversations: "17+02", reasoning "01 18", "00 19", answer "19"
-    inftythink.py data FILE COUNT test      the same, with a tenth of all questions, which train does not have
-    inftythink.py steps                     a summary command for these: the last step
-    inftythink.py extract                   a summary command for any text: the summary before, the first sentence and the last one
+    inftythink.py data FILE COUNT test      conversations about the tenth of all questions that `train` leaves out
+    inftythink.py steps                     a summary command for these data: the last step
+    inftythink.py extract                   a summary command for any text: the previous summary, the first and the last sentence
     inftythink.py rounds FILE COMMAND...    questions of a file ("-": standard input), answered in rounds by COMMAND --prompts -, which is
                                             ./train sample --model RUN --chat ...; MAX_ROUNDS (16) of the environment ends them
-    inftythink.py right FILE                of a file of data and, on standard input, outputs of rounds: how many are right
+    inftythink.py right FILE                counts right answers: FILE has the data, standard input the output of rounds
 
-A question is a line of text, or an object with "prompt". A summary command gets a line of JSON (question, history, segment) and answers with a text as JSON. Needs nothing but Python.
+A question is a line of text, or an object with "prompt". A summary command gets a line of JSON (question, history, segment) and answers with a text as JSON. Needs only Python.
 """
 
 import json
@@ -22,7 +22,7 @@ STEPS = (10, 40)  # fewest and most steps
 
 
 def sample(draw, test):
-    """Draws a question of one part, test or train."""
+    """Draws a question of one part, `test` or `train`."""
     value, steps = draw.randrange(100), draw.randint(*STEPS)
     while ((7 * value + 3 * steps) % 10 == 0) != test:
         value, steps = draw.randrange(100), draw.randint(*STEPS)
@@ -48,7 +48,7 @@ def extract(line):
 
 
 def rounds(path, *command):
-    """Asks again with its summary each question whose answer has one. All questions of a round are one call of the command."""
+    """Asks each question in rounds: while its answer has a summary, asks it again with that summary. A round is one call of the command."""
     with open(path, encoding="utf-8") if path != "-" else sys.stdin as file:
         lines = [line.strip() for line in file if line.strip()]
     texts = [{"prompt": json.loads(line)["prompt"] if line[0] == "{" else line, "rounds": [], "stop": "max_rounds"} for line in lines]

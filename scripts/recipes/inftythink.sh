@@ -1,5 +1,5 @@
 #!/bin/sh
-# InftyThink (arXiv 2503.06692) at toy size: a small model learns to reason in rounds of 64 tokens, each with a summary, from conversations
+# Runs InftyThink (arXiv 2503.06692) at toy size: a small model learns to reason in rounds of 64 tokens, each with a summary, from conversations
 # whose reasoning is up to 240 tokens in one block. Then it answers questions that it has not seen by rounds of `sample --prompts`.
 #
 #     scripts/recipes/inftythink.sh           some minutes on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)

@@ -1,14 +1,14 @@
 """Reward commands for long writing (LongWriter-Zero, arXiv 2506.18841), and the toy data of longwriter_zero.sh:
 
-    longwriter_zero.py length               1 if the answer has as many words as it should, falling to 0 with the distance
+    longwriter_zero.py length               1 if the answer has the wanted number of words, falling to 0 with the distance
     longwriter_zero.py format               1 if the completion is <think>...</think><answer>...</answer>, and nothing else
-    longwriter_zero.py repetition [N]       the share of the answer's runs of N words (4) that it has not had before
-    longwriter_zero.py data FOLDER          toy data: form.jsonl, texts of any length, and task.jsonl, prompts that ask for one
-    longwriter_zero.py counts               a judge for these: the share of an answer's numbers that follow the one before
+    longwriter_zero.py repetition [N]       the share of the answer's runs of N words (4) that did not occur earlier in it
+    longwriter_zero.py data FOLDER          toy data: form.jsonl, texts of any length, and task.jsonl, prompts that ask for a length
+    longwriter_zero.py counts               a judge for toy data: the share of an answer's numbers that follow the previous number
 
 Each reads lines of JSON (scripts/guides/rewards.md) and prints a number for each. The wanted length is in a row's columns: `words` (10 % more
-or less are right), or `min_words` and `max_words`; the answer null means that a row has none. The answer is what stands between <answer> and
-</answer>, else what follows </think>. A word is a run without spaces; each Chinese or Japanese character is one.
+or less are right), or `min_words` and `max_words`; the answer null means that a row has none. The answer is the text between <answer> and
+</answer>, else the text after </think>. A word is a run without spaces; each Chinese or Japanese character is one.
 """
 
 import json
@@ -58,7 +58,7 @@ def repetition(sample, n=4):
     return len(set(runs)) / len(runs) if runs else float(bool(words))
 
 
-# ---- the toy: count to any number, then from rewards to the number that is asked ------------------------------------------------
+# ---- the toy: count to any number; then, from rewards, to the number in the prompt ------------------------------------------------
 def counts(sample):
     numbers = [int(word) if word.isdecimal() else -1 for word in words_of(sample)]
     return sum(a == b for a, b in zip(numbers, range(1, len(numbers) + 1))) / max(len(numbers), 1)

@@ -1,11 +1,11 @@
 #!/bin/sh
-# LongWriter-Zero (arXiv 2506.18841) at toy size: GRPO with four reward commands. A small model first learns from data the form of an answer,
+# Runs LongWriter-Zero (arXiv 2506.18841) at toy size: GRPO with four reward commands. A small model first learns from data the form of an answer,
 # <think>...</think><answer>1 2 3 ...</answer> with any number of words. From rewards it learns to write as many words as the prompt asks.
 #
 #     scripts/recipes/longwriter_zero.sh      a minute on two cores; needs ./train and a Python with tokenizers, jinja2, numpy (PYTHON=...)
 #
 # Everything goes into build/longwriter_zero/, which is replaced. Variables: FORM_STEPS (200) on data, STEPS (100) of GRPO, SIZE (64) of the
-# model, JUDGE, a reward command of one's own (the toy's: do the numbers follow each other?), OUT, another folder.
+# model, JUDGE, your own reward command (by default it checks that the numbers follow each other), OUT, another folder.
 set -eu
 cd "$(dirname "$0")/../.."
 RECIPE=longwriter_zero

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The plan of every recipe of this folder, by ./train, as a table. A recipe names, in its comment "# plan OPTIONS: plan", what plan needs
-# beside it, and what plan says.
+# Prints the plan of every recipe of this folder, by ./train, as a table. A recipe's comment "# plan OPTIONS: plan" has the options that
+# plan needs in addition to the recipe, and plan's result.
 #
-#     scripts/recipes/plans.sh             the table; exit status 1 where a recipe does not fit, or its comment says something else
-#     scripts/recipes/plans.sh --write     puts what plan says into the comments
+#     scripts/recipes/plans.sh             prints the table; exit status 1 if a recipe does not fit, or its comment differs from the plan
+#     scripts/recipes/plans.sh --write     writes plan's results into the comments
 #
-# PROMPTS=FILE: a shard of prompts, without which a rollout has no plan and is left out.
+# PROMPTS=FILE: a shard of prompts; without it recipes with rollouts are left out.
 set -eu
 cd "$(dirname "$0")/../.."
 . scripts/common.sh

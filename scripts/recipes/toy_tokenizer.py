@@ -1,6 +1,6 @@
 """Makes a tokenizer of bytes with a chat template, for recipes that train a small model from scratch: toy_tokenizer.py FOLDER
 
-Its vocabulary is 256 bytes, then the marks below, each one token. The template writes reasoning in the last turn, as Qwen3's does. Needs
+Its vocabulary is 256 bytes and the marks below, each of which is one token. The template writes reasoning in the last turn, as Qwen3's does. Needs
 the package tokenizers.
 """
 

@@ -154,9 +154,9 @@ script() { # exit status, a python, expected on stdout or stderr, arguments
 HERE=$WORK/here
 few='--steps 3 --lr 1e-3'
 script 2 "$data_python" 'usage: ' Qwen3-0.6B known.jsonl
-script 2 "$data_python" 'is what this script chooses' Qwen3-0.6B known.jsonl by-script --out x
+script 2 "$data_python" 'is chosen by this script' Qwen3-0.6B known.jsonl by-script --out x
 script 1 "$data_python" 'has no config.json' shards known.jsonl by-script
-script 1 "$data_python" 'is no file' Qwen3-0.6B nothing.jsonl by-script
+script 1 "$data_python" 'is not a file' Qwen3-0.6B nothing.jsonl by-script
 script 1 false 'pip install' Qwen3-0.6B known.jsonl by-script
 script 1 "$data_python" 'type: hf download Owner/Other' Owner/Other known.jsonl by-script
 check 'a failure leaves no folder' [ ! -e "$HERE/by-script" ]
