@@ -1,10 +1,11 @@
-"""Documents of source code for `prepare.py --with-tests`: a file and its tests are one document (CAT-LM, arXiv 2310.01602).
+"""Makes documents of source code for `prepare.py --with-tests`: a file and its tests are one document (CAT-LM, arXiv 2310.01602).
 
     code, a line with the separator, tests
 
-A test is found by its name: test_X, X_test, X_tests, X_unittest, X.test, X.spec, X_spec, XTest, XTests or TestX of X, in a language of X.
-Of several candidates those match first whose folders have the most names in common, from both ends; then those of one suffix; then in the
-order of names. A file is in one document: tests that find their file taken stay alone, as do files without tests. Copies are left out.
+A test is found by its name: test_X, X_test, X_tests, X_unittest, X.test, X.spec, X_spec, XTest, XTests or TestX of X, in the language of X.
+Of several candidates, the one whose folders have the most names in common with the file's, from both ends, is taken first; then candidates
+of the same suffix; then by name. Each file is in one document: tests whose file is taken stay alone, as do files without tests. Copies are
+left out.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ import re
 import inputs
 import records
 
-SEPARATOR = b"<|codetestpair|>"  # the paper's token
+SEPARATOR = b"<|codetestpair|>"  # the separator of the paper
 LANGUAGES = ("py pyi", "c h cc cpp cxx hpp hh cu cuh m mm", "java", "kt kts", "scala", "cs", "js jsx ts tsx mjs cjs", "go", "rs", "rb", "php",
              "swift", "sh bash", "pl pm t", "lua", "jl", "r", "hs", "ml mli", "ex exs", "dart", "zig")
 LANGUAGE = {suffix: number for number, suffixes in enumerate(LANGUAGES) for suffix in suffixes.split()}
@@ -33,7 +34,7 @@ def is_source(path):
 
 
 def tested(stem):
-    """Returns the stem of what a test tests, or None."""
+    """Returns the stem of the file that a test tests, or None."""
     found = TEST.fullmatch(stem)
     return found and next(filter(None, found.groups()))
 
@@ -47,7 +48,7 @@ def common(a, b):
 
 
 def pairs(paths):
-    """Returns {code: test}, each file once."""
+    """Returns {code: test}, in which each file occurs once."""
     files = {path: named(path) for path in paths}
     of = {}
     for path, (_, stem, suffix) in files.items():
@@ -73,7 +74,7 @@ def content(path):
 
 
 def sources(paths, given, say):
-    """Returns those of `paths` that are source code, or named by the user."""
+    """Returns the paths of `paths` that are source code, or named by the user."""
     found = [path for path in paths if path in given or is_source(path)]
     if len(found) < len(paths):
         say(f"left out {len(paths) - len(found):,} files that are not source code")
@@ -86,7 +87,7 @@ def plan(paths):
     tests = {test: code for code, test in found.items()}
     digest = {path: hashlib.sha256(content(path)).digest() for path in paths}
     empty, seen, kept = hashlib.sha256(b"").digest(), set(), {}
-    for path in sorted(paths, key=lambda path: (path not in found, path)):  # documents of two files first
+    for path in sorted(paths, key=lambda path: (path not in found, path)):  # first the documents of two files
         whole = (digest[path], digest.get(found.get(path)))
         if path in tests or whole == (empty, None) or whole in seen:
             continue
@@ -101,7 +102,7 @@ def plan(paths):
 
 
 def batches(paths, position, separator, documents):
-    """Yields inputs.Batch of a document each, after `position`. documents: plan()'s"""
+    """Yields an inputs.Batch for each document after `position`. documents: from plan()"""
     done = 0
     for i, path in enumerate(paths):
         done += os.path.getsize(path)

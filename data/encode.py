@@ -1,7 +1,7 @@
-"""Encodes samples to tokens, with a mask of the targets that count. Also checks that the mask lies where it should.
+"""Encodes samples to tokens, with a mask of the targets that count. Also checks that the mask marks the right tokens.
 
 A token counts if its first character lies in a trained stretch. So a token that begins before a stretch and ends in it does not
-count. The first token of a document is no target and never counts.
+count. The first token of a document is not a target and never counts.
 """
 
 import bisect
@@ -32,12 +32,12 @@ from records import Rejected
 
 SPACE = re.compile(r"(?<=[A-Za-z0-9.,:;!?)]) (?=[A-Za-z])")
 TOLD_APART = {"role", "content", "tool_calls", "tool_call_id", *templates.REASONING, *records.MASKS}  # keys of messages
-THOUGHT = re.compile(r"(?s)^\s*(?:<think>)?(?:(?!<think>).)*?</think>|</?think>")  # reasoning at the beginning, and other tags
+THOUGHT = re.compile(r"(?s)^\s*(?:<think>)?(?:(?!<think>).)*?</think>|</?think>")  # matches reasoning at the beginning, and other tags
 PIECE = 1 << 16  # characters given to the library at a time, if the text can be cut
 
 
 class MaskFailure(Exception):
-    """The counted tokens are not those of the trained texts: the run must end."""
+    """The counted tokens differ from the tokens of the trained texts: the run must end."""
 
     def __str__(self):
         return f"the loss mask does not lie where it should: {self.args[0]}; use another chat template"
@@ -53,7 +53,7 @@ class Options:
 
     tokenizer: str
     format: str = "auto"
-    chat_template: str = None  # a file
+    chat_template: str = None  # path of a file
     template_arguments: str = "{}"
     train_on: str = "assistant"
     roles: str = ""
@@ -62,18 +62,18 @@ class Options:
     max_tokens: int = 0  # 0: any length
     long: str = "keep"
     columns: dict = None  # {our name: the rows' name}
-    reasoning: str = "keep"  # or "drop": for reasoning that is cut off
-    now: str = None  # result of strftime_now in templates
+    reasoning: str = "keep"  # or "drop": what to do with samples whose reasoning is cut off
+    now: str = None  # the result of strftime_now in templates
     segment_tokens: int = None  # with --iterative
     summary_command: str = None
-    summary_timeout: float = 600  # seconds for an answer
+    summary_timeout: float = 600  # seconds that an answer may take
 
 
 class Encoding:
-    """The tokens of a text: ids [tokens] uint32, and the characters [begin, end) of each, which the library returns slowly, so only
-    few are asked for."""
+    """The tokens of a text: ids [tokens] uint32, and the characters [begin, end) of each, which the library returns slowly, so
+    only few are requested."""
 
-    ordered = True  # begins never fall
+    ordered = True  # begins never decrease
 
     def __init__(self, found):
         self.found = found
@@ -84,7 +84,7 @@ class Encoding:
         return np.array(self.found.offsets, np.int64).reshape(-1, 2)
 
     def behind(self, at):
-        """Returns (the first token that begins at or after the character `at`, whether the one before it extends beyond `at`)."""
+        """Returns (the first token that begins at or after the character `at`, whether the token before it extends beyond `at`)."""
         chars = self.found.token_to_chars
         low = bisect.bisect_left(range(len(self.ids)), at, key=lambda i: chars(i)[0])
         return low, low > 0 and chars(low - 1)[1] > at
@@ -113,9 +113,9 @@ class Words(Encoding):
         self.ids = np.frombuffer(b"".join(ids), np.uint32)
 
     def look_at(self, window):
-        """Returns the bytes of its ids. Keeps what behind() needs."""
+        """Returns the bytes of the ids. Keeps the state that behind() needs."""
         begin, end = self.windows[window]
-        self.at, self.begins, self.last = window, None, (None, None)  # last: a stretch's begin and Encoding
+        self.at, self.begins, self.last = window, None, (None, None)  # last: begin and Encoding of the last stretch
         self.stretches = self.known.cut(self.text, begin, end)
         if len(self.stretches) == 1:
             self.last = begin, self.library(self.stretches[0])
@@ -131,7 +131,7 @@ class Words(Encoding):
         window = bisect.bisect_right(self.windows, at, key=lambda window: window[0]) - 1
         if window != self.at:
             self.look_at(window)
-        if not self.begins:  # in the text, and in the bytes of its ids
+        if not self.begins:  # offsets in the text, and in the bytes of its ids
             self.begins = list(itertools.accumulate(map(len, self.stretches), initial=self.windows[window][0]))
             self.before = list(itertools.accumulate(map(len, self.parts), initial=self.edges[window]))
         i = bisect.bisect_right(self.begins, at) - 1
@@ -151,11 +151,11 @@ class Document:
     reward: float = 0.0
     values: np.ndarray = None  # [tokens] float32: advantages, or None
     truncated: bool = False
-    empty: bool = False  # a counted turn of the assistant is empty
-    straddles: int = 0  # stretches whose first character lies within a token that begins before them
-    begins: bool = False  # the first token, which cannot count, would
-    texts: tuple = None  # messages or texts that count, for the check; None: nothing to compare with
-    others: tuple = ()  # those that do not
+    empty: bool = False  # whether a counted turn of the assistant is empty
+    straddles: int = 0  # number of stretches whose first character lies within a token that begins before them
+    begins: bool = False  # whether the first token, which cannot count, lies in a stretch
+    texts: tuple = None  # messages or texts that count, for the check; None: no check
+    others: tuple = ()  # messages or texts that do not count
 
 
 def tokenizer_json(path):
@@ -185,7 +185,7 @@ class Cuts:
         self.known = {token.content: token.lstrip for token in raw}
         self.lengths = sorted({len(content) for content in self.known})
         marks = [re.escape(token.content) for token in raw if token.special and not token.lstrip]
-        whole_words = any(token.single_word for token in raw)  # such a token depends on its neighbours
+        whole_words = any(token.single_word for token in raw)  # a token of this kind depends on its neighbours
         self.pattern = re.compile("|".join(marks)) if marks and not whole_words else None
 
     def may_cut(self, text, at):
@@ -219,7 +219,7 @@ class Encoder:
             raise SetupFailure(str(error)) from None
         normalizer = self.tokenizer.normalizer
         self.nfc, self.without_nfc = normalizer if isinstance(normalizer, normalizers.NFC) else None, False
-        self.vocabulary = max(self.tokenizer.get_vocab(True).values(), default=-1) + 1  # own_ids: of tokenizer.json alone
+        self.vocabulary = max(self.tokenizer.get_vocab(True).values(), default=-1) + 1  # own_ids: the ids of tokenizer.json without added tokens
         self.fingerprint = shards.fingerprint(content)
         self.name = templates.tokenizer_name(templates.folder_of(options.tokenizer))
         self.special = templates.load_special_tokens(options.tokenizer)
@@ -283,7 +283,7 @@ class Encoder:
         return record.kind, documents
 
     def understood(self, record):
-        """Returns the same with the whole Record."""
+        """Returns (Record, [Document]) of an object."""
         record = records.understand(record, self.options.format, self.more_roles, self.options.columns, self.template and self.reads)
         if self.options.segment_tokens:
             self.cut_into_rounds(record)
@@ -307,7 +307,7 @@ class Encoder:
             if record.kind == shards.PROMPTS and document.prompt < prompt:
                 raise Rejected(records.TOO_LONG, f"a prompt of {prompt} tokens, which is not cut")
         if record.kind == shards.PAIRS and (self.train_on == "completion" or record.implicit and isinstance(record.documents[0].prompt, str)):
-            prompt = min(document.prompt for document in documents)  # the tokens that both begin with
+            prompt = min(document.prompt for document in documents)  # the tokens with which both begin
             for document in documents:
                 document.counts[max(prompt, 1):document.prompt] = 1
                 document.prompt = prompt
@@ -353,11 +353,11 @@ class Encoder:
 
     def library(self, text):
         """Encodes a text, a long one in pieces: the library needs some hundreds of bytes for every token given at a time."""
-        if self.nfc:  # NFC does not change ASCII but takes time, and so does exchanging the normalizer
+        if self.nfc:  # NFC does not change ASCII but takes time; so does replacing the normalizer
             wanted = None if text.isascii() else self.nfc
             if self.without_nfc != (wanted is None) and (wanted or len(text) > words.LONGEST):
                 self.tokenizer.normalizer, self.without_nfc = wanted, wanted is None
-        normal = unicodedata.is_normalized("NFC", text)  # then no normalizer reorders its characters
+        normal = unicodedata.is_normalized("NFC", text)  # a normalizer does not reorder the characters of an NFC text
         if normal and len(text) <= 2 * PIECE:
             return Encoding(self.tokenizer.encode(text, add_special_tokens=False))
         pieces = []
@@ -369,8 +369,8 @@ class Encoder:
         return Pieces(pieces)
 
     def words(self, text, begin, end):
-        """Encodes about PIECE characters of a long text from `begin`; returns (Encoding, tokens to take, their end). They end before a
-        word that begins with its space, where another piece may begin."""
+        """Encodes about PIECE characters of a long text from `begin`; returns (Encoding, tokens to take, their end). The tokens end
+        before a word that begins with its space, where another piece may begin."""
         if end - begin > 2 * PIECE and self.words_are_apart:
             found = self.tokenizer.encode(text[begin:begin + PIECE], add_special_tokens=False)
             for place in SPACE.finditer(text, begin + PIECE - PIECE // 16, begin + PIECE - PIECE // 64):
@@ -383,14 +383,14 @@ class Encoder:
 
     @functools.cached_property
     def words_are_apart(self):
-        """Tells whether a text may be cut before the space of a word: tokens depend on nothing beyond it, nor on a text's beginning."""
+        """Tells whether a text may be cut before the space of a word: tokens depend on nothing after that space, nor on a text's beginning."""
         ids = lambda text: self.tokenizer.encode(text, add_special_tokens=False).ids
         text = "Hello there, big wide world: 12 a.b (c) d"
         return all(ids(text[:found.start()]) + ids(text[found.start():]) == ids(text) for found in SPACE.finditer(text))
 
     @staticmethod
     def finished(document):
-        """Makes a Document; its first token never counts, as nothing predicts it."""
+        """Makes a Document; its first token never counts, because nothing predicts it."""
         document.begins = bool(document.counts[:1].any())
         document.counts[:1] = 0
         return document
@@ -423,7 +423,7 @@ class Encoder:
 
     def completion(self, prompt, body, implicit=False):
         """Encodes prompt and completion as one text, as the model will see them; tokens added after it count. An implicit prompt may end
-        within a word: then the first token that is not entirely the prompt's counts, too."""
+        within a word: then the first token that is partly after the prompt counts, too."""
         encoding = self.encoding(prompt + body)
         inner, straddles = self.mask(encoding, [(len(prompt), len(prompt) + len(body))])
         ids, lead = self.surrounded(encoding.ids)
@@ -438,7 +438,7 @@ class Encoder:
         return Document(ids, counts, begin, straddles=straddles, texts=(body,), others=(prompt,))
 
     def tokens(self, ids, train, advantages):
-        """Takes a record of tokens; its prompt ends before the first that counts."""
+        """Makes a document of a record of tokens; its prompt ends before the first token that counts."""
         wrong = next((i for i, token in enumerate(ids) if token >= self.vocabulary), None)
         if wrong is not None:
             raise Rejected(records.WRONG_TYPE, f"ids[{wrong}] is {ids[wrong]}, the vocabulary has {self.vocabulary}")
@@ -447,7 +447,7 @@ class Encoder:
                         values=np.array(advantages, np.float32))
 
     def prompt_alone(self, source, record):
-        """Encodes a prompt as before a completion, up to where the model begins, then the reference answer without added tokens."""
+        """Encodes a prompt up to the first token that the model writes, then the reference answer without added tokens."""
         if isinstance(source.prompt, str):
             ids = self.encoding(source.prompt).ids
             ids = ids if ids[:len(self.before)].tolist() == self.before else np.concatenate([np.array(self.before, np.uint32), ids])
@@ -478,13 +478,13 @@ class Encoder:
         return counts, straddles
 
     def wanted(self, messages, first):
-        """Returns the indices of the trained messages; of a completion only those after its prompt."""
+        """Returns the indices of the trained messages; in a completion only messages after its prompt."""
         roles = ("assistant",) if self.train_on == "last" else self.train_on
         found = [i for i in range(first, len(messages)) if messages[i]["role"] in roles]
         return [i for i in found[-(self.train_on == "last"):] if not records.masked(messages[i])]
 
     def messages(self, messages, record):
-        """Returns (messages with their reasoning where the template reads it, variables for the template). Notes masks."""
+        """Returns (messages with their reasoning in the keys that the template reads, variables for the template). Notes masks."""
         if self.template is None:
             raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
         found = []
@@ -508,7 +508,7 @@ class Encoder:
 
     @functools.cached_property
     def reads(self):
-        """Returns the variables that the template reads of its caller, and REASONING_FIELD if it has one."""
+        """Returns the variables that the template expects from its caller, and REASONING_FIELD if it has one."""
         tree = self.template.environment.parse(self.template.text)
         own = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx != "load"}
         asked = {test.node.name for test in tree.find_all((jinja2.nodes.Test, jinja2.nodes.Filter))
@@ -532,7 +532,7 @@ class Encoder:
         return marks if all(marks) and "QzA" in inside and "QzR" not in inside and "think>" not in "".join(marks) else None
 
     def tagged(self, messages):
-        """Returns messages with <think> in the place of these marks."""
+        """Returns messages with <think> in place of the template's own marks."""
         def content(text):
             inside = text.lstrip().startswith(self.marks[0])
             return text.replace(self.marks[0], "<think>", 1).replace(self.marks[1], "</think>", 1) if inside else text
@@ -542,25 +542,25 @@ class Encoder:
 
     @staticmethod
     def cut_off(message):
-        """Tells whether the turn ends within its reasoning."""
+        """Tells whether the turn ends before its reasoning does."""
         return (message["role"] == "assistant" and message["content"].lstrip().startswith("<think>") and "</think>" not in message["content"]
                 and not any(message.get(name) for name in ("tool_calls", *templates.REASONING)))
 
     def reasoned(self, message, last, record):
-        """Returns the message with its reasoning moved to the template's field, if the template would not find it in the content."""
+        """Returns the message. Moves its reasoning to the template's field, if the template would not find it in the content."""
         thought, end, answer = message["content"].partition("</think>")
         begins, (field, inside) = thought.lstrip().startswith("<think>"), self.reasoning
         if "<think>" in message["content"].rpartition("</think>")[2] and (end or not begins):
-            record.told.append("<think> after other text, without </think>, is left as it is")
+            record.told.append("<think> after other text, without </think>, is left unchanged")
         if any(message.get(name) for name in templates.REASONING) or not begins and (not end or "<think>" in thought):
             return message
         if not end:
-            record.told.append("reasoning is cut off (<think> without </think>); --reasoning drop leaves such samples out")
+            record.told.append("reasoning is cut off (<think> without </think>); --reasoning drop leaves these samples out")
             if self.options.reasoning == "drop" or not last and field:
                 raise Rejected(records.CUT_OFF, f"a turn begins with <think> and has no </think>: {self.clip(message['content'])}")
         elif not begins:
             record.told.append("</think> without <think>: " + ("the text before it became reasoning_content" if field else
-                                                                "the template has no field for reasoning, and prints it as it is"))
+                                                                "the template has no field for reasoning, and prints it unchanged"))
         elif not inside:
             record.told.append("reasoning in the content became reasoning_content, which the template reads")
         if not field or begins and end and inside or not end and not last:
@@ -572,7 +572,7 @@ class Encoder:
         messages, more = self.messages(given, record)
         first, last = len(source.prompt), len(messages)
         everything = self.train_on in ("all", "completion")
-        if self.train_on == "completion" and not first:  # a whole conversation: the assistant's last turn
+        if self.train_on == "completion" and not first:  # in a whole conversation the assistant's last turn
             first = next((i for i in reversed(range(last)) if messages[i]["role"] == "assistant"), last)
             last = first + 1
         masked = [i for i, message in enumerate(messages) if records.masked(message)]
@@ -616,8 +616,8 @@ class Encoder:
         return text[:end], [(i, begin, min(last, end)) for i, begin, last in found if begin < end]
 
     def placed(self, text, messages, wanted, record, more):
-        """Returns [(message number, begin, end)] in the rendering of messages: from the conversation of placeholders if that is proved,
-        else by renderings of this one. Raises Rejected if a message is not in the text."""
+        """Returns [(message number, begin, end)] in the rendering of messages: from the conversation of placeholders if that one
+        is proved equal, else from renderings of these messages. Raises Rejected if a message is not in the text."""
         mark = next((p[0] for p in spans.PLACEHOLDERS if p[0] not in text), None)
         found = absent = None
         if mark and not (self.template.has_generation and any(mark in text for mark in templates.MARKS)):
@@ -657,7 +657,7 @@ class Encoder:
         other = layout.put_at(messages, path, whole[:begin] + spans.PLACEHOLDERS[0] + whole[begin + len(part):])
         try:
             text, other = (self.template.render(found, False, record.tools, **more) for found in (messages, other))
-        except templates.TemplateFailure:  # then the template reads this text
+        except templates.TemplateFailure:  # the rendering changed, so the template reads this text
             return
         if text == other:
             what = path[1] if part == whole else f"{path[1]}'s {self.clip(part)}"
@@ -684,7 +684,7 @@ class Encoder:
         runs = [self.letters(document.ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
         everything, whole, at = "".join(runs), self.letters(document.ids), 0
         for message in document.texts:
-            content = self.content_letters(message)  # or its end, if the prompt or the template takes the beginning
+            content = self.content_letters(message)  # or the message's end, if the prompt or the template holds its beginning
             opened = content.removeprefix("<think>" if self.generation_prompt.endswith("<think>") else "")
             answer = content if content in whole else content.rpartition("</think>")[2]
             said = next((part for part in (content, opened, answer) if part in everything[at:]), None)
@@ -702,7 +702,7 @@ class Encoder:
         return "".join(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False).split())
 
     def letters_of(self, text):
-        """Returns the text as this tokenizer decodes it (normalised, say), without white space."""
+        """Returns the text as this tokenizer decodes it (for example normalised), without white space."""
         return self.letters(self.encoding(text).ids)
 
     def content_letters(self, message):

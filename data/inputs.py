@@ -1,7 +1,8 @@
 """Reads input files as batches of rows, with positions from which reading can continue.
 
-JSON is read as lines of bytes, or as the objects of one array; a text as documents: the whole file, or the parts between separators. Both
-may be compressed, by their names. CSV, Parquet and Arrow are read as rows, only the known columns; for prompts alone, all columns. A position
+JSON is read as lines of bytes, or as the objects of one array; a text as documents: the whole file, or the parts between separators. JSON
+and texts may be compressed; the file's name tells. CSV, Parquet and Arrow are read as rows, only the known columns; for prompts
+alone, all columns. A position
 is {"file", "offset", "number"}: the file's index among the inputs, bytes (unpacked) or rows before it, and lines or rows, for messages.
 """
 
@@ -27,16 +28,16 @@ BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
 HEAD = 1 << 16  # first bytes that identify a file
 NO_TEXT = re.compile(r"\.(zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
 PACKED = {"gz": ("gzip", "zcat"), "xz": ("lzma", "xzcat"), "bz2": ("bz2", "bzcat"), "zst": ("compression.zstd", "zstdcat")}
-ABOUT = {"dataset_dict.json", "state.json", "dataset_info.json", "dataset_infos.json"}  # files without data; the first two of save_to_disk
+ABOUT = {"dataset_dict.json", "state.json", "dataset_info.json", "dataset_infos.json"}  # files without data; the first two belong to save_to_disk
 SPLITS = {word: same.split()[0] for same in ("train training", "validation valid val dev", "test testing eval evaluation") for word in same.split()}
-WORD = re.compile(rf"(?i)(?<![^-._ \d/])({'|'.join(SPLITS)})(?![^-._ \d/])")  # in the name of a file or folder
+WORD = re.compile(rf"(?i)(?<![^-._ \d/])({'|'.join(SPLITS)})(?![^-._ \d/])")  # the words of splits in the name of a file or folder
 SHARD = re.compile(r"(?:.*/)?data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")  # the hub's name for a file of a split
 NO_NULLS = ("tool_calls", "tools", "functions", "function_call", "chat_template_kwargs")
 START = {"file": 0, "offset": 0, "number": 0}
 
 
 class InputFailure(Exception):
-    """A file cannot be read: one line that begins with its name, which batches() puts before what readers say."""
+    """A file cannot be read: one line that begins with the file's name. batches() puts the name before a reader's message."""
 
 
 @dataclass
@@ -44,16 +45,16 @@ class Batch:
     file: str
     rows: list  # (line or row number, bytes or object)
     size: int  # approximate bytes
-    end: dict  # the position after it
+    end: dict  # the position after this batch
     done: int  # bytes of all inputs read so far, for the progress bar
 
 
 # ---- which files -----------------------------------------------------------------------------------------------------------------
 def opened(path):
-    """The file, and what is in it."""
+    """Opens a file, which may be compressed."""
     raw, suffix = open(path, "rb", HEAD), path.lower().rpartition(".")[2]
     if suffix == "zst" and not importlib.util.find_spec("compression"):  # before Python 3.14
-        return raw, io.BufferedReader(importlib.import_module("pyarrow").input_stream(raw, compression="zstd"), HEAD)  # it cannot seek
+        return raw, io.BufferedReader(importlib.import_module("pyarrow").input_stream(raw, compression="zstd"), HEAD)  # this file cannot seek
     return raw, io.BufferedReader(importlib.import_module(PACKED[suffix][0]).open(raw), HEAD) if suffix in PACKED else raw
 
 
@@ -72,7 +73,7 @@ def why_not(path, name, named=False):
         raw, file = opened(path)
         with raw:
             head = file.read(HEAD)
-    except Exception as error:  # each kind of compression has its own
+    except Exception as error:  # each kind of compression has its own error
         return f"cannot be read: {getattr(error, 'strerror', None) or error}{': pip install pyarrow' * (getattr(error, 'name', '') == 'pyarrow')}"
     reader = reader_of(path, name)
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and reader not in BINARY:
@@ -84,7 +85,7 @@ def why_not(path, name, named=False):
 
 
 def configurations(folder, files):
-    """Returns {name: (is it the default, {path: split})} of `configs` in the YAML header of a hub folder's README.md."""
+    """Returns {name: (whether it is the default, {path: split})} of `configs` in the YAML header of a hub folder's README.md."""
     made, header = {}, None
     with contextlib.suppress(OSError), open(os.path.join(folder, "README.md"), encoding="utf-8", errors="replace") as file:
         text = file.read()
@@ -105,8 +106,8 @@ def configurations(folder, files):
 
 
 def chosen(folder, files, texts, asked, saved, left, say):
-    """Returns the files of the splits that are asked for, else of train, found as datasets' load_dataset finds them; puts others into `left`.
-    saved: {folder of save_to_disk: its split}. texts: they have splits only if all of them have, and one is train."""
+    """Returns the files of the requested splits, else of train, found as datasets' load_dataset finds them; puts other files into `left`.
+    saved: {folder of save_to_disk: its split}. texts: text files have splits only if all of them name one, and one is train."""
     inner = {path: os.path.relpath(path, folder) for path in files if reader_of(path, "") not in (None, text_rows) or ".txt" in path.lower()}
     if asked == ["all"] or not inner:
         return files
@@ -136,7 +137,7 @@ def chosen(folder, files, texts, asked, saved, left, say):
 
 
 def find(paths, name, say, splits=()):
-    """Returns the named files, and those in named folders, sorted by name. name: the format; splits: of --splits"""
+    """Returns the named files, and the files in named folders, sorted by name. name: the format; splits: from --splits"""
     files, seen, saved = [], set(), {}
 
     def walk(folder, own, left):
@@ -147,7 +148,7 @@ def find(paths, name, say, splits=()):
         own += [os.path.join(folder, part["filename"]) for part in parts or ()]
         for path in [] if parts else [os.path.join(folder, each) for each in sorted(os.listdir(folder))]:
             base, known = os.path.basename(path), os.path.realpath(path) in seen
-            why = ("is hidden" if base.startswith(".") else "is about data" if base in ABOUT else "is there twice" if known else
+            why = ("is hidden" if base.startswith(".") else "is about data" if base in ABOUT else "is listed twice" if known else
                    "cannot be read" if not os.access(path, os.R_OK) else None if os.path.isdir(path) else why_not(path, name))
             if why:
                 left[why.split(";")[0]].append(path)
@@ -162,8 +163,8 @@ def find(paths, name, say, splits=()):
         if os.path.isdir(path):
             walk(path, own, left)
             data, texts = ([each for each in own if (reader_of(each, name) is text_rows) == text] for text in (False, True))
-            if name != "text" and data and texts:  # such as the README.md of a data set
-                own, left["is text beside data"] = data, texts
+            if name != "text" and data and texts:  # texts next to data, such as the README.md of a data set
+                own, left["is text next to data"] = data, texts
             own = chosen(path, own, name == "text" or not data, splits, saved, left, say)
             for reason, each in left.items():
                 say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {reason}")
@@ -187,7 +188,7 @@ def identity(path):
 
 # ---- rows ------------------------------------------------------------------------------------------------------------------------
 def batches(paths, position, separator=None, name="auto", columns=None):
-    """Yields every batch after `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: none.
+    """Yields every batch after `position`, in order. `separator`: the line between documents of a text, b"" a blank line; None: no separator.
     `name`: the format; `columns`: renamed columns, {our name: the row's name}."""
     before = 0  # bytes of the files before this one
     for i, path in enumerate(paths):
@@ -212,14 +213,14 @@ def batches(paths, position, separator=None, name="auto", columns=None):
             raise InputFailure(f"{path}{failure}") from None
         except ImportError:
             raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
-        except Exception as error:  # such as a time that Python cannot represent
+        except Exception as error:  # for example a time that Python cannot represent
             why = " ".join(str(getattr(error, "strerror", None) or error).split())
             why = "a row has more than 16 MB; convert it to JSON, which has no limit" if why.startswith("straddling object") else why
             raise InputFailure(f"{path}:{number + 1}: cannot be read: {why}") from None
 
 
 def lines(file, offset, number, *_):
-    """Yields (its number, its bytes, how many, the file's bytes and lines up to its end) for every line after a position."""
+    """Yields (number, bytes, size, the file's bytes and lines up to the line's end) for every line after a position."""
     at = file.seek(offset) if file.seekable() else 0
     for line in file:
         at += len(line)
@@ -229,7 +230,7 @@ def lines(file, offset, number, *_):
 
 
 def json_rows(file, offset, number, *_):
-    """Yields the same for every object: one a line, or over several lines if the file begins with an array or a line "{"."""
+    """Yields as lines() for every object: one a line, or over several lines if the file begins with an array or a line "{"."""
     head = file.peek(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
     return (json_values if head[:1] == b"[" or re.match(rb"\{[ \t\r]*\n", head) else lines)(file, offset, number)
 
@@ -276,7 +277,7 @@ def text_rows(file, offset, number, separator, *_):
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------------
 def table_rows(pieces, file, row, _number, _separator, name, renamed):
-    """Yields the same for a table's rows after the first `row`. pieces(file, wanted) yields Arrow batches, wanted(names) chooses columns."""
+    """Yields as lines() for a table's rows after the first `row`. pieces(file, wanted) yields Arrow batches, wanted(names) chooses columns."""
     unread = {}
 
     def wanted(names):
@@ -292,7 +293,7 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
         unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread("unread")))
         return columns
 
-    begin = 0  # number of the first of `rows`
+    begin = 0  # number of the first row in `rows`
     for rows in pieces(file, wanted):
         clean = without_nulls if any(name in str(rows.schema) for name in NO_NULLS) else dict
         for at in range(max(row - begin, 0), rows.num_rows, 64):

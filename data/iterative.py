@@ -4,8 +4,9 @@
     round i      question <history> s(i-1) </history>      -> segment i, <summary> si </summary>
     last round   question <history> s(n-1) </history>      -> segment n, answer
 
-scripts/recipes/inftythink.py reads and writes the same marks in its rounds. Summaries are the row's own (`summaries`), or a
-command's: it gets a line of JSON with question, history (the summary before, or null) and segment, and answers with a line of JSON, a text.
+scripts/recipes/inftythink.py reads and writes the same marks in its rounds. Summaries come from the row (`summaries`) or from
+a command. The command gets a line of JSON with question, history (the previous summary, or null) and segment,
+and answers with a line of JSON, a text.
 """
 
 import bisect
@@ -23,7 +24,7 @@ from records import Rejected
 
 HISTORY, SUMMARY = "\n\n<history>\n{}\n</history>", "<summary>\n{}\n</summary>"
 MOST = 1 << 20  # bytes of an answer, its newline included
-BREAK = re.compile(r"\n+|(?<=[.!?])[ \t]+|(?<=[\u3002\uff01\uff1f])")  # a segment may end after it
+BREAK = re.compile(r"\n+|(?<=[.!?])[ \t]+|(?<=[\u3002\uff01\uff1f])")  # a segment may end after this match
 
 
 class SummaryFailure(Exception):
@@ -47,14 +48,14 @@ def cut(trace, most, tokens_before):
 
 
 class Summaries:
-    """A command that summarises, started once in each process, in a process group of its own. As of a reward command, time and size of its
+    """A command that summarises, started once in each process, in a process group of its own. As for a reward command, time and size of its
     answers are limited, and a guard kills the group a second after this process has ended."""
 
     def __init__(self, command, timeout):
         self.command, self.timeout, self.process = command, timeout, None
 
     def __call__(self, question, segments):
-        """Returns the summaries after each segment but the last."""
+        """Returns the summaries after each segment except the last."""
         found = [None]
         for segment in segments[:-1]:
             found.append(self.ask({"question": question, "history": found[-1], "segment": segment.strip()}))
@@ -69,7 +70,7 @@ class Summaries:
         timer = threading.Timer(self.timeout, lambda: (late.append(True), os.killpg(self.process.pid, 9)))
         timer.daemon = True
         timer.start()
-        early = select.select([pipe], [], [], 0)[0]  # an answer to no line, or the end
+        early = select.select([pipe], [], [], 0)[0]  # the command answers without a line, or has ended
         with contextlib.suppress(OSError):
             os.write(self.process.stdin.fileno(), json.dumps(question).encode() + b"\n")
         while b"\n" not in answer and len(answer) <= MOST and (part := os.read(pipe, 1 << 16)):
@@ -104,7 +105,7 @@ def reasoning(message):
 
 def rounds(source, row, most, encoding, summaries):
     """Returns the records.Source of each round of a conversation's last turn. row: its `segments` and `summaries`, or None. Turns before
-    the last do not count: they would do so once in every round."""
+    the last do not count, because they occur in every round."""
     if source.prompt is None or not isinstance(source.body, list):
         raise Rejected(records.WRONG_TYPE, "--iterative cuts the reasoning of messages, and this is a text")
     *before, last = source.prompt + source.body

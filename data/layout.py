@@ -1,8 +1,8 @@
 """Finds a conversation's texts in its rendering, by one more rendering instead of one for each message.
 
-Every text (content, reasoning, parts of tool calls) is replaced by its own placeholder. That rendering shows what the template itself
-writes and where each text goes. It is trusted only if putting the texts back gives the true rendering, to the character. A template
-that looks into its texts fails this, and spans.py finds turns message by message.
+Every text (content, reasoning, parts of tool calls) is replaced by its own placeholder. That rendering shows the template's own
+text and the place of each text. It is trusted only if inserting the texts gives the true rendering, to the character. A template
+that looks into its texts fails this test; then spans.py finds turns message by message.
 
 Conversations that differ only in their texts share a rendering of placeholders, so its result is cached (Patterns).
 """
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 @dataclass
 class Layout:
-    places: list  # for every message [begin, end) in the text, or None
-    sure: list  # for every message whether all its texts were replaced: else it may extend beyond its place
-    shapes: list  # for every message role and keys, by which a template may decide
+    places: list  # [begin, end) of every message in the text, or None
+    sure: list  # whether all texts of a message were replaced; else it may extend beyond its place
+    shapes: list  # role and keys of every message, on which a template's output may depend
 
 
 def numbered(value, mark, texts, blank):
     """Returns the value with every text replaced by mark, number in `texts`, mark. Keys, roles and `type` stay; without `blank` also texts
-    of white space, since templates test for empty ones."""
+    of white space, because templates test for empty texts."""
     if isinstance(value, str):
         if not blank and not value.strip():
             return value
@@ -48,7 +48,7 @@ def shape(value):
 
 
 def spellings(text):
-    """Returns the forms in which templates write a text: as it is, trimmed, and within JSON."""
+    """Returns the forms in which templates write a text: unchanged, trimmed, and within JSON."""
     yield text
     yield text.strip()
     yield json.dumps(text, ensure_ascii=False)[1:-1]
@@ -71,7 +71,7 @@ def find_layout(text, messages, mark, render):
         seen = set()
         for number, begin, end in found:
             i = owner[number]
-            sure[i] = sure[i] and number not in seen  # a tool's name may stand in its answer
+            sure[i] = sure[i] and number not in seen  # a tool's name may occur in its answer
             seen.add(number)
             places[i] = (places[i][0] if places[i] else begin, end)
         return Layout(places, sure, shapes)
@@ -80,7 +80,7 @@ def find_layout(text, messages, mark, render):
 
 def put_back(text, parts, texts):
     """Returns [(number, begin, end)] of the texts in `text`; `parts` alternate between the template's text and numbers of texts. None if
-    they do not give `text`."""
+    the parts do not give `text`."""
     if not text.startswith(parts[0]):
         return None
     at, found = len(parts[0]), []
@@ -107,7 +107,7 @@ def leaves(value, path=()):
 
 
 def put_at(value, path, text):
-    """Returns the value with this text at a path."""
+    """Returns the value with the text at a path replaced by this text."""
     if not path:
         return text
     value = value.copy()
@@ -117,8 +117,8 @@ def put_at(value, path, text):
 
 class Patterns:
     """The places of turns in conversations of one shape. `find(messages, wanted, tools, more)` returns a conversation's text and
-    [(message number, begin, end)] in it. It is called once, for the conversation of placeholders, so that results do not depend on the
-    conversations before."""
+    [(message number, begin, end)] in it. It is called once, for the conversation of placeholders, so that results do not depend on
+    earlier conversations."""
 
     MOST = 1024  # cached shapes
 
@@ -127,14 +127,14 @@ class Patterns:
 
     def spans(self, text, messages, mark, wanted, tools, more):
         """Returns (the result of `find` for `text`, the rendering of `messages`, which has no `mark`; paths of texts not in it). None:
-        undecided. Without a result, paths are those of the placeholders."""
+        undecided. Without a result, the paths are those of all placeholders."""
         for blank in (True, False):
             texts = []
             marked = [numbered(message, mark, texts, blank) for message in messages]
             parts, edges, absent = self.pattern(marked, mark, wanted, tools, more)
             places = edges is not None and put_back(text, parts, texts)
             if places not in (None, False):
-                begins = [0, *(end for _, _, end in places)]  # of the template's text before, between and after texts
+                begins = [0, *(end for _, _, end in places)]  # the template's text before, between and after texts
                 return [(i, begins[a] + b, begins[c] + d) for i, a, b, c, d in edges], absent
             if all(map(str.strip, texts)):
                 break
@@ -166,7 +166,7 @@ class Patterns:
             for edge in edges:
                 at = bisect.bisect_left(ends, min(edge, len(text)))
                 offset = edge - ends[at] + lengths[at]
-                if at % 2:  # an edge within a text moves to its end
+                if at % 2:  # a boundary within a text moves to the text's end
                     if offset < lengths[at]:
                         return parts, None
                     at, offset = at + 1, 0

@@ -5,7 +5,7 @@
     prepare.py --tokenizer FOLDER --show 3 FILE...       shows samples with the trained tokens marked, and writes nothing
     prepare.py inspect SHARD...                          verifies shards completely
 
-Needs tokenizers, jinja2 and numpy; pyarrow for Parquet and Arrow. data/README.md has the formats, every option, and what is guaranteed.
+Needs tokenizers, jinja2 and numpy; pyarrow for Parquet and Arrow. data/README.md has the formats, every option, and the guarantees.
 """
 
 import argparse
@@ -21,12 +21,12 @@ import shlex
 import sys
 import time
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a run has several processes instead
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's threads are off: a run has several processes
 PROGRAM = "prepare.py"
 
 
 def line_of(message):
-    """Returns one line without control characters."""
+    """Returns the text as one line without control characters."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(str(message).split()))
 
 
@@ -106,7 +106,7 @@ def read_arguments(argv):
     add("--summary-command", metavar="COMMAND", help="with --iterative: a command that summarises, for rows without a column summaries: a line "
         "of JSON in (question, history, segment), a text as JSON out")
     add("--summary-timeout", type=number(float, 0.01, 1e6, "a number of seconds"), default=600, metavar="SECONDS", help="for its answer (default 600)")
-    add("--roles", metavar="NAME,...", default="", help="roles that the template knows beside the common ones")
+    add("--roles", metavar="NAME,...", default="", help="roles that the template knows in addition to the common roles")
     add("--eos", choices=("yes", "no"), default="yes", help="end texts and completions with the end-of-text token (default yes)")
     add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")
     add("--max-tokens", type=count, default=0, metavar="N", help="documents of more are long")
@@ -120,13 +120,13 @@ def read_arguments(argv):
     add("--show", type=count, metavar="N", help="print N samples and write nothing")
     add("--overwrite", action="store_true", help="replace the output of an earlier run, once the new one is complete")
     add("--force", action="store_true", help="remove what an earlier run left in the folder first, and begin anew")
-    # --skip-bad alone means any number; argparse would take the name after it for one.
+    # --skip-bad without a number means any number; argparse would take the next file name as its number.
     argv = ["--skip-bad=-1" if a == "--skip-bad" and not re.fullmatch(r"\d+", following) else a
             for a, following in zip(argv, [*argv[1:], ""])]
-    if "--separator" in argv[:-1]:  # its value may begin with a dash
+    if "--separator" in argv[:-1]:  # the value of this option may begin with a dash
         at = argv.index("--separator")
         argv[at:at + 2] = ["--separator=" + argv[at + 1]]
-    parser.set_defaults(hub=None)  # hub name given for the tokenizer
+    parser.set_defaults(hub=None)  # the hub name with which the tokenizer was given
     arguments = parser.parse_args(argv)
     for wrong, why in ((not arguments.files, "no FILE to read"), (not arguments.tokenizer, "no --tokenizer"),
                        (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
@@ -155,7 +155,7 @@ def options_of(a):
 
 # ---- output of a run -----------------------------------------------------------------------------------------------------------
 class Progress:
-    """A progress bar on stderr if that is a terminal; other lines are printed above it."""
+    """A progress bar on stderr, if stderr is a terminal; other lines are printed above it."""
 
     def __init__(self, total):
         self.total, self.begin, self.first, self.last = total, time.monotonic(), None, 0.0
@@ -183,7 +183,7 @@ class Progress:
 
 
 def detected(notes):
-    """Prints the formats found, and the columns used, passed on and left out; with a count if not in every sample."""
+    """Prints the formats found, and the columns used, passed on and left out; with a count if they are not in every sample."""
     samples = sum(count for name, count in notes.items() if name.startswith("format "))
 
     def named(prefix):
@@ -198,7 +198,7 @@ def detected(notes):
 
 
 def report(work, arguments):
-    """Prints totals of what was written, and the next command."""
+    """Prints the totals of the written shards, and the next command."""
     kind = work.kind or 0
     for name, part in sorted(work.parts.items()):
         print(f"{name}: {part.samples:,} samples, {part.documents:,} documents ({shards.KINDS[kind]}), {part.tokens:,} tokens, of them "
@@ -217,7 +217,7 @@ def report(work, arguments):
         print(f"masked: {tokens - counted:,} of {tokens:,} tokens" + f"; turns: {turns[0]} (counting: {turns[1]})" * (turns != ["none"] * 2))
     for reason, many in sorted(work.reasons.items()):
         print(f"left out: {many:,} of {reason!r}; see {os.path.join(arguments.out, 'rejected.jsonl')}")
-    later = "does not split such answers, but has --long truncate" if kind in (shards.PAIRS, shards.GROUPS, shards.LABELS) else "splits them"
+    later = "does not split these answers, but has --long truncate" if kind in (shards.PAIRS, shards.GROUPS, shards.LABELS) else "splits them"
     for note, text in (
             ("long", f"are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer {later}"),
             ("truncated", f"were cut to {arguments.max_tokens} tokens"),
@@ -234,7 +234,7 @@ def report(work, arguments):
 
 
 UNSCALED = ("gpt2", "phi3")  # families whose positions train does not scale
-NEXT = {  # by kind: options, name of a step's units, option and number of units a step, learning rate
+NEXT = {  # for each kind: options, name of a step's units, option and number of units a step, learning rate
     shards.DOCUMENTS: ("", "documents", "--samples", 16, "1e-5"),
     shards.PAIRS: (" --objective dpo", "pairs", "--samples", 16, "5e-7"),
     shards.LABELS: (" --objective kto", "documents", "--samples", 16, "5e-7"),
@@ -276,7 +276,7 @@ def hint(work, arguments, kind):
 
 
 def model_positions(folder):
-    """Returns (model_type, max_position_embeddings, the same before scaling) of the model in the tokenizer's folder; 0: unknown."""
+    """Returns (model_type, max_position_embeddings, max_position_embeddings before scaling) of the model in the tokenizer's folder; 0: unknown."""
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
@@ -293,7 +293,7 @@ def model_positions(folder):
 # ---- --show --------------------------------------------------------------------------------------------------------------------
 def pieces(encoder, ids, counts):
     """Yields (text, counts?) for runs of tokens. A decoder may treat a text's first token differently, so a run is decoded together
-    with the one before it, if the two can be separated."""
+    with the run before it, if the two texts can be separated."""
     edges = [0, *(np.flatnonzero(np.diff(counts)) + 1).tolist(), len(ids)]
     decode = lambda a, b: encoder.tokenizer.decode(ids[a:b].tolist(), skip_special_tokens=False)
     for i in range(len(edges) - 1):
@@ -409,7 +409,7 @@ def main(argv):
         kept = "; what was done is kept, make room and give the same command" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         end(f"{error.filename or arguments.out}: {error.strerror or error}{kept}")
     except KeyboardInterrupt:
-        end("interrupted; the same command goes on", 130)
+        end("interrupted; the same command continues", 130)
     return 0
 
 

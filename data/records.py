@@ -1,7 +1,7 @@
 """Interprets an input row, an object: its kind of sample (SHAPES), and the texts of its documents.
 
-Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) are converted by MEANINGS, the names of their columns, none of which
-is left out silently. Keys that are None count as absent. A fault raises Rejected with a reason, by which samples are counted, and a detail.
+Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) are converted by MEANINGS, the names of their columns. No such
+column is left out silently. Keys that are None count as absent. A fault raises Rejected with a reason, by which samples are counted, and a detail.
 """
 
 import ast
@@ -17,20 +17,20 @@ from templates import REASONING
 FORMATS = ("auto", "text", "messages", "completion", "unpaired", "preference", "groups", "prompts", "advantages")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 CALLS = "tool calls"
-SHAREGPT = {speaker: role for role, speakers in (  # speakers, and their roles
+SHAREGPT = {speaker: role for role, speakers in (  # names of speakers, and their roles
     ("user", "human user prompter"), ("assistant", "gpt assistant bot chatgpt model"), ("system", "system"),
     ("tool", "tool observation function_response"), (CALLS, "function_call tool_call")) for speaker in speakers.split()}
-SHAPES = (  # of each format: required columns and optional ones; the first that fits is taken
+SHAPES = (  # for each format: required and optional columns; the first format that fits is taken
     ("text", ("text",), ()), ("messages", ("messages",), ()),
     ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
     ("preference", ("chosen", "rejected"), ("prompt",)), ("groups", ("completions", "rewards", "prompt"), ()),
     ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)),
     ("unpaired", ("messages", "label"), ()), ("preference", ("messages", "chosen", "rejected"), ()))
 SHAPING = ("text", "messages", "prompt", "completion", "chosen", "rejected", "completions")  # columns that decide the format
-TALKS = tuple(key for key in SHAPING if key != "prompt")  # with one of these a prompt is not a prompt alone
+TALKS = tuple(key for key in SHAPING if key != "prompt")  # a prompt with one of these columns is not a prompt alone
 NOUNS = ("", "response", "answer", "completion", "output", "message", "messages", "conversation", "conversations", "text")
 sided = lambda words: " ".join(f"{word}{noun} {noun}{word}" for word in words.split() for noun in NOUNS)
-MEANINGS = {  # our columns: their names in all layouts, compared without case, spaces, - and _
+MEANINGS = {  # for each of our columns: its names in all layouts, compared without case, spaces, - and _
     "messages": "messages conversations conversation dialogue dialog",
     "chosen": sided("chosen preferred accepted better") + " responsej",
     "rejected": sided("rejected dispreferred nonpreferred unpreferred worse") + " responsek",
@@ -40,25 +40,25 @@ MEANINGS = {  # our columns: their names in all layouts, compared without case, 
     "history": "history chat_history conversation_history dialogue_history dialog_history",
     "reasoning_content": "reasoning_content reasoning reasoning_trace thinking thought thoughts cot complex_cot chain_of_thought rationale",
     "tools": "tools functions", "label": "kto_tag",
-    "input": "input", "context": "context", "images": "images image videos audio",  # an input alone is a question; images are refused
+    "input": "input", "context": "context", "images": "images image videos audio",  # an input without an instruction is a question; images are refused
     "chat_template_kwargs": "chat_template_kwargs enable_thinking reasoning_effort thinking_budget preserve_thinking model_identity",  # members
     "either": "response_a response_b response_0 response_1 response_2 conversation_a conversation_b positive negative winner loser"}  # is better
 BY_NAME = {name.replace("_", ""): column for column, names in MEANINGS.items() for name in names.split()}
-meaning = functools.lru_cache(4096)(lambda key: BY_NAME.get("".join(filter(str.isalnum, key)).lower()))  # of a row's column: ours, or None
-BESIDE = {"prompt": ("text", "messages", "ids"), "completion": (*TALKS, "ids"), "system": ("text",)}  # next to these, with auto, it is not ours
-NOTED = ("score", "scores", "reward", "rating", "weight", "label")  # reported where they are left out
-LISTS = ("messages", "completions", "rewards", "ids", "train", "advantages", "history")  # a text in them is parsed as JSON
-READ = (*LISTS, *NOTED, "text", "answer", "segments", "summaries")  # columns read from tables beside those with a meaning
-REASONING_FIELD = "messages[].reasoning_content"  # of a template, named beside its variables
+meaning = functools.lru_cache(4096)(lambda key: BY_NAME.get("".join(filter(str.isalnum, key)).lower()))  # our name for a row's column, or None
+BESIDE = {"prompt": ("text", "messages", "ids"), "completion": (*TALKS, "ids"), "system": ("text",)}  # with auto, next to one of these columns it has no meaning
+NOTED = ("score", "scores", "reward", "rating", "weight", "label")  # reported if they are left out
+LISTS = ("messages", "completions", "rewards", "ids", "train", "advantages", "history")  # a text in these columns is parsed as JSON
+READ = (*LISTS, *NOTED, "text", "answer", "segments", "summaries")  # columns read from tables in addition to columns with a meaning
+REASONING_FIELD = "messages[].reasoning_content"  # stands for a template's field of reasoning, among the names of its variables
 FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "completion": "prompt-completion",
                "unpaired": "unpaired preference", "preference": "preference", "groups": "groups with rewards", "prompts": "prompt-only",
                "advantages": "tokens with advantages"}
 OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward", "advantage", "step",
-        "tokens")  # keys of rollouts.jsonl, and of reward commands' lines, beside prompt: no columns are passed on under these names
+        "tokens")  # keys of rollouts.jsonl, and of reward commands' lines, except prompt: no columns are passed on under these names
 BINARY = "binary data"
-SAID = ("role", "from", "content", "value", "tool_calls", "function_call", *REASONING)  # members of a message that are read
+SAID = ("role", "from", "content", "value", "tool_calls", "function_call", *REASONING)  # keys of a message that are read
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # not allowed as a template's variables
-MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # keys of a message; 0 or false: its turn does not count
+MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # keys of a message that say whether its turn counts; 0 or false: no
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
 CLASH = "columns that clash"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
@@ -71,7 +71,7 @@ class Unread(str):
 
 
 class Odd(str):
-    """The text of a value of a table, of a `kind` that JSON lacks; a time in ISO 8601. Formats refuse it."""
+    """The text of a table's value, of a `kind` that JSON lacks; a time in ISO 8601. Formats refuse these values."""
 
 
 class Text(bytes):
@@ -104,13 +104,13 @@ class Record:
     tools: list = None
     template_arguments: dict = field(default_factory=dict)
     implicit: bool = False  # the prompt is the common beginning of two answers
-    shape: str = None  # the usual name of the format, for messages
+    shape: str = None  # the usual name of the format, for messages to the user
     used: list = field(default_factory=list)  # columns used
     passed: list = field(default_factory=list)  # columns passed to reward commands
     left_out: list = field(default_factory=list)  # other columns
     told: list = field(default_factory=list)  # notes for users; a run counts the samples of each
     rounds: tuple = (None, None)  # columns segments and summaries, for iterative.py
-    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: other columns for reward commands, as a JSON object
+    columns: bytes = shards.EMPTY_COLUMNS  # for a prompt alone: other columns for reward commands, as a JSON object
 
     def noted(self):
         """Returns the names under which a run counts its format and columns."""
@@ -138,7 +138,7 @@ def parse_line(line):
 
 
 def is_cut(error):
-    """Tells whether JSON is valid up to its end, where it was cut."""
+    """Tells whether JSON is valid as far as it goes, so that only its end is missing."""
     text = error.doc.rstrip()
     return error.pos >= len(text) or error.msg.startswith("Unterminated") or "escape" in error.msg and error.pos + 6 > len(text)
 
@@ -167,7 +167,7 @@ def want_json(value):
 
 def odd(value, kind=""):
     """Returns the first Odd text, of one kind or any, in a value; or None."""
-    with contextlib.suppress(RecursionError):  # of JSON, which has none
+    with contextlib.suppress(RecursionError):  # JSON has no Odd values
         return next((leaf for _, leaf in layout.leaves(value) if isinstance(leaf, Odd) and kind in leaf.kind), None)
 
 
@@ -184,7 +184,7 @@ def want(value, kind, what):
 
 
 def want_finite(values, what):
-    """Checks for numbers that fit a float32."""
+    """Checks that all values are numbers that fit a float32."""
     for i, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 3.4e38:
             shown = value if isinstance(value, float) else type_name(value)
@@ -192,7 +192,7 @@ def want_finite(values, what):
 
 
 def template_arguments(value, what):
-    """Checks variables for a template: none has a name that the template gets anyway."""
+    """Checks variables for a template: no name may be one that every template gets."""
     taken = next((name for name in TAKEN if name in want(value, dict, what)), None)
     if taken:
         raise Rejected(WRONG_TYPE, f"{what} has {taken}, a name that templates use already; rename it")
@@ -205,7 +205,7 @@ def masked(message):
 
 # ---- which format -------------------------------------------------------------------------------------------------------------
 def detect(record):
-    """Returns the name of the one format whose columns the object has."""
+    """Returns the name of the only format whose columns the object has."""
     there = lambda key: record.get(key) is not None
     row = [key for key in SHAPING if there(key)]
     satisfied = [name for name, needed, _ in SHAPES if all(map(there, needed))]
@@ -228,7 +228,7 @@ def detect(record):
     for name, needed, more in SHAPES:
         if name in satisfied and set(row) <= {*needed, *more}:
             return name
-    for name, needed, more in SHAPES:  # the first with some of its columns, but not all
+    for name, needed, more in SHAPES:  # the first format of which the object has some columns, but not all
         if row and set(row) <= {*needed, *more}:
             raise Rejected(UNKNOWN_FORMAT, f"has {' and '.join(row)}, and no {next(key for key in needed if key not in row)}; {name} has "
                                            f"{', '.join(needed)} (data/README.md)")
@@ -279,8 +279,8 @@ def calls_of(value, name):
 
 
 def fits(column, value):
-    """Tells whether the value can be what the column's name says."""
-    if column == "reasoning_content":  # settings are no reasoning
+    """Tells whether the value has a type that fits the column's name."""
+    if column == "reasoning_content":  # settings are not reasoning
         return type(value) is str and value.strip().lower() not in ("", *"on off true false yes no none low medium high".split())
     return column not in ("chosen", "rejected", "either") or isinstance(value, (str, list, dict))
 
@@ -296,7 +296,7 @@ def ours(record, name):
         raise Rejected(CLASH, "has text, and a question with an answer; choose with --format text or completion")
     for column in list(MEANINGS)[:-5]:
         found = others(column) or named["input"] * (column == "prompt" and not (name == "auto" and there(*SHAPING, "ids")))
-        reference = column == "completion" and (  # of a prompt alone
+        reference = column == "completion" and (  # the answer of a prompt alone
             name == "prompts" or [*map(str.lower, found)] == ["answer"] and name == "auto" and "prompt" not in own.values())
         half = column in ("chosen", "rejected") and not (named["chosen"] and named["rejected"])
         if not found or there(column) or reference or half or name == "auto" and there(*BESIDE.get(column, ())):
@@ -314,7 +314,7 @@ def ours(record, name):
 
 
 def spoken(result, row, own, reads, reader):
-    """Puts system, history and reasoning into the messages; makes messages, or a text without a template, of a prompt of another layout."""
+    """Puts system, history and reasoning into the messages. Makes messages of a prompt of another layout, or without a template a text."""
     system, foreign, used = want(row.get("system") or "", str, "system"), {"prompt", "completion"} & {*own.values()}, set()
     system = system if system.strip() else ""
     single = len(result.documents) == 1 and result.kind != shards.PROMPTS and REASONING_FIELD in (reads or ())
@@ -365,7 +365,7 @@ def describe(record, result, used, own):
 
 
 def refuse_lost(record, result, own, named, reads):
-    """Refuses a row that leaves out a column with a meaning, but for meanings `named` by --columns. A column that repeats the sample is used."""
+    """Refuses a row that leaves out a column with a meaning, except for meanings `named` by --columns. A column that repeats the sample is used."""
     talks, ends = isinstance(result.documents[0].prompt, list), [source.body for source in result.documents]
     prompt, messages = (next((key for key in own if own[key] == column), column) for column in ("prompt", "messages"))
     for key in list(result.left_out):
@@ -377,7 +377,7 @@ def refuse_lost(record, result, own, named, reads):
         texts, said = ([text.strip() for _, text in layout.leaves(part)] for part in (value if fits("either", value) else str(value), parts))
         asks = column == "completion" and result.format == "messages" and not is_answer(ends[0], -1)
         other = variable or asks or column in ("tools", "chat_template_kwargs") or not fits(column, value)
-        if texts and not other and all(text in (said if len(text) < 8 else "\n".join(said)) for text in texts):  # short ones by chance
+        if texts and not other and all(text in (said if len(text) < 8 else "\n".join(said)) for text in texts):  # short texts repeat by chance
             result.used.append(result.left_out.pop(result.left_out.index(key)))
             continue
         instruction = f"instruction={prompt}" + ",output=completion" * ("completion" in result.used)
@@ -406,7 +406,7 @@ def understand(record, name="auto", more_roles=(), columns=None, reads=frozenset
     result.implicit, result.told = reader.implicit, reader.told
     used = reader.used | (spoken(result, row, own, reads, reader) if result.documents[0].prompt is not None else set())
     if isinstance(result.documents[0].prompt, list):
-        result.template_arguments = {  # CSV has texts
+        result.template_arguments = {  # CSV has only texts
             key: {"true": True, "false": False}.get(str(row[key]).lower(), row[key])
             for key in row.keys() & (reads or set()) - used - {*TAKEN} if type(row[key]) not in (Unread, type(None)) and not odd(row[key], BINARY)}
         used |= {"chat_template_kwargs", *result.template_arguments, *["tools"] * (reads is None or "tools" in reads)}
@@ -447,7 +447,7 @@ def other_columns(columns):
 class Reader:
     def __init__(self, record, roles):
         self.record, self.roles, self.implicit, self.told = record, roles, False, []
-        self.used, self.speakers = set(), False  # columns read; whether messages are ShareGPT's, with a key "from"
+        self.used, self.speakers = set(), False  # the columns read; whether messages are ShareGPT's, with a key "from"
 
     def get(self, key, kind=None):
         value = self.maybe(key)
@@ -541,8 +541,8 @@ class Reader:
 
     # -- their parts
     def shared_prompt(self, prompt, chosen, rejected):
-        """Splits two whole texts or conversations: their common beginning is the prompt, without a space at its end. A text `prompt`
-        beside conversations must occur in it."""
+        """Splits two whole texts or conversations: their common beginning is the prompt, without a space at its end. If they are
+        conversations, a text `prompt` must occur in the common beginning."""
         shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
         if shared == min(len(chosen), len(rejected)):
             raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
@@ -598,7 +598,7 @@ class Reader:
         for key in MASKS:
             if message.get(key, 0) not in (0, 1):
                 raise Rejected(WRONG_TYPE, f"{name} has {key} {json.dumps(message[key])[:20]}; a turn counts (1, true) or does not (0, false)")
-        if message.get("function_call") and not message.get("tool_calls"):  # OpenAI's API before tools
+        if message.get("function_call") and not message.get("tool_calls"):  # the form of OpenAI's API before it had tools
             message["tool_calls"] = [{"type": "function", "function": value_of(message.pop("function_call"))}]
             self.told.append("function_call became tool_calls")
         if message.get("tool_calls"):
@@ -612,7 +612,7 @@ class Reader:
         return message
 
     def call(self, call, name):
-        """Returns a tool call with its arguments as an object. OpenAI's API has them as text, which templates would encode again."""
+        """Returns a tool call with its arguments as an object. OpenAI's API has the arguments as text, which templates would encode again."""
         function = want(want(call, dict, f"{name}'s tool call").get("function") or call, dict, f"{name}'s function")
         given = function.get("arguments")
         if isinstance(given, dict):
@@ -625,7 +625,7 @@ class Reader:
 
     @staticmethod
     def content(content, name):
-        """Returns a text; joins a list of parts that are texts, as templates for such parts do."""
+        """Returns a text; joins a list of parts that are texts, as templates that read parts do."""
         if isinstance(content, list):
             parts = [part for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
             if len(parts) != len(content) or any(part.get("type", "text") != "text" for part in parts):

@@ -1,7 +1,7 @@
 """Runs prepare.py: from inputs to a folder of shards, restartable, all or nothing.
 
-Until the end all files have names that end in .tmp, beside prepare.json, whose "state" records the progress. A state is saved between
-batches, after its files are synced. After a crash files are truncated to it, and the same bytes follow.
+Until the end all files have names that end in .tmp, next to prepare.json, whose "state" records the progress. A state is saved between
+batches, after its files are synced. After a crash files are truncated to the last state, and the same bytes follow.
 """
 
 import collections
@@ -24,23 +24,23 @@ import templates
 import tokenizer_file
 import workers
 
-STATE_SECONDS = 10  # between states, besides those at the ends of shards
+STATE_SECONDS = 10  # seconds between states; the end of a shard saves a state, too
 CHECKED = 64  # samples at the beginning of a run whose masks are checked
-MOST_NOTES = 200  # approximate limit of names of columns in notes
-SHOWN = 10  # rejected samples printed of each kind
-NEW = "prepare.new"  # folder in --out: what --overwrite makes before the old output goes
+MOST_NOTES = 200  # about how many characters of column names a note has
+SHOWN = 10  # number of rejected samples that are printed for each reason
+NEW = "prepare.new"  # folder in --out in which --overwrite makes the new output before the old one is removed
 TOKENIZER = ("tokenizer.tok", "chat_template.jinja")  # files for the C program and others
 OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|"
                   r"rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok|chat_template\.jinja")
 
 
 class Failure(Exception):
-    """One line: where, what, what to do."""
+    """An error of one line: where, what is wrong, what to do."""
 
 
 # ---- small things ------------------------------------------------------------------------------------------------------------
 def mixed(numbers):
-    """splitmix64's finalizer: 64 pseudo-random bits from uint64 numbers."""
+    """Returns 64 pseudo-random bits for each uint64 number, by splitmix64's finalizer."""
     z = numbers + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -58,13 +58,13 @@ def save(path, value):
 
 
 def differences(old, new):
-    """Returns the names of entries that differ between two plans."""
+    """Returns the names of the entries in which two plans differ."""
     names = [key for key in new if key != "options" and old[key] != new[key]]
     return names + ["--" + key.replace("_", "-") for key in new["options"] if old["options"].get(key) != new["options"][key]]
 
 
 class Part:
-    """Counts of train or val."""
+    """The counts of train or of val."""
 
     FIELDS = ("samples", "documents", "tokens", "counted", "longest")
 
@@ -72,7 +72,7 @@ class Part:
         saved = saved or {}
         for name in self.FIELDS:
             setattr(self, name, saved.get(name, 0))
-        self.lengths = saved.get("lengths", [0] * 64)  # documents of 2^i to 2^(i+1)-1 tokens
+        self.lengths = saved.get("lengths", [0] * 64)  # number of documents of 2^i to 2^(i+1)-1 tokens
 
     def add(self, table, samples):
         tokens = table["tokens"].astype(np.int64)
@@ -89,7 +89,7 @@ class Part:
 
 
 class RejectedFile:
-    """rejected.jsonl: every sample that was left out, with its file, line and reason. Some are printed."""
+    """Writes rejected.jsonl: every sample that was left out, with its file, line and reason. Prints some of them."""
 
     def __init__(self, folder, state, say):
         self.path, self.say = os.path.join(folder, "rejected.jsonl"), say
@@ -149,7 +149,7 @@ class Folder:
 
     def replace(self):
         """Moves a complete output in NEW to the folder, prepare.json last. May be repeated after a crash at any point: the old prepare.json
-        goes before the first new file comes."""
+        is removed before the first new file is moved."""
         new = os.path.join(self.path, NEW)
         if os.path.exists(self.json):
             self.clear(keep=["prepare.json"])
@@ -160,7 +160,7 @@ class Folder:
         os.rmdir(new)
 
     def saved(self, name="."):
-        """Returns prepare.json, of this folder or one in it; {} if it cannot be read."""
+        """Returns prepare.json of this folder, or of a folder in it; {} if it cannot be read."""
         try:
             with open(os.path.join(self.path, name, "prepare.json"), encoding="utf-8") as file:
                 value = json.load(file)
@@ -176,7 +176,7 @@ class Folder:
         if not os.path.exists(self.json):
             foreign = [name for name in self.ours() if name.endswith(".bin")]
             if foreign:
-                raise Failure(f"{self.path}: holds {foreign[0]} but no prepare.json; choose another --out, or --force to remove what is there")
+                raise Failure(f"{self.path}: holds {foreign[0]} but no prepare.json; choose another --out, or give --force to remove these files")
             self.clear()
             return {}
         saved = self.saved()
@@ -187,7 +187,7 @@ class Folder:
             raise Failure(f"{self.json}: cannot be parsed; --overwrite replaces it") from None
         if not different:
             return saved
-        if saved["status"] == "refused" or overwrite:  # it produced nothing
+        if saved["status"] == "refused" or overwrite:  # the earlier run wrote nothing
             self.clear()
             return {}
         raise Failure(f"{self.path}: was begun with other {', '.join(different)}; --overwrite replaces it, or choose another --out")
@@ -226,13 +226,13 @@ class Run:
     def run(self):
         s = self.settings
         folder = self.folder = self.goal = Folder(s.out)
-        if folder.saved(NEW).get("status") == "complete":  # a crash while it was moved
+        if folder.saved(NEW).get("status") == "complete":  # there was a crash during the move
             folder.replace()
             self.say(f"{s.out}: the output of an earlier --overwrite was complete and is now in place")
         if s.overwrite and os.path.exists(folder.json) and folder.saved().get("status") not in ("running", "read", "refused"):
             s.out = os.path.join(s.out, NEW)
             folder = self.folder = Folder(s.out)
-        saved_now = None if s.force else folder.saved().get("now")  # of a run that goes on: its template gets the same time
+        saved_now = None if s.force else folder.saved().get("now")  # a continued run keeps the time that its template reads
         now = datetime.datetime.fromisoformat(saved_now) if saved_now else datetime.datetime.now().replace(microsecond=0)
         pool = workers.Pool(s.workers, lambda: encode.Encoder(s.options, now), close=[folder.lock for folder in {self.folder, self.goal}])
         try:
@@ -307,7 +307,7 @@ class Run:
         goal = [None if row in rejected else "val" if validation[row] else "train" for row in result.rows]
         ends = np.cumsum(result.documents)
         first = 0
-        while first < len(goal):  # runs of samples with the same goal
+        while first < len(goal):  # runs of samples that go to the same place, train or val
             last = first + 1
             while last < len(goal) and goal[last] == goal[first]:
                 last += 1
@@ -323,7 +323,7 @@ class Run:
         last = int(table["begin"][-1] + table["tokens"][-1])
         table["begin"] -= np.uint64(first)
         values = result.values[first:last] if self.kind == shards.ADVANTAGES else None
-        if self.kind in (shards.LABELS, shards.DOCUMENTS):  # a pair gives two answers, a long reasoning several rounds
+        if self.kind in (shards.LABELS, shards.DOCUMENTS):  # a pair becomes two answers, long reasoning several rounds
             documents = [1] * len(table)
         columns = result.columns[begin:end] if self.kind == shards.PROMPTS else None
         self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents, values, columns)
@@ -342,7 +342,7 @@ class Run:
 
     # ---- the end ------------------------------------------------------------------------------------------------------------
     def finish(self):
-        """Refuses, or renames everything to its final name. May be repeated after a crash at any point."""
+        """Refuses the run, or renames all files to their final names. May be repeated after a crash at any point."""
         s, out = self.settings, self.settings.out
         if [inputs.identity(path) for path in s.paths] != self.made["plan"]["inputs"]:
             raise Failure(f"{out}: an input changed while it was read; run again with --overwrite")
@@ -385,13 +385,13 @@ class Run:
             remarks = tokenizer_file.write_tokenizer_file(path, options.tokenizer, encoder.template and encoder.template.text,
                                                           encoder.template_arguments, now=encoder.now, rendered=bool(rendered),
                                                           eos=options.eos_token)
-        except Exception as error:  # the C program supports fewer tokenizers
+        except Exception as error:  # the C program does not support every tokenizer
             remarks = [f"tokenizer.tok was not written: {' '.join(str(error).split())}"]
         for remark in remarks:
             self.say(remark)
 
     def refuse(self, why):
-        """Refuses, but keeps the work under temporary names: with --skip-bad the same command only renames it."""
+        """Refuses the run, but keeps its files under temporary names: with --skip-bad the same command only renames them."""
         self.made["status"] = "refused"
         save(self.folder.json, self.made)
         self.rejected.publish()

@@ -1,6 +1,6 @@
 """Writes and verifies token shards of streambp.c, version 1. data/README.md describes the format byte by byte.
 
-A shard is written in sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp, maybe .values.tmp, or .index.tmp and
+A shard is written in sections next to its final name (.table.tmp, .ids.tmp, .counts.tmp, maybe .values.tmp, or .index.tmp and
 .columns.tmp), because the document table is first and its size is unknown until the end. They are joined to NAME.tmp, which the caller
 renames. ShardWriter.state() is all that a restart needs: sections are truncated to the lengths that it implies. Needs numpy.
 """
@@ -26,7 +26,7 @@ VALUES = np.dtype("<f4")
 LLM_C = {20240520: "uint16", 20240801: "uint32"}
 TABLE = np.dtype([("begin", "<u8"), ("tokens", "<u8"), ("counted", "<u8"), ("group", "<u8"), ("prompt", "<u8"), ("reward", "<f4"),
                   ("crc", "<u4")])
-COLUMNS = np.dtype([("begin", "<u8"), ("bytes", "<u4"), ("crc", "<u4")])  # the index of prompts' columns; their text follows it
+COLUMNS = np.dtype([("begin", "<u8"), ("bytes", "<u4"), ("crc", "<u4")])  # an entry in the index of prompts' columns; the columns' text follows the index
 EMPTY_COLUMNS = b"{}"
 STRETCH = 1 << 22  # tokens verified at a time
 assert HEADER.size == HEADER_BYTES and TABLE.itemsize == 48 and COLUMNS.itemsize == 16
@@ -67,10 +67,10 @@ class ShardWriter:
     def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None, chat_template=lambda: 0, widest=0):
         self.folder, self.stem, self.kind = folder, stem, kind
         self.vocabulary, self.tokenizer, self.name = vocabulary, tokenizer, name
-        self.id_bytes, self.shard_tokens = id_bytes_of(max(vocabulary, widest)), shard_tokens  # widest: ids that may come
+        self.id_bytes, self.shard_tokens = id_bytes_of(max(vocabulary, widest)), shard_tokens  # widest: the ids may be as large as the vocabulary
         self.shard, self.files = 0, None
         self.chat_template = chat_template  # returns the fingerprint of the template that rendered samples so far, or 0
-        self.old = []  # sections of closed shards, kept until the caller has saved a state that does not need them
+        self.old = []  # sections of closed shards, which are kept until the caller has saved a state without them
         self._begin()
         if state:
             self.shard = state["shard"]
@@ -109,7 +109,7 @@ class ShardWriter:
         """Adds whole samples: `ids` [tokens] in the file's type, `counts` [tokens] uint8, `table` [documents] with begin counted from
         ids[0], and each sample's number of documents; for ADVANTAGES `values` [tokens] float32; for PROMPTS `columns`, the bytes of a
         JSON object for every document, or None."""
-        ends = np.cumsum(documents_of_sample)  # one past each sample's last document
+        ends = np.cumsum(documents_of_sample)  # the index after each sample's last document
         token_ends = (table["begin"] + table["tokens"])[ends - 1].astype(np.int64)
         first = token = document = 0
         while first < len(ends):
@@ -131,7 +131,7 @@ class ShardWriter:
             first, token, document = fitting, until, last
 
     def _columns(self, columns):
-        """Appends to the sections of columns."""
+        """Appends to the two sections of columns."""
         index = np.zeros(len(columns), COLUMNS)
         index["bytes"], index["crc"] = [len(text) for text in columns], [zlib.crc32(text) for text in columns]
         index["begin"] = self.column_bytes + np.cumsum(index["bytes"], dtype=np.uint64) - index["bytes"]
@@ -204,7 +204,7 @@ class ShardWriter:
         return {"shard": self.shard, **{key: getattr(self, key) for key in self.COUNTS}}
 
     def forget_old(self):
-        """Call after the last state() was saved: removes sections of shards closed before it."""
+        """Removes the sections of shards that were closed before the last state(). Call it after that state was saved."""
         for path in self.old:
             os.remove(path)
         self.old = []
@@ -221,7 +221,7 @@ class Shard:
         with open(path, "rb") as file:
             raw = file.read(HEADER_BYTES)
         if len(raw) >= 8 and struct.unpack("<i", raw[:4])[0] in LLM_C:
-            raise ShardError(f"{path}: is one of llm.c's shards, which have no checksums; train reads it as it is")
+            raise ShardError(f"{path}: is one of llm.c's shards, which have no checksums; train reads it without conversion")
         if raw[:8] != MAGIC:
             raise ShardError(f"{path}: is not a token shard: it does not begin with {MAGIC.decode()}")
         self._want(len(raw) >= HEADER_BYTES, f"ends after {size} bytes, within its header")
@@ -253,7 +253,7 @@ class Shard:
         ids_end = self.ids_at + self.tokens * self.id_bytes
         counts_end = self.counts_at + self.tokens
         end = self.values_at + self.tokens * VALUES.itemsize if self.values_at else counts_end
-        if self.columns_at:  # its length is in the index
+        if self.columns_at:  # the length of this section is in the index
             end = max(self.file_bytes, self.columns_text())
         wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind not in (DOCUMENTS, PAIRS, GROUPS, PROMPTS, LABELS)
                  else "byte order" if self.byte_order != BYTE_ORDER
@@ -307,7 +307,7 @@ class Shard:
         right = np.array_equal(begins[:-1], table["begin"]) and begins[-1] == self.tokens
         self._want(right, "its documents are not contiguous")
         self._want(table["counted"].sum() == self.counted and table["tokens"].max() == self.longest,
-                   "its header's sums are not those of its documents")
+                   "the sums in its header differ from the sums of its documents")
         group = table["group"].astype(np.int64)
         steps = np.diff(group)
         if self.kind in (DOCUMENTS, PROMPTS, LABELS):

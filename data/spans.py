@@ -3,18 +3,19 @@
 The first of three ways that applies is taken:
 
   generation   the template has {% generation %} blocks, and the assistant's turns are wanted: the blocks mark them
-  prefixes     the messages before a turn, rendered with the generation prompt, are a prefix of the messages up to that turn, and
-               these of the whole text; the turn lies between the two ends
+  prefixes     the messages before a turn, rendered with the generation prompt, are a prefix of the messages up to that turn,
+               whose rendering is a prefix of the whole text; the turn lies between the two ends
   differences  templates that rewrite history (leave out old reasoning, move the system message) have no such prefixes. The
                texts of each message in turn are replaced by a placeholder; the message lies where the rendering differs from
                the whole text. An assistant's turn begins after the generation prompt and ends with the special token that
-               ends a turn, or as if it were the last. A text that the template writes after its call's answers is a stretch of its own.
+               ends a turn, or at the end of a conversation's last turn. A text that the template writes after the answers of its
+               call is a stretch of its own.
 
-A turn that none of them finds is a TemplateFailure; nothing is guessed.
+A turn that none of the three ways finds is a TemplateFailure; nothing is guessed.
 
-In long conversations a rendering for each message would take quadratic time. There two renderings (layout.py) give the places if they
-suffice. Among turns with the same neighbourhood (shapes of the messages around, template text between), the first, second, fourth,
-eighth ... and the last are compared with true prefixes; the others are placed like these.
+In long conversations a rendering for each message would take quadratic time. In these, two renderings (layout.py) give the places if they
+are enough. Among turns with the same neighbourhood (shapes of the messages around, template text between), the first, second, fourth,
+eighth ... and the last are compared with true prefixes; the other turns are placed like the compared turns.
 """
 
 import functools
@@ -24,11 +25,11 @@ import re
 from layout import find_layout, leaves, put_at, spellings
 from templates import REASONING, TemplateFailure
 
-LONG = 32  # turns from which on not each is rendered separately
-PLACEHOLDERS = ("\u241e\u2420\u241e", "\u241f\u2421\u241f", "\u2422\u2424\u2422")  # pictures of control characters
+LONG = 32  # with this many turns or more, not every turn is rendered separately
+PLACEHOLDERS = ("\u241e\u2420\u241e", "\u241f\u2421\u241f", "\u2422\u2424\u2422")  # the characters that show control characters
 
 
-# ---- where two texts begin and end to differ --------------------------------------------------------------------------------
+# ---- the first and last difference of two texts --------------------------------------------------------------------------------
 def common_prefix(a, b):
     """Returns the length of the common prefix of a and b, by bisection with fast comparisons."""
     low, high = 0, min(len(a), len(b))
@@ -65,8 +66,8 @@ class Canonical:
         at = whole.find(PLACEHOLDERS[1])
         if at < 0 or not asked.strip():
             raise TemplateFailure("the template leaves out the assistant's text")
-        self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # text between it and the content
-        self.ends = {}  # special tokens that end a turn, as keys: the last turn's, one before others, one that calls a tool
+        self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # text between the generation prompt and the content
+        self.ends = {}  # special tokens that end a turn, as keys: of the last turn, of an earlier turn, of a turn that calls a tool
         self.behind = ""  # text of the template after the last turn's end token
         if special_pattern:
             found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
@@ -77,7 +78,7 @@ class Canonical:
 
     @staticmethod
     def end_of_call(template, special_pattern, user, more):
-        """Returns {the special token with which a turn ends that calls a tool: None}, or nothing."""
+        """Returns {the special token that ends a turn with a call of a tool: None}, or an empty dictionary."""
         call = {"type": "function", "function": {"name": PLACEHOLDERS[1], "arguments": {}}}
         try:
             text = template.render([user, {"role": "assistant", "content": "", "tool_calls": [call]}], False, **more).rstrip()
@@ -133,7 +134,7 @@ class Turns:
         return text, spans
 
     def moved(self, text, messages, layout, tools, more):
-        """Returns the numbers of messages with a call whose content the template writes after all else that it writes for them."""
+        """Returns the numbers of messages with a call whose content the template writes after the rest of the message."""
         found = []
         for i, message in enumerate(messages[:-1]):
             own, its = layout.places[i:i + 2] if layout else (None, None)
@@ -144,7 +145,7 @@ class Turns:
         return found
 
     def find_moved(self, messages, moved, wanted, tools, more):
-        """Returns turns. They are found without the contents of the messages in `moved`. Then each content is put in where the template writes it."""
+        """Returns turns. Turns are found without the contents of the messages in `moved`. Then each content is inserted where the template writes it."""
         given, messages = messages, [{**message, "content": ""} if i in moved else message for i, message in enumerate(messages)]
         text, spans = self.find(messages, wanted, tools, **more)
         for i in moved:
@@ -170,7 +171,7 @@ class Turns:
             return None
 
     def find_generation(self, messages, wanted, tools=None, **more):
-        """Returns the same by {% generation %} blocks: one for each of the assistant's turns; else turns decide which blocks are theirs."""
+        """Returns turns by {% generation %} blocks: one for each of the assistant's turns; else the turns found otherwise choose their blocks."""
         text, blocks = self.template.render_generation(messages, tools, **more)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if assistant == list(wanted):
@@ -183,10 +184,10 @@ class Turns:
         return text, [(i, max(begin, b), min(end, e)) for i, begin, end in turns for b, e in blocks if b < end and e > begin]
 
     def prefix(self, text, messages, i, tools, more):
-        """Returns (begin, end) of turn i by true prefixes; None if these are none."""
+        """Returns (begin, end) of turn i by true prefixes; None if the renderings are not prefixes."""
         before = self.template.render(messages[:i], True, tools, **more)
         after = text if i + 1 == len(messages) else self.template.render(messages[:i + 1], False, tools, **more)
-        if not after.startswith(before):  # the prompt may be reasoning's opening alone, in a turn that goes on after a tool's answer
+        if not after.startswith(before):  # in a turn that continues after a tool's answer the generation prompt may be only the opening of reasoning
             closed = self.template.render(messages[:i], False, tools, **more)
             mark = self.special_pattern and before.startswith(closed) and self.special_pattern.match(before, len(closed))
             before = closed if mark and not after.startswith(mark.group(), len(closed)) else before
@@ -206,7 +207,7 @@ class Turns:
         return spans
 
     def by_some_prefixes(self, text, messages, wanted, layout, tools, more):
-        """Returns the same from the places of all messages. A turn's neighbourhood is the shapes of the messages around it and the
+        """Returns turns from the places of all messages. A turn's neighbourhood is the shapes of the messages around it and the
         template's text between them; turns of one neighbourhood have the same place in it."""
         last = len(messages) - 1
         ends = [0, *(end for _, end in layout.places)]  # [i]: end of the message before i
@@ -228,7 +229,7 @@ class Turns:
                     place = true_place(i)
                     if place is None:
                         return None
-                    if seen[1] not in (None, place) or place[0] < 0 or place[1] < 0:  # alike and yet not: every turn is asked
+                    if seen[1] not in (None, place) or place[0] < 0 or place[1] < 0:  # one neighbourhood, but different places: render every turn
                         return self.by_prefixes(text, messages, wanted, tools, more)
                     seen[1] = place
                 spans.append((i, ends[i] + seen[1][0], ends[i + 1] + seen[1][1]))
@@ -245,7 +246,7 @@ class Turns:
         reach = list(itertools.accumulate((place[1] for place, _ in ordered), max))
         spans, reached = [], 0
         for i in wanted:
-            if places[i] is None:  # the template leaves it out
+            if places[i] is None:  # the template leaves the message out
                 continue
             begin, end = places[i]
             k = order[i]
@@ -271,12 +272,12 @@ class Turns:
         message, texts = messages[i], list(leaves(messages[i]))
         try:
             other = rendered(message, texts)
-        except TemplateFailure:  # some refuse content beside a call
+        except TemplateFailure:  # some templates refuse content with a call
             other = rendered(message, [leaf for leaf in texts if leaf[1].strip()])
         if other == text:
             return None
         begin = common_prefix(text, other)
-        if message.get("tool_calls"):  # names of tools may stand in their answers, too
+        if message.get("tool_calls"):  # names of tools may occur in their answers, too
             paths = [("tool_calls", k, *(("function",) if "function" in call else ()), "arguments") for k, call in enumerate(message["tool_calls"])]
             other = rendered(functools.reduce(lambda found, path: put_at(found, path, {placeholder: placeholder}), paths, message))
         return begin, len(text) - min(common_suffix(text, other), len(text) - begin)
@@ -284,19 +285,19 @@ class Turns:
     def begin_of_turn(self, text, canonical, behind, begin, i):
         window = text[behind:begin]
         prompt, before = canonical.prompt, canonical.before
-        if not prompt:  # no generation prompt, as with Mistral's
+        if not prompt:  # the template has no generation prompt, like Mistral's
             return begin - len(before) if window.endswith(before) else begin
-        # The prompt may open the reasoning, which an old turn drops or closes at once: then its beginning, up to a special token.
+        # The prompt may open the reasoning, which an old turn drops or closes at once; then compare only the prompt's beginning, up to a special token.
         mark = self.special_pattern.search(prompt) if self.special_pattern else None
         for length in range(len(prompt), mark.end() - 1 if mark else len(prompt) - 1, -1):
             at = window.rfind(prompt[:length])
-            if at >= 0 and "<" not in prompt[:length].rpartition(">")[2]:  # not within a mark
+            if at >= 0 and "<" not in prompt[:length].rpartition(">")[2]:  # do not cut within a mark
                 return behind + at + length
         raise TemplateFailure(f"the template rewrites earlier messages, and the beginning of message {i + 1} is not found; use a "
                               "template with {% generation %} blocks")
 
     def end_of_turn(self, text, canonical, end, following, messages, tools, more):
-        """Returns the end of the special token and the line breaks after it; without one, of what is written if this message is the last."""
+        """Returns the end of the special token and the line breaks after it; without a special token, the end of the text as written for the last message."""
         assistant = messages[-1]["role"] == "assistant"
         marks = self.special_pattern.finditer(text, end, following) if self.special_pattern else ()
         mark = next((mark for mark in marks if mark.group() in canonical.ends or not assistant), None)

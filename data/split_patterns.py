@@ -1,9 +1,10 @@
-r"""Pre-tokenizers as C runs them: regular expressions over symbols, one byte a character.
+r"""Converts pre-tokenizers to the form that C runs: regular expressions over symbols, one byte a character.
 
-Characters that no part of the patterns tells apart have the same symbol. Which those are is asked of the `tokenizers` library itself: its
+Characters that no part of the patterns distinguishes have the same symbol. The `tokenizers` library itself answers which they are: its
 regular expressions have a Unicode version of their own, and a tokenizer must agree with them to the character. So each part that stands
-for one character (`\p{L}`, `[^\s\p{N}]`, `x`, also within (?i:...)) becomes the class of its symbols. The rest is what Oniguruma, of which
-these patterns are, and PCRE2, which runs them, read alike; what they do not is written out ({1,3}+, ^, \b) or refused by CannotEncode.
+for one character (`\p{L}`, `[^\s\p{N}]`, `x`, also within (?i:...)) becomes the class of its symbols. The rest means the same to Oniguruma,
+for which these patterns were written, and to PCRE2, which runs them. Parts with different meanings are written out ({1,3}+, ^, \b) or
+refused by CannotEncode.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 BEHAVIOURS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 INVERTED, MOST_SYMBOLS = 1 << 8, 256
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Planes 4 to 13 are unassigned, and 15 and 16 private: those left out are like the one before.
+# Planes 4 to 13 are unassigned, and 15 and 16 private: planes left out behave like the plane before them.
 POINTS = (*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1001), 0xF0000, 0xFFFFE, 0x100000, 0x10FFFE)
 TOKEN = re.compile(r"""(?sx)
     (?P<one>\\[pP]\{[^}]*\} | \\x\{[0-9A-Fa-f]+\} | \\x[0-9A-Fa-f]{1,2} | \\u[0-9A-Fa-f]{4} | \\[sSdDwWhHtnrfvae] | \\[^0-9A-Za-z] |
@@ -25,11 +26,11 @@ TOKEN = re.compile(r"""(?sx)
   | (?P<plain>[)|] | \\[Az])""")
 EDGES = {"^": r"(?:\A|(?<=\n)(?!\z))", "$": r"(?:\z|(?=\n))", r"\Z": r"(?=\n?\z)", r"\b": r"(?:(?<=\w)(?!\w)|(?<!\w)(?=\w))",
          r"\B": r"(?:(?<=\w)(?=\w)|(?<!\w)(?!\w))"}
-FOLDED = re.compile("ss|st|ff|fi|fl", re.I)  # of two letters one character, in other cases
+FOLDED = re.compile("ss|st|ff|fi|fl", re.I)  # one character that becomes two letters in another case
 
 
 class CannotEncode(Exception):
-    """Why C cannot encode text with this tokenizer."""
+    """Says why C cannot encode text with this tokenizer."""
 
 
 def every_character():
@@ -37,12 +38,12 @@ def every_character():
 
 
 def matches(pattern, text):
-    """[(begin, end)] of a regular expression in a text."""
+    """Returns [(begin, end)] of the matches of a regular expression in a text."""
     return [place for _, place in pre_tokenizers.Split(Regex(pattern), "removed", invert=True).pre_tokenize_str(text)]
 
 
 def members(one, characters):
-    """The runs [(begin, end)] of those that `one` is or takes: a regular expression, or a pre-tokenizer that isolates them."""
+    """Returns the runs [(begin, end)] of code points that `one` matches: a regular expression, or a pre-tokenizer that isolates them."""
     if isinstance(one, str):
         return matches(f"(?:{one})+", "".join(characters))
     pieces = one.pre_tokenize_str("a".join(characters))
@@ -50,7 +51,7 @@ def members(one, characters):
 
 
 def end_of_set(pattern, at):
-    """Where the [...] that begins at `at` ends; one may hold others."""
+    """Returns the end of the [...] that begins at `at`; it may be nested."""
     depth, i = 0, at
     while i < len(pattern):
         depth += {"[": 1, "]": -1}.get(pattern[i], 0)
@@ -61,23 +62,23 @@ def end_of_set(pattern, at):
 
 
 class Splits:
-    """The patterns of a tokenizer, one after the other, and the symbols that they need."""
+    """Collects the patterns of a tokenizer, one after the other, and the symbols that they need."""
 
     def __init__(self):
-        self.sets, self.rows = {}, []  # {what stands for one character: its number}; [(behaviour, parts of a pattern)]
+        self.sets, self.rows = {}, []  # {a part that stands for one character: its number}; [(behaviour, parts of a pattern)]
 
     def number(self, one):
         return self.sets.setdefault(one, len(self.sets))
 
     def add(self, pattern, behaviour, invert=False):
-        """`pattern`: a regular expression, or a pre-tokenizer that isolates single characters."""
+        """Adds a pattern: a regular expression, or a pre-tokenizer that isolates single characters."""
         parts = self.parts(pattern) if isinstance(pattern, str) else [self.number(pattern)]
         self.rows.append((BEHAVIOURS.index(behaviour) | INVERTED * bool(invert), parts))
 
     def parts(self, pattern):
-        """[text, or the number of a set of characters]"""
+        """Returns the parts of a pattern: texts, and numbers of sets of characters."""
         fold, behind, repeated, letters = pattern.startswith("(?i)"), False, False, ""
-        parts, opened, unit, at = [], [], 0, 4 * fold  # unit: where the last one begins in parts, a character or a group
+        parts, opened, unit, at = [], [], 0, 4 * fold  # unit: index in parts of the last character or group
         while at < len(pattern):
             token = TOKEN.match(pattern, at)
             end = token.end() if token else end_of_set(pattern, at) if pattern[at] == "[" else at
@@ -88,7 +89,7 @@ class Splits:
                 interval = count[0] == "{"
                 if repeated:
                     parts[unit:] = ["(?:", *parts[unit:], ")"]
-                if interval and (how == "+" or how == "?" and "," not in count):  # Ruby's: a repetition of the repetition
+                if interval and (how == "+" or how == "?" and "," not in count):  # in Ruby's syntax: a repetition of the repetition
                     parts[unit:] = ["(?:", *parts[unit:], count + ")"]
                     count = ""
                 parts.append(count + how)
@@ -110,13 +111,13 @@ class Splits:
         return parts
 
     def coded(self):
-        """([(first, last, symbol)] of code points that have another one than 0, [pattern])"""
+        """Returns ([(first, last, symbol)] of code points whose symbol is not 0, [pattern])."""
         characters = every_character()
         try:
             cuts = [pre_tokenizers.Split(Regex(f"(?:{one})+"), "isolated") if isinstance(one, str) else one for one in self.sets]
-            begins = [begin for _, (begin, _) in pre_tokenizers.Sequence(cuts).pre_tokenize_str("".join(characters))]  # once through all
+            begins = [begin for _, (begin, _) in pre_tokenizers.Sequence(cuts).pre_tokenize_str("".join(characters))]  # one pass over all code points
             found = [members(one, [characters[begin] for begin in begins]) for one in self.sets]
-        except Exception as error:  # the library has no class of its own for it
+        except Exception as error:  # the library has no class of its own for this set
             raise CannotEncode(f"its pre-tokenizer's pattern has a part that does not stand alone: {error}") from None
         masks = [0] * len(begins)
         for number, runs in enumerate(found):

@@ -1,4 +1,4 @@
-"""Chat templates of Hugging Face tokenizers: finds them in a tokenizer's folder, and renders exactly as transformers does.
+"""Finds the chat template in a tokenizer's folder, and renders it exactly as transformers does.
 
 A template is a Jinja program from a model's folder, so it runs in a sandbox that cannot change its arguments. A rendering can also
 mark which of its characters lie in {% generation %} blocks. Needs only jinja2.
@@ -24,7 +24,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of a message's reasoning
 MARKS = ("\ufdd0", "\ufdd1")  # noncharacters of Unicode, which texts do not contain
 
 
@@ -35,7 +35,7 @@ NUMBERS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last"
 
 
 class TemplateFailure(Exception):
-    """The template refused these messages, or rendered something that cannot be trusted."""
+    """The template refused these messages, or its rendering cannot be trusted."""
 
 
 class Endless(Exception):
@@ -96,8 +96,8 @@ def write_whole(path, content):
 
 
 def load_chat_template(path, file=None):
-    """A file, or chat_template.jinja, else tokenizer_config.json's chat_template: a text, or a list of named ones, of
-    which `default` is taken. None where there is none."""
+    """Returns the template of a file; or of chat_template.jinja, else tokenizer_config.json's chat_template: a text, or a list of named
+    texts, of which `default` is taken. None if there is no template."""
     folder = folder_of(path)
     alone = file or os.path.join(folder, "chat_template.jinja")
     if file or os.path.exists(alone):
@@ -121,7 +121,7 @@ def load_chat_template(path, file=None):
 
 
 def load_special_tokens(path):
-    """Texts of the special tokens by name. special_tokens_map.json counts only beside a tokenizer_config.json without
+    """Returns the texts of the special tokens by name. special_tokens_map.json counts only if tokenizer_config.json has no
     added_tokens_decoder, as in transformers."""
     folder = folder_of(path)
     config = read_json(os.path.join(folder, "tokenizer_config.json"))
@@ -139,7 +139,7 @@ def load_special_tokens(path):
 
 # ---- the environment templates run in ---------------------------------------------------------------------------------------
 class Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}: the model's text. It stays; on request it is put between MARKS."""
+    """{% generation %} ... {% endgeneration %}: encloses the model's text. The text is kept; on request it is put between MARKS."""
 
     tags = {"generation"}
 
@@ -178,7 +178,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Late(BaseException):
-    """The time is up. A BaseException, which templates' code does not catch."""
+    """The time is over. A BaseException, which templates' code does not catch."""
 
 
 def late(*_):
@@ -198,11 +198,11 @@ def taken_bytes():
 
 
 def limited(function, seconds):
-    """Returns the function's result; raises Endless if it takes longer, or BYTES more memory than now."""
+    """Returns the function's result; raises Endless if it takes longer, or BYTES more memory than the process has now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGPROF, late)
     try:
-        signal.setitimer(signal.ITIMER_PROF, seconds, seconds + 1)  # repeats, as the first may be raised in code that ignores it
+        signal.setitimer(signal.ITIMER_PROF, seconds, seconds + 1)  # repeats, because the first exception may be raised in code that ignores it
         if taken := taken_bytes():
             most = taken + BYTES
             resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
@@ -243,7 +243,7 @@ def refuse(message):
 
 
 def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    """Filter tojson, which unlike Jinja's does not escape <, > and & for HTML."""
+    """Filter tojson, which does not escape <, > and & for HTML, unlike Jinja's."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -256,7 +256,7 @@ def with_reasoning(message):
 
 
 class ChatTemplate:
-    """A compiled template with its special tokens. `now` is the time for strftime_now: one for a whole run, so that the run can be
+    """A compiled template with its special tokens. `now` is the time for strftime_now: the same for a whole run, so that the run can be
     repeated."""
 
     def __init__(self, text, special=None, now=None):
@@ -292,7 +292,7 @@ class ChatTemplate:
             raise TemplateFailure(str(error) or type(error).__name__) from None
         except RecursionError:
             raise TemplateFailure("the template recurses without end") from None
-        except Exception as error:  # a template is a program: it may divide by zero, say
+        except Exception as error:  # a template is a program: it may divide by zero, for example
             raise TemplateFailure(f"{type(error).__name__}: {error}") from None
         finally:
             self.environment.mark_generation = False

@@ -7,7 +7,7 @@
 The opening is the part of the generation prompt that is dropped from an answer's turn when others follow, such as a reasoning model's
 "<think>\\n". With enable_thinking, `thinking_on` or `thinking_off` replaces it. A template may also drop the reasoning of old answers
 (FORGETS): of opening + answer it keeps the text after the last "</think>", without the line breaks that follow (FORGETS_LINES), after
-trimming the whole (FORGETS_SPACE). Other marks of reasoning than <think> are `thought_begin` and `thought_end`: what `unthought` does.
+trimming the whole (FORGETS_SPACE). Other marks of reasoning than <think> are `thought_begin` and `thought_end`, which `unthought` uses.
 
 The texts are found by rendering placeholders, and kept only if renderings of other texts are their concatenation (templates may trim
 users' texts, which is recorded) and, for later turns, if the ids of the parts are those of the whole. If old answers change, the whole
@@ -26,7 +26,7 @@ OTHERS = ("Hello", "a {{ b }} {% c %} <d> & 'e' \"f\" \\ g\n\nh", "  between spa
 
 
 class NoChat(Exception):
-    """The template gives no chat; the text says why."""
+    """The template cannot be reduced to a chat; the text says why."""
 
 
 @dataclass
@@ -118,8 +118,8 @@ def answers_become(ask, parts):
 
 
 def unthought(text, begin, end):
-    """Returns an answer without its reasoning: with a `begin` without all that stands between marks, and trimmed; else from the last
-    `end` on."""
+    """Returns an answer without its reasoning: with a `begin`, without all text between the marks, and trimmed; else the text
+    after the last `end`."""
     return "".join(part.split(begin)[0] for part in text.split(end)).strip() if begin else text.rpartition(end)[2]
 
 
@@ -142,7 +142,7 @@ def find_marks(chat, ask, close, parts):
     begin, end = before.removeprefix(head).strip(), between.removesuffix(own).strip()
     if not forgets or not (begin and end and before.startswith(head) and between.endswith(own)) or "think>" in begin + end:
         return None
-    if own:  # a content is only what comes after it
+    if own:  # the content is only the text after the mark
         return "", end
     for mark in (begin.partition(">")[0] + ">", begin, ""):
         texts = [a + other + b for other in OTHERS for a in ("", begin + "\nhm" + end, begin + "hm ", f"a{end}b{mark}c") for b in ("", end)]

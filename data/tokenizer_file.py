@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-r"""Turns a Hugging Face tokenizer into the one binary file that `train sample` reads text with.
+r"""Turns a Hugging Face tokenizer into the one binary file with which `train sample` reads text.
 
     python data/tokenizer_file.py --tokenizer Qwen3-0.6B --out Qwen3-0.6B/tokenizer.tok
 
@@ -82,18 +82,18 @@ ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be written at all."""
+    """The tokenizer cannot be written at all."""
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
 class Source:
-    """tokenizer.json and the files beside it, with the tokens that transformers adds at loading."""
+    """Reads tokenizer.json and the other files of its folder, with the tokens that transformers adds at loading."""
 
     def __init__(self, where):
         self.folder = where if os.path.isdir(where) else os.path.dirname(where) or "."
         path = os.path.join(where, "tokenizer.json") if os.path.isdir(where) else where
         if not os.path.exists(path):
-            raise TokenizerError(f"{path}: no such file; give a folder with tokenizer.json, or that file")
+            raise TokenizerError(f"{path}: no such file; give a folder with tokenizer.json, or a tokenizer.json")
         self.name = templates.tokenizer_name(where)
         self.generation = templates.read_json(os.path.join(self.folder, "generation_config.json"))
         content, self.tokenizer, _ = tokenizer_load.load(path)
@@ -202,10 +202,10 @@ def normalizer_flags(state):
 
 
 def words_of(state, flags, splits):
-    """(what becomes of spaces, flags); adds the patterns that cut words to `splits`."""
+    """Returns (how spaces are written, flags); adds the patterns that cut words to `splits`."""
     parts = flatten(state.get("pre_tokenizer"), "pretokenizers")
     if [part["type"] for part in parts] == ["Split"] and parts[0]["pattern"] == {"String": " "} and "REPLACE_SPACES" in flags:
-        return "WHOLE", []  # there is no space left to split at
+        return "WHOLE", []  # no space is left at which to split
     words, more = "WHOLE", []
     for i, part in enumerate(parts):
         kind, last = part["type"], i == len(parts) - 1
@@ -262,21 +262,21 @@ def pack_table(texts):
 
 
 def normal_forms(normalizer, texts):
-    """The normal form of each text; none holds a line feed, which keeps them apart."""
+    """Returns the normal form of each text. No text holds a line feed, so one separates them."""
     return normalizer.normalize_str("\n".join(texts)).split("\n")
 
 
 @functools.cache
 def composition():
-    """(decompositions, combining classes, pairs): [(code point, [full canonical decomposition])], [(code point, class)],
+    """Returns (decompositions, combining classes, pairs): [(code point, [full canonical decomposition])], [(code point, class)],
     [(first, second, composite)], each in order, as the library has them; Hangul syllables are left out."""
-    characters = [c for c in every_character() if c != "\n" and not 0xAC00 <= ord(c) < 0xD7A4]  # those are composed by rule
+    characters = [c for c in every_character() if c != "\n" and not 0xAC00 <= ord(c) < 0xD7A4]  # Hangul syllables are composed by rule
     decomposed, composed = (normal_forms(form, characters) for form in (normalizers.NFD(), normalizers.NFC()))
     decompositions = [(ord(c), list(map(ord, d))) for c, d in zip(characters, decomposed) if c != d]
     primary = [d for c, d, n in zip(characters, decomposed, composed) if c != d and c == n]
     starts, wholes = (normal_forms(normalizers.NFC(), texts) for texts in ([d[:-1] for d in primary], primary))
     pairs = [(ord(start), ord(d[-1]), ord(whole)) for start, d, whole in zip(starts, primary, wholes)]
-    # Marks are those that change places with U+0345, whose class is the largest. Python's Unicode is not older than the library's.
+    # Marks are the characters that change places with U+0345, whose class is the largest. Python's Unicode is not older than the library's.
     pairs_of_marks = ["\u0345" + c for c, d in zip(characters, decomposed) if c == d]
     moved = [pair[1] for pair, form in zip(pairs_of_marks, normal_forms(normalizers.NFD(), pairs_of_marks)) if pair != form]
     combining = [(ord(c), unicodedata.combining(c)) for c in sorted([*moved, "\u0345"])]
@@ -285,7 +285,7 @@ def composition():
 
 
 def encoder_sections(source, decoded, sections):
-    """Fills what encoding needs; returns (flags, how words are cut). Raises CannotEncode."""
+    """Fills the sections for encoding; returns (flags, how words are cut). Raises CannotEncode."""
     state, model = source.state, source.state["model"]
     check_model(model)
     flags = normalizer_flags(state)
@@ -334,7 +334,7 @@ def encoder_sections(source, decoded, sections):
 
 # ---- chat -----------------------------------------------------------------------------------------------------------------------
 def chat_sections(source, sections, template, arguments, now):
-    """Fills the texts around a user's, and the template; returns (flags, ids that end an assistant's turn)."""
+    """Fills the texts around a user's text, and the template; returns (flags, ids that end an assistant's turn)."""
     try:
         template = templates.load_chat_template(source.folder) if template is None else template
         compiled = templates.ChatTemplate(template, templates.load_special_tokens(source.folder), now) if template is not None else None
@@ -351,8 +351,8 @@ def chat_sections(source, sections, template, arguments, now):
 
 
 def turn_ends(source, compiled, arguments, chat):
-    """Returns the ids that end an assistant's turn in the template's renderings: the last turn's first. Tokens that also stand within a
-    turn end none: gpt-oss ends its reasoning, too, with <|end|>."""
+    """Returns the ids that end an assistant's turn in the template's renderings: the last turn's first. Tokens that also occur within a
+    turn do not count: gpt-oss ends its reasoning, too, with <|end|>."""
     added = {token["content"]: token for token in source.state["added_tokens"]}
     question, thought, answer = spans.PLACEHOLDERS
     special = [content for content, token in added.items() if token["special"]]
@@ -370,7 +370,7 @@ def turn_ends(source, compiled, arguments, chat):
     except templates.TemplateFailure:
         found, closing = [], ""
     within = render(question, answer, reasoning_content=thought).partition(thought)[2].partition(answer)[0]
-    following = source.encode(render(question, answer, thought).partition(answer)[2].lstrip())[:1]  # of the next turn if nothing ends this one
+    following = source.encode(render(question, answer, thought).partition(answer)[2].lstrip())[:1]  # the token belongs to the next turn if no token ends this turn
     found = (found or [closing]) + [content for content, token in added.items() if token["id"] in following]
     ends = [added[end]["id"] for end in found if end in added and end not in within]
     if not ends:
@@ -389,7 +389,7 @@ def end_ids(source, ends_of_turns):
 
 # ---- the file -------------------------------------------------------------------------------------------------------------------
 def tokenizer_bytes(source, template=None, arguments=None, now=None, rendered=True, eos=None):
-    """Returns the file; see write_tokenizer_file."""
+    """Returns the bytes of the file; see write_tokenizer_file."""
     sections = dict.fromkeys(SECTIONS, b"")
     decode, strip = decoder_of(source.state)
     vocabulary = source.tokenizer.get_vocab(with_added_tokens=True)
@@ -432,7 +432,7 @@ def tokenizer_bytes(source, template=None, arguments=None, now=None, rendered=Tr
 
 def write_tokenizer_file(path, tokenizer, *chat, **more):
     """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`, complete or not at all. `template`: a text in place of the
-    folder's; `arguments`: its variables; `now`: its time; `rendered`: False leaves the template and its ends out, for data that it did not
+    folder's; `arguments`: its variables; `now`: its time; `rendered`: False leaves the template and its ends out, for data that the template did not
     render; `eos`: a token that also ends an answer. Returns lines for the user."""
     source = Source(tokenizer)
     try:
@@ -462,7 +462,7 @@ def remarks(content):
 def main():
     parser = argparse.ArgumentParser(description="Writes a Hugging Face tokenizer as one file for `train sample`.")
     parser.add_argument("--tokenizer", required=True, metavar="DIR", help="a folder with tokenizer.json, or that file")
-    parser.add_argument("--out", required=True, metavar="FILE", help="where to write it; beside the model, as tokenizer.tok, it is found")
+    parser.add_argument("--out", required=True, metavar="FILE", help="file to write; a program finds it as tokenizer.tok in the model's folder")
     parser.add_argument("--chat-template", metavar="FILE", help="another chat template than the folder's")
     parser.add_argument("--template-arguments", metavar="JSON", default="{}", help="variables of the template, '{\"enable_thinking\": false}'")
     arguments = parser.parse_args()

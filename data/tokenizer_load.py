@@ -1,8 +1,8 @@
-"""Loads a tokenizer.json with the tokens that transformers adds to it at loading (5.24): those of tokenizer_config.json
+"""Loads a tokenizer.json with the tokens that transformers adds to it at loading (5.24): tokens of tokenizer_config.json
 (added_tokens_decoder, extra_special_tokens, additional_special_tokens, eos_token and other names), else of special_tokens_map.json and
-added_tokens.json. They get the next free ids, in the order of the ids that the files declare; a declared id itself does not count.
+added_tokens.json. Added tokens get the next free ids, in the order of the ids that the files declare; a declared id itself does not count.
 
-    load(path)                 -> (bytes of tokenizer.json, its tokenizers.Tokenizer with these tokens, ids of the file alone)
+    load(path)                 -> (bytes of tokenizer.json, its tokenizers.Tokenizer with these tokens, ids of the file without them)
 """
 
 import os
@@ -15,7 +15,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def token_of(value, **more):
-    """Returns an AddedToken for an object of a file, a text as it is, and None for other values."""
+    """Returns an AddedToken for an object of a file, a text unchanged, and None for other values."""
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         value = AddedToken(value["content"], **{**{flag: value[flag] for flag in FLAGS if isinstance(value.get(flag), bool)}, **more})
     return value if isinstance(value, (str, AddedToken)) and str(value) else None
@@ -47,7 +47,7 @@ def find(folder, tokenizer):
     by_text = {token.content: token for token in known.values() if token}
     named = [by_text.get(text_of(token), token) for token in map(token_of, named) if token]
     named += filter(None, map(token_of, own_names.values()))
-    adding = [token for _, token in sorted(known.items()) if token]  # those of tokenizer.json again: they may become special
+    adding = [token for _, token in sorted(known.items()) if token]  # tokens of tokenizer.json again, because they may become special
     texts = {token.content for token in [*own.values(), *adding]}
     for token in [*named, *map(token_of, extra + late)]:
         if text_of(token) not in texts and token not in adding:
@@ -66,8 +66,8 @@ def load(path):
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         own = max(tokenizer.get_vocab(True).values(), default=-1) + 1
         tokenizer.add_tokens(find(templates.folder_of(path), tokenizer))
-    except Exception as error:  # the library raises Exception itself
-        raise ValueError(f"{path}: cannot be read as a tokenizer, with the tokens that files beside it add ({error})") from None
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path}: cannot be read as a tokenizer, with the tokens that other files of its folder add ({error})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return content, tokenizer, own

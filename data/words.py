@@ -1,10 +1,10 @@
-"""Caches the tokens of words, which mostly repeat; the library encodes only new ones.
+"""Caches the tokens of words, which mostly repeat; the library encodes only new words.
 
 Byte-level tokenizers with the regular expression of GPT-2, Llama 3, Qwen, Tekken or o200k cut a text into words that are encoded
 independently. This module finds stretches of whole words. They end where these expressions always end a word:
 
-    between a non-space and white space other than a line break: no alternative matches across it, and none that ends there looks
-    ahead (with GPT-2's also before line breaks);
+    between a non-space and white space other than a line break: no alternative matches across this place, and no alternative that ends
+    here looks ahead (with GPT-2's also before line breaks);
     after the last line break of a run of white space (not with GPT-2's, Tekken's or o200k's): \\s*[\\r\\n]+ and [\\r\\n]* take
     everything up to it and look no further.
 
@@ -27,7 +27,7 @@ CUT = re.compile(f"[^{SPACE}](?=[{BLANK}])")
 LINES = re.compile(fr"[{BLANK}]*[^{SPACE}]+(?:[\r\n](?:[{SPACE}]*[\r\n])?)?|[{SPACE}]*[\r\n]|[{BLANK}]+")
 CASED = re.compile(fr"[{SPACE}]*[^{SPACE}]+(?:[\r\n][{SPACE}]*[^{SPACE}]*)*|[{SPACE}]+")
 GPT2 = re.compile(f"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
-WINDOW = 1 << 16  # characters of a text cut at a time
+WINDOW = 1 << 16  # characters of a text that are cut at a time
 KEPT, LONGEST = 1 << 17, 64  # cached stretches (at most twice as many), and most characters of one
 MEAN = 16  # characters: longer stretches, as in Chinese, rarely repeat
 
@@ -68,7 +68,7 @@ def expressions(tokenizer):
         return EXPRESSIONS[split_patterns.GPT2]
     if kinds != ["Split", "ByteLevel"] or parts[1].get("use_regex", True):
         return None
-    way = parts[0]["behavior"], bool(parts[0].get("invert"))  # they leave matches as they are
+    way = parts[0]["behavior"], bool(parts[0].get("invert"))  # the library then leaves matches unchanged
     return EXPRESSIONS.get(parts[0]["pattern"].get("Regex")) if way in (("Isolated", False), ("Removed", True)) else None
 
 
@@ -77,7 +77,7 @@ class Known(dict):
 
     def __init__(self, tokenizer, library):
         self.stretches, self.words = expressions(tokenizer) or (None, None)
-        self.library, self.old = library, {}  # old: the previous generation, from which entries met again are kept
+        self.library, self.old = library, {}  # old: the previous generation; entries that occur again move to the new one
         marks = [re.escape(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.content]
         self.added = re.compile("|".join(marks) or r"(?!)")
 
@@ -101,13 +101,13 @@ class Known(dict):
             begin = end
 
     def cut(self, text, begin, end):
-        """Returns the stretches of a window: one if they are too long to be worth it, or if it is not NFC (offsets might fall)."""
+        """Returns the stretches of a window: a single one if they are too long for the cache, or if the text is not NFC (offsets might decrease)."""
         window = text[begin:end]
         found = self.stretches.findall(window) if unicodedata.is_normalized("NFC", window) else ()
         return found if len(found) * MEAN > end - begin else [window]
 
     def ids(self, stretches):
-        """Returns the bytes of the ids of each."""
+        """Returns the bytes of the ids of each stretch."""
         if len(self) > KEPT:
             self.old = dict(self)
             self.clear()

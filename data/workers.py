@@ -1,5 +1,5 @@
 """Encodes batches of input in several processes and returns them in order. Batches in flight are bounded in number and bytes. The death
-of a worker or of the parent ends all.
+of a worker or of the parent ends all processes.
 """
 
 import collections
@@ -15,13 +15,13 @@ import encode
 import records
 import shards
 
-MOST_BYTES = 16 << 20  # of input in flight besides the batch that is awaited
+MOST_BYTES = 16 << 20  # bytes of input in flight in addition to the batch that is awaited
 MOST_CHECKED = 1 << 20  # tokens: checking longer documents takes as long as encoding them
-encoder = None  # made before the workers are forked, to share its memory
+encoder = None  # the encoder, made before the workers are forked so that they share its memory
 
 
 class WorkerFailure(Exception):
-    """A worker died, or failed for another reason than a bad sample: one line."""
+    """A worker died, or failed for a reason other than a bad sample: one line."""
 
 
 @dataclass
@@ -30,14 +30,14 @@ class Result:
 
     ids: np.ndarray
     counts: np.ndarray
-    values: np.ndarray  # [tokens] advantages, 0 for samples without; None: no sample has any
+    values: np.ndarray  # [tokens] advantages, 0 for samples without advantages; None: no sample has any
     table: np.ndarray  # begin counted from ids[0]
     rows: list  # for accepted samples their row in the batch,
     kinds: list  # their kind,
     documents: list  # and their number of documents
     columns: list  # for each document the other columns of a prompt's row, as bytes of a JSON object
     rejected: list = field(default_factory=list)  # (row in the batch, reason, detail)
-    notes: dict = field(default_factory=dict)  # {kind: {name: samples}}, by kind since a run may leave one out
+    notes: dict = field(default_factory=dict)  # {kind: {name: samples}}, by kind because a run may leave a kind out
     fatal: str = None
 
 
@@ -107,7 +107,7 @@ def process(encoder, file, rows, checked):
 
 
 def work(connection, close, make_encoder):
-    """Runs a worker. `close`: inherited descriptors to close, so that ends of files are seen."""
+    """Runs a worker. `close`: inherited descriptors to close, so that a reader sees the end of a pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in close:
         os.close(descriptor)
@@ -118,7 +118,7 @@ def work(connection, close, make_encoder):
             connection.send(process(encoder, *connection.recv()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
-    except Exception as error:  # a fault of this program: the parent reports it
+    except Exception as error:  # a fault of this program, which the parent reports
         try:
             connection.send(WorkerFailure(f"{type(error).__name__}: {' '.join(str(error).split())}"))
         except OSError:
@@ -165,7 +165,7 @@ class Pool:
                 connection = idle.pop()
                 self.send(connection, (batch.file, batch.rows, check))
                 check -= len(batch.rows)
-                batch.rows = [number for number, _ in batch.rows]  # only these are needed here
+                batch.rows = [number for number, _ in batch.rows]  # a worker needs only these two ends
                 busy[connection], waiting[sent] = sent, batch
                 size, sent = size + batch.size, sent + 1
             if wanted in done:
@@ -189,7 +189,7 @@ class Pool:
     def receive(self, connection):
         try:
             result = connection.recv()
-        except (EOFError, OSError):  # OSError: it ended within a message
+        except (EOFError, OSError):  # OSError: the worker ended within a message
             self.refuse(connection)
         if isinstance(result, WorkerFailure):
             raise result
@@ -199,7 +199,7 @@ class Pool:
         process_ = next(p for p, c in self.workers if c is connection)
         process_.join(5)
         raise WorkerFailure(f"a worker ended with status {process_.exitcode}, perhaps out of memory; try fewer --workers; "
-                            "the same command goes on") from None
+                            "the same command continues") from None
 
     def close(self):
         for process_, connection in self.workers:

@@ -302,7 +302,7 @@ class Layouts(WithCommand):
         expected = self.shard_of(self.write("all.jsonl", rows))
         done = self.prepare("out", self.path("d"), "--force")
         self.assertEqual(contents(self.path("out"))["train-00000.bin"], expected)
-        for words in ("takes 3 files: a/z.json, b.jsonl, c.jsonl\n", "1 file: README.md is text beside data", ".git is hidden", "dataset_info.json is about data", "2 files: a/loop is there twice",
+        for words in ("takes 3 files: a/z.json, b.jsonl, c.jsonl\n", "1 file: README.md is text next to data", ".git is hidden", "dataset_info.json is about data", "2 files: a/loop is listed twice",
                       "2 files: code.py is of an unknown kind"):
             self.assertIn(words, done.stderr)
         self.refused(1, "b.jsonl: is also in a named folder", self.command("x", self.path("d"), self.path("d/b.jsonl")))

@@ -535,7 +535,7 @@ class Messages(Tested):
                 ("field", "<think>\ntwo plus\n</think>\n\n4", whole, ["reasoning in the content became reasoning_content"]),
                 ("hybrid", "two plus\n</think>\n\n4", whole, ["</think> without <think>: the text before it"]),
                 ("hybrid", "<think>\ntwo plus\n</think>\n\n4", whole, []),
-                ("generation", "two plus\n</think>\n\n4", asked + "\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb", ["and prints it as it is"]),
+                ("generation", "two plus\n</think>\n\n4", asked + "\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb", ["and prints it unchanged"]),
                 ("generation", "<think>\ntwo plus\n</think>\n\n4", asked + "\u00ab<think>\ntwo plus\n</think>\n\n4<|im_end|>\n\u00bb", []),
                 ("generation", "Say <think> and </think>.", asked + "\u00abSay <think> and </think>.<|im_end|>\n\u00bb", []),
                 # cut off: a turn that has not ended
