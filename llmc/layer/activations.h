@@ -1,103 +1,139 @@
 /*
 Activations: what a chunk's forward leaves for its backward in one layer. `activation_rows` names each tensor once: its
-field, its part of the layer, its width, its name on the arena. Room for a chunk, and method full's room for all layers,
-follow from that table.
+field, its width, the least level at which it stays from forward to backward, its name on the arena. Room for a chunk
+and room for all layers follow from that table:
+
+    LEVEL_NONE        backward recomputes all
+    LEVEL_ATTENTION   --keep attention: attention's outputs stay (kept_attention.h)
+    LEVEL_ALL         all stay: method full; chunk-major orders, for one chunk
 */
 #ifndef LLMC_ACTIVATIONS_H
 #define LLMC_ACTIVATIONS_H
 #include "llmc/stream/linear_memory.h"
 
 struct Activations {
-    Stored *norm1;            // [n,C]      norm of x_l; x_l where the family has none
-    Stored *q_linear;         // [n,NH*HD]  queries before QK-norm; NULL without QK-norm
-    Stored *q;                // [n,NH*HD]  after QK-norm and RoPE
-    Stored *attention_out;    // [n,NH*HD]  softmax(scale q k^T) v
-    Summed *lse;              // [n,NH]     log-sum-exp of the scores
-    Stored *gate;             // [n,NH*HD]  of attention's output; NULL where the family has none
-    Stored *gated;            // [n,NH*HD]  attention_out times its gate; NULL where the family has none
-    Stored *projected;        // [n,E]      linear attention, in place of the seven above: q | k | v | z | b | a
-    Stored *mixed;            // [n,W]      q | k | v after the convolution
-    Stored *delta_out;        // [n,HV*DV]  output of the delta rule
-    Stored *delta_norm;       // [n,HV*DV]  after its gated norm
-    Stored *attention_branch; // [n,C]      the mixer's output before its post norm; NULL where the family has none
-    Stored *y;                // [n,C]      x_l + the mixer's output
-    Stored *norm2;            // [n,C]      norm of y; y where the family has none
-    Stored *gate_up;          // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
-    Stored *activated;        // [n,FF]     after the activation
-    Summed *router_logits;    // [n,E]      experts, in place of the two above
-    Stored *expert_gate_up;   // [n,k,2I]   sorted by expert
-    Stored *expert_activated; // [n,k,I]
-    Stored *shared_gate_up;   // [n,2S]     the shared expert's
-    Stored *shared_activated; // [n,S]
-    Summed *shared_logit;     // [n]        its scale is the logistic function of it; NULL where the family has none
-    Stored *expert_norm;      // [n,C]      experts beside a dense MLP: norm of y that they read,
-    Stored *router_norm;      // [n,C]      and the one that their router reads,
-    Stored *expert_sum;       // [n,C]      their output, before its norm,
-    Stored *dense_sum;        // [n,C]      and that of the dense MLP
-    Stored *mlp_branch;       // [n,C]      the MLP's output before its post norm; NULL where the family has none
-    Stored *mlp_out;          // [n,C]      y + the MLP's output, where a branch of the layer's own input follows
-    Stored *input_product;    // [n,P]      of that branch: x_0's projection, before its norm,
-    Stored *input_gate;       // [n,2P]     gate and up,
-    Stored *input_activated;  // [n,P]      and their product
-    Stored *input_branch;     // [n,C]      its output before its norm
-    Stored *dnorm1;           // [n,C]      backward: gradient of norm1
-    size_t mark;              // the arena's, before all of them
+    // By branch
+    Stored *norm[BRANCHES_MOST];  // [n,C]      norm of its input; the input itself without one
+    Stored *inner[BRANCHES_MOST]; // [n,C]      the branch before the norm after it; NULL without one
+    Stored *x[BRANCHES_MOST + 1]; // [n,C]      x[0]: x_l. x[i + 1]: x[i] + branch i; after the last x_{l+1}, in
+                                  //            backward NULL
+    Stored *q_linear;             // [n,NH*HD]  queries before QK-norm; NULL without QK-norm
+    Stored *q;                    // [n,NH*HD]  after QK-norm and RoPE
+    Stored *attention_out;        // [n,NH*HD]  softmax(scale q k^T) v
+    Summed *lse;                  // [n,NH]     log-sum-exp of the scores
+    Stored *gate;                 // [n,NH*HD]  of attention's output; NULL where the family has none
+    Stored *gated;                // [n,NH*HD]  attention_out times its gate; NULL where the family has none
+    Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: its input
+    Stored *mixed;                // [n,W]      q | k | v after the convolution
+    Stored *delta_out;            // [n,HV*DV]  output of the delta rule
+    Stored *delta_norm;           // [n,HV*DV]  after its gated norm
+    Stored *gate_up;              // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
+    Stored *activated;            // [n,FF]     after the activation
+    Summed *router_logits;        // [n,E]      experts
+    Stored *expert_gate_up;       // [n,k,2I]   sorted by expert
+    Stored *expert_activated;     // [n,k,I]
+    Stored *shared_gate_up;       // [n,2S]     the shared expert's
+    Stored *shared_activated;     // [n,S]
+    Summed *shared_logit;         // [n]        its scale is the logistic function of it; NULL where the family has none
+    Stored *expert_norm;          // [n,C]      experts beside a dense MLP: norm of x that they read,
+    Stored *router_norm;          // [n,C]      and the one that their router reads
+    Stored *sum[PARTS_MOST];      // [n,C]      a part before its own norm; NULL where it has none
+    Stored *input_product;        // [n,P]      the layer's own input: x_0's projection, before its norm,
+    Stored *input_gate;           // [n,2P]     gate and up,
+    Stored *input_activated;      // [n,P]      and their product
+    Stored *dnorm;                // [n,C]      backward of the mixer: gradient of norm[0]
+    int arrived;                  // parts of dnorm that are in it
+    size_t mark;                  // the arena's, before all of them
 };
 
-// The part of a layer that a tensor belongs to: all layers have MIXER and MLP, either ATTENTION or LINEAR, and either
-// DENSE or EXPERTS.
-typedef enum { PART_MIXER, PART_MLP, PART_ATTENTION, PART_LINEAR, PART_DENSE, PART_EXPERTS } LayerPart;
-
-typedef struct {
-    LayerPart part;
-    size_t field, width; // offset in Activations; elements of a token, 0 if a layer of these shapes has no such tensor
-    int summed;
-    const char *name;
-} ActivationRow;
-
-enum { ACTIVATION_ROWS = 32 };
-
-// Fills `rows` in the order of the arena, with the widths of a layer.
-static void activation_rows(Shapes d, ActivationRow rows[ACTIVATION_ROWS]) {
-    const size_t pre = d.pre_norms ? d.C : 0, post = d.post_norms ? d.C : 0, gate = d.gated_attention ? d.Q : 0;
-    const size_t k = d.router.k, beside = d.beside ? d.C : 0, own = d.P ? d.C : 0, scale = d.shared && d.shared_scale;
+// Fills a layer's table, in the order of the arena. Width 0: the layer has no such tensor. All layers have the same rows.
+static void activation_rows(Layer *layer, const Config *c) {
+    const Shapes *d = &layer->shape;
+    const LinearShape *linear = &d->linear;
+    const size_t m = layer->first_mlp, C = d->C, k = d->router.k; // m: the branch of the MLP
+    const Branch *mixer = &layer->branch[0], *mlp = &layer->branch[m];
+    const size_t attention = has_part(layer, PART_ATTENTION), state = has_state(layer), rule = state && has_rule(layer);
+    const size_t dense = has_part(layer, PART_DENSE), experts = has_part(layer, PART_EXPERTS);
+    const size_t own = has_part(layer, PART_OWN_INPUT), gate = attention && d->gated_attention ? d->Q : 0;
+    const size_t mixes = m && mixer->pre != LAYER_TENSORS ? C : 0, mixed = m && mixer->post != LAYER_TENSORS ? C : 0;
+    const size_t pre = (dense || experts) && mlp->pre != LAYER_TENSORS ? C : 0;
+    const size_t post = (dense || experts) && mlp->post != LAYER_TENSORS ? C : 0;
+    const size_t beside = tensor_of_form(c, layer->form, EXPERTS_PRE_NORM) != LAYER_TENSORS ? C : 0;
+    const size_t scale = tensor_of_form(c, layer->form, SHARED_SCALE_WEIGHT) != LAYER_TENSORS;
+    const char *const up = d->activation.kind == ACTIVATION_GELU ? "before GELU" : "gate and up";
+#define FIELD(name)     offsetof(Activations, name)
+#define BRANCH(name, i) (offsetof(Activations, name) + (i) * sizeof(Stored *))
+#define MIXER(field, width, name)                                                                                      \
+    { SIDE_MIXER, field, width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
+#define MLP(field, width, name)                                                                                        \
+    { SIDE_MLP, field, width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
     const ActivationRow all[ACTIVATION_ROWS] = {
-        {PART_MIXER, offsetof(Activations, norm1), pre, 0, "first norm"},
-        {PART_ATTENTION, offsetof(Activations, q_linear), d.qk_norm ? d.Q : 0, 0, "queries before QK-norm"},
-        {PART_ATTENTION, offsetof(Activations, q), d.Q, 0, "queries"},
-        {PART_ATTENTION, offsetof(Activations, attention_out), d.Q, 0, "attention output"},
-        {PART_ATTENTION, offsetof(Activations, lse), d.NH, 1, "log-sum-exp"},
-        {PART_ATTENTION, offsetof(Activations, gate), gate, 0, "gate of attention output"},
-        {PART_ATTENTION, offsetof(Activations, gated), gate, 0, "attention output behind its gate"},
-        {PART_LINEAR, offsetof(Activations, projected), d.E, 0, "inputs of linear attention"},
-        {PART_LINEAR, offsetof(Activations, mixed), d.W, 0, "after the convolution"},
-        {PART_LINEAR, offsetof(Activations, delta_out), d.DVs, 0, "delta rule's output"},
-        {PART_LINEAR, offsetof(Activations, delta_norm), d.DVs, 0, "delta rule's output behind its norm"},
-        {PART_MIXER, offsetof(Activations, attention_branch), post, 0, "attention before its norm"},
-        {PART_MIXER, offsetof(Activations, y), d.C, 0, "after attention"},
-        {PART_MLP, offsetof(Activations, norm2), pre, 0, "second norm"},
-        {PART_DENSE, offsetof(Activations, gate_up), d.H, 0, d.gated ? "gate and up" : "before GELU"},
-        {PART_DENSE, offsetof(Activations, activated), d.FF, 0, "after activation"},
-        {PART_EXPERTS, offsetof(Activations, router_logits), d.router.E, 1, "logits of the router"},
-        {PART_EXPERTS, offsetof(Activations, expert_gate_up), k * 2 * d.I, 0, "experts' gate and up"},
-        {PART_EXPERTS, offsetof(Activations, expert_activated), k * d.I, 0, "experts after activation"},
-        {PART_EXPERTS, offsetof(Activations, shared_gate_up), 2 * d.shared, 0, "the shared expert's gate and up"},
-        {PART_EXPERTS, offsetof(Activations, shared_activated), d.shared, 0, "the shared expert after activation"},
-        {PART_EXPERTS, offsetof(Activations, shared_logit), scale, 1, "the shared expert's logit"},
-        {PART_EXPERTS, offsetof(Activations, expert_norm), beside, 0, "norm before experts"},
-        {PART_EXPERTS, offsetof(Activations, router_norm), beside, 0, "norm before the router"},
-        {PART_EXPERTS, offsetof(Activations, expert_sum), beside, 0, "experts before their norm"},
-        {PART_EXPERTS, offsetof(Activations, dense_sum), beside, 0, "the dense MLP before its norm"},
-        {PART_MLP, offsetof(Activations, mlp_branch), post, 0, "MLP before its norm"},
-        {PART_MLP, offsetof(Activations, mlp_out), own, 0, "after the MLP"},
-        {PART_MLP, offsetof(Activations, input_product), d.P, 0, "the layer's own input before its norm"},
-        {PART_MLP, offsetof(Activations, input_gate), 2 * d.P, 0, "gate and own input"},
-        {PART_MLP, offsetof(Activations, input_activated), d.P, 0, "own input, gated"},
-        {PART_MLP, offsetof(Activations, input_branch), own, 0, "own input before its last norm"},
+        MIXER(BRANCH(norm, 0), mixes, "first norm"),
+        MIXER(FIELD(q_linear), attention && d->qk_norm ? d->Q : 0, "queries before QK-norm"),
+        MIXER(FIELD(q), attention * d->Q, "queries"),
+        {SIDE_MIXER,
+         FIELD(attention_out),
+         attention * d->Q,
+         0,
+         LEVEL_ATTENTION,
+         {"attention output", "attention output of all layers", "attention output on its way"},
+         0},
+        {SIDE_MIXER,
+         FIELD(lse),
+         attention * d->NH,
+         1,
+         LEVEL_ATTENTION,
+         {"log-sum-exp", "log-sum-exp of all layers", "log-sum-exp on its way"},
+         0},
+        MIXER(FIELD(gate), gate, "gate of attention output"),
+        MIXER(FIELD(gated), gate, "attention output behind its gate"),
+        MIXER(FIELD(projected), state * linear->E, "inputs of linear attention"),
+        MIXER(FIELD(mixed), state * linear->W, "after the convolution"),
+        MIXER(FIELD(delta_out), rule * linear->DVs, "delta rule's output"),
+        MIXER(FIELD(delta_norm), rule * linear->DVs, "delta rule's output behind its norm"),
+        MIXER(BRANCH(inner, 0), mixed, "attention before its norm"),
+        MIXER(BRANCH(x, 1), m && layer->branches > 1 ? C : 0, "after attention"),
+        MLP(BRANCH(norm, m), pre, "second norm"),
+        MLP(FIELD(gate_up), dense * d->H, up),
+        MLP(FIELD(activated), dense * d->FF, "after activation"),
+        {SIDE_MLP, FIELD(router_logits), experts * d->router.E, 1, LEVEL_ALL, {"logits of the router", NULL, NULL}, 0},
+        MLP(FIELD(expert_gate_up), experts * k * 2 * d->I, "experts' gate and up"),
+        MLP(FIELD(expert_activated), experts * k * d->I, "experts after activation"),
+        MLP(FIELD(shared_gate_up), experts * 2 * d->shared, "the shared expert's gate and up"),
+        MLP(FIELD(shared_activated), experts * d->shared, "the shared expert after activation"),
+        {SIDE_MLP, FIELD(shared_logit), scale, 1, LEVEL_ALL, {"the shared expert's logit", NULL, NULL}, 0},
+        MLP(FIELD(expert_norm), beside, "norm before experts"),
+        MLP(FIELD(router_norm), beside, "norm before the router"),
+        MLP(BRANCH(sum, 1), beside, "experts before their norm"),
+        MLP(BRANCH(sum, 0), beside, "the dense MLP before its norm"),
+        MLP(BRANCH(inner, m), post, "MLP before its norm"),
+        MLP(BRANCH(x, m + 1), own * C, "after the MLP"),
+        MLP(FIELD(input_product), own * d->P, "the layer's own input before its norm"),
+        MLP(FIELD(input_gate), own * 2 * d->P, "gate and own input"),
+        MLP(FIELD(input_activated), own * d->P, "own input, gated"),
+        MLP(BRANCH(inner, m + 1), own * C, "own input before its last norm"),
     };
-    memcpy(rows, all, sizeof(all));
+#undef FIELD
+#undef BRANCH
+#undef MIXER
+#undef MLP
+    memcpy(layer->row, all, sizeof(all));
 }
 
+// Makes all layers of a run, with the place of each one's rows among those that stay; the caller frees them.
+static Layer *layers_make(const Model *model) {
+    const size_t L = model->config.num_hidden_layers;
+    Layer *layer = (Layer *)checked_calloc(L, sizeof(*layer), "the layers of a run");
+    for (size_t l = 0; l < L; l++) {
+        layer[l] = layer_make(model, l);
+        activation_rows(&layer[l], &model->config);
+        for (size_t i = 0; i < ACTIVATION_ROWS && l; i++)
+            layer[l].row[i].before = layer[l - 1].row[i].before + layer[l - 1].row[i].width;
+    }
+    return layer;
+}
+
+// ---- a chunk's set --------------------------------------------------------------------------------------------------
 static void *activation_get(const Activations *a, const ActivationRow *row) {
     void *tensor;
     memcpy(&tensor, (const char *)a + row->field, sizeof(tensor));
@@ -108,76 +144,70 @@ static void activation_set(Activations *a, const ActivationRow *row, void *tenso
     memcpy((char *)a + row->field, &tensor, sizeof(tensor));
 }
 
-static int is_linear(const StreamBP *s, size_t l) { return layer_is_linear(&s->model->config, l); }
-
-// Returns the parts of layer l's mixer, as bits.
-static unsigned mixer_parts(const StreamBP *s, size_t l) {
-    return 1u << PART_MIXER | 1u << (is_linear(s, l) ? PART_LINEAR : PART_ATTENTION);
+static size_t row_size(const StreamBP *s, const ActivationRow *row) {
+    return dtype_size(row->summed ? dtype_of_sums(s->model->dtype) : s->model->dtype);
 }
 
-// Returns the parts of layer l's MLP, as bits.
-static unsigned mlp_parts(const StreamBP *s, size_t l) {
-    const unsigned experts = layer_has_experts(&s->model->config, l), beside = s->model->config.family->experts_beside;
-    return 1u << PART_MLP | experts << PART_EXPERTS | (unsigned)(!experts || beside) << PART_DENSE;
-}
-
-static void *push_activation(const StreamBP *s, const ActivationRow *row, size_t count) {
-    const DType type = row->summed ? dtype_of_sums(s->model->dtype) : s->model->dtype;
-    return arena_push(s->arena, SHARE_WORKSPACE, row->name, count, dtype_size(type));
-}
-
-// Pushes n tokens of the tensors of `parts` of layer l. A pointer that is already set is left alone.
-static void push_activations(const StreamBP *s, size_t l, Activations *a, unsigned parts, size_t n) {
-    ActivationRow rows[ACTIVATION_ROWS];
-    activation_rows(layer_shapes(s, l), rows);
-    for (size_t i = 0; i < ACTIVATION_ROWS; i++)
-        if (parts >> rows[i].part & 1 && rows[i].width && !activation_get(a, &rows[i]))
-            activation_set(a, &rows[i], push_activation(s, &rows[i], n * rows[i].width));
-}
-
-static void push_mlp_activations(const StreamBP *s, size_t l, Activations *a, size_t n) {
-    push_activations(s, l, a, mlp_parts(s, l), n);
-    if (!shapes_of(s->model).pre_norms) a->norm2 = a->y;
-}
-
-static void drop(const StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mark); }
-
-// ---- one set for each layer: method full; chunk-major orders, for one chunk -----------------------------------------
-// Adds the widths of layer l's tensors to those of the layers before it.
-static void widths_add(const StreamBP *s, size_t l, size_t width[ACTIVATION_ROWS]) {
-    const unsigned parts = mixer_parts(s, l) | mlp_parts(s, l);
-    ActivationRow rows[ACTIVATION_ROWS];
-    activation_rows(layer_shapes(s, l), rows);
-    for (size_t i = 0; i < ACTIVATION_ROWS; i++) width[i] += parts >> rows[i].part & 1 ? rows[i].width : 0;
-}
-
-// Pushes the sets of all layers, s->now.rows tokens each: a tensor's widths of all layers, layer by layer.
-static void push_kept_activations(const StreamBP *s, Activations *kept) {
-    ActivationRow rows[ACTIVATION_ROWS];
-    size_t width[ACTIVATION_ROWS] = {0};
-    for (size_t l = 0; l < s->model->config.num_hidden_layers; l++) widths_add(s, l, width);
-    activation_rows(shapes_of(s->model), rows);
-    for (size_t i = 0; i < ACTIVATION_ROWS; i++)
-        if (width[i]) activation_set(kept, &rows[i], push_activation(s, &rows[i], width[i] * s->now.rows));
-}
-
-// Returns layer l's set from row `row` on. Tensors that the layer has not are NULL.
-static Activations kept_activations(const StreamBP *s, size_t l, size_t row) {
-    ActivationRow rows[ACTIVATION_ROWS];
-    size_t before[ACTIVATION_ROWS] = {0};
-    const Shapes d = layer_shapes(s, l);
-    const unsigned parts = mixer_parts(s, l) | mlp_parts(s, l);
-    Activations a = {0};
-    for (size_t i = 0; i < l; i++) widths_add(s, i, before);
-    activation_rows(d, rows);
+// Pushes chunk c's tensors of one side. A pointer that is set already is left alone.
+static void push_side(const Visit *v, Activations *a, Side side) {
+    const StreamBP *s = v->s;
+    const size_t branch = side == SIDE_MLP ? v->layer->first_mlp : 0;
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
-        const ActivationRow *r = &rows[i];
-        const size_t first = before[i] * s->now.rows + (row - s->inputs.begin) * r->width;
-        if (r->width && parts >> r->part & 1)
-            activation_set(&a, r, at(activation_get(s->kept, r), first, r->summed ? d.summed : d.stored));
+        const ActivationRow *row = &v->layer->row[i];
+        if (row->side == side && row->width && !activation_get(a, row))
+            activation_set(a, row,
+                           arena_push(s->arena, SHARE_WORKSPACE, row->name[0], v->c.n * row->width, row_size(s, row)));
     }
-    if (!d.pre_norms) a.norm1 = layer_input(s, l, row), a.norm2 = a.y;
-    a.mark = arena_mark(s->arena);
+    if (!a->norm[branch]) a->norm[branch] = a->x[branch];
+}
+
+static void drop(const Visit *v, const Activations *a) { arena_pop(v->s->arena, a->mark); }
+
+// ---- what stays from forward to backward ----------------------------------------------------------------------------
+// Pushes the rows that stay, s->now.rows tokens each: a row's widths of all layers, layer by layer.
+static void push_kept_activations(StreamBP *s) {
+    const size_t L = s->model->config.num_hidden_layers;
+    const int all = s->setup->level == LEVEL_ALL;
+    Arena *memory = all ? s->arena : memory_of(&s->memory, PLACED_KEPT);
+    for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
+        const ActivationRow *row = &layer_of(s, L - 1)->row[i];
+        const size_t width = row->before + row->width;
+        s->kept.row[i] = NULL;
+        if (width && row->level <= s->setup->level)
+            s->kept.row[i] = arena_push(memory, all ? SHARE_WORKSPACE : SHARE_KEPT, row->name[!all],
+                                        width * s->now.rows, row_size(s, row));
+    }
+}
+
+// Returns the kept tensor of layer l's row number i, from row `row` of the tokens on.
+static void *kept_row(const StreamBP *s, size_t l, size_t i, size_t row) {
+    const ActivationRow *r = &layer_of(s, l)->row[i];
+    return at(s->kept.row[i], r->before * s->now.rows + (row - s->inputs.begin) * r->width, row_size(s, r));
+}
+
+// Sets the tensors of chunk c at levels up to `level` to the kept ones.
+static void kept_set(const Visit *v, Activations *a, KeepLevel level) {
+    for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
+        const ActivationRow *row = &v->layer->row[i];
+        if (row->width && row->level <= level) activation_set(a, row, kept_row(v->s, v->l, i, v->c.row));
+    }
+}
+
+// Begins chunk c's activations, from x_l.
+static Activations activations_begin(const Visit *v) {
+    Activations a = {0};
+    a.mark = arena_mark(v->s->arena);
+    a.x[0] = layer_input(v->s, v->l, v->c.row);
+    return a;
+}
+
+// Returns chunk c's activations of a layer all of which stay.
+static Activations kept_activations(const Visit *v) {
+    const size_t m = v->layer->first_mlp;
+    Activations a = activations_begin(v);
+    kept_set(v, &a, LEVEL_ALL);
+    if (!a.norm[0]) a.norm[0] = a.x[0];
+    if (!a.norm[m]) a.norm[m] = a.x[m];
     return a;
 }
 

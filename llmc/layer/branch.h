@@ -1,88 +1,116 @@
 /*
-A residual branch, out = x + post(f(pre(x))). f is the mixer or the MLP, and ends in a linear layer. Families differ in
-their norms: before f alone (most), before and after (Gemma 3, GLM-4), after alone (OLMo 2). Nothing else in a layer
-knows which. Without the norm before, f reads x itself and adds its gradient to dx.
+A residual branch: x_{i+1} = x_i + post(sum_j post_j(f_j(pre(x_i)))) (stream/layer.h). This file has what surrounds the
+parts f_j: the norms and the sums. A part runs up to the input of its last product, asks part_target where this goes,
+and calls part_finish after it. Without the norm before, f reads x itself and adds its gradient to dx.
 */
 #ifndef LLMC_BRANCH_H
 #define LLMC_BRANCH_H
-#include "activations.h"
+#include "kept_attention.h"
 #include "llmc/stream/modules.h"
 
+static const Branch *branch_of(const Visit *v, size_t i) { return &v->layer->branch[i]; }
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+// a->norm[i] = pre(x_i), in front of the parts of branch i
+static void branch_in(const Visit *v, size_t i, const Activations *a) {
+    const Branch *b = branch_of(v, i);
+    if (b->pre != LAYER_TENSORS) norm_forward(v, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
+}
+
+// Where a product goes, and what is added to it. out NULL: nothing reads it
 typedef struct {
-    LayerTensor pre, pre_bias, post, product; // product: the last linear layer of f
-} Branch;
+    Stored *out;
+    const Stored *residual;
+} Target;
 
-static const Branch attention_branch = {NORM1_WEIGHT, NORM1_BIAS, POST_NORM1, O_WEIGHT};
-static const Branch linear_branch = {NORM1_WEIGHT, NORM1_BIAS, POST_NORM1, OUT_WEIGHT};
-static const Branch mlp_branch = {NORM2_WEIGHT, NORM2_BIAS, POST_NORM2, DOWN_WEIGHT};
-
-// Returns pre(x[n,C]), written to `out`; without that norm x.
-static Stored *branch_in(const StreamBP *s, Chunk c, GroupWeights w, Branch b, Stored *out, Stored *x) {
-    if (!shapes_of(s->model).pre_norms) return x;
-    norm_forward(s, out, x, weight_of(s, w, b.pre), weight_of(s, w, b.pre_bias), NULL, c.n);
-    return out;
+// Where the parts of a branch are summed: after part j, or the norm of part j
+static Target branch_target(const Visit *v, size_t i, size_t j, const Activations *a) {
+    const int post = branch_of(v, i)->post != LAYER_TENSORS;
+    Target sum = {post ? a->inner[i] : a->x[i + 1], NULL};
+    sum.residual = j ? sum.out : post ? NULL : a->x[i];
+    return sum;
 }
 
-// With a norm after: inner[n,C] = f's last product, which the norm's backward needs
-static void branch_inner(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b, Stored *inner,
-                         const Stored *f) {
-    if (shapes_of(s->model).post_norms) linear_forward(s, l, c, w, b.product, inner, f, NULL);
+// Where the last product of part j goes
+static Target part_target(const Visit *v, size_t i, size_t j, const Activations *a) {
+    const Target own = {a->sum[j], NULL};
+    return branch_of(v, i)->part[j].post == LAYER_TENSORS ? branch_target(v, i, j, a) : own;
 }
 
-// out[n,C] = x + the branch, after branch_inner
-static void branch_out(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b, Stored *out, const Stored *inner,
-                       const Stored *f, const Stored *x) {
-    if (shapes_of(s->model).post_norms)
-        norm_forward(s, out, inner, weight_of(s, w, b.post), NULL, x, c.n);
-    else
-        linear_forward(s, l, c, w, b.product, out, f, x);
+// Runs the norms after the last product of part j.
+static void part_finish(const Visit *v, size_t i, size_t j, const Activations *a) {
+    const Branch *b = branch_of(v, i);
+    const Target sum = branch_target(v, i, j, a);
+    if (b->part[j].post != LAYER_TENSORS)
+        norm_forward(v, b->part[j].post, LAYER_TENSORS, sum.out, a->sum[j], sum.residual);
+    if (j + 1 == b->parts && b->post != LAYER_TENSORS && a->x[i + 1])
+        norm_forward(v, b->post, LAYER_TENSORS, a->x[i + 1], a->inner[i], a->x[i]);
 }
 
-// dx[n,C] of out -> df, the gradient of f's last input; dW of the product and of the norm after +=. Overwrites inner.
-static void branch_out_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Branch b,
-                                Stored *df, const Stored *dx, Stored *inner, const Stored *f) {
-    const Shapes d = shapes_of(s->model);
-    if (d.post_norms)
-        norm_backward(s, inner, sum_of(s, dw, b.post), NULL, dx, inner, weight_of(s, w, b.post), c.n, d.C, 0);
-    linear_backward(s, l, c, w, dw, b.product, df, d.post_norms ? inner : dx, f, 0);
+// Runs the last product of part j, from its input f.
+static void part_product(const Visit *v, size_t i, size_t j, const Activations *a, const Stored *f) {
+    const Target target = part_target(v, i, j, a);
+    if (target.out) linear_forward(v, branch_of(v, i)->part[j].product, target.out, f, target.residual);
+    part_finish(v, i, j, a);
 }
 
-// Without the norm before it, f's first products add their gradient to dx.
-static int adds_to_dx(const StreamBP *s) { return !shapes_of(s->model).pre_norms; }
-
-// dx[n,C] += the gradient dpre[n,C] of pre(x); without that norm dpre is dx.
-static void branch_in_backward(const StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, Branch b, Stored *dx,
-                               const Stored *dpre, const Stored *x) {
-    if (adds_to_dx(s)) return;
-    norm_backward(s, dx, sum_of(s, dw, b.pre), sum_of(s, dw, b.pre_bias), dpre, x, weight_of(s, w, b.pre), c.n,
-                  s->model->config.hidden_size, 1);
+// ---- backward -------------------------------------------------------------------------------------------------------
+// dx[n,C] of x_{i+1} -> the gradient of the parts' sum: dx itself, a pushed copy for several parts, which add to dx, or
+// over inner; the norm's dW +=
+static const Stored *branch_out_backward(const Visit *v, size_t i, const Activations *a, const Stored *dx) {
+    const Branch *b = branch_of(v, i);
+    const size_t count = v->c.n * v->layer->shape.C;
+    if (b->post == LAYER_TENSORS && b->parts == 1) return dx;
+    if (b->post == LAYER_TENSORS) {
+        Stored *copy = push_stored(v->s, SHARE_WORKSPACE, "gradient of a branch", count);
+        v->s->ops->copy(copy, dx, count * v->layer->shape.stored);
+        return copy;
+    }
+    norm_backward(v, b->post, LAYER_TENSORS, a->inner[i], dx, a->inner[i], 0);
+    return a->inner[i];
 }
 
-// ---- norm 1, which queries, keys and values share -------------------------------------------------------------------
-static void norm1_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
-    a->norm1 = branch_in(s, c, w, attention_branch, a->norm1, layer_input(s, l, c.row));
+// dsum[n,C] -> the gradient of part j's last product: dsum itself, or over a->sum[j]; the norm's dW +=
+static const Stored *part_out_backward(const Visit *v, size_t i, size_t j, const Activations *a, const Stored *dsum) {
+    const LayerTensor post = branch_of(v, i)->part[j].post;
+    if (post == LAYER_TENSORS) return dsum;
+    norm_backward(v, post, LAYER_TENSORS, a->sum[j], dsum, a->sum[j], 0);
+    return a->sum[j];
 }
 
-// Pushes room for dnorm1; dx itself without the norm.
-static Stored *push_norm1_gradient(const StreamBP *s, Chunk c, Stored *dx) {
-    if (adds_to_dx(s)) return dx;
-    return push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * s->model->config.hidden_size);
+// The parts of branch i add their gradient to dx: there is no norm before them.
+static int adds_to_dx(const Visit *v, size_t i) { return branch_of(v, i)->pre == LAYER_TENSORS; }
+
+// dx[n,C] += the gradient dpre[n,C] of pre(x_i); without that norm dpre is dx.
+static void branch_in_backward(const Visit *v, size_t i, const Activations *a, Stored *dx, const Stored *dpre) {
+    const Branch *b = branch_of(v, i);
+    if (!adds_to_dx(v, i)) norm_backward(v, b->pre, b->pre_bias, dx, dpre, a->x[i], 1);
 }
 
-// dx of y -> dx of x_l
-static void norm1_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
-                           Stored *dx) {
-    branch_in_backward(s, c, w, dw, attention_branch, dx, a->dnorm1, layer_input(s, l, c.row));
+// ---- the mixer's norm, which its parts and projections share --------------------------------------------------------
+// Begins the gradient of the mixer's norm: room of its own, or dx where there is no norm. mixer_arrives adds to it.
+static void mixer_gradient_begin(const Visit *v, Activations *a, Stored *dx) {
+    if (a->dnorm) return;
+    a->arrived = adds_to_dx(v, 0);
+    a->dnorm =
+        a->arrived ? dx : push_stored(v->s, SHARE_WORKSPACE, "gradient of the first norm", v->c.n * v->layer->shape.C);
 }
 
-// Computes norm 1 of chunk c alone, or in backward returns what was kept (method full).
-static Activations norm1_activations(const StreamBP *s, size_t l, Chunk c, GroupWeights w) {
-    const Shapes d = shapes_of(s->model);
-    Activations a = {0};
-    if (keeps_activations(s) && s->now.pass == PASS_BACKWARD) return kept_activations(s, l, c.row);
-    a.mark = arena_mark(s->arena);
-    if (d.pre_norms) a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
-    norm1_forward(s, l, c, w, &a);
+// Tells whether the next part of the gradient is added to others; counts it.
+static int mixer_arrives(Activations *a) { return a->arrived++ > 0; }
+
+// dx of x_1 -> dx of x_l
+static void mixer_gradient_end(const Visit *v, const Activations *a, Stored *dx) {
+    branch_in_backward(v, 0, a, dx, a->dnorm);
+}
+
+// Computes the mixer's norm of chunk c alone, or in backward returns what was kept (method full).
+static Activations mixer_norm(const Visit *v) {
+    const StreamBP *s = v->s;
+    if (keeps_activations(s) && s->now.pass == PASS_BACKWARD) return kept_activations(v);
+    Activations a = activations_begin(v);
+    a.norm[0] = adds_to_dx(v, 0) ? a.x[0] : push_stored(s, SHARE_WORKSPACE, "first norm", v->c.n * v->layer->shape.C);
+    branch_in(v, 0, &a);
     return a;
 }
 

@@ -28,200 +28,205 @@ typedef struct {
 
 static const RouterShape scale_shape = {ROUTER_SIGMOID, 1, 1, 0, 1, 1, 1}; // of the shared expert
 
-static Routed push_routed(const StreamBP *s, size_t l, Chunk c) {
-    const Shapes d = shapes_of(s->model);
-    const size_t R = c.n * d.router.k;
-    Routed r = {{NULL, NULL, R}, routes_memory(s, l, c.row, c.n), NULL, NULL, NULL, NULL};
+static Routed push_routed(const Visit *v) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t R = v->c.n * d->router.k;
+    Routed r = {{NULL, NULL, R}, routes_memory(s, v->l, v->c.row, v->c.n), NULL, NULL, NULL, NULL};
     r.chosen = r.weight = push_summed(s, SHARE_WORKSPACE, "weights of experts", R);
-    if (d.beside) r.weight = push_summed(s, SHARE_WORKSPACE, "weights of experts, scaled", R);
+    if (weight_of(v, EXPERTS_SCALE)) r.weight = push_summed(s, SHARE_WORKSPACE, "weights of experts, scaled", R);
     r.rows.first =
-        (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "first rows of experts", d.router.E + 1, sizeof(int32_t));
+        (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "first rows of experts", d->router.E + 1, sizeof(int32_t));
     r.rows.source = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "sources of rows", R, sizeof(int32_t));
     r.place = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "places of rows", R, sizeof(int32_t));
-    r.inner = push_stored(s, SHARE_WORKSPACE, "experts' rows", R * d.C);
+    r.inner = push_stored(s, SHARE_WORKSPACE, "experts' rows", R * d->C);
     return r;
 }
 
-static void rows_gather(const StreamBP *s, Chunk c, const Routed *r, const Stored *x) {
-    const Shapes d = shapes_of(s->model);
-    s->ops->route_gather(r->inner, x, r->rows.source, c.n, d.router.k, d.C);
+static void rows_gather(const Visit *v, const Routed *r, const Stored *x) {
+    const Shapes *d = &v->layer->shape;
+    v->s->ops->route_gather(r->inner, x, r->rows.source, v->c.n, d->router.k, d->C);
 }
 
 // Experts beside a dense MLP have norms of their own, and so has their router, whose logits are divided by sqrt(C).
-static const Stored *experts_input(const Activations *a) { return a->expert_norm ? a->expert_norm : a->norm2; }
-static const Stored *router_input(const Activations *a) { return a->router_norm ? a->router_norm : a->norm2; }
+static const Stored *mlp_norm(const Visit *v, const Activations *a) { return a->norm[v->layer->first_mlp]; }
+static const Stored *experts_input(const Visit *v, const Activations *a) {
+    return a->expert_norm ? a->expert_norm : mlp_norm(v, a);
+}
+static const Stored *router_input(const Visit *v, const Activations *a) {
+    return a->router_norm ? a->router_norm : mlp_norm(v, a);
+}
 static double router_scale(const Activations *a, size_t C) { return a->router_norm ? 1 / sqrt((double)C) : 1; }
 
-// norms, logits; the routes, unless they are stored already
-static void router_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a,
-                           uint16_t *route) {
-    const Shapes d = layer_shapes(s, l);
-    if (d.beside) {
-        norm_forward(s, a->expert_norm, a->y, weight_of(s, w, EXPERTS_PRE_NORM), NULL, NULL, c.n);
-        norm_forward(s, a->router_norm, a->y, weight_of(s, w, ROUTER_NORM), NULL, NULL, c.n);
-    } else {
-        branch_in(s, c, w, mlp_branch, a->norm2, a->y);
-    }
-    logits_forward(s, l, c, w, ROUTER_WEIGHT, a->router_logits, router_input(a), d.router.E);
-    if (d.beside)
-        s->ops->scale(a->router_logits, dtype_of_sums(s->model->dtype), router_scale(a, d.C), c.n * d.router.E);
-    routes_choose(s, l, c.token, c.n, route, a->router_logits);
+// Norms, logits; the routes, unless they are stored already
+static void router_forward(const Visit *v, const Activations *a, uint16_t *route) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const Stored *x = a->x[v->layer->first_mlp];
+    if (a->expert_norm) norm_forward(v, EXPERTS_PRE_NORM, LAYER_TENSORS, a->expert_norm, x, NULL);
+    if (a->router_norm) norm_forward(v, ROUTER_NORM, LAYER_TENSORS, a->router_norm, x, NULL);
+    logits_forward(v, ROUTER_WEIGHT, a->router_logits, router_input(v, a), d->router.E);
+    if (a->router_norm)
+        s->ops->scale(a->router_logits, dtype_of_sums(s->model->dtype), router_scale(a, d->C), v->c.n * d->router.E);
+    routes_choose(s, v->l, v->c.token, v->c.n, route, a->router_logits);
 }
 
 // logits, routes -> weights, sorted rows
-static void rows_sort(const StreamBP *s, Chunk c, GroupWeights w, const Activations *a, const Routed *r) {
-    const RouterShape router = shapes_of(s->model).router;
-    const size_t mark = arena_mark(s->arena);
+static void rows_sort(const Visit *v, const Activations *a, const Routed *r) {
+    const StreamBP *s = v->s;
+    const RouterShape *router = &v->layer->shape.router;
+    const size_t mark = arena_mark(s->arena), n = v->c.n;
     Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "sorting rows", s->ops->route_sort_scratch(c.n, router.k, router.E));
-    s->ops->router_weights(r->chosen, a->router_logits, r->route, c.n, &router);
-    s->ops->route_sort(r->rows.first, r->rows.source, r->place, r->route, c.n, router.k, router.E, scratch);
+        push_summed(s, SHARE_WORKSPACE, "sorting rows", s->ops->route_sort_scratch(n, router->k, router->E));
+    s->ops->router_weights(r->chosen, a->router_logits, r->route, n, router);
+    s->ops->route_sort(r->rows.first, r->rows.source, r->place, r->route, n, router->k, router->E, scratch);
     if (r->weight != r->chosen)
-        s->ops->experts_scale_forward(r->weight, r->chosen, weight_of(s, w, EXPERTS_SCALE), r->rows.first,
-                                      r->rows.source, r->rows.count, router.E);
+        s->ops->experts_scale_forward(r->weight, r->chosen, weight_of(v, EXPERTS_SCALE), r->rows.first, r->rows.source,
+                                      r->rows.count, router->E);
     arena_pop(s->arena, mark);
 }
 
-// Runs experts and the shared expert up to their activations, from y. With kept activations only sorts.
-static void experts_activate(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a,
-                             const Routed *r, int kept) {
-    const Shapes d = shapes_of(s->model);
-    if (!kept) router_forward(s, l, c, w, a, r->route);
-    rows_sort(s, c, w, a, r);
-    if (kept) return;
-    rows_gather(s, c, r, experts_input(a));
-    expert_forward(s, l, w, EXPERTS_GATE_UP, r->rows, NULL, a->expert_gate_up, r->inner);
-    s->ops->activation_forward(a->expert_activated, a->expert_gate_up, d.activation, r->rows.count, d.I);
-    if (!d.shared) return;
-    linear_forward(s, l, c, w, SHARED_GATE_WEIGHT, a->shared_gate_up, a->norm2, NULL);
-    s->ops->activation_forward(a->shared_activated, a->shared_gate_up, d.activation, c.n, d.shared);
-    if (a->shared_logit) logits_forward(s, l, c, w, SHARED_SCALE_WEIGHT, a->shared_logit, a->norm2, 1);
+// Runs experts and the shared expert up to their activations, from x.
+static void experts_activate(const Visit *v, const Activations *a, const Routed *r) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    router_forward(v, a, r->route);
+    rows_sort(v, a, r);
+    rows_gather(v, r, experts_input(v, a));
+    expert_forward(v, EXPERTS_GATE_UP, r->rows, NULL, a->expert_gate_up, r->inner);
+    s->ops->activation_forward(a->expert_activated, a->expert_gate_up, d->activation, r->rows.count, d->I);
+    if (!d->shared) return;
+    linear_forward(v, SHARED_GATE_WEIGHT, a->shared_gate_up, mlp_norm(v, a), NULL);
+    s->ops->activation_forward(a->shared_activated, a->shared_gate_up, d->activation, v->c.n, d->shared);
+    if (a->shared_logit) logits_forward(v, SHARED_SCALE_WEIGHT, a->shared_logit, mlp_norm(v, a), 1);
 }
 
 // Pushes the shared expert's activation times its scale; *scale: [n], pushed, NULL where the family has none
-static Stored *shared_scaled(const StreamBP *s, Chunk c, const Activations *a, Summed **scale) {
-    const Shapes d = shapes_of(s->model);
+static Stored *shared_scaled(const Visit *v, const Activations *a, Summed **scale) {
+    const StreamBP *s = v->s;
+    const size_t width = v->layer->shape.shared, n = v->c.n;
     *scale = NULL;
     if (!a->shared_logit) return a->shared_activated;
-    *scale = push_summed(s, SHARE_WORKSPACE, "scale of the shared expert", c.n);
-    Stored *scaled = push_stored(s, SHARE_WORKSPACE, "the shared expert, scaled", c.n * d.shared);
-    s->ops->router_weights(*scale, a->shared_logit, NULL, c.n, &scale_shape);
-    s->ops->route_weigh(scaled, a->shared_activated, *scale, NULL, c.n, d.shared);
+    *scale = push_summed(s, SHARE_WORKSPACE, "scale of the shared expert", n);
+    Stored *scaled = push_stored(s, SHARE_WORKSPACE, "the shared expert, scaled", n * width);
+    s->ops->router_weights(*scale, a->shared_logit, NULL, n, &scale_shape);
+    s->ops->route_weigh(scaled, a->shared_activated, *scale, NULL, n, width);
     return scaled;
 }
 
-// out[n,C] = (residual +) the experts' sum and the shared expert, after experts_activate. spare: nothing needs the
+// The experts' sum and the shared expert, after experts_activate -> part j of their branch. spare: nothing needs the
 // activations afterwards
-static void experts_sum(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, const Routed *r,
-                        Stored *out, const Stored *residual, int spare) {
-    const Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena), R = r->rows.count;
+static void experts_sum(const Visit *v, size_t j, const Activations *a, const Routed *r, int spare) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t mark = arena_mark(s->arena), R = r->rows.count, i = v->layer->first_mlp;
+    Target target = part_target(v, i, j, a);
     Stored *weighed = a->expert_activated;
     Summed *scale;
-    if (!spare) weighed = push_stored(s, SHARE_WORKSPACE, "experts, weighed", R * d.I);
-    s->ops->route_weigh(weighed, a->expert_activated, r->weight, r->rows.source, R, d.I);
-    expert_forward(s, l, w, EXPERTS_DOWN, r->rows, r->weight, r->inner, weighed);
-    if (d.shared) {
-        linear_forward(s, l, c, w, SHARED_DOWN_WEIGHT, out, shared_scaled(s, c, a, &scale), residual);
-        residual = out;
+    if (!target.out) return;
+    if (!spare) weighed = push_stored(s, SHARE_WORKSPACE, "experts, weighed", R * d->I);
+    s->ops->route_weigh(weighed, a->expert_activated, r->weight, r->rows.source, R, d->I);
+    expert_forward(v, EXPERTS_DOWN, r->rows, r->weight, r->inner, weighed);
+    if (d->shared) {
+        linear_forward(v, SHARED_DOWN_WEIGHT, target.out, shared_scaled(v, a, &scale), target.residual);
+        target.residual = target.out;
     }
-    s->ops->route_combine(out, r->inner, r->place, residual, c.n, d.router.k, d.C);
+    s->ops->route_combine(target.out, r->inner, r->place, target.residual, v->c.n, d->router.k, d->C);
     arena_pop(s->arena, mark);
+    part_finish(v, i, j, a);
 }
 
-// y[c] -> out[n,C] = y + the experts; beside a dense MLP their sum alone
-static void experts_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, Stored *out) {
-    const size_t mark = arena_mark(s->arena);
-    const Routed r = push_routed(s, l, c);
-    experts_activate(s, l, c, w, a, &r, 0);
-    experts_sum(s, l, c, w, a, &r, out, out == a->expert_sum ? NULL : a->y, !keeps_activations(s));
-    arena_pop(s->arena, mark);
-}
-
-// dnorm2[n,C] = the gradient through the experts; dweight[n,k]; dW +=
-static void routed_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
-                            const Routed *r, const Stored *dx, Stored *dnorm2, Summed *dweight) {
-    const Shapes d = shapes_of(s->model);
+// dnorm[n,C] = the gradient through the experts; dweight[n,k]; dW +=
+static void routed_backward(const Visit *v, const Activations *a, const Routed *r, const Stored *dout, Stored *dnorm,
+                            Summed *dweight) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
     const size_t mark = arena_mark(s->arena), R = r->rows.count;
-    Stored *du = push_stored(s, SHARE_WORKSPACE, "gradient of experts' activations", R * d.I), *dh;
-    rows_gather(s, c, r, dx);
-    dh = expert_backward_input(s, l, w, EXPERTS_DOWN, r->rows, du, r->inner);
-    s->ops->route_weigh_backward(dweight, du, a->expert_activated, du, r->weight, r->rows.source, R, d.I);
-    expert_backward_bias(s, w, dw, EXPERTS_DOWN, r->rows, r->inner, r->weight, dweight);
-    expert_backward_weight(s, l, w, dw, EXPERTS_DOWN, r->rows, r->inner, a->expert_activated, dh);
-    s->ops->activation_backward(a->expert_gate_up, du, a->expert_gate_up, d.activation, R, d.I);
-    expert_backward_bias(s, w, dw, EXPERTS_GATE_UP, r->rows, a->expert_gate_up, NULL, NULL);
-    rows_gather(s, c, r, experts_input(a));
-    dh = expert_backward_narrow(s, l, w, EXPERTS_GATE_UP, r->rows, a->expert_gate_up);
-    expert_backward_weight(s, l, w, dw, EXPERTS_GATE_UP, r->rows, a->expert_gate_up, r->inner, dh);
-    expert_backward_wide(s, l, w, EXPERTS_GATE_UP, r->rows, r->inner, a->expert_gate_up, dh);
-    s->ops->route_combine(dnorm2, r->inner, r->place, NULL, c.n, d.router.k, d.C);
+    Stored *du = push_stored(s, SHARE_WORKSPACE, "gradient of experts' activations", R * d->I), *dh;
+    rows_gather(v, r, dout);
+    dh = expert_backward_input(v, EXPERTS_DOWN, r->rows, du, r->inner);
+    s->ops->route_weigh_backward(dweight, du, a->expert_activated, du, r->weight, r->rows.source, R, d->I);
+    expert_backward_bias(v, EXPERTS_DOWN, r->rows, r->inner, r->weight, dweight);
+    expert_backward_weight(v, EXPERTS_DOWN, r->rows, r->inner, a->expert_activated, dh);
+    s->ops->activation_backward(a->expert_gate_up, du, a->expert_gate_up, d->activation, R, d->I);
+    expert_backward_bias(v, EXPERTS_GATE_UP, r->rows, a->expert_gate_up, NULL, NULL);
+    rows_gather(v, r, experts_input(v, a));
+    dh = expert_backward_narrow(v, EXPERTS_GATE_UP, r->rows, a->expert_gate_up);
+    expert_backward_weight(v, EXPERTS_GATE_UP, r->rows, a->expert_gate_up, r->inner, dh);
+    expert_backward_wide(v, EXPERTS_GATE_UP, r->rows, r->inner, a->expert_gate_up, dh);
+    s->ops->route_combine(dnorm, r->inner, r->place, NULL, v->c.n, d->router.k, d->C);
     arena_pop(s->arena, mark);
 }
 
-// dx[n,C] = (accumulate: +=) the gradient through a router's logits, from that of the weights; its dW +=
-static void router_input_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw,
-                                  LayerTensor tensor, const Summed *dweight, const Summed *logits,
-                                  const uint16_t *route, const RouterShape *shape, const Activations *a, Stored *dx,
-                                  int accumulate) {
-    const size_t mark = arena_mark(s->arena);
-    const int losses = tensor == ROUTER_WEIGHT;
-    const Summed *balance = losses && s->routes.coefficient > 0 ? s->routes.balance : NULL;
-    Stored *dlogits = push_stored(s, SHARE_WORKSPACE, "gradient of the router's logits", c.n * shape->E);
-    s->ops->router_backward(dlogits, dweight, logits, route, balance, losses ? s->routes.z : 0, c.n, shape);
-    const double scale = losses ? router_scale(a, s->model->config.hidden_size) : 1;
-    if (scale != 1) s->ops->scale(dlogits, s->model->dtype, scale, c.n * shape->E);
-    linear_backward(s, l, c, w, dw, tensor, dx, dlogits, losses ? router_input(a) : a->norm2, accumulate);
+// A linear layer with logits that weigh others: the router, or the scale of the shared expert
+typedef struct {
+    LayerTensor tensor;
+    const Summed *logits;
+    const uint16_t *route; // of the router
+    const RouterShape *shape;
+    const Stored *x; // its input
+    double scale;    // of the logits
+} Weigher;
+
+// dx[n,C] = (accumulate: +=) the gradient through the logits, from that of the weights; its dW +=
+static void weigher_backward(const Visit *v, Weigher of, const Summed *dweight, Stored *dx, int accumulate) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), count = v->c.n * of.shape->E;
+    const Summed *balance = of.route && s->routes.coefficient > 0 ? s->routes.balance : NULL;
+    Stored *dlogits = push_stored(s, SHARE_WORKSPACE, "gradient of the router's logits", count);
+    s->ops->router_backward(dlogits, dweight, of.logits, of.route, balance, of.route ? s->routes.z : 0, v->c.n,
+                            of.shape);
+    if (of.scale != 1) s->ops->scale(dlogits, s->model->dtype, of.scale, count);
+    linear_backward(v, of.tensor, dx, dlogits, of.x, accumulate);
     arena_pop(s->arena, mark);
 }
 
-// dnorm2[n,C] += the gradient through the shared expert; its dW +=
-static void shared_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
-                            const Stored *dx, Stored *dnorm2) {
-    const Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena);
+// dnorm[n,C] += the gradient through the shared expert; its dW +=
+static void shared_backward(const Visit *v, const Activations *a, const Stored *dout, Stored *dnorm) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t mark = arena_mark(s->arena), n = v->c.n;
     Summed *scale;
-    Stored *scaled = shared_scaled(s, c, a, &scale);
-    Stored *du = push_stored(s, SHARE_WORKSPACE, "gradient of the shared expert", c.n * d.shared);
-    linear_backward(s, l, c, w, dw, SHARED_DOWN_WEIGHT, du, dx, scaled, 0);
+    Stored *scaled = shared_scaled(v, a, &scale);
+    Stored *du = push_stored(s, SHARE_WORKSPACE, "gradient of the shared expert", n * d->shared);
+    linear_backward(v, SHARED_DOWN_WEIGHT, du, dout, scaled, 0);
     if (scale) {
-        Summed *dscale = push_summed(s, SHARE_WORKSPACE, "gradient of the shared expert's scale", c.n);
-        s->ops->route_weigh_backward(dscale, du, a->shared_activated, du, scale, NULL, c.n, d.shared);
-        router_input_backward(s, l, c, w, dw, SHARED_SCALE_WEIGHT, dscale, a->shared_logit, NULL, &scale_shape, a,
-                              dnorm2, 1);
+        const Weigher of = {SHARED_SCALE_WEIGHT, a->shared_logit, NULL, &scale_shape, mlp_norm(v, a), 1};
+        Summed *dscale = push_summed(s, SHARE_WORKSPACE, "gradient of the shared expert's scale", n);
+        s->ops->route_weigh_backward(dscale, du, a->shared_activated, du, scale, NULL, n, d->shared);
+        weigher_backward(v, of, dscale, dnorm, 1);
     }
-    s->ops->activation_backward(a->shared_gate_up, du, a->shared_gate_up, d.activation, c.n, d.shared);
-    linear_backward(s, l, c, w, dw, SHARED_GATE_WEIGHT, dnorm2, a->shared_gate_up, a->norm2, 1);
+    s->ops->activation_backward(a->shared_gate_up, du, a->shared_gate_up, d->activation, n, d->shared);
+    linear_backward(v, SHARED_GATE_WEIGHT, dnorm, a->shared_gate_up, mlp_norm(v, a), 1);
     arena_pop(s->arena, mark);
 }
 
 // The gradient of the weights -> that of those by the router, in place; the experts' own factors' +=
-static void experts_scale_backward(const StreamBP *s, GroupWeights w, GroupSums dw, const Routed *r, Summed *dweight) {
-    const size_t E = shapes_of(s->model).router.E;
-    s->ops->experts_scale_backward(sum_of(s, dw, EXPERTS_SCALE), dweight, r->chosen, weight_of(s, w, EXPERTS_SCALE),
-                                   r->rows.first, r->rows.source, r->rows.count, E);
+static void experts_scale_backward(const Visit *v, const Routed *r, Summed *dweight) {
+    const size_t E = v->layer->shape.router.E;
+    if (r->weight != r->chosen)
+        v->s->ops->experts_scale_backward(sum_of(v, EXPERTS_SCALE), dweight, r->chosen, weight_of(v, EXPERTS_SCALE),
+                                          r->rows.first, r->rows.source, r->rows.count, E);
 }
 
-// dout[n,C], gradient of the experts' sum -> dx[n,C] += that of y; dW +=. Norms before experts add theirs, too.
-static void experts_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
-                             const Routed *r, const Stored *dout, Stored *dx) {
-    const Shapes d = layer_shapes(s, l);
-    const size_t mark = arena_mark(s->arena);
-    Stored *dnorm = push_stored(s, SHARE_WORKSPACE, "gradient of the second norm", c.n * d.C);
-    Summed *dweight = push_summed(s, SHARE_WORKSPACE, "gradient of experts' weights", c.n * d.router.k);
-    routed_backward(s, l, c, w, dw, a, r, dout, dnorm, dweight);
-    if (d.shared) shared_backward(s, l, c, w, dw, a, dout, dnorm);
-    if (d.beside) {
-        norm_backward(s, dx, sum_of(s, dw, EXPERTS_PRE_NORM), NULL, dnorm, a->y, weight_of(s, w, EXPERTS_PRE_NORM), c.n,
-                      d.C, 1);
-        experts_scale_backward(s, w, dw, r, dweight);
-    }
-    router_input_backward(s, l, c, w, dw, ROUTER_WEIGHT, dweight, a->router_logits, r->route, &d.router, a, dnorm,
-                          !d.beside);
-    if (d.beside)
-        norm_backward(s, dx, sum_of(s, dw, ROUTER_NORM), NULL, dnorm, a->y, weight_of(s, w, ROUTER_NORM), c.n, d.C, 1);
+// dout[n,C], gradient of the experts' sum -> dx[n,C] += that of x; dW +=. Norms before experts add theirs, too.
+static void experts_backward(const Visit *v, const Activations *a, const Routed *r, const Stored *dout, Stored *dx) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t mark = arena_mark(s->arena), i = v->layer->first_mlp;
+    const Weigher router = {ROUTER_WEIGHT, a->router_logits,   r->route,
+                            &d->router,    router_input(v, a), router_scale(a, d->C)};
+    Stored *dnorm = push_stored(s, SHARE_WORKSPACE, "gradient of the second norm", v->c.n * d->C);
+    Summed *dweight = push_summed(s, SHARE_WORKSPACE, "gradient of experts' weights", v->c.n * d->router.k);
+    routed_backward(v, a, r, dout, dnorm, dweight);
+    if (d->shared) shared_backward(v, a, dout, dnorm);
+    if (a->expert_norm) norm_backward(v, EXPERTS_PRE_NORM, LAYER_TENSORS, dx, dnorm, a->x[i], 1);
+    experts_scale_backward(v, r, dweight);
+    weigher_backward(v, router, dweight, dnorm, !a->router_norm);
+    if (a->router_norm)
+        norm_backward(v, ROUTER_NORM, LAYER_TENSORS, dx, dnorm, a->x[i], 1);
     else
-        branch_in_backward(s, c, w, dw, mlp_branch, dx, dnorm, a->y);
+        branch_in_backward(v, i, a, dx, dnorm);
     arena_pop(s->arena, mark);
 }
 

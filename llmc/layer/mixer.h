@@ -1,9 +1,9 @@
 /*
-The mixer: the part of a layer that joins its tokens, attention or linear attention. This file alone knows which of the
-two a layer has. The loops of an order call, for layer l and chunk c,
+The mixer: the branch of a layer that joins its tokens, by attention, by linear attention, or by both, summed. A layer
+may have none. The loops of an order call, for the layer and chunk of a visit,
 
-    mixer_keys         norm 1 -> K, V (a state passes on in mixer_forward)
-    mixer_forward      norm 1 -> y
+    mixer_keys         the mixer's norm -> K, V (a state passes on in mixer_forward)
+    mixer_forward      the mixer's norm -> y
     mixer_begin        before the layer's backward: K, V of all tokens again, or states at intervals; gradients = 0
     mixer_restore      before the backward of the i-th chunk: the states that it needs
     recompute          the activations of c up to the MLP
@@ -13,29 +13,47 @@ two a layer has. The loops of an order call, for layer l and chunk c,
 #define LLMC_MIXER_H
 #include "attention.h"
 #include "linear_attention.h"
+#include "mlp.h"
 
 // Pushes what a layer's chunks share, K, V or states, in a pass that walks layer by layer. Returns the arena's mark
 // before it. Method full has K, V of all layers already.
-static size_t push_layer_memory(StreamBP *s, size_t l) {
+static size_t push_layer_memory(const Visit *v) {
+    StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena);
-    if (is_linear(s, l)) {
+    const int backward = s->now.pass == PASS_BACKWARD, shares = shares_keys(v->layer);
+    if (has_state(v->layer)) {
         push_states(s, 1, 1, 0);
-        if (s->now.pass == PASS_BACKWARD) push_state_gradients(s);
+        if (backward) push_state_gradients(s);
         if (s->now.pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
-    } else {
-        const int shares = shares_keys(s, l);
-        if (!keeps_activations(s) && !shares) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
-        if (s->now.pass == PASS_BACKWARD && !shares) push_key_value_gradients(s);
-        if (shares) select_lent_keys(s, l);
     }
+    if (!has_part(v->layer, PART_ATTENTION)) return mark;
+    if (!keeps_activations(s) && !shares) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
+    if (backward && !shares) push_key_value_gradients(s);
+    if (shares) select_lent_keys(s, v->l);
     return mark;
 }
 
-// Pushes what all layers save from forward to backward: attention's outputs, states of a rank's ranges, routes.
-static void push_saved_mixers(StreamBP *s) {
+// Begins a walk over the layers, step 1 first to last or -1 last to first. Returns the arena's mark before it.
+static size_t walk_begin(StreamBP *s, int step) {
+    const size_t mark = arena_mark(s->arena);
+    kept_begin(s);
+    layers_begin(&s->memory, step);
+    return mark;
+}
+
+static void walk_end(StreamBP *s, size_t mark) {
+    layers_end(&s->memory);
+    kept_finish(s);
+    if (s->now.pass != PASS_BACKWARD) inputs_await(s);
+    arena_pop(s->arena, mark);
+}
+
+// Pushes what all layers save from forward to backward: routes, shared keys, states of a rank's ranges, activations.
+static void push_saved(StreamBP *s) {
     routes_push(s, s->now.rows);
-    saved_attention_push(s);
-    push_range_states(s, layers_of_kind(&s->model->config, LAYER_LINEAR));
+    push_lent_keys(s, 0);
+    push_range_states(s, layers_with_state(&s->model->config));
+    push_kept_activations(s);
 }
 
 // Method full: pushes K, V of all layers, and K before QK-norm.
@@ -44,75 +62,76 @@ static void push_kept_keys(StreamBP *s) {
     push_key_value(s, d.L, s->now.N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
 }
 
-// Pushes chunk c's activations up to the MLP, or returns those that method full keeps.
-static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
-    Activations a = {0};
-    if (keeps_activations(s)) return kept_activations(s, l, c.row);
-    a.mark = arena_mark(s->arena);
-    if (!is_linear(s, l)) saved_attention_chunk(s, l, c, &a.attention_out, &a.lse);
-    push_activations(s, l, &a, mixer_parts(s, l), c.n);
+// Pushes chunk c's activations up to the MLP, or returns those that stay.
+static Activations chunk_activations(const Visit *v) {
+    if (keeps_activations(v->s)) return kept_activations(v);
+    Activations a = activations_begin(v);
+    if (has_part(v->layer, PART_ATTENTION)) kept_attention_set(v, &a);
+    if (v->layer->first_mlp) push_side(v, &a, SIDE_MIXER);
     return a;
 }
 
-// Pushes all of chunk c's activations for forward, and runs norm 1.
-static Activations forward_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
-    Activations a = chunk_activations(s, l, c);
-    if (!keeps_activations(s)) push_mlp_activations(s, l, &a, c.n);
-    norm1_forward(s, l, c, w, &a);
+// Runs the mixer's norm.
+static void mixer_in(const Visit *v, const Activations *a) {
+    if (v->layer->first_mlp) branch_in(v, 0, a);
+}
+
+// Pushes all of chunk c's activations for forward, and runs the mixer's norm.
+static Activations forward_activations(const Visit *v) {
+    Activations a = chunk_activations(v);
+    if (!keeps_activations(v->s)) push_side(v, &a, SIDE_MLP);
+    if (v->layer->first_mlp) output_begin(v, &a, 1);
+    mixer_in(v, &a);
     return a;
 }
 
-static void mixer_keys(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    if (!is_linear(s, l) && !layer_shapes(s, l).borrows) kv_project(s, l, c, w, a);
+static void mixer_keys(const Visit *v, const Activations *a) {
+    if (has_own_keys(v->layer)) kv_project(v, a);
 }
 
-static void mixer_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    if (is_linear(s, l)) {
-        linear_attention_forward(s, l, c, w, a);
-    } else {
-        attention_forward(s, l, c, w, a);
-        saved_attention_store_chunk(s, l, c, a->attention_out, a->lse);
-    }
+static void mixer_forward(const Visit *v, const Activations *a) {
+    const Range rows = {v->c.row, v->c.n};
+    if (has_part(v->layer, PART_ATTENTION)) attention_forward(v, a), kept_store(v, a, rows, v->c.index % 2);
+    if (has_state(v->layer)) linear_attention_forward(v, a);
 }
 
-static void mixer_begin(StreamBP *s, size_t l, GroupWeights w) {
-    saved_attention_prefetch(s, l, chunk_count(s));
-    if (is_linear(s, l))
-        states_begin(s, l, w);
-    else
-        keys_begin(s, l, w);
+static void mixer_begin(const Visit *v) {
+    kept_prefetch(v, chunk_count(v->s));
+    if (has_state(v->layer)) states_begin(v);
+    if (has_part(v->layer, PART_ATTENTION)) keys_begin(v);
 }
 
-static void mixer_restore(StreamBP *s, size_t l, GroupWeights w, size_t i) {
-    if (is_linear(s, l)) states_restore(s, l, w, 0, i);
+static void mixer_restore(const Visit *v, size_t i) {
+    if (has_state(v->layer)) states_restore(v, 0, i);
 }
 
 // Recomputes chunk c's activations up to the MLP, after sliding the window, or resetting the state, back to c.
-static Activations recompute(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+static Activations recompute(const Visit *v) {
+    StreamBP *s = v->s;
     const int keeps = keeps_activations(s);
-    if (!is_linear(s, l))
-        window_project(s, l, c, w);
-    else if (!keeps)
-        state_copy(s, state_before(s, c), 0);
-    Activations a = chunk_activations(s, l, c);
-    saved_attention_prefetch(s, l, c.index);
+    if (has_part(v->layer, PART_ATTENTION)) window_project(v);
+    if (has_state(v->layer) && !keeps) state_copy(s, state_before(s, v->c), 0);
+    Activations a = chunk_activations(v);
+    kept_prefetch(v, v->c.index);
     if (keeps) return a;
-    norm1_forward(s, l, c, w, &a);
-    mixer_forward(s, l, c, w, &a);
+    mixer_in(v, &a);
+    mixer_forward(v, &a);
     return a;
 }
 
-static void mixer_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
-                           Stored *dx) {
-    if (is_linear(s, l)) {
-        linear_attention_backward(s, l, c, w, dw, a, dx);
-    } else {
-        attention_backward(s, l, c, w, dw, a, dx); // dQ[c]; dK, dV of all chunks up to c
-        if (layer_shapes(s, l).borrows)
-            norm1_backward(s, l, c, w, dw, a, dx);
-        else
-            kv_backward(s, l, c, w, dw, a, dx); // dK[c], dV[c] are complete now
+static void mixer_backward(const Visit *v, Activations *a, Stored *dx) {
+    const StreamBP *s = v->s;
+    if (!v->layer->first_mlp) return;
+    mixer_gradient_begin(v, a, dx);
+    const size_t mark = arena_mark(s->arena);
+    const Stored *dsum = branch_out_backward(v, 0, a, dx);
+    if (has_state(v->layer)) linear_attention_backward(v, a, dsum);
+    if (has_part(v->layer, PART_ATTENTION)) {
+        attention_backward(v, a, dsum); // dQ[c]; dK, dV of all chunks up to c
+        kv_backward(v, a);              // dK[c], dV[c] are complete now
     }
+    arena_pop(s->arena, mark);
+    mixer_gradient_end(v, a, dx);
 }
 
 #endif

@@ -1,114 +1,93 @@
 /*
-The MLP (section 3.2.2): a chunk of tokens depends on no other. This file alone knows whether a layer's is dense or one
-of experts (experts.h).
+The branches after the mixer (section 3.2.2): a chunk of tokens depends on no other. A part of one is a dense MLP, experts
+(experts.h) or the layer's own input (own_input.h).
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
 #include "experts.h"
 #include "own_input.h"
 
-// Runs a dense MLP up to what its backward needs: the activation, or the input of a norm after it.
-static void dense_activate(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    const Shapes d = layer_shapes(s, l);
-    branch_in(s, c, w, mlp_branch, a->norm2, a->y);
-    linear_forward(s, l, c, w, GATE_WEIGHT, a->gate_up, a->norm2, NULL);
-    s->ops->activation_forward(a->activated, a->gate_up, d.activation, c.n, d.FF);
-    if (d.beside)
-        linear_forward(s, l, c, w, DOWN_WEIGHT, a->dense_sum, a->activated, NULL);
-    else
-        branch_inner(s, l, c, w, mlp_branch, a->mlp_branch, a->activated);
+// ---- a dense MLP ----------------------------------------------------------------------------------------------------
+static void dense_forward(const Visit *v, size_t i, size_t j, const Activations *a) {
+    const Shapes *d = &v->layer->shape;
+    linear_forward(v, GATE_WEIGHT, a->gate_up, a->norm[i], NULL);
+    v->s->ops->activation_forward(a->activated, a->gate_up, d->activation, v->c.n, d->FF);
+    part_product(v, i, j, a, a->activated);
 }
 
-// dx[n,C] += the gradient of y through a dense MLP; dW +=. Gradients overwrite their activations.
-static void dense_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
-                           Stored *dx) {
-    const Shapes d = layer_shapes(s, l);
-    Stored *dactivated = a->activated, *dgate_up = a->gate_up, *dnorm2 = adds_to_dx(s) ? dx : a->norm2;
-    if (d.beside)
-        linear_backward(s, l, c, w, dw, DOWN_WEIGHT, dactivated, a->dense_sum, a->activated, 0);
-    else
-        branch_out_backward(s, l, c, w, dw, mlp_branch, dactivated, dx, a->mlp_branch, a->activated);
-    s->ops->activation_backward(dgate_up, dactivated, a->gate_up, d.activation, c.n, d.FF);
-    linear_backward(s, l, c, w, dw, GATE_WEIGHT, dnorm2, dgate_up, a->norm2, adds_to_dx(s));
-    branch_in_backward(s, c, w, dw, mlp_branch, dx, dnorm2, a->y);
+// dx[n,C] += the gradient of x_i from dout[n,C]; dW +=. Gradients overwrite their activations.
+static void dense_backward(const Visit *v, size_t i, const Activations *a, const Stored *dout, Stored *dx) {
+    const Shapes *d = &v->layer->shape;
+    Stored *dactivated = a->activated, *dgate_up = a->gate_up, *dnorm = adds_to_dx(v, i) ? dx : a->norm[i];
+    linear_backward(v, DOWN_WEIGHT, dactivated, dout, a->activated, 0);
+    v->s->ops->activation_backward(dgate_up, dactivated, a->gate_up, d->activation, v->c.n, d->FF);
+    linear_backward(v, GATE_WEIGHT, dnorm, dgate_up, a->norm[i], adds_to_dx(v, i));
+    branch_in_backward(v, i, a, dx, dnorm);
 }
 
-// ---- experts beside a dense MLP: a norm after each, and a third after their sum ------------------------------------
-static void both_sum(const StreamBP *s, Chunk c, GroupWeights w, const Activations *a) {
-    norm_forward(s, a->mlp_branch, a->dense_sum, weight_of(s, w, DENSE_POST_NORM), NULL, NULL, c.n);
-    norm_forward(s, a->mlp_branch, a->expert_sum, weight_of(s, w, EXPERTS_POST_NORM), NULL, a->mlp_branch, c.n);
-}
-
-// dx[n,C] of out -> gradients of both sums, over them; overwrites mlp_branch
-static void both_sum_backward(const StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
-                              const Stored *dx) {
-    const size_t C = s->model->config.hidden_size;
-    norm_backward(s, a->mlp_branch, sum_of(s, dw, POST_NORM2), NULL, dx, a->mlp_branch, weight_of(s, w, POST_NORM2),
-                  c.n, C, 0);
-    norm_backward(s, a->dense_sum, sum_of(s, dw, DENSE_POST_NORM), NULL, a->mlp_branch, a->dense_sum,
-                  weight_of(s, w, DENSE_POST_NORM), c.n, C, 0);
-    norm_backward(s, a->expert_sum, sum_of(s, dw, EXPERTS_POST_NORM), NULL, a->mlp_branch, a->expert_sum,
-                  weight_of(s, w, EXPERTS_POST_NORM), c.n, C, 0);
-}
-
-// ---- any MLP --------------------------------------------------------------------------------------------------------
-// y[c] -> out[n,C] = y + the MLP
-static void mlp_run(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, Stored *out) {
-    const Shapes d = layer_shapes(s, l);
-    if (layer_has_experts(&s->model->config, l) && !d.beside) {
-        experts_forward(s, l, c, w, a, out);
-        return;
+// ---- any branch after the mixer -------------------------------------------------------------------------------------
+// Runs branch i: x_i[c] -> x_{i+1}[c]. r: rows of experts, in backward; NULL: they are pushed here, in forward, where
+// nothing needs the activations afterwards unless they stay
+static void branch_run(const Visit *v, size_t i, const Activations *a, const Routed *r) {
+    const Branch *b = branch_of(v, i);
+    branch_in(v, i, a);
+    for (size_t j = 0; j < b->parts; j++) {
+        const size_t mark = arena_mark(v->s->arena);
+        const int spare = !r && !keeps_activations(v->s);
+        if (b->part[j].kind == PART_DENSE) dense_forward(v, i, j, a);
+        if (b->part[j].kind == PART_OWN_INPUT) own_input_forward(v, i, a);
+        if (b->part[j].kind == PART_EXPERTS) {
+            const Routed rows = r ? *r : push_routed(v);
+            experts_activate(v, a, &rows);
+            experts_sum(v, j, a, &rows, spare);
+        }
+        arena_pop(v->s->arena, mark);
     }
-    dense_activate(s, l, c, w, a);
-    if (d.beside) experts_forward(s, l, c, w, a, a->expert_sum), both_sum(s, c, w, a);
-    branch_out(s, l, c, w, mlp_branch, out, a->mlp_branch, a->activated, a->y);
 }
 
-// y[c] -> x_{l+1}[c]
-static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    const Shapes d = layer_shapes(s, l);
-    Stored *out = layer_output(s, l + 1, c);
-    mlp_run(s, l, c, w, a, d.P ? a->mlp_out : out);
-    if (d.P) {
-        own_input_activate(s, l, c, w, a);
-        norm_forward(s, out, a->input_branch, weight_of(s, w, INPUT_NORM), NULL, a->mlp_out, c.n);
+// dx of x_{i+1}[c] -> dx of x_i[c], in place; dW +=. Gradients overwrite their activations.
+static void branch_backward(const Visit *v, size_t i, const Activations *a, const Routed *r, Stored *dx) {
+    const Branch *b = branch_of(v, i);
+    const Stored *dsum = branch_out_backward(v, i, a, dx);
+    for (size_t j = b->parts; j-- > 0;) {
+        const Stored *dout = part_out_backward(v, i, j, a, dsum);
+        if (b->part[j].kind == PART_DENSE) dense_backward(v, i, a, dout, dx);
+        if (b->part[j].kind == PART_EXPERTS) experts_backward(v, a, r, dout, dx);
+        if (b->part[j].kind == PART_OWN_INPUT) own_input_backward(v, i, a, dout, dx);
     }
-    if (s->model->layer_scalar) s->ops->scale(out, s->model->dtype, (double)s->model->layer_scalar[l], c.n * d.C);
-    input_save(s, l + 1, c);
 }
 
-// Recomputes the activations of backward, unless they were kept. r: rows of experts, or NULL
-static void mlp_recompute(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, const Routed *r) {
-    const Shapes d = layer_shapes(s, l);
-    const int kept = keeps_activations(s);
-    if (!kept && (!r || d.beside)) dense_activate(s, l, c, w, a);
-    if (r) experts_activate(s, l, c, w, a, r, kept);
-    if (kept) return;
-    if (d.beside) experts_sum(s, l, c, w, a, r, a->expert_sum, NULL, 0), both_sum(s, c, w, a);
-    if (!d.P) return;
-    if (r && !d.beside)
-        experts_sum(s, l, c, w, a, r, a->mlp_out, a->y, 0);
-    else
-        branch_out(s, l, c, w, mlp_branch, a->mlp_out, a->mlp_branch, a->activated, a->y);
-    own_input_activate(s, l, c, w, a);
+// Sets the layer's output, if `branch` is the last one: forward writes it in place of activations.
+static void output_begin(const Visit *v, Activations *a, size_t branch) {
+    if (branch == v->layer->branches) a->x[branch] = layer_output(v->s, v->l + 1, v->c);
 }
 
-// dx of x_{l+1}[c] -> dx of y[c], in place; dW +=. Recomputes the MLP's activations unless they were kept. Gradients
-// overwrite their activations.
-static void mlp_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
-                         Stored *dx) {
-    const Shapes d = layer_shapes(s, l);
+// y[c], or x_l[c] in a layer without a mixer -> x_{l+1}[c]
+static void mlp_forward(const Visit *v, Activations *a) {
+    StreamBP *s = v->s;
+    const Layer *layer = v->layer;
+    const size_t count = v->c.n * layer->shape.C, last = layer->branches;
+    if (layer->first_mlp < last) output_begin(v, a, last);
+    for (size_t i = layer->first_mlp; i < last; i++) branch_run(v, i, a, NULL);
+    if (s->model->layer_scalar) s->ops->scale(a->x[last], s->model->dtype, (double)s->model->layer_scalar[v->l], count);
+    input_save(s, v->l + 1, v->c);
+}
+
+// dx of x_{l+1}[c] -> dx of y[c], or of x_l[c], in place; dW +=. Recomputes the activations of these branches, up to
+// what no branch reads, unless they stay.
+static void mlp_backward(const Visit *v, Activations *a, Stored *dx) {
+    const StreamBP *s = v->s;
+    const Layer *layer = v->layer;
     const size_t mark = arena_mark(s->arena);
-    const int experts = layer_has_experts(&s->model->config, l);
+    const int kept = keeps_activations(s), experts = has_part(layer, PART_EXPERTS);
     Routed r = {{NULL, NULL, 0}, NULL, NULL, NULL, NULL, NULL};
-    if (!keeps_activations(s)) push_mlp_activations(s, l, a, c.n);
-    if (experts) r = push_routed(s, l, c);
-    if (s->model->layer_scalar) s->ops->scale(dx, s->model->dtype, (double)s->model->layer_scalar[l], c.n * d.C);
-    mlp_recompute(s, l, c, w, a, experts ? &r : NULL);
-    if (d.P) own_input_backward(s, l, c, w, dw, a, dx);
-    if (d.beside) both_sum_backward(s, c, w, dw, a, dx);
-    if (experts) experts_backward(s, l, c, w, dw, a, &r, d.beside ? a->expert_sum : dx, dx);
-    if (!experts || d.beside) dense_backward(s, l, c, w, dw, a, dx);
+    if (!kept) push_side(v, a, SIDE_MLP);
+    if (experts) r = push_routed(v);
+    if (s->model->layer_scalar)
+        s->ops->scale(dx, s->model->dtype, (double)s->model->layer_scalar[v->l], v->c.n * layer->shape.C);
+    for (size_t i = layer->first_mlp; i < layer->branches && !kept; i++) branch_run(v, i, a, &r);
+    if (kept && experts) rows_sort(v, a, &r);
+    for (size_t i = layer->branches; i-- > layer->first_mlp;) branch_backward(v, i, a, &r, dx);
     arena_pop(s->arena, mark);
 }
 

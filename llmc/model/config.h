@@ -8,6 +8,7 @@ The configuration of a model: a family (family.h) and its numbers, under their H
 #include "llmc/base/hash.h"
 #include "llmc/base/text.h"
 #include <assert.h>
+#include <ctype.h>
 #include <stddef.h>
 
 typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
@@ -346,21 +347,34 @@ static double rotation_growth(const Config *config) {
     return config_uses_key(config, key) ? config->rope.llama_4_scaling_beta : 0;
 }
 
-// How a layer mixes tokens
-typedef enum { LAYER_FULL, LAYER_WINDOW, LAYER_LINEAR, LAYER_KINDS } LayerKind;
+// How a layer mixes tokens: by attention to all or to a window, by a state alone, not at all
+typedef enum { LAYER_FULL, LAYER_WINDOW, LAYER_LINEAR, LAYER_NONE, LAYER_KINDS } LayerKind;
 
 static char layer_letter(const Config *config, size_t l) {
     return config->layer_types[0] ? config->layer_types[l % strlen(config->layer_types)] : 'f';
 }
 
+// The letter of layer l's mixer: f full attention, s with a window, n full without rotary positions, l linear attention,
+// c its convolution alone, b full and linear attention summed, p none
+static char mixer_letter(const Config *config, size_t l) { return (char)tolower(layer_letter(config, l)); }
+
+// A capital letter: the layer has no MLP.
+static int layer_has_mlp(const Config *config, size_t l) { return !isupper(layer_letter(config, l)); }
+
+// Tells whether a state passes through layer l from token to token.
+static int layer_has_state(const Config *config, size_t l) { return strchr("lcb", mixer_letter(config, l)) != NULL; }
+
 static LayerKind layer_kind(const Config *config, size_t l) {
-    const char type = layer_letter(config, l);
-    return type == 'l' ? LAYER_LINEAR : type == 's' && config->sliding_window ? LAYER_WINDOW : LAYER_FULL;
+    const char type = mixer_letter(config, l);
+    if (type == 'p') return LAYER_NONE;
+    return type == 'l' || type == 'c'              ? LAYER_LINEAR
+           : type == 's' && config->sliding_window ? LAYER_WINDOW
+                                                   : LAYER_FULL;
 }
 
 // Tells whether layer l rotates its queries and keys by position.
 static int layer_rotates(const Config *config, size_t l) {
-    return !config->family->learned_positions && layer_letter(config, l) != 'n';
+    return !config->family->learned_positions && mixer_letter(config, l) != 'n';
 }
 
 static QkNorm config_qk_norm(const Config *config) {
@@ -371,8 +385,8 @@ static int layer_is_linear(const Config *config, size_t l) { return layer_kind(c
 
 // Tells whether layer l's MLP consists of experts.
 static int layer_has_experts(const Config *config, size_t l) {
-    return config->family->router && config->num_experts && l >= config->first_k_dense_replace &&
-           (l + 1) % config->decoder_sparse_step == 0 &&
+    return config->family->router && config->num_experts && layer_has_mlp(config, l) &&
+           l >= config->first_k_dense_replace && (l + 1) % config->decoder_sparse_step == 0 &&
            (l >= LAYER_TYPES_MAX || !(config->mlp_only_layers[l / 8] >> l % 8 & 1));
 }
 
@@ -401,8 +415,8 @@ static int layer_lends(const Config *config, size_t l) {
     return 0;
 }
 
-// What a layer has, one bit each: linear attention in place of attention; experts; a window; keys and values of another
-// layer; keys and values that other layers read
+// What a layer has, one bit each: linear attention in place of attention, or summed with it, or its convolution alone;
+// experts; a window; keys and values of another layer; keys and values that other layers read; no mixer; no MLP
 typedef enum {
     FORM_FULL = 0,
     FORM_LINEAR = 1,
@@ -410,12 +424,21 @@ typedef enum {
     FORM_WINDOW = 4,
     FORM_BORROWS = 8,
     FORM_LENDS = 16,
-    LAYER_FORMS = 32
+    FORM_BOTH = 32,
+    FORM_CONVOLUTION = 64,
+    FORM_NO_MIXER = 128,
+    FORM_NO_MLP = 256,
+    LAYER_FORMS = 512
 } LayerForm;
 
 static unsigned layer_form(const Config *config, size_t l) {
     const LayerKind kind = layer_kind(config, l);
-    unsigned form = kind == LAYER_LINEAR ? FORM_LINEAR : kind == LAYER_WINDOW ? FORM_WINDOW : FORM_FULL;
+    const char mixer = mixer_letter(config, l);
+    unsigned form = kind == LAYER_WINDOW ? FORM_WINDOW : kind == LAYER_NONE ? FORM_NO_MIXER : FORM_FULL;
+    if (layer_has_state(config, l)) form |= FORM_LINEAR;
+    if (mixer == 'b') form |= FORM_BOTH;
+    if (mixer == 'c') form |= FORM_CONVOLUTION;
+    if (!layer_has_mlp(config, l)) form |= FORM_NO_MLP;
     if (layer_has_experts(config, l)) form |= FORM_EXPERTS;
     if (!config->num_kv_shared_layers) return form;
     if (key_value_layer(config, l) != l) form |= FORM_BORROWS;
@@ -452,6 +475,15 @@ static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
     return l / period * whole + rest;
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
+
+// Counts the layers with a state before layer l; l = num_hidden_layers: all
+static size_t states_before(const Config *config, size_t l) {
+    size_t count = 0;
+    for (size_t i = 0; i < l; i++) count += (size_t)layer_has_state(config, i);
+    return count;
+}
+
+static size_t layers_with_state(const Config *config) { return states_before(config, config->num_hidden_layers); }
 
 static size_t layers_of_kind(const Config *config, LayerKind kind) {
     return layers_before(config, kind, config->num_hidden_layers);

@@ -292,8 +292,6 @@ static void lora_build(Lora *lora, const Model *model) {
     memset(table, 0, sizeof(*table));
     table->config = *c, table->dtype = model->dtype;
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
-    for (size_t t = 0; t < (size_t)LAYER_FORMS * LAYER_TENSORS; t++)
-        table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
     table->parameters =
         (Parameter *)checked_calloc(2 * LORA_TENSORS * L + 4, sizeof(Parameter), "the table of adapters");
     lora->part = (LoraPart *)checked_calloc(L * LAYER_TENSORS, sizeof(LoraPart), "the table of adapters");

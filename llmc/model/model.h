@@ -43,7 +43,7 @@ typedef struct {
     size_t elements; // elements of the whole model
     // offsets in elements; ABSENT if the family lacks the tensor
     size_t model_offset[MODEL_TENSORS];
-    size_t layer_offset[LAYER_FORMS][LAYER_TENSORS]; // offsets within a layer of each form
+    size_t (*layer_offset)[LAYER_TENSORS]; // [num_hidden_layers] offsets within each layer
     float *constants;     // host, fp32: numbers that are not weights, namely the next two arrays; NULL: none
     float *router_bias;   // [layers with experts, E]: added for the choice of experts; NULL: none
     float *layer_scalar;  // [num_hidden_layers]: factors of the layers' outputs; NULL: none
@@ -51,9 +51,7 @@ typedef struct {
 } Model;
 
 // Returns the offsets of a layer's tensors within the layer.
-static const size_t *layer_offsets(const Model *table, size_t l) {
-    return table->layer_offset[layer_form(&table->config, l)];
-}
+static const size_t *layer_offsets(const Model *table, size_t l) { return table->layer_offset[l]; }
 
 static size_t elements_of_layer(const Model *table, size_t l) {
     return table->layer_starts[l + 1] - table->layer_starts[l];
@@ -138,12 +136,16 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
-    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || tensor == SINKS,
-              linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
+    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || tensor == SINKS;
+    const int linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
+    const int rule = linear && tensor != IN_QKV_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
+    const int mixer = tensor <= POST_NORM1 || tensor == SINKS, mlp = !mixer && tensor < INPUT_TABLE;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS && !beside;
     const int experts =
         (tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN) || (tensor >= ROUTER_BIAS && tensor <= EXPERTS_POST_NORM);
-    if ((form & FORM_LINEAR ? attention : linear) || (form & FORM_EXPERTS ? dense : experts)) {
+    if ((attention && (form & (FORM_LINEAR | FORM_BOTH)) == FORM_LINEAR) || (linear && !(form & FORM_LINEAR)) ||
+        (rule && form & FORM_CONVOLUTION) || (form & FORM_EXPERTS ? dense : experts) ||
+        (mixer && form & FORM_NO_MIXER) || (mlp && form & FORM_NO_MLP)) {
         const TensorShape none = {ROLE_LINEAR, 0, 0, 0};
         return none;
     }
@@ -158,7 +160,8 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
         {ROLE_LINEAR, W, C, 0}, {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
         {ROLE_CONV, W, c->linear_conv_kernel_dim, 0}, {ROLE_BIAS, HV, 0, 0}, {ROLE_DECAY, HV, 0, 0},
-        {ROLE_NORM, c->linear_value_head_dim, 0, 0}, {ROLE_LINEAR, C, values, 0},
+        {ROLE_NORM, c->linear_value_head_dim, 0, 0},
+        {ROLE_LINEAR, C, form & FORM_CONVOLUTION ? W : values, 0},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
         {ROLE_LINEAR, FF, C, 0}, {ROLE_LINEAR, gated, C, 0},
@@ -239,7 +242,7 @@ static void model_add_layer(Model *model, size_t layer) {
     snprintf(prefix, sizeof(prefix), model->config.family->names.layer_prefix, layer);
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
         TensorShape shape = layer_tensor_shape(&model->config, form, (LayerTensor)tensor);
-        model->layer_offset[form][tensor] = shape.rows ? model->elements - begin : ABSENT;
+        model->layer_offset[layer][tensor] = shape.rows ? model->elements - begin : ABSENT;
         if (shape.rows) model_add(model, prefix, model->config.family->names.layer[tensor], shape, tensor, layer);
     }
 }
@@ -275,6 +278,8 @@ static Model model_build(const Config *config, DType dtype) {
     model.parameters =
         (Parameter *)checked_calloc(MODEL_TENSORS + L * LAYER_TENSORS, sizeof(Parameter), "the parameter table");
     model.layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the parameter table");
+    model.layer_offset =
+        (size_t(*)[LAYER_TENSORS])checked_calloc(L, sizeof(*model.layer_offset), "the parameter table");
     model_add_outer(&model, EMBEDDING);
     model_add_outer(&model, POSITION_EMBEDDING);
     model_add_outer(&model, INPUTS_NORM);
@@ -293,8 +298,8 @@ static void model_copy_constants(const Model *model, const Model *from) {
 }
 
 static void model_free(Model *model) {
-    free(model->parameters), free(model->layer_starts), free(model->constants);
-    model->parameters = NULL, model->layer_starts = NULL;
+    free(model->parameters), free(model->layer_starts), free(model->layer_offset), free(model->constants);
+    model->parameters = NULL, model->layer_starts = NULL, model->layer_offset = NULL;
     model->constants = model->router_bias = model->layer_scalar = NULL;
 }
 
@@ -307,6 +312,11 @@ static Model model_copy(const Model *model) {
     if (model->parameter_count) memcpy(copy.parameters, model->parameters, model->parameter_count * sizeof(Parameter));
     copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
     memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
+    if (model->layer_offset) { // a table of adapters has none
+        copy.layer_offset = (size_t(*)[LAYER_TENSORS])checked_calloc(starts, sizeof(*copy.layer_offset),
+                                                                     "a copy of the parameter table");
+        memcpy(copy.layer_offset, model->layer_offset, (starts - 1) * sizeof(*copy.layer_offset));
+    }
     if (model->constants) model_add_constants(&copy);
     model_copy_constants(&copy, model);
     return copy;

@@ -126,7 +126,7 @@ static int update_alike(const Model *table, size_t a, size_t b) {
 static size_t update_repeat(const Update *u, size_t i) {
     const Model *table = trained_table(u->r);
     size_t alike = 0;
-    if (!u->r->plan || i == 0 || i > table->config.num_hidden_layers) return 1;
+    if (!u->r->walk.dry || i == 0 || i > table->config.num_hidden_layers) return 1;
     for (size_t l = 0; l < table->config.num_hidden_layers; l++) {
         if (!update_alike(table, i - 1, l)) continue;
         if (l < i - 1) return 0;

@@ -23,10 +23,10 @@ Weights are read once per chunk, not once per pass. dW accumulates over chunks, 
 #define LLMC_CHUNK_MAJOR_H
 #include "chunk_memory.h"
 
-// Makes the ops that follow count `visits` times in the dry run.
+// Makes what follows, or the visited layer, count `visits` times in the dry run.
 static void count_visits(StreamBP *s, double visits) {
-    s->memory.layers_repeat = s->memory.chunk_repeat = visits;
-    s->ops->repeat(visits);
+    s->memory.walk.layers = visits;
+    walk_count(&s->memory.walk, s->ops, 1);
 }
 
 // ---- a chunk through all layers -------------------------------------------------------------------------------------
@@ -43,21 +43,20 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     s->memory.moved.phase = phase;
     keys_await(s, m);
     m->slid = again ? first_key(0, c.token, m->border_rows + 1) : m->first;
-    if (!s->setup->dry) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
-    for (size_t i = 0; i < layer_count(s); i++) {
-        const size_t l = visit_layer(s, layer_at(s, i));
-        const int linear = layer_is_linear(&s->model->config, l);
-        count_visits(s, s->memory.layers_repeat * visits);
-        w = weights_acquire(&s->memory, l);
-        weights_prefetch(&s->memory, l);
-        keys_select(s, m, l, c);
-        keys_ask_ahead(s, m, l, c, 1);
-        if (linear) states_show(s, m, l, c);
-        Activations a = forward_activations(s, l, c, w);
-        mixer_keys(s, l, c, w, &a);
-        if (!again) keys_keep(s, m, l, c);
-        rest_forward(s, l, c, w, &a);
-        weights_release(&s->memory, l);
+    if (!s->memory.walk.dry) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
+    for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
+        count_visits(s, v.times * visits);
+        v.c = c;
+        v.w = weights_acquire(&s->memory, v.l);
+        weights_prefetch(&s->memory, v.l);
+        keys_select(s, m, v.l, c);
+        keys_ask_ahead(s, m, v.l, c, 1);
+        if (has_state(v.layer)) states_show(s, m, v.l, c);
+        Activations a = forward_activations(&v);
+        mixer_keys(&v, &a);
+        if (!again) keys_keep(s, m, v.l, c);
+        rest_forward(&v, &a);
+        weights_release(&s->memory, v.l);
     }
     m->first = m->slid;
     layers_end(&s->memory);
@@ -66,58 +65,63 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
 // Runs the head on chunk c, in logits chunks. dw NULL: log-probabilities alone
 static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw) {
     const size_t most = min_size(effective_chunk(s, s->setup->logits_chunk), c.n), whole = c.n / most;
+    Visit v = {0};
     count_visits(s, visits);
-    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
+    v.s = s, v.w = weights_acquire(&s->memory, GROUP_HEAD);
+    if (dw) v.dw = *dw;
     for (size_t done = 0, n; done < c.n; done += n) {
         n = min_size(most, c.n - done);
         const double alike = visits_shapes(s) && n == most ? (double)whole : 1;
-        const Chunk part = chunk_of(s, c.token + done, n);
-        s->ops->repeat(visits * alike);
-        head_step(s, part, w, dw);
+        v.c = chunk_of(s, c.token + done, n);
+        walk_count(&s->memory.walk, s->ops, alike);
+        if (dw)
+            head_backward(&v);
+        else
+            head_forward(&v);
         n *= (size_t)alike;
     }
     weights_release(&s->memory, GROUP_HEAD);
-    s->memory.layers_repeat = 1;
+    s->memory.walk.layers = 1;
 }
 
 // Scales the accumulated dK[c], dV[c] (or dstate, dcolumns) by `factor`.
-static void arrived_scale(const StreamBP *s, size_t l, Chunk c, double factor) {
-    const Shapes d = layer_shapes(s, l);
+static void arrived_scale(const Visit *v, double factor) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
     const DType type = dtype_of_sums(s->model->dtype);
     if (factor == 1) return;
-    if (layer_is_linear(&s->model->config, l)) {
-        s->ops->scale(s->linear.dstate, type, factor, d.S);
-        if (d.columns) s->ops->scale(s->linear.dcolumns, type, factor, d.columns);
-        return;
+    if (has_state(v->layer)) {
+        s->ops->scale(s->linear.dstate, type, factor, d->linear.S);
+        if (d->linear.columns) s->ops->scale(s->linear.dcolumns, type, factor, d->linear.columns);
     }
-    s->ops->scale(key_gradient_at(s, s->kv.dk, l, c.token), type, factor, c.n * d.KV);
-    s->ops->scale(key_gradient_at(s, s->kv.dv, l, c.token), type, factor, c.n * d.KV);
+    if (!has_part(v->layer, PART_ATTENTION)) return;
+    s->ops->scale(key_gradient_at(s, s->kv.dk, v->l, v->c.token), type, factor, v->c.n * d->KV);
+    s->ops->scale(key_gradient_at(s, s->kv.dv, v->l, v->c.token), type, factor, v->c.n * d->KV);
 }
 
 static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, double factor) {
-    Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row);
+    Stored *dx = gradient_at(s, c.row);
     layers_begin(&s->memory, -1);
-    for (size_t i = layer_count(s); i-- > 0;) {
-        const size_t l = visit_layer(s, layer_at(s, i));
-        count_visits(s, s->memory.layers_repeat * visits);
-        GroupWeights w = weights_acquire(&s->memory, l);
-        GroupSums dw = grads_held(&s->memory, l);
-        weights_prefetch(&s->memory, l);
-        Activations a = kept_activations(s, l, c.row);
-        mlp_backward(s, l, c, w, dw, &a, dx);
-        keys_select(s, m, l, c);
-        keys_ask_ahead(s, m, l, c, -1);
-        arrived_scale(s, l, c, factor);
-        mixer_backward(s, l, c, w, dw, &a, dx);
-        gradients_keep(s, m, l, c);
-        drop(s, &a);
-        weights_release(&s->memory, l);
+    for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
+        count_visits(s, v.times * visits);
+        v.c = c;
+        v.w = weights_acquire(&s->memory, v.l), v.dw = grads_held(&s->memory, v.l);
+        weights_prefetch(&s->memory, v.l);
+        Activations a = kept_activations(&v);
+        mlp_backward(&v, &a, dx);
+        keys_select(s, m, v.l, c);
+        keys_ask_ahead(s, m, v.l, c, -1);
+        arrived_scale(&v, factor);
+        mixer_backward(&v, &a, dx);
+        gradients_keep(s, m, v.l, c);
+        drop(&v, &a);
+        weights_release(&s->memory, v.l);
     }
     m->gradients_begin = 0;
     layers_end(&s->memory);
     count_visits(s, visits);
     tables_backward(s, c.row, c.n, grads_held(&s->memory, GROUP_EMBEDDING));
-    s->memory.layers_repeat = 1;
+    s->memory.walk.layers = 1;
 }
 
 #define RANDOM_STREAM_CHUNKS 0x6368756e6b73ull // of random.h: the draws of chunks ("chunks")
@@ -151,12 +155,12 @@ static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
     const int sparse = s->setup->method == METHOD_SPACO;
     m->first = s->now.N;
     for (size_t i = chunk_count(s); i-- > 0;) {
-        if (sparse && !s->setup->dry && !s->now.sparse.drawn[i]) {
+        if (sparse && !s->memory.walk.dry && !s->now.sparse.drawn[i]) {
             state_gradients_zero(s, m);
             continue;
         }
         const Chunk c = visit(s, chunk_at(s, i));
-        const double visits = c.times * (sparse && s->setup->dry ? s->now.sparse.keep : 1);
+        const double visits = c.times * (sparse && s->memory.walk.dry ? s->now.sparse.keep : 1);
         const GroupSums head = grads_held(&s->memory, GROUP_HEAD);
         s->inputs.begin = c.row;
         s->now.pass = PASS_FORWARD;
@@ -171,7 +175,6 @@ static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
 static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     const Marks mark = marks_of(s->arena);
     const double factor = s->setup->method == METHOD_SPACO ? 1 / s->now.sparse.keep : 1;
-    Activations kept = {0};
     ChunkMemory m = {0};
     m.gradients_begin = 1;
     sequence_begin(s, batch, Z / factor, PASS_FORWARD);
@@ -187,17 +190,15 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     routes_balance(s);
 
     s->now.pass = PASS_FORWARD;
-    push_kept_activations(s, &kept);
-    s->kept = &kept;
-    s->ops->repeat(1);
+    push_kept_activations(s);
+    count_visits(s, 1);
     weights_step(&s->memory, GROUP_HEAD); // a deferred step reads the gradients of the last one
     grads_held_begin(&s->memory);
     gradients_of_all_zero(s, &m);
     chunk_major_backward(s, &m, factor);
 
-    s->ops->repeat(1);
+    count_visits(s, 1);
     keys_await(s, &m);
-    s->kept = NULL;
     arena_pop(s->arena, chunk_mark);
     s->inputs.begin = 0, s->now.rows = s->now.N;
     sequence_end(s);
@@ -210,7 +211,8 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
 }
 
 static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
-    if (s->setup->method == METHOD_SPACO && !s->setup->dry) chunks_draw(&s->now.sparse, batch->N / s->setup->chunk + 1);
+    if (s->setup->method == METHOD_SPACO && !s->memory.walk.dry)
+        chunks_draw(&s->now.sparse, batch->N / s->setup->chunk + 1);
     return chunk_major_walk(s, batch, Z, last, metrics);
 }
 

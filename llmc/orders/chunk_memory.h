@@ -96,27 +96,27 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
 
 static void push_states_of_all(StreamBP *s, ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
-    const size_t layers = layers_of_kind(&s->model->config, LAYER_LINEAR);
+    const size_t layers = layers_with_state(&s->model->config);
     if (!layers) return;
     push_states(s, layers, 1, 0);
     m->state = s->linear.state, m->columns = s->linear.columns;
-    m->dstate = push_summed(s, SHARE_KV, "gradients of states", layers * d.S);
-    m->dcolumns = push_summed(s, SHARE_KV, "gradients of the convolutions' earlier inputs", layers * d.columns);
-    m->kept = (Summed *)push_kept(s, "states before chunks", layers * m->chunks * d.S, d.summed);
+    m->dstate = push_summed(s, SHARE_KV, "gradients of states", layers * d.linear.S);
+    m->dcolumns = push_summed(s, SHARE_KV, "gradients of the convolutions' earlier inputs", layers * d.linear.columns);
+    m->kept = (Summed *)push_kept(s, "states before chunks", layers * m->chunks * d.linear.S, d.summed);
     m->kept_columns =
-        (Stored *)push_kept(s, "inputs before chunks' convolutions", layers * m->chunks * d.columns, d.stored);
+        (Stored *)push_kept(s, "inputs before chunks' convolutions", layers * m->chunks * d.linear.columns, d.stored);
     if (keys_off_device(s)) {
-        m->before = push_summed(s, SHARE_KV, "states before a chunk", layers * d.S);
-        m->before_columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolutions", layers * d.columns);
+        m->before = push_summed(s, SHARE_KV, "states before a chunk", layers * d.linear.S);
+        m->before_columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolutions", layers * d.linear.columns);
     }
     s->linear.layers = 1, s->linear.one_state = 1;
 }
 
 static void state_gradients_zero(const StreamBP *s, const ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
-    const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR);
-    if (linear) s->ops->zero(m->dstate, linear * d.S * d.summed);
-    if (linear && d.columns) s->ops->zero(m->dcolumns, linear * d.columns * d.summed);
+    const size_t linear = layers_with_state(&s->model->config);
+    if (linear) s->ops->zero(m->dstate, linear * d.linear.S * d.summed);
+    if (linear && d.linear.columns) s->ops->zero(m->dcolumns, linear * d.linear.columns * d.summed);
 }
 
 // dK = dV = 0, of states too: before pass 2
@@ -138,12 +138,18 @@ static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
 // Index of a chunk among those before which something is kept; in the dry run the first.
 static size_t border_of(const StreamBP *s, Chunk c) { return visits_shapes(s) ? 0 : c.index; }
 
-// Layers of the same kind before layer l
-static size_t number_in_kind(const StreamBP *s, size_t l) {
-    return layers_before(&s->model->config, layer_kind(&s->model->config, l), l);
+// Tells whether layer l has full attention, so that its K, V may lie off-device, or a window.
+static int is_full(const StreamBP *s, size_t l) {
+    return has_part(layer_of(s, l), PART_ATTENTION) && !layer_of(s, l)->window;
 }
 
-static KeySlot *key_slot(const StreamBP *s, ChunkMemory *m, size_t l) { return &m->slot[number_in_kind(s, l) % 2]; }
+// Returns the number of layers with full attention, or with a window like layer l, before it.
+static size_t number_of_keys(const StreamBP *s, size_t l) {
+    const Layer *layer = layer_of(s, l);
+    return layer->number[layer->window ? LAYER_WINDOW : LAYER_FULL];
+}
+
+static KeySlot *key_slot(const StreamBP *s, ChunkMemory *m, size_t l) { return &m->slot[number_of_keys(s, l) % 2]; }
 
 // What of a chunk moves to its home and back, in rows
 typedef enum { ROWS_BEFORE, ROWS_OWN, ROWS_SEEN, ROWS_ARRIVED, ROWS_BORDER_OUT, ROWS_BORDER_IN } MovedRows;
@@ -180,26 +186,26 @@ static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what
 static void rows_move(StreamBP *s, PageSlot *slot, int in, void *device, void *home, Range rows, double mean,
                       size_t bytes) {
     Residency *r = &s->memory;
-    const Pager pager = pager_of(r, PLACED_INPUTS, r->chunk_repeat * (r->plan ? mean : 1));
-    if (r->plan ? mean > 0 : rows.count > 0)
-        page_move(pager, slot, in, device, home, r->plan ? bytes : rows.count * bytes);
+    const Pager pager = chunk_pager(r, PLACED_INPUTS, mean);
+    if (r->walk.dry ? mean > 0 : rows.count > 0)
+        page_move(pager, slot, in, device, home, r->walk.dry ? bytes : rows.count * bytes);
 }
 
 // A state of layer l before chunk c, and the convolution's inputs
 static void state_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int in, Summed *state, Stored *columns) {
     const Shapes d = shapes_of(s->model);
-    const size_t kept = number_in_kind(s, l) * m->chunks + border_of(s, c);
+    const size_t kept = layer_of(s, l)->state * m->chunks + border_of(s, c);
     const Range one = {0, 1};
-    rows_move(s, &m->aside[in], in, state, summed_row(s, m->kept, kept, d.S), one, 1, d.S * d.summed);
-    if (d.columns)
-        rows_move(s, &m->aside[in], in, columns, stored_row(s, m->kept_columns, kept, d.columns), one, 1,
-                  d.columns * d.stored);
+    rows_move(s, &m->aside[in], in, state, summed_row(s, m->kept, kept, d.linear.S), one, 1, d.linear.S * d.summed);
+    if (d.linear.columns)
+        rows_move(s, &m->aside[in], in, columns, stored_row(s, m->kept_columns, kept, d.linear.columns), one, 1,
+                  d.linear.columns * d.stored);
 }
 
 // K and V, or with `gradient` dK and dV, of full-attention layer l, between its slot and home
 static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows what, int gradient, int in) {
     const Shapes d = shapes_of(s->model);
-    const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_in_kind(s, l) * s->now.N;
+    const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_of_keys(s, l) * s->now.N;
     const Range rows = moved_rows(s, m, what, c.token, c.n);
     KeySlot *slot = key_slot(s, m, l);
     void *device[2] = {gradient ? (void *)slot->dk : slot->k, gradient ? (void *)slot->dv : slot->v};
@@ -211,17 +217,17 @@ static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows 
 
 // Keys and values before chunk `index` of the current layer, which slides: out of the window, or back into it
 static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes *d = &layer_of(s, l)->shape;
     const int in = what == ROWS_BORDER_IN;
-    const size_t bytes = d.KV * d.stored;
+    const size_t bytes = d->KV * d->stored;
     Range rows = moved_rows(s, m, what, c.token, c.n);
     const size_t row =
-        number_in_kind(s, l) * m->border_stride + (m->border_stride == s->now.N ? rows.begin : index * m->border_rows);
+        number_of_keys(s, l) * m->border_stride + (m->border_stride == s->now.N ? rows.begin : index * m->border_rows);
     if (!m->border_rows) return; // a window of one key
     // spaco: the next chunk may be far away
-    if (in && !s->setup->dry) rows.count = min_size(m->first, c.token) - rows.begin;
-    for (size_t i = 0; i < 2 && (rows.count || (s->setup->dry && keys_off_device(s))); i++) {
-        Stored *kept = stored_row(s, m->border[i], row, d.KV);
+    if (in && !s->memory.walk.dry) rows.count = min_size(m->first, c.token) - rows.begin;
+    for (size_t i = 0; i < 2 && (rows.count || (s->memory.walk.dry && keys_off_device(s))); i++) {
+        Stored *kept = stored_row(s, m->border[i], row, d->KV);
         Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
         if (keys_off_device(s))
             rows_move(s, &m->aside[in], in, here, kept, rows, moved_mean(s, m, what, c), bytes);
@@ -233,15 +239,14 @@ static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t i
 // ---- a layer at a time ----------------------------------------------------------------------------------------------
 // Starts loading K, V into the free slot; in backward also dK, dV so far. l >= num_hidden_layers: nothing.
 static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
-    const Config *config = &s->model->config;
     const Shapes d = shapes_of(s->model);
-    if (l >= config->num_hidden_layers || layer_kind(config, l) != LAYER_FULL || !keys_off_device(s)) return;
+    if (l >= d.L || !is_full(s, l) || !keys_off_device(s)) return;
     const int backward = s->now.pass == PASS_BACKWARD;
     KeySlot *slot = key_slot(s, m, l);
     if (!page_ask(s->ops, &slot->page, l)) return;
     slot_move(s, m, l, c, backward ? ROWS_SEEN : ROWS_BEFORE, 0, 1);
     if (!backward) return;
-    if (m->gradients_begin && !s->setup->dry) {
+    if (m->gradients_begin && !s->memory.walk.dry) {
         s->ops->zero(slot->dk, (c.token + c.n) * d.KV * d.summed);
         s->ops->zero(slot->dv, (c.token + c.n) * d.KV * d.summed);
     } else {
@@ -249,34 +254,32 @@ static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     }
 }
 
-// The next layer that sees everything, in a direction; num_hidden_layers or more: there is none
+// Returns the next full-attention layer in a direction; num_hidden_layers or more: there is none
 static size_t next_full(const StreamBP *s, size_t l, int step) {
-    const Config *config = &s->model->config;
-    for (l += (size_t)step; l < config->num_hidden_layers && layer_kind(config, l) != LAYER_FULL;) l += (size_t)step;
+    for (l += (size_t)step; l < s->model->config.num_hidden_layers && !is_full(s, l);) l += (size_t)step;
     return l;
 }
 
 // Points s->kv at layer l's rows on the device.
 static void rows_select(StreamBP *s, const ChunkMemory *m, size_t l) {
-    const size_t kind = layer_window(&s->model->config, l) != 0, KV = layer_shapes(s, l).KV;
-    const size_t row = number_in_kind(s, l) * s->kv.rows[kind];
+    const size_t kind = layer_of(s, l)->window != 0, KV = layer_of(s, l)->shape.KV;
+    const size_t row = number_of_keys(s, l) * s->kv.rows[kind];
     s->kv.k = stored_row(s, m->k[kind], row, KV), s->kv.v = stored_row(s, m->v[kind], row, KV);
     s->kv.dk = summed_row(s, m->dk[kind], row, KV), s->kv.dv = summed_row(s, m->dv[kind], row, KV);
 }
 
-// Pass 2, of the other layers: slides a window back to chunk c, or starts loading the state before it.
+// Pass 2: slides layer l's window back to chunk c, and starts loading the state before it.
 static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
-    const Config *config = &s->model->config;
     const Shapes d = shapes_of(s->model);
     const KeyValue current = s->kv;
-    const int linear = l < config->num_hidden_layers && layer_is_linear(config, l);
-    if (s->now.pass != PASS_FORWARD || l >= config->num_hidden_layers) return;
-    if (linear ? !keys_off_device(s) : !layer_slides(s, l)) return;
-    if (!page_ask(s->ops, &m->aside[1], l)) return;
-    if (linear) {
-        const size_t i = number_in_kind(s, l);
-        state_move(s, m, l, c, 1, summed_row(s, m->before, i, d.S), stored_row(s, m->before_columns, i, d.columns));
-    } else {
+    if (s->now.pass != PASS_FORWARD || l >= d.L) return;
+    const Layer *layer = layer_of(s, l);
+    const int state = has_state(layer) && keys_off_device(s), slides = layer_slides(s, l);
+    if ((!state && !slides) || !page_ask(s->ops, &m->aside[1], l)) return;
+    if (state)
+        state_move(s, m, l, c, 1, summed_row(s, m->before, layer->state, d.linear.S),
+                   stored_row(s, m->before_columns, layer->state, d.linear.columns));
+    if (slides) {
         rows_select(s, m, l);
         s->kv.first = m->first;
         window_slide_back(s, l, c);
@@ -288,27 +291,30 @@ static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
 // Points s->kv and s->linear at layer l's, with what chunk c needs of them.
 static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Shapes d = shapes_of(s->model);
-    const size_t i = number_in_kind(s, l);
+    const Layer *layer = layer_of(s, l);
+    const size_t i = layer->state;
     keys_ask(s, m, l, c);
     window_ask(s, m, l, c);
     if (m->aside[1].asked && m->aside[1].page == l) {
         page_await(s->ops, &m->aside[1]);
         m->aside[1].asked = 0;
     }
-    if (layer_is_linear(&s->model->config, l)) {
+    if (has_state(layer)) {
         const size_t kept = i * m->chunks + border_of(s, c);
-        s->linear.state = summed_row(s, m->state, i, d.S), s->linear.columns = stored_row(s, m->columns, i, d.columns);
-        s->linear.dstate = summed_row(s, m->dstate, i, d.S);
-        s->linear.dcolumns = summed_row(s, m->dcolumns, i, d.columns);
-        s->linear.kept = m->before ? summed_row(s, m->before, i, d.S) : summed_row(s, m->kept, kept, d.S);
-        s->linear.kept_columns = m->before ? stored_row(s, m->before_columns, i, d.columns)
-                                           : stored_row(s, m->kept_columns, kept, d.columns);
-    } else if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_off_device(s)) {
+        s->linear.state = summed_row(s, m->state, i, d.linear.S),
+        s->linear.columns = stored_row(s, m->columns, i, d.linear.columns);
+        s->linear.dstate = summed_row(s, m->dstate, i, d.linear.S);
+        s->linear.dcolumns = summed_row(s, m->dcolumns, i, d.linear.columns);
+        s->linear.kept = m->before ? summed_row(s, m->before, i, d.linear.S) : summed_row(s, m->kept, kept, d.linear.S);
+        s->linear.kept_columns = m->before ? stored_row(s, m->before_columns, i, d.linear.columns)
+                                           : stored_row(s, m->kept_columns, kept, d.linear.columns);
+    }
+    if (is_full(s, l) && keys_off_device(s)) {
         KeySlot *slot = key_slot(s, m, l);
         page_await(s->ops, &slot->page);
         s->kv.k = slot->k, s->kv.v = slot->v, s->kv.dk = slot->dk, s->kv.dv = slot->dv;
         slot->page.asked = 0;
-    } else {
+    } else if (has_part(layer, PART_ATTENTION)) {
         rows_select(s, m, l);
         if (layer_slides(s, l))
             s->kv.first = s->now.pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
@@ -317,8 +323,8 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
 
 // Starts loading what the layers after l need, while l is computed. The dry run loads each at its own visit.
 static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int step) {
-    if (s->setup->dry) return;
-    if (layer_kind(&s->model->config, l) == LAYER_FULL) keys_ask(s, m, next_full(s, l, step), c);
+    if (s->memory.walk.dry) return;
+    if (is_full(s, l)) keys_ask(s, m, next_full(s, l, step), c);
     window_ask(s, m, l + (size_t)step, c);
 }
 
@@ -333,7 +339,7 @@ static void keys_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     if (layer_slides(s, l)) {
         m->slid = s->kv.first;
         if (border_of(s, c) + 1 < m->chunks) border_move(s, m, l, c, border_of(s, c) + 1, ROWS_BORDER_OUT);
-    } else if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_off_device(s)) {
+    } else if (is_full(s, l) && keys_off_device(s)) {
         slot_move(s, m, l, c, ROWS_OWN, 0, 0);
     }
 }
@@ -347,7 +353,7 @@ static void states_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
 
 // Backward: stores dK, dV of earlier chunks once the layer is done.
 static void gradients_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
-    if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_off_device(s)) slot_move(s, m, l, c, ROWS_BEFORE, 1, 0);
+    if (is_full(s, l) && keys_off_device(s)) slot_move(s, m, l, c, ROWS_BEFORE, 1, 0);
 }
 
 #endif

@@ -114,7 +114,7 @@ static void set_number(void *elements, DType type, size_t i, float number) {
 static void context_fill(const ContextMemory *m, const Cache *cache, const StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     int32_t *position = (int32_t *)m->host;
-    if (s->setup->dry) return;
+    if (s->memory.walk.dry) return;
     s->ops->zero(m->zero, cache->rows * sizeof(int32_t));
     for (size_t t = 0; t < cache->rows; t++) position[t] = (int32_t)m->set.window;
     s->ops->copy_in(m->edge, position, cache->rows * sizeof(int32_t));
@@ -129,7 +129,7 @@ static void context_fill(const ContextMemory *m, const Cache *cache, const Strea
 // Pushes the memory of an empty text; `cache` has one slot and stores no keys.
 static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     const Shapes d = shapes_of(s->model);
-    const size_t L = d.L, linear = layers_of_kind(&s->model->config, LAYER_LINEAR), block = m->set.block * d.KV;
+    const size_t L = d.L, linear = layers_with_state(&s->model->config), block = m->set.block * d.KV;
     const size_t window = min_size(m->set.window, cache->capacity);
     m->mark = marks_of(s->arena), m->held = m->left = 0;
     cache->rows = min_size(context_chunk(m->set, s->setup->chunk), cache->capacity), cache->used[0] = 0;
@@ -175,30 +175,30 @@ static void context_end(ContextMemory *m, StreamBP *s) {
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 // Number of layer l among those with full attention, and its rows
-static size_t full_number(const StreamBP *s, size_t l) { return layers_before(&s->model->config, LAYER_FULL, l); }
+static size_t full_number(const StreamBP *s, size_t l) { return layer_of(s, l)->number[LAYER_FULL]; }
 
 static Stored *outside_rows(const ContextMemory *m, const StreamBP *s, size_t l, size_t j, size_t row) {
-    return stored_row(s, m->outside[j], full_number(s, l) * (1 + m->slots) * m->set.block + row, layer_shapes(s, l).KV);
+    return stored_row(s, m->outside[j], full_number(s, l) * (1 + m->slots) * m->set.block + row,
+                      layer_of(s, l)->shape.KV);
 }
 
 // Rotates n rows of heads from position 0 to `position`. A factor of rotations was applied at position 0.
 static void rotate_from_zero(const StreamBP *s, size_t l, Stored *x, const int32_t *position, size_t n, int queries) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes d = layer_of(s, l)->shape;
     Rotation how = rotation_of(&s->model->config, 0, queries);
     how.factor = 1;
-    if (layer_rotates(&s->model->config, l))
+    if (layer_of(s, l)->rotates)
         s->ops->rope(x, position, s->setup->inverse_frequency[0], n, queries ? d.NH : d.NKV, d.HD, d.R, how, 0);
 }
 
 // Moves K and V of block `number` between rows on the device and its home.
 static void block_move(ContextMemory *m, StreamBP *s, size_t l, size_t number, int in, Stored *const rows[2]) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes d = layer_of(s, l)->shape;
     const size_t i = full_number(s, l), count = m->set.block * d.KV;
     for (size_t j = 0; j < 2; j++) {
         Stored *home = stored_row(s, m->home[j], i * m->most + number, count);
         if (is_off_device(&s->memory, PLACED_INPUTS))
-            page_move(pager_of(&s->memory, PLACED_INPUTS, s->memory.layers_repeat), &m->blocks[i].page, in, rows[j],
-                      home, count * d.stored);
+            page_move(layer_pager(&s->memory, PLACED_INPUTS), &m->blocks[i].page, in, rows[j], home, count * d.stored);
         else
             s->ops->copy(in ? rows[j] : home, in ? home : rows[j], count * d.stored);
     }
@@ -221,7 +221,7 @@ static void representatives_mark(const ContextMemory *m, DType type, DType sums,
 
 // Layer l, number i of those with full attention: keys of the leaving blocks.
 static void blocks_key(const ContextMemory *m, const StreamBP *s, size_t l, size_t i) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes d = layer_of(s, l)->shape;
     const DType type = s->model->dtype, sums = dtype_of_sums(type);
     const size_t rows = m->leaving * m->set.block, mark = arena_mark(s->arena);
     Stored *mask = push_stored(s, SHARE_WORKSPACE, "representatives", rows * m->leaving);
@@ -238,7 +238,7 @@ static void blocks_key(const ContextMemory *m, const StreamBP *s, size_t l, size
 
 // Moves the leaving blocks of layer l out of the window, and the rest of the window to its first rows.
 static void blocks_leave(ContextMemory *m, StreamBP *s, size_t l) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes d = layer_of(s, l)->shape;
     const size_t i = full_number(s, l), rows = m->leaving * m->set.block, row = d.KV * d.stored;
     Stored *k = layer_keys(s, s->kv.k, l), *v = layer_keys(s, s->kv.v, l);
     Stored *rotated = stored_row(s, m->rotated, i * s->kv.rows[0], d.KV);
@@ -260,7 +260,7 @@ static void blocks_leave(ContextMemory *m, StreamBP *s, size_t l) {
 
 // Scores the blocks in memory for queries q[n,NH,HD], and marks the best ones as wanted; of equal ones the earlier.
 static void blocks_choose(ContextMemory *m, const StreamBP *s, size_t l, const Stored *q, size_t n) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes d = layer_of(s, l)->shape;
     const size_t blocks = m->left - 1, mark = arena_mark(s->arena);
     const DType sums = dtype_of_sums(s->model->dtype);
     Stored *x = push_stored(s, SHARE_WORKSPACE, "queries of blocks", d.KV);
@@ -295,8 +295,8 @@ static size_t blocks_load(ContextMemory *m, StreamBP *s, size_t l, const Stored 
     for (size_t i = 0, next = 1; i < count; i++) {
         const size_t row = (1 + i) * m->set.block;
         Stored *const to[2] = {outside_rows(m, s, l, 0, row), outside_rows(m, s, l, 1, row)};
-        if (loaded->block[i] && m->wanted[loaded->block[i]] && !s->setup->dry) continue;
-        while (m->wanted[next] != 1 && !s->setup->dry) next++;
+        if (loaded->block[i] && m->wanted[loaded->block[i]] && !s->memory.walk.dry) continue;
+        while (m->wanted[next] != 1 && !s->memory.walk.dry) next++;
         block_move(m, s, l, loaded->block[i] = next++, 1, to);
     }
     page_await(s->ops, &loaded->page);
@@ -307,7 +307,7 @@ static size_t blocks_load(ContextMemory *m, StreamBP *s, size_t l, const Stored 
 // One of its two parts: queries q[n,NH,HD] and `before` earlier keys; own: also their own keys, rows before, ...
 static void context_part(StreamBP *s, size_t l, void *out, Summed *lse, const Stored *q, const Stored *k,
                          const Stored *v, size_t n, size_t before, int own, int partial) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes d = layer_of(s, l)->shape;
     const size_t mark = arena_mark(s->arena);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(n, d.NH, d.NKV, d.HD));
@@ -322,15 +322,18 @@ static void context_part(StreamBP *s, size_t l, void *out, Summed *lse, const St
 }
 
 // norm 1, and K, V of the window with chunk c, whose token is its row there -> y
-static void context_attention(ContextMemory *m, StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    const Shapes d = layer_shapes(s, l);
+static void context_attention(ContextMemory *m, const Visit *v, const Activations *a) {
+    StreamBP *s = v->s;
+    const Chunk c = v->c;
+    const size_t l = v->l;
+    const Shapes d = v->layer->shape;
     const size_t i = full_number(s, l), mark = arena_mark(s->arena), Q = c.n * d.Q;
     Stored *rotated = stored_row(s, m->rotated, i * s->kv.rows[0], d.KV);
     Stored *own = stored_row(s, rotated, m->held, d.KV);
     Summed *received = summed_row(s, m->received, i, s->kv.rows[0]), *sums = NULL;
     s->ops->copy(own, key_value_at(s, s->kv.k, l, c.token), c.n * d.KV * d.stored);
     rotate_from_zero(s, l, own, m->row + m->held, c.n, 0);
-    queries_project(s, l, c, w, a);
+    queries_project(v, a);
     if (m->left) {
         Stored *q = push_stored(s, SHARE_WORKSPACE, "queries at the window's edge", Q);
         sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", Q);
@@ -346,8 +349,8 @@ static void context_attention(ContextMemory *m, StreamBP *s, size_t l, Chunk c, 
     s->ops->zero(summed_row(s, received, m->held, 1), c.n * d.summed);
     s->ops->attention_received(received, a->q, rotated, a->lse, c.n, m->held + c.n, d.NH, d.NKV, d.HD,
                                attention_scale(s->model));
-    sinks_forward(s, l, w, a->attention_out, a->lse, c.n);
-    attention_output(s, l, c, w, a);
+    sinks_forward(v, a->attention_out, a->lse, c.n);
+    attention_output(v, a);
     arena_pop(s->arena, mark);
 }
 
@@ -367,23 +370,21 @@ static void context_forward(ContextMemory *m, Cache *cache, StreamBP *s, const i
     embedding_step(s, text, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
-    for (size_t i = 0; i < layer_count(s); i++) {
-        const size_t l = visit_layer(s, layer_at(s, i));
-        const int full = layer_kind(&s->model->config, l) == LAYER_FULL;
-        const Chunk c = full ? window : text;
-        w = weights_acquire_for(&s->memory, l, n);
-        weights_prefetch(&s->memory, l);
-        if (full) blocks_leave(m, s, l);
+    for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
+        const int full = has_part(v.layer, PART_ATTENTION) && !v.layer->window;
+        v.c = full ? window : text, v.w = weights_acquire_for(&s->memory, v.l, n);
+        weights_prefetch(&s->memory, v.l);
+        if (full) blocks_leave(m, s, v.l);
         s->now.position = full ? m->zero : m->running;
-        Activations a = forward_activations(s, l, c, w);
-        mixer_keys(s, l, c, w, &a);
+        Activations a = forward_activations(&v);
+        mixer_keys(&v, &a);
         if (full)
-            context_attention(m, s, l, c, w, &a);
+            context_attention(m, &v, &a);
         else
-            mixer_forward(s, l, c, w, &a);
-        mlp_forward(s, l, c, w, &a);
-        drop(s, &a);
-        weights_release(&s->memory, l);
+            mixer_forward(&v, &a);
+        mlp_forward(&v, &a);
+        drop(&v, &a);
+        weights_release(&s->memory, v.l);
     }
     layers_end(&s->memory);
     m->held += n;

@@ -21,16 +21,16 @@ arrives in two parts: through queries, later through keys and values. Its backwa
 // All-gathers K, V of a half. gradients: reduce-scatters dK, dV instead; rows of own tokens become sums over all ranks.
 // Rows after the last token are padding, zero in dK, dV. Returns the ticket; 0: nothing to await.
 static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
-    Shapes d = layer_shapes(s, l);
+    const Shapes *d = &layer_of(s, l)->shape;
     const RankGroup group = half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE;
     const Range all = sequence_half(s->now.N, s->now.ranks, half);
-    const size_t count = all.count * d.KV;
+    const size_t count = all.count * d->KV;
     int64_t ticket = 0;
     for (size_t i = 0; i < 2 && count; i++) {
         Stored *keys = key_value_at(s, i ? s->kv.v : s->kv.k, l, all.begin);
         Summed *sums = key_gradient_at(s, i ? s->kv.dv : s->kv.dk, l, all.begin);
-        ticket = gradients ? ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group, sums, count, d.KV)
-                           : ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group, keys, count, d.KV, d.stored);
+        ticket = gradients ? ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group, sums, count, d->KV)
+                           : ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group, keys, count, d->KV, d->stored);
     }
     return ticket;
 }
@@ -49,7 +49,7 @@ static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner
 // Returns the mean number of halo tokens of a rank. For the dry run alone: else 0
 static double halo_mean(const StreamBP *s) {
     size_t tokens = 0;
-    for (size_t rank = 0; rank < s->now.ranks && s->setup->dry; rank++)
+    for (size_t rank = 0; rank < s->now.ranks && s->memory.walk.dry; rank++)
         for (size_t half = 0; half < 2; half++)
             tokens +=
                 window_range_of_rank(s, rank, half).count - sequence_part(s->now.N, s->now.ranks, rank, half).count;
@@ -74,9 +74,9 @@ static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, si
 
 // Receives the halos, one peer a step: in step i from the rank i before this one. Returns the last ticket.
 static int64_t halos_gather(StreamBP *s, size_t l) {
-    Shapes d = layer_shapes(s, l);
+    const Shapes *d = &layer_of(s, l)->shape;
     const KeyValue *kv = &s->kv;
-    const size_t S = s->now.ranks, rank = sequence_rank(s), row = d.KV * d.stored;
+    const size_t S = s->now.ranks, rank = sequence_rank(s), row = d->KV * d->stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
     int64_t ticket = 0;
     for (size_t i = 1; i < S; i++) {
@@ -96,14 +96,14 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
 
 // Sends dK, dV of the halos back to their owners, and adds those received in the order of the steps.
 static void halos_return(StreamBP *s, size_t l) {
-    Shapes d = layer_shapes(s, l);
+    const Shapes *d = &layer_of(s, l)->shape;
     const KeyValue *kv = &s->kv;
     const DType type = dtype_of_sums(s->model->dtype);
-    const size_t S = s->now.ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
+    const size_t S = s->now.ranks, rank = sequence_rank(s), row = d->KV * d->summed, mark = arena_mark(s->arena);
     const size_t most = min_size(s->now.rows, 2 * (window_of_model(&s->model->config) - 1));
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
-    Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
-    Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d.KV);
+    Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d->KV);
+    Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d->KV);
     for (size_t i = 1; i < S; i++) {
         const size_t to = (rank + S - i) % S, from = (rank + i) % S;
         Messages p = {0};
@@ -111,7 +111,7 @@ static void halos_return(StreamBP *s, size_t l) {
             const Range out = halo_part(s, rank, j / 2, to, j % 2), in = halo_part(s, from, j / 2, rank, j % 2);
             messages_add(&p, to, 1, key_gradient_at(s, kv->dk, l, out.begin), key_gradient_at(s, kv->dv, l, out.begin),
                          out.count * row);
-            messages_add(&p, from, 0, summed_row(s, dk, done, d.KV), summed_row(s, dv, done, d.KV), in.count * row);
+            messages_add(&p, from, 0, summed_row(s, dk, done, d->KV), summed_row(s, dv, done, d->KV), in.count * row);
             done += in.count;
         }
         s->ops->await(
@@ -119,10 +119,10 @@ static void halos_return(StreamBP *s, size_t l) {
         for (size_t j = 0, done = 0; j < 4; j++) {
             const Range in = halo_part(s, from, j / 2, rank, j % 2);
             if (!in.count) continue;
-            s->ops->gradient_add(key_gradient_at(s, kv->dk, l, in.begin), type, summed_row(s, dk, done, d.KV),
-                                 in.count * d.KV);
-            s->ops->gradient_add(key_gradient_at(s, kv->dv, l, in.begin), type, summed_row(s, dv, done, d.KV),
-                                 in.count * d.KV);
+            s->ops->gradient_add(key_gradient_at(s, kv->dk, l, in.begin), type, summed_row(s, dk, done, d->KV),
+                                 in.count * d->KV);
+            s->ops->gradient_add(key_gradient_at(s, kv->dv, l, in.begin), type, summed_row(s, dv, done, d->KV),
+                                 in.count * d->KV);
             done += in.count;
         }
     }
@@ -132,68 +132,84 @@ static void halos_return(StreamBP *s, size_t l) {
 // ---- one layer ------------------------------------------------------------------------------------------------------
 // Projects own K, V half by half and starts the exchange. Await ticket[half] before that half's queries. Halos span
 // both halves, so with a window both tickets are the same.
-static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]) {
+static void gather_keys(Visit *v, int64_t ticket[2]) {
+    StreamBP *s = v->s;
     const size_t size = layer_chunk(s);
-    if (layer_shapes(s, l).borrows) return;
+    if (v->layer->borrows) return;
     for (size_t half = 0; half < 2; half++) {
-        for (size_t i = 0; i < range_chunks(s, half, size); i++)
-            chunk_kv_project(s, l, visit(s, range_chunk(s, half, i, size)), w);
-        if (!layer_window(&s->model->config, l))
-            ticket[half] = half_share(s, l, half, 0);
+        for (size_t i = 0; i < range_chunks(s, half, size); i++) {
+            v->c = visit(s, range_chunk(s, half, i, size));
+            chunk_kv_project(v);
+        }
+        if (!v->layer->window)
+            ticket[half] = half_share(s, v->l, half, 0);
         else if (half == 1)
-            ticket[0] = ticket[1] = halos_gather(s, l);
+            ticket[0] = ticket[1] = halos_gather(s, v->l);
     }
 }
 
-static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
+static void gather_layer_forward(Visit *v) {
+    StreamBP *s = v->s;
     const size_t size = layer_chunk(s);
     int64_t ticket[2] = {0, 0};
-    gather_keys(s, l, w, ticket);
-    weights_prefetch(&s->memory, l);
+    gather_keys(v, ticket);
+    weights_prefetch(&s->memory, v->l);
     for (size_t half = 0; half < 2; half++) {
         s->ops->await(ticket[half]);
         for (size_t i = 0; i < range_chunks(s, half, size); i++) {
-            const Chunk c = visit(s, range_chunk(s, half, i, size));
-            Activations a = forward_activations(s, l, c, w);
-            rest_forward(s, l, c, w, &a);
+            v->c = visit(s, range_chunk(s, half, i, size));
+            Activations a = forward_activations(v);
+            rest_forward(v, &a);
         }
     }
 }
 
-static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    const size_t size = layer_chunk(s), L = s->model->config.num_hidden_layers;
-    const int shares = shares_keys(s, l), borrows = layer_shapes(s, l).borrows;
+// Runs a chunk backward but for the keys' and values' part of the mixer's gradient.
+static void gather_chunk_backward(const Visit *v) {
+    Stored *dx = gradient_at(v->s, v->c.row);
+    Activations a = recompute(v);
+    mlp_backward(v, &a, dx);
+    mixer_gradient_begin(v, &a, dx);
+    attention_backward(v, &a, branch_out_backward(v, 0, &a, dx));
+    mixer_gradient_end(v, &a, dx); // the queries' part
+    drop(v, &a);
+}
+
+static void gather_layer_backward(Visit *v) {
+    StreamBP *s = v->s;
+    const size_t size = layer_chunk(s);
+    const int shares = shares_keys(v->layer);
     int64_t ticket[2] = {0, 0};
-    if (!shares) zero_key_value_gradients(s, l, s->kv.rows[layer_window(&s->model->config, l) != 0]);
-    saved_attention_prefetch(s, l, chunk_count(s));
-    if (!keeps_activations(s) && !shares) gather_keys(s, l, w, ticket);
-    weights_prefetch(&s->memory, l);
+    if (!shares) zero_key_value_gradients(s, v->l, s->kv.rows[v->layer->window != 0]);
+    kept_prefetch(v, chunk_count(s));
+    if (!keeps_activations(s) && !shares) gather_keys(v, ticket);
+    weights_prefetch(&s->memory, v->l);
     for (size_t half = 0; half < 2; half++) s->ops->await(ticket[half]); // the second may be empty
     for (size_t half = 2; half-- > 0;) {
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
-            const Chunk c = visit(s, range_chunk(s, half, i, size));
-            Stored *dx = layer_input(s, L, c.row);
-            Activations a = recompute(s, l, c, w);
-            mlp_backward(s, l, c, w, dw, &a, dx);
-            attention_backward(s, l, c, w, dw, &a, dx);
-            norm1_backward(s, l, c, w, dw, &a, dx); // the queries' part
-            drop(s, &a);
+            v->c = visit(s, range_chunk(s, half, i, size));
+            gather_chunk_backward(v);
         }
-        ticket[half] = 0;      // await it before dK, dV of own tokens of this half
-        if (borrows) continue; // the lender's backward returns them
-        if (!layer_window(&s->model->config, l))
-            ticket[half] = half_share(s, l, half, 1);
+        ticket[half] = 0;                // await it before dK, dV of own tokens of this half
+        if (v->layer->borrows) continue; // the lender's backward returns them
+        if (!v->layer->window)
+            ticket[half] = half_share(s, v->l, half, 1);
         else if (half == 0)
-            halos_return(s, l);
+            halos_return(s, v->l);
     }
     for (size_t half = 2; half-- > 0;) {
         s->ops->await(ticket[half]);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
-            const Chunk c = visit(s, range_chunk(s, half, i, size));
-            Activations a = norm1_activations(s, l, c, w);
-            if (!borrows) kv_backward(s, l, c, w, dw, &a, layer_input(s, L, c.row)); // the keys' and values' part
-            input_done(s, l, c);
-            drop(s, &a);
+            v->c = visit(s, range_chunk(s, half, i, size));
+            Stored *dx = gradient_at(s, v->c.row);
+            Activations a = mixer_norm(v);
+            if (!v->layer->borrows) { // the keys' and values' part
+                mixer_gradient_begin(v, &a, dx);
+                kv_backward(v, &a);
+                mixer_gradient_end(v, &a, dx);
+            }
+            input_done(s, v->l, v->c);
+            drop(v, &a);
         }
     }
 }

@@ -92,7 +92,7 @@ static void cache_free(Cache *cache) {
 }
 
 static void cache_begin(Cache *cache, StreamBP *s) {
-    const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR), tokens = cache->documents.N;
+    const size_t linear = layers_with_state(&s->model->config), tokens = cache->documents.N;
     const int several = cache->slots > 1;
     cache->mark = arena_mark(s->arena);
     cache->rows = cache_rows(cache, s->setup->chunk);
@@ -131,11 +131,10 @@ static void cache_serve(StreamBP *s, Turn turn) {
     weights_acquire(&s->memory, GROUP_EMBEDDING);
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
-    for (size_t i = 0; i < layer_count(s); i++) {
-        const size_t l = visit_layer(s, layer_at(s, i));
-        weights_acquire_for(&s->memory, l, 0);
-        weights_prefetch(&s->memory, l);
-        weights_release(&s->memory, l);
+    for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
+        weights_acquire_for(&s->memory, v.l, 0);
+        weights_prefetch(&s->memory, v.l);
+        weights_release(&s->memory, v.l);
     }
     layers_end(&s->memory);
 }
@@ -179,17 +178,16 @@ static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
-    for (size_t i = 0; i < layer_count(s); i++) {
-        const size_t l = visit_layer(s, layer_at(s, i));
-        w = weights_acquire_for(&s->memory, l, c.n);
-        weights_prefetch(&s->memory, l);
-        Activations a = forward_activations(s, l, c, w);
-        mixer_keys(s, l, c, w, &a);
-        for (size_t j = 0; j < 2 && cache->slots > 1 && keys_of_layer(s, l); j++)
-            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.token), cache->row, c.n,
-                                 layer_shapes(s, l).KV);
-        rest_forward(s, l, c, w, &a);
-        weights_release(&s->memory, l);
+    for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
+        v.c = c, v.w = weights_acquire_for(&s->memory, v.l, c.n);
+        weights_prefetch(&s->memory, v.l);
+        Activations a = forward_activations(&v);
+        mixer_keys(&v, &a);
+        for (size_t j = 0; j < 2 && cache->slots > 1 && keys_of_layer(s, v.l); j++)
+            s->ops->scatter_rows(layer_keys(s, kv[j], v.l), key_value_at(s, kv[j], v.l, c.token), cache->row, c.n,
+                                 v.layer->shape.KV);
+        rest_forward(&v, &a);
+        weights_release(&s->memory, v.l);
     }
     layers_end(&s->memory);
 }
@@ -271,7 +269,7 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
 
 // Tells whether slots keep K, V of all their tokens (no window slides) and a state can be saved.
 static int cache_keeps_all(const Cache *cache, const StreamBP *s) {
-    const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0;
+    const int linear = layers_with_state(&s->model->config) > 0;
     return s->kv.rows[1] == s->kv.rows[0] && !(linear && cache->slots == 1);
 }
 
@@ -279,13 +277,14 @@ static int cache_keeps_all(const Cache *cache, const StreamBP *s) {
 static void cache_copy_states(const StreamBP *s, size_t from, size_t to) {
     const Shapes d = shapes_of(s->model);
     for (size_t l = 0; l < d.L; l++) {
-        if (!layer_is_linear(&s->model->config, l)) continue;
+        if (!has_state(layer_of(s, l))) continue;
         Summed *state = layer_state(s, l);
         Stored *columns = layer_columns(s, l);
-        s->ops->copy(summed_row(s, state, to, d.S), summed_row(s, state, from, d.S), d.S * d.summed);
-        if (d.columns)
-            s->ops->copy(stored_row(s, columns, to, d.columns), stored_row(s, columns, from, d.columns),
-                         d.columns * d.stored);
+        s->ops->copy(summed_row(s, state, to, d.linear.S), summed_row(s, state, from, d.linear.S),
+                     d.linear.S * d.summed);
+        if (d.linear.columns)
+            s->ops->copy(stored_row(s, columns, to, d.linear.columns), stored_row(s, columns, from, d.linear.columns),
+                         d.linear.columns * d.stored);
     }
 }
 
@@ -298,8 +297,8 @@ static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t stat
     const size_t L = s->model->config.num_hidden_layers;
     const size_t source = from * cache->capacity, target = to * cache->capacity;
     for (size_t l = 0; l < L && from != to; l++) {
-        const Shapes d = layer_shapes(s, l);
-        const size_t bytes = n * d.KV * d.stored;
+        const Shapes *d = &layer_of(s, l)->shape;
+        const size_t bytes = n * d->KV * d->stored;
         if (!keys_of_layer(s, l)) continue;
         s->ops->copy(key_value_at(s, s->kv.k, l, target), key_value_at(s, s->kv.k, l, source), bytes);
         s->ops->copy(key_value_at(s, s->kv.v, l, target), key_value_at(s, s->kv.v, l, source), bytes);
@@ -333,23 +332,24 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     SamplingSettings scaled = *settings;
     scaled.temperature *= s->model->config.logits_scaling, scaled.cap = s->model->config.final_logit_softcapping;
     cache_turn(cache, s, TURN_DRAW);
-    GroupWeights w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n);
-    Chunk c = cache->last;
-    s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));
-    for (size_t done = 0; done < cache->last.n; done += c.n) {
+    Visit v = {0};
+    v.s = s, v.w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n), v.c = cache->last;
+    Chunk *c = &v.c;
+    s->ops->copy_in(cache->uniform, uniform, c->n * sizeof(double));
+    for (size_t done = 0; done < cache->last.n; done += c->n) {
         size_t mark = arena_mark(s->arena);
-        c.row = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
-        const GraphKey *key = graph_key(cache, s, &room, cache->last.n, 1 + c.row, &scaled);
+        c->row = cache->last.row + done, c->n = min_size(s->setup->logits_chunk, cache->last.n - done);
+        const GraphKey *key = graph_key(cache, s, &room, cache->last.n, 1 + c->row, &scaled);
         for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) {
-            Stored *logits = head_forward(s, c, w).logits;
+            Stored *logits = head_logits(&v).logits;
             Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
-            s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, &scaled, scratch);
+            s->ops->draw(cache->token, logits, cache->uniform + done, c->n, d.V, d.logits_stride, &scaled, scratch);
             arena_pop(s->arena, mark);
         }
-        s->ops->copy_out(token ? token + done : NULL, cache->token, c.n * sizeof(int32_t));
-        for (size_t i = 0; token && i < c.n; i++)
+        s->ops->copy_out(token ? token + done : NULL, cache->token, c->n * sizeof(int32_t));
+        for (size_t i = 0; token && i < c->n; i++)
             if (token[done + i] < 0)
-                cache_refuse(cache, s, stored_row(s, head_forward(s, c, w).logits, i, d.logits_stride), done + i,
+                cache_refuse(cache, s, stored_row(s, head_logits(&v).logits, i, d.logits_stride), done + i,
                              token[done + i]);
     }
     weights_release(&s->memory, GROUP_HEAD);

@@ -17,48 +17,50 @@ static Chunk mlp_chunk_at(const StreamBP *s, size_t index) {
     return range_chunk(s, 0, index, effective_chunk(s, s->setup->chunk));
 }
 
-// Begins chunk c's MLP activations: y is its rows of all tokens' y.
-static Activations mlp_part(const StreamBP *s, Chunk c, const Activations *all) {
-    Activations a = {0};
-    a.mark = arena_mark(s->arena);
-    a.y = stored_row(s, all->y, c.row, s->model->config.hidden_size);
+// Begins the MLP's activations of v's chunk: its input is the chunk's rows of the mixer's output.
+static Activations mlp_part(const Visit *v, const Activations *all) {
+    const size_t m = v->layer->first_mlp;
+    Activations a = activations_begin(v);
+    if (m) a.x[m] = stored_row(v->s, all->x[m], v->c.row, v->layer->shape.C);
     return a;
 }
 
-static void mst_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
-    weights_prefetch(&s->memory, l);
-    const Chunk all = visit(s, chunk_at(s, 0));
-    Activations a = chunk_activations(s, l, all);
-    norm1_forward(s, l, all, w, &a);
-    mixer_keys(s, l, all, w, &a);
-    mixer_forward(s, l, all, w, &a);
+static void mst_layer_forward(Visit *v) {
+    StreamBP *s = v->s;
+    weights_prefetch(&s->memory, v->l);
+    v->c = visit(s, chunk_at(s, 0));
+    Activations a = chunk_activations(v);
+    if (v->layer->first_mlp) output_begin(v, &a, 1);
+    mixer_in(v, &a);
+    mixer_keys(v, &a);
+    mixer_forward(v, &a);
     for (size_t i = 0; i < mlp_chunk_count(s); i++) {
-        const Chunk c = visit(s, mlp_chunk_at(s, i));
-        Activations part = mlp_part(s, c, &a);
-        push_mlp_activations(s, l, &part, c.n);
-        mlp_forward(s, l, c, w, &part);
-        drop(s, &part);
+        v->c = visit(s, mlp_chunk_at(s, i));
+        Activations part = mlp_part(v, &a);
+        push_side(v, &part, SIDE_MLP);
+        mlp_forward(v, &part);
+        drop(v, &part);
     }
-    drop(s, &a);
+    drop(v, &a);
 }
 
-static void mst_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    const size_t L = s->model->config.num_hidden_layers;
-    mixer_begin(s, l, w);
-    weights_prefetch(&s->memory, l);
-    mixer_restore(s, l, w, 0);
-    const Chunk all = visit(s, chunk_at(s, 0));
-    Activations a = recompute(s, l, all, w);
+static void mst_layer_backward(Visit *v) {
+    StreamBP *s = v->s;
+    mixer_begin(v);
+    weights_prefetch(&s->memory, v->l);
+    mixer_restore(v, 0);
+    const Chunk all = v->c = visit(s, chunk_at(s, 0));
+    Activations a = recompute(v);
     for (size_t i = mlp_chunk_count(s); i-- > 0;) {
-        const Chunk c = visit(s, mlp_chunk_at(s, i));
-        Activations part = mlp_part(s, c, &a);
-        mlp_backward(s, l, c, w, dw, &part, layer_input(s, L, c.row));
-        drop(s, &part);
+        v->c = visit(s, mlp_chunk_at(s, i));
+        Activations part = mlp_part(v, &a);
+        mlp_backward(v, &part, gradient_at(s, v->c.row));
+        drop(v, &part);
     }
-    visit(s, all);
-    mixer_backward(s, l, all, w, dw, &a, layer_input(s, L, all.row));
-    input_done(s, l, all);
-    drop(s, &a);
+    v->c = visit(s, all);
+    mixer_backward(v, &a, gradient_at(s, all.row));
+    input_done(s, v->l, all);
+    drop(v, &a);
 }
 
 static const LayerLoops mst_loops = {mst_layer_forward, mst_layer_backward};

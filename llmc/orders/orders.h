@@ -9,23 +9,22 @@ Chunk-major methods have a pass of their own.
 #include "mini_sequence.h"
 #include "ring.h"
 
-static void shared_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
-    if (layer_is_linear(&s->model->config, l))
-        scan_layer_forward(s, l, w);
-    else if (layer_rings(s, l))
-        ring_layer_forward(s, l, w);
-    else
-        gather_layer_forward(s, l, w);
+// Tells whether ranks can share a sequence in this layer: its mixer has one part, none, or a state by the delta rule.
+static int layer_is_shareable(const Layer *layer) {
+    return !has_state(layer) || (has_rule(layer) && !has_part(layer, PART_ATTENTION));
 }
 
-static void shared_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    if (layer_is_linear(&s->model->config, l))
-        scan_layer_backward(s, l, w, dw);
-    else if (layer_rings(s, l))
-        ring_layer_backward(s, l, w, dw);
-    else
-        gather_layer_backward(s, l, w, dw);
+static const LayerLoops *shared_loops_of(const Visit *v) {
+    static const LayerLoops scan = {scan_layer_forward, scan_layer_backward};
+    static const LayerLoops ring = {ring_layer_forward, ring_layer_backward};
+    static const LayerLoops gather = {gather_layer_forward, gather_layer_backward};
+    if (!v->layer->first_mlp) return &stream_loops; // no mixer: nothing joins the ranks
+    if (has_state(v->layer)) return &scan;
+    return layer_rings(v->s, v->l) ? &ring : &gather;
 }
+
+static void shared_layer_forward(Visit *v) { shared_loops_of(v)->forward(v); }
+static void shared_layer_backward(Visit *v) { shared_loops_of(v)->backward(v); }
 
 static const LayerLoops shared_loops = {shared_layer_forward, shared_layer_backward};
 

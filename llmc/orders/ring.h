@@ -28,47 +28,49 @@ typedef struct {
 } RingLayer;
 
 // Pushes a layer's tensors, or finds those that are kept. Backward loads attention's output where it was saved.
-static RingLayer ring_begin(StreamBP *s, size_t l) {
-    Shapes d = layer_shapes(s, l);
+static RingLayer ring_begin(Visit *v) {
+    StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
     const Range all = {0, s->now.rows};
-    RingLayer r = {0};
+    const size_t count = s->now.rows * d->Q;
+    Activations a = {0};
+    v->c.row = 0;
     if (keeps_activations(s)) {
-        Activations a = kept_activations(s, l, 0);
-        r.q = a.q, r.attention_out = a.attention_out, r.lse = a.lse;
+        a = kept_activations(v);
     } else {
-        r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->now.rows * d.Q);
-        if (d.gated_attention) r.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", s->now.rows * d.Q);
+        a.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", count);
+        if (d->gated_attention) a.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", count);
         if (saves_attention(s) && !saves_off_device(s)) {
-            r.attention_out = saved_attention_out(s, l, 0), r.lse = saved_lse(s, l, 0);
+            kept_set(v, &a, LEVEL_ATTENTION);
         } else {
-            r.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->now.rows * d.Q);
-            r.lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->now.rows * d.NH);
-            if (attention_saved(s)) saved_attention_move(s, l, all, 0, 1, r.attention_out, r.lse);
+            a.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", count);
+            a.lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->now.rows * d->NH);
+            if (attention_saved(s)) kept_move_set(v, &a, all, 0, 1);
         }
     }
+    RingLayer r = {a.q, a.attention_out, NULL, a.lse, keeps_activations(s) ? NULL : a.gate, NULL};
     if (s->now.pass == PASS_BACKWARD)
-        r.dattention_out =
-            push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", s->now.rows * d.Q);
+        r.dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", count);
     return r;
 }
 
 // Pushes chunk c's activations up to the MLP; those that RingLayer holds are its rows.
-static Activations ring_activations(const StreamBP *s, size_t l, Chunk c, const RingLayer *r) {
-    Shapes d = layer_shapes(s, l);
-    Activations a = {0};
-    if (keeps_activations(s)) return kept_activations(s, l, c.row);
-    a.mark = arena_mark(s->arena);
-    a.q = stored_row(s, r->q, c.row, d.Q);
-    a.attention_out = stored_row(s, r->attention_out, c.row, d.Q);
-    a.lse = summed_row(s, r->lse, c.row, d.NH);
-    if (d.gated_attention) a.gate = stored_row(s, r->gate, c.row, d.Q);
-    push_activations(s, l, &a, mixer_parts(s, l), c.n);
+static Activations ring_activations(const Visit *v, const RingLayer *r) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    if (keeps_activations(s)) return kept_activations(v);
+    Activations a = activations_begin(v);
+    a.q = stored_row(s, r->q, v->c.row, d->Q);
+    a.attention_out = stored_row(s, r->attention_out, v->c.row, d->Q);
+    a.lse = summed_row(s, r->lse, v->c.row, d->NH);
+    if (r->gate) a.gate = stored_row(s, r->gate, v->c.row, d->Q);
+    push_side(v, &a, SIDE_MIXER);
     return a;
 }
 
 // Pushes the receive buffers: two, used in turn; two ranks need only one.
 static void push_passing(const StreamBP *s, size_t l, Block passing[2]) {
-    const size_t count = s->kv.rows[0] * layer_shapes(s, l).KV, blocks = min_size(2, s->now.ranks - 1);
+    const size_t count = s->kv.rows[0] * layer_of(s, l)->shape.KV, blocks = min_size(2, s->now.ranks - 1);
     for (size_t i = 0; i < blocks; i++) {
         passing[i].k = push_stored(s, SHARE_KV, i ? "keys that come next" : "keys that pass by", count);
         passing[i].v = push_stored(s, SHARE_KV, i ? "values that come next" : "values that pass by", count);
@@ -103,13 +105,14 @@ static void *token_0(void *x, size_t skipped, size_t row) {
 // buffers. It counts all of a chunk's pairs at the chunk's own range.
 static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block block, Summed *sums,
                             const Block *gradients, size_t step) {
-    Shapes d = layer_shapes(s, l);
+    const Shapes *d = &layer_of(s, l)->shape;
     const size_t mark = arena_mark(s->arena), owner = block_owner(s, step);
-    const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
+    const size_t row = d->KV * d->stored, sums_row = d->KV * d->summed;
     const Range first = sequence_part(s->now.N, s->now.ranks, owner, 0);
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
-                                  s->ops->attention_scratch(min_size(layer_chunk(s), s->now.rows), d.NH, d.NKV, d.HD));
-    for (size_t half = 0; half < 2 && !(s->setup->dry && step > 2); half++) {
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "attention scratch",
+                    s->ops->attention_scratch(min_size(layer_chunk(s), s->now.rows), d->NH, d->NKV, d->HD));
+    for (size_t half = 0; half < 2 && !(s->memory.walk.dry && step > 2); half++) {
         const Range part = sequence_part(s->now.N, s->now.ranks, owner, half);
         const size_t skipped = part.begin - (half ? first.count : 0);
         Stored *k = (Stored *)token_0(block.k, skipped, row), *v = (Stored *)token_0(block.v, skipped, row);
@@ -121,15 +124,15 @@ static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block blo
             shape.keys.begin = part.begin, shape.keys.end = part.begin + part.count;
             shape.partial = 1;
             shape.accumulate = step > 0 || half != (first.count == 0);
-            Stored *q = stored_row(s, r->q, c.row, d.Q);
-            Summed *lse = summed_row(s, r->lse, c.row, d.NH);
+            Stored *q = stored_row(s, r->q, c.row, d->Q);
+            Summed *lse = summed_row(s, r->lse, c.row, d->NH);
             if (gradients)
                 s->ops->attention_backward(
-                    summed_row(s, r->dq, c.row, d.Q), (Summed *)token_0(gradients->k, skipped, sums_row),
-                    (Summed *)token_0(gradients->v, skipped, sums_row), stored_row(s, r->dattention_out, c.row, d.Q),
-                    stored_row(s, r->attention_out, c.row, d.Q), q, k, v, lse, &shape, scratch);
+                    summed_row(s, r->dq, c.row, d->Q), (Summed *)token_0(gradients->k, skipped, sums_row),
+                    (Summed *)token_0(gradients->v, skipped, sums_row), stored_row(s, r->dattention_out, c.row, d->Q),
+                    stored_row(s, r->attention_out, c.row, d->Q), q, k, v, lse, &shape, scratch);
             else
-                s->ops->attention_forward(summed_row(s, sums, c.row, d.Q), lse, q, k, v, &shape, scratch);
+                s->ops->attention_forward(summed_row(s, sums, c.row, d->Q), lse, q, k, v, &shape, scratch);
         }
     }
     arena_pop(s->arena, mark);
@@ -142,40 +145,43 @@ static Block own_block(const StreamBP *s, size_t l) {
 }
 
 // q, own K, V -> attention_out, lse; if these were saved, only awaits their load.
-static void ring_forward(StreamBP *s, size_t l, GroupWeights w, const RingLayer *r) {
-    Shapes d = layer_shapes(s, l);
-    const size_t mark = arena_mark(s->arena), count = s->now.rows * d.Q;
+static void ring_forward(const Visit *v, const RingLayer *r) {
+    StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t mark = arena_mark(s->arena), count = s->now.rows * d->Q;
     const Range all = {0, s->now.rows};
+    Activations saved = {0};
     Block passing[2];
     int64_t ticket = 0;
     if (attention_saved(s)) {
-        saved_attention_finish(s);
+        kept_finish(s);
         return;
     }
     Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
-    push_passing(s, l, passing);
+    push_passing(s, v->l, passing);
     for (size_t step = 0; step < s->now.ranks; step++) {
-        const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
+        const Block here = step ? passing[(step - 1) % 2] : own_block(s, v->l);
         if (step) s->ops->await(ticket);
         if (step + 1 < s->now.ranks)
-            ticket = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
-        block_attention(s, l, r, here, sums, NULL, step);
+            ticket = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d->KV * d->stored);
+        block_attention(s, v->l, r, here, sums, NULL, step);
     }
     s->ops->round_sums(r->attention_out, sums, count);
-    sinks_forward(s, l, w, r->attention_out, r->lse, s->now.rows);
-    saved_attention_store(s, l, all, 0, r->attention_out, r->lse);
+    sinks_forward(v, r->attention_out, r->lse, s->now.rows);
+    saved.attention_out = r->attention_out, saved.lse = r->lse;
+    kept_store(v, &saved, all, 0);
     arena_pop(s->arena, mark);
 }
 
 // q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens; lent ones +=. The travelling gradients
 // alternate between two buffers and end in the first.
 static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
-    Shapes d = layer_shapes(s, l);
+    const Shapes *d = &layer_of(s, l)->shape;
     const DType type = dtype_of_sums(s->model->dtype);
-    const size_t mark = arena_mark(s->arena), S = s->now.ranks, block = s->kv.rows[0] * d.KV;
+    const size_t mark = arena_mark(s->arena), S = s->now.ranks, block = s->kv.rows[0] * d->KV;
     Block found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}}, passing[2];
     int64_t keys = 0, gradients = 0;
-    if (shares_keys(s, l)) {
+    if (shares_keys(layer_of(s, l))) {
         travelling[0].k = push_summed(s, SHARE_KV, "gradient of lent keys", block);
         travelling[0].v = push_summed(s, SHARE_KV, "gradient of lent values", block);
     }
@@ -187,22 +193,22 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
     for (size_t step = 0; step < S; step++) {
         const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
         const Block on = travelling[(S - step) % 2], next = travelling[(S - step - 1) % 2], to = step ? found : on;
-        const size_t count = sequence_tokens(s->now.N, S, block_owner(s, step)) * d.KV;
+        const size_t count = sequence_tokens(s->now.N, S, block_owner(s, step)) * d->KV;
         if (step) s->ops->await(keys);
-        if (step + 1 < S) keys = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
-        s->ops->zero(to.k, count * d.summed);
-        s->ops->zero(to.v, count * d.summed);
+        if (step + 1 < S) keys = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d->KV * d->stored);
+        s->ops->zero(to.k, count * d->summed);
+        s->ops->zero(to.v, count * d->summed);
         block_attention(s, l, r, here, NULL, &to, step);
         if (step) {
             s->ops->await(gradients);
             s->ops->gradient_add(on.k, type, (Summed *)found.k, count);
             s->ops->gradient_add(on.v, type, (Summed *)found.v, count);
         }
-        gradients = block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, on, next, d.KV * d.summed);
+        gradients = block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, on, next, d->KV * d->summed);
     }
     s->ops->await(gradients);
-    if (shares_keys(s, l)) {
-        const size_t count = sequence_tokens(s->now.N, S, sequence_rank(s)) * d.KV;
+    if (shares_keys(layer_of(s, l))) {
+        const size_t count = sequence_tokens(s->now.N, S, sequence_rank(s)) * d->KV;
         s->ops->gradient_add(s->kv.dk, type, (Summed *)travelling[0].k, count);
         s->ops->gradient_add(s->kv.dv, type, (Summed *)travelling[0].v, count);
     }
@@ -211,92 +217,83 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
 // Projects queries, keys and values of all own tokens.
-static void ring_project(StreamBP *s, size_t l, GroupWeights w, const RingLayer *r) {
+static void ring_project(Visit *v, const RingLayer *r) {
+    StreamBP *s = v->s;
     for (size_t i = 0; i < chunk_count(s); i++) {
-        const Chunk c = visit(s, chunk_at(s, i));
-        Activations a = ring_activations(s, l, c, r);
-        norm1_forward(s, l, c, w, &a);
-        if (!shares_keys(s, l) || s->now.pass != PASS_BACKWARD) mixer_keys(s, l, c, w, &a); // lent ones are there
-        queries_project(s, l, c, w, &a);
-        drop(s, &a);
+        v->c = visit(s, chunk_at(s, i));
+        Activations a = ring_activations(v, r);
+        branch_in(v, 0, &a);
+        if (!shares_keys(v->layer) || s->now.pass != PASS_BACKWARD) mixer_keys(v, &a); // lent ones are there
+        queries_project(v, &a);
+        drop(v, &a);
     }
 }
 
-static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
+static void ring_layer_forward(Visit *v) {
+    StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena);
-    const RingLayer r = ring_begin(s, l);
-    ring_project(s, l, w, &r);
-    ring_forward(s, l, w, &r);
-    weights_prefetch(&s->memory, l);
+    const RingLayer r = ring_begin(v);
+    ring_project(v, &r);
+    ring_forward(v, &r);
+    weights_prefetch(&s->memory, v->l);
     for (size_t i = 0; i < chunk_count(s); i++) {
-        const Chunk c = visit(s, chunk_at(s, i));
-        Activations a = ring_activations(s, l, c, &r);
-        if (!keeps_activations(s)) push_mlp_activations(s, l, &a, c.n);
-        attention_output(s, l, c, w, &a);
-        mlp_forward(s, l, c, w, &a);
-        drop(s, &a);
+        v->c = visit(s, chunk_at(s, i));
+        Activations a = ring_activations(v, &r);
+        if (!keeps_activations(s)) push_side(v, &a, SIDE_MLP);
+        output_begin(v, &a, 1);
+        attention_output(v, &a);
+        mlp_forward(v, &a);
+        drop(v, &a);
     }
-    saved_attention_finish(s);
+    kept_finish(s);
     arena_pop(s->arena, mark);
 }
 
-// Recomputes queries before QK-norm. The same product's gates go to `gated` as scratch: `gate` holds its gradient now.
-static void queries_again(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    Shapes d = layer_shapes(s, l);
-    const size_t mark = arena_mark(s->arena);
-    Stored *both =
-        d.gated_attention ? push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q) : a->q_linear;
-    linear_forward(s, l, c, w, Q_WEIGHT, both, a->norm1, NULL);
-    if (d.gated_attention) s->ops->split_heads(both, a->q_linear, a->gated, c.n, d.NH, d.HD, 0);
+// dnorm1 = the queries' part, from r->dq. Queries before QK-norm are projected again: with them their gates, to `gated`
+// as scratch, for `gate` holds its gradient now.
+static void ring_queries_backward(const Visit *v, Activations *a, const RingLayer *r) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    mixer_gradient_begin(v, a, gradient_at(s, v->c.row));
+    const size_t mark = arena_mark(s->arena), count = v->c.n * d->Q;
+    Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", count);
+    if (d->qk_norm && !keeps_activations(s)) queries_linear(v, a, a->q_linear, a->gated);
+    s->ops->round_sums(dq, summed_row(s, r->dq, v->c.row, d->Q), count);
+    queries_backward(v, a, dq);
     arena_pop(s->arena, mark);
 }
 
-// dnorm1 = the queries' part, from r->dq
-static void ring_queries_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
-                                  const RingLayer *r) {
-    Shapes d = layer_shapes(s, l);
-    a->dnorm1 = push_norm1_gradient(s, c, layer_input(s, d.L, c.row));
-    const size_t mark = arena_mark(s->arena);
-    Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
-    if (d.qk_norm && !keeps_activations(s)) queries_again(s, l, c, w, a);
-    s->ops->round_sums(dq, summed_row(s, r->dq, c.row, d.Q), c.n * d.Q);
-    queries_backward(s, l, c, w, dw, a, dq);
-    arena_pop(s->arena, mark);
-}
-
-static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    Shapes d = layer_shapes(s, l);
-    const size_t mark = arena_mark(s->arena);
-    RingLayer r = ring_begin(s, l);
+static void ring_layer_backward(Visit *v) {
+    StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q;
+    RingLayer r = ring_begin(v);
     if (!keeps_activations(s)) {
-        ring_project(s, l, w, &r);
-        ring_forward(s, l, w, &r);
+        ring_project(v, &r);
+        ring_forward(v, &r);
     }
-    weights_prefetch(&s->memory, l);
+    weights_prefetch(&s->memory, v->l);
     for (size_t i = chunk_count(s); i-- > 0;) {
-        const Chunk c = visit(s, chunk_at(s, i));
-        Stored *dx = layer_input(s, d.L, c.row);
-        Activations a = ring_activations(s, l, c, &r);
-        if (!keeps_activations(s)) attention_output(s, l, c, w, &a);
-        mlp_backward(s, l, c, w, dw, &a, dx);
-        output_backward(s, l, c, w, dw, &a, dx, stored_row(s, r.dattention_out, c.row, d.Q));
-        drop(s, &a);
+        v->c = visit(s, chunk_at(s, i));
+        Stored *dx = gradient_at(s, v->c.row);
+        Activations a = ring_activations(v, &r);
+        if (!keeps_activations(s)) attention_output(v, &a);
+        mlp_backward(v, &a, dx);
+        output_backward(v, &a, branch_out_backward(v, 0, &a, dx), stored_row(s, r.dattention_out, v->c.row, Q));
+        drop(v, &a);
     }
-    r.dq = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", s->now.rows * d.Q);
-    ring_backward(s, l, &r);
+    r.dq = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", s->now.rows * Q);
+    ring_backward(s, v->l, &r);
     for (size_t i = chunk_count(s); i-- > 0;) {
-        const Chunk c = visit(s, chunk_at(s, i));
-        Activations a = ring_activations(s, l, c, &r);
-        if (!keeps_activations(s)) norm1_forward(s, l, c, w, &a);
-        ring_queries_backward(s, l, c, w, dw, &a, &r);
-        if (d.borrows)
-            norm1_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
-        else
-            kv_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
-        input_done(s, l, c);
-        drop(s, &a);
+        v->c = visit(s, chunk_at(s, i));
+        Activations a = ring_activations(v, &r);
+        if (!keeps_activations(s)) branch_in(v, 0, &a);
+        ring_queries_backward(v, &a, &r);
+        kv_backward(v, &a);
+        mixer_gradient_end(v, &a, gradient_at(s, v->c.row));
+        input_done(s, v->l, v->c);
+        drop(v, &a);
     }
-    saved_attention_finish(s);
+    kept_finish(s);
     arena_pop(s->arena, mark);
 }
 

@@ -150,7 +150,7 @@ static double state_inputs_flops(const RunSettings *settings, const Lora *lora) 
 // Counts linear attention's additional FLOPs for a shared sequence (scan.h), forward or backward.
 static double flops_scan(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
     const Model *model = settings->model;
-    const Shapes d = shapes_of(model);
+    const LinearShape d = shapes_of(model).linear;
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     if (layers == 0 || world_sp(settings->world) == 1) return 0;
     const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_QKV_WEIGHT);

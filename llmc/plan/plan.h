@@ -67,32 +67,31 @@ static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t 
 static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2],
                                float *router_bias, size_t longest) {
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
-    setup->method = settings->method, setup->keep = settings->keep, setup->ring = settings->ring;
+    setup->method = settings->method, setup->ring = settings->ring;
+    setup->level = method_recomputes(settings->method) ? settings->keep ? LEVEL_ATTENTION : LEVEL_NONE : LEVEL_ALL;
     setup->objective = settings->objective;
     if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // no temperature was set
     setup->objective.temperature.divisor *= settings->model->config.logits_scaling;
     setup->objective.temperature.cap = settings->model->config.final_logit_softcapping;
     setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
-    setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
     setup->router_bias = router_bias;
-    setup->form = (uint8_t *)checked_calloc(settings->model->config.num_hidden_layers, 1, "the setup of a run");
-    for (size_t l = 0; l < settings->model->config.num_hidden_layers; l++)
-        setup->form[l] = (uint8_t)layer_form(&settings->model->config, l);
+    setup->layer = layers_make(settings->model);
     return setup;
 }
 
 // Sets what the memory of weights and gradients needs to know about the run.
 static void residency_configure(Residency *r, const RunSettings *settings, const Ops *ops, Arena arena[PLACES]) {
-    r->model = settings->model, r->ops = ops, r->arena = arena, r->plan = ops->repeat == dry_repeat;
+    r->model = settings->model, r->ops = ops, r->arena = arena;
+    r->walk.dry = ops->repeat == dry_repeat, r->walk.every_chunk = settings->ridge > 0;
     r->gradient_type = settings->gradient_type;
     r->accumulates = settings->accumulates, r->first = !settings->accumulates;
     r->lora = settings->lora, r->storage = settings->storage;
     r->world = settings->world;
     r->every = max_size(settings->inputs_every, 1);
     memcpy(r->place, settings->place, sizeof(r->place));
-    r->layers_repeat = r->chunk_repeat = 1;
+    r->walk.layers = r->walk.chunks = 1;
 }
 
 // Pushes trained and kept tensors. Adapters, and the reference's adapters, lie where the weights lie.
@@ -195,14 +194,14 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->now.sparse = settings->sparse;
     s->now.span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1),
                                          sizeof(Span), "spans");
-    if (!s->setup->dry) run_begin_host(s, settings, largest->N);
+    if (!s->memory.walk.dry) run_begin_host(s, settings, largest->N);
 }
 
 static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
     free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
-    if (s->setup) free(s->setup->form); // NULL: the run did not begin
+    if (s->setup) free(s->setup->layer); // NULL: the run did not begin
     free((void *)s->setup);
 }
 
@@ -232,7 +231,7 @@ static double attention_elements(const Config *c, const Batch *batch, Range rang
 
 // Returns the FLOPs of the delta rule per token of one layer.
 static double delta_token_flops(const Model *model, DeltaWork work) {
-    const Shapes d = shapes_of(model);
+    const LinearShape d = shapes_of(model).linear;
     const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0};
     return delta_flops(&shape, work);
 }
@@ -271,9 +270,10 @@ static int plan_countable(const Model *model, size_t N) {
     size_t most = 0;
     for (unsigned form = 0; form < LAYER_FORMS; form++) {
         const Shapes d = shapes_in(model, form);
-        const size_t experts =
-            d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared + 4 * d.C * (size_t)d.beside;
-        const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL + experts;
+        const size_t beside = model->config.family->experts_beside && d.router.E ? 4 * d.C : 0;
+        const size_t experts = d.router.k * (d.C + 6 * d.I) + 2 * d.router.E + 5 * d.shared + beside;
+        const size_t width =
+            2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.linear.E + d.linear.S / STATE_INTERVAL + experts;
         most = max_size(most, width + (d.P ? 2 * d.C + 5 * d.P : 0));
     }
     return (double)N * (double)(model->config.num_hidden_layers + 1) * (double)most * 8 < 4e18;

@@ -1,11 +1,11 @@
 /*
-What attention keeps: keys, values and their gradients, and with --keep attention its outputs.
+Keys, values and their gradients.
 
 Keys and values of a layer go by the token's index in the sequence, not by rows of activations, and so do their
-gradients. A layer that sees everything stores the whole sequence; a layer with a window stores the window of the
-chunk at hand, which slides along the sequence with the chunks: forward in a forward pass, back in backward.
+gradients. A full-attention layer stores the whole sequence; a layer with a window stores the window of the current
+chunk, which slides along the sequence with the chunks: forward in a forward pass, back in backward.
 
-Where ranks share the sequence (llmc/orders/), a layer that sees everything stores all tokens, or with a ring the rank's
+Where ranks share the sequence (llmc/orders/), a full-attention layer stores all tokens, or with a ring the rank's
 own; a layer with a window stores the rank's ranges and before each its halo: the keys that its first query sees.
 */
 #ifndef LLMC_ATTENTION_MEMORY_H
@@ -13,13 +13,11 @@ own; a layer with a window stores the rank's ranges and before each its halo: th
 #include "inputs.h"
 
 // The layer stores only the keys of its window.
-static int layer_slides(const StreamBP *s, size_t l) {
-    return layer_window(&s->model->config, l) && s->kv.rows[1] < s->now.N;
-}
+static int layer_slides(const StreamBP *s, size_t l) { return layer_of(s, l)->window && s->kv.rows[1] < s->now.N; }
 
 // The layer's keys travel round a ring of ranks.
 static int layer_rings(const StreamBP *s, size_t l) {
-    return s->setup->ring && s->now.ranks > 1 && !layer_window(&s->model->config, l);
+    return s->setup->ring && s->now.ranks > 1 && !layer_of(s, l)->window;
 }
 
 // Tokens that rank `rank` stores of a layer with a window for one of its ranges: the range and its halo. What the first
@@ -39,10 +37,8 @@ static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
 // ---- room -----------------------------------------------------------------------------------------------------------
 // Elements of a layer's keys; 0: it has none of its own
 static size_t keys_of_layer(const StreamBP *s, size_t l) {
-    const Config *c = &s->model->config;
-    const unsigned form = s->setup->form[l];
-    if (form & (FORM_LINEAR | FORM_BORROWS)) return 0;
-    return s->kv.rows[(form & FORM_WINDOW) != 0] * key_value_heads_of(c, form) * head_dim_of(c, form);
+    const Layer *layer = layer_of(s, l);
+    return has_own_keys(layer) ? s->kv.rows[layer->window != 0] * layer->shape.KV : 0;
 }
 
 // Elements of the keys of all layers, or of whichever has the most
@@ -99,7 +95,7 @@ Shared keys: the last layers may read K, V of an earlier one (num_kv_shared_laye
 them. Its K, V stay from its forward to its backward. A process alone stores those of all tokens, whatever the window.
 dK, dV of all readers add up in one sum until the lender's own backward takes them.
 */
-static int shares_keys(const StreamBP *s, size_t l) { return (s->setup->form[l] & (FORM_BORROWS | FORM_LENDS)) != 0; }
+static int shares_keys(const Layer *layer) { return layer->borrows || layer->lends; }
 
 // Pushes K, V of the layers that lend them, or in backward their gradients, which become 0. Method full has K, V of all
 // layers already.
@@ -109,8 +105,8 @@ static void push_lent_keys(StreamBP *s, int gradients) {
     if (!keeps_activations(s)) set_key_rows(s, 1, s->now.N, s->now.N);
     for (size_t l = 0; l < c->num_hidden_layers; l++) {
         const size_t count = keys_of_layer(s, l), bytes = count * dtype_size(dtype_of_sums(s->model->dtype));
-        LentKeys *lent = &s->lent[layer_window(c, l) != 0];
-        if (!(s->setup->form[l] & FORM_LENDS)) continue;
+        LentKeys *lent = &s->lent[layer_of(s, l)->window != 0];
+        if (!layer_of(s, l)->lends) continue;
         if (gradients) {
             lent->dk = push_summed(s, SHARE_KV, "gradient of keys that other layers read", count);
             lent->dv = push_summed(s, SHARE_KV, "gradient of values that other layers read", count);
@@ -124,7 +120,7 @@ static void push_lent_keys(StreamBP *s, int gradients) {
 
 // Makes a lender's K, V, and in backward their gradients, those of layer l.
 static void select_lent_keys(StreamBP *s, size_t l) {
-    const LentKeys *lent = &s->lent[layer_window(&s->model->config, l) != 0];
+    const LentKeys *lent = &s->lent[layer_of(s, l)->window != 0];
     if (!keeps_activations(s)) {
         set_key_rows(s, 1, s->now.N, s->now.N);
         s->kv.k = lent->k, s->kv.v = lent->v;
@@ -136,7 +132,7 @@ static void select_lent_keys(StreamBP *s, size_t l) {
 // All that a layer stores, from row 0: what attention takes, with the spans of layer_spans
 static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
     size_t elements = 0;
-    const size_t of = s->setup->form[l] & FORM_BORROWS ? key_value_layer(&s->model->config, l) : l;
+    const size_t of = layer_of(s, l)->borrows ? key_value_layer(&s->model->config, l) : l;
     for (size_t i = 0; i < of && s->kv.layers > 1; i++) elements += keys_of_layer(s, i);
     return stored_row(s, base, elements, 1);
 }
@@ -153,29 +149,29 @@ static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
 // A token's row in kv.k, kv.v or kv.k_linear, and in kv.dk or kv.dv, which are of one layer at a time
 static Stored *key_value_at(const StreamBP *s, Stored *base, size_t l, size_t token) {
     if (s->kv.staged && token >= s->kv.staged)
-        return stored_row(s, base, keys_of_layers(s, 1) + (token - s->kv.staged) * layer_shapes(s, l).KV, 1);
-    return stored_row(s, layer_keys(s, base, l), token - tokens_skipped(s, l, token), layer_shapes(s, l).KV);
+        return stored_row(s, base, keys_of_layers(s, 1) + (token - s->kv.staged) * layer_of(s, l)->shape.KV, 1);
+    return stored_row(s, layer_keys(s, base, l), token - tokens_skipped(s, l, token), layer_of(s, l)->shape.KV);
 }
 
 static Summed *key_gradient_at(const StreamBP *s, Summed *base, size_t l, size_t token) {
-    return summed_row(s, base, token - tokens_skipped(s, l, token), layer_shapes(s, l).KV);
+    return summed_row(s, base, token - tokens_skipped(s, l, token), layer_of(s, l)->shape.KV);
 }
 
 // A chunk's spans for a layer, relative to the layer's row 0
 static Spans layer_spans(const StreamBP *s, size_t l, Chunk c) {
-    return make_spans(s, c, layer_window(&s->model->config, l), tokens_skipped(s, l, c.token));
+    return make_spans(s, c, layer_of(s, l)->window, tokens_skipped(s, l, c.token));
 }
 
 static AttentionShape attention_shape(const StreamBP *s, size_t l, Spans spans) {
-    const Shapes d = layer_shapes(s, l);
-    const AttentionShape shape = {spans, d.NH, d.NKV, d.HD, attention_scale(s->model), all_keys, 0, 0};
+    const Shapes *d = &layer_of(s, l)->shape;
+    const AttentionShape shape = {spans, d->NH, d->NKV, d->HD, attention_scale(s->model), all_keys, 0, 0};
     return shape;
 }
 
 static void zero_key_value_gradients(const StreamBP *s, size_t l, size_t rows) {
-    const Shapes d = layer_shapes(s, l);
-    s->ops->zero(s->kv.dk, rows * d.KV * d.summed);
-    s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
+    const Shapes *d = &layer_of(s, l)->shape;
+    s->ops->zero(s->kv.dk, rows * d->KV * d->summed);
+    s->ops->zero(s->kv.dv, rows * d->KV * d->summed);
 }
 
 // ---- the window's slide ---------------------------------------------------------------------------------------------
@@ -193,15 +189,15 @@ static void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_
 // Makes `first` the token in row 0. Tokens up to `end` stay where they are stored already: [first, end) when the window
 // slides forward, [kv.first, end) when it slides back.
 static void slide_keys(const StreamBP *s, size_t l, size_t first, size_t end) {
-    const Shapes d = layer_shapes(s, l);
+    const Shapes *d = &layer_of(s, l)->shape;
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
     const size_t rows = end > stay ? end - stay : 0;
-    if (s->setup->dry) return;
-    slide_rows(s->ops, layer_keys(s, s->kv.k, l), from, to, rows, d.KV * d.stored);
-    slide_rows(s->ops, layer_keys(s, s->kv.v, l), from, to, rows, d.KV * d.stored);
+    if (s->memory.walk.dry) return;
+    slide_rows(s->ops, layer_keys(s, s->kv.k, l), from, to, rows, d->KV * d->stored);
+    slide_rows(s->ops, layer_keys(s, s->kv.v, l), from, to, rows, d->KV * d->stored);
     if (!s->kv.dk) return;
-    slide_rows(s->ops, s->kv.dk, from, to, rows, d.KV * d.summed);
-    slide_rows(s->ops, s->kv.dv, from, to, rows, d.KV * d.summed);
+    slide_rows(s->ops, s->kv.dk, from, to, rows, d->KV * d->summed);
+    slide_rows(s->ops, s->kv.dv, from, to, rows, d->KV * d->summed);
 }
 
 // Before the keys of chunk c of a layer with a window are projected, chunks first to last: makes room for them. Where
@@ -228,130 +224,7 @@ static Range window_slide_back(StreamBP *s, size_t l, Chunk c) {
     slide_keys(s, l, first, c.token + c.n);
     s->kv.first = first;
     zero_key_value_gradients(s, l, missing.count);
-    return s->setup->dry ? own : missing;
-}
-
-// ---- saved attention -----------------------------------------------------------------------------------------------
-/*
---keep attention: each layer's attention output and log-sum-exp are saved from forward to backward, which then skips
-attention's forward; queries, keys and values are projected again. The saved values are what would be computed again: to
-the bit, but in layers with a window, whose keys are projected in other chunks backward.
-
-They lie on the device, or off-device. Then a chunk's values are stored after its attention, beside the rest of its
-layer, and loaded one chunk before they are needed, through two slots of a chunk that take turns. A ring
-(llmc/orders/ring.h), which has those of a whole layer at once, moves a layer at a time.
-*/
-static int saves_attention(const StreamBP *s) { return s->saved.attention_out != NULL; }
-static int saves_off_device(const StreamBP *s) { return saves_attention(s) && is_off_device(&s->memory, PLACED_KEPT); }
-
-// Attention output was saved: skip recomputation.
-static int attention_saved(const StreamBP *s) {
-    return saves_attention(s) &&
-           (s->now.pass == PASS_BACKWARD || (s->now.pass == PASS_RESTORE && !saves_off_device(s)));
-}
-
-// Layers with attention before layer l
-static size_t attention_layers_before(const StreamBP *s, size_t l) {
-    return l - layers_before(&s->model->config, LAYER_LINEAR, l);
-}
-
-// Elements of a token's attention output in the layers before layer l; l = num_hidden_layers: all
-static size_t attention_width_before(const StreamBP *s, size_t l) {
-    size_t width = 0;
-    for (size_t i = 0; i < l; i++) width += layer_is_linear(&s->model->config, i) ? 0 : layer_shapes(s, i).Q;
-    return width;
-}
-
-// Saved values of layer l from row `row` on
-static Stored *saved_attention_out(const StreamBP *s, size_t l, size_t row) {
-    return stored_row(s, s->saved.attention_out,
-                      attention_width_before(s, l) * s->now.rows + row * layer_shapes(s, l).Q, 1);
-}
-
-static Summed *saved_lse(const StreamBP *s, size_t l, size_t row) {
-    return summed_row(s, s->saved.lse, attention_layers_before(s, l) * s->now.rows + row, shapes_of(s->model).NH);
-}
-
-// ---- room for saved attention --------------------------------------------------------------------------------------
-// Room for all layers' values in a forward and backward pass; method full keeps them anyway.
-static void saved_attention_push(StreamBP *s) {
-    Shapes d = shapes_of(s->model);
-    push_lent_keys(s, 0);
-    Arena *memory = memory_of(&s->memory, PLACED_KEPT);
-    const size_t layers = attention_layers_before(s, d.L),
-                 rows = layers * s->now.rows; // no rows: other ranks have some
-    if (!s->setup->keep || s->setup->method == METHOD_FULL || !layers) return;
-    s->saved.attention_out = (Stored *)arena_push(memory, SHARE_KEPT, "attention output of all layers",
-                                                  attention_width_before(s, d.L) * s->now.rows, d.stored);
-    s->saved.lse = (Summed *)arena_push(memory, SHARE_KEPT, "log-sum-exp of all layers", rows * d.NH, d.summed);
-}
-
-static void saved_attention_pop(StreamBP *s) { memset(&s->saved, 0, sizeof(s->saved)); }
-
-// Room for the chunks in transfer during a walk over the layers
-static void saved_attention_begin(StreamBP *s) {
-    const Shapes d = shapes_of(s->model);
-    if (s->now.pass == PASS_FORWARD_ONLY) push_lent_keys(s, 0);
-    if (s->now.pass == PASS_BACKWARD) push_lent_keys(s, 1);
-    const size_t chunk = layer_chunk(s), slots = s->now.rows > chunk ? 2 : 1;
-    SavedAttention *saved = &s->saved;
-    size_t Q = 0;
-    for (size_t l = 0; l < d.L; l++) Q = max_size(Q, layer_shapes(s, l).Q);
-    for (size_t i = 0; i < slots && saves_off_device(s); i++) {
-        saved->chunk_attention_out[i] = push_stored(s, SHARE_WORKSPACE, "attention output on its way", chunk * Q);
-        saved->chunk_lse[i] = push_summed(s, SHARE_WORKSPACE, "log-sum-exp on its way", chunk * d.NH);
-    }
-}
-
-// Waits for all transfers, before their memory is popped.
-static void saved_attention_finish(const StreamBP *s) {
-    for (size_t i = 0; i < 2; i++) page_finish(s->ops, &s->saved.slot[i]), page_await(s->ops, &s->saved.slot[i]);
-}
-
-// ---- transfers of rows of a layer, through slot 0 or 1 --------------------------------------------------------------
-static void saved_attention_move(StreamBP *s, size_t l, Range rows, size_t slot, int in, Stored *attention_out,
-                                 Summed *lse) {
-    const Shapes d = layer_shapes(s, l);
-    Residency *r = &s->memory;
-    const Pager pager = pager_of(r, PLACED_KEPT, rows.count == s->now.rows ? r->layers_repeat : r->chunk_repeat);
-    PageSlot *page = &s->saved.slot[slot];
-    if (!saves_off_device(s) || !rows.count) return;
-    page_move(pager, page, in, attention_out, saved_attention_out(s, l, rows.begin), rows.count * d.Q * d.stored);
-    page_move(pager, page, in, lse, saved_lse(s, l, rows.begin), rows.count * d.NH * d.summed);
-}
-
-static void saved_attention_store(StreamBP *s, size_t l, Range rows, size_t slot, Stored *attention_out, Summed *lse) {
-    if (s->now.pass == PASS_FORWARD) saved_attention_move(s, l, rows, slot, 0, attention_out, lse);
-}
-
-static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, Stored *attention_out, Summed *lse) {
-    const Range rows = {c.row, c.n};
-    saved_attention_store(s, l, rows, c.index % 2, attention_out, lse);
-}
-
-// Starts loading the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits
-// it next. In the dry run, where the next visit may be of any chunk, each loads its own.
-static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
-    const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
-    if (!index || !saves_off_device(s) || s->setup->dry || layer_is_linear(&s->model->config, l)) return;
-    const size_t i = index - 1, half = i >= first;
-    const Range tokens = range_chunk_tokens(s, half, half ? i - first : i, chunk);
-    const Range rows = {own_row(s, tokens.begin), tokens.count};
-    saved_attention_move(s, l, rows, i % 2, 1, s->saved.chunk_attention_out[i % 2], s->saved.chunk_lse[i % 2]);
-}
-
-// The memory of chunk c's attention output and log-sum-exp, where they are saved: free in forward, filled in backward
-static void saved_attention_chunk(StreamBP *s, size_t l, Chunk c, Stored **attention_out, Summed **lse) {
-    if (saves_off_device(s)) {
-        const Range rows = {c.row, c.n};
-        const size_t slot = c.index % 2;
-        *attention_out = s->saved.chunk_attention_out[slot], *lse = s->saved.chunk_lse[slot];
-        if (s->setup->dry && s->now.pass == PASS_BACKWARD)
-            saved_attention_move(s, l, rows, slot, 1, *attention_out, *lse);
-        page_finish(s->ops, &s->saved.slot[slot]), page_await(s->ops, &s->saved.slot[slot]);
-    } else if (saves_attention(s)) {
-        *attention_out = saved_attention_out(s, l, c.row), *lse = saved_lse(s, l, c.row);
-    }
+    return s->memory.walk.dry ? own : missing;
 }
 
 #endif

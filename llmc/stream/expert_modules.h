@@ -21,21 +21,22 @@ typedef struct {
     const Stored *a, *b;
 } Stack;
 
-static Stack stack_of(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor) {
-    const Shapes d = shapes_of(s->model);
+static Stack stack_of(const Visit *v, LayerTensor tensor) {
+    const Shapes *d = &v->layer->shape;
     const int down = tensor == EXPERTS_DOWN;
-    Stack stack = {down ? d.I : d.C, down ? d.C : 2 * d.I, NULL, NULL, NULL};
-    const LoraPart *part = w.adapters ? lora_part(s->memory.lora, l, tensor) : NULL;
+    Stack stack = {down ? d->I : d->C, down ? d->C : 2 * d->I, NULL, NULL, NULL};
+    const LoraPart *part = v->w.adapters ? lora_part(v->s->memory.lora, v->l, tensor) : NULL;
     if (!part || part->a == ABSENT) return stack;
     stack.part = part;
-    stack.a = (const Stored *)at(w.adapters, part->a, d.stored);
-    stack.b = (const Stored *)at(w.adapters, part->b, d.stored);
+    stack.a = (const Stored *)at(v->w.adapters, part->a, d->stored);
+    stack.b = (const Stored *)at(v->w.adapters, part->b, d->stored);
     return stack;
 }
 
 // out[R,r] = scale * x[R,in] A^T, pushed
-static Stored *stack_narrow(const StreamBP *s, const Stack *stack, ExpertRows rows, const Stored *x) {
-    const size_t E = shapes_of(s->model).router.E, rank = stack->part->rank;
+static Stored *stack_narrow(const Visit *v, const Stack *stack, ExpertRows rows, const Stored *x) {
+    const StreamBP *s = v->s;
+    const size_t E = v->layer->shape.router.E, rank = stack->part->rank;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", rows.count * rank);
     s->ops->experts_forward(h, x, stack->a, rows.first, rows.count, E, stack->in, rank, 0);
     if (stack->part->scale != 1) s->ops->scale(h, s->model->dtype, stack->part->scale, rows.count * rank);
@@ -47,41 +48,42 @@ static LayerTensor bias_of_stack(LayerTensor tensor) {
 }
 
 // out[R,out] = x[R,in] W[e]^T + bias[e], with the adapter. weight[n,k]: factors of the bias, or NULL
-static void expert_forward(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
-                           const Summed *weight, Stored *out, const Stored *x) {
-    const size_t E = shapes_of(s->model).router.E, mark = arena_mark(s->arena);
-    const Stack stack = stack_of(s, l, w, tensor);
-    const CodedMatrix m = coded_matrix(&s->memory, w, w.offset[tensor]);
+static void expert_forward(const Visit *v, LayerTensor tensor, ExpertRows rows, const Summed *weight, Stored *out,
+                           const Stored *x) {
+    const StreamBP *s = v->s;
+    const size_t E = v->layer->shape.router.E, mark = arena_mark(s->arena);
+    const Stack stack = stack_of(v, tensor);
+    const CodedMatrix m = coded_matrix(&s->memory, v->w, v->w.offset[tensor]);
     if (m.record)
         s->ops->experts_forward_quantised(out, x, m.record, m.format, rows.first, rows.count, E, stack.in, stack.out);
     else
-        s->ops->experts_forward(out, x, m.floats ? (const Stored *)m.floats : weight_of(s, w, tensor), rows.first,
+        s->ops->experts_forward(out, x, m.floats ? (const Stored *)m.floats : weight_of(v, tensor), rows.first,
                                 rows.count, E, stack.in, stack.out, 0);
     if (stack.part)
-        s->ops->experts_forward(out, stack_narrow(s, &stack, rows, x), stack.b, rows.first, rows.count, E,
+        s->ops->experts_forward(out, stack_narrow(v, &stack, rows, x), stack.b, rows.first, rows.count, E,
                                 stack.part->rank, stack.out, 1);
-    const Stored *bias = weight_of(s, w, bias_of_stack(tensor));
+    const Stored *bias = weight_of(v, bias_of_stack(tensor));
     if (bias) s->ops->experts_bias_forward(out, bias, weight, rows.first, rows.source, rows.count, E, stack.out);
     arena_pop(s->arena, mark);
 }
 
 // dbias += from dout[R,out]; with the factors weight[n,k] of the bias also their gradient, dweight[n,k] +=
-static void expert_backward_bias(const StreamBP *s, GroupWeights w, GroupSums dw, LayerTensor tensor, ExpertRows rows,
-                                 const Stored *dout, const Summed *weight, Summed *dweight) {
-    const Shapes d = shapes_of(s->model);
-    const Stored *bias = weight_of(s, w, bias_of_stack(tensor));
-    Summed *dbias = sum_of(s, dw, bias_of_stack(tensor));
+static void expert_backward_bias(const Visit *v, LayerTensor tensor, ExpertRows rows, const Stored *dout,
+                                 const Summed *weight, Summed *dweight) {
+    const Shapes *d = &v->layer->shape;
+    const Stored *bias = weight_of(v, bias_of_stack(tensor));
+    Summed *dbias = sum_of(v, bias_of_stack(tensor));
     if (bias && (dbias || weight))
-        s->ops->experts_bias_backward(dbias, dweight, dout, bias, weight, rows.first, rows.source, rows.count,
-                                      d.router.E, tensor == EXPERTS_DOWN ? d.C : 2 * d.I);
+        v->s->ops->experts_bias_backward(dbias, dweight, dout, bias, weight, rows.first, rows.source, rows.count,
+                                         d->router.E, tensor == EXPERTS_DOWN ? d->C : 2 * d->I);
 }
 
 // Returns dh[R,r] = scale * dout[R,out] B, pushed; NULL without an adapter
-static Stored *expert_backward_narrow(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
-                                      const Stored *dout) {
-    const Stack stack = stack_of(s, l, w, tensor);
+static Stored *expert_backward_narrow(const Visit *v, LayerTensor tensor, ExpertRows rows, const Stored *dout) {
+    const StreamBP *s = v->s;
+    const Stack stack = stack_of(v, tensor);
     if (!stack.part) return NULL;
-    const size_t E = shapes_of(s->model).router.E, rank = stack.part->rank;
+    const size_t E = v->layer->shape.router.E, rank = stack.part->rank;
     Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", rows.count * rank);
     s->ops->experts_backward_input(dh, dout, stack.b, rows.first, rows.count, E, rank, stack.out, 0);
     if (stack.part->scale != 1) s->ops->scale(dh, s->model->dtype, stack.part->scale, rows.count * rank);
@@ -89,52 +91,53 @@ static Stored *expert_backward_narrow(const StreamBP *s, size_t l, GroupWeights 
 }
 
 // dx[R,in] = dout[R,out] W[e], with the adapter's part from dh
-static void expert_backward_wide(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
-                                 Stored *dx, const Stored *dout, const Stored *dh) {
-    const size_t E = shapes_of(s->model).router.E;
-    const Stack stack = stack_of(s, l, w, tensor);
-    s->ops->experts_backward_input(dx, dout, weight_of(s, w, tensor), rows.first, rows.count, E, stack.in, stack.out,
-                                   0);
+static void expert_backward_wide(const Visit *v, LayerTensor tensor, ExpertRows rows, Stored *dx, const Stored *dout,
+                                 const Stored *dh) {
+    const StreamBP *s = v->s;
+    const size_t E = v->layer->shape.router.E;
+    const Stack stack = stack_of(v, tensor);
+    s->ops->experts_backward_input(dx, dout, weight_of(v, tensor), rows.first, rows.count, E, stack.in, stack.out, 0);
     if (dh) s->ops->experts_backward_input(dx, dh, stack.a, rows.first, rows.count, E, stack.in, stack.part->rank, 1);
 }
 
 // Both of the above. Returns dh
-static Stored *expert_backward_input(const StreamBP *s, size_t l, GroupWeights w, LayerTensor tensor, ExpertRows rows,
-                                     Stored *dx, const Stored *dout) {
-    Stored *dh = expert_backward_narrow(s, l, w, tensor, rows, dout);
-    expert_backward_wide(s, l, w, tensor, rows, dx, dout, dh);
+static Stored *expert_backward_input(const Visit *v, LayerTensor tensor, ExpertRows rows, Stored *dx,
+                                     const Stored *dout) {
+    Stored *dh = expert_backward_narrow(v, tensor, rows, dout);
+    expert_backward_wide(v, tensor, rows, dx, dout, dh);
     return dh;
 }
 
 // dW, or dA and dB, += from dout[R,out] and x[R,in]; dh: of expert_backward_narrow
-static void expert_backward_weight(const StreamBP *s, size_t l, GroupWeights w, GroupSums dw, LayerTensor tensor,
-                                   ExpertRows rows, const Stored *dout, const Stored *x, const Stored *dh) {
-    const Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena), E = d.router.E;
-    const Stack stack = stack_of(s, l, w, tensor);
+static void expert_backward_weight(const Visit *v, LayerTensor tensor, ExpertRows rows, const Stored *dout,
+                                   const Stored *x, const Stored *dh) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t mark = arena_mark(s->arena), E = d->router.E;
+    const Stack stack = stack_of(v, tensor);
     if (!s->memory.lora)
-        s->ops->experts_backward_weight(sum_of(s, dw, tensor), dout, x, rows.first, rows.count, E, stack.in, stack.out);
+        s->ops->experts_backward_weight(sum_of(v, tensor), dout, x, rows.first, rows.count, E, stack.in, stack.out);
     if (dh) {
-        const Stored *h = stack_narrow(s, &stack, rows, x);
-        s->ops->experts_backward_weight((Summed *)at(dw.layer, stack.part->b, d.summed), dout, h, rows.first,
+        const Stored *h = stack_narrow(v, &stack, rows, x);
+        s->ops->experts_backward_weight((Summed *)at(v->dw.layer, stack.part->b, d->summed), dout, h, rows.first,
                                         rows.count, E, stack.part->rank, stack.out);
-        s->ops->experts_backward_weight((Summed *)at(dw.layer, stack.part->a, d.summed), dh, x, rows.first, rows.count,
-                                        E, stack.in, stack.part->rank);
+        s->ops->experts_backward_weight((Summed *)at(v->dw.layer, stack.part->a, d->summed), dh, x, rows.first,
+                                        rows.count, E, stack.in, stack.part->rank);
     }
     arena_pop(s->arena, mark);
 }
 
 // logits[n,E] = x[n,C] W^T + bias in sums, with the adapters of the router
-static void logits_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Summed *logits,
-                           const Stored *x, size_t E) {
-    const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
+static void logits_forward(const Visit *v, LayerTensor tensor, Summed *logits, const Stored *x, size_t E) {
+    const StreamBP *s = v->s;
+    const size_t C = v->layer->shape.C, mark = arena_mark(s->arena), n = v->c.n;
+    const Linear linear = linear_of(v, tensor);
     Adapter adapter[ADAPTERS_MOST];
-    const size_t count = adapters_of(s, l, w, linear_of(s, l, tensor), adapter);
-    s->ops->router_logits(logits, x, weight_of(s, w, tensor), weight_of(s, w, linear_of(s, l, tensor).bias), c.n, C, E,
-                          0);
+    const size_t count = adapters_of(v, linear, adapter);
+    s->ops->router_logits(logits, x, weight_of(v, tensor), weight_of(v, linear.bias), n, C, E, 0);
     for (size_t i = 0; i < count; i++) {
-        const Stored *h = adapter_narrow(s, c, &adapter[i], adapter_input(s, c, &adapter[i], x, C), C);
-        s->ops->router_logits(logits, h, adapter[i].b, NULL, c.n, adapter[i].part->rank, E, 1);
+        const Stored *h = adapter_narrow(v, &adapter[i], adapter_input(v, &adapter[i], x, C), C);
+        s->ops->router_logits(logits, h, adapter[i].b, NULL, n, adapter[i].part->rank, E, 1);
     }
     arena_pop(s->arena, mark);
 }

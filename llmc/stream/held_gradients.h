@@ -25,7 +25,7 @@ static void grads_held_begin(Residency *r) {
     const size_t bytes = trained_table(r)->elements * dtype_size(r->gradient_type);
     PageSlot slot = {0};
     if (!sums_in_place(r) || !is_off_device(r, PLACED_GRADIENTS) || r->first) return;
-    page_load(pager_of(r, PLACED_GRADIENTS, 1), &slot, r->held, r->gradients, bytes);
+    page_load(layer_pager(r, PLACED_GRADIENTS), &slot, r->held, r->gradients, bytes);
     page_await(r->ops, &slot);
 }
 
@@ -61,7 +61,7 @@ static void grads_release_held(Residency *r) {
     r->embedding_sums = head_is_tied(r->model) && !r->lora ? r->held : NULL; // the head's is among these
     memset(r->summed, 0, sizeof(r->summed));
     r->buffers = 1;
-    r->ops->repeat(1);
+    walk_count(&r->walk, r->ops, 1);
     if (is_off_device(r, PLACED_GRADIENTS) && !sums_in_place(r))
         r->summed[0].stored.memory = push_stored_gradient(r, "one layer's gradient", 0);
     release_held_table(r, GROUP_HEAD);

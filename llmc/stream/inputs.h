@@ -103,6 +103,11 @@ static Stored *layer_input(const StreamBP *s, size_t l, size_t row) {
     return forward && !input_is_kept(s, l) ? stored_row(s, s->inputs.x, row, C) : kept_input(s, l, row);
 }
 
+// dx from row `row` on: it lies where x_L was.
+static Stored *gradient_at(const StreamBP *s, size_t row) {
+    return layer_input(s, s->model->config.num_hidden_layers, row);
+}
+
 // dx of x_0, rows [row, row + n), += the gradient through the layers' own inputs; dW of their norm +=. Both sums are 0
 // afterwards, for another chunk's.
 static void first_input_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw) {
@@ -129,9 +134,8 @@ static Stored *layer_output(const StreamBP *s, size_t l, Chunk c) {
 static void input_move(StreamBP *s, size_t l, Chunk c, int in, double mean) {
     Residency *r = &s->memory;
     const size_t bytes = c.n * r->model->config.hidden_size * dtype_size(r->model->dtype);
-    page_move(pager_of(r, PLACED_INPUTS, r->chunk_repeat * (r->plan ? mean : 1)),
-              &s->inputs.slot[in ? 0 : c.index % INPUT_SLOTS], in, layer_input(s, l, c.row),
-              kept_input(s, s->setup->dry ? 0 : l, c.row), bytes);
+    page_move(chunk_pager(r, PLACED_INPUTS, mean), &s->inputs.slot[in ? 0 : c.index % INPUT_SLOTS], in,
+              layer_input(s, l, c.row), kept_input(s, s->memory.walk.dry ? 0 : l, c.row), bytes);
 }
 
 // Stores x_l[c], which was computed. A restored one that backward needs at once stays in place.
@@ -140,7 +144,7 @@ static void input_save(StreamBP *s, size_t l, Chunk c) {
     const int forward = s->now.pass == PASS_FORWARD;
     const int wanted = forward ? input_is_kept(s, l) && l < L : !input_is_last(s, l);
     if (s->memory.hook.context) s->memory.hook.chunk(&s->memory);
-    if (!inputs_off_device(s) || (!wanted && !s->setup->dry)) return;
+    if (!inputs_off_device(s) || (!wanted && !s->memory.walk.dry)) return;
     const double mean = !forward ? (double)inputs_stored_again(s) / (double)(L - kept)
                         : l      ? (double)(kept - 1) / (double)L
                                  : 1;
@@ -162,11 +166,37 @@ static void inputs_begin(StreamBP *s) {
         input_move(s, (L - 1) / s->memory.every * s->memory.every, visit(s, chunk_at(s, i)), 1, 1);
 }
 
+// Begins the walk that makes the input of backward's layer, where it was not kept: forward from the last kept input to
+// that layer, once per group of K layers. The dry run visits the layer and counts it for all missing layers like it.
+static Visit first_missing(const Visit *v) {
+    StreamBP *s = v->s;
+    const size_t every = s->memory.every;
+    size_t layers = 0; // of the dry run
+    Visit r = *v;
+    inputs_await(s);
+    r.index = 0, r.end = input_is_last(s, v->l) ? v->l % every : 0;
+    for (size_t i = 0; i < s->model->config.num_hidden_layers && s->memory.walk.dry; i++)
+        layers += layer_like(&s->memory, i) == v->l && !input_is_last(s, i);
+    if (s->memory.walk.dry) r.end = layers > 0;
+    r.layer = NULL;
+    if (!r.end) return r;
+    s->now.pass = PASS_RESTORE, s->memory.walk.step = 1;
+    layer_visit(&r, s->memory.walk.dry ? v->l : v->l / every * every);
+    if (s->memory.walk.dry) s->memory.walk.layers = (double)layers;
+    return r;
+}
+
+// Returns to backward's layer after that walk.
+static void backward_again(const Visit *v) {
+    inputs_await(v->s);
+    v->s->now.pass = PASS_BACKWARD, v->s->memory.walk.step = -1, v->s->memory.walk.layers = v->times;
+}
+
 // Backward is done with x_l[c]: loads the input that is needed next into its rows.
 static void input_done(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, next = layer_before(&s->memory, l);
-    if (!inputs_off_device(s) || (next >= L && !s->setup->dry)) return;
-    input_move(s, s->setup->dry ? 0 : next, c, 1, (double)(L - 1) / (double)L);
+    if (!inputs_off_device(s) || (next >= L && !s->memory.walk.dry)) return;
+    input_move(s, s->memory.walk.dry ? 0 : next, c, 1, (double)(L - 1) / (double)L);
 }
 
 #endif

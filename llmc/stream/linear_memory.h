@@ -78,8 +78,9 @@ static void push_states(StreamBP *s, size_t layers, size_t slots, size_t slot_to
     const LinearMemory none = {0};
     s->linear = none;
     s->linear.layers = layers, s->linear.slots = slots, s->linear.slot_tokens = slot_tokens;
-    s->linear.state = push_summed(s, SHARE_KV, "states of linear attention", layers * slots * d.S);
-    s->linear.columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolution", layers * slots * d.columns);
+    s->linear.state = push_summed(s, SHARE_KV, "states of linear attention", layers * slots * d.linear.S);
+    s->linear.columns =
+        push_stored(s, SHARE_KV, "inputs before a chunk's convolution", layers * slots * d.linear.columns);
 }
 
 // Pushes what backward adds: the gradient of the current state, and the states at intervals.
@@ -87,10 +88,10 @@ static void push_state_gradients(StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     const size_t half = states_kept(layer_chunk(s), chunks_of_range(s, 0)),
                  kept = half + states_kept(layer_chunk(s), chunks_of_range(s, 1));
-    s->linear.dstate = push_summed(s, SHARE_KV, "gradient of the state", d.S);
-    s->linear.dcolumns = push_summed(s, SHARE_KV, "gradient of the convolution's earlier inputs", d.columns);
-    s->linear.kept = push_summed(s, SHARE_KV, "states at intervals", kept * d.S);
-    s->linear.kept_columns = push_stored(s, SHARE_KV, "the convolution's inputs at intervals", kept * d.columns);
+    s->linear.dstate = push_summed(s, SHARE_KV, "gradient of the state", d.linear.S);
+    s->linear.dcolumns = push_summed(s, SHARE_KV, "gradient of the convolution's earlier inputs", d.linear.columns);
+    s->linear.kept = push_summed(s, SHARE_KV, "states at intervals", kept * d.linear.S);
+    s->linear.kept_columns = push_stored(s, SHARE_KV, "the convolution's inputs at intervals", kept * d.linear.columns);
     s->linear.kept_half = half;
 }
 
@@ -100,28 +101,27 @@ static void push_range_states(StreamBP *s, size_t layers) {
     const size_t ranges = 2 * layers;
     if (s->now.ranks == 1 || !layers) return;
     s->ranges.layers = layers;
-    s->ranges.before = push_summed(s, SHARE_KV, "states before a rank's tokens", ranges * d.S);
-    s->ranges.transition = push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.HV * d.DK * d.DK);
-    s->ranges.columns = push_stored(s, SHARE_KV, "convolution's inputs before a rank's tokens", ranges * d.columns);
+    s->ranges.before = push_summed(s, SHARE_KV, "states before a rank's tokens", ranges * d.linear.S);
+    s->ranges.transition =
+        push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.linear.HV * d.linear.DK * d.linear.DK);
+    s->ranges.columns =
+        push_stored(s, SHARE_KV, "convolution's inputs before a rank's tokens", ranges * d.linear.columns);
 }
 
 // ---- the current state ---------------------------------------------------------------------------------------------
-// Index of layer l among the layers whose states are stored
-static size_t linear_layer(const StreamBP *s, size_t l) {
-    return s->linear.layers > 1 ? layers_before(&s->model->config, LAYER_LINEAR, l) : 0;
-}
+// Returns the number of layer l among the layers whose states are stored.
+static size_t linear_layer(const StreamBP *s, size_t l) { return s->linear.layers > 1 ? layer_of(s, l)->state : 0; }
 
 static Summed *layer_state(const StreamBP *s, size_t l) {
-    return summed_row(s, s->linear.state, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).S);
+    return summed_row(s, s->linear.state, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).linear.S);
 }
 
 static Stored *layer_columns(const StreamBP *s, size_t l) {
-    return stored_row(s, s->linear.columns, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).columns);
+    return stored_row(s, s->linear.columns, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).linear.columns);
 }
 
 // Valid until the next make_spans, whose spans it holds
-static DeltaShape delta_shape(const StreamBP *s, Chunk c) {
-    const Shapes d = shapes_of(s->model);
+static DeltaShape delta_shape(const StreamBP *s, Chunk c, LinearShape d) {
     const DeltaShape shape = {make_spans(s, c, 0, 0), d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
     return shape;
 }
@@ -139,8 +139,8 @@ static KeptState kept_state(const StreamBP *s, size_t half, size_t index) {
     const size_t slot = s->linear.one_state
                             ? 0
                             : half * s->linear.kept_half + state_slot(layer_chunk(s), index, chunks_of_range(s, half));
-    const KeptState kept = {summed_row(s, s->linear.kept, slot, d.S),
-                            stored_row(s, s->linear.kept_columns, slot, d.columns)};
+    const KeptState kept = {summed_row(s, s->linear.kept, slot, d.linear.S),
+                            stored_row(s, s->linear.kept_columns, slot, d.linear.columns)};
     return kept;
 }
 
@@ -154,8 +154,8 @@ static KeptState state_before(const StreamBP *s, Chunk c) {
 static void state_copy(const StreamBP *s, KeptState kept, int keep) {
     const Shapes d = shapes_of(s->model);
     void *state[2] = {s->linear.state, kept.state}, *columns[2] = {s->linear.columns, kept.columns};
-    s->ops->copy(state[keep], state[!keep], d.S * d.summed);
-    if (d.columns) s->ops->copy(columns[keep], columns[!keep], d.columns * d.stored);
+    s->ops->copy(state[keep], state[!keep], d.linear.S * d.summed);
+    if (d.linear.columns) s->ops->copy(columns[keep], columns[!keep], d.linear.columns * d.stored);
 }
 
 #endif

@@ -20,39 +20,48 @@ typedef struct {
     size_t stride;            // elements from row to row of the output
 } Linear;
 
-static Linear linear_of(const StreamBP *s, size_t l, LayerTensor tensor) {
-    const Shapes d = layer_shapes(s, l);
-    Linear linear = {tensor, Q_BIAS, d.C, d.gated_attention ? 2 * d.Q : d.Q, tensor, 0};
+// The last of the projections whose columns are adjacent: a convolution alone has one
+static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ? IN_A_WEIGHT : IN_QKV_WEIGHT; }
+
+static Linear linear_of(const Visit *v, LayerTensor tensor) {
+    const Shapes *d = &v->layer->shape;
+    Linear linear = {tensor, Q_BIAS, d->C, d->gated_attention ? 2 * d->Q : d->Q, tensor, 0};
     switch (tensor) {
-    case K_WEIGHT: linear.bias = K_BIAS, linear.out = d.KV; break;
-    case V_WEIGHT: linear.bias = V_BIAS, linear.out = d.KV; break;
-    case O_WEIGHT: linear.bias = O_BIAS, linear.in = d.Q, linear.out = d.C; break;
-    case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d.H, linear.last = UP_WEIGHT; break; // one product of both
-    case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d.FF, linear.out = d.C; break;
-    case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d.router.E; break;
+    case K_WEIGHT: linear.bias = K_BIAS, linear.out = d->KV; break;
+    case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->KV; break;
+    case O_WEIGHT: linear.bias = O_BIAS, linear.in = d->Q, linear.out = d->C; break;
+    case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d->H, linear.last = UP_WEIGHT; break; // one product of both
+    case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d->FF, linear.out = d->C; break;
+    case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;
     case SHARED_SCALE_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = 1; break;
     case SHARED_GATE_WEIGHT:
-        linear.bias = LAYER_TENSORS, linear.out = 2 * d.shared, linear.last = SHARED_UP_WEIGHT;
+        linear.bias = LAYER_TENSORS, linear.out = 2 * d->shared, linear.last = SHARED_UP_WEIGHT;
         break;
-    case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d.shared, linear.out = d.C; break;
-    case IN_QKV_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = d.E, linear.last = IN_A_WEIGHT; break;
-    case OUT_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d.DVs, linear.out = d.C; break;
+    case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->shared, linear.out = d->C; break;
+    case IN_QKV_WEIGHT:
+        linear.bias = LAYER_TENSORS, linear.out = d->linear.E, linear.last = last_of_inputs(v->layer);
+        break;
+    case OUT_WEIGHT:
+        linear.bias = LAYER_TENSORS, linear.in = has_rule(v->layer) ? d->linear.DVs : d->linear.W, linear.out = d->C;
+        break;
     case INPUT_PROJECTION:
-    case INPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d.P; break;
-    case INPUT_OUT: linear.bias = LAYER_TENSORS, linear.in = d.P, linear.out = d.C; break;
+    case INPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d->P; break;
+    case INPUT_OUT: linear.bias = LAYER_TENSORS, linear.in = d->P, linear.out = d->C; break;
     default: break;
     }
     linear.stride = linear.out;
     return linear;
 }
 
+static size_t tensor_rows(const Visit *v, int tensor) {
+    return layer_tensor_shape(&v->s->model->config, v->layer->form, (LayerTensor)tensor).rows;
+}
+
 // Returns the product with tensors first .. last alone, whose output is their columns.
-static Linear linear_part(const StreamBP *s, size_t l, LayerTensor product, LayerTensor first, LayerTensor last) {
-    const unsigned form = s->setup->form[l];
-    Linear linear = linear_of(s, l, product);
+static Linear linear_part(const Visit *v, LayerTensor product, LayerTensor first, LayerTensor last) {
+    Linear linear = linear_of(v, product);
     linear.weight = first, linear.last = last, linear.out = 0;
-    for (int t = first; t <= (int)last; t++)
-        linear.out += layer_tensor_shape(&s->model->config, form, (LayerTensor)t).rows;
+    for (int t = first; t <= (int)last; t++) linear.out += tensor_rows(v, t);
     return linear;
 }
 
@@ -66,22 +75,22 @@ typedef struct {
 enum { ADAPTERS_MOST = 4 };
 
 // Finds the adapters of a product; returns their number.
-static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
-    const unsigned form = s->setup->form[l];
+static size_t adapters_of(const Visit *v, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
+    const StreamBP *s = v->s;
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
-    if (!w.adapters) return 0;
+    if (!v->w.adapters) return 0;
     for (int tensor = linear.weight; tensor <= (int)linear.last; tensor++) {
-        const LoraPart *part = lora_part(s->memory.lora, l, tensor);
+        const LoraPart *part = lora_part(s->memory.lora, v->l, tensor);
         if (part->a != ABSENT) {
             adapter[count].part = part;
-            adapter[count].a = (const Stored *)at(w.adapters, part->a, size);
-            adapter[count].b = (const Stored *)at(w.adapters, part->b, size);
+            adapter[count].a = (const Stored *)at(v->w.adapters, part->a, size);
+            adapter[count].b = (const Stored *)at(v->w.adapters, part->b, size);
             adapter[count].column = column;
             adapter[count++].seed = random_bits(s->now.dropout_seed, RANDOM_STREAM_DROPOUT,
-                                                group_begin(&s->memory.lora->table, l) + part->a);
+                                                group_begin(&s->memory.lora->table, v->l) + part->a);
         }
-        column += layer_tensor_shape(&s->model->config, form, (LayerTensor)tensor).rows;
+        column += tensor_rows(v, tensor);
     }
     return count;
 }
@@ -102,20 +111,22 @@ static int outer_adapter(const StreamBP *s, GroupWeights w, ModelTensor tensor, 
 static double dropout_rate(const StreamBP *s) { return s->now.pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
 
 // Returns an adapter's input: x[n,in], or with dropout a dropped copy, pushed.
-static const Stored *adapter_input(const StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
+static const Stored *adapter_input(const Visit *v, const Adapter *adapter, const Stored *x, size_t in) {
+    const StreamBP *s = v->s;
     const double rate = dropout_rate(s);
     if (rate == 0) return x;
-    Stored *dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
-    s->ops->dropout(dropped, x, c.n, in, s->now.batch->first + c.token, rate, adapter->seed, 0);
+    Stored *dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", v->c.n * in);
+    s->ops->dropout(dropped, x, v->c.n, in, s->now.batch->first + v->c.token, rate, adapter->seed, 0);
     return dropped;
 }
 
 // h[n,rank] = scale * input A^T, pushed
-static Stored *adapter_narrow(const StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
-    const size_t rank = adapter->part->rank;
-    Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * rank);
-    s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, rank, rank);
-    if (adapter->part->scale != 1) s->ops->scale(h, s->model->dtype, adapter->part->scale, c.n * rank);
+static Stored *adapter_narrow(const Visit *v, const Adapter *adapter, const Stored *input, size_t in) {
+    const StreamBP *s = v->s;
+    const size_t rank = adapter->part->rank, n = v->c.n;
+    Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", n * rank);
+    s->ops->linear_forward(h, input, adapter->a, NULL, NULL, n, in, rank, rank);
+    if (adapter->part->scale != 1) s->ops->scale(h, s->model->dtype, adapter->part->scale, n * rank);
     return h;
 }
 
@@ -169,113 +180,112 @@ static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row
 // ---- linear layers --------------------------------------------------------------------------------------------------
 // out[n,rows] = x[n,in] W^T (+ bias) (+ residual, which may be out), rows of out `stride` apart; W[rows,in] = weight,
 // or in 4 bits at `offset` of its group
-static void matrix_forward(const StreamBP *s, GroupWeights w, size_t offset, const Stored *weight, Stored *out,
-                           const Stored *x, const Stored *bias, const Stored *residual, size_t n, size_t in,
-                           size_t rows, size_t stride) {
-    const CodedMatrix m = coded_matrix(&s->memory, w, offset);
+static void matrix_forward(const Visit *v, size_t offset, const Stored *weight, Stored *out, const Stored *x,
+                           const Stored *bias, const Stored *residual, size_t in, size_t rows, size_t stride) {
+    const StreamBP *s = v->s;
+    const CodedMatrix m = coded_matrix(&s->memory, v->w, offset);
     if (m.record)
-        s->ops->linear_forward_quantised(out, x, m.record, m.format, m.rows, m.first, bias, residual, n, in, rows,
+        s->ops->linear_forward_quantised(out, x, m.record, m.format, m.rows, m.first, bias, residual, v->c.n, in, rows,
                                          stride);
     else
-        s->ops->linear_forward(out, x, weight, bias, residual, n, in, rows, stride);
+        s->ops->linear_forward(out, x, weight, bias, residual, v->c.n, in, rows, stride);
 }
 
 // Runs a linear layer without its adapters: one product, or with matrices in 4 bits one for each tensor.
-static void product_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
-                            const Stored *x, const Stored *residual) {
-    const unsigned form = s->setup->form[l];
-    const Stored *bias = weight_of(s, w, linear.bias);
+static void product_forward(const Visit *v, Linear linear, Stored *out, const Stored *x, const Stored *residual) {
+    const StreamBP *s = v->s;
+    const Stored *bias = weight_of(v, linear.bias);
     size_t rows = linear.out;
     for (size_t t = linear.weight, column = 0; column < linear.out; t++, column += rows) {
-        if (w.stored) rows = layer_tensor_shape(&s->model->config, form, (LayerTensor)t).rows;
-        matrix_forward(s, w, w.offset[t], weight_of(s, w, (LayerTensor)t), stored_row(s, out, column, 1), x,
+        if (v->w.stored) rows = tensor_rows(v, (int)t);
+        matrix_forward(v, v->w.offset[t], weight_of(v, (LayerTensor)t), stored_row(s, out, column, 1), x,
                        bias ? stored_row(s, (Stored *)bias, column, 1) : NULL,
-                       residual ? stored_row(s, (Stored *)residual, column, 1) : NULL, c.n, linear.in, rows,
-                       linear.stride);
+                       residual ? stored_row(s, (Stored *)residual, column, 1) : NULL, linear.in, rows, linear.stride);
     }
 }
 
 // out[n,.] += adapter(x[n,in]), rows of out `stride` apart
-static void adapter_add(const StreamBP *s, Chunk c, const Adapter *adapter, size_t in, size_t stride, Stored *out,
+static void adapter_add(const Visit *v, const Adapter *adapter, size_t in, size_t stride, Stored *out,
                         const Stored *x) {
+    const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena);
-    const Stored *h = adapter_narrow(s, c, adapter, adapter_input(s, c, adapter, x, in), in);
+    const Stored *h = adapter_narrow(v, adapter, adapter_input(v, adapter, x, in), in);
     Stored *columns = stored_row(s, out, adapter->column, 1);
-    s->ops->linear_forward(columns, h, adapter->b, NULL, columns, c.n, adapter->part->rank, adapter->part->columns,
+    s->ops->linear_forward(columns, h, adapter->b, NULL, columns, v->c.n, adapter->part->rank, adapter->part->columns,
                            stride);
     arena_pop(s->arena, mark);
 }
 
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
-static void linear_forward_part(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
-                                const Stored *x, const Stored *residual) {
+static void linear_forward_part(const Visit *v, Linear linear, Stored *out, const Stored *x, const Stored *residual) {
     Adapter adapter[ADAPTERS_MOST];
-    size_t count = adapters_of(s, l, w, linear, adapter);
-    product_forward(s, l, c, w, linear, out, x, residual);
-    for (size_t i = 0; i < count; i++) adapter_add(s, c, &adapter[i], linear.in, linear.stride, out, x);
+    size_t count = adapters_of(v, linear, adapter);
+    product_forward(v, linear, out, x, residual);
+    for (size_t i = 0; i < count; i++) adapter_add(v, &adapter[i], linear.in, linear.stride, out, x);
 }
 
-static void linear_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
-                           const Stored *x, const Stored *residual) {
-    linear_forward_part(s, l, c, w, linear_of(s, l, tensor), out, x, residual);
+static void linear_forward(const Visit *v, LayerTensor tensor, Stored *out, const Stored *x, const Stored *residual) {
+    linear_forward_part(v, linear_of(v, tensor), out, x, residual);
 }
 
 // dA, dB of one adapter +=. Returns dh[n,rank], the gradient of input A^T, pushed.
-static Stored *adapter_backward(const StreamBP *s, Chunk c, GroupSums dw, const Adapter *adapter, Linear linear,
-                                const Stored *dout, const Stored *x) {
+static Stored *adapter_backward(const Visit *v, const Adapter *adapter, Linear linear, const Stored *dout,
+                                const Stored *x) {
+    const StreamBP *s = v->s;
     const LoraPart *part = adapter->part;
-    const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
-    Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", c.n * part->rank);
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), n = v->c.n;
+    Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", n * part->rank);
     size_t mark = arena_mark(s->arena);
-    const Stored *input = adapter_input(s, c, adapter, x, linear.in);
-    const Stored *h = adapter_narrow(s, c, adapter, input, linear.in);
+    const Stored *input = adapter_input(v, adapter, x, linear.in);
+    const Stored *h = adapter_narrow(v, adapter, input, linear.in);
     const Stored *columns = (const Stored *)((const char *)dout + adapter->column * dtype_size(s->model->dtype));
-    s->ops->linear_backward_input(dh, columns, adapter->b, c.n, part->rank, part->columns, linear.stride, 0);
-    s->ops->linear_backward_weight((Summed *)at(dw.layer, part->b, size), NULL, columns, h, c.n, part->rank,
+    s->ops->linear_backward_input(dh, columns, adapter->b, n, part->rank, part->columns, linear.stride, 0);
+    s->ops->linear_backward_weight((Summed *)at(v->dw.layer, part->b, size), NULL, columns, h, n, part->rank,
                                    part->columns, linear.stride);
-    if (part->scale != 1) s->ops->scale(dh, s->model->dtype, part->scale, c.n * part->rank);
-    s->ops->linear_backward_weight((Summed *)at(dw.layer, part->a, size), NULL, dh, input, c.n, linear.in, part->rank,
+    if (part->scale != 1) s->ops->scale(dh, s->model->dtype, part->scale, n * part->rank);
+    s->ops->linear_backward_weight((Summed *)at(v->dw.layer, part->a, size), NULL, dh, input, n, linear.in, part->rank,
                                    part->rank);
     arena_pop(s->arena, mark);
     return dh;
 }
 
 // dx[n,in] += the gradient through one adapter
-static void adapter_backward_input(const StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
-                                   const Stored *dh) {
-    const size_t mark = arena_mark(s->arena), rank = adapter->part->rank;
+static void adapter_backward_input(const Visit *v, const Adapter *adapter, size_t in, Stored *dx, const Stored *dh) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), rank = adapter->part->rank, n = v->c.n;
     const double rate = dropout_rate(s);
     if (rate > 0) {
-        Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
-        s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, rank, 0);
-        s->ops->dropout(dx, dinput, c.n, in, s->now.batch->first + c.token, rate, adapter->seed, 1);
+        Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", n * in);
+        s->ops->linear_backward_input(dinput, dh, adapter->a, n, in, rank, rank, 0);
+        s->ops->dropout(dx, dinput, n, in, s->now.batch->first + v->c.token, rate, adapter->seed, 1);
     } else {
-        s->ops->linear_backward_input(dx, dh, adapter->a, c.n, in, rank, rank, 1);
+        s->ops->linear_backward_input(dx, dh, adapter->a, n, in, rank, rank, 1);
     }
     arena_pop(s->arena, mark);
 }
 
 // dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (accumulate: +=) the gradient of x. Without
 // accumulate dx may be x.
-static void linear_backward_part(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Linear linear,
-                                 Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
+static void linear_backward_part(const Visit *v, Linear linear, Stored *dx, const Stored *dout, const Stored *x,
+                                 int accumulate) {
+    const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena);
     Adapter adapter[ADAPTERS_MOST];
     Stored *dh[ADAPTERS_MOST];
-    size_t count = adapters_of(s, l, w, linear, adapter);
+    size_t count = adapters_of(v, linear, adapter);
     if (!s->memory.lora)
-        s->ops->linear_backward_weight(sum_of(s, dw, linear.weight), sum_of(s, dw, linear.bias), dout, x, c.n,
-                                       linear.in, linear.out, linear.stride);
-    for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(s, c, dw, &adapter[i], linear, dout, x);
-    s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, linear.stride,
+        s->ops->linear_backward_weight(sum_of(v, linear.weight), sum_of(v, linear.bias), dout, x, v->c.n, linear.in,
+                                       linear.out, linear.stride);
+    for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(v, &adapter[i], linear, dout, x);
+    s->ops->linear_backward_input(dx, dout, weight_of(v, linear.weight), v->c.n, linear.in, linear.out, linear.stride,
                                   accumulate);
-    for (size_t i = 0; i < count; i++) adapter_backward_input(s, c, &adapter[i], linear.in, dx, dh[i]);
+    for (size_t i = 0; i < count; i++) adapter_backward_input(v, &adapter[i], linear.in, dx, dh[i]);
     arena_pop(s->arena, mark);
 }
 
-static void linear_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor tensor,
-                            Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
-    linear_backward_part(s, l, c, w, dw, linear_of(s, l, tensor), dx, dout, x, accumulate);
+static void linear_backward(const Visit *v, LayerTensor tensor, Stored *dx, const Stored *dout, const Stored *x,
+                            int accumulate) {
+    linear_backward_part(v, linear_of(v, tensor), dx, dout, x, accumulate);
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
@@ -288,50 +298,68 @@ static Norm norm_of(const StreamBP *s) {
     return norm;
 }
 
-// out[n,C] = norm(x[n,C]) + residual; b, residual: NULL where there is none
-static void norm_forward(const StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b,
-                         const Stored *residual, size_t n) {
-    s->ops->norm_forward(out, x, w, b, residual, n, s->model->config.hidden_size, norm_of(s));
+// out[n,C] = norm(x[n,C]) + residual, by the layer's tensors; bias, residual: LAYER_TENSORS and NULL where absent
+static void norm_forward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *out, const Stored *x,
+                         const Stored *residual) {
+    v->s->ops->norm_forward(out, x, weight_of(v, weight), weight_of(v, bias), residual, v->c.n, v->layer->shape.C,
+                            norm_of(v->s));
 }
 
-// dx[n,width] = (or +=) the gradient of x, dw and db += those of w and b
-static void norm_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
-                          const Stored *w, size_t n, size_t width, int accumulate) {
+// dx[rows,width] = (or +=) the gradient of x, dw and db += those of w and b
+static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
+                               const Stored *x, const Stored *w, size_t rows, size_t width, int accumulate) {
     const size_t mark = arena_mark(s->arena);
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, width));
-    s->ops->norm_backward(dx, dw, db, dout, x, w, n, width, norm_of(s), accumulate, scratch);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, width));
+    s->ops->norm_backward(dx, dw, db, dout, x, w, rows, width, norm_of(s), accumulate, scratch);
     arena_pop(s->arena, mark);
 }
 
-// out[n,heads,HD] = QK-norm and rotary embedding of chunk c's queries (norm Q_NORM) or keys (K_NORM). linear: before
-// QK-norm; out itself if the family has none
-static void rotary_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor norm, Stored *out,
-                           const Stored *linear) {
-    const Shapes d = layer_shapes(s, l);
-    const Config *config = &s->model->config;
-    const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;
-    const size_t heads = norm == Q_NORM ? d.NH : d.NKV;
-    if (d.qk_norm)
-        s->ops->norm_forward(out, linear, weight_of(s, w, norm), NULL, NULL, whole ? c.n : c.n * heads,
-                             whole ? heads * d.HD : d.HD, norm_of(s));
-    if (layer_rotates(config, l))
-        s->ops->rope(out, s->now.position + c.row, s->setup->inverse_frequency[local], c.n, heads, d.HD, d.R,
-                     rotation_of(config, local, norm == Q_NORM), 0);
+// Runs norm_forward backward: dx[n,C] = (accumulate: +=) the gradient of x; dW +=. Without accumulate dx may be dout or x.
+static void norm_backward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *dx, const Stored *dout,
+                          const Stored *x, int accumulate) {
+    norm_rows_backward(v->s, dx, sum_of(v, weight), sum_of(v, bias), dout, x, weight_of(v, weight), v->c.n,
+                       v->layer->shape.C, accumulate);
+}
+
+// ---- QK-norm and rotary embedding -----------------------------------------------------------------------------------
+// The rows of QK-norm of chunk c's queries (Q_NORM) or keys (K_NORM): heads, or tokens where it is over all heads
+typedef struct {
+    size_t heads, rows, width;
+} HeadRows;
+
+static HeadRows head_rows(const Visit *v, LayerTensor norm) {
+    const Shapes *d = &v->layer->shape;
+    const size_t heads = norm == Q_NORM ? d->NH : d->NKV, whole = d->qk_norm == QK_NORM_WHOLE;
+    const HeadRows rows = {heads, whole ? v->c.n : v->c.n * heads, whole ? heads * d->HD : d->HD};
+    return rows;
+}
+
+// x[n,heads,HD], rotated by position in place, or back
+static void rotate(const Visit *v, LayerTensor norm, Stored *x, int backward) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const int local = v->layer->window != 0;
+    if (v->layer->rotates)
+        s->ops->rope(x, s->now.position + v->c.row, s->setup->inverse_frequency[local], v->c.n,
+                     head_rows(v, norm).heads, d->HD, d->R, rotation_of(&s->model->config, local, norm == Q_NORM),
+                     backward);
+}
+
+// out[n,heads,HD] = QK-norm and rotary embedding of `linear`, the queries or keys before QK-norm; out itself if the
+// family has none
+static void rotary_forward(const Visit *v, LayerTensor norm, Stored *out, const Stored *linear) {
+    const HeadRows of = head_rows(v, norm);
+    if (v->layer->shape.qk_norm)
+        v->s->ops->norm_forward(out, linear, weight_of(v, norm), NULL, NULL, of.rows, of.width, norm_of(v->s));
+    rotate(v, norm, out, 0);
 }
 
 // Runs rotary_forward backward on dx, in place; the norm's dW +=
-static void rotary_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm,
-                            Stored *dx, const Stored *linear) {
-    const Shapes d = layer_shapes(s, l);
-    const Config *config = &s->model->config;
-    const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;
-    const size_t heads = norm == Q_NORM ? d.NH : d.NKV;
-    if (layer_rotates(config, l))
-        s->ops->rope(dx, s->now.position + c.row, s->setup->inverse_frequency[local], c.n, heads, d.HD, d.R,
-                     rotation_of(config, local, norm == Q_NORM), 1);
-    if (d.qk_norm)
-        norm_backward(s, dx, sum_of(s, dw, norm), NULL, dx, linear, weight_of(s, w, norm), whole ? c.n : c.n * heads,
-                      whole ? heads * d.HD : d.HD, 0);
+static void rotary_backward(const Visit *v, LayerTensor norm, Stored *dx, const Stored *linear) {
+    const HeadRows of = head_rows(v, norm);
+    rotate(v, norm, dx, 1);
+    if (v->layer->shape.qk_norm)
+        norm_rows_backward(v->s, dx, sum_of(v, norm), NULL, dx, linear, weight_of(v, norm), of.rows, of.width, 0);
 }
 
 #endif

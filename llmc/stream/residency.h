@@ -70,7 +70,7 @@ static void group_ask(Residency *r, PageSlot *slot, const Model *table, char *he
     char *from = (char *)at(held, sharding_begin(table, weights_sharding(r), group), size);
     void *to = at(out, own.begin, size);
     if (is_off_device(r, PLACED_WEIGHTS)) {
-        page_load(pager_of(r, PLACED_WEIGHTS, r->layers_repeat), slot, to, from, own.count * size);
+        page_load(layer_pager(r, PLACED_WEIGHTS), slot, to, from, own.count * size);
         return;
     }
     if (own.count) r->ops->copy(to, from, own.count * size);
@@ -248,8 +248,8 @@ static GroupWeights weights_acquire(Residency *r, size_t group) { return weights
 // Starts loading the walk's next layer. Call it after all loads that `layer` itself waits for. The dry run's next visit
 // may be of any layer, so there each loads its own.
 static void weights_prefetch(Residency *r, size_t layer) {
-    const size_t next = r->step > 0 ? layer + 1 : layer_before(r, layer);
-    if (!weights_are_staged(r) || r->plan || next >= r->model->config.num_hidden_layers) return;
+    const size_t next = r->walk.step > 0 ? layer + 1 : layer_before(r, layer);
+    if (!weights_are_staged(r) || r->walk.dry || next >= r->model->config.num_hidden_layers) return;
     weights_step(r, next);
     layer_ask(r, next);
 }
@@ -258,7 +258,7 @@ static void weights_prefetch(Residency *r, size_t layer) {
 #define LAYER_BACKWARD_PARTS 3
 
 static void weights_release(Residency *r, size_t group) {
-    if (is_layer(group) && !r->plan) progress_part(r->step > 0 ? 1 : LAYER_BACKWARD_PARTS);
+    if (is_layer(group) && !r->walk.dry) progress_part(r->walk.step > 0 ? 1 : LAYER_BACKWARD_PARTS);
     stop_poll(0);
     if (!is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
@@ -277,7 +277,7 @@ static Summed *sums_at(void *base, size_t element, const Residency *r) {
 static void grads_zero(Residency *r) {
     const Model *table = trained_table(r);
     if (r->hook.context) return;
-    if (!r->plan) r->first = 1;
+    if (!r->walk.dry) r->first = 1;
     if (!is_off_device(r, PLACED_GRADIENTS))
         r->ops->zero(r->gradients, sharding_elements(table, gradients_sharding(r)) * dtype_size(r->gradient_type));
 }
@@ -319,7 +319,7 @@ static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
     else if (r->first && !(group == GROUP_EMBEDDING && r->head_is_stored))
         r->ops->zero(g->memory, g->count * size);
     else
-        page_load(pager_of(r, PLACED_GRADIENTS, r->layers_repeat), &g->page, g->memory, home, g->count * size);
+        page_load(layer_pager(r, PLACED_GRADIENTS), &g->page, g->memory, home, g->count * size);
 }
 
 // Returns the parts of a parameter's squares: of the largest one.
@@ -368,10 +368,10 @@ static void stored_return(Residency *r, StoredGradient *g) {
         return;
     }
     r->ops->await(g->page.collective);
-    for (size_t i = 0; i < table->parameter_count && r->last && !r->plan; i++)
+    for (size_t i = 0; i < table->parameter_count && r->last && !r->walk.dry; i++)
         if (group_of(table, table->parameters[i].offset) == g->page.page)
             parameter_squares(r, i, g->memory, g->begin, r->squares);
-    page_store(pager_of(r, PLACED_GRADIENTS, r->layers_repeat), &g->page, at(r->gradients, g->begin, size), g->memory,
+    page_store(layer_pager(r, PLACED_GRADIENTS), &g->page, at(r->gradients, g->begin, size), g->memory,
                g->count * size);
 }
 
@@ -417,7 +417,7 @@ static Summed *layer_sums(Residency *r, size_t layer) {
         return b->sums;
     }
     page_await(r->ops, &b->stored.page);
-    if (r->accumulates && r->buffers > 1 && layer && !r->plan)
+    if (r->accumulates && r->buffers > 1 && layer && !r->walk.dry)
         stored_ask(r, &gradient_buffer(r, layer - 1)->stored, layer - 1);
     return (Summed *)(void *)b->stored.memory;
 }
@@ -436,7 +436,7 @@ static void finish_layer(Residency *r, GradientBuffer *b) {
 
 // Starts the reduction of the layer's sums, which runs while the next layer is computed.
 static void release_layer(Residency *r, size_t layer, Summed *sums) {
-    const int at_once = alone(r) || r->plan || (sums_in_place(r) && !is_off_device(r, PLACED_GRADIENTS));
+    const int at_once = alone(r) || r->walk.dry || (sums_in_place(r) && !is_off_device(r, PLACED_GRADIENTS));
     GradientBuffer *b = gradient_buffer(r, layer);
     b->busy = 1;
     b->stored.page.collective = reduce_sums(r, layer, sums);
@@ -585,7 +585,7 @@ static void push_gradients(Residency *r) {
 // Pushes buffers for one layer, or for several in turn. step 1: first to last; -1: last to first, with gradients.
 static void layers_begin(Residency *r, int step) {
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
-    r->step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;
+    r->walk.step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;
     r->layers_mark = arena_mark(r->arena);
     for (size_t i = 0; i < two && weights_are_staged(r); i++) push_layer(r, &r->gathered[i], i == 0);
     if (r->storage) r->decoded = push_table(r, r->model, largest_layer(r->model), "one layer's decoded weights");
@@ -593,8 +593,8 @@ static void layers_begin(Residency *r, int step) {
 }
 
 static void layers_end(Residency *r) {
-    r->layers_repeat = 1;
-    const size_t buffers = r->step < 0 && !r->holds ? r->buffers : 0;
+    r->walk.layers = 1;
+    const size_t buffers = r->walk.step < 0 && !r->holds ? r->buffers : 0;
     for (size_t i = 0; i < buffers; i++) finish_layer(r, &r->summed[i]);
     for (size_t i = 0; i < buffers; i++) page_finish(r->ops, &r->summed[i].stored.page);
     arena_pop(r->arena, r->layers_mark);

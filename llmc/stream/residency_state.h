@@ -8,6 +8,7 @@ Internals of residency.h: staging buffers, shard ranges, counted collectives. Ot
 #include "llmc/ops/ops.h"
 #include "llmc/model/storage.h"
 #include "pager.h"
+#include "walk.h"
 
 // Staging buffer of a layer's weights, which are loaded from off-device or gathered from all ranks
 typedef struct {
@@ -65,10 +66,7 @@ struct Residency {
     int first;                               // micro-batch of the step: off-device gradients hold nothing yet
     int last;                                // sums in place are reduced over all ranks in its pass
     Traffic sent;                            // by this rank so far
-    int plan;                                // the dry run: a walk visits one layer of each kind (sequence.h)
-    double layers_repeat;                    // layers that the visited one counts for; 1 in a run
-    double chunk_repeat;                     // layers times chunks that the visited chunk counts for; 1 in a run
-    int step;                                // direction of the walk over layers: 1 first to last, -1 last to first
+    Walk walk;                               // of the current pass
     size_t every;                            // keep every `every`-th layer input (inputs.h)
     LayerBuffer gathered[2];                 // for the current layer and the next one, in turn
     size_t current;                          // which of these
@@ -112,9 +110,15 @@ static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
 
 static int is_off_device(const Residency *r, Placed placed) { return r->place[placed] > PLACE_DEVICE; }
 
-// times: visits that the dry run counts this one for
-static Pager pager_of(Residency *r, Placed placed, double times) {
-    const Pager pager = {r->ops, &r->moved, r->place[placed], times};
+// Returns the pager of what moves once for each visited layer.
+static Pager layer_pager(Residency *r, Placed placed) {
+    const Pager pager = {r->ops, &r->moved, r->place[placed], r->walk.layers};
+    return pager;
+}
+
+// Returns the pager of what moves once for each visited chunk. mean: in the dry run, times a visit on average
+static Pager chunk_pager(Residency *r, Placed placed, double mean) {
+    const Pager pager = {r->ops, &r->moved, r->place[placed], r->walk.chunks * (r->walk.dry ? mean : 1)};
     return pager;
 }
 
@@ -136,9 +140,8 @@ static size_t layer_before(const Residency *r, size_t layer) { return layer - (l
 
 // ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). A group of one has nothing to send ------
 static void count_sent(Residency *r, TrafficKind kind, double bytes, double hops) {
-    r->sent.bytes[kind] += r->layers_repeat * bytes;
-    r->sent.calls[kind] += r->layers_repeat;
-    r->sent.hops[kind] += r->layers_repeat * hops;
+    const double times = r->walk.layers;
+    r->sent.bytes[kind] += times * bytes, r->sent.calls[kind] += times, r->sent.hops[kind] += times * hops;
 }
 
 static void count_collective(Residency *r, TrafficKind kind, RankGroup group, size_t count, size_t size) {
@@ -165,7 +168,7 @@ static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, c
     double bytes = 0;
     if (ranks_in(r->world, group) == 1) return 0;
     for (size_t i = 0; i < n; i++) bytes += (double)messages[i].out_bytes;
-    count_sent(r, kind, r->plan ? mean : bytes, 1);
+    count_sent(r, kind, r->walk.dry ? mean : bytes, 1);
     return r->ops->exchange(group, messages, n);
 }
 

@@ -2,9 +2,9 @@
 The sequence: its chunks, and its copies between host and device.
 
 A chunk is a range of consecutive tokens, a value: any number may be held at once. Loops visit chunks by index,
-visit(s, chunk_at(s, i)) for i < chunk_count(s), and layers, visit_layer(s, layer_at(s, i)) for i < layer_count(s). The
-dry run visits one chunk of each length and one layer of each kind (layer_like). `visit` tells op set "dry" for how many
-each counts (Ops.repeat). make_spans gives attention the documents' parts of a chunk.
+visit(s, chunk_at(s, i)) for i < chunk_count(s), and layers by for (Visit v = first_layer(s); v.layer; next_layer(&v)).
+The dry run visits one chunk of each length and one layer of each kind (walk.h). make_spans gives attention the
+documents' parts of a chunk.
 
 Tokens, targets and their weights are copied to the device, log-probabilities and entropies back. An objective needs
 those of the whole sequence: ranks that share it copy their own tokens' values and all-gather them on the host.
@@ -13,19 +13,12 @@ those of the whole sequence: ranks that share it copy their own tokens' values a
 #define LLMC_SEQUENCE_H
 #include "routes.h"
 
-typedef struct {
-    size_t row, n;      // rows [row, row + n) of inputs and activations
-    size_t token;       // tokens [token, token + n) of the sequence; a process alone: token = row
-    size_t index;       // position among the chunks of a loop
-    double times;       // chunks that a visit counts for; 1 in a run
-    const Spans *given; // those of a generation pass (key_value_cache.h); NULL: those of the documents
-} Chunk;
-
 // ---- the rows of a rank ---------------------------------------------------------------------------------------------
 // Returns the rank among those that share the sequence; in the dry run one that owns the most tokens.
 static size_t sequence_rank(const StreamBP *s) {
     if (s->now.ranks == 1) return 0;
-    return s->setup->dry ? sequence_largest_rank(s->now.N, s->now.ranks) : rank_in(s->memory.world, RANKS_SEQUENCE);
+    return s->memory.walk.dry ? sequence_largest_rank(s->now.N, s->now.ranks)
+                              : rank_in(s->memory.world, RANKS_SEQUENCE);
 }
 
 // Splits the tokens of s->now.batch over `ranks` ranks.
@@ -78,8 +71,8 @@ static size_t layer_chunk(const StreamBP *s) {
     return effective_chunk(s, s->setup->method == METHOD_MST ? SIZE_MAX : s->setup->chunk);
 }
 
-// Tells whether one chunk of each length counts for all: in the dry run, unless it estimates time.
-static int visits_shapes(const StreamBP *s) { return s->setup->dry && !s->setup->every_chunk; }
+// Tells whether one chunk of each length counts for all.
+static int visits_shapes(const StreamBP *s) { return walk_skips_chunks(&s->memory.walk); }
 
 // Returns the number of chunks of `size` tokens in a range; the dry run has one of each length. Empty ranges: none
 static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
@@ -139,8 +132,7 @@ static Chunk logits_chunk_at(const StreamBP *s, size_t index) {
 
 // Begins the work on chunk c: the ops that follow count for all chunks that it counts for.
 static Chunk visit(StreamBP *s, Chunk c) {
-    s->memory.chunk_repeat = s->memory.layers_repeat * c.times;
-    s->ops->repeat(s->memory.chunk_repeat);
+    walk_count(&s->memory.walk, s->ops, c.times);
     stop_poll(0);
     return c;
 }
@@ -175,30 +167,54 @@ static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first)
 }
 
 // ---- layers ---------------------------------------------------------------------------------------------------------
-// Returns the number of layers that a loop visits: all, or in the dry run one of each kind and set of adapters.
+// Tells whether the dry run visits layer l, for all layers of its kind with the same adapters.
+static int layer_is_listed(const StreamBP *s, size_t l) { return layer_like(&s->memory, l) == l; }
+
+// Returns the number of layers that a walk visits.
 static size_t layer_count(const StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     size_t distinct = 0;
-    for (size_t l = 0; l < L && s->setup->dry; l++) distinct += layer_like(&s->memory, l) == l;
-    return s->setup->dry ? distinct : L;
+    if (!s->memory.walk.dry) return L;
+    for (size_t l = 0; l < L; l++) distinct += (size_t)layer_is_listed(s, l);
+    return distinct;
 }
 
-// Returns the layer of the index-th visit; the dry run goes kind by kind.
-static size_t layer_at(const StreamBP *s, size_t index) {
+// Returns the layer of the dry run's index-th visit: kind by kind.
+static size_t layer_listed(const StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
-    for (int kind = 0; kind < LAYER_KINDS && s->setup->dry; kind++)
+    for (int kind = 0; kind < LAYER_KINDS; kind++)
         for (size_t l = 0; l < c->num_hidden_layers; l++)
-            if (layer_kind(c, l) == (LayerKind)kind && layer_like(&s->memory, l) == l && index-- == 0) return l;
+            if (layer_kind(c, l) == (LayerKind)kind && layer_is_listed(s, l) && index-- == 0) return l;
     return index;
 }
 
-// Begins the work on layer l: in the dry run it counts for all layers like it.
-static size_t visit_layer(StreamBP *s, size_t l) {
+// Makes v the visit of layer l. The dry run counts it for all layers like it.
+static void layer_visit(Visit *v, size_t l) {
+    StreamBP *s = v->s;
     size_t alike = 0;
-    for (size_t i = l; i < s->model->config.num_hidden_layers && s->setup->dry; i++)
+    v->l = l, v->layer = layer_of(s, l), v->times = 1;
+    for (size_t i = l; i < s->model->config.num_hidden_layers && s->memory.walk.dry; i++)
         alike += layer_like(&s->memory, i) == l;
-    if (s->setup->dry) s->memory.layers_repeat = (double)alike;
-    return l;
+    if (alike) v->times = (double)alike;
+    s->memory.walk.layers = v->times;
+}
+
+// Begins a walk over the layers in its direction, which layers_begin sets; next_layer goes on.
+static Visit first_layer(StreamBP *s) {
+    const Walk *walk = &s->memory.walk;
+    Visit v = {0};
+    v.s = s, v.end = layer_count(s);
+    const size_t first = walk->step > 0 ? 0 : v.end - 1;
+    layer_visit(&v, walk->dry ? layer_listed(s, first) : first);
+    return v;
+}
+
+static void next_layer(Visit *v) {
+    const Walk *walk = &v->s->memory.walk;
+    v->layer = NULL;
+    if (++v->index == v->end) return;
+    layer_visit(v, walk->dry ? layer_listed(v->s, walk->step > 0 ? v->index : v->end - 1 - v->index)
+                             : v->l + (size_t)walk->step);
 }
 
 // ---- between host and device ---------------------------------------------------------------------------------------
@@ -233,7 +249,7 @@ static void host_gather(const StreamBP *s, void *host) {
 
 // host[N] = device[rows] of all ranks
 static void host_collect(const StreamBP *s, void *host, Summed *device) {
-    if (s->setup->dry) return;
+    if (s->memory.walk.dry) return;
     own_copy(s, device, host, dtype_size(dtype_of_sums(s->model->dtype)), 0);
     host_gather(s, host);
 }
@@ -242,7 +258,7 @@ static void host_collect(const StreamBP *s, void *host, Summed *device) {
 static void sequence_weights(const StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE;
-    if (s->setup->dry) return;
+    if (s->memory.walk.dry) return;
     objective_weights(&s->setup->objective, s->now.batch, s->now.Z, 0, s->now.N, at_once ? NULL : s->now.host_sums,
                       s->now.host_sums, type);
     own_copy(s, s->now.token_weight, s->now.host_sums, dtype_size(type), 1);
@@ -263,7 +279,7 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     s->now.logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
     s->now.entropy =
         objective_has_entropy(&s->setup->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
-    if (s->setup->dry) return;
+    if (s->memory.walk.dry) return;
     if (batch->N > s->now.host_tokens || batch->documents > s->now.host_documents)
         die("a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
             batch->documents, s->now.host_tokens, s->now.host_documents);
@@ -285,14 +301,14 @@ static void sequence_chunk_weights(const StreamBP *s, Chunk c) {
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t size = dtype_size(type);
     void *values = at(s->now.host_sums, c.token, size);
-    if (s->setup->dry) return;
+    if (s->memory.walk.dry) return;
     s->ops->copy_out(values, summed_row(s, s->now.logp, c.row, 1), c.n * size);
     objective_weights(&s->setup->objective, s->now.batch, s->now.Z, c.token, c.n, values, values, type);
     s->ops->copy_in(summed_row(s, s->now.token_weight, c.row, 1), values, c.n * size);
 }
 
 static double sequence_loss(const StreamBP *s, Metrics *metrics) {
-    if (s->setup->dry) return 0;
+    if (s->memory.walk.dry) return 0;
     routes_metrics(s, metrics);
     return objective_loss(&s->setup->objective, s->now.batch, s->now.Z, s->now.host_sums,
                           s->now.entropy ? s->now.host_entropy : NULL, dtype_of_sums(s->model->dtype), metrics);

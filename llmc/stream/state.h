@@ -6,14 +6,13 @@ has, attention_memory.h where a layer's keys and values are, residency.h where w
 What exists per token (inputs, activations, targets) is stored in rows. One process has a row for every token of the
 sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one after the other.
 
-In the dry run (`dry`) loops visit one layer of each kind and one chunk of each length. Op set "dry" multiplies its
-counts by the number that a visit counts for.
+A Visit is what the steps of a layer take: the layer, the chunk, the layer's weights and the sums of their gradients.
 */
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H
 #include "llmc/data/objective.h"
-#include "llmc/model/rope_frequency.h"
 #include "llmc/ops/ops_dry.h"
+#include "layer.h"
 #include "residency.h"
 
 typedef enum {
@@ -45,10 +44,30 @@ enum { INPUT_SLOTS = 16 };
 typedef struct StreamBP StreamBP;
 typedef struct Activations Activations; // layer/activations.h
 
+typedef struct {
+    size_t row, n;      // rows [row, row + n) of inputs and activations
+    size_t token;       // tokens [token, token + n) of the sequence; a process alone: token = row
+    size_t index;       // position among the chunks of a loop
+    double times;       // chunks that a visit counts for; 1 in a run
+    const Spans *given; // those of a generation pass (key_value_cache.h); NULL: those of the documents
+} Chunk;
+
+// The current layer and chunk. Backward: dw; its gradient dx lies where x_L was (layer_input)
+typedef struct {
+    StreamBP *s;
+    const Layer *layer; // NULL: the walk is over, or v is of the embedding or the head
+    size_t l;           // its number
+    size_t index, end;  // the walk: this visit, and the one after the last
+    double times;       // layers that it counts for; 1 in a run
+    Chunk c;
+    GroupWeights w;
+    GroupSums dw;
+} Visit;
+
 // The loops over the chunks of one layer: StreamBP's are in streambp.h, others in llmc/orders/.
 typedef struct {
-    void (*forward)(StreamBP *s, size_t l, GroupWeights w);
-    void (*backward)(StreamBP *s, size_t l, GroupWeights w, GroupSums dw);
+    void (*forward)(Visit *v);
+    void (*backward)(Visit *v);
 } LayerLoops;
 
 // Method spaco: which chunks have a backward (llmc/orders/chunk_major.h)
@@ -97,15 +116,12 @@ typedef struct {
     size_t layers;      // 1: one layer's at a time
 } RangeStates;
 
-// Attention's outputs, saved from forward to backward (attention_memory.h)
+// Activations that stay from forward to backward (layer/activations.h)
 typedef struct {
-    Stored *attention_out; // [attention layers,rows,NH*HD] at home; NULL: not saved
-    Summed *lse;           // [attention layers,rows,NH]
-    // Saved off-device: chunks in transfer, of even and of odd index
-    Stored *chunk_attention_out[2]; // [chunk,NH*HD]
-    Summed *chunk_lse[2];           // [chunk,NH]
+    void *row[ACTIVATION_ROWS];      // of all layers, at home
+    void *chunk[2][ACTIVATION_ROWS]; // off-device: of a chunk in flight, of even and of odd index
     PageSlot slot[2];
-} SavedAttention;
+} Kept;
 
 // Experts: the routes of tokens and what the losses of the routers need of them (routes.h)
 typedef struct {
@@ -138,13 +154,11 @@ typedef struct {
 // Fixed from run_begin to run_end
 typedef struct {
     Method method;
-    int keep;                   // attention's outputs are saved
+    KeepLevel level;            // of the activations that stay from forward to backward
     size_t chunk, logits_chunk; // in tokens; longer ones are capped (effective_chunk)
     int ring;                   // shared sequences: full-attention layers run ring attention
-    int dry;                    // dry run: loops visit each distinct shape once,
-    int every_chunk;            // but every chunk if an estimate needs each one's attention calls
     Objective objective;
-    uint8_t *form;               // [num_hidden_layers] layer_form of each
+    Layer *layer;                // [num_hidden_layers]
     float *inverse_frequency[2]; // [R/2] of full-attention layers, of those with a window; device
     float *router_bias;          // [layers with experts,E] device; NULL: none
 } Setup;
@@ -186,70 +200,11 @@ struct StreamBP {
     LinearMemory linear;
     RangeStates ranges;
     Inputs inputs;
-    SavedAttention saved;
+    Kept kept;
     Routes routes;
-    Activations *kept; // method full, chunk-major: of all layers
 };
 
-// ---- shapes ---------------------------------------------------------------------------------------------------------
-typedef struct {
-    size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
-    size_t R;                                  // elements of a head that are rotated
-    // linear attention: heads, elements of a head, convolution channels, DVs = HV*DV, E = width of q|k|v|z|b|a
-    size_t HK, HV, DK, DV, W, DVs, E, taps;
-    size_t S, columns; // elements of a state: the delta rule's, the convolution's
-    RouterShape router;
-    size_t I, shared;      // width of an expert, of the shared one
-    size_t logits_stride;  // elements from row to row of logits
-    size_t stored, summed; // bytes of an element
-    Activation activation;
-    QkNorm qk_norm;
-    int gated, rotary, pre_norms, post_norms, gated_attention, shared_scale;
-    int beside;         // a dense MLP and experts in one layer
-    int borrows, lends; // keys and values are another layer's; are read by others
-    int values_are_keys, value_norm, sinks;
-    size_t P; // width of the layers' own inputs; 0: none
-    double embedding_scale;
-} Shapes;
-
-static RouterShape router_of(const Config *c) {
-    const RouterShape shape = {c->family->router,        c->num_experts, c->num_experts_per_tok, c->norm_topk_prob,
-                               c->routed_scaling_factor, c->n_group,     c->topk_group};
-    return shape;
-}
-
-// Returns the shapes of a layer of this form (layer_form).
-static Shapes shapes_in(const Model *model, unsigned form) {
-    const Config *c = &model->config;
-    Shapes s;
-    s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, form);
-    s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
-    s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
-    s.borrows = (form & FORM_BORROWS) != 0, s.lends = (form & FORM_LENDS) != 0;
-    s.beside = c->family->experts_beside && c->num_experts, s.value_norm = c->family->value_norm;
-    s.values_are_keys = values_are_keys(c, form), s.sinks = c->family->sinks, s.P = c->hidden_size_per_layer_input;
-    s.gated_attention = c->family->gated_attention, s.shared_scale = c->family->shared_scale;
-    s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
-    s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
-    s.W = linear_channels(c), s.DVs = s.HV * s.DV, s.E = s.W + s.DVs + 2 * s.HV;
-    s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
-    s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;
-    s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
-    const Activation activation = {c->family->activation, c->swiglu_alpha, c->swiglu_limit};
-    s.activation = activation, s.gated = activation.kind != ACTIVATION_GELU;
-    s.H = s.gated ? 2 * s.FF : s.FF;
-    s.qk_norm = config_qk_norm(c), s.rotary = !c->family->learned_positions;
-    s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
-    s.pre_norms = !c->family->no_pre_norms, s.post_norms = c->family->post_norms;
-    s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;
-    s.embedding_scale *= c->embedding_multiplier / c->residual_multiplier; // norm_of (modules.h) says why
-    return s;
-}
-
-// Returns what all layers have in common; the rest is of a layer with full attention.
-static Shapes shapes_of(const Model *model) { return shapes_in(model, FORM_FULL); }
-
-static Shapes layer_shapes(const StreamBP *s, size_t l) { return shapes_in(s->model, s->setup->form[l]); }
+static const Layer *layer_of(const StreamBP *s, size_t l) { return &s->setup->layer[l]; }
 
 // Returns the factor on attention scores.
 static double attention_scale(const Model *model) {
@@ -263,9 +218,12 @@ static double attention_scale(const Model *model) {
 // Returns the window of the layers that have one, else 0.
 static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
 
-static int keeps_activations(const StreamBP *s) {
-    return (s->setup->method == METHOD_FULL || method_is_chunk_major(s->setup->method)) && s->now.pass >= PASS_FORWARD;
+// Tells whether activations of a level stay from forward to backward, in this pass.
+static int keeps(const StreamBP *s, KeepLevel level) {
+    return s->setup->level >= level && s->now.pass >= PASS_FORWARD;
 }
+
+static int keeps_activations(const StreamBP *s) { return keeps(s, LEVEL_ALL); }
 
 // ---- room on the arena, weights and sums ----------------------------------------------------------------------------
 static Stored *push_stored(const StreamBP *s, Share share, const char *name, size_t count) {
@@ -285,16 +243,16 @@ static Summed *summed_row(const StreamBP *s, Summed *x, size_t row, size_t width
     return (Summed *)at(x, row * width, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// Returns a layer's tensor; NULL if it has none, or for LAYER_TENSORS.
-static const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor tensor) {
-    const size_t offset = tensor == LAYER_TENSORS ? ABSENT : w.offset[tensor];
-    return offset == ABSENT ? NULL : (const Stored *)at(w.weights, offset, dtype_size(s->model->dtype));
+// Returns a tensor of the visited layer; NULL if it has none, or for LAYER_TENSORS.
+static const Stored *weight_of(const Visit *v, LayerTensor tensor) {
+    const size_t offset = tensor == LAYER_TENSORS ? ABSENT : v->w.offset[tensor];
+    return offset == ABSENT ? NULL : (const Stored *)at(v->w.weights, offset, dtype_size(v->s->model->dtype));
 }
 
 // Returns the sum of its dW; NULL if the layer has no such tensor, or it is frozen.
-static Summed *sum_of(const StreamBP *s, GroupSums dw, LayerTensor tensor) {
-    const size_t offset = tensor == LAYER_TENSORS ? ABSENT : dw.offset[tensor];
-    return offset == ABSENT || s->memory.lora ? NULL : summed_row(s, dw.layer, offset, 1);
+static Summed *sum_of(const Visit *v, LayerTensor tensor) {
+    const size_t offset = tensor == LAYER_TENSORS ? ABSENT : v->dw.offset[tensor];
+    return offset == ABSENT || v->s->memory.lora ? NULL : summed_row(v->s, v->dw.layer, offset, 1);
 }
 
 #endif

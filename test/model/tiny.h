@@ -361,12 +361,12 @@ static void tiny_expect_slope(TinyCase *c, const char *name, const double *gradi
 // Computes logits[n,V] (host, stored type) of the last tokens fed, as cache_draw of key_value_cache.h does.
 static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     const Shapes d = shapes_of(s->model);
-    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
-    Chunk c = cache->last;
-    c.n = 1;
-    for (size_t i = 0; i < cache->last.n; i++, c.row++, c.token++) {
+    Visit v = {0};
+    v.s = s, v.w = weights_acquire(&s->memory, GROUP_HEAD), v.c = cache->last;
+    v.c.n = 1;
+    for (size_t i = 0; i < cache->last.n; i++, v.c.row++, v.c.token++) {
         size_t mark = arena_mark(s->arena);
-        s->ops->copy_out((char *)logits + i * d.V * d.stored, head_forward(s, c, w).logits, d.V * d.stored);
+        s->ops->copy_out((char *)logits + i * d.V * d.stored, head_logits(&v).logits, d.V * d.stored);
         arena_pop(s->arena, mark);
     }
     weights_release(&s->memory, GROUP_HEAD);

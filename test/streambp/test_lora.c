@@ -85,7 +85,7 @@ static const Term *case_terms(const TinyCase *c, size_t *count) {
             const LoraPart *part = lora_part(&c->lora, l, tensor);
             const size_t r = part->rank;
             const TensorShape shape = layer_tensor_shape(&c->model.config, form, tensor);
-            const size_t w = group_begin(&c->model, l) + c->model.layer_offset[form][tensor];
+            const size_t w = group_begin(&c->model, l) + c->model.layer_offset[l][tensor];
             const size_t out = shape.rows / max_size(shape.experts, 1); // of an expert
             for (size_t j = 0; part->a != ABSENT && j < shape.rows * shape.cols * r; j++, ++*count) {
                 const size_t row = j / r / shape.cols, col = j / r % shape.cols, k = j % r;

@@ -209,28 +209,32 @@ static size_t chunks_held(const StreamBP *s, Chunk chunk[HELD]) {
     return chunk_count(s);
 }
 
-static void held_forward(StreamBP *s, size_t l, GroupWeights w) {
+static void held_forward(Visit *v) {
+    StreamBP *s = v->s;
     Chunk chunk[HELD];
     const size_t count = chunks_held(s, chunk);
     for (size_t i = 0; i < count; i++) {
-        Activations a = forward_activations(s, l, visit(s, chunk[i]), w);
-        mixer_keys(s, l, chunk[i], w, &a);
+        v->c = visit(s, chunk[i]);
+        Activations a = forward_activations(v);
+        mixer_keys(v, &a);
         make_spans(s, chunk[count - 1], 0, 0); // another chunk's
-        rest_forward(s, l, chunk[i], w, &a);
+        rest_forward(v, &a);
     }
 }
 
-static void held_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
+static void held_backward(Visit *v) {
+    StreamBP *s = v->s;
     Chunk chunk[HELD];
-    mixer_begin(s, l, w);
+    mixer_begin(v);
     for (size_t i = chunks_held(s, chunk); i-- > 0;) {
-        mixer_restore(s, l, w, i);
-        Stored *dx = layer_input(s, s->model->config.num_hidden_layers, chunk[i].row);
-        Activations a = recompute(s, l, visit(s, chunk[i]), w);
+        mixer_restore(v, i);
+        v->c = visit(s, chunk[i]);
+        Stored *dx = gradient_at(s, v->c.row);
+        Activations a = recompute(v);
         make_spans(s, chunk[0], 0, 0);
-        mlp_backward(s, l, chunk[i], w, dw, &a, dx);
-        mixer_backward(s, l, chunk[i], w, dw, &a, dx);
-        drop(s, &a);
+        mlp_backward(v, &a, dx);
+        mixer_backward(v, &a, dx);
+        drop(v, &a);
     }
 }
 

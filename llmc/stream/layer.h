@@ -1,0 +1,176 @@
+/*
+A layer is a list of residual branches, made once, at setup:
+
+    x_{i+1} = x_i + post(sum_j post_j(f_j(pre(x_i))))        x_0: the layer's input, x_branches: its output
+
+f_j is a part: a function that ends in a linear layer, or in the products of experts. Families differ in the list.
+Llama's is {attention}, {MLP}; Gemma 3 has a norm after each; Gemma 4 adds experts to the MLP and a branch of the layer's
+own input; a layer of one branch has a mixer alone, or an MLP alone. Only the first branch may join tokens (the mixer).
+
+This file alone knows which layer of which family has which parts. The steps in llmc/layer/ walk the list.
+*/
+#ifndef LLMC_LAYER_H
+#define LLMC_LAYER_H
+#include "llmc/model/model.h"
+#include "llmc/model/rope_frequency.h"
+
+// ---- shapes ---------------------------------------------------------------------------------------------------------
+// Of linear attention: heads, elements of a head, convolution channels, taps
+typedef struct {
+    size_t HK, HV, DK, DV, W, taps;
+    size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a
+    size_t S, columns; // elements of a state: the delta rule's, the convolution's
+} LinearShape;
+
+typedef struct {
+    size_t C, V, L;               // hidden, vocabulary, layers
+    size_t NH, NKV, HD, Q, KV, R; // Q = NH*HD, KV = NKV*HD; R: rotated elements of a head
+    size_t FF, H;                 // H: width of the MLP's first product
+    size_t I, shared;             // width of an expert, of the shared one
+    size_t P;                     // width of the layers' own inputs; 0: none
+    size_t stored, summed;        // bytes of an element
+    size_t logits_stride;         // elements from row to row of logits
+    LinearShape linear;
+    RouterShape router;
+    Activation activation;
+    QkNorm qk_norm;
+    int gated_attention, values_are_keys, value_norm, rotary;
+    double embedding_scale;
+} Shapes;
+
+static RouterShape router_of(const Config *c) {
+    const RouterShape shape = {c->family->router,        c->num_experts, c->num_experts_per_tok, c->norm_topk_prob,
+                               c->routed_scaling_factor, c->n_group,     c->topk_group};
+    return shape;
+}
+
+static LinearShape linear_shape_of(const Config *c, unsigned form) {
+    LinearShape s;
+    s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
+    s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
+    s.W = linear_channels(c), s.DVs = s.HV * s.DV;
+    s.E = form & FORM_CONVOLUTION ? s.W : s.W + s.DVs + 2 * s.HV;
+    s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
+    return s;
+}
+
+// Returns the shapes of a layer of this form (layer_form).
+static Shapes shapes_in(const Model *model, unsigned form) {
+    const Config *c = &model->config;
+    Shapes s;
+    s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, form);
+    s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
+    s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
+    s.value_norm = c->family->value_norm, s.values_are_keys = values_are_keys(c, form);
+    s.P = c->hidden_size_per_layer_input, s.gated_attention = c->family->gated_attention;
+    s.linear = linear_shape_of(c, form);
+    s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;
+    s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
+    const Activation activation = {c->family->activation, c->swiglu_alpha, c->swiglu_limit};
+    s.activation = activation, s.H = activation.kind == ACTIVATION_GELU ? s.FF : 2 * s.FF;
+    s.qk_norm = config_qk_norm(c), s.rotary = !c->family->learned_positions;
+    s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
+    s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;
+    s.embedding_scale *= c->embedding_multiplier / c->residual_multiplier; // norm_of (modules.h) says why
+    return s;
+}
+
+// Returns what all layers have in common; the rest is of a layer with full attention.
+static Shapes shapes_of(const Model *model) { return shapes_in(model, FORM_FULL); }
+
+// ---- the list -------------------------------------------------------------------------------------------------------
+typedef enum { PART_ATTENTION, PART_LINEAR, PART_DENSE, PART_EXPERTS, PART_OWN_INPUT, PARTS } PartKind;
+
+enum { BRANCHES_MOST = 3, PARTS_MOST = 2 };
+
+typedef struct {
+    PartKind kind;
+    LayerTensor product; // its last linear layer
+    LayerTensor post;    // the norm after it, before the sum; LAYER_TENSORS: none
+} BranchPart;
+
+typedef struct {
+    LayerTensor pre, pre_bias, post; // the norms before and after; LAYER_TENSORS: none
+    BranchPart part[PARTS_MOST];
+    size_t parts;
+} Branch;
+
+// A tensor of a token's activations (layer/activations.h)
+typedef enum { SIDE_MIXER, SIDE_MLP } Side;
+typedef enum { LEVEL_NONE, LEVEL_ATTENTION, LEVEL_ALL } KeepLevel;
+
+typedef struct {
+    Side side;
+    size_t field, width; // offset in Activations; elements of a token, 0: the layer has no such tensor
+    int summed;
+    KeepLevel level;     // the least one at which it stays from forward to backward
+    const char *name[3]; // of a chunk's or with method full; where it stays without all others; in flight
+    size_t before;       // widths of the layers before
+} ActivationRow;
+
+enum { ACTIVATION_ROWS = 32 };
+
+typedef struct {
+    Shapes shape;
+    unsigned form; // layer_form
+    Branch branch[BRANCHES_MOST];
+    size_t branches;
+    size_t first_mlp;             // branches from here on join no tokens: 1 after a mixer, else 0
+    unsigned has;                 // bit k: a part of PartKind k
+    int borrows, lends;           // keys and values are another layer's; other layers read them
+    size_t window;                // keys that a query sees; 0: all before it
+    int rotates;                  // queries and keys, by position
+    size_t number[LAYER_KINDS];   // layers of each kind before it
+    size_t experts_before, state; // layers with experts, and with a state, before it
+    ActivationRow row[ACTIVATION_ROWS];
+} Layer;
+
+static int has_part(const Layer *layer, PartKind kind) { return layer->has >> kind & 1; }
+static int has_state(const Layer *layer) { return has_part(layer, PART_LINEAR); }
+static int has_rule(const Layer *layer) { return !(layer->form & FORM_CONVOLUTION); } // of its state: the delta rule
+static int has_own_keys(const Layer *layer) { return has_part(layer, PART_ATTENTION) && !layer->borrows; }
+
+// The tensor, if a layer of this form has it
+static LayerTensor tensor_of_form(const Config *c, unsigned form, LayerTensor tensor) {
+    return layer_tensor_shape(c, form, tensor).rows ? tensor : LAYER_TENSORS;
+}
+
+static Branch *layer_branch(Layer *layer, const Config *c, LayerTensor pre, LayerTensor pre_bias, LayerTensor post) {
+    Branch *b = &layer->branch[layer->branches++];
+    b->pre = tensor_of_form(c, layer->form, pre), b->pre_bias = tensor_of_form(c, layer->form, pre_bias);
+    b->post = tensor_of_form(c, layer->form, post);
+    return b;
+}
+
+// Adds a part to a branch, if a layer of this form has its last product.
+static void layer_part(Layer *layer, const Config *c, Branch *b, PartKind kind, LayerTensor product, LayerTensor post) {
+    const BranchPart part = {kind, product, tensor_of_form(c, layer->form, post)};
+    if (tensor_of_form(c, layer->form, product) == LAYER_TENSORS) return;
+    b->part[b->parts++] = part;
+    layer->has |= 1u << kind;
+}
+
+// Makes layer l: its branches in order, without those that have no part.
+static Layer layer_make(const Model *model, size_t l) {
+    const Config *c = &model->config;
+    Layer layer = {0};
+    layer.form = layer_form(c, l), layer.shape = shapes_in(model, layer.form);
+    layer.borrows = (layer.form & FORM_BORROWS) != 0, layer.lends = (layer.form & FORM_LENDS) != 0;
+    layer.window = layer_window(c, l), layer.rotates = layer_rotates(c, l);
+    for (int kind = 0; kind < LAYER_KINDS; kind++) layer.number[kind] = layers_before(c, (LayerKind)kind, l);
+    layer.experts_before = expert_layers_before(c, l), layer.state = states_before(c, l);
+    Branch *b = layer_branch(&layer, c, NORM1_WEIGHT, NORM1_BIAS, POST_NORM1);
+    layer_part(&layer, c, b, PART_ATTENTION, O_WEIGHT, LAYER_TENSORS);
+    layer_part(&layer, c, b, PART_LINEAR, OUT_WEIGHT, LAYER_TENSORS);
+    layer.branches = layer.first_mlp = b->parts > 0;
+    b = layer_branch(&layer, c, NORM2_WEIGHT, NORM2_BIAS, POST_NORM2);
+    layer_part(&layer, c, b, PART_DENSE, DOWN_WEIGHT, DENSE_POST_NORM);
+    layer_part(&layer, c, b, PART_EXPERTS, EXPERTS_DOWN, EXPERTS_POST_NORM);
+    if (!b->parts) layer.branches--;
+    b = layer_branch(&layer, c, LAYER_TENSORS, LAYER_TENSORS, INPUT_NORM);
+    layer_part(&layer, c, b, PART_OWN_INPUT, INPUT_OUT, LAYER_TENSORS);
+    if (!b->parts) layer.branches--;
+    return layer;
+}
+
+#endif
