@@ -78,6 +78,10 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
     setup->router_bias = router_bias;
     setup->layer = layers_make(settings->model);
+    for (size_t l = 0; l < settings->model->config.num_hidden_layers && world_sp(settings->world) > 1; l++)
+        if (!layer_is_shareable(&setup->layer[l]))
+            die("ranks cannot share a sequence whose layer %zu has a convolution alone or sums two mixers; use --sp 1",
+                l);
     return setup;
 }
 

@@ -132,7 +132,7 @@ static int has_own_keys(const Layer *layer) { return has_part(layer, PART_ATTENT
 
 // The tensor, if a layer of this form has it
 static LayerTensor tensor_of_form(const Config *c, unsigned form, LayerTensor tensor) {
-    return layer_tensor_shape(c, form, tensor).rows ? tensor : LAYER_TENSORS;
+    return tensor == LAYER_TENSORS || layer_tensor_shape(c, form, tensor).rows ? tensor : LAYER_TENSORS;
 }
 
 static Branch *layer_branch(Layer *layer, const Config *c, LayerTensor pre, LayerTensor pre_bias, LayerTensor post) {
@@ -163,6 +163,8 @@ static Layer layer_make(const Model *model, size_t l) {
     layer_part(&layer, c, b, PART_ATTENTION, O_WEIGHT, LAYER_TENSORS);
     layer_part(&layer, c, b, PART_LINEAR, OUT_WEIGHT, LAYER_TENSORS);
     layer.branches = layer.first_mlp = b->parts > 0;
+    const int in_place = layer.form & FORM_NO_MLP && b->pre == LAYER_TENSORS; // the output may overwrite the input
+    if (in_place && b->parts > 1) die("layer %zu sums two mixers that read its input in place; give it a norm", l);
     b = layer_branch(&layer, c, NORM2_WEIGHT, NORM2_BIAS, POST_NORM2);
     layer_part(&layer, c, b, PART_DENSE, DOWN_WEIGHT, DENSE_POST_NORM);
     layer_part(&layer, c, b, PART_EXPERTS, EXPERTS_DOWN, EXPERTS_POST_NORM);

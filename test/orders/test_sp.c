@@ -158,10 +158,12 @@ static void expect_sent(const Case *c, const Result *r) {
     for (const Batch *batch = c->batch + own.begin; batch < c->batch + own.begin + own.count; batch++) {
         const size_t N = batch->N, rows = (N + S - 1) / S * S; // gathered in equal shares
         for (size_t l = 0; l < d.L; l++) {
-            const Shapes of = shapes_in(&c->tiny.model, layer_form(config, l));
-            const double row = 2 * (double)of.KV, again = of.lends ? 1 : passes; // lent keys stay
-            if (layer_is_linear(config, l) || (of.borrows && !settings->ring)) continue;
-            for (size_t peer = 0; layer_window(config, l) && !of.borrows && peer < S; peer++) {
+            const unsigned form = layer_form(config, l);
+            const int lends = (form & FORM_LENDS) != 0, borrows = (form & FORM_BORROWS) != 0;
+            const Shapes of = shapes_in(&c->tiny.model, form);
+            const double row = 2 * (double)of.KV, again = lends ? 1 : passes; // lent keys stay
+            if (layer_is_linear(config, l) || (borrows && !settings->ring)) continue;
+            for (size_t peer = 0; layer_window(config, l) && !borrows && peer < S; peer++) {
                 if (peer == rank) continue;
                 keys += again * row * (double)(seen_tokens(batch, S, rank, peer, window) * d.stored);
                 gradients += row * (double)(seen_tokens(batch, S, peer, rank, window) * d.summed);
@@ -176,8 +178,8 @@ static void expect_sent(const Case *c, const Result *r) {
             }
         }
     }
-    const double states = (double)((rank > 0) + (rank + 1 < S)) * 2 * (double)(d.S * d.summed); // there and back
-    const double columns = 2 * (double)(S - 1) * (double)(d.columns * (d.stored + d.summed));
+    const double states = (double)((rank > 0) + (rank + 1 < S)) * 2 * (double)(d.linear.S * d.summed); // there and back
+    const double columns = 2 * (double)(S - 1) * (double)(d.linear.columns * (d.stored + d.summed));
     expect_bytes(TRAFFIC_STATES, r->sent.bytes[TRAFFIC_STATES], (double)(own.count * linear) * (states + columns),
                  1e-9);
     expect_bytes(TRAFFIC_KEYS_VALUES, r->sent.bytes[TRAFFIC_KEYS_VALUES], keys, 1e-9);

@@ -214,7 +214,7 @@ static void take_calls(Taken *t, const Batch *batch, size_t ranks, size_t window
     const Setup setup = {.method = METHOD_STREAM, .chunk = 4096};
     StreamBP s = {0};
     s.model = &model, s.ops = &ops, s.setup = &setup, s.now.batch = batch, s.now.N = batch->N, s.now.ranks = ranks;
-    s.memory.layers_repeat = 1;
+    s.memory.walk.layers = 1;
     s.now.span = (Span *)calloc(batch->documents + 1, sizeof(Span));
     for (size_t rank = 0; rank < ranks; rank++) {
         for (size_t half = 0; half < 2; half++) s.now.own[half] = sequence_part(s.now.N, ranks, rank, half);

@@ -73,16 +73,13 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     arena_plan(arena);
     Ops ops = ops_dry(settings->model->dtype, arena, 0, 0);
     run_begin(&s, &state, settings, &ops, arena, batch);
-    const Setup *begun = s.setup;
-    Setup whole = *begun;
-    whole.dry = 0, s.setup = &whole;
+    s.memory.walk.dry = 0;
     s.now.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
     s.routes.host_sums = (double *)checked_calloc(1 + EXPERTS_MOST, sizeof(double), "sums of the routers");
     s.routes.host_count = (double *)checked_calloc(d.L * (1 + d.router.E), sizeof(double), "rows of each expert");
     forward_backward(&s, batch, 1, 1, NULL);
     gradient_squares(&s.memory);
     *flops = dry.counts.flops, *peak = arena->peak;
-    s.setup = begun;
     run_end(&s);
 }
 
@@ -383,7 +380,8 @@ TEST(hybrids_grow_by_the_formula) {
         RunSettings settings = pass_settings(&model, METHOD_STREAM, chunk, 1);
         const Shapes d = shapes_of(&model);
         const Batch first = shape_of(&near, 1), second = shape_of(&far, 1);
-        const double interval = (double)((1024 + chunk - 1) / chunk * chunk), state = (double)(4 * d.S + 2 * d.columns);
+        const double interval = (double)((1024 + chunk - 1) / chunk * chunk),
+                     state = (double)(4 * d.linear.S + 2 * d.linear.columns);
         const double kv = i / 4 == 2 ? 0 : (double)(2 * d.KV * (2 + 4)), states = state / interval;
         const double expected = (double)((d.L + 1) * d.C * 2 + 20) + fmax(kv, states);
         const Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
@@ -412,7 +410,7 @@ TEST(chunk_major_grows_by_the_formula) {
         const double windows = (double)layers_of_kind(c, LAYER_WINDOW);
         const double borders = fmin(((double)c->sliding_window - 1) / (double)chunk, 1);
         const double expected = full * (double)(2 * d.KV * (2 + 4)) + windows * borders * (double)(2 * d.KV * 2) +
-                                linear * (double)(4 * d.S + 2 * d.columns) / (double)chunk + 20;
+                                linear * (double)(4 * d.linear.S + 2 * d.linear.columns) / (double)chunk + 20;
         const Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
         const double found = ((double)b.total_bytes - (double)a.total_bytes) / (double)(far - near);
         test_case("%s, chunk %zu", texts[i / 3], chunk);

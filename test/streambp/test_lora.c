@@ -263,24 +263,25 @@ TEST(dropout_follows_a) {
     static const LayerTensor tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT};
     for (size_t m = 0; m < 2; m++) {
         TinyCase c = case_make(m, ADAPTERS - 1);
-        GroupWeights w = {.adapters = (char *)c.adapters};
         uint64_t seed[3], other_layer, other_step;
         Adapter adapter[ADAPTERS_MOST];
-        uint8_t form[8] = {0};
-        Setup setup = {0};
+        Layer *layers = layers_make(&c.model);
         StreamBP s = {0};
-        setup.form = form, s.setup = &setup;
+        Visit v = {0}, next = {0};
+        v.s = next.s = &s, v.layer = next.layer = layers, next.l = 1;
+        v.w.adapters = next.w.adapters = (char *)c.adapters;
         s.model = &c.model, s.memory.lora = &c.lora, s.now.dropout_seed = 5;
         for (size_t i = 0; i < 3; i++) {
-            assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, 0, tensors[i]), adapter), 1);
+            assert_int_equal(adapters_of(&v, linear_of(&v, tensors[i]), adapter), 1);
             seed[i] = adapter[0].seed;
         }
-        adapters_of(&s, 1, w, linear_of(&s, 1, V_WEIGHT), adapter), other_layer = adapter[0].seed;
+        adapters_of(&next, linear_of(&next, V_WEIGHT), adapter), other_layer = adapter[0].seed;
         s.now.dropout_seed = 6;
-        adapters_of(&s, 0, w, linear_of(&s, 0, V_WEIGHT), adapter), other_step = adapter[0].seed;
+        adapters_of(&v, linear_of(&v, V_WEIGHT), adapter), other_step = adapter[0].seed;
         assert_int_equal(seed[0] == seed[1] && seed[1] == seed[2], m == 0);
         assert_int_equal(seed[0] == seed[1] || seed[1] == seed[2], m == 0);
         assert_true(other_layer != seed[2] && other_step != seed[2]);
+        free(layers);
         tiny_case_free(&c);
     }
 }

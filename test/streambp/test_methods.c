@@ -171,32 +171,50 @@ TEST(full_is_the_gradient) {
     }
 }
 
-// Each norm around a branch, and attention's gate, with either mixer: families beyond the table. Compares every choice
-// with `full` and, in the double build, with finite differences.
-TEST(norms_around_any_mixer) {
-    static const char text[] = TINY_HYBRID ",num_hidden_layers=3,layer_types=lfl,linear_num_value_heads=2";
+// Compares every choice with `full` and, in the double build, with finite differences.
+static void config_agrees(const Config *config, const char *what) {
     const size_t length[] = {9, 1, 6};
-    for (int i = 0; i < 8; i++) {
-        Config config = config_from_text(text, "test", EXIT_USAGE);
+    methods_agree_on(tiny_case_of(*config, 0), what, length, 3, 1);
+    if (ops_device->stored != DTYPE_FP64) return;
+    TinyCase c = tiny_case_of(*config, 0);
+    c.model.config.pad_token_id = NO_ROW;
+    c.batch = tiny_batch(length, 3, config->vocab_size, 1, 13);
+    TinyResult full = tiny_case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
+    test_case("slopes, %s", what);
+    for (size_t j = 0; j < c.model.parameter_count; j++) {
+        const Parameter *p = &c.model.parameters[j];
+        tiny_expect_slope(&c, p->name, full.gradient, p->offset, parameter_elements(p), j, 3e-6, 1e-6, METHOD_FULL, 0,
+                          0);
+    }
+    free(full.gradient);
+    tiny_case_free(&c);
+}
+
+// Families that are in no table. Letters of layers (config.h): one branch a block (F, L, C, p), two mixers summed in one
+// branch (b, B), a convolution alone (c), an MLP without a gate, each with a norm before, after, both or neither; and
+// attention's gate.
+TEST(families_beyond_the_table) {
+    static const struct {
+        const char *layers;
+        int none_before, after, gated_attention, gelu;
+    } families[] = {{"lfl", 0, 0, 0, 1}, {"lfl", 0, 1, 1, 0}, {"lfl", 1, 0, 0, 0}, {"lfl", 1, 1, 1, 1},
+                    {"FpL", 0, 0, 1, 0}, {"pLF", 1, 1, 0, 1}, {"fbB", 0, 0, 0, 0}, {"lb", 1, 0, 1, 1},
+                    {"Bp", 0, 1, 0, 1},  {"cfC", 0, 0, 0, 1}, {"Clc", 1, 1, 0, 0}};
+    for (size_t i = 0; i < COUNT_OF(families); i++) {
+        Config config =
+            config_from_text(TINY_HYBRID ",num_hidden_layers=3,linear_num_value_heads=2", "test", EXIT_USAGE);
         Family family = *config.family;
-        if (EMULATED && i != 2) continue; // no norm before, one after
-        family.no_pre_norms = i & 1, family.post_norms = i >> 1 & 1, family.gated_attention = i >> 2 & 1;
+        char what[64];
+        if (EMULATED && i % 4 != 1) continue;
+        family.no_pre_norms = families[i].none_before, family.post_norms = families[i].after;
+        family.gated_attention = families[i].gated_attention;
+        if (families[i].gelu) family.activation = ACTIVATION_GELU;
         if (family.no_pre_norms) family.names.layer[NORM1_WEIGHT] = family.names.layer[NORM2_WEIGHT] = NULL;
         if (family.post_norms) family.names.layer[POST_NORM1] = "post1", family.names.layer[POST_NORM2] = "post2";
-        config.family = &family;
-        methods_agree_on(tiny_case_of(config, 0), i & 1 ? "no norm before" : "norm before", length, 3, 1);
-        if (ops_device->stored != DTYPE_FP64) continue;
-        TinyCase c = tiny_case_of(config, 0);
-        c.batch = tiny_batch(length, 3, config.vocab_size, 1, 13);
-        TinyResult full = tiny_case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
-        test_case("family %d", i);
-        for (size_t j = 0; j < c.model.parameter_count; j++) {
-            const Parameter *p = &c.model.parameters[j];
-            tiny_expect_slope(&c, p->name, full.gradient, p->offset, parameter_elements(p), j, 3e-6, 1e-6, METHOD_FULL,
-                              0, 0);
-        }
-        free(full.gradient);
-        tiny_case_free(&c);
+        config.family = &family, config.num_hidden_layers = strlen(families[i].layers);
+        snprintf(config.layer_types, sizeof(config.layer_types), "%s", families[i].layers);
+        snprintf(what, sizeof(what), "family %zu beyond the table, layers %s", i, families[i].layers);
+        config_agrees(&config, what);
     }
 }
 
