@@ -63,6 +63,7 @@ methods mst, seco and spaco, processes that share a sequence, generation. orders
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
+#include "llmc/layer/embedding.h"  // tokens to x_0, and back to the tables
 #include "llmc/layer/mixer.h"      // the steps of a layer: its mixer, which joins the chunks, and its MLP
 #include "llmc/stream/residency.h" // weights and gradients: acquire, prefetch, release
 
@@ -103,44 +104,10 @@ static void layer_backward(Visit *v) {
 static const LayerLoops stream_loops = {layer_forward, layer_backward};
 
 // ---- the embedding --------------------------------------------------------------------------------------------------
-// tokens, positions -> x_0[c]
-static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
-    Shapes d = shapes_of(s->model);
-    size_t position = s->model->model_offset[POSITION_EMBEDDING];
-    const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
-    s->ops->embedding_forward(layer_input(s, 0, c.row), s->now.tokens + c.row, s->now.position + c.row,
-                              (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
-    embedding_adapter_forward(s, layer_input(s, 0, c.row), c.row, c.n, w);
-    input_save(s, 0, c);
-}
-
 static void embedding_forward(StreamBP *s) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     for (size_t i = 0; i < chunk_count(s); i++) embedding_step(s, visit(s, chunk_at(s, i)), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
-}
-
-// dw[index[t],:] += scale dx[t,:] for t in [row, row + n). index: tokens or positions; dw [table_rows,C]
-static void table_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table,
-                           const int32_t *index, size_t table_rows) {
-    Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena);
-    void *sums = at(dw.tables, s->model->model_offset[table], dtype_size(dw.tables_type));
-    Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(n, table_rows, d.C));
-    s->ops->embedding_backward(sums, dw.tables_type, gradient_at(s, row), index + row, n, table_rows, d.C,
-                               table == EMBEDDING ? d.embedding_scale : 1,
-                               table == EMBEDDING ? s->model->config.pad_token_id : NO_ROW, scratch);
-    arena_pop(s->arena, mark);
-}
-
-// dx of x_0, rows [row, row + n) -> gradients of the tables and of the embedding's adapter
-static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
-    Shapes d = shapes_of(s->model);
-    embedding_adapter_backward(s, gradient_at(s, row), row, n, dw);
-    if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->now.tokens, d.V);
-    if (dw.tables && n && s->model->model_offset[POSITION_EMBEDDING] != ABSENT)
-        table_backward(s, row, n, dw, POSITION_EMBEDDING, s->now.position, s->model->config.max_position_embeddings);
 }
 
 static void embedding_backward(StreamBP *s) {

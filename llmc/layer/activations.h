@@ -42,7 +42,7 @@ struct Activations {
     Stored *input_gate;           // [n,2P]     gate and up,
     Stored *input_activated;      // [n,P]      and their product
     Stored *dnorm;                // [n,C]      backward of the mixer: gradient of norm[0]
-    int arrived;                  // parts of dnorm that are in it
+    int arrived;                  // a part of it is in dnorm
     size_t mark;                  // the arena's, before all of them
 };
 
@@ -120,15 +120,28 @@ static void activation_rows(Layer *layer, const Config *c) {
     memcpy(layer->row, all, sizeof(all));
 }
 
-// Makes all layers of a run, with the place of each one's rows among those that stay; the caller frees them.
+// Counts in *layer what layer l, the one before it, adds.
+static void layer_count_before(Layer *layer, const Config *c, size_t l, const Layer *before) {
+    memcpy(layer->number, before->number, sizeof(before->number));
+    layer->number[layer_kind(c, l)]++;
+    layer->state = before->state + (size_t)has_state(before);
+    for (size_t i = 0; i < ACTIVATION_ROWS; i++) layer->row[i].before = before->row[i].before + before->row[i].width;
+}
+
+// Makes all layers of a run; the caller frees them. Layers of one form are copies.
 static Layer *layers_make(const Model *model) {
-    const size_t L = model->config.num_hidden_layers;
-    Layer *layer = (Layer *)checked_calloc(L, sizeof(*layer), "the layers of a run");
-    for (size_t l = 0; l < L; l++) {
-        layer[l] = layer_make(model, l);
-        activation_rows(&layer[l], &model->config);
-        for (size_t i = 0; i < ACTIVATION_ROWS && l; i++)
-            layer[l].row[i].before = layer[l - 1].row[i].before + layer[l - 1].row[i].width;
+    const Config *c = &model->config;
+    Layer *layer = (Layer *)checked_calloc(c->num_hidden_layers, sizeof(*layer), "the layers of a run");
+    for (size_t l = 0; l < c->num_hidden_layers; l++) {
+        const unsigned form = layer_form(c, l);
+        size_t like = 0;
+        while (like < l && layer[like].form != form) like++;
+        if (like < l)
+            layer[l] = layer[like];
+        else
+            layer[l] = layer_make(model, form), activation_rows(&layer[l], c);
+        if (l) layer_count_before(&layer[l], c, l - 1, &layer[l - 1]);
+        layer[l].rotates = layer_rotates(c, l);
     }
     return layer;
 }

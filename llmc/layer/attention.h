@@ -108,7 +108,7 @@ static void queries_backward(const Visit *v, Activations *a, Stored *dq) {
         dout = push_stored(s, SHARE_WORKSPACE, "gradient of queries and gates", 2 * v->c.n * d->Q);
         s->ops->split_heads(dout, dq, a->gate, v->c.n, d->NH, d->HD, 1);
     }
-    linear_backward(v, Q_WEIGHT, a->dnorm, dout, a->norm[0], mixer_arrives(a));
+    mixer_input_backward(v, a, linear_of(v, Q_WEIGHT), dout);
     arena_pop(s->arena, mark);
 }
 
@@ -137,7 +137,7 @@ static void values_backward(const Visit *v, Activations *a, Stored *dkv, Stored 
         linear_forward(v, V_WEIGHT, v_linear, a->norm[0], NULL);
         norm_rows_backward(s, dkv, NULL, NULL, dkv, v_linear, NULL, v->c.n * d->NKV, d->HD, 0);
     }
-    linear_backward(v, V_WEIGHT, a->dnorm, dkv, a->norm[0], mixer_arrives(a));
+    mixer_input_backward(v, a, linear_of(v, V_WEIGHT), dkv);
 }
 
 // Returns keys before QK-norm: projected again and pushed, unless method full kept them. NULL without QK-norm
@@ -165,7 +165,7 @@ static void kv_backward(const Visit *v, Activations *a) {
         s->ops->round_sums(dvalues, key_gradient_at(s, s->kv.dv, v->l, v->c.token), count);
         norm_rows_backward(s, dkv, NULL, NULL, dvalues, k_linear, NULL, v->c.n * d->NKV, d->HD, 1);
     }
-    linear_backward(v, K_WEIGHT, a->dnorm, dkv, a->norm[0], mixer_arrives(a));
+    mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dkv);
     if (!d->values_are_keys) values_backward(v, a, dkv, dvalues);
     arena_pop(s->arena, mark);
 }

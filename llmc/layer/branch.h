@@ -88,7 +88,7 @@ static void branch_in_backward(const Visit *v, size_t i, const Activations *a, S
 }
 
 // ---- the mixer's norm, which its parts and projections share --------------------------------------------------------
-// Begins the gradient of the mixer's norm: room of its own, or dx where there is no norm. mixer_arrives adds to it.
+// Begins the gradient of the mixer's norm: room of its own, or dx where there is no norm.
 static void mixer_gradient_begin(const Visit *v, Activations *a, Stored *dx) {
     if (a->dnorm) return;
     a->arrived = adds_to_dx(v, 0);
@@ -96,8 +96,11 @@ static void mixer_gradient_begin(const Visit *v, Activations *a, Stored *dx) {
         a->arrived ? dx : push_stored(v->s, SHARE_WORKSPACE, "gradient of the first norm", v->c.n * v->layer->shape.C);
 }
 
-// Tells whether the next part of the gradient is added to others; counts it.
-static int mixer_arrives(Activations *a) { return a->arrived++ > 0; }
+// Adds the gradient through a linear layer that reads the mixer's norm, from that of its output; dW +=
+static void mixer_input_backward(const Visit *v, Activations *a, Linear linear, const Stored *dout) {
+    linear_backward_part(v, linear, a->dnorm, dout, a->norm[0], a->arrived);
+    a->arrived = 1;
+}
 
 // dx of x_1 -> dx of x_l
 static void mixer_gradient_end(const Visit *v, const Activations *a, Stored *dx) {

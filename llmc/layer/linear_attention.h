@@ -117,7 +117,7 @@ static void linear_attention_backward(const Visit *v, Activations *a, const Stor
     } else {
         convolution_alone_backward(v, a, dgated, dprojected);
     }
-    linear_backward(v, IN_QKV_WEIGHT, a->dnorm, dprojected, a->norm[0], mixer_arrives(a));
+    mixer_input_backward(v, a, linear_of(v, IN_QKV_WEIGHT), dprojected);
     arena_pop(s->arena, mark);
 }
 

@@ -476,14 +476,12 @@ static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Counts the layers with a state before layer l; l = num_hidden_layers: all
-static size_t states_before(const Config *config, size_t l) {
+// Counts the layers with a state.
+static size_t layers_with_state(const Config *config) {
     size_t count = 0;
-    for (size_t i = 0; i < l; i++) count += (size_t)layer_has_state(config, i);
+    for (size_t l = 0; l < config->num_hidden_layers; l++) count += (size_t)layer_has_state(config, l);
     return count;
 }
-
-static size_t layers_with_state(const Config *config) { return states_before(config, config->num_hidden_layers); }
 
 static size_t layers_of_kind(const Config *config, LayerKind kind) {
     return layers_before(config, kind, config->num_hidden_layers);

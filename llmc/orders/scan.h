@@ -202,8 +202,8 @@ static void scan_output_backward(const Visit *v, Activations *a, Stored *dx, Sto
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_backward_scratch(&shape));
     linear_backward(v, OUT_WEIGHT, ddelta_out, branch_out_backward(v, 0, a, dx), a->delta_norm, 0);
     gated_norm_backward(v, a, ddelta_out, dprojected);
-    linear_backward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_Z_WEIGHT), a->dnorm,
-                         projected_part(v, dprojected, IN_Z_WEIGHT), a->norm[0], mixer_arrives(a));
+    mixer_input_backward(v, a, linear_part(v, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_Z_WEIGHT),
+                         projected_part(v, dprojected, IN_Z_WEIGHT));
     mixer_gradient_end(v, a, dx);
     s->ops->delta_backward(NULL, NULL, NULL, NULL, NULL, s->linear.dstate, ddelta_out, a->mixed,
                            projected_part(v, a->projected, IN_B_WEIGHT), projected_part(v, a->projected, IN_A_WEIGHT),
@@ -221,10 +221,9 @@ static void scan_inputs_backward(const Visit *v, Stored *dx, const Stored *ddelt
     mixer_gradient_begin(v, &a, dx);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * d->linear.E);
     delta_backward(v, &a, before, ddelta_out, dprojected);
-    linear_backward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.dnorm, dprojected, a.norm[0],
-                         mixer_arrives(&a));
-    linear_backward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT), a.dnorm,
-                         projected_part(v, dprojected, IN_B_WEIGHT), a.norm[0], mixer_arrives(&a));
+    mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), dprojected);
+    mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
+                         projected_part(v, dprojected, IN_B_WEIGHT));
     mixer_gradient_end(v, &a, dx);
     drop(v, &a);
 }
@@ -252,7 +251,7 @@ static void tail_backward(Visit *v, size_t half, Summed *dtails) {
                                  summed_row(s, dtails, part * halo + j, W), W);
         }
     s->ops->round_sums(dtail, sums, c.n * W);
-    linear_backward_part(v, tail_product(v), a.dnorm, dtail, a.norm[0], mixer_arrives(&a));
+    mixer_input_backward(v, &a, tail_product(v), dtail);
     mixer_gradient_end(v, &a, dx);
     drop(v, &a);
 }

@@ -115,13 +115,13 @@ typedef struct {
     unsigned form; // layer_form
     Branch branch[BRANCHES_MOST];
     size_t branches;
-    size_t first_mlp;             // branches from here on join no tokens: 1 after a mixer, else 0
-    unsigned has;                 // bit k: a part of PartKind k
-    int borrows, lends;           // keys and values are another layer's; other layers read them
-    size_t window;                // keys that a query sees; 0: all before it
-    int rotates;                  // queries and keys, by position
-    size_t number[LAYER_KINDS];   // layers of each kind before it
-    size_t experts_before, state; // layers with experts, and with a state, before it
+    size_t first_mlp;           // branches from here on join no tokens: 1 after a mixer, else 0
+    unsigned has;               // bit k: a part of PartKind k
+    int borrows, lends;         // keys and values are another layer's; other layers read them
+    size_t window;              // keys that a query sees; 0: all before it
+    int rotates;                // queries and keys, by position
+    size_t number[LAYER_KINDS]; // layers of each kind before it
+    size_t state;               // layers with a state before it
     ActivationRow row[ACTIVATION_ROWS];
 } Layer;
 
@@ -150,21 +150,19 @@ static void layer_part(Layer *layer, const Config *c, Branch *b, PartKind kind, 
     layer->has |= 1u << kind;
 }
 
-// Makes layer l: its branches in order, without those that have no part.
-static Layer layer_make(const Model *model, size_t l) {
+// Makes a layer of this form: its branches in order, without those that have no part.
+static Layer layer_make(const Model *model, unsigned form) {
     const Config *c = &model->config;
     Layer layer = {0};
-    layer.form = layer_form(c, l), layer.shape = shapes_in(model, layer.form);
-    layer.borrows = (layer.form & FORM_BORROWS) != 0, layer.lends = (layer.form & FORM_LENDS) != 0;
-    layer.window = layer_window(c, l), layer.rotates = layer_rotates(c, l);
-    for (int kind = 0; kind < LAYER_KINDS; kind++) layer.number[kind] = layers_before(c, (LayerKind)kind, l);
-    layer.experts_before = expert_layers_before(c, l), layer.state = states_before(c, l);
+    layer.form = form, layer.shape = shapes_in(model, form);
+    layer.borrows = (form & FORM_BORROWS) != 0, layer.lends = (form & FORM_LENDS) != 0;
+    layer.window = form & FORM_WINDOW ? c->sliding_window : 0;
     Branch *b = layer_branch(&layer, c, NORM1_WEIGHT, NORM1_BIAS, POST_NORM1);
     layer_part(&layer, c, b, PART_ATTENTION, O_WEIGHT, LAYER_TENSORS);
     layer_part(&layer, c, b, PART_LINEAR, OUT_WEIGHT, LAYER_TENSORS);
     layer.branches = layer.first_mlp = b->parts > 0;
     const int in_place = layer.form & FORM_NO_MLP && b->pre == LAYER_TENSORS; // the output may overwrite the input
-    if (in_place && b->parts > 1) die("layer %zu sums two mixers that read its input in place; give it a norm", l);
+    if (in_place && b->parts > 1) die("two summed mixers read the layer's input in place; give them a norm");
     b = layer_branch(&layer, c, NORM2_WEIGHT, NORM2_BIAS, POST_NORM2);
     layer_part(&layer, c, b, PART_DENSE, DOWN_WEIGHT, DENSE_POST_NORM);
     layer_part(&layer, c, b, PART_EXPERTS, EXPERTS_DOWN, EXPERTS_POST_NORM);

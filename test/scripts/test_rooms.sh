@@ -1,7 +1,7 @@
 #!/bin/sh
 # The rooms of llmc/: a file includes only its own room and earlier ones in this list; no cycles of files; every file is
 # in a room; each room has a README.md. A forward declaration counts as an include of the defining file. A function
-# defined in several files is an interface that each op set implements. streambp.h is the paper: below 400 lines, no
+# defined in several files is an interface that each op set implements. streambp.h is the paper: at most 340 lines, no
 # switch of a family. Only cli, run and verbs include estimate, where numbers are assumed.
 rooms='base ranks ops model tokenizer files data stream layer streambp.h orders optimizer plan estimate cli run generate train verbs train_gpt.cu'
 files=$(find llmc streambp.h train_gpt.cu -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh')
@@ -36,8 +36,8 @@ faults=$(
         }'
     { echo "$includes"; echo "$declarations" | awk 'NF { print $1, $2 }'; } | tsort 2>&1 >/dev/null | sed 's/^/FAILED: /'
     find llmc -maxdepth 1 -type f ! -name README.md | sed 's/^/FAILED: in no room: /'
-    [ "$(wc -l <streambp.h)" -lt 400 ] || echo "FAILED: streambp.h has $(wc -l <streambp.h) lines, 399 are the most"
-    grep -nE 'family->|\.(pre_norms|post_norms|qk_norm|gated|gated_attention|rotary)\b|is_linear|layer_kind|LAYER_(FULL|WINDOW|LINEAR)' \
+    [ "$(wc -l <streambp.h)" -le 340 ] || echo "FAILED: streambp.h has $(wc -l <streambp.h) lines, 340 are the most"
+    grep -nE 'family->|has_(part|state|rule|own_keys)\(|(\.|->)(qk_norm|gated_attention|rotary|borrows|lends|window)\b|layer_kind|LAYER_(FULL|WINDOW|LINEAR)' \
         streambp.h | sed 's/^/FAILED: streambp.h asks what kind of layer it has: /'
     for room in llmc/*; do [ -f "$room" ] || [ -e "$room/README.md" ] || echo "FAILED: no $room/README.md"; done
 )

@@ -1,0 +1,42 @@
+/*
+The embedding of a chunk: tokens and positions to x_0, by tables and an adapter; and dx of x_0 back to their gradients.
+*/
+#ifndef LLMC_EMBEDDING_H
+#define LLMC_EMBEDDING_H
+#include "llmc/stream/modules.h"
+
+// tokens, positions -> x_0[c]
+static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
+    Shapes d = shapes_of(s->model);
+    size_t position = s->model->model_offset[POSITION_EMBEDDING];
+    const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
+    s->ops->embedding_forward(layer_input(s, 0, c.row), s->now.tokens + c.row, s->now.position + c.row,
+                              (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
+    embedding_adapter_forward(s, layer_input(s, 0, c.row), c.row, c.n, w);
+    input_save(s, 0, c);
+}
+
+// dw[index[t],:] += scale dx[t,:] for t in [row, row + n). index: tokens or positions; dw [table_rows,C]
+static void table_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table,
+                           const int32_t *index, size_t table_rows) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena);
+    void *sums = at(dw.tables, s->model->model_offset[table], dtype_size(dw.tables_type));
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(n, table_rows, d.C));
+    s->ops->embedding_backward(sums, dw.tables_type, gradient_at(s, row), index + row, n, table_rows, d.C,
+                               table == EMBEDDING ? d.embedding_scale : 1,
+                               table == EMBEDDING ? s->model->config.pad_token_id : NO_ROW, scratch);
+    arena_pop(s->arena, mark);
+}
+
+// dx of x_0, rows [row, row + n) -> gradients of the tables and of the embedding's adapter
+static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
+    Shapes d = shapes_of(s->model);
+    embedding_adapter_backward(s, gradient_at(s, row), row, n, dw);
+    if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->now.tokens, d.V);
+    if (dw.tables && n && s->model->model_offset[POSITION_EMBEDDING] != ABSENT)
+        table_backward(s, row, n, dw, POSITION_EMBEDDING, s->now.position, s->model->config.max_position_embeddings);
+}
+
+#endif
