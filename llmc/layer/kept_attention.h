@@ -73,7 +73,7 @@ static void kept_store(const Visit *v, const Activations *a, Range rows, size_t 
 static void kept_prefetch(const Visit *v, size_t index) {
     StreamBP *s = v->s;
     const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
-    if (!index || !saves_off_device(s) || s->memory.walk.dry) return;
+    if (!index || !saves_off_device(s) || !walk_is_in_order(&s->memory.walk)) return;
     const size_t i = index - 1, half = i >= first;
     const Range tokens = range_chunk_tokens(s, half, half ? i - first : i, chunk);
     const Range rows = {own_row(s, tokens.begin), tokens.count};
@@ -93,7 +93,8 @@ static void kept_attention_set(const Visit *v, Activations *a) {
         const ActivationRow *row = &v->layer->row[i];
         if (row->width && row->level == LEVEL_ATTENTION) activation_set(a, row, s->kept.chunk[slot][i]);
     }
-    if (s->memory.walk.dry && s->now.pass == PASS_BACKWARD) kept_move(s, v->l, rows, slot, 1, s->kept.chunk[slot]);
+    if (!walk_is_in_order(&s->memory.walk) && s->now.pass == PASS_BACKWARD)
+        kept_move(s, v->l, rows, slot, 1, s->kept.chunk[slot]);
     page_finish(s->ops, &s->kept.slot[slot]), page_await(s->ops, &s->kept.slot[slot]);
 }
 

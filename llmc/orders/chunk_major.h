@@ -43,7 +43,7 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     s->memory.moved.phase = phase;
     keys_await(s, m);
     m->slid = again ? first_key(0, c.token, m->border_rows + 1) : m->first;
-    if (!s->memory.walk.dry) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
+    if (walk_is_in_order(&s->memory.walk)) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
     for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
         count_visits(s, v.times * visits);
         v.c = c;
@@ -153,14 +153,15 @@ static void chunk_major_forward(StreamBP *s, ChunkMemory *m) {
 // Runs pass 2, last to first: each chunk forward again, then backward. factor: 1/q with method spaco, else 1
 static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
     const int sparse = s->setup->method == METHOD_SPACO;
+    const uint8_t *drawn = sparse ? s->now.sparse.drawn : NULL;
     m->first = s->now.N;
     for (size_t i = chunk_count(s); i-- > 0;) {
-        if (sparse && !s->memory.walk.dry && !s->now.sparse.drawn[i]) {
+        if (drawn && !drawn[i]) {
             state_gradients_zero(s, m);
             continue;
         }
         const Chunk c = visit(s, chunk_at(s, i));
-        const double visits = c.times * (sparse && s->memory.walk.dry ? s->now.sparse.keep : 1);
+        const double visits = c.times * (sparse && !drawn ? s->now.sparse.keep : 1);
         const GroupSums head = grads_held(&s->memory, GROUP_HEAD);
         s->inputs.begin = c.row;
         s->now.pass = PASS_FORWARD;
@@ -211,7 +212,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
 }
 
 static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
-    if (s->setup->method == METHOD_SPACO && !s->memory.walk.dry)
+    if (s->setup->method == METHOD_SPACO && s->now.sparse.drawn)
         chunks_draw(&s->now.sparse, batch->N / s->setup->chunk + 1);
     return chunk_major_walk(s, batch, Z, last, metrics);
 }

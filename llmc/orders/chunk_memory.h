@@ -187,8 +187,8 @@ static void rows_move(StreamBP *s, PageSlot *slot, int in, void *device, void *h
                       size_t bytes) {
     Residency *r = &s->memory;
     const Pager pager = chunk_pager(r, PLACED_INPUTS, mean);
-    if (r->walk.dry ? mean > 0 : rows.count > 0)
-        page_move(pager, slot, in, device, home, r->walk.dry ? bytes : rows.count * bytes);
+    const size_t count = r->walk.dry ? mean > 0 : rows.count;
+    if (count) page_move(pager, slot, in, device, home, count * bytes);
 }
 
 // A state of layer l before chunk c, and the convolution's inputs
@@ -218,15 +218,15 @@ static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows 
 // Keys and values before chunk `index` of the current layer, which slides: out of the window, or back into it
 static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
     const Shapes *d = &layer_of(s, l)->shape;
-    const int in = what == ROWS_BORDER_IN;
+    const int in = what == ROWS_BORDER_IN, in_order = walk_is_in_order(&s->memory.walk);
     const size_t bytes = d->KV * d->stored;
     Range rows = moved_rows(s, m, what, c.token, c.n);
     const size_t row =
         number_of_keys(s, l) * m->border_stride + (m->border_stride == s->now.N ? rows.begin : index * m->border_rows);
     if (!m->border_rows) return; // a window of one key
     // spaco: the next chunk may be far away
-    if (in && !s->memory.walk.dry) rows.count = min_size(m->first, c.token) - rows.begin;
-    for (size_t i = 0; i < 2 && (rows.count || (s->memory.walk.dry && keys_off_device(s))); i++) {
+    if (in && in_order) rows.count = min_size(m->first, c.token) - rows.begin;
+    for (size_t i = 0; i < 2 && (rows.count || (!in_order && keys_off_device(s))); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d->KV);
         Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
         if (keys_off_device(s))
@@ -246,7 +246,7 @@ static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     if (!page_ask(s->ops, &slot->page, l)) return;
     slot_move(s, m, l, c, backward ? ROWS_SEEN : ROWS_BEFORE, 0, 1);
     if (!backward) return;
-    if (m->gradients_begin && !s->memory.walk.dry) {
+    if (m->gradients_begin && walk_is_in_order(&s->memory.walk)) {
         s->ops->zero(slot->dk, (c.token + c.n) * d.KV * d.summed);
         s->ops->zero(slot->dv, (c.token + c.n) * d.KV * d.summed);
     } else {
@@ -323,7 +323,7 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
 
 // Starts loading what the layers after l need, while l is computed. The dry run loads each at its own visit.
 static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int step) {
-    if (s->memory.walk.dry) return;
+    if (!walk_is_in_order(&s->memory.walk)) return;
     if (is_full(s, l)) keys_ask(s, m, next_full(s, l, step), c);
     window_ask(s, m, l + (size_t)step, c);
 }

@@ -114,7 +114,6 @@ static void set_number(void *elements, DType type, size_t i, float number) {
 static void context_fill(const ContextMemory *m, const Cache *cache, const StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     int32_t *position = (int32_t *)m->host;
-    if (s->memory.walk.dry) return;
     s->ops->zero(m->zero, cache->rows * sizeof(int32_t));
     for (size_t t = 0; t < cache->rows; t++) position[t] = (int32_t)m->set.window;
     s->ops->copy_in(m->edge, position, cache->rows * sizeof(int32_t));
@@ -288,6 +287,7 @@ static void blocks_choose(ContextMemory *m, const StreamBP *s, size_t l, const S
 static size_t blocks_load(ContextMemory *m, StreamBP *s, size_t l, const Stored *q, size_t n) {
     LoadedBlocks *loaded = &m->blocks[full_number(s, l)];
     const size_t blocks = m->left - 1, count = min_size(blocks, m->slots);
+    const int in_order = walk_is_in_order(&s->memory.walk); // else each block is loaded, as if none were there
     memset(m->wanted, 1, m->most);
     if (blocks > m->slots && m->slots) blocks_choose(m, s, l, q, n);
     for (size_t i = 0; i < count; i++)
@@ -295,8 +295,8 @@ static size_t blocks_load(ContextMemory *m, StreamBP *s, size_t l, const Stored 
     for (size_t i = 0, next = 1; i < count; i++) {
         const size_t row = (1 + i) * m->set.block;
         Stored *const to[2] = {outside_rows(m, s, l, 0, row), outside_rows(m, s, l, 1, row)};
-        if (loaded->block[i] && m->wanted[loaded->block[i]] && !s->memory.walk.dry) continue;
-        while (m->wanted[next] != 1 && !s->memory.walk.dry) next++;
+        if (loaded->block[i] && m->wanted[loaded->block[i]] && in_order) continue;
+        while (m->wanted[next] != 1 && in_order) next++;
         block_move(m, s, l, loaded->block[i] = next++, 1, to);
     }
     page_await(s->ops, &loaded->page);

@@ -144,7 +144,7 @@ static void input_save(StreamBP *s, size_t l, Chunk c) {
     const int forward = s->now.pass == PASS_FORWARD;
     const int wanted = forward ? input_is_kept(s, l) && l < L : !input_is_last(s, l);
     if (s->memory.hook.context) s->memory.hook.chunk(&s->memory);
-    if (!inputs_off_device(s) || (!wanted && !s->memory.walk.dry)) return;
+    if (!inputs_off_device(s) || (!wanted && walk_is_in_order(&s->memory.walk))) return;
     const double mean = !forward ? (double)inputs_stored_again(s) / (double)(L - kept)
                         : l      ? (double)(kept - 1) / (double)L
                                  : 1;
@@ -166,23 +166,30 @@ static void inputs_begin(StreamBP *s) {
         input_move(s, (L - 1) / s->memory.every * s->memory.every, visit(s, chunk_at(s, i)), 1, 1);
 }
 
-// Begins the walk that makes the input of backward's layer, where it was not kept: forward from the last kept input to
-// that layer, once per group of K layers. The dry run visits the layer and counts it for all missing layers like it.
+// Returns the layers whose forward makes the input of backward's layer, where it was not kept: from the last kept input
+// to that layer, once per group of K layers.
+static Range missing_layers(const StreamBP *s, size_t l) {
+    const size_t every = s->memory.every;
+    const Range missing = {l / every * every, input_is_last(s, l) ? l % every : 0};
+    return missing;
+}
+
+// Begins the walk over them. The dry run visits backward's layer and counts it for all missing layers like it.
 static Visit first_missing(const Visit *v) {
     StreamBP *s = v->s;
-    const size_t every = s->memory.every;
-    size_t layers = 0; // of the dry run
+    Walk *walk = &s->memory.walk;
+    Range missing = missing_layers(s, v->l);
+    size_t alike = 0;
     Visit r = *v;
+    for (size_t i = 0; i < s->model->config.num_hidden_layers && walk->dry; i++)
+        alike += layer_like(&s->memory, i) == v->l && !input_is_last(s, i);
+    if (walk->dry) missing.begin = v->l, missing.count = alike > 0;
     inputs_await(s);
-    r.index = 0, r.end = input_is_last(s, v->l) ? v->l % every : 0;
-    for (size_t i = 0; i < s->model->config.num_hidden_layers && s->memory.walk.dry; i++)
-        layers += layer_like(&s->memory, i) == v->l && !input_is_last(s, i);
-    if (s->memory.walk.dry) r.end = layers > 0;
-    r.layer = NULL;
-    if (!r.end) return r;
-    s->now.pass = PASS_RESTORE, s->memory.walk.step = 1;
-    layer_visit(&r, s->memory.walk.dry ? v->l : v->l / every * every);
-    if (s->memory.walk.dry) s->memory.walk.layers = (double)layers;
+    r.layer = NULL, r.index = missing.begin, r.end = missing.begin + missing.count;
+    if (!missing.count) return r;
+    s->now.pass = PASS_RESTORE, walk->step = 1;
+    layer_visit(&r, missing.begin);
+    if (alike) walk->layers = (double)alike;
     return r;
 }
 
@@ -195,8 +202,8 @@ static void backward_again(const Visit *v) {
 // Backward is done with x_l[c]: loads the input that is needed next into its rows.
 static void input_done(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, next = layer_before(&s->memory, l);
-    if (!inputs_off_device(s) || (next >= L && !s->memory.walk.dry)) return;
-    input_move(s, s->memory.walk.dry ? 0 : next, c, 1, (double)(L - 1) / (double)L);
+    if (!inputs_off_device(s) || (next >= L && walk_is_in_order(&s->memory.walk))) return;
+    input_move(s, next, c, 1, (double)(L - 1) / (double)L);
 }
 
 #endif

@@ -249,7 +249,7 @@ static GroupWeights weights_acquire(Residency *r, size_t group) { return weights
 // may be of any layer, so there each loads its own.
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->walk.step > 0 ? layer + 1 : layer_before(r, layer);
-    if (!weights_are_staged(r) || r->walk.dry || next >= r->model->config.num_hidden_layers) return;
+    if (!weights_are_staged(r) || !walk_is_in_order(&r->walk) || next >= r->model->config.num_hidden_layers) return;
     weights_step(r, next);
     layer_ask(r, next);
 }
@@ -417,7 +417,7 @@ static Summed *layer_sums(Residency *r, size_t layer) {
         return b->sums;
     }
     page_await(r->ops, &b->stored.page);
-    if (r->accumulates && r->buffers > 1 && layer && !r->walk.dry)
+    if (r->accumulates && r->buffers > 1 && layer && walk_is_in_order(&r->walk))
         stored_ask(r, &gradient_buffer(r, layer - 1)->stored, layer - 1);
     return (Summed *)(void *)b->stored.memory;
 }
@@ -436,7 +436,8 @@ static void finish_layer(Residency *r, GradientBuffer *b) {
 
 // Starts the reduction of the layer's sums, which runs while the next layer is computed.
 static void release_layer(Residency *r, size_t layer, Summed *sums) {
-    const int at_once = alone(r) || r->walk.dry || (sums_in_place(r) && !is_off_device(r, PLACED_GRADIENTS));
+    const int at_once =
+        alone(r) || !walk_is_in_order(&r->walk) || (sums_in_place(r) && !is_off_device(r, PLACED_GRADIENTS));
     GradientBuffer *b = gradient_buffer(r, layer);
     b->busy = 1;
     b->stored.page.collective = reduce_sums(r, layer, sums);

@@ -86,7 +86,7 @@ static void routes_balance(StreamBP *s) {
     const size_t layers = expert_layers(s), E = d.router.E;
     const DType type = dtype_of_sums(s->model->dtype);
     Routes *r = &s->routes;
-    if (!layers || s->memory.walk.dry) return;
+    if (!layers || !s->routes.host_sums) return; // a plan has none
     const double N = (double)s->now.N * (double)layers;
     const double share = s->now.batch->empty ? 0 : 1 / fmax(r->micro_batches, 1); // an empty batch has no loss
     double *f = r->host_sums + E + 1, *values = f + E;

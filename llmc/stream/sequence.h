@@ -170,12 +170,10 @@ static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first)
 // Tells whether the dry run visits layer l, for all layers of its kind with the same adapters.
 static int layer_is_listed(const StreamBP *s, size_t l) { return layer_like(&s->memory, l) == l; }
 
-// Returns the number of layers that a walk visits.
-static size_t layer_count(const StreamBP *s) {
-    const size_t L = s->model->config.num_hidden_layers;
+// Returns the number of layers that the dry run visits.
+static size_t layers_listed(const StreamBP *s) {
     size_t distinct = 0;
-    if (!s->memory.walk.dry) return L;
-    for (size_t l = 0; l < L; l++) distinct += (size_t)layer_is_listed(s, l);
+    for (size_t l = 0; l < s->model->config.num_hidden_layers; l++) distinct += (size_t)layer_is_listed(s, l);
     return distinct;
 }
 
@@ -191,30 +189,31 @@ static size_t layer_listed(const StreamBP *s, size_t index) {
 // Makes v the visit of layer l. The dry run counts it for all layers like it.
 static void layer_visit(Visit *v, size_t l) {
     StreamBP *s = v->s;
+    Walk *walk = &s->memory.walk;
     size_t alike = 0;
-    v->l = l, v->layer = layer_of(s, l), v->times = 1;
-    for (size_t i = l; i < s->model->config.num_hidden_layers && s->memory.walk.dry; i++)
+    for (size_t i = l; i < s->model->config.num_hidden_layers && walk->dry; i++)
         alike += layer_like(&s->memory, i) == l;
-    if (alike) v->times = (double)alike;
-    s->memory.walk.layers = v->times;
+    v->l = l, v->layer = layer_of(s, l), v->times = walk->layers = (double)max_size(alike, 1);
+}
+
+// Goes to the walk's visit number v->index, of `end`, in its direction.
+static void layer_goto(Visit *v) {
+    const Walk *walk = &v->s->memory.walk;
+    const size_t i = walk->step > 0 ? v->index : v->end - 1 - v->index;
+    layer_visit(v, walk->dry ? layer_listed(v->s, i) : i);
 }
 
 // Begins a walk over the layers in its direction, which layers_begin sets; next_layer goes on.
 static Visit first_layer(StreamBP *s) {
-    const Walk *walk = &s->memory.walk;
     Visit v = {0};
-    v.s = s, v.end = layer_count(s);
-    const size_t first = walk->step > 0 ? 0 : v.end - 1;
-    layer_visit(&v, walk->dry ? layer_listed(s, first) : first);
+    v.s = s, v.end = s->memory.walk.dry ? layers_listed(s) : s->model->config.num_hidden_layers;
+    layer_goto(&v);
     return v;
 }
 
 static void next_layer(Visit *v) {
-    const Walk *walk = &v->s->memory.walk;
     v->layer = NULL;
-    if (++v->index == v->end) return;
-    layer_visit(v, walk->dry ? layer_listed(v->s, walk->step > 0 ? v->index : v->end - 1 - v->index)
-                             : v->l + (size_t)walk->step);
+    if (++v->index < v->end) layer_goto(v);
 }
 
 // ---- between host and device ---------------------------------------------------------------------------------------
@@ -247,9 +246,12 @@ static void host_gather(const StreamBP *s, void *host) {
     }
 }
 
+// Tells whether there are values of tokens on the host: not in a plan.
+static int has_values(const StreamBP *s) { return s->now.host_sums != NULL; }
+
 // host[N] = device[rows] of all ranks
 static void host_collect(const StreamBP *s, void *host, Summed *device) {
-    if (s->memory.walk.dry) return;
+    if (!has_values(s)) return;
     own_copy(s, device, host, dtype_size(dtype_of_sums(s->model->dtype)), 0);
     host_gather(s, host);
 }
@@ -258,7 +260,7 @@ static void host_collect(const StreamBP *s, void *host, Summed *device) {
 static void sequence_weights(const StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE;
-    if (s->memory.walk.dry) return;
+    if (!has_values(s)) return;
     objective_weights(&s->setup->objective, s->now.batch, s->now.Z, 0, s->now.N, at_once ? NULL : s->now.host_sums,
                       s->now.host_sums, type);
     own_copy(s, s->now.token_weight, s->now.host_sums, dtype_size(type), 1);
@@ -279,7 +281,7 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     s->now.logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
     s->now.entropy =
         objective_has_entropy(&s->setup->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
-    if (s->memory.walk.dry) return;
+    if (!has_values(s)) return;
     if (batch->N > s->now.host_tokens || batch->documents > s->now.host_documents)
         die("a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
             batch->documents, s->now.host_tokens, s->now.host_documents);
@@ -301,14 +303,14 @@ static void sequence_chunk_weights(const StreamBP *s, Chunk c) {
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t size = dtype_size(type);
     void *values = at(s->now.host_sums, c.token, size);
-    if (s->memory.walk.dry) return;
+    if (!has_values(s)) return;
     s->ops->copy_out(values, summed_row(s, s->now.logp, c.row, 1), c.n * size);
     objective_weights(&s->setup->objective, s->now.batch, s->now.Z, c.token, c.n, values, values, type);
     s->ops->copy_in(summed_row(s, s->now.token_weight, c.row, 1), values, c.n * size);
 }
 
 static double sequence_loss(const StreamBP *s, Metrics *metrics) {
-    if (s->memory.walk.dry) return 0;
+    if (!has_values(s)) return 0;
     routes_metrics(s, metrics);
     return objective_loss(&s->setup->objective, s->now.batch, s->now.Z, s->now.host_sums,
                           s->now.entropy ? s->now.host_entropy : NULL, dtype_of_sums(s->model->dtype), metrics);

@@ -74,7 +74,7 @@ typedef struct {
 typedef struct {
     double keep;    // share of chunks that are drawn
     uint64_t seed;  // of the draws of the current sequence
-    uint8_t *drawn; // [chunks] of the current sequence
+    uint8_t *drawn; // [chunks] of the current sequence; NULL in a plan
 } Sparse;
 
 // Keys and values of a layer, or of every layer (attention_memory.h)
@@ -219,9 +219,7 @@ static double attention_scale(const Model *model) {
 static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
 
 // Tells whether activations of a level stay from forward to backward, in this pass.
-static int keeps(const StreamBP *s, KeepLevel level) {
-    return s->setup->level >= level && s->now.pass >= PASS_FORWARD;
-}
+static int keeps(const StreamBP *s, KeepLevel level) { return s->setup->level >= level && s->now.pass >= PASS_FORWARD; }
 
 static int keeps_activations(const StreamBP *s) { return keeps(s, LEVEL_ALL); }
 

@@ -18,6 +18,10 @@ typedef struct {
 // Tells whether one chunk of each length counts for all.
 static int walk_skips_chunks(const Walk *w) { return w->dry && !w->every_chunk; }
 
+// Tells whether the next visit is of the next layer or chunk, so that it may be prepared for. In the dry run it may be of
+// any: there each loads its own.
+static int walk_is_in_order(const Walk *w) { return !w->dry; }
+
 // The ops that follow count `times` times for each layer that the visited one counts for.
 static void walk_count(Walk *w, const Ops *ops, double times) {
     w->chunks = w->layers * times;
