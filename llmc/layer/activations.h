@@ -164,14 +164,12 @@ static size_t row_size(const StreamBP *s, const ActivationRow *row) {
 // Pushes chunk c's tensors of one side. A pointer that is set already is left alone.
 static void push_side(const Visit *v, Activations *a, Side side) {
     const StreamBP *s = v->s;
-    const size_t branch = side == SIDE_MLP ? v->layer->first_mlp : 0;
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
         const ActivationRow *row = &v->layer->row[i];
         if (row->side == side && row->width && !activation_get(a, row))
             activation_set(a, row,
                            arena_push(s->arena, SHARE_WORKSPACE, row->name[0], v->c.n * row->width, row_size(s, row)));
     }
-    if (!a->norm[branch]) a->norm[branch] = a->x[branch];
 }
 
 static void drop(const Visit *v, const Activations *a) { arena_pop(v->s->arena, a->mark); }

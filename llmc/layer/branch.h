@@ -11,10 +11,13 @@ and calls part_finish after it. Without the norm before, f reads x itself and ad
 static const Branch *branch_of(const Visit *v, size_t i) { return &v->layer->branch[i]; }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// a->norm[i] = pre(x_i), in front of the parts of branch i
-static void branch_in(const Visit *v, size_t i, const Activations *a) {
+// a->norm[i] = pre(x_i), before the parts of branch i; x_i itself where there is no norm
+static void branch_in(const Visit *v, size_t i, Activations *a) {
     const Branch *b = branch_of(v, i);
-    if (b->pre != LAYER_TENSORS) norm_forward(v, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
+    if (b->pre == LAYER_TENSORS)
+        a->norm[i] = a->x[i];
+    else
+        norm_forward(v, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
 }
 
 // Where a product goes, and what is added to it. out NULL: nothing reads it
@@ -112,7 +115,7 @@ static Activations mixer_norm(const Visit *v) {
     const StreamBP *s = v->s;
     if (keeps_activations(s) && s->now.pass == PASS_BACKWARD) return kept_activations(v);
     Activations a = activations_begin(v);
-    a.norm[0] = adds_to_dx(v, 0) ? a.x[0] : push_stored(s, SHARE_WORKSPACE, "first norm", v->c.n * v->layer->shape.C);
+    if (!adds_to_dx(v, 0)) a.norm[0] = push_stored(s, SHARE_WORKSPACE, "first norm", v->c.n * v->layer->shape.C);
     branch_in(v, 0, &a);
     return a;
 }

@@ -89,10 +89,13 @@ static void kept_attention_set(const Visit *v, Activations *a) {
         if (saves_attention(s)) kept_set(v, a, LEVEL_ATTENTION);
         return;
     }
+    int any = 0;
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
         const ActivationRow *row = &v->layer->row[i];
-        if (row->width && row->level == LEVEL_ATTENTION) activation_set(a, row, s->kept.chunk[slot][i]);
+        if (!row->width || row->level != LEVEL_ATTENTION) continue;
+        activation_set(a, row, s->kept.chunk[slot][i]), any = 1;
     }
+    if (!any) return;
     if (!walk_is_in_order(&s->memory.walk) && s->now.pass == PASS_BACKWARD)
         kept_move(s, v->l, rows, slot, 1, s->kept.chunk[slot]);
     page_finish(s->ops, &s->kept.slot[slot]), page_await(s->ops, &s->kept.slot[slot]);

@@ -62,25 +62,66 @@ static void push_kept_keys(StreamBP *s) {
     push_key_value(s, d.L, s->now.N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
 }
 
+// ---- the parts of a mixer -------------------------------------------------------------------------------------------
+// What joins the chunks in each: K, V that a window slides over; a state
+typedef struct {
+    void (*begin)(const Visit *v);             // before the layer's backward
+    void (*restore)(const Visit *v, size_t i); // before the backward of the i-th chunk
+    void (*go_back)(const Visit *v);           // to the beginning of chunk c
+    void (*forward)(const Visit *v, const Activations *a);
+    void (*backward)(const Visit *v, Activations *a, const Stored *dsum); // dsum: gradient of the branch's sum
+} MixerPart;
+
+static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // all K, V are there
+
+static void attention_part_forward(const Visit *v, const Activations *a) {
+    const Range rows = {v->c.row, v->c.n};
+    attention_forward(v, a);
+    kept_store(v, a, rows, v->c.index % 2);
+}
+
+static void attention_part_backward(const Visit *v, Activations *a, const Stored *dsum) {
+    attention_backward(v, a, dsum); // dQ[c]; dK, dV of all chunks up to c
+    kv_backward(v, a);              // dK[c], dV[c] are complete now
+}
+
+static void states_restore_alone(const Visit *v, size_t i) { states_restore(v, 0, i); }
+
+static void state_go_back(const Visit *v) {
+    if (!keeps_activations(v->s)) state_copy(v->s, state_before(v->s, v->c), 0);
+}
+
+static const MixerPart mixer_part[] = {
+    {keys_begin, keys_restore, window_project, attention_part_forward, attention_part_backward},
+    {states_begin, states_restore_alone, state_go_back, linear_attention_forward, linear_attention_backward}};
+
+// Returns the number of parts: 0 in a layer without a mixer
+static size_t mixer_parts(const Visit *v) { return v->layer->first_mlp ? v->layer->branch[0].parts : 0; }
+
+static const MixerPart *mixer_part_of(const Visit *v, size_t j) {
+    return &mixer_part[v->layer->branch[0].part[j].kind];
+}
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
 // Pushes chunk c's activations up to the MLP, or returns those that stay.
 static Activations chunk_activations(const Visit *v) {
     if (keeps_activations(v->s)) return kept_activations(v);
     Activations a = activations_begin(v);
-    if (has_part(v->layer, PART_ATTENTION)) kept_attention_set(v, &a);
-    if (v->layer->first_mlp) push_side(v, &a, SIDE_MIXER);
+    kept_attention_set(v, &a);
+    push_side(v, &a, SIDE_MIXER);
     return a;
 }
 
 // Runs the mixer's norm.
-static void mixer_in(const Visit *v, const Activations *a) {
-    if (v->layer->first_mlp) branch_in(v, 0, a);
+static void mixer_in(const Visit *v, Activations *a) {
+    if (mixer_parts(v)) branch_in(v, 0, a);
 }
 
 // Pushes all of chunk c's activations for forward, and runs the mixer's norm.
 static Activations forward_activations(const Visit *v) {
     Activations a = chunk_activations(v);
     if (!keeps_activations(v->s)) push_side(v, &a, SIDE_MLP);
-    if (v->layer->first_mlp) output_begin(v, &a, 1);
+    output_begin(v, &a, v->layer->first_mlp);
     mixer_in(v, &a);
     return a;
 }
@@ -90,47 +131,36 @@ static void mixer_keys(const Visit *v, const Activations *a) {
 }
 
 static void mixer_forward(const Visit *v, const Activations *a) {
-    const Range rows = {v->c.row, v->c.n};
-    if (has_part(v->layer, PART_ATTENTION)) attention_forward(v, a), kept_store(v, a, rows, v->c.index % 2);
-    if (has_state(v->layer)) linear_attention_forward(v, a);
+    for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->forward(v, a);
 }
 
 static void mixer_begin(const Visit *v) {
     kept_prefetch(v, chunk_count(v->s));
-    if (has_state(v->layer)) states_begin(v);
-    if (has_part(v->layer, PART_ATTENTION)) keys_begin(v);
+    for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->begin(v);
 }
 
 static void mixer_restore(const Visit *v, size_t i) {
-    if (has_state(v->layer)) states_restore(v, 0, i);
+    for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->restore(v, i);
 }
 
 // Recomputes chunk c's activations up to the MLP, after sliding the window, or resetting the state, back to c.
 static Activations recompute(const Visit *v) {
-    StreamBP *s = v->s;
-    const int keeps = keeps_activations(s);
-    if (has_part(v->layer, PART_ATTENTION)) window_project(v);
-    if (has_state(v->layer) && !keeps) state_copy(s, state_before(s, v->c), 0);
+    for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->go_back(v);
     Activations a = chunk_activations(v);
     kept_prefetch(v, v->c.index);
-    if (keeps) return a;
+    if (keeps_activations(v->s)) return a;
     mixer_in(v, &a);
     mixer_forward(v, &a);
     return a;
 }
 
 static void mixer_backward(const Visit *v, Activations *a, Stored *dx) {
-    const StreamBP *s = v->s;
-    if (!v->layer->first_mlp) return;
+    if (!mixer_parts(v)) return;
     mixer_gradient_begin(v, a, dx);
-    const size_t mark = arena_mark(s->arena);
+    const size_t mark = arena_mark(v->s->arena);
     const Stored *dsum = branch_out_backward(v, 0, a, dx);
-    if (has_state(v->layer)) linear_attention_backward(v, a, dsum);
-    if (has_part(v->layer, PART_ATTENTION)) {
-        attention_backward(v, a, dsum); // dQ[c]; dK, dV of all chunks up to c
-        kv_backward(v, a);              // dK[c], dV[c] are complete now
-    }
-    arena_pop(s->arena, mark);
+    for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->backward(v, a, dsum);
+    arena_pop(v->s->arena, mark);
     mixer_gradient_end(v, a, dx);
 }
 

@@ -28,7 +28,7 @@ static void dense_backward(const Visit *v, size_t i, const Activations *a, const
 // ---- any branch after the mixer -------------------------------------------------------------------------------------
 // Runs branch i: x_i[c] -> x_{i+1}[c]. r: rows of experts, in backward; NULL: they are pushed here, in forward, where
 // nothing needs the activations afterwards unless they stay
-static void branch_run(const Visit *v, size_t i, const Activations *a, const Routed *r) {
+static void branch_run(const Visit *v, size_t i, Activations *a, const Routed *r) {
     const Branch *b = branch_of(v, i);
     branch_in(v, i, a);
     for (size_t j = 0; j < b->parts; j++) {
@@ -67,7 +67,7 @@ static void mlp_forward(const Visit *v, Activations *a) {
     StreamBP *s = v->s;
     const Layer *layer = v->layer;
     const size_t count = v->c.n * layer->shape.C, last = layer->branches;
-    if (layer->first_mlp < last) output_begin(v, a, last);
+    output_begin(v, a, last);
     for (size_t i = layer->first_mlp; i < last; i++) branch_run(v, i, a, NULL);
     if (s->model->layer_scalar) s->ops->scale(a->x[last], s->model->dtype, (double)s->model->layer_scalar[v->l], count);
     input_save(s, v->l + 1, v->c);

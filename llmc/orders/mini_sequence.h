@@ -30,7 +30,7 @@ static void mst_layer_forward(Visit *v) {
     weights_prefetch(&s->memory, v->l);
     v->c = visit(s, chunk_at(s, 0));
     Activations a = chunk_activations(v);
-    if (v->layer->first_mlp) output_begin(v, &a, 1);
+    output_begin(v, &a, v->layer->first_mlp);
     mixer_in(v, &a);
     mixer_keys(v, &a);
     mixer_forward(v, &a);
