@@ -43,6 +43,7 @@ struct Activations {
     Stored *input_activated;      // [n,P]      and their product
     Stored *dnorm;                // [n,C]      backward of the mixer: gradient of norm[0]
     int arrived;                  // a part of it is in dnorm
+    const Stored *dsum;           // [n,C]      and gradient of the sum of its parts; NULL: not computed yet
     size_t mark;                  // the arena's, before all of them
 };
 

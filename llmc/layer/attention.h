@@ -112,15 +112,16 @@ static void queries_backward(const Visit *v, Activations *a, Stored *dq) {
     arena_pop(s->arena, mark);
 }
 
-// dsum of the branch -> dnorm, the queries' part; dK[:t1], dV[:t1] +=
-static void attention_backward(const Visit *v, Activations *a, const Stored *dsum) {
+// dx of x_1 -> dnorm, the queries' part; dK[:t1], dV[:t1] +=
+static void attention_backward(const Visit *v, Activations *a, Stored *dx) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
+    mixer_gradient_begin(v, a, dx);
     const size_t mark = arena_mark(s->arena);
     Stored *dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", v->c.n * d->Q);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", v->c.n * d->Q);
     Summed *scratch = push_attention_scratch(v);
-    output_backward(v, a, dsum, dattention_out);
+    output_backward(v, a, mixer_sum_backward(v, a, dx), dattention_out);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
                                layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);
@@ -150,12 +151,12 @@ static Stored *keys_linear(const Visit *v, const Activations *a) {
     return k_linear;
 }
 
-// dK[c], dV[c], which are complete -> their part of dnorm. Nothing where keys are another layer's
-static void kv_backward(const Visit *v, Activations *a) {
+// dK[c], dV[c], which are complete -> their part of dnorm; then dx of x_l
+static void kv_backward(const Visit *v, Activations *a, Stored *dx) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
+    mixer_gradient_begin(v, a, dx);
     const size_t mark = arena_mark(s->arena), count = v->c.n * d->KV;
-    if (v->layer->borrows) return;
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", count);
     Stored *dvalues = d->value_norm ? push_stored(s, SHARE_WORKSPACE, "values before their norm", count) : NULL;
     Stored *k_linear = keys_linear(v, a);
@@ -167,6 +168,7 @@ static void kv_backward(const Visit *v, Activations *a) {
     }
     mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dkv);
     if (!d->values_are_keys) values_backward(v, a, dkv, dvalues);
+    mixer_gradient_end(v, a, dx);
     arena_pop(s->arena, mark);
 }
 

@@ -102,15 +102,16 @@ static void convolution_alone_backward(const Visit *v, const Activations *a, con
     arena_pop(s->arena, mark);
 }
 
-// dsum of the branch, dS after chunk c -> its part of dnorm, dS before chunk c
-static void linear_attention_backward(const Visit *v, Activations *a, const Stored *dsum) {
+// dx of x_1, dS after chunk c -> its part of dnorm, dS before chunk c; dx of x_l, unless attention follows
+static void linear_attention_backward(const Visit *v, Activations *a, Stored *dx) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
+    mixer_gradient_begin(v, a, dx);
     const size_t mark = arena_mark(s->arena), rule = (size_t)has_rule(v->layer);
     Stored *dgated =
         push_stored(s, SHARE_WORKSPACE, "gradient of the delta rule's output", v->c.n * (rule ? d->DVs : d->W));
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * d->E);
-    linear_backward(v, OUT_WEIGHT, dgated, dsum, rule ? a->delta_norm : a->mixed, 0);
+    linear_backward(v, OUT_WEIGHT, dgated, mixer_sum_backward(v, a, dx), rule ? a->delta_norm : a->mixed, 0);
     if (rule) {
         gated_norm_backward(v, a, dgated, dprojected);
         delta_backward(v, a, state_before(s, v->c), dgated, dprojected);
@@ -118,6 +119,7 @@ static void linear_attention_backward(const Visit *v, Activations *a, const Stor
         convolution_alone_backward(v, a, dgated, dprojected);
     }
     mixer_input_backward(v, a, linear_of(v, IN_QKV_WEIGHT), dprojected);
+    if (!linear_part_number(v)) mixer_gradient_end(v, a, dx);
     arena_pop(s->arena, mark);
 }
 

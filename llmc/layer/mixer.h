@@ -69,7 +69,7 @@ typedef struct {
     void (*restore)(const Visit *v, size_t i); // before the backward of the i-th chunk
     void (*go_back)(const Visit *v);           // to the beginning of chunk c
     void (*forward)(const Visit *v, const Activations *a);
-    void (*backward)(const Visit *v, Activations *a, const Stored *dsum); // dsum: gradient of the branch's sum
+    void (*backward)(const Visit *v, Activations *a, Stored *dx); // last to first; the first part ends with dx of x_l
 } MixerPart;
 
 static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // all K, V are there
@@ -80,9 +80,12 @@ static void attention_part_forward(const Visit *v, const Activations *a) {
     kept_store(v, a, rows, v->c.index % 2);
 }
 
-static void attention_part_backward(const Visit *v, Activations *a, const Stored *dsum) {
-    attention_backward(v, a, dsum); // dQ[c]; dK, dV of all chunks up to c
-    kv_backward(v, a);              // dK[c], dV[c] are complete now
+static void attention_part_backward(const Visit *v, Activations *a, Stored *dx) {
+    attention_backward(v, a, dx); // dQ[c]; dK, dV of all chunks up to c
+    if (v->layer->borrows)
+        mixer_gradient_end(v, a, dx);
+    else
+        kv_backward(v, a, dx); // dK[c], dV[c] are complete now
 }
 
 static void states_restore_alone(const Visit *v, size_t i) { states_restore(v, 0, i); }
@@ -155,13 +158,10 @@ static Activations recompute(const Visit *v) {
 }
 
 static void mixer_backward(const Visit *v, Activations *a, Stored *dx) {
-    if (!mixer_parts(v)) return;
-    mixer_gradient_begin(v, a, dx);
     const size_t mark = arena_mark(v->s->arena);
-    const Stored *dsum = branch_out_backward(v, 0, a, dx);
-    for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->backward(v, a, dsum);
+    if (mixer_parts(v) > 1) mixer_gradient_begin(v, a, dx), mixer_sum_backward(v, a, dx); // for all parts
+    for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->backward(v, a, dx);
     arena_pop(v->s->arena, mark);
-    mixer_gradient_end(v, a, dx);
 }
 
 #endif

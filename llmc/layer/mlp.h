@@ -48,12 +48,15 @@ static void branch_run(const Visit *v, size_t i, Activations *a, const Routed *r
 // dx of x_{i+1}[c] -> dx of x_i[c], in place; dW +=. Gradients overwrite their activations.
 static void branch_backward(const Visit *v, size_t i, const Activations *a, const Routed *r, Stored *dx) {
     const Branch *b = branch_of(v, i);
+    if (b->part[0].kind == PART_OWN_INPUT) {
+        own_input_backward(v, i, a, dx);
+        return;
+    }
     const Stored *dsum = branch_out_backward(v, i, a, dx);
     for (size_t j = b->parts; j-- > 0;) {
         const Stored *dout = part_out_backward(v, i, j, a, dsum);
         if (b->part[j].kind == PART_DENSE) dense_backward(v, i, a, dout, dx);
         if (b->part[j].kind == PART_EXPERTS) experts_backward(v, a, r, dout, dx);
-        if (b->part[j].kind == PART_OWN_INPUT) own_input_backward(v, i, a, dout, dx);
     }
 }
 

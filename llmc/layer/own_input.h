@@ -65,13 +65,13 @@ static void own_input_trains(const Visit *v, const Activations *a, Stored *down)
     arena_pop(s->arena, mark);
 }
 
-// dsum[n,C] of the branch -> dx[n,C] +=; dW +=. Overwrites the branch's activations.
-static void own_input_backward(const Visit *v, size_t i, const Activations *a, const Stored *dsum, Stored *dx) {
+// dx[n,C] of x_{i+1} -> dx of x_i, in place; dW +=. Overwrites the branch's activations.
+static void own_input_backward(const Visit *v, size_t i, const Activations *a, Stored *dx) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), n = v->c.n, P = v->layer->shape.P;
     Stored *down = push_stored(s, SHARE_WORKSPACE, "gradient of the own input", n * P);
     Stored *dgate = push_stored(s, SHARE_WORKSPACE, "gradient of its gate", n * P);
-    linear_backward(v, INPUT_OUT, a->input_activated, dsum, a->input_activated, 0);
+    linear_backward(v, INPUT_OUT, a->input_activated, branch_out_backward(v, i, a, dx), a->input_activated, 0);
     s->ops->activation_backward(a->input_gate, a->input_activated, a->input_gate, own_activation, n, P);
     s->ops->split_heads(a->input_gate, dgate, down, n, 1, P, 0);
     linear_backward(v, INPUT_GATE, dx, dgate, a->x[i], 1);

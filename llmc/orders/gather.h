@@ -169,8 +169,7 @@ static void gather_chunk_backward(const Visit *v) {
     Stored *dx = gradient_at(v->s, v->c.row);
     Activations a = recompute(v);
     mlp_backward(v, &a, dx);
-    mixer_gradient_begin(v, &a, dx);
-    attention_backward(v, &a, branch_out_backward(v, 0, &a, dx));
+    attention_backward(v, &a, dx);
     mixer_gradient_end(v, &a, dx); // the queries' part
     drop(v, &a);
 }
@@ -203,11 +202,7 @@ static void gather_layer_backward(Visit *v) {
             v->c = visit(s, range_chunk(s, half, i, size));
             Stored *dx = gradient_at(s, v->c.row);
             Activations a = mixer_norm(v);
-            if (!v->layer->borrows) { // the keys' and values' part
-                mixer_gradient_begin(v, &a, dx);
-                kv_backward(v, &a);
-                mixer_gradient_end(v, &a, dx);
-            }
+            if (!v->layer->borrows) kv_backward(v, &a, dx); // the keys' and values' part
             input_done(s, v->l, v->c);
             drop(v, &a);
         }

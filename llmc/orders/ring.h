@@ -286,10 +286,13 @@ static void ring_layer_backward(Visit *v) {
     for (size_t i = chunk_count(s); i-- > 0;) {
         v->c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(v, &r);
+        Stored *dx = gradient_at(s, v->c.row);
         if (!keeps_activations(s)) branch_in(v, 0, &a);
         ring_queries_backward(v, &a, &r);
-        kv_backward(v, &a);
-        mixer_gradient_end(v, &a, gradient_at(s, v->c.row));
+        if (v->layer->borrows)
+            mixer_gradient_end(v, &a, dx);
+        else
+            kv_backward(v, &a, dx);
         input_done(s, v->l, v->c);
         drop(v, &a);
     }
