@@ -1,11 +1,11 @@
 /*
-Activations: what a chunk's forward leaves for its backward in one layer. `activation_rows` names each tensor once: its
-field, its width, the least level at which it stays from forward to backward, its name on the arena. Room for a chunk
-and room for all layers follow from that table:
+Activations: the tensors that a chunk's forward leaves for its backward in one layer. `activation_rows` names each
+tensor once: its field, its width, the least level at which it stays from forward to backward, its name on the arena.
+The room of a chunk and the room of all layers follow from that table:
 
-    LEVEL_NONE        backward recomputes all
+    LEVEL_NONE        no activation stays: backward recomputes all
     LEVEL_ATTENTION   --keep attention: attention's outputs stay (kept_attention.h)
-    LEVEL_ALL         all stay: method full; chunk-major orders, for one chunk
+    LEVEL_ALL         all activations stay: of all chunks (method full) or of one chunk (chunk-major orders)
 */
 #ifndef LLMC_ACTIVATIONS_H
 #define LLMC_ACTIVATIONS_H
@@ -13,41 +13,42 @@ and room for all layers follow from that table:
 
 struct Activations {
     // By branch
-    Stored *norm[BRANCHES_MOST];  // [n,C]      norm of its input; the input itself without one
-    Stored *inner[BRANCHES_MOST]; // [n,C]      the branch before the norm after it; NULL without one
-    Stored *x[BRANCHES_MOST + 1]; // [n,C]      x[0]: x_l. x[i + 1]: x[i] + branch i; after the last x_{l+1}, in
+    Stored *norm[BRANCHES_MOST];  // [n,C]      norm of the branch's input; the input itself without a norm
+    Stored *inner[BRANCHES_MOST]; // [n,C]      the branch before the norm after it; NULL without that norm
+    Stored *x[BRANCHES_MOST + 1]; // [n,C]      x[0]: x_l. x[i + 1]: x[i] + branch i. The last one is x_{l+1}; in
                                   //            backward NULL
     Stored *q_linear;             // [n,NH*HD]  queries before QK-norm; NULL without QK-norm
-    Stored *q;                    // [n,NH*HD]  after QK-norm and RoPE
+    Stored *q;                    // [n,NH*HD]  queries after QK-norm and RoPE
     Stored *attention_out;        // [n,NH*HD]  softmax(scale q k^T) v
     Summed *lse;                  // [n,NH]     log-sum-exp of the scores
-    Stored *gate;                 // [n,NH*HD]  of attention's output; NULL where the family has none
-    Stored *gated;                // [n,NH*HD]  attention_out times its gate; NULL where the family has none
+    Stored *gate;                 // [n,NH*HD]  gate of attention's output; NULL where the family has no gate
+    Stored *gated;                // [n,NH*HD]  attention_out times its gate; NULL where the family has no gate
     Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: its input
     Stored *mixed;                // [n,W]      q | k | v after the convolution
     Stored *delta_out;            // [n,HV*DV]  output of the delta rule
-    Stored *delta_norm;           // [n,HV*DV]  after its gated norm
+    Stored *delta_norm;           // [n,HV*DV]  delta_out after the gated norm
     Stored *gate_up;              // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
-    Stored *activated;            // [n,FF]     after the activation
-    Summed *router_logits;        // [n,E]      experts
-    Stored *expert_gate_up;       // [n,k,2I]   sorted by expert
-    Stored *expert_activated;     // [n,k,I]
-    Stored *shared_gate_up;       // [n,2S]     the shared expert's
-    Stored *shared_activated;     // [n,S]
-    Summed *shared_logit;         // [n]        its scale is the logistic function of it; NULL where the family has none
-    Stored *expert_norm;          // [n,C]      experts beside a dense MLP: norm of x that they read,
-    Stored *router_norm;          // [n,C]      and the one that their router reads
-    Stored *sum[PARTS_MOST];      // [n,C]      a part before its own norm; NULL where it has none
-    Stored *input_product;        // [n,P]      the layer's own input: x_0's projection, before its norm,
-    Stored *input_gate;           // [n,2P]     gate and up,
-    Stored *input_activated;      // [n,P]      and their product
+    Stored *activated;            // [n,FF]     the MLP after its activation
+    Summed *router_logits;        // [n,E]      logits of the experts' router
+    Stored *expert_gate_up;       // [n,k,2I]   the experts' gate and up, rows sorted by expert
+    Stored *expert_activated;     // [n,k,I]    the experts after their activation
+    Stored *shared_gate_up;       // [n,2S]     the shared expert's gate and up
+    Stored *shared_activated;     // [n,S]      the shared expert after its activation
+    Summed *shared_logit;         // [n]        sigmoid of it scales the shared expert; NULL without this scale
+    Stored *expert_norm;          // [n,C]      experts summed with a dense MLP: the norm that the experts read,
+    Stored *router_norm;          // [n,C]      and the norm that their router reads
+    Stored *sum[PARTS_MOST];      // [n,C]      a part's output before its own norm; NULL without that norm
+    Stored *input_product;        // [n,P]      the layer's own input: projection of x_0, before the norm
+    Stored *input_gate;           // [n,2P]     gate and own input, side by side
+    Stored *input_activated;      // [n,P]      gelu(gate) times own input
     Stored *dnorm;                // [n,C]      backward of the mixer: gradient of norm[0]
     int arrived;                  // a part of it is in dnorm
     const Stored *dsum;           // [n,C]      and gradient of the sum of its parts; NULL: not computed yet
     size_t mark;                  // the arena's, before all of them
 };
 
-// Fills a layer's table, in the order of the arena. Width 0: the layer has no such tensor. All layers have the same rows.
+// Fills a layer's table of activations, in the order of the arena. Width 0: the layer does not have this tensor. The
+// tables of all layers have the same rows.
 static void activation_rows(Layer *layer, const Config *c) {
     const Shapes *d = &layer->shape;
     const LinearShape *linear = &d->linear;
@@ -121,7 +122,7 @@ static void activation_rows(Layer *layer, const Config *c) {
     memcpy(layer->row, all, sizeof(all));
 }
 
-// Counts in *layer what layer l, the one before it, adds.
+// Sets the counts of earlier layers in *layer, the layer after l: the counts of layer l plus layer l itself.
 static void layer_count_before(Layer *layer, const Config *c, size_t l, const Layer *before) {
     memcpy(layer->number, before->number, sizeof(before->number));
     layer->number[layer_kind(c, l)]++;
@@ -162,7 +163,7 @@ static size_t row_size(const StreamBP *s, const ActivationRow *row) {
     return dtype_size(row->summed ? dtype_of_sums(s->model->dtype) : s->model->dtype);
 }
 
-// Pushes chunk c's tensors of one side. A pointer that is set already is left alone.
+// Pushes chunk c's tensors of one side. Keeps a pointer that is set already.
 static void push_side(const Visit *v, Activations *a, Side side) {
     const StreamBP *s = v->s;
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
@@ -176,7 +177,7 @@ static void push_side(const Visit *v, Activations *a, Side side) {
 static void drop(const Visit *v, const Activations *a) { arena_pop(v->s->arena, a->mark); }
 
 // ---- what stays from forward to backward ----------------------------------------------------------------------------
-// Pushes the rows that stay, s->now.rows tokens each: a row's widths of all layers, layer by layer.
+// Pushes the activations that stay: for each row of the table one tensor, [s->now.rows,width] of each layer in turn.
 static void push_kept_activations(StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     const int all = s->setup->level == LEVEL_ALL;
@@ -191,13 +192,13 @@ static void push_kept_activations(StreamBP *s) {
     }
 }
 
-// Returns the kept tensor of layer l's row number i, from row `row` of the tokens on.
+// Returns layer l's kept tensor for row i of the table, from row `row` of the tokens on.
 static void *kept_row(const StreamBP *s, size_t l, size_t i, size_t row) {
     const ActivationRow *r = &layer_of(s, l)->row[i];
     return at(s->kept.row[i], r->before * s->now.rows + (row - s->inputs.begin) * r->width, row_size(s, r));
 }
 
-// Sets the tensors of chunk c at levels up to `level` to the kept ones.
+// Points chunk c's tensors of levels up to `level` at the kept tensors.
 static void kept_set(const Visit *v, Activations *a, KeepLevel level) {
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
         const ActivationRow *row = &v->layer->row[i];
@@ -205,7 +206,7 @@ static void kept_set(const Visit *v, Activations *a, KeepLevel level) {
     }
 }
 
-// Begins chunk c's activations, from x_l.
+// Begins chunk c's activations with x_l and the arena's mark.
 static Activations activations_begin(const Visit *v) {
     Activations a = {0};
     a.mark = arena_mark(v->s->arena);
@@ -213,7 +214,7 @@ static Activations activations_begin(const Visit *v) {
     return a;
 }
 
-// Returns chunk c's activations of a layer all of which stay.
+// Returns chunk c's activations at LEVEL_ALL, all of them kept tensors.
 static Activations kept_activations(const Visit *v) {
     const size_t m = v->layer->first_mlp;
     Activations a = activations_begin(v);

@@ -1,17 +1,17 @@
 /*
 Attention (section 3.2.2 of the paper). Keys and values join the chunks of a layer. Chunk c's queries see the keys of
 chunks <= c, so dK[c], dV[c] are complete once chunk c's own queries have been through backward. A layer with a window
-stores the keys of the window alone, which slides with the chunks (stream/attention_memory.h).
+stores only the window's keys and values; the window slides with the chunks (stream/attention_memory.h).
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 #include "branch.h"
 
-// The mixer's norm -> K[c], V[c]
+// Projects K[c], V[c] from the mixer's norm.
 static void kv_project(const Visit *v, const Activations *a) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    window_slide_forward(s, v->l, v->c); // a layer with a window makes room
+    window_slide_forward(s, v->l, v->c); // makes room for K[c], V[c] in a layer with a window
     Stored *k = key_value_at(s, s->kv.k, v->l, v->c.token), *values = key_value_at(s, s->kv.v, v->l, v->c.token);
     Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, v->l, v->c.token) : k;
     linear_forward(v, K_WEIGHT, k_linear, a->norm[0], NULL);
@@ -22,7 +22,7 @@ static void kv_project(const Visit *v, const Activations *a) {
     rotary_forward(v, K_NORM, k, k_linear);
 }
 
-// The mixer's norm -> Q[c] before QK-norm, and the gate of attention's output if the family has one
+// Projects Q[c] before QK-norm from the mixer's norm, and the gate of attention's output if the family has a gate.
 static void queries_linear(const Visit *v, const Activations *a, Stored *q_linear, Stored *gate) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -30,7 +30,7 @@ static void queries_linear(const Visit *v, const Activations *a, Stored *q_linea
         linear_forward(v, Q_WEIGHT, q_linear, a->norm[0], NULL);
         return;
     }
-    const size_t mark = arena_mark(s->arena); // the product interleaves both, head by head
+    const size_t mark = arena_mark(s->arena); // the product interleaves queries and gates by head
     Stored *both = push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * v->c.n * d->Q);
     linear_forward(v, Q_WEIGHT, both, a->norm[0], NULL);
     s->ops->split_heads(both, q_linear, gate, v->c.n, d->NH, d->HD, 0);
@@ -43,16 +43,16 @@ static void queries_project(const Visit *v, const Activations *a) {
     rotary_forward(v, Q_NORM, a->q, q_linear);
 }
 
-// The input of attention's last product
+// Returns the input of attention's last product.
 static Stored *output_of(const Activations *a) { return a->gate ? a->gated : a->attention_out; }
 
-// x_1 = x_l + the branch, or its part of the branch, from attention_out and its gate
+// Runs the gate and attention's last product. It goes to x_1 = x_l + the branch, or to the branch's sum (part_target).
 static void attention_output(const Visit *v, const Activations *a) {
     if (a->gate) v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * v->layer->shape.Q);
     part_product(v, 0, 0, a, output_of(a));
 }
 
-// Gives each head's sink its share of attention's output and log-sum-exp, [n] rows.
+// Adds each head's sink, a logit without a value, to the softmax: rescales attention_out[n,.], updates lse[n,.].
 static void sinks_forward(const Visit *v, Stored *attention_out, Summed *lse, size_t n) {
     const Shapes *d = &v->layer->shape;
     const Stored *sinks = weight_of(v, SINKS);
@@ -65,7 +65,7 @@ static Summed *push_attention_scratch(const Visit *v) {
                        v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD));
 }
 
-// The mixer's norm, K[:t1], V[:t1] -> x_1. Skips attention itself where --keep attention saved its output.
+// Runs attention: the mixer's norm, K[:t1], V[:t1] -> x_1. Skips the attention op if its output was saved.
 static void attention_forward(const Visit *v, const Activations *a) {
     StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena);
@@ -81,7 +81,7 @@ static void attention_forward(const Visit *v, const Activations *a) {
     arena_pop(s->arena, mark);
 }
 
-// dattention_out[n,NH*HD] = gradient of attention_out; that of the gate overwrites the gate; dsinks +=
+// dattention_out[n,NH*HD] = the gradient of attention_out. The gate's gradient overwrites the gate; dsinks +=
 static void output_backward(const Visit *v, const Activations *a, const Stored *dsum, Stored *dattention_out) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -97,7 +97,7 @@ static void output_backward(const Visit *v, const Activations *a, const Stored *
     arena_pop(s->arena, mark);
 }
 
-// dnorm = the part through queries and their gates. Uses up dq.
+// Adds the gradient through queries and gates to dnorm. Overwrites dq.
 static void queries_backward(const Visit *v, Activations *a, Stored *dq) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -129,7 +129,7 @@ static void attention_backward(const Visit *v, Activations *a, Stored *dx) {
     arena_pop(s->arena, mark);
 }
 
-// dV[c] -> its part of dnorm. dkv[n,KV], v_linear[n,KV] (NULL without a norm): room
+// Adds the gradient through V[c] to dnorm. Scratch: dkv[n,KV], and v_linear[n,KV] (NULL if values have no norm)
 static void values_backward(const Visit *v, Activations *a, Stored *dkv, Stored *v_linear) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -162,7 +162,7 @@ static void kv_backward(const Visit *v, Activations *a, Stored *dx) {
     Stored *k_linear = keys_linear(v, a);
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, v->l, v->c.token), count);
     rotary_backward(v, K_NORM, dkv, k_linear);
-    if (d->values_are_keys) { // one product, with the gradient of both
+    if (d->values_are_keys) { // one product makes both: dkv is the sum of both gradients
         s->ops->round_sums(dvalues, key_gradient_at(s, s->kv.dv, v->l, v->c.token), count);
         norm_rows_backward(s, dkv, NULL, NULL, dvalues, k_linear, NULL, v->c.n * d->NKV, d->HD, 1);
     }
@@ -172,7 +172,7 @@ static void kv_backward(const Visit *v, Activations *a, Stored *dx) {
     arena_pop(s->arena, mark);
 }
 
-// x_l[c] -> K[c], V[c]; computes nothing else of the layer.
+// Projects K[c], V[c] from x_l[c]; computes nothing else of the layer.
 static void chunk_kv_project(const Visit *v) {
     Activations a = mixer_norm(v);
     kv_project(v, &a);
@@ -184,7 +184,7 @@ static void keys_begin(const Visit *v) {
     StreamBP *s = v->s;
     Visit of = *v;
     s->kv.first = s->now.N;
-    if (layer_slides(s, v->l) || shares_keys(v->layer)) return; // lent keys are there since forward
+    if (layer_slides(s, v->l) || shares_keys(v->layer)) return; // lent keys stay from forward
     zero_key_value_gradients(s, v->l, s->kv.rows[v->layer->window != 0]);
     for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++) {
         of.c = visit(s, chunk_at(s, i));
@@ -192,7 +192,7 @@ static void keys_begin(const Visit *v) {
     }
 }
 
-// Slides a layer's window back to chunk c and projects the keys that enter it again, in chunks.
+// Slides a layer's window back to chunk c. Projects the keys that enter the window again, in chunks.
 static void window_project(const Visit *v) {
     StreamBP *s = v->s;
     const Range missing = window_slide_back(s, v->l, v->c);

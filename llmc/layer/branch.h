@@ -1,7 +1,7 @@
 /*
-A residual branch: x_{i+1} = x_i + post(sum_j post_j(f_j(pre(x_i)))) (stream/layer.h). This file has what surrounds the
-parts f_j: the norms and the sums. A part runs up to the input of its last product, asks part_target where this goes,
-and calls part_finish after it. Without the norm before, f reads x itself and adds its gradient to dx.
+A residual branch: x_{i+1} = x_i + post(sum_j post_j(f_j(pre(x_i)))) (stream/layer.h). This file has the norms and the
+sums around the parts f_j. A part runs up to the input of its last product, asks part_target where the product goes, and
+calls part_finish after the product. Without the norm `pre`, f reads x itself and adds its gradient to dx.
 */
 #ifndef LLMC_BRANCH_H
 #define LLMC_BRANCH_H
@@ -11,7 +11,7 @@ and calls part_finish after it. Without the norm before, f reads x itself and ad
 static const Branch *branch_of(const Visit *v, size_t i) { return &v->layer->branch[i]; }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// a->norm[i] = pre(x_i), before the parts of branch i; x_i itself where there is no norm
+// Runs the norm before the parts of branch i: a->norm[i] = pre(x_i), or x_i itself without a norm.
 static void branch_in(const Visit *v, size_t i, Activations *a) {
     const Branch *b = branch_of(v, i);
     if (b->pre == LAYER_TENSORS)
@@ -20,13 +20,13 @@ static void branch_in(const Visit *v, size_t i, Activations *a) {
         norm_forward(v, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
 }
 
-// Where a product goes, and what is added to it. out NULL: nothing reads it
+// A product's output, and the tensor that is added to it. out NULL: nothing reads the product
 typedef struct {
     Stored *out;
     const Stored *residual;
 } Target;
 
-// Where the parts of a branch are summed: after part j, or the norm of part j
+// Returns the target of part j (or of its norm) in the branch's sum: the first part writes, a further part adds.
 static Target branch_target(const Visit *v, size_t i, size_t j, const Activations *a) {
     const int post = branch_of(v, i)->post != LAYER_TENSORS;
     Target sum = {post ? a->inner[i] : a->x[i + 1], NULL};
@@ -34,13 +34,13 @@ static Target branch_target(const Visit *v, size_t i, size_t j, const Activation
     return sum;
 }
 
-// Where the last product of part j goes
+// Returns the target of part j's last product.
 static Target part_target(const Visit *v, size_t i, size_t j, const Activations *a) {
     const Target own = {a->sum[j], NULL};
     return branch_of(v, i)->part[j].post == LAYER_TENSORS ? branch_target(v, i, j, a) : own;
 }
 
-// Runs the norms after the last product of part j.
+// Runs the norm after part j, and after the last part the norm of the branch.
 static void part_finish(const Visit *v, size_t i, size_t j, const Activations *a) {
     const Branch *b = branch_of(v, i);
     const Target sum = branch_target(v, i, j, a);
@@ -58,8 +58,8 @@ static void part_product(const Visit *v, size_t i, size_t j, const Activations *
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// dx[n,C] of x_{i+1} -> the gradient of the parts' sum: dx itself, a pushed copy for several parts, which add to dx, or
-// over inner; the norm's dW +=
+// Returns the gradient of the parts' sum, from dx[n,C] of x_{i+1}. After a norm it overwrites a->inner[i]; the norm's
+// dW +=. Without that norm it is dx, or for several parts, which add to dx, a pushed copy.
 static const Stored *branch_out_backward(const Visit *v, size_t i, const Activations *a, const Stored *dx) {
     const Branch *b = branch_of(v, i);
     const size_t count = v->c.n * v->layer->shape.C;
@@ -73,7 +73,7 @@ static const Stored *branch_out_backward(const Visit *v, size_t i, const Activat
     return a->inner[i];
 }
 
-// dsum[n,C] -> the gradient of part j's last product: dsum itself, or over a->sum[j]; the norm's dW +=
+// Returns the gradient of part j's last product, from dsum[n,C]: dsum, or after a norm a->sum[j]; the norm's dW +=
 static const Stored *part_out_backward(const Visit *v, size_t i, size_t j, const Activations *a, const Stored *dsum) {
     const LayerTensor post = branch_of(v, i)->part[j].post;
     if (post == LAYER_TENSORS) return dsum;
@@ -81,17 +81,17 @@ static const Stored *part_out_backward(const Visit *v, size_t i, size_t j, const
     return a->sum[j];
 }
 
-// The parts of branch i add their gradient to dx: there is no norm before them.
+// Tells whether the parts of branch i add their gradient to dx, because no norm precedes them.
 static int adds_to_dx(const Visit *v, size_t i) { return branch_of(v, i)->pre == LAYER_TENSORS; }
 
-// dx[n,C] += the gradient dpre[n,C] of pre(x_i); without that norm dpre is dx.
+// dx[n,C] += the gradient through the norm before branch i; dpre[n,C]: gradient of its output, without a norm dx itself
 static void branch_in_backward(const Visit *v, size_t i, const Activations *a, Stored *dx, const Stored *dpre) {
     const Branch *b = branch_of(v, i);
     if (!adds_to_dx(v, i)) norm_backward(v, b->pre, b->pre_bias, dx, dpre, a->x[i], 1);
 }
 
 // ---- the mixer's norm, which its parts and projections share --------------------------------------------------------
-// Begins the gradient of the mixer's norm: room of its own, or dx where there is no norm.
+// Begins dnorm, the gradient of the mixer's norm: a pushed tensor, or dx without a norm.
 static void mixer_gradient_begin(const Visit *v, Activations *a, Stored *dx) {
     if (a->dnorm) return;
     a->arrived = adds_to_dx(v, 0);
@@ -99,7 +99,7 @@ static void mixer_gradient_begin(const Visit *v, Activations *a, Stored *dx) {
         a->arrived ? dx : push_stored(v->s, SHARE_WORKSPACE, "gradient of the first norm", v->c.n * v->layer->shape.C);
 }
 
-// Adds the gradient through a linear layer that reads the mixer's norm, from that of its output; dW +=
+// Adds to dnorm the gradient through a linear layer that reads the mixer's norm. dout: of its output; dW +=
 static void mixer_input_backward(const Visit *v, Activations *a, Linear linear, const Stored *dout) {
     linear_backward_part(v, linear, a->dnorm, dout, a->norm[0], a->arrived);
     a->arrived = 1;
@@ -116,7 +116,7 @@ static void mixer_gradient_end(const Visit *v, const Activations *a, Stored *dx)
     branch_in_backward(v, 0, a, dx, a->dnorm);
 }
 
-// Computes the mixer's norm of chunk c alone, or in backward returns what was kept (method full).
+// Begins activations with the mixer's norm of chunk c alone. Method full in backward: returns the kept activations.
 static Activations mixer_norm(const Visit *v) {
     const StreamBP *s = v->s;
     if (keeps_activations(s) && s->now.pass == PASS_BACKWARD) return kept_activations(v);

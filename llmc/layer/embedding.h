@@ -1,11 +1,12 @@
 /*
-The embedding of a chunk: tokens and positions to x_0, by tables and an adapter; and dx of x_0 back to their gradients.
+The embedding of a chunk: tokens and positions to x_0, by tables and an adapter. Backward takes dx of x_0 to the
+gradients of tables and adapter.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
 #include "llmc/stream/modules.h"
 
-// tokens, positions -> x_0[c]
+// Computes x_0[c] from tokens and positions.
 static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
@@ -30,7 +31,7 @@ static void table_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw
     arena_pop(s->arena, mark);
 }
 
-// dx of x_0, rows [row, row + n) -> gradients of the tables and of the embedding's adapter
+// Adds dx of x_0, rows [row, row + n), to the gradients of the tables and of the embedding's adapter.
 static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
     Shapes d = shapes_of(s->model);
     embedding_adapter_backward(s, gradient_at(s, row), row, n, dw);

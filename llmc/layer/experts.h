@@ -4,12 +4,12 @@ An MLP of experts (a mixture): a router gives each token k of E experts with a w
     out = sum_j w_j W_down[e_j] (silu(W_gate[e_j] x) W_up[e_j] x)    (+ s(g . x) times a shared expert, of every token)
 
 A chunk's rows, one for each token and slot, are sorted by expert. Grouped products multiply each expert's rows by its
-matrices. Weights go in before the last product, which is linear. In backward, with u = dout W_down,
+matrices. Weights w_j multiply the input of the last product, which is linear. In backward, with u = dout W_down,
 
     dw_j = u . activated,    dactivated = w_j u
 
-so the last product is not recomputed. Routes are stored (stream/routes.h); all else is recomputed from the router's
-logits. One room of [R,C] holds in turn the rows of x, the experts' outputs, dout, x again and dx.
+so the last product is not recomputed. Routes are stored (stream/routes.h); backward recomputes the other activations.
+One buffer [R,C], R = n k, holds in turn the rows of x, the experts' outputs, dout, x again and dx.
 */
 #ifndef LLMC_EXPERTS_H
 #define LLMC_EXPERTS_H
@@ -20,13 +20,13 @@ logits. One room of [R,C] holds in turn the rows of x, the experts' outputs, dou
 typedef struct {
     ExpertRows rows;
     uint16_t *route; // [n,k]
-    Summed *chosen;  // [n,k] of each token's experts, by the router
-    Summed *weight;  // [n,k] the same times the experts' own factors; `chosen` where the family has none
-    int32_t *place;  // [n,k] the row of a token's slot
-    Stored *inner;   // [R,C] see above
+    Summed *chosen;  // [n,k] weights of each token's experts, by the router
+    Summed *weight;  // [n,k] `chosen` times the experts' own factors; `chosen` itself without factors
+    int32_t *place;  // [n,k] sorted row of each token's slot
+    Stored *inner;   // [R,C] the buffer of rows (see above)
 } Routed;
 
-static const RouterShape scale_shape = {ROUTER_SIGMOID, 1, 1, 0, 1, 1, 1}; // of the shared expert
+static const RouterShape scale_shape = {ROUTER_SIGMOID, 1, 1, 0, 1, 1, 1}; // sigmoid of one logit
 
 static Routed push_routed(const Visit *v) {
     const StreamBP *s = v->s;
@@ -48,7 +48,7 @@ static void rows_gather(const Visit *v, const Routed *r, const Stored *x) {
     v->s->ops->route_gather(r->inner, x, r->rows.source, v->c.n, d->router.k, d->C);
 }
 
-// Experts beside a dense MLP have norms of their own, and so has their router, whose logits are divided by sqrt(C).
+// Experts summed with a dense MLP have a norm of their own. So has their router, whose logits are divided by sqrt(C).
 static const Stored *mlp_norm(const Visit *v, const Activations *a) { return a->norm[v->layer->first_mlp]; }
 static const Stored *experts_input(const Visit *v, const Activations *a) {
     return a->expert_norm ? a->expert_norm : mlp_norm(v, a);
@@ -58,7 +58,7 @@ static const Stored *router_input(const Visit *v, const Activations *a) {
 }
 static double router_scale(const Activations *a, size_t C) { return a->router_norm ? 1 / sqrt((double)C) : 1; }
 
-// Norms, logits; the routes, unless they are stored already
+// Runs the norms before experts and router, and computes logits. Chooses the routes, unless they are stored already.
 static void router_forward(const Visit *v, const Activations *a, uint16_t *route) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -71,7 +71,7 @@ static void router_forward(const Visit *v, const Activations *a, uint16_t *route
     routes_choose(s, v->l, v->c.token, v->c.n, route, a->router_logits);
 }
 
-// logits, routes -> weights, sorted rows
+// Computes the experts' weights from logits and routes, and sorts the rows by expert.
 static void rows_sort(const Visit *v, const Activations *a, const Routed *r) {
     const StreamBP *s = v->s;
     const RouterShape *router = &v->layer->shape.router;
@@ -101,7 +101,7 @@ static void experts_activate(const Visit *v, const Activations *a, const Routed 
     if (a->shared_logit) logits_forward(v, SHARED_SCALE_WEIGHT, a->shared_logit, mlp_norm(v, a), 1);
 }
 
-// Pushes the shared expert's activation times its scale; *scale: [n], pushed, NULL where the family has none
+// Returns the shared expert's activation times its scale, pushed. *scale: [n], pushed; NULL if the family has no scale
 static Stored *shared_scaled(const Visit *v, const Activations *a, Summed **scale) {
     const StreamBP *s = v->s;
     const size_t width = v->layer->shape.shared, n = v->c.n;
@@ -114,8 +114,8 @@ static Stored *shared_scaled(const Visit *v, const Activations *a, Summed **scal
     return scaled;
 }
 
-// The experts' sum and the shared expert, after experts_activate -> part j of their branch. spare: nothing needs the
-// activations afterwards
+// Runs the last products of the experts and the shared expert, and sums them into part j of their branch. spare: may
+// overwrite the activations
 static void experts_sum(const Visit *v, size_t j, const Activations *a, const Routed *r, int spare) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -136,7 +136,7 @@ static void experts_sum(const Visit *v, size_t j, const Activations *a, const Ro
     part_finish(v, i, j, a);
 }
 
-// dnorm[n,C] = the gradient through the experts; dweight[n,k]; dW +=
+// dnorm[n,C] = the gradient through the experts; dweight[n,k] = the gradient of their weights; dW +=
 static void routed_backward(const Visit *v, const Activations *a, const Routed *r, const Stored *dout, Stored *dnorm,
                             Summed *dweight) {
     const StreamBP *s = v->s;
@@ -158,17 +158,17 @@ static void routed_backward(const Visit *v, const Activations *a, const Routed *
     arena_pop(s->arena, mark);
 }
 
-// A linear layer with logits that weigh others: the router, or the scale of the shared expert
+// A linear layer whose logits give weights: the router (of experts), or the shared expert's scale
 typedef struct {
     LayerTensor tensor;
     const Summed *logits;
-    const uint16_t *route; // of the router
+    const uint16_t *route; // the router's routes; NULL for the scale
     const RouterShape *shape;
-    const Stored *x; // its input
-    double scale;    // of the logits
+    const Stored *x; // input of the linear layer
+    double scale;    // factor on the logits
 } Weigher;
 
-// dx[n,C] = (accumulate: +=) the gradient through the logits, from that of the weights; its dW +=
+// dx[n,C] = (accumulate: +=) the gradient through the logits, from dweight, the gradient of the weights; dW +=
 static void weigher_backward(const Visit *v, Weigher of, const Summed *dweight, Stored *dx, int accumulate) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), count = v->c.n * of.shape->E;
@@ -181,7 +181,7 @@ static void weigher_backward(const Visit *v, Weigher of, const Summed *dweight, 
     arena_pop(s->arena, mark);
 }
 
-// dnorm[n,C] += the gradient through the shared expert; its dW +=
+// dnorm[n,C] += the gradient through the shared expert and its scale; dW +=
 static void shared_backward(const Visit *v, const Activations *a, const Stored *dout, Stored *dnorm) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -201,7 +201,7 @@ static void shared_backward(const Visit *v, const Activations *a, const Stored *
     arena_pop(s->arena, mark);
 }
 
-// The gradient of the weights -> that of those by the router, in place; the experts' own factors' +=
+// Turns the gradient of `weight` into the gradient of `chosen`, in place; gradient of the experts' own factors +=
 static void experts_scale_backward(const Visit *v, const Routed *r, Summed *dweight) {
     const size_t E = v->layer->shape.router.E;
     if (r->weight != r->chosen)
@@ -209,7 +209,7 @@ static void experts_scale_backward(const Visit *v, const Routed *r, Summed *dwei
                                           r->rows.first, r->rows.source, r->rows.count, E);
 }
 
-// dout[n,C], gradient of the experts' sum -> dx[n,C] += that of x; dW +=. Norms before experts add theirs, too.
+// dx[n,C] += the gradient through experts, router and their norms, from dout[n,C] of the experts' sum; dW +=
 static void experts_backward(const Visit *v, const Activations *a, const Routed *r, const Stored *dout, Stored *dx) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;

@@ -1,11 +1,11 @@
 /*
 --keep attention: each layer's attention output and log-sum-exp stay from forward to backward, which then skips
-attention's forward; queries, keys and values are projected again. The kept values are what would be recomputed: to the
-bit, except in layers with a window, whose keys are projected in other chunks backward.
+attention's forward; queries, keys and values are projected again. The kept tensors equal the recomputed ones to the
+bit, except in layers with a window: backward projects their keys in other chunks.
 
-They lie on the device, or off-device. Then a chunk's values are stored after its attention, while the rest of its layer
-runs, and loaded one chunk before they are needed, through two slots of a chunk that take turns. A ring (orders/ring.h),
-which has the values of a whole layer at once, moves a layer at a time.
+The kept tensors lie on the device or off-device. Off-device, forward stores a chunk's tensors after its attention,
+while the rest of the layer runs. Backward loads them one chunk ahead. Two slots of one chunk each take turns. A ring
+(orders/ring.h) has a whole layer's tensors at once and moves them a layer at a time.
 */
 #ifndef LLMC_KEPT_ATTENTION_H
 #define LLMC_KEPT_ATTENTION_H
@@ -14,13 +14,13 @@ which has the values of a whole layer at once, moves a layer at a time.
 static int saves_attention(const StreamBP *s) { return keeps(s, LEVEL_ATTENTION) && !keeps_activations(s); }
 static int saves_off_device(const StreamBP *s) { return saves_attention(s) && is_off_device(&s->memory, PLACED_KEPT); }
 
-// Tells whether attention's output need not be recomputed.
+// Tells whether the current pass reads attention's output in place of computing it.
 static int attention_saved(const StreamBP *s) {
     return saves_attention(s) &&
            (s->now.pass == PASS_BACKWARD || (s->now.pass == PASS_RESTORE && !saves_off_device(s)));
 }
 
-// Pushes slots for the chunks in flight during a walk over the layers, and keys that layers share.
+// Pushes slots for the chunks in flight during a walk over the layers, and the keys that layers share.
 static void kept_begin(StreamBP *s) {
     const size_t chunk = layer_chunk(s), slots = s->now.rows > chunk ? 2 : 1;
     if (s->now.pass == PASS_FORWARD_ONLY) push_lent_keys(s, 0);
@@ -43,7 +43,7 @@ static void kept_finish(const StreamBP *s) {
 }
 
 // ---- transfers of rows of a layer, through slot 0 or 1 --------------------------------------------------------------
-// in: loads, else stores. device: memory of the rows by row of the table
+// Starts loading (`in`) or storing token rows `rows` of a layer's kept tensors. device[i]: tensor of table row i
 static void kept_move(StreamBP *s, size_t l, Range rows, size_t slot, int in, void *const device[ACTIVATION_ROWS]) {
     Residency *r = &s->memory;
     const Pager pager = rows.count == s->now.rows ? layer_pager(r, PLACED_KEPT) : chunk_pager(r, PLACED_KEPT, 1);
@@ -56,20 +56,20 @@ static void kept_move(StreamBP *s, size_t l, Range rows, size_t slot, int in, vo
     }
 }
 
-// The same of the tensors of a set of activations
+// Calls kept_move with the tensors of a set of activations.
 static void kept_move_set(const Visit *v, const Activations *a, Range rows, size_t slot, int in) {
     void *device[ACTIVATION_ROWS];
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) device[i] = activation_get(a, &v->layer->row[i]);
     kept_move(v->s, v->l, rows, slot, in, device);
 }
 
-// Starts storing attention's output of some rows, in a forward pass.
+// Starts storing attention's output of rows `rows`, in a forward pass.
 static void kept_store(const Visit *v, const Activations *a, Range rows, size_t slot) {
     if (v->s->now.pass == PASS_FORWARD) kept_move_set(v, a, rows, slot, 0);
 }
 
-// Starts loading the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits
-// it next. In the dry run, where the next visit may be of any chunk, each loads its own.
+// Starts loading the kept tensors of chunk index - 1, which backward visits next. Before the last chunk `index` is
+// chunk_count. In the dry run each chunk loads its own at its visit, as the next visit may be of any chunk.
 static void kept_prefetch(const Visit *v, size_t index) {
     StreamBP *s = v->s;
     const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
@@ -80,7 +80,7 @@ static void kept_prefetch(const Visit *v, size_t index) {
     kept_move(s, v->l, rows, i % 2, 1, s->kept.chunk[i % 2]);
 }
 
-// Sets chunk c's attention output and log-sum-exp where they are kept: free in forward, filled in backward.
+// Points chunk c's attention output and log-sum-exp at the kept tensors or a slot. Waits for the slot's transfers.
 static void kept_attention_set(const Visit *v, Activations *a) {
     StreamBP *s = v->s;
     const size_t slot = v->c.index % 2;

@@ -1,7 +1,7 @@
 /*
 Linear attention (Gated DeltaNet, arXiv 2412.06464). A state S, [DK,DV] for each head, joins the chunks of a layer: it
 passes from token to token, and its gradient passes back. Backward needs S before each chunk. S is kept at intervals and
-recomputed between them (stream/linear_memory.h). A mixer may have the convolution alone: then its inputs are the state.
+recomputed between them (stream/linear_memory.h). In a mixer that is a convolution alone, its last inputs are the state.
 */
 #ifndef LLMC_LINEAR_ATTENTION_H
 #define LLMC_LINEAR_ATTENTION_H
@@ -16,7 +16,7 @@ static Stored *projected_part(const Visit *v, Stored *projected, LayerTensor par
 
 static DeltaShape visit_delta_shape(const Visit *v) { return delta_shape(v->s, v->c, v->layer->shape.linear); }
 
-// mixed[n,W] = silu(causal convolution of q | k | v). Its last inputs pass from chunk to chunk in layer_columns.
+// mixed[n,W] = silu(causal convolution of q | k | v). The convolution's last inputs pass on in layer_columns.
 static void convolution_forward(const Visit *v, const Activations *a) {
     const DeltaShape shape = visit_delta_shape(v);
     v->s->ops->conv_forward(a->mixed, layer_columns(v->s, v->l), a->projected, weight_of(v, CONV_WEIGHT), &shape);
@@ -35,10 +35,10 @@ static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed
     arena_pop(s->arena, mark);
 }
 
-// The part's number in its branch: after attention, if both are summed
+// Returns linear attention's number among its branch's parts: 1 if it is summed with attention, else 0.
 static size_t linear_part_number(const Visit *v) { return has_part(v->layer, PART_ATTENTION); }
 
-// The mixer's norm, S before chunk c -> x_1, S after chunk c
+// Runs linear attention: the mixer's norm, S before chunk c -> x_1, S after chunk c.
 static void linear_attention_forward(const Visit *v, const Activations *a) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
@@ -51,7 +51,8 @@ static void linear_attention_forward(const Visit *v, const Activations *a) {
     part_product(v, 0, linear_part_number(v), a, has_rule(v->layer) ? a->delta_norm : a->mixed);
 }
 
-// dgated[n,HV*DV]: in, gradient of delta_norm; out, of delta_out. Writes z's part of dprojected[n,E].
+// Turns dgated[n,HV*DV], the gradient of delta_norm, into the gradient of delta_out. Writes z's columns of
+// dprojected[n,E]; dW +=
 static void gated_norm_backward(const Visit *v, const Activations *a, Stored *dgated, Stored *dprojected) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
@@ -64,15 +65,16 @@ static void gated_norm_backward(const Visit *v, const Activations *a, Stored *dg
     arena_pop(s->arena, mark);
 }
 
-// dmixed[n,W] -> q | k | v's part of dprojected[n,E]; dW +=. dcolumns: in, gradient at the chunk's end; out, at its start
+// Writes the columns q | k | v of dprojected[n,E] from dmixed[n,W]; dW +=. dcolumns: its gradient at the chunk's end
+// becomes the gradient at the chunk's start.
 static void convolution_backward(const Visit *v, const Activations *a, KeptState before, const Stored *dmixed,
                                  Stored *dprojected, const DeltaShape *shape, Summed *scratch) {
     v->s->ops->conv_backward(dprojected, sum_of(v, CONV_WEIGHT), v->s->linear.dcolumns, dmixed, a->projected,
                              before.columns, weight_of(v, CONV_WEIGHT), shape, scratch);
 }
 
-// ddelta_out[n,HV*DV] -> dprojected[n,E] except z's part; dW +=. dstate, dcolumns: in, gradients at the chunk's end;
-// out, at its start. before: the state at its start
+// Writes dprojected[n,E], except z's columns, from ddelta_out[n,HV*DV]; dW +=. dstate, dcolumns: gradients at the
+// chunk's end become gradients at its start. before: the state at the chunk's start
 static void delta_backward(const Visit *v, const Activations *a, KeptState before, const Stored *ddelta_out,
                            Stored *dprojected) {
     const StreamBP *s = v->s;
@@ -91,7 +93,7 @@ static void delta_backward(const Visit *v, const Activations *a, KeptState befor
     arena_pop(s->arena, mark);
 }
 
-// A convolution alone: dmixed[n,W] -> dprojected[n,W]; dW +=
+// Writes dprojected[n,W] from dmixed[n,W] in a mixer that is a convolution alone; dW +=
 static void convolution_alone_backward(const Visit *v, const Activations *a, const Stored *dmixed, Stored *dprojected) {
     const StreamBP *s = v->s;
     const DeltaShape shape = visit_delta_shape(v);
@@ -123,7 +125,7 @@ static void linear_attention_backward(const Visit *v, Activations *a, Stored *dx
     arena_pop(s->arena, mark);
 }
 
-// Recomputes the delta rule's inputs of chunk c, q, k, v, b and a, or in backward returns what was kept (method full).
+// Recomputes the delta rule's inputs q, k, v, b, a of chunk c. Method full in backward: returns the kept activations.
 static Activations state_activations(const Visit *v) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
@@ -146,7 +148,7 @@ static void chunk_state(const Visit *v, Summed *transfer) {
     drop(v, &a);
 }
 
-// Walks the state through `chunks` of a range, from the one saved before the first. Saves it every `spacing` chunks.
+// Passes the state through `chunks` of a range, from the state saved before the first. Saves it every `spacing` chunks.
 static void states_walk(const Visit *v, size_t half, Range chunks, size_t spacing) {
     StreamBP *s = v->s;
     Visit of = *v;
@@ -158,7 +160,7 @@ static void states_walk(const Visit *v, size_t half, Range chunks, size_t spacin
     }
 }
 
-// Dry run: one chunk of a range counts for `visits` of them.
+// Passes the state through one chunk of a range, in the dry run, and counts it `visits` times.
 static void states_count(const Visit *v, size_t half, size_t visits) {
     StreamBP *s = v->s;
     Visit of = *v;
@@ -168,7 +170,7 @@ static void states_count(const Visit *v, size_t half, size_t visits) {
     chunk_state(&of, NULL);
 }
 
-// Saves states at intervals; their gradient at the end of the sequence = 0. The dry run counts all walks of the layer.
+// Saves the layer's states at intervals; gradient of the last state = 0. The dry run counts states_restore here, too.
 static void states_begin(const Visit *v) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -184,11 +186,11 @@ static void states_begin(const Visit *v) {
     }
 }
 
-// Recomputes the states of the block that ends at chunk `index` of a range, from the nearest saved state. Nothing for
-// other chunks.
+// Recomputes states from the nearest saved state, for the block of chunks that ends at chunk `index` of a range. Does
+// nothing at a chunk that ends no block.
 static void states_restore(const Visit *v, size_t half, size_t index) {
     StreamBP *s = v->s;
-    Range block = {0, chunks_of_range(s, half)}; // the level's block that has the chunk
+    Range block = {0, chunks_of_range(s, half)}; // the level's block that contains chunk `index`
     for (size_t level = 0; !visits_shapes(s) && !keeps_activations(s); level++) {
         const size_t spacing = state_spacing(layer_chunk(s), level), end = block.begin + block.count;
         const Range chunks = {block.begin, (block.count - 1) / spacing * spacing};

@@ -1,13 +1,13 @@
 /*
-The mixer: the branch of a layer that joins its tokens, by attention, by linear attention, or by both, summed. A layer
-may have none. The loops of an order call, for the layer and chunk of a visit,
+The mixer: the branch of a layer that joins its tokens, by attention, by linear attention, or by the sum of both. A
+layer may lack a mixer. The loops of an order call these steps, for the layer and chunk c of a visit:
 
-    mixer_keys         the mixer's norm -> K, V (a state passes on in mixer_forward)
-    mixer_forward      the mixer's norm -> y
-    mixer_begin        before the layer's backward: K, V of all tokens again, or states at intervals; gradients = 0
-    mixer_restore      before the backward of the i-th chunk: the states that it needs
-    recompute          the activations of c up to the MLP
-    mixer_backward     dx of y -> dx of x_l
+    mixer_keys         projects K[c], V[c] from the mixer's norm (a state passes on in mixer_forward)
+    mixer_forward      computes y[c] from the mixer's norm
+    mixer_begin        before the layer's backward: projects K, V of all tokens, or saves states; sets gradients to 0
+    mixer_restore      before the backward of the i-th chunk: recomputes the states before it
+    recompute          recomputes chunk c's activations up to the MLP
+    mixer_backward     turns dx of y[c] into dx of x_l[c]
 */
 #ifndef LLMC_MIXER_H
 #define LLMC_MIXER_H
@@ -15,8 +15,8 @@ may have none. The loops of an order call, for the layer and chunk of a visit,
 #include "linear_attention.h"
 #include "mlp.h"
 
-// Pushes what a layer's chunks share, K, V or states, in a pass that walks layer by layer. Returns the arena's mark
-// before it. Method full has K, V of all layers already.
+// Pushes the K, V or states that a layer's chunks share, in a pass that walks layer by layer. Returns the arena's mark
+// before them. Method full has pushed K, V of all layers already.
 static size_t push_layer_memory(const Visit *v) {
     StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena);
@@ -33,7 +33,7 @@ static size_t push_layer_memory(const Visit *v) {
     return mark;
 }
 
-// Begins a walk over the layers, step 1 first to last or -1 last to first. Returns the arena's mark before it.
+// Begins a walk over the layers: step 1 goes first to last, -1 last to first. Returns the arena's mark before the walk.
 static size_t walk_begin(StreamBP *s, int step) {
     const size_t mark = arena_mark(s->arena);
     kept_begin(s);
@@ -48,7 +48,7 @@ static void walk_end(StreamBP *s, size_t mark) {
     arena_pop(s->arena, mark);
 }
 
-// Pushes what all layers save from forward to backward: routes, shared keys, states of a rank's ranges, activations.
+// Pushes the tensors of all layers that stay until backward: routes, lent keys, states of a rank's ranges, activations.
 static void push_saved(StreamBP *s) {
     routes_push(s, s->now.rows);
     push_lent_keys(s, 0);
@@ -56,23 +56,23 @@ static void push_saved(StreamBP *s) {
     push_kept_activations(s);
 }
 
-// Method full: pushes K, V of all layers, and K before QK-norm.
+// Pushes K, V of all layers, and K before QK-norm (method full).
 static void push_kept_keys(StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     push_key_value(s, d.L, s->now.N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
 }
 
 // ---- the parts of a mixer -------------------------------------------------------------------------------------------
-// What joins the chunks in each: K, V that a window slides over; a state
+// The calls of a part. Chunks are joined by K, V (attention), or by a state (linear attention).
 typedef struct {
     void (*begin)(const Visit *v);             // before the layer's backward
     void (*restore)(const Visit *v, size_t i); // before the backward of the i-th chunk
-    void (*go_back)(const Visit *v);           // to the beginning of chunk c
+    void (*go_back)(const Visit *v);           // to the start of chunk c: slides the window or resets the state
     void (*forward)(const Visit *v, const Activations *a);
     void (*backward)(const Visit *v, Activations *a, Stored *dx); // last to first; the first part ends with dx of x_l
 } MixerPart;
 
-static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // all K, V are there
+static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // K, V of all tokens are stored
 
 static void attention_part_forward(const Visit *v, const Activations *a) {
     const Range rows = {v->c.row, v->c.n};
@@ -98,7 +98,7 @@ static const MixerPart mixer_part[] = {
     {keys_begin, keys_restore, window_project, attention_part_forward, attention_part_backward},
     {states_begin, states_restore_alone, state_go_back, linear_attention_forward, linear_attention_backward}};
 
-// Returns the number of parts: 0 in a layer without a mixer
+// Returns the number of the mixer's parts: 0 in a layer without a mixer.
 static size_t mixer_parts(const Visit *v) { return v->layer->first_mlp ? v->layer->branch[0].parts : 0; }
 
 static const MixerPart *mixer_part_of(const Visit *v, size_t j) {
@@ -106,7 +106,7 @@ static const MixerPart *mixer_part_of(const Visit *v, size_t j) {
 }
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
-// Pushes chunk c's activations up to the MLP, or returns those that stay.
+// Returns chunk c's activations up to the MLP, pushed; with method full the kept activations.
 static Activations chunk_activations(const Visit *v) {
     if (keeps_activations(v->s)) return kept_activations(v);
     Activations a = activations_begin(v);
@@ -146,7 +146,7 @@ static void mixer_restore(const Visit *v, size_t i) {
     for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->restore(v, i);
 }
 
-// Recomputes chunk c's activations up to the MLP, after sliding the window, or resetting the state, back to c.
+// Goes back to chunk c (the window slides, the state is reset). Recomputes c's activations up to the MLP.
 static Activations recompute(const Visit *v) {
     for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->go_back(v);
     Activations a = chunk_activations(v);

@@ -1,6 +1,6 @@
 /*
-The branches after the mixer (section 3.2.2): a chunk of tokens depends on no other. A part of one is a dense MLP, experts
-(experts.h) or the layer's own input (own_input.h).
+The branches after the mixer (section 3.2.2): no chunk of tokens depends on another chunk. A branch's part is a dense
+MLP, experts (experts.h) or the layer's own input (own_input.h).
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
@@ -15,7 +15,7 @@ static void dense_forward(const Visit *v, size_t i, size_t j, const Activations 
     part_product(v, i, j, a, a->activated);
 }
 
-// dx[n,C] += the gradient of x_i from dout[n,C]; dW +=. Gradients overwrite their activations.
+// Runs a dense MLP backward: dx[n,C] += the gradient of x_i, from dout[n,C]; dW +=. Gradients overwrite activations.
 static void dense_backward(const Visit *v, size_t i, const Activations *a, const Stored *dout, Stored *dx) {
     const Shapes *d = &v->layer->shape;
     Stored *dactivated = a->activated, *dgate_up = a->gate_up, *dnorm = adds_to_dx(v, i) ? dx : a->norm[i];
@@ -26,8 +26,8 @@ static void dense_backward(const Visit *v, size_t i, const Activations *a, const
 }
 
 // ---- any branch after the mixer -------------------------------------------------------------------------------------
-// Runs branch i: x_i[c] -> x_{i+1}[c]. r: rows of experts, in backward; NULL: they are pushed here, in forward, where
-// nothing needs the activations afterwards unless they stay
+// Runs branch i: x_i[c] -> x_{i+1}[c]. r: the experts' rows in backward. NULL (forward): pushes them, and may overwrite
+// activations unless they are kept
 static void branch_run(const Visit *v, size_t i, Activations *a, const Routed *r) {
     const Branch *b = branch_of(v, i);
     branch_in(v, i, a);
@@ -45,7 +45,7 @@ static void branch_run(const Visit *v, size_t i, Activations *a, const Routed *r
     }
 }
 
-// dx of x_{i+1}[c] -> dx of x_i[c], in place; dW +=. Gradients overwrite their activations.
+// Runs branch i backward: dx of x_{i+1}[c] -> dx of x_i[c], in place; dW +=. Gradients overwrite activations.
 static void branch_backward(const Visit *v, size_t i, const Activations *a, const Routed *r, Stored *dx) {
     const Branch *b = branch_of(v, i);
     if (b->part[0].kind == PART_OWN_INPUT) {
@@ -60,12 +60,12 @@ static void branch_backward(const Visit *v, size_t i, const Activations *a, cons
     }
 }
 
-// Sets the layer's output, if `branch` is the last one: forward writes it in place of activations.
+// Points x[branch] at the layer's output x_{l+1}[c], if the layer has only `branch` branches.
 static void output_begin(const Visit *v, Activations *a, size_t branch) {
     if (branch == v->layer->branches) a->x[branch] = layer_output(v->s, v->l + 1, v->c);
 }
 
-// y[c], or x_l[c] in a layer without a mixer -> x_{l+1}[c]
+// Runs the branches after the mixer: y[c] (without a mixer x_l[c]) -> x_{l+1}[c]. Stores x_{l+1}[c] if off-device.
 static void mlp_forward(const Visit *v, Activations *a) {
     StreamBP *s = v->s;
     const Layer *layer = v->layer;
@@ -76,8 +76,8 @@ static void mlp_forward(const Visit *v, Activations *a) {
     input_save(s, v->l + 1, v->c);
 }
 
-// dx of x_{l+1}[c] -> dx of y[c], or of x_l[c], in place; dW +=. Recomputes the activations of these branches, up to
-// what no branch reads, unless they stay.
+// Runs these branches backward: dx of x_{l+1}[c] -> dx of y[c] (without a mixer of x_l[c]), in place; dW +=. Recomputes
+// their activations, unless they are kept. Skips a last product whose output nothing reads.
 static void mlp_backward(const Visit *v, Activations *a, Stored *dx) {
     const StreamBP *s = v->s;
     const Layer *layer = v->layer;

@@ -1,12 +1,12 @@
 /*
-A layer's own input (Gemma 4 E2B, E4B): after the MLP a third branch, without a norm before it, gates a vector that belongs to the token and the
-layer, of width P, made of the embeddings x_0 and of a table of the layer:
+A layer's own input (Gemma 4 E2B, E4B): a vector of width P for each token and layer, made of the embeddings x_0 and of
+a table of the layer. A third branch after the MLP, without a norm before it, gates this vector:
 
     own = (norm(x_0 W_projection^T / sqrt(C)) + sqrt(P) table[token]) / sqrt(2)
     out = x + norm(W_out (gelu(W_gate x) own))
 
-It is computed again where it is needed, chunk by chunk, from x_0 (stream/inputs.h). Files hold W_projection and the
-tables of all layers as one tensor each.
+Forward and backward compute the vector chunk by chunk from x_0, which is kept (stream/inputs.h). Files hold
+W_projection of all layers as one tensor, and the tables of all layers as another.
 */
 #ifndef LLMC_OWN_INPUT_H
 #define LLMC_OWN_INPUT_H
@@ -18,7 +18,7 @@ static double own_table_scale(const StreamBP *s) {
     return rounded_to(s->model->dtype, sqrt((double)s->model->config.hidden_size_per_layer_input));
 }
 
-// Divides its input by sqrt(C): an RMSNorm gives the same with eps times C.
+// Returns the norm of x_0 W_projection^T / sqrt(C): an RMSNorm of the undivided input, with eps times C.
 static Norm own_norm(const StreamBP *s) {
     Norm norm = norm_of(s);
     norm.eps *= (double)s->model->config.hidden_size;
@@ -44,7 +44,8 @@ static void own_input_forward(const Visit *v, size_t i, const Activations *a) {
     arena_pop(s->arena, mark);
 }
 
-// down[n,P], gradient of the own input -> dW of table, projection and norm, dx_0 +=. Overwrites a->input_product.
+// Adds down[n,P], the gradient of the own input, to dW of table, projection and norm, and to dx_0. Overwrites
+// a->input_product.
 static void own_input_trains(const Visit *v, const Activations *a, Stored *down) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), first = v->c.row - s->inputs.begin, n = v->c.n;
