@@ -1,27 +1,28 @@
 /*
 Keys, values and their gradients.
 
-Keys and values of a layer go by the token's index in the sequence, not by rows of activations, and so do their
-gradients. A full-attention layer stores the whole sequence; a layer with a window stores the window of the current
-chunk, which slides along the sequence with the chunks: forward in a forward pass, back in backward.
+A token of the sequence indexes keys, values and their gradients; a row indexes activations. A full-attention layer
+stores the keys of the whole sequence. A layer with a window stores the window of the current chunk, which slides along
+the sequence with the chunks: forward in a forward pass, back in backward.
 
-Where ranks share the sequence (llmc/orders/), a full-attention layer stores all tokens, or with a ring the rank's
-own; a layer with a window stores the rank's ranges and before each its halo: the keys that its first query sees.
+If ranks share the sequence (llmc/orders/), a full-attention layer stores the keys of all tokens, or with a ring of the
+rank's own tokens. A layer with a window stores the rank's ranges and a halo before each: the keys that the range's
+first query sees.
 */
 #ifndef LLMC_ATTENTION_MEMORY_H
 #define LLMC_ATTENTION_MEMORY_H
 #include "inputs.h"
 
-// The layer stores only the keys of its window.
+// Tells whether the layer stores only the keys of its window.
 static int layer_slides(const StreamBP *s, size_t l) { return layer_of(s, l)->window && s->kv.rows[1] < s->now.N; }
 
-// The layer's keys travel round a ring of ranks.
+// Tells whether the layer's keys travel round a ring of ranks.
 static int layer_rings(const StreamBP *s, size_t l) {
     return s->setup->ring && s->now.ranks > 1 && !layer_of(s, l)->window;
 }
 
-// Tokens that rank `rank` stores of a layer with a window for one of its ranges: the range and its halo. What the first
-// range stores already is not stored again; an empty range stores nothing.
+// Returns the tokens that rank `rank` stores for one of its ranges, in a layer with a window: the range and its halo.
+// Leaves out tokens that the first range stores already. An empty range stores nothing.
 static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
     const size_t window = window_of_model(&s->model->config);
     const Range first = sequence_part(s->now.N, s->now.ranks, rank, 0),
@@ -35,13 +36,13 @@ static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
-// Elements of a layer's keys; 0: it has none of its own
+// Returns the elements of a layer's keys; 0 if the layer has no keys of its own.
 static size_t keys_of_layer(const StreamBP *s, size_t l) {
     const Layer *layer = layer_of(s, l);
     return has_own_keys(layer) ? s->kv.rows[layer->window != 0] * layer->shape.KV : 0;
 }
 
-// Elements of the keys of all layers, or of whichever has the most
+// Returns the elements of the keys of all layers, or of the layer with the most.
 static size_t keys_of_layers(const StreamBP *s, int all) {
     size_t sum = 0, most = 0;
     for (size_t l = 0; l < s->model->config.num_hidden_layers; l++)
@@ -49,7 +50,8 @@ static size_t keys_of_layers(const StreamBP *s, int all) {
     return all ? sum : most;
 }
 
-// Sets the rows that a layer of each kind stores: of a window what a chunk sees, or a rank's ranges and halos.
+// Sets the rows that a layer of each kind stores. A layer with a window stores the keys that a chunk sees, or a rank's
+// ranges and halos.
 static void set_key_rows(StreamBP *s, size_t layers, size_t tokens, size_t chunk) {
     const size_t window = window_of_model(&s->model->config);
     const int shared = s->now.ranks > 1;
@@ -65,8 +67,8 @@ static void set_key_rows(StreamBP *s, size_t layers, size_t tokens, size_t chunk
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
 }
 
-// Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
-// linear: for keys before QK-norm, too
+// Pushes keys and values of `layers` layers at a time, for `tokens` tokens visited in chunks of at most `chunk`.
+// linear: pushes keys before QK-norm, too
 static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
     set_key_rows(s, layers, tokens, chunk);
     const size_t count = keys_of_layers(s, layers > 1);
@@ -75,7 +77,8 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
     if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count);
 }
 
-// The same for generation, all layers at a time. staged: rows of a pass after them, at tokens from `tokens` on; 0: none
+// Pushes keys and values of all layers for generation. staged: adds rows for one layer's keys of a pass, at tokens from
+// `tokens` on; 0: adds none
 static void push_all_key_values(StreamBP *s, size_t tokens, size_t chunk, size_t staged) {
     set_key_rows(s, s->model->config.num_hidden_layers, tokens, chunk);
     const size_t count = keys_of_layers(s, 1) + staged * (keys_of_layers(s, 0) / tokens);
@@ -91,14 +94,13 @@ static void push_key_value_gradients(StreamBP *s) {
 }
 
 /*
-Shared keys: the last layers may read K, V of an earlier one (num_kv_shared_layers). Of each kind of layers one lends
-them. Its K, V stay from its forward to its backward. A process alone stores those of all tokens, whatever the window.
-dK, dV of all readers add up in one sum until the lender's own backward takes them.
+Shared keys: the last layers may read K, V of an earlier layer (num_kv_shared_layers). One layer of each kind lends its
+K, V, which stay from its forward to its backward. A single process stores the lent K, V of all tokens, whatever the
+window. dK, dV of all readers add up in one sum, which the lender's own backward uses.
 */
 static int shares_keys(const Layer *layer) { return layer->borrows || layer->lends; }
 
-// Pushes K, V of the layers that lend them, or in backward their gradients, which become 0. Method full has K, V of all
-// layers already.
+// Pushes K, V of the layers that lend them, or their gradients, set to 0. Method full has K, V of all layers already.
 static void push_lent_keys(StreamBP *s, int gradients) {
     const Config *c = &s->model->config;
     if (!c->num_kv_shared_layers) return;
@@ -118,7 +120,7 @@ static void push_lent_keys(StreamBP *s, int gradients) {
     }
 }
 
-// Makes a lender's K, V, and in backward their gradients, those of layer l.
+// Points s->kv at the lender's K, V (in backward also dK, dV), for a layer l that lends or borrows them.
 static void select_lent_keys(StreamBP *s, size_t l) {
     const LentKeys *lent = &s->lent[layer_of(s, l)->window != 0];
     if (!keeps_activations(s)) {
@@ -129,7 +131,7 @@ static void select_lent_keys(StreamBP *s, size_t l) {
 }
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
-// All that a layer stores, from row 0: what attention takes, with the spans of layer_spans
+// Returns row 0 of a layer's keys or values, which attention takes together with layer_spans.
 static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
     size_t elements = 0;
     const size_t of = layer_of(s, l)->borrows ? key_value_layer(&s->model->config, l) : l;
@@ -137,8 +139,8 @@ static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
     return stored_row(s, base, elements, 1);
 }
 
-// Offset from a token's index in the sequence to its row in the K/V buffer. The second range of a rank follows the
-// first at once.
+// Returns a token's index in the sequence minus its row in the K/V buffer. A rank's second range directly follows its
+// first range in the buffer.
 static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
     if (layer_rings(s, l)) return token - own_row(s, token);
     if (!layer_slides(s, l)) return 0;
@@ -146,7 +148,7 @@ static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
     return token < s->kv.halo[1].begin ? s->kv.halo[0].begin : s->kv.halo[1].begin - s->kv.halo[0].count;
 }
 
-// A token's row in kv.k, kv.v or kv.k_linear, and in kv.dk or kv.dv, which are of one layer at a time
+// Returns a token's row in kv.k, kv.v or kv.k_linear. Below: its row in kv.dk or kv.dv, which hold one layer at a time
 static Stored *key_value_at(const StreamBP *s, Stored *base, size_t l, size_t token) {
     if (s->kv.staged && token >= s->kv.staged)
         return stored_row(s, base, keys_of_layers(s, 1) + (token - s->kv.staged) * layer_of(s, l)->shape.KV, 1);
@@ -157,7 +159,7 @@ static Summed *key_gradient_at(const StreamBP *s, Summed *base, size_t l, size_t
     return summed_row(s, base, token - tokens_skipped(s, l, token), layer_of(s, l)->shape.KV);
 }
 
-// A chunk's spans for a layer, relative to the layer's row 0
+// Returns a chunk's spans for a layer, relative to the layer's row 0.
 static Spans layer_spans(const StreamBP *s, size_t l, Chunk c) {
     return make_spans(s, c, layer_of(s, l)->window, tokens_skipped(s, l, c.token));
 }
@@ -186,8 +188,8 @@ static void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_
     }
 }
 
-// Makes `first` the token in row 0. Tokens up to `end` stay where they are stored already: [first, end) when the window
-// slides forward, [kv.first, end) when it slides back.
+// Slides a layer's window so that row 0 holds token `first`. Moves the rows of stored tokens that stay: [first, end)
+// when the window slides forward, [kv.first, end) when it slides back.
 static void slide_keys(const StreamBP *s, size_t l, size_t first, size_t end) {
     const Shapes *d = &layer_of(s, l)->shape;
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
@@ -200,8 +202,8 @@ static void slide_keys(const StreamBP *s, size_t l, size_t first, size_t end) {
     slide_rows(s->ops, s->kv.dv, from, to, rows, d->KV * d->summed);
 }
 
-// Before the keys of chunk c of a layer with a window are projected, chunks first to last: makes room for them. Where
-// several layers' keys are stored, all windows slide. A plan puts keys at once where they would have come to lie.
+// Makes room for the keys of chunk c in a layer with a window, before they are projected; chunks go first to last. If
+// all layers' keys are stored, slides all windows. The dry run moves no rows.
 static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
     size_t window = window_of_model(&s->model->config), first = first_key(0, c.token, window);
     if (s->now.ranks > 1 || !layer_slides(s, layer)) return;
@@ -214,9 +216,8 @@ static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
     s->kv.first = first;
 }
 
-// Before chunk c of a layer with a window, chunks last to first. Returns the keys that chunk c sees and later chunks do
-// not: they are to be projected again, and their dK, dV are zero. A plan projects as many as c has: which does not
-// matter.
+// Slides a layer's window back to chunk c; chunks go last to first. Returns the tokens that chunk c sees and no later
+// chunk sees. Their dK, dV become 0; the caller projects their keys again. The dry run returns c's own tokens.
 static Range window_slide_back(StreamBP *s, size_t l, Chunk c) {
     const size_t first = first_key(0, c.token, window_of_model(&s->model->config));
     const Range missing = {first, min_size(s->kv.first, c.token + c.n) - first}, none = {0, 0}, own = {c.token, c.n};

@@ -1,20 +1,20 @@
 /*
-The products of experts as layer/experts.h uses them, with their adapters and matrices in 4 bits; and a router's logits.
-The adapter of a stack of matrices has A [E,r,in] and B [E,out,r] in memory; its products are those of experts, too. It
-has no dropout, as in PEFT.
+The products of experts for layer/experts.h, with adapters and matrices in 4 bits, and a router's logits. The adapter of
+a stack of matrices has A [E,r,in] and B [E,out,r], so its products are grouped by expert, too. It has no dropout, as in
+PEFT.
 */
 #ifndef LLMC_EXPERT_MODULES_H
 #define LLMC_EXPERT_MODULES_H
 #include "modules.h"
 
-// Rows in the order of experts
+// Rows sorted by expert
 typedef struct {
     int32_t *first;  // [E + 1] rows first[e] .. first[e + 1] are expert e's
     int32_t *source; // [count] token * k + slot
     size_t count;
 } ExpertRows;
 
-// A stack of matrices [E,out,in], and its adapter or NULL
+// A stack of matrices [E,out,in] and its adapter; part, a, b NULL: no adapter
 typedef struct {
     size_t in, out;
     const LoraPart *part;
@@ -100,7 +100,7 @@ static void expert_backward_wide(const Visit *v, LayerTensor tensor, ExpertRows 
     if (dh) s->ops->experts_backward_input(dx, dh, stack.a, rows.first, rows.count, E, stack.in, stack.part->rank, 1);
 }
 
-// Both of the above. Returns dh
+// Runs expert_backward_narrow and expert_backward_wide. Returns dh.
 static Stored *expert_backward_input(const Visit *v, LayerTensor tensor, ExpertRows rows, Stored *dx,
                                      const Stored *dout) {
     Stored *dh = expert_backward_narrow(v, tensor, rows, dout);
@@ -108,7 +108,7 @@ static Stored *expert_backward_input(const Visit *v, LayerTensor tensor, ExpertR
     return dh;
 }
 
-// dW, or dA and dB, += from dout[R,out] and x[R,in]; dh: of expert_backward_narrow
+// dW, or dA and dB, += from dout[R,out] and x[R,in]. dh: result of expert_backward_narrow
 static void expert_backward_weight(const Visit *v, LayerTensor tensor, ExpertRows rows, const Stored *dout,
                                    const Stored *x, const Stored *dh) {
     const StreamBP *s = v->s;
@@ -127,7 +127,7 @@ static void expert_backward_weight(const Visit *v, LayerTensor tensor, ExpertRow
     arena_pop(s->arena, mark);
 }
 
-// logits[n,E] = x[n,C] W^T + bias in sums, with the adapters of the router
+// logits[n,E] = x[n,C] W^T + bias, in the type of sums, with the router's adapters
 static void logits_forward(const Visit *v, LayerTensor tensor, Summed *logits, const Stored *x, size_t E) {
     const StreamBP *s = v->s;
     const size_t C = v->layer->shape.C, mark = arena_mark(s->arena), n = v->c.n;

@@ -1,14 +1,19 @@
 /*
-Sums of the gradients of all groups at one time, for orders that visit each group more than once (chunk-major ones).
-They replace what residency.h hands out group by group: grads_hold pushes them, grads_held_begin comes before the first
-accumulation, grads_held returns a group's, grads_release_held releases all. If a group's sums would be the stored
-gradient itself, so are these: no bit depends on where that lies.
+Sums of all groups' gradients at one time, for orders that visit each group more than once (chunk-major orders). They
+replace the sums that residency.h hands out group by group:
+
+    grads_hold            pushes the sums
+    grads_held_begin      call before the first accumulation
+    grads_held            returns a group's sums
+    grads_release_held    releases all groups
+
+Where residency.h sums in the stored gradient itself, so do these: no bit depends on the gradient's place.
 */
 #ifndef LLMC_HELD_GRADIENTS_H
 #define LLMC_HELD_GRADIENTS_H
 #include "residency.h"
 
-// In place of grads_begin.
+// Pushes the sums of all groups. Call it in place of grads_begin.
 static void grads_hold(Residency *r, int last) {
     const size_t count = trained_table(r)->elements;
     const int off_device = is_off_device(r, PLACED_GRADIENTS);
@@ -58,7 +63,7 @@ static void release_held_table(Residency *r, size_t group) {
 
 // Releases all groups, in the order of backward.
 static void grads_release_held(Residency *r) {
-    r->embedding_sums = head_is_tied(r->model) && !r->lora ? r->held : NULL; // the head's is among these
+    r->embedding_sums = head_is_tied(r->model) && !r->lora ? r->held : NULL; // its dW is among the held sums
     memset(r->summed, 0, sizeof(r->summed));
     r->buffers = 1;
     walk_count(&r->walk, r->ops, 1);

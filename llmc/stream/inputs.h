@@ -1,14 +1,14 @@
 /*
-Layer inputs: x_l of each layer l, from forward to backward, and x_L, whose place dx takes.
+Layer inputs: x_l of each layer l stays from forward to backward. dx overwrites x_L.
 
-    kept on the device   [L+1,rows,C], x_L after the others
-    off-device           layers overwrite one x [rows,C] on the device in place. The store of x_l[c] starts when it is
-                         computed, and ends before layer l overwrites it. In backward a second buffer holds x_l of the
-                         current layer; chunk by chunk the next layer's is loaded over it. Each element moves once each
-                         way.
+    kept on the device   [L+1,rows,C], x_L last
+    off-device           all layers overwrite one x [rows,C] on the device, in place. The store of x_l[c] starts when
+                         x_l[c] is computed, and ends before layer l overwrites x_l[c]. In backward a second buffer
+                         holds x_l of the current layer. Chunk by chunk the next layer's input is loaded over it. Each
+                         element moves once each way.
 
-Where layers have inputs of their own (layer/own_input.h), which they make from x_0, that stays on the device beside
-these, and its gradient through them.
+Some models give each layer an input of its own, made from x_0 (layer/own_input.h). Then x_0 and its gradient through
+these inputs stay on the device as well.
 
 --inputs-every K keeps the input of every K-th layer. Before backward visits another layer, forward reruns from the last
 kept input and fills K-1 more inputs: L/K + K-1 in place of L.
@@ -24,7 +24,7 @@ static int inputs_off_device(const StreamBP *s) {
 
 static int input_is_kept(const StreamBP *s, size_t l) { return l % s->memory.every == 0; }
 
-// Layers whose inputs are kept; others' inputs that exist at one time in backward
+// Return the number of kept inputs, and of other inputs that exist at one time in backward.
 static size_t inputs_kept(const StreamBP *s) {
     return (s->model->config.num_hidden_layers + s->memory.every - 1) / s->memory.every;
 }
@@ -33,30 +33,30 @@ static size_t inputs_restored(const StreamBP *s) {
     return min_size(s->memory.every, s->model->config.num_hidden_layers) - 1;
 }
 
-// The last layer before the next kept input
+// Tells whether the input after x_l is a kept one, or l is the last layer.
 static int input_is_last(const StreamBP *s, size_t l) {
     return (l + 1) % s->memory.every == 0 || l + 1 == s->model->config.num_hidden_layers;
 }
 
-// Restored inputs that backward does not need at once, of all layers
+// Returns the number of restored inputs, over all layers, that backward does not need at once.
 static size_t inputs_stored_again(const StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers, every = s->memory.every, rest = L % every;
     return L / every * (max_size(every, 2) - 2) + max_size(rest, 2) - 2;
 }
 
-// The layer's [rows,C] in Inputs.kept, from row `row` on
+// Returns layer l's input in Inputs.kept, from row `row` on.
 static Stored *kept_input(const StreamBP *s, size_t l, size_t row) {
     const size_t within = l % s->memory.every, slot = within ? inputs_kept(s) + within - 1 : l / s->memory.every;
     return stored_row(s, s->inputs.kept, slot * s->now.rows + row, s->model->config.hidden_size);
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
-// Tells whether x_0 has a gradient that anything trains.
+// Tells whether a trained tensor needs the gradient of x_0.
 static int first_input_trains(const StreamBP *s) {
     return s->now.pass >= PASS_FORWARD && (!s->memory.lora || lora_trains_embedding(s->memory.lora));
 }
 
-// Pushes x_0, with its gradient if that is needed: 0.
+// Pushes x_0, and if needed its gradient, set to 0.
 static void push_first_input(StreamBP *s) {
     const size_t count = s->now.rows * s->model->config.hidden_size, P = s->model->config.hidden_size_per_layer_input;
     Inputs *in = &s->inputs;
@@ -93,7 +93,7 @@ static void first_input_keep(const StreamBP *s, const Stored *x, size_t row, siz
 }
 
 // ---- where an input is ----------------------------------------------------------------------------------------------
-// Device memory of x_l from row `row` on; in backward x_L is dx.
+// Returns the device memory of x_l, from row `row` on. In backward layer_input of x_L is dx.
 static Stored *layer_input(const StreamBP *s, size_t l, size_t row) {
     const size_t C = s->model->config.hidden_size;
     const int forward = s->now.pass <= PASS_FORWARD, last = l == s->model->config.num_hidden_layers;
@@ -103,19 +103,19 @@ static Stored *layer_input(const StreamBP *s, size_t l, size_t row) {
     return forward && !input_is_kept(s, l) ? stored_row(s, s->inputs.x, row, C) : kept_input(s, l, row);
 }
 
-// dx from row `row` on: it lies where x_L was.
+// Returns dx, which lies where x_L was, from row `row` on.
 static Stored *gradient_at(const StreamBP *s, size_t row) {
     return layer_input(s, s->model->config.num_hidden_layers, row);
 }
 
-// dx of x_0, rows [row, row + n), += the gradient through the layers' own inputs; dW of their norm +=. Both sums are 0
-// afterwards, for another chunk's.
+// Adds the gradient through the layers' own inputs to dx of x_0, rows [row, row + n), and to dW of their norm. Sets
+// both sums back to 0, for another chunk.
 static void first_input_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw) {
     const Shapes d = shapes_of(s->model);
     const Inputs *in = &s->inputs;
     if (!in->dfirst) return;
     Stored *dfirst = stored_row(s, in->dfirst, row - in->begin, d.C);
-    s->ops->dropout(layer_input(s, d.L, row), dfirst, n, d.C, 0, 0, 0, 1); // adds: a rate of 0 drops none
+    s->ops->dropout(layer_input(s, d.L, row), dfirst, n, d.C, 0, 0, 0, 1); // dx += dfirst: rate 0 drops nothing
     s->ops->zero(dfirst, n * d.C * d.stored);
     if (!dw.tables || s->memory.lora) return;
     s->ops->gradient_add(at(dw.tables, s->model->model_offset[INPUTS_NORM], dtype_size(dw.tables_type)), dw.tables_type,
@@ -123,14 +123,14 @@ static void first_input_backward(const StreamBP *s, size_t row, size_t n, GroupS
     s->ops->zero(in->dnorm, d.P * d.summed);
 }
 
-// Memory for x_l[c], which is computed now: off-device over that of the layer before, once this is stored
+// Returns the memory to compute x_l[c] into. Off-device it holds x_{l-1}[c], whose store is awaited first.
 static Stored *layer_output(const StreamBP *s, size_t l, Chunk c) {
     page_finish(s->ops, &s->inputs.slot[c.index % INPUT_SLOTS]);
     return layer_input(s, l, c.row);
 }
 
 // ---- in flight ------------------------------------------------------------------------------------------------------
-// The dry run visits one layer of a kind, and counts it as if each layer of the kind moved the mean.
+// Starts loading (`in`) or storing x_l[c]. mean: transfers of a layer on average, by which the dry run counts bytes
 static void input_move(StreamBP *s, size_t l, Chunk c, int in, double mean) {
     Residency *r = &s->memory;
     const size_t bytes = c.n * r->model->config.hidden_size * dtype_size(r->model->dtype);
@@ -138,7 +138,7 @@ static void input_move(StreamBP *s, size_t l, Chunk c, int in, double mean) {
               layer_input(s, l, c.row), kept_input(s, s->memory.walk.dry ? 0 : l, c.row), bytes);
 }
 
-// Stores x_l[c], which was computed. A restored one that backward needs at once stays in place.
+// Starts storing x_l[c] after it was computed. Leaves a restored input that backward needs at once in place.
 static void input_save(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, kept = inputs_kept(s);
     const int forward = s->now.pass == PASS_FORWARD;
@@ -148,7 +148,7 @@ static void input_save(StreamBP *s, size_t l, Chunk c) {
     const double mean = !forward ? (double)inputs_stored_again(s) / (double)(L - kept)
                         : l      ? (double)(kept - 1) / (double)L
                                  : 1;
-    if (mean > 0) input_move(s, l, c, 0, mean); // else the dry run's layers of this kind store none
+    if (mean > 0) input_move(s, l, c, 0, mean); // mean 0: the dry run stores nothing
 }
 
 static void inputs_await(const StreamBP *s) {
@@ -156,7 +156,7 @@ static void inputs_await(const StreamBP *s) {
     page_await(s->ops, &s->inputs.slot[0]);
 }
 
-// Pushes room for x_l in backward, and loads the first one that it needs.
+// Pushes backward's buffer for x_l, and starts loading the input that backward needs first.
 static void inputs_begin(StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     if (!inputs_off_device(s)) return;
@@ -166,15 +166,16 @@ static void inputs_begin(StreamBP *s) {
         input_move(s, (L - 1) / s->memory.every * s->memory.every, visit(s, chunk_at(s, i)), 1, 1);
 }
 
-// Returns the layers whose forward makes the input of backward's layer, where it was not kept: from the last kept input
-// to that layer, once per group of K layers.
+// Returns the layers to rerun forward before backward's layer l: from the last kept input up to x_l, once per group of
+// K layers. Returns none if their inputs exist.
 static Range missing_layers(const StreamBP *s, size_t l) {
     const size_t every = s->memory.every;
     const Range missing = {l / every * every, input_is_last(s, l) ? l % every : 0};
     return missing;
 }
 
-// Begins the walk over them. The dry run visits backward's layer and counts it for all missing layers like it.
+// Begins the walk over the missing layers. The dry run visits v's layer in their place, and counts it for all missing
+// layers like it.
 static Visit first_missing(const Visit *v) {
     StreamBP *s = v->s;
     Walk *walk = &s->memory.walk;
@@ -193,13 +194,13 @@ static Visit first_missing(const Visit *v) {
     return r;
 }
 
-// Returns to backward's layer after that walk.
+// Returns to backward's layer after the walk over the missing layers.
 static void backward_again(const Visit *v) {
     inputs_await(v->s);
     v->s->now.pass = PASS_BACKWARD, v->s->memory.walk.step = -1, v->s->memory.walk.layers = v->times;
 }
 
-// Backward is done with x_l[c]: loads the input that is needed next into its rows.
+// Ends backward's use of x_l[c]: starts loading the input that backward needs next over it.
 static void input_done(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, next = layer_before(&s->memory, l);
     if (!inputs_off_device(s) || (next >= L && walk_is_in_order(&s->memory.walk))) return;

@@ -4,8 +4,9 @@ A layer is a list of residual branches, made once, at setup:
     x_{i+1} = x_i + post(sum_j post_j(f_j(pre(x_i))))        x_0: the layer's input, x_branches: its output
 
 f_j is a part: a function that ends in a linear layer, or in the products of experts. Families differ in the list.
-Llama's is {attention}, {MLP}; Gemma 3 has a norm after each; Gemma 4 adds experts to the MLP and a branch of the layer's
-own input; a layer of one branch has a mixer alone, or an MLP alone. Only the first branch may join tokens (the mixer).
+Llama's list is {attention}, {MLP}. Gemma 3 has a norm after each branch. Gemma 4 adds experts to the MLP, and a branch
+with the layer's own input. A layer of one branch is a mixer alone or an MLP alone. Only the first branch, the mixer,
+may join tokens.
 
 This file alone knows which layer of which family has which parts. The steps in llmc/layer/ walk the list.
 */
@@ -15,7 +16,7 @@ This file alone knows which layer of which family has which parts. The steps in 
 #include "llmc/model/rope_frequency.h"
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
-// Of linear attention: heads, elements of a head, convolution channels, taps
+// Linear attention: key and value heads, elements of a head, convolution channels, taps
 typedef struct {
     size_t HK, HV, DK, DV, W, taps;
     size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a
@@ -26,7 +27,7 @@ typedef struct {
     size_t C, V, L;               // hidden, vocabulary, layers
     size_t NH, NKV, HD, Q, KV, R; // Q = NH*HD, KV = NKV*HD; R: rotated elements of a head
     size_t FF, H;                 // H: width of the MLP's first product
-    size_t I, shared;             // width of an expert, of the shared one
+    size_t I, shared;             // width of an expert, of the shared expert
     size_t P;                     // width of the layers' own inputs; 0: none
     size_t stored, summed;        // bytes of an element
     size_t logits_stride;         // elements from row to row of logits
@@ -75,7 +76,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     return s;
 }
 
-// Returns what all layers have in common; the rest is of a layer with full attention.
+// Returns the shapes of a full-attention layer. Members that no form changes (C, V, L, ...) serve all layers.
 static Shapes shapes_of(const Model *model) { return shapes_in(model, FORM_FULL); }
 
 // ---- the list -------------------------------------------------------------------------------------------------------
@@ -85,12 +86,12 @@ enum { BRANCHES_MOST = 3, PARTS_MOST = 2 };
 
 typedef struct {
     PartKind kind;
-    LayerTensor product; // its last linear layer
-    LayerTensor post;    // the norm after it, before the sum; LAYER_TENSORS: none
+    LayerTensor product; // the part's last linear layer
+    LayerTensor post;    // the norm after the part, before the branch's sum; LAYER_TENSORS: none
 } BranchPart;
 
 typedef struct {
-    LayerTensor pre, pre_bias, post; // the norms before and after; LAYER_TENSORS: none
+    LayerTensor pre, pre_bias, post; // the norms before and after the branch; LAYER_TENSORS: none
     BranchPart part[PARTS_MOST];
     size_t parts;
 } Branch;
@@ -103,9 +104,9 @@ typedef struct {
     Side side;
     size_t field, width; // offset in Activations; elements of a token, 0: the layer has no such tensor
     int summed;
-    KeepLevel level;     // the least one at which it stays from forward to backward
-    const char *name[3]; // of a chunk's or with method full; where it stays without all others; in flight
-    size_t before;       // widths of the layers before
+    KeepLevel level;     // least level at which the tensor stays until backward
+    const char *name[3]; // on the arena: of a chunk or method full; kept alone (--keep attention); in flight
+    size_t before;       // sum of the widths of earlier layers
 } ActivationRow;
 
 enum { ACTIVATION_ROWS = 32 };
@@ -117,20 +118,20 @@ typedef struct {
     size_t branches;
     size_t first_mlp;           // branches from here on join no tokens: 1 after a mixer, else 0
     unsigned has;               // bit k: a part of PartKind k
-    int borrows, lends;         // keys and values are another layer's; other layers read them
-    size_t window;              // keys that a query sees; 0: all before it
-    int rotates;                // queries and keys, by position
-    size_t number[LAYER_KINDS]; // layers of each kind before it
-    size_t state;               // layers with a state before it
+    int borrows, lends;         // reads another layer's keys and values; other layers read this layer's
+    size_t window;              // keys that a query sees; 0: all earlier keys
+    int rotates;                // 1: rotary embedding of queries and keys
+    size_t number[LAYER_KINDS]; // earlier layers of each kind
+    size_t state;               // earlier layers with a state
     ActivationRow row[ACTIVATION_ROWS];
 } Layer;
 
 static int has_part(const Layer *layer, PartKind kind) { return layer->has >> kind & 1; }
 static int has_state(const Layer *layer) { return has_part(layer, PART_LINEAR); }
-static int has_rule(const Layer *layer) { return !(layer->form & FORM_CONVOLUTION); } // of its state: the delta rule
+static int has_rule(const Layer *layer) { return !(layer->form & FORM_CONVOLUTION); } // the delta rule
 static int has_own_keys(const Layer *layer) { return has_part(layer, PART_ATTENTION) && !layer->borrows; }
 
-// The tensor, if a layer of this form has it
+// Returns the tensor if a layer of this form has it, else LAYER_TENSORS.
 static LayerTensor tensor_of_form(const Config *c, unsigned form, LayerTensor tensor) {
     return tensor == LAYER_TENSORS || layer_tensor_shape(c, form, tensor).rows ? tensor : LAYER_TENSORS;
 }
@@ -142,7 +143,7 @@ static Branch *layer_branch(Layer *layer, const Config *c, LayerTensor pre, Laye
     return b;
 }
 
-// Adds a part to a branch, if a layer of this form has its last product.
+// Adds a part to a branch, if a layer of this form has the part's last product.
 static void layer_part(Layer *layer, const Config *c, Branch *b, PartKind kind, LayerTensor product, LayerTensor post) {
     const BranchPart part = {kind, product, tensor_of_form(c, layer->form, post)};
     if (tensor_of_form(c, layer->form, product) == LAYER_TENSORS) return;
@@ -150,7 +151,7 @@ static void layer_part(Layer *layer, const Config *c, Branch *b, PartKind kind, 
     layer->has |= 1u << kind;
 }
 
-// Makes a layer of this form: its branches in order, without those that have no part.
+// Makes a layer of this form: its branches in order. Skips a branch without parts.
 static Layer layer_make(const Model *model, unsigned form) {
     const Config *c = &model->config;
     Layer layer = {0};

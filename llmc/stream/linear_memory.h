@@ -1,11 +1,12 @@
 /*
 Memory of linear attention: in place of keys and values the current document's state, which passes from chunk to chunk.
-It is S [HV,DK,DV] of the delta rule and the last taps - 1 inputs of the convolution.
+The state is S [HV,DK,DV] of the delta rule and the last taps - 1 inputs of the convolution.
 
-Backward visits the chunks last to first and needs the state before each. A first walk over the layer saves it at
-intervals of at least STATE_INTERVAL tokens. At the last chunk of an interval, backward recomputes the states within it:
-before every chunk if there are at most STATE_FAN, else at smaller intervals, and so on. Memory is N / STATE_INTERVAL
-states, and at most STATE_FAN - 1 for each level below, for any chunk. It holds one layer at a time, as K, V do.
+Backward visits the chunks last to first and needs the state before each chunk. A first walk over the layer saves the
+state at intervals of at least STATE_INTERVAL tokens. At the last chunk of an interval, backward recomputes the states
+within the interval: before every chunk if it has at most STATE_FAN chunks, else at smaller intervals, and so on. Memory
+is N / STATE_INTERVAL states, and at most STATE_FAN - 1 states for each level below, for any chunk size. As with K and
+V, the states of one layer exist at a time.
 
     level        0                        1                  ...   last
     every        STATE_INTERVAL tokens    1/STATE_FAN of it        chunk
@@ -24,8 +25,8 @@ static size_t state_spacing(size_t chunk, size_t level) {
     return spacing;
 }
 
-// Returns the live states of a level. Level 0: one per interval. Below: those of one interval except its first, which
-// the level above holds.
+// Returns the number of live states of a level. Level 0 has one state per interval. A level below has the states within
+// one interval of the level above, which holds the first of them.
 static size_t states_of_level(size_t chunk, size_t level, size_t chunks) {
     if (!chunks) return 0;
     if (!level) return (chunks - 1) / state_spacing(chunk, 0) + 1;
@@ -60,13 +61,13 @@ static size_t chunks_visited_again(size_t chunk, size_t level, size_t chunks) {
            chunks_visited_again(chunk, level + 1, chunks % spacing);
 }
 
-// The same on the levels below level 0 alone
+// Returns how many of these chunk visits fall on the levels below level 0.
 static size_t chunks_visited_below(size_t chunk, size_t chunks) {
     const size_t spacing = state_spacing(chunk, 0);
     return chunks ? chunks_visited_again(chunk, 0, chunks) - (chunks - 1) / spacing * spacing : 0;
 }
 
-// Returns the chunks of a range, in the dry run too.
+// Returns the number of chunks of a range; the dry run, too, counts all of them.
 static size_t chunks_of_range(const StreamBP *s, size_t half) {
     return (s->now.own[half].count + layer_chunk(s) - 1) / layer_chunk(s);
 }
@@ -83,7 +84,7 @@ static void push_states(StreamBP *s, size_t layers, size_t slots, size_t slot_to
         push_stored(s, SHARE_KV, "inputs before a chunk's convolution", layers * slots * d.linear.columns);
 }
 
-// Pushes what backward adds: the gradient of the current state, and the states at intervals.
+// Pushes the state's memory for backward: the gradient of the current state, and the states at intervals.
 static void push_state_gradients(StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     const size_t half = states_kept(layer_chunk(s), chunks_of_range(s, 0)),
@@ -95,7 +96,7 @@ static void push_state_gradients(StreamBP *s) {
     s->linear.kept_half = half;
 }
 
-// Shared sequences: pushes the states before the rank's ranges, and their T, of `layers` layers.
+// Pushes the states before the rank's ranges, and T of the ranges (scan.h), of `layers` layers, for shared sequences.
 static void push_range_states(StreamBP *s, size_t layers) {
     const Shapes d = shapes_of(s->model);
     const size_t ranges = 2 * layers;
@@ -120,14 +121,14 @@ static Stored *layer_columns(const StreamBP *s, size_t l) {
     return stored_row(s, s->linear.columns, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).linear.columns);
 }
 
-// Valid until the next make_spans, whose spans it holds
+// Returns the delta rule's shape for chunk c. It is valid until the next make_spans.
 static DeltaShape delta_shape(const StreamBP *s, Chunk c, LinearShape d) {
     const DeltaShape shape = {make_spans(s, c, 0, 0), d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
     return shape;
 }
 
 // ---- states at intervals -------------------------------------------------------------------------------------------
-// A saved state: that before a chunk
+// A saved state: the state before a chunk
 typedef struct {
     Summed *state;
     Stored *columns;
@@ -150,7 +151,7 @@ static KeptState state_before(const StreamBP *s, Chunk c) {
     return kept_state(s, half, visits_shapes(s) ? 0 : c.index - (half ? range_chunks(s, 0, layer_chunk(s)) : 0));
 }
 
-// keep: saves the current state to `kept`, else loads it.
+// Saves the current state to `kept` (keep = 1), or restores it from `kept`.
 static void state_copy(const StreamBP *s, KeptState kept, int keep) {
     const Shapes d = shapes_of(s->model);
     void *state[2] = {s->linear.state, kept.state}, *columns[2] = {s->linear.columns, kept.columns};

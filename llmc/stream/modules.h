@@ -1,26 +1,26 @@
 /*
-The modules of a decoder block as the steps of streambp.h use them: linear layers with their bias and adapters (lora.h),
-norms, and QK-norm with rotary embedding. Forward overwrites its output. Backward adds dW to trained weights, or dA and
-dB to adapters, and always computes the gradient of the input.
+The modules of a decoder block for the steps of streambp.h: linear layers with bias and adapters (lora.h), norms, and
+QK-norm with rotary embedding. Forward overwrites its output. Backward adds dW to trained weights, or dA and dB to
+adapters, and always computes the gradient of the input.
 
 An adapter's activations are [n,rank] and live during one product; backward recomputes them. Its dropout is a function
-of (seed, A, token) alone: parts of one module drop the same, and recomputation and chunks do not change it.
+of (seed, A, token) alone. So parts of one module drop the same elements, also recomputed and in other chunks.
 */
 #ifndef LLMC_MODULES_H
 #define LLMC_MODULES_H
 #include "inputs.h"
 
-#define RANDOM_STREAM_DROPOUT 0x64726f706f7574ull // of random.h ("dropout")
+#define RANDOM_STREAM_DROPOUT 0x64726f706f7574ull // stream of random.h ("dropout")
 
 // ---- adapters -------------------------------------------------------------------------------------------------------
 typedef struct {
     LayerTensor weight, bias; // bias LAYER_TENSORS: none
     size_t in, out;           // weight[out,in]
-    LayerTensor last;         // adapters are those of tensors weight .. last, in adjacent columns of the output
+    LayerTensor last;         // tensors weight .. last have adapters, for adjacent columns of the output
     size_t stride;            // elements from row to row of the output
 } Linear;
 
-// The last of the projections whose columns are adjacent: a convolution alone has one
+// Returns the last of linear attention's adjacent projections. A convolution alone has one projection.
 static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ? IN_A_WEIGHT : IN_QKV_WEIGHT; }
 
 static Linear linear_of(const Visit *v, LayerTensor tensor) {
@@ -30,7 +30,7 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d->KV; break;
     case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->KV; break;
     case O_WEIGHT: linear.bias = O_BIAS, linear.in = d->Q, linear.out = d->C; break;
-    case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d->H, linear.last = UP_WEIGHT; break; // one product of both
+    case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d->H, linear.last = UP_WEIGHT; break; // gate and up
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d->FF, linear.out = d->C; break;
     case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;
     case SHARED_SCALE_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = 1; break;
@@ -57,7 +57,7 @@ static size_t tensor_rows(const Visit *v, int tensor) {
     return layer_tensor_shape(&v->s->model->config, v->layer->form, (LayerTensor)tensor).rows;
 }
 
-// Returns the product with tensors first .. last alone, whose output is their columns.
+// Returns the part of a product that computes the columns of tensors first .. last alone.
 static Linear linear_part(const Visit *v, LayerTensor product, LayerTensor first, LayerTensor last) {
     Linear linear = linear_of(v, product);
     linear.weight = first, linear.last = last, linear.out = 0;
@@ -69,7 +69,7 @@ typedef struct {
     const LoraPart *part;
     const Stored *a, *b; // [rank,in], [columns,rank]
     size_t column;       // first column of the product's output that it adds to
-    uint64_t seed;       // of its dropout
+    uint64_t seed;       // seed of its dropout
 } Adapter;
 
 enum { ADAPTERS_MOST = 4 };
@@ -107,7 +107,7 @@ static int outer_adapter(const StreamBP *s, GroupWeights w, ModelTensor tensor, 
     return 1;
 }
 
-// Returns the rate: 0 in a pass without gradients.
+// Returns the rate of the adapters' dropout: 0 in a pass without gradients.
 static double dropout_rate(const StreamBP *s) { return s->now.pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
 
 // Returns an adapter's input: x[n,in], or with dropout a dropped copy, pushed.
@@ -140,7 +140,7 @@ static Stored *embedding_narrow(const StreamBP *s, const Adapter *adapter, size_
     return h;
 }
 
-// x[n,C] of rows [row, row + n); keeps them where layers have inputs of their own.
+// Adds the embedding's adapter to x[n,C], rows [row, row + n). Keeps x_0 for the layers' own inputs.
 static void embedding_adapter_forward(const StreamBP *s, Stored *x, size_t row, size_t n, GroupWeights w) {
     const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
     Adapter adapter;
@@ -152,7 +152,7 @@ static void embedding_adapter_forward(const StreamBP *s, Stored *x, size_t row, 
     arena_pop(s->arena, mark);
 }
 
-// dA, dB += from dx[n,C]. Collective: ranks gather the weights even with n = 0.
+// dA, dB of the embedding's adapter += from dx[n,C]. Collective: ranks gather the weights even with n = 0
 static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row, size_t n, GroupSums dw) {
     const Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
@@ -178,8 +178,8 @@ static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row
 }
 
 // ---- linear layers --------------------------------------------------------------------------------------------------
-// out[n,rows] = x[n,in] W^T (+ bias) (+ residual, which may be out), rows of out `stride` apart; W[rows,in] = weight,
-// or in 4 bits at `offset` of its group
+// out[n,rows] = x[n,in] W^T (+ bias) (+ residual, which may be out), rows of out `stride` apart. W[rows,in]: `weight`,
+// or a matrix in 4 bits at `offset` of its group
 static void matrix_forward(const Visit *v, size_t offset, const Stored *weight, Stored *out, const Stored *x,
                            const Stored *bias, const Stored *residual, size_t in, size_t rows, size_t stride) {
     const StreamBP *s = v->s;
@@ -191,7 +191,7 @@ static void matrix_forward(const Visit *v, size_t offset, const Stored *weight, 
         s->ops->linear_forward(out, x, weight, bias, residual, v->c.n, in, rows, stride);
 }
 
-// Runs a linear layer without its adapters: one product, or with matrices in 4 bits one for each tensor.
+// Runs a linear layer without its adapters: one product, or with matrices in 4 bits one product for each tensor.
 static void product_forward(const Visit *v, Linear linear, Stored *out, const Stored *x, const Stored *residual) {
     const StreamBP *s = v->s;
     const Stored *bias = weight_of(v, linear.bias);
@@ -289,8 +289,8 @@ static void linear_backward(const Visit *v, LayerTensor tensor, Stored *dx, cons
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
-// The residual stream x = x + m f(norm(x)), with m = residual_multiplier, is kept as x / m. An RMSNorm divides by its
-// input's size, so with eps / m^2 it gives the same: no branch is multiplied, and embeddings are divided by m.
+// Returns the model's norm. The residual stream x = x + m f(norm(x)), m = residual_multiplier, is stored as x / m: so
+// embeddings are divided by m, and no branch is multiplied. An RMSNorm of x / m with eps / m^2 equals the norm of x.
 static Norm norm_of(const StreamBP *s) {
     const Config *config = &s->model->config;
     const double m = config->residual_multiplier;
@@ -298,14 +298,14 @@ static Norm norm_of(const StreamBP *s) {
     return norm;
 }
 
-// out[n,C] = norm(x[n,C]) + residual, by the layer's tensors; bias, residual: LAYER_TENSORS and NULL where absent
+// out[n,C] = norm(x[n,C]) + residual, by the layer's tensors. bias LAYER_TENSORS, residual NULL: absent
 static void norm_forward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *out, const Stored *x,
                          const Stored *residual) {
     v->s->ops->norm_forward(out, x, weight_of(v, weight), weight_of(v, bias), residual, v->c.n, v->layer->shape.C,
                             norm_of(v->s));
 }
 
-// dx[rows,width] = (or +=) the gradient of x, dw and db += those of w and b
+// dx[rows,width] = (accumulate: +=) the gradient of x; dw, db += the gradients of weight and bias
 static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
                                const Stored *x, const Stored *w, size_t rows, size_t width, int accumulate) {
     const size_t mark = arena_mark(s->arena);
@@ -314,7 +314,8 @@ static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed
     arena_pop(s->arena, mark);
 }
 
-// Runs norm_forward backward: dx[n,C] = (accumulate: +=) the gradient of x; dW +=. Without accumulate dx may be dout or x.
+// Runs norm_forward backward: dx[n,C] = (accumulate: +=) the gradient of x; dW +=. If it does not accumulate, dx may be
+// dout or x.
 static void norm_backward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *dx, const Stored *dout,
                           const Stored *x, int accumulate) {
     norm_rows_backward(v->s, dx, sum_of(v, weight), sum_of(v, bias), dout, x, weight_of(v, weight), v->c.n,
@@ -322,7 +323,7 @@ static void norm_backward(const Visit *v, LayerTensor weight, LayerTensor bias, 
 }
 
 // ---- QK-norm and rotary embedding -----------------------------------------------------------------------------------
-// The rows of QK-norm of chunk c's queries (Q_NORM) or keys (K_NORM): heads, or tokens where it is over all heads
+// The rows that QK-norm takes of chunk c's queries (Q_NORM) or keys (K_NORM): a head each, or all heads of a token
 typedef struct {
     size_t heads, rows, width;
 } HeadRows;
@@ -334,7 +335,7 @@ static HeadRows head_rows(const Visit *v, LayerTensor norm) {
     return rows;
 }
 
-// x[n,heads,HD], rotated by position in place, or back
+// Rotates x[n,heads,HD] by position, in place; backward: rotates it back.
 static void rotate(const Visit *v, LayerTensor norm, Stored *x, int backward) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -345,8 +346,8 @@ static void rotate(const Visit *v, LayerTensor norm, Stored *x, int backward) {
                      backward);
 }
 
-// out[n,heads,HD] = QK-norm and rotary embedding of `linear`, the queries or keys before QK-norm; out itself if the
-// family has none
+// out[n,heads,HD] = QK-norm and rotary embedding of `linear`, the queries or keys before QK-norm. Without QK-norm
+// `linear` is out
 static void rotary_forward(const Visit *v, LayerTensor norm, Stored *out, const Stored *linear) {
     const HeadRows of = head_rows(v, norm);
     if (v->layer->shape.qk_norm)
@@ -354,7 +355,7 @@ static void rotary_forward(const Visit *v, LayerTensor norm, Stored *out, const 
     rotate(v, norm, out, 0);
 }
 
-// Runs rotary_forward backward on dx, in place; the norm's dW +=
+// Runs rotary_forward backward on dx, in place; dW of QK-norm +=
 static void rotary_backward(const Visit *v, LayerTensor norm, Stored *dx, const Stored *linear) {
     const HeadRows of = head_rows(v, norm);
     rotate(v, norm, dx, 1);

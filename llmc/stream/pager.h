@@ -1,14 +1,14 @@
 /*
-Pages: what lies off-device, in host memory or in a file on a disk (arena.h), passes through slots of device memory, as
-ops work on the device alone. A page is a group, a layer, a chunk or a slice: one tensor or several.
+Pages: tensors in host memory or in a file on a disk (arena.h) pass through slots of device memory, because ops work on
+the device alone. A page is a group, a layer, a chunk or a slice: one tensor or several.
 
     page_ask      gives a slot to a page, once the slot's last store is done
-    page_load     starts loading a tensor of it, in pieces; runs beside ops
+    page_load     starts loading a tensor of the page, in pieces, while ops run
     page_await    waits for the slot's loads
-    page_store    starts storing a tensor back; runs beside ops
+    page_store    starts storing a tensor to its home, while ops run
     page_finish   waits for the slot's stores
 
-Bytes are counted by phase and way. A dry run counts a visit `times` times, so bytes moved are bytes planned.
+Bytes are counted by phase and way. The dry run counts a visit `times` times, so bytes moved are bytes planned.
 */
 #ifndef LLMC_PAGER_H
 #define LLMC_PAGER_H
@@ -19,7 +19,7 @@ typedef enum { PHASE_FORWARD, PHASE_BACKWARD, PHASE_UPDATE, PHASES } Phase;
 typedef enum { WAY_HOST_OUT, WAY_HOST_IN, WAY_DISK_OUT, WAY_DISK_IN, WAYS } Way; // out: from the device
 
 typedef struct {
-    Phase phase; // the current one
+    Phase phase; // the current phase
     double bytes[PHASES][WAYS];
 } Moved;
 
@@ -27,7 +27,7 @@ typedef struct {
 #define PAGE_PIECE ((size_t)256 << 20) // most bytes of one transfer: a layer of experts has gigabytes
 #endif
 
-// Where pages of a kind are at home, and how often a dry run counts a visit
+// The home of a kind of pages, and how often the dry run counts a visit
 typedef struct {
     const Ops *ops;
     Moved *moved;
@@ -36,9 +36,9 @@ typedef struct {
 } Pager;
 
 typedef struct {
-    size_t page;          // in the slot or in flight to it, where asked
+    size_t page;          // the page in the slot or in flight to it; valid if asked
     int asked;            // from page_ask until its user is done with the page
-    int64_t ticket[WAYS]; // of the last transfers
+    int64_t ticket[WAYS]; // of the last transfer each way
     int64_t collective;   // of the page's last collective between ranks
 } PageSlot;
 
@@ -47,7 +47,7 @@ static Way page_way(Pager p, int in) { return (Way)((p.place == PLACE_DISK ? WAY
 static void page_move(Pager p, PageSlot *slot, int in, void *device, void *home, size_t bytes) {
     const Way way = page_way(p, in);
     p.moved->bytes[p.moved->phase][way] += p.times * (double)bytes;
-    for (size_t done = 0, n; done < bytes; done += n) {  // the last ticket is awaited for all
+    for (size_t done = 0, n; done < bytes; done += n) {  // awaiting the last piece awaits all
         void *there = (void *)((uintptr_t)home + done);  // NOLINT(performance-no-int-to-ptr): in a plan it may be NULL
         void *here = (void *)((uintptr_t)device + done); // NOLINT(performance-no-int-to-ptr)
         n = min_size(bytes - done, PAGE_PIECE);
@@ -71,7 +71,7 @@ static void page_wait(const Ops *ops, const PageSlot *slot, int in) {
 static void page_finish(const Ops *ops, const PageSlot *slot) { page_wait(ops, slot, 0); }
 static void page_await(const Ops *ops, const PageSlot *slot) { page_wait(ops, slot, 1); }
 
-// Returns whether the page is to be loaded: not if it has been asked for before.
+// Gives the slot to a page. Returns 1 if the caller has to load the page, 0 if it was asked for before.
 static int page_ask(const Ops *ops, PageSlot *slot, size_t page) {
     if (slot->asked && slot->page == page) return 0;
     page_finish(ops, slot);

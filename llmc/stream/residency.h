@@ -1,25 +1,28 @@
 /*
-Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets its work with a few calls and never asks:
+The places of weights and gradients (layer inputs: inputs.h). streambp.h brackets its work with a few calls and never
+asks where a tensor is:
 
     weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
     layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
     grads_begin / end                                     around the pass of a micro-batch
-    grads_hold, held_begin, held, release_held            in place of grads_acquire: all groups' (held_gradients.h)
+    grads_hold, held_begin, held, release_held            in place of grads_acquire: all groups' sums at one time
+                                                          (held_gradients.h)
 
-With LoRA the model's weights are frozen: they have no gradient, and the table of adapters (lora.h) has gradients and
-an optimizer instead. Adapters lie beside the weights and move with their layer. The table may hold copies of the
-embedding and the head, which are then used and trained in their place. A frozen model may be stored in 4 bits
-(storage.h): groups move as stored, and weights_acquire decodes one into the type of the model. With few rows
-(generation) products read the codes themselves.
+With LoRA the model's weights are frozen and have no gradient. The table of adapters (lora.h) has gradients and an
+optimizer instead. A layer's adapters move together with its weights. The table may hold copies of the embedding and the
+head, which are then used and trained in place of the model's. A frozen model may be stored in 4 bits (storage.h):
+groups move as stored, and weights_acquire decodes a group into the type of the model. With few rows (generation)
+products read the codes themselves.
 
-Gradient precision: within a group dW is summed in Summed. If the stored gradient has that type and is not sharded, dW
-is summed in it. Else it is summed in one group-sized buffer, and grads_release adds this once to the stored gradient.
+Gradient precision: dW of a group is summed in type Summed. If the stored gradient has this type and is not sharded, the
+sums are made in place. Else they are made in one group-sized buffer, which grads_release adds to the stored gradient.
 
-Several processes (world.h): a group's gradient is reduced over all ranks when it is released, once, whatever the number
-of chunks: in place at the step's last micro-batch, from a buffer at every micro-batch, after which the rank adds its
-shard to what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, stage 3 stage 2 whose weights are
-gathered before they are used: they give the same bits, and all do where each reduces from buffers, or a step has one
-micro-batch. Two buffers take turns, so that one layer's communication runs beside another's computation.
+Several processes (world.h): grads_release reduces a group's gradient over all ranks, once, whatever the number of
+chunks. Sums in place are reduced at the step's last micro-batch. Sums in a buffer are reduced at every micro-batch, and
+the rank adds its shard of them to the stored gradient. Stage 0 is stage 1, followed by a gather of all sums. Stage 3 is
+stage 2, preceded by a gather of each group's weights. So stages 0 and 1, and stages 2 and 3, give the same bits. All
+four do if all reduce from buffers, or a step has one micro-batch. Two buffers take turns: one layer's communication
+runs during another's computation.
 */
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H
@@ -28,16 +31,16 @@ micro-batch. Two buffers take turns, so that one layer's communication runs besi
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 typedef struct {
-    char *weights;        // of the group, from its first element
-    char *adapters;       // of the group, from its first element; NULL: none, or a pass of the reference
-    char *matrix;         // of the head: [V,C], the embedding where they are tied; else NULL, and with `stored`
-    const size_t *offset; // of a layer's tensors (layer_offsets); else NULL
-    const char *stored; // matrices in 4 bits are used as they are (coded_matrix): the group as it is stored; else NULL
-    size_t first;       // then: its first parameter
-    char *base;         // of the embedding or the head: weights of the model, also where a trained copy replaces them
+    char *weights;        // the group's weights, from its first element
+    char *adapters;       // the group's adapters, from its first element; NULL: none, or a pass of the reference
+    char *matrix;         // the head's matrix [V,C], tied: the embedding; NULL in other groups, and with `stored`
+    const size_t *offset; // offsets of a layer's tensors (layer_offsets); else NULL
+    const char *stored;   // the group as stored, if products read matrices in 4 bits (coded_matrix); else NULL
+    size_t first;         // number of the group's first parameter, with `stored`
+    char *base;           // the model's embedding or head, also if a trained copy replaces it
 } GroupWeights;
 
-// Switches to the weights of the reference, and back.
+// Switches from the trained weights to the reference's weights, or back.
 static void reference_swap(Residency *r) {
     char **trained = r->lora ? &r->adapters : &r->weights, *now = *trained;
     const Place place = r->place[PLACED_WEIGHTS];
@@ -49,7 +52,7 @@ static void reference_swap(Residency *r) {
     if (!r->lora) r->place[PLACED_WEIGHTS] = r->place[PLACED_REFERENCE], r->place[PLACED_REFERENCE] = place;
 }
 
-// A group's weights are loaded or gathered into buffers before they are used.
+// Tells whether a group's weights are loaded or gathered into buffers before use.
 static int weights_are_staged(const Residency *r) {
     return weights_sharding(r).ranks > 1 || is_off_device(r, PLACED_WEIGHTS);
 }
@@ -62,8 +65,8 @@ static void gather_shards(Residency *r, PageSlot *slot, const Model *table, size
                                     dtype_size(table->dtype));
 }
 
-// Starts loading a group into `out`: own shard, then all-gather. If the shard is off-device, the gather starts in
-// group_await.
+// Starts loading a group into `out`: this rank's shard, then an all-gather. If the shard is off-device, group_await
+// starts the gather.
 static void group_ask(Residency *r, PageSlot *slot, const Model *table, char *held, size_t group, char *out) {
     const size_t size = dtype_size(table->dtype);
     const Range own = sharded_range(table, weights_sharding(r), group);
@@ -89,7 +92,7 @@ static void layer_await(Residency *r, LayerBuffer *b) {
     b->page.asked = 0;
 }
 
-// Starts loading a layer into the buffer that the current layer is not in.
+// Starts loading a layer into the buffer that does not hold the current layer.
 static LayerBuffer *layer_ask(Residency *r, size_t layer) {
     LayerBuffer *b = &r->gathered[r->model->config.num_hidden_layers > 1 && !r->current];
     if (b->page.asked && b->page.page != layer) layer_await(r, b);
@@ -99,13 +102,13 @@ static LayerBuffer *layer_ask(Residency *r, size_t layer) {
     return b;
 }
 
-// The product of `rows` rows with a group's matrices in 4 bits is as fast without decoding them.
+// Tells whether products of `rows` rows read a group's matrices in 4 bits undecoded, as this is fast for few rows.
 static int codes_serve(const Residency *r, size_t group, size_t rows) {
     return rows <= r->ops->quantised_rows && group_decodes(r, group);
 }
 
-// w->weights = out: a group's weights in the type of the model, for products of `rows` rows; stored: its first byte.
-// With few rows linear layers' codes and all experts stay where they are: products read them there.
+// Decodes a group's weights from `stored` to `out` and sets *w, for products of `rows` rows. With few rows skips
+// experts and linear layers in 4 bits, which products read from `stored`.
 static void group_decode(Residency *r, size_t group, size_t rows, const char *stored, char *out, GroupWeights *w) {
     const size_t size = dtype_size(r->model->dtype), begin = group_begin(r->model, group);
     const Model *table = stored_table(r);
@@ -126,15 +129,15 @@ static void group_decode(Residency *r, size_t group, size_t rows, const char *st
     }
 }
 
-// A matrix in 4 bits, or rows of one from `first` on (GPT-2's c_attn holds q, k and v)
+// A matrix in 4 bits, or a matrix's rows from `first` on (GPT-2's c_attn holds q, k and v)
 typedef struct {
-    const void *record; // of [rows,.]; NULL: it is among the group's decoded weights, or
-    const void *floats; // of experts: as it is stored
+    const void *record; // codes of [rows,.]; NULL: the matrix is decoded, or in `floats`
+    const void *floats; // experts that are stored without codes
     const QuantFormat *format;
     size_t rows, first;
 } CodedMatrix;
 
-// The matrix at an offset of a group
+// Finds the stored matrix at an element offset of a group. All members 0: products read decoded weights.
 static CodedMatrix coded_matrix(const Residency *r, GroupWeights w, size_t offset) {
     CodedMatrix m = {0};
     if (!w.stored) return m;
@@ -150,7 +153,7 @@ static CodedMatrix coded_matrix(const Residency *r, GroupWeights w, size_t offse
     return m;
 }
 
-// A layer's weights as they are used
+// Sets w->weights to a layer's weights: `stored`, or decoded from it.
 static void layer_decode(Residency *r, size_t layer, size_t rows, char *stored, GroupWeights *w) {
     w->weights = stored;
     if (group_decodes(r, layer)) group_decode(r, layer, rows, stored, r->decoded, w);
@@ -169,7 +172,8 @@ static char *push_table(Residency *r, const Model *table, size_t group, const ch
     return (char *)arena_push(r->arena, SHARE_WEIGHTS, name, group_elements(table, group), dtype_size(table->dtype));
 }
 
-// The embedding's or the head's weights as they are used. Of these lm_head alone, the last, can be in 4 bits.
+// Sets w->weights to the embedding or the head: `stored`, or decoded from it. Only lm_head, the last tensor of its
+// group, can be in 4 bits.
 static void table_decode(Residency *r, size_t group, size_t rows, char *stored, GroupWeights *w) {
     w->weights = stored;
     if (!group_decodes(r, group)) return;
@@ -179,7 +183,7 @@ static void table_decode(Residency *r, size_t group, size_t rows, char *stored, 
     group_decode(r, group, rows, stored, decoded, w);
 }
 
-// The trained copy of the embedding or the head takes the place of the model's (lora.h); an adapter goes with it.
+// Replaces the embedding or the head by its trained copy (lora.h), or sets its adapter.
 static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
     const Model *table = &r->lora->table;
     char *copy = (char *)at(r->adapters, group_begin(table, group), dtype_size(table->dtype));
@@ -198,7 +202,7 @@ static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
 }
 
 // Returns the weights of the embedding or the head, loaded, gathered and decoded on the arena until weights_release.
-// rows: of the products to come; if few, codes of 4 bits are not decoded
+// rows: rows of the following products; with few rows, matrices in 4 bits are not decoded
 static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     const Model *model = r->model, *table = stored_table(r);
     const size_t size = dtype_size(model->dtype);
@@ -224,12 +228,12 @@ static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     return w;
 }
 
-// A deferred step of the optimizer is taken through `group`, before its weights are used.
+// Runs a deferred step of the optimizer for the groups up to `group`, before its weights are used.
 static void weights_step(Residency *r, size_t group) {
     if (r->hook.context) r->hook.group(r, group);
 }
 
-// For forward products of `rows` rows
+// Acquires a group's weights for forward products of `rows` rows.
 static GroupWeights weights_acquire_for(Residency *r, size_t group, size_t rows) {
     const Model *table = stored_table(r);
     GroupWeights w = {0};
@@ -245,8 +249,8 @@ static GroupWeights weights_acquire_for(Residency *r, size_t group, size_t rows)
 
 static GroupWeights weights_acquire(Residency *r, size_t group) { return weights_acquire_for(r, group, SIZE_MAX); }
 
-// Starts loading the walk's next layer. Call it after all loads that `layer` itself waits for. The dry run's next visit
-// may be of any layer, so there each loads its own.
+// Starts loading the walk's next layer. Call it after all loads that `layer` itself waits for. In the dry run each
+// visit loads its own layer, as the next visit may be of any layer.
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->walk.step > 0 ? layer + 1 : layer_before(r, layer);
     if (!weights_are_staged(r) || !walk_is_in_order(&r->walk) || next >= r->model->config.num_hidden_layers) return;
@@ -254,7 +258,7 @@ static void weights_prefetch(Residency *r, size_t layer) {
     layer_ask(r, next);
 }
 
-// Parts of the progress bar that a layer's backward with its recomputation counts; its forward counts one.
+// Parts of the progress bar for a layer's recomputation and backward; its forward is one part
 #define LAYER_BACKWARD_PARTS 3
 
 static void weights_release(Residency *r, size_t group) {
@@ -264,7 +268,7 @@ static void weights_release(Residency *r, size_t group) {
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
-// dW is summed in the stored gradient itself.
+// Tells whether dW is summed in the stored gradient itself.
 static int sums_in_place(const Residency *r) {
     return r->gradient_type == dtype_of_sums(r->model->dtype) && gradients_sharding(r).ranks == 1;
 }
@@ -273,7 +277,8 @@ static Summed *sums_at(void *base, size_t element, const Residency *r) {
     return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
 }
 
-// Call before the first micro-batch; with --update forward, after the deferred step.
+// Begins a step's gradient with 0. Call it before the first micro-batch; with --update forward, after the deferred
+// step.
 static void grads_zero(Residency *r) {
     const Model *table = trained_table(r);
     if (r->hook.context) return;
@@ -290,7 +295,8 @@ static Summed *push_sums(Residency *r, const char *name, size_t count) {
 }
 
 // ---- the stored gradient of a group ---------------------------------------------------------------------------------
-// All of a group is worked on where sums are in place, and where all ranks get it in the end; else this rank's shard.
+// Tells whether this rank works on all of a group's gradient: with sums in place, and in stage 0, where all ranks get
+// it. Else it works on its shard.
 static int group_is_whole(const Residency *r) { return sums_in_place(r) || r->world.zero < ZERO_OPTIMIZER; }
 
 static char *push_stored_gradient(Residency *r, const char *name, size_t group) {
@@ -302,7 +308,8 @@ static char *push_stored_gradient(Residency *r, const char *name, size_t group) 
                               dtype_size(r->gradient_type));
 }
 
-// Starts loading it. A step's first micro-batch starts from 0, but for the embedding that a tied head has added to.
+// Starts loading a group's stored gradient. A step's first micro-batch sets it to 0, except for an embedding whose
+// gradient a tied head has added to.
 static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
     const Model *table = trained_table(r);
     const Sharding s = gradients_sharding(r), shards = group_is_whole(r) ? sharding_whole() : own_sharding(r);
@@ -314,7 +321,7 @@ static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
     void *home = at(r->gradients, g->begin, size);
     if (!is_off_device(r, PLACED_GRADIENTS))
         g->memory = (char *)home;
-    else if (r->holds && sums_in_place(r)) // was loaded with those of all groups
+    else if (r->holds && sums_in_place(r)) // was loaded with all groups' gradients
         g->memory = (char *)sums_at(r->held, g->begin, r);
     else if (r->first && !(group == GROUP_EMBEDDING && r->head_is_stored))
         r->ops->zero(g->memory, g->count * size);
@@ -322,7 +329,7 @@ static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
         page_load(layer_pager(r, PLACED_GRADIENTS), &g->page, g->memory, home, g->count * size);
 }
 
-// Returns the parts of a parameter's squares: of the largest one.
+// Returns the partial sums of squares per parameter: as many as the largest parameter needs.
 static size_t parameter_parts(const Model *table) {
     size_t most = 1;
     for (size_t i = 0; i < table->parameter_count; i++)
@@ -330,7 +337,7 @@ static size_t parameter_parts(const Model *table) {
     return most;
 }
 
-// Squares of this rank's shard of a parameter's gradient, which `memory` holds from element `begin` on
+// Sums the squares of this rank's shard of a parameter's gradient. memory: the stored gradient from element `begin` on
 static void parameter_squares(const Residency *r, size_t parameter, const char *memory, size_t begin, double *squares) {
     const Model *table = trained_table(r);
     const Parameter *p = &table->parameters[parameter];
@@ -350,7 +357,7 @@ static double *push_squares(const Residency *r) {
                                 trained_table(r)->parameter_count * parameter_parts(trained_table(r)), sizeof(double));
 }
 
-// Returns the squares of the whole gradient, on the arena; of an off-device gradient backward has made them.
+// Returns the sums of squares of all parameters' gradients, pushed. Off-device: backward has computed them.
 static const double *gradient_squares(const Residency *r) {
     double *squares = r->squares ? r->squares : push_squares(r);
     for (size_t i = 0; i < trained_table(r)->parameter_count && !r->squares; i++)
@@ -358,7 +365,7 @@ static const double *gradient_squares(const Residency *r) {
     return squares;
 }
 
-// Starts storing it: it is complete for this micro-batch, once its collective is done.
+// Ends a micro-batch's work on a group's stored gradient. Off-device: awaits its collective and starts storing it.
 static void stored_return(Residency *r, StoredGradient *g) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type);
@@ -375,14 +382,14 @@ static void stored_return(Residency *r, StoredGradient *g) {
                g->count * size);
 }
 
-// Stage 0: all ranks get the whole gradient of the step, after its reduction.
+// All-gathers a group's gradient after the step's reduction, in stage 0.
 static void gather_gradient(Residency *r, StoredGradient *g) {
     if (!r->last || r->world.zero >= ZERO_OPTIMIZER || alone(r)) return;
     g->page.collective = ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, g->memory, g->count, SHARD_ALIGNMENT,
                                       dtype_size(r->gradient_type));
 }
 
-// Starts reducing a group's sums over all ranks. Those in place are reduced at the step's last micro-batch.
+// Starts reducing a group's sums over all ranks. Sums in place are reduced at the step's last micro-batch alone.
 static int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
     if (sums_in_place(r) && !r->last) return 0;
     return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARD_ALIGNMENT);
@@ -399,12 +406,12 @@ static void add_sums(Residency *r, StoredGradient *g, Summed *sums) {
 
 // ---- sums of a group ------------------------------------------------------------------------------------------------
 typedef struct {
-    Summed *layer;       // a layer's dW in the order of its tensors; with LoRA of its adapters, or all of a group's
-    Summed *norm, *head; // of the head: the final norm's (weight, bias), and the matrix
-    void *tables;        // of the embedding group: its op adds to them directly,
-    DType tables_type;   // in this type
-    StoredGradient stored[2]; // of the head or the embedding, and of the embedding that the head is tied to
-    const size_t *offset;     // of a layer's tensors (layer_offsets); else NULL
+    Summed *layer;            // dW of a layer's tensors, in their order; with LoRA dW of the group's adapters
+    Summed *norm, *head;      // the head: dW of the final norm (weight, bias), dW of the matrix
+    void *tables;             // the embedding group: dW of its tables, to which its op adds
+    DType tables_type;        // type of `tables`
+    StoredGradient stored[2]; // of the head or the embedding; of the embedding that the head is tied to
+    const size_t *offset;     // offsets of a layer's tensors (layer_offsets); else NULL
 } GroupSums;
 
 static GradientBuffer *gradient_buffer(Residency *r, size_t layer) { return &r->summed[layer % r->buffers]; }
@@ -470,11 +477,11 @@ static void head_sums(Residency *r, GroupSums *sums) {
     else
         sums->head = sums_at(sums->norm, norm, r);
     if (!r->lora) return;
-    sums->layer = sums->head, sums->norm = NULL; // which is frozen
+    sums->layer = sums->head, sums->norm = NULL; // the norm is frozen
     if (!r->lora->saves[LM_HEAD]) sums->head = NULL;
 }
 
-// The embedding's gradient goes to the stored one directly; that of its adapter is summed first.
+// Tells whether the embedding's op adds to the stored gradient directly. An adapter's gradient is summed first.
 static int embedding_is_direct(const Residency *r) {
     return alone(r) && !r->holds && (!r->lora || r->lora->saves[EMBEDDING]);
 }
@@ -534,8 +541,8 @@ static void grads_release(Residency *r, size_t group, GroupSums sums) {
     arena_pop(r->arena, r->sums_mark);
 }
 
-// Around the forward and backward pass of a micro-batch. Beside other processes a tied matrix has one sum, from the
-// head to the embedding, so that it is sent once. last: of the step's micro-batches
+// Begins the forward and backward pass of a micro-batch; grads_end ends it. With several processes a tied matrix has
+// one sum, from the head to the embedding, so that it is reduced once. last: the micro-batch is the step's last
 static void grads_begin(Residency *r, int last) {
     r->last = last;
     const int wanted = !alone(r) && !r->lora && !r->holds && !sums_in_place(r) && head_is_tied(r->model);
@@ -560,8 +567,8 @@ static void push_layer(Residency *r, LayerBuffer *b, int first) {
                                  first ? "one layer's adapters" : "the next layer's adapters");
 }
 
-// Pushes buffers of gradients: one is computed, sums of another are reduced over ranks, a stored gradient is stored. In
-// place, with sums of other micro-batches, the next one is loaded already.
+// Pushes the gradient buffers that layers use in turn: one layer is computed while another's sums are reduced over
+// ranks and a third's gradient is stored. Sums in place over several micro-batches also load the next layer's gradient.
 static void push_gradients(Residency *r) {
     const size_t L = r->model->config.num_hidden_layers;
     const int in_place = sums_in_place(r), off_device = is_off_device(r, PLACED_GRADIENTS), ranks = !alone(r);
@@ -583,7 +590,8 @@ static void push_gradients(Residency *r) {
     }
 }
 
-// Pushes buffers for one layer, or for several in turn. step 1: first to last; -1: last to first, with gradients.
+// Begins a walk over the layers: pushes buffers of weights, which layers use in turn. step 1: first to last; -1: last
+// to first, with buffers of gradients
 static void layers_begin(Residency *r, int step) {
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
     r->walk.step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;

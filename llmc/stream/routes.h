@@ -1,18 +1,18 @@
 /*
-Routes: the experts of each token, data of the forward pass. They are chosen once, in the pass that goes forward first,
-and stored for all layers: backward, with other chunks or other kernels, recomputes the same function, though its logits
-may differ in their last bits. 2 k bytes a token and layer. A batch may bring the routes that wrote its texts: it takes
-them (--router-replay), with weights from its own logits, or counts how many of its own are others.
+Routes: the experts of each token. The first forward pass chooses the routes and stores them for all layers, 2 k bytes
+a token and layer. So backward recomputes the same function, even if other chunks or kernels change a logit's last bits.
+A batch may bring the routes of the pass that wrote its texts. Then the model uses these (--router-replay), with weights
+from its own logits, or counts how many of its own routes differ.
 
-Two losses of the routers may be added to the objective's. With p = softmax(z) of a token's logits, f_e the share of
-rows of expert e times k, P_e the mean of p_e, both over all tokens and layers of the micro-batch (and of the ranks that
-share its sequence),
+Two losses of the routers may be added to the objective's loss. Let p = softmax(z) of a token's logits. Let f_e be the
+share of rows of expert e times k, and P_e the mean of p_e. Both are taken over all tokens and layers of the micro-batch
+(and the ranks that share its sequence). The losses are
 
     balance   coefficient E sum_e f_e P_e     its gradient: dz_e = coefficient E / N p_e (f_e - sum_j p_j f_j)
     z         coefficient mean of log(sum_e exp z_e)^2
 
-each divided by the micro-batches of the step, as TRL does. Forward counts rows; backward needs nothing but f (as
-transformers' load_balancing_loss_func; N = tokens times layers with experts).
+each divided by the micro-batches of the step, as TRL does. N is tokens times layers with experts, as in transformers'
+load_balancing_loss_func. Forward counts rows; backward needs f alone.
 */
 #ifndef LLMC_ROUTES_H
 #define LLMC_ROUTES_H
@@ -23,14 +23,14 @@ static size_t expert_layers(const StreamBP *s) {
     return expert_layers_before(&s->model->config, s->model->config.num_hidden_layers);
 }
 
-// Tells whether routes are chosen in this pass, and whether they are stored.
+// Tell whether routes are chosen in this pass, and whether they are stored.
 static int routes_are_chosen(const StreamBP *s) {
     const Pass pass = s->now.pass;
     return pass <= PASS_FORWARD_FIRST || (pass == PASS_FORWARD && !method_is_chunk_major(s->setup->method));
 }
 static int routes_are_stored(const StreamBP *s) { return s->now.pass != PASS_FORWARD_ONLY; }
 
-// Pushes the routes of `rows` tokens, and sums for the losses; sums = 0.
+// Pushes the routes of `rows` tokens, and the sums of the losses, set to 0.
 static void routes_push(StreamBP *s, size_t rows) {
     const Shapes d = shapes_of(s->model);
     const size_t layers = expert_layers(s), E = d.router.E;
@@ -46,14 +46,14 @@ static void routes_push(StreamBP *s, size_t rows) {
     s->ops->zero(r->sums, (E + 1) * sizeof(double));
 }
 
-// The stored routes of layer l from row `row` on
+// Returns the stored routes of layer l, from row `row` on.
 static uint16_t *stored_routes(const StreamBP *s, size_t l, size_t row) {
     const size_t layer = expert_layers_before(&s->model->config, l);
     return (uint16_t *)at(s->routes.route, (layer * s->routes.rows + row) * shapes_of(s->model).router.k,
                           sizeof(uint16_t));
 }
 
-// Returns memory for the routes of n tokens of layer l, from row `row` on: where they are stored, or pushed.
+// Returns memory for the routes of n tokens of layer l, from row `row` on: the stored routes' memory, else pushed.
 static uint16_t *routes_memory(const StreamBP *s, size_t l, size_t row, size_t n) {
     const size_t k = shapes_of(s->model).router.k;
     if (routes_are_stored(s)) return stored_routes(s, l, row);
@@ -61,7 +61,7 @@ static uint16_t *routes_memory(const StreamBP *s, size_t l, size_t row, size_t n
     return (uint16_t *)arena_push(s->arena, SHARE_WORKSPACE, "routes", n * k, sizeof(uint16_t));
 }
 
-// Chooses the routes of tokens [token, token + n) from their logits, or takes those of the batch, and counts them.
+// Chooses the routes of tokens [token, token + n) from their logits, or copies the batch's routes. Counts the routes.
 static void routes_choose(const StreamBP *s, size_t l, size_t token, size_t n, uint16_t *route, const Summed *logits) {
     const RouterShape router = shapes_of(s->model).router;
     const Batch *batch = s->now.batch;
@@ -73,26 +73,26 @@ static void routes_choose(const StreamBP *s, size_t l, size_t token, size_t n, u
     s->ops->router_choose(route, logits, bias, n, &router, batch->routes.replays);
     if (!routes_are_stored(s)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "router's scratch", s->ops->router_count_scratch(n, router.E));
-    double *sums = router.kind == ROUTER_SOFTMAX ? s->routes.sums : NULL; // which the losses are of
+    double *sums = router.kind == ROUTER_SOFTMAX ? s->routes.sums : NULL; // other routers have no losses
     s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), sums, logits, route, n,
                          &router, scratch);
     arena_pop(s->arena, mark);
 }
 
-// Makes what backward needs for the losses, once the rows of all layers are counted. Collective among ranks that share
-// the sequence.
+// Computes the factors of the losses' gradient for backward, once the rows of all layers are counted. Collective among
+// ranks that share the sequence.
 static void routes_balance(StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     const size_t layers = expert_layers(s), E = d.router.E;
     const DType type = dtype_of_sums(s->model->dtype);
     Routes *r = &s->routes;
-    if (!layers || !s->routes.host_sums) return; // a plan has none
+    if (!layers || !s->routes.host_sums) return; // NULL in the dry run
     const double N = (double)s->now.N * (double)layers;
     const double share = s->now.batch->empty ? 0 : 1 / fmax(r->micro_batches, 1); // an empty batch has no loss
     double *f = r->host_sums + E + 1, *values = f + E;
     s->ops->copy_out(r->host_count, r->count, layers * E * sizeof(int64_t));
     s->ops->copy_out(r->host_sums, r->sums, (E + 1) * sizeof(double));
-    for (size_t i = 0; i < layers * E; i++) { // from integers, in place
+    for (size_t i = 0; i < layers * E; i++) { // converts integers in place
         int64_t rows;
         memcpy(&rows, &r->host_count[i], sizeof(rows));
         r->host_count[i] = (double)rows;
@@ -114,13 +114,13 @@ static int route_has(const uint16_t *route, size_t k, uint16_t expert) {
     return 0;
 }
 
-// Adds the share of experts that are not among those of the pass that wrote the text. Collective among ranks that share
-// the sequence.
+// Adds the share of chosen experts that differ from the batch's routes, those of the pass that wrote its text.
+// Collective among ranks that share the sequence.
 static void routes_compare(const StreamBP *s, Metrics *metrics) {
     enum { MOST = 8192 };
     uint16_t chosen[MOST];
     const size_t k = shapes_of(s->model).router.k, piece = MOST / k;
-    double sums[2] = {0, 0}; // experts that differ, all
+    double sums[2] = {0, 0}; // choices that differ, all choices
     if (!s->now.batch->routes.expert || s->now.batch->routes.replays) return;
     for (size_t i = 0, n; i < expert_layers(s) * s->routes.rows; i += n) {
         const size_t layer = i / s->routes.rows, row = i % s->routes.rows, second = row >= s->now.own[0].count;
@@ -137,7 +137,7 @@ static void routes_compare(const StreamBP *s, Metrics *metrics) {
     metric_add(metrics, "router_differs", sums[0], sums[1]);
 }
 
-// Adds what the last sequence's routes tell.
+// Adds metrics of the last sequence's routes: the use of experts and the losses.
 static void routes_metrics(const StreamBP *s, Metrics *metrics) {
     const size_t layers = expert_layers(s), E = shapes_of(s->model).router.E;
     const Routes *r = &s->routes;
@@ -162,8 +162,8 @@ static void routes_metrics(const StreamBP *s, Metrics *metrics) {
     if (r->z_coefficient > 0) metric_add(metrics, "z_loss", r->host_sums[E] / N, 1);
 }
 
-// Moves the biases of routers by `rate`, up where an expert had fewer rows than the mean in the step, down where more
-// (arXiv 2408.15664). `bias`: host [layers with experts,E]. Every rank has the step's rows.
+// Moves the routers' biases by `rate`: up if an expert had fewer rows than the mean in the step, down if more (arXiv
+// 2408.15664). bias: host [layers with experts,E]. Every rank has the counts of the whole step.
 static void routes_bias_update(StreamBP *s, float *bias, double rate) {
     const size_t layers = expert_layers(s), E = shapes_of(s->model).router.E;
     for (size_t l = 0; l < layers; l++) {

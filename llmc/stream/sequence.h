@@ -1,20 +1,20 @@
 /*
 The sequence: its chunks, and its copies between host and device.
 
-A chunk is a range of consecutive tokens, a value: any number may be held at once. Loops visit chunks by index,
-visit(s, chunk_at(s, i)) for i < chunk_count(s), and layers by for (Visit v = first_layer(s); v.layer; next_layer(&v)).
-The dry run visits one chunk of each length and one layer of each kind (walk.h). make_spans gives attention the
-documents' parts of a chunk.
+A chunk is a range of consecutive tokens, passed by value. Loops visit chunks by index, visit(s, chunk_at(s, i)) for i <
+chunk_count(s), and layers by for (Visit v = first_layer(s); v.layer; next_layer(&v)). The dry run visits one chunk of
+each length and one layer of each kind (walk.h). make_spans gives attention the documents' parts of a chunk.
 
-Tokens, targets and their weights are copied to the device, log-probabilities and entropies back. An objective needs
-those of the whole sequence: ranks that share it copy their own tokens' values and all-gather them on the host.
+Tokens, targets and their weights are copied to the device, log-probabilities and entropies to the host. An objective
+needs the values of the whole sequence: ranks that share it copy their own tokens' values and all-gather them on the
+host.
 */
 #ifndef LLMC_SEQUENCE_H
 #define LLMC_SEQUENCE_H
 #include "routes.h"
 
 // ---- the rows of a rank ---------------------------------------------------------------------------------------------
-// Returns the rank among those that share the sequence; in the dry run one that owns the most tokens.
+// Returns this rank's number among the ranks that share the sequence; in the dry run a rank that owns the most tokens.
 static size_t sequence_rank(const StreamBP *s) {
     if (s->now.ranks == 1) return 0;
     return s->memory.walk.dry ? sequence_largest_rank(s->now.N, s->now.ranks)
@@ -28,7 +28,7 @@ static void sequence_split(StreamBP *s, size_t ranks) {
     s->now.rows = s->now.own[0].count + s->now.own[1].count;
 }
 
-// The range (0 or 1) of an own token, and its row
+// Return the range (0 or 1) of an own token, and the token's row.
 static size_t own_half(const StreamBP *s, size_t token) { return s->now.own[1].count && token >= s->now.own[1].begin; }
 
 static size_t own_row(const StreamBP *s, size_t token) {
@@ -66,15 +66,15 @@ static size_t effective_chunk(const StreamBP *s, size_t chunk) {
     return method_has_chunks(s->setup->method) ? min_size(chunk, longest) : longest;
 }
 
-// With method mst only the MLP and the head have chunks.
+// Returns the tokens of a layer's chunk. With method mst only the MLP and the head have chunks.
 static size_t layer_chunk(const StreamBP *s) {
     return effective_chunk(s, s->setup->method == METHOD_MST ? SIZE_MAX : s->setup->chunk);
 }
 
-// Tells whether one chunk of each length counts for all.
+// Tells whether one chunk of each length counts for all chunks of that length (the dry run).
 static int visits_shapes(const StreamBP *s) { return walk_skips_chunks(&s->memory.walk); }
 
-// Returns the number of chunks of `size` tokens in a range; the dry run has one of each length. Empty ranges: none
+// Returns the number of chunks of `size` tokens in a range; in the dry run one chunk of each length. Empty range: 0
 static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     const size_t n = s->now.own[half].count;
     // NOLINTBEGIN(clang-analyzer-core.DivideZero)
@@ -83,8 +83,8 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Returns where the index-th chunk of n tokens begins. A last chunk below an eighth of the others shares tokens with
-// the one before: a product of few rows takes as long as one of many.
+// Returns where the index-th chunk of n tokens begins. A last chunk below an eighth of the others takes tokens from the
+// chunk before it: a product of few rows takes as long as a product of many rows.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
     if (index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s)) return index * size;
@@ -110,7 +110,7 @@ static Chunk range_chunk(const StreamBP *s, size_t half, size_t index, size_t si
     return c;
 }
 
-// Number of chunks of `size` tokens in both ranges, and the index-th one
+// Return the number of chunks of `size` tokens in both ranges, and the index-th chunk.
 static size_t chunks_of_size(const StreamBP *s, size_t size) {
     return range_chunks(s, 0, size) + range_chunks(s, 1, size);
 }
@@ -120,7 +120,7 @@ static Chunk chunk_of_size(const StreamBP *s, size_t index, size_t size) {
     return index < first ? range_chunk(s, 0, index, size) : range_chunk(s, 1, index - first, size);
 }
 
-// Number of a layer's chunks and the index-th one, and the same of the head
+// Return the number of a layer's chunks, the index-th chunk, and number and chunk of the head.
 static size_t chunk_count(const StreamBP *s) { return chunks_of_size(s, layer_chunk(s)); }
 static Chunk chunk_at(const StreamBP *s, size_t index) { return chunk_of_size(s, index, layer_chunk(s)); }
 static size_t logits_chunk_count(const StreamBP *s) {
@@ -130,7 +130,7 @@ static Chunk logits_chunk_at(const StreamBP *s, size_t index) {
     return chunk_of_size(s, index, effective_chunk(s, s->setup->logits_chunk));
 }
 
-// Begins the work on chunk c: the ops that follow count for all chunks that it counts for.
+// Begins the work on chunk c: the following ops count c.times times.
 static Chunk visit(StreamBP *s, Chunk c) {
     walk_count(&s->memory.walk, s->ops, c.times);
     stop_poll(0);
@@ -151,8 +151,8 @@ static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
     room[spans->count++] = span;
 }
 
-// Makes the spans of documents in chunk c, for attention with a window (0: none) whose key 0 is token `first`. Earlier
-// documents are cut there: no query of the chunk reaches the keys before. Valid until the next call.
+// Makes the spans of documents in chunk c, for attention with a window (0: none) over keys that begin at token `first`.
+// Cuts documents at `first`, as no query of the chunk sees earlier keys. The spans are valid until the next call.
 static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first) {
     const size_t *start = s->now.batch->document_start, end = c.token + c.n, documents = s->now.batch->documents;
     Spans spans = {s->now.span, 0, window, 0};
@@ -160,7 +160,7 @@ static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first)
     for (size_t i = document_of(s->now.batch, c.token); !c.given && i < documents && start[i] < end; i++) {
         const size_t begin = max_size(start[i], c.token);
         const Span span = {start[i], begin, min_size(start[i + 1], end), begin - c.token};
-        if (begin < span.end) spans_add(&spans, s->now.span, span, first); // else an empty document
+        if (begin < span.end) spans_add(&spans, s->now.span, span, first); // skips an empty document
     }
     if (c.times > 1) spans.pairs = mean_pairs(s, c, window);
     return spans;
@@ -177,7 +177,7 @@ static size_t layers_listed(const StreamBP *s) {
     return distinct;
 }
 
-// Returns the layer of the dry run's index-th visit: kind by kind.
+// Returns the layer of the dry run's index-th visit. Layers of one kind come together.
 static size_t layer_listed(const StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
     for (int kind = 0; kind < LAYER_KINDS; kind++)
@@ -186,7 +186,7 @@ static size_t layer_listed(const StreamBP *s, size_t index) {
     return index;
 }
 
-// Makes v the visit of layer l. The dry run counts it for all layers like it.
+// Makes v the visit of layer l. The dry run counts the visit for all layers like l.
 static void layer_visit(Visit *v, size_t l) {
     StreamBP *s = v->s;
     Walk *walk = &s->memory.walk;
@@ -196,14 +196,14 @@ static void layer_visit(Visit *v, size_t l) {
     v->l = l, v->layer = layer_of(s, l), v->times = walk->layers = (double)max_size(alike, 1);
 }
 
-// Goes to the walk's visit number v->index, of `end`, in its direction.
+// Goes to visit number v->index of v->end, in the walk's direction.
 static void layer_goto(Visit *v) {
     const Walk *walk = &v->s->memory.walk;
     const size_t i = walk->step > 0 ? v->index : v->end - 1 - v->index;
     layer_visit(v, walk->dry ? layer_listed(v->s, i) : i);
 }
 
-// Begins a walk over the layers in its direction, which layers_begin sets; next_layer goes on.
+// Returns the first visit of a walk over the layers, in the direction that layers_begin set.
 static Visit first_layer(StreamBP *s) {
     Visit v = {0};
     v.s = s, v.end = s->memory.walk.dry ? layers_listed(s) : s->model->config.num_hidden_layers;
@@ -217,7 +217,7 @@ static void next_layer(Visit *v) {
 }
 
 // ---- between host and device ---------------------------------------------------------------------------------------
-// Copies elements of `size` bytes of own tokens: in: host [N] -> device [rows], else back.
+// Copies elements of `size` bytes of own tokens. in: host [N] -> device [rows], else device -> host
 static void own_copy(const StreamBP *s, void *device, void *host, size_t size, int in) {
     for (size_t half = 0; half < 2; half++) {
         const Range own = s->now.own[half];
@@ -246,17 +246,18 @@ static void host_gather(const StreamBP *s, void *host) {
     }
 }
 
-// Tells whether there are values of tokens on the host: not in a plan.
+// Tells whether the host holds values of tokens: not in the dry run.
 static int has_values(const StreamBP *s) { return s->now.host_sums != NULL; }
 
-// host[N] = device[rows] of all ranks
+// Collects device[rows] of all ranks in host[N].
 static void host_collect(const StreamBP *s, void *host, Summed *device) {
     if (!has_values(s)) return;
     own_copy(s, device, host, dtype_size(dtype_of_sums(s->model->dtype)), 0);
     host_gather(s, host);
 }
 
-// Copies dL/dlogp of all targets to the device. Objectives that need log-probabilities read them from host_sums.
+// Computes dL/dlogp of all targets, from log-probabilities in host_sums if the objective needs them. Copies it to the
+// device.
 static void sequence_weights(const StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE;
@@ -266,8 +267,8 @@ static void sequence_weights(const StreamBP *s) {
     own_copy(s, s->now.token_weight, s->now.host_sums, dtype_size(type), 1);
 }
 
-// Splits the sequence over ranks, pushes its tensors and copies it to the device. Z: the loss denominator, from
-// objective_normaliser of the whole accumulated batch
+// Splits the sequence over ranks, pushes its tensors and copies it to the device. Z: the loss denominator
+// (objective_normaliser) of the whole accumulated batch
 static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass) {
     s->now.batch = batch, s->now.Z = Z, s->now.pass = pass;
     s->memory.moved.phase = PHASE_FORWARD;
@@ -291,7 +292,7 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     if (objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
-// Collects log-probabilities and entropies of the whole sequence on the host, and what backward needs of its routes.
+// Collects the whole sequence's log-probabilities and entropies on the host. Prepares the routers' losses for backward.
 static void sequence_end(StreamBP *s) {
     host_collect(s, s->now.host_sums, s->now.logp);
     if (s->now.entropy) host_collect(s, s->now.host_entropy, s->now.entropy);

@@ -1,12 +1,14 @@
 /*
-The state of streamed backpropagation (StreamBP), and what every step needs: shapes, room on the arena, a layer's
-weights and the sums of their gradients. streambp.h is the algorithm over this; sequence.h says which tokens a chunk
-has, attention_memory.h where a layer's keys and values are, residency.h where weights, gradients and layer inputs are.
+The state of streamed backpropagation (StreamBP) and the helpers of every step: shapes, room on the arena, a layer's
+weights and the sums of their gradients. streambp.h is the algorithm over this state. sequence.h says which tokens a
+chunk has, attention_memory.h where a layer's keys and values are, residency.h where weights and gradients are, inputs.h
+where layer inputs are.
 
-What exists per token (inputs, activations, targets) is stored in rows. One process has a row for every token of the
-sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one after the other.
+Tensors with an element per token (inputs, activations, targets) are stored in rows. One process has a row for every
+token of the sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one
+after the other.
 
-A Visit is what the steps of a layer take: the layer, the chunk, the layer's weights and the sums of their gradients.
+The steps of a layer take a Visit: the layer, the chunk, the layer's weights and the sums of their gradients.
 */
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H
@@ -34,9 +36,9 @@ static int method_has_chunks(Method method) { return method != METHOD_CHECKPOINT
 // Tells whether backward recomputes a layer's forward, layer by layer, from its input.
 static int method_recomputes(Method method) { return method != METHOD_FULL && !method_is_chunk_major(method); }
 
-// The current pass. FORWARD is followed by BACKWARD over the same sequence; FORWARD_ONLY saves nothing. FORWARD_FIRST:
-// pass 1 of chunk-major methods, saves only K, V and states. RESTORE: within backward, recomputes layer inputs that
-// were not kept.
+// The current pass. FORWARD is followed by BACKWARD over the same sequence. FORWARD_ONLY saves nothing. FORWARD_FIRST
+// is pass 1 of chunk-major methods and saves only K, V and states. RESTORE runs within backward and recomputes layer
+// inputs that were not kept.
 typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD_FIRST, PASS_FORWARD, PASS_RESTORE, PASS_BACKWARD } Pass;
 
 enum { INPUT_SLOTS = 16 };
@@ -46,19 +48,20 @@ typedef struct Activations Activations; // layer/activations.h
 
 typedef struct {
     size_t row, n;      // rows [row, row + n) of inputs and activations
-    size_t token;       // tokens [token, token + n) of the sequence; a process alone: token = row
+    size_t token;       // tokens [token, token + n) of the sequence; in a single process token = row
     size_t index;       // position among the chunks of a loop
-    double times;       // chunks that a visit counts for; 1 in a run
-    const Spans *given; // those of a generation pass (key_value_cache.h); NULL: those of the documents
+    double times;       // chunks that its visit counts for; 1 in a run
+    const Spans *given; // spans of a generation pass (key_value_cache.h); NULL: spans of the documents
 } Chunk;
 
-// The current layer and chunk. Backward: dw; its gradient dx lies where x_L was (layer_input)
+// The layer and chunk that a step works on. w: the layer's weights; dw: in backward the sums of their gradients. dx
+// lies where x_L was (gradient_at)
 typedef struct {
     StreamBP *s;
     const Layer *layer; // NULL: the walk is over, or v is of the embedding or the head
-    size_t l;           // its number
-    size_t index, end;  // the walk: this visit, and the one after the last
-    double times;       // layers that it counts for; 1 in a run
+    size_t l;           // number of the layer
+    size_t index, end;  // numbers in the walk: this visit, and the end after the last visit
+    double times;       // layers that this visit counts for; 1 in a run
     Chunk c;
     GroupWeights w;
     GroupSums dw;
@@ -73,17 +76,17 @@ typedef struct {
 // Method spaco: which chunks have a backward (llmc/orders/chunk_major.h)
 typedef struct {
     double keep;    // share of chunks that are drawn
-    uint64_t seed;  // of the draws of the current sequence
-    uint8_t *drawn; // [chunks] of the current sequence; NULL in a plan
+    uint64_t seed;  // seed of the current sequence's draws
+    uint8_t *drawn; // [chunks] 1: drawn, of the current sequence; NULL in the dry run
 } Sparse;
 
 // Keys and values of a layer, or of every layer (attention_memory.h)
 typedef struct {
-    Stored *k, *v;    // [rows,NKV*HD]  after QK-norm and RoPE
-    Stored *k_linear; // [rows,NKV*HD]  before QK-norm; method full only
-    Summed *dk, *dv;  // [rows,NKV*HD]
-    size_t rows[2];   // of a full-attention layer, of a layer with a window
-    size_t layers;    // 1: one layer's at a time
+    Stored *k, *v;    // [rows,NKV*HD]  keys after QK-norm and RoPE; values
+    Stored *k_linear; // [rows,NKV*HD]  keys before QK-norm; method full only
+    Summed *dk, *dv;  // [rows,NKV*HD]  their gradients, of one layer at a time
+    size_t rows[2];   // rows of a full-attention layer, of a layer with a window
+    size_t layers;    // layers stored at a time: 1 or all
     size_t first;     // token in row 0 of layers with a window; moves with the window
     size_t staged;    // generation: tokens from here on lie after all layers' keys, one layer at a time; 0: none
     Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
@@ -97,69 +100,69 @@ typedef struct {
 
 // States that linear attention passes from chunk to chunk: one layer's, or all layers' (linear_memory.h)
 typedef struct {
-    Summed *state;             // [layers,slots,HV,DK,DV] of the delta rule
+    Summed *state;             // [layers,slots,HV,DK,DV] states of the delta rule
     Stored *columns;           // [layers,slots,taps-1,W] the convolution's last inputs
-    size_t layers, slots;      // 1: one layer's at a time, one document's
+    size_t layers, slots;      // layers and documents with a state here; in training 1, 1
     size_t slot_tokens;        // DeltaShape.slot_tokens
-    Summed *dstate, *dcolumns; // of one state
+    Summed *dstate, *dcolumns; // gradient of one state
     Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the current layer
     Stored *kept_columns;      // [states,taps-1,W]
-    size_t kept_half;          // number of the first range's states, which precede the second's
-    int one_state;             // chunk-major: `kept` is one state, that before the current chunk
+    size_t kept_half;          // number of the first range's states; the second range's states follow
+    int one_state;             // chunk-major orders: `kept` is one state, before the current chunk
 } LinearMemory;
 
 // Shared sequences: states of a rank's ranges in linear attention (llmc/orders/scan.h), kept from forward to backward
 typedef struct {
     Summed *before;     // [layers,2,HV,DK,DV] the state before a range
-    Summed *transition; // [layers,2,HV,DK,DK] T of: state after = T * state before + U
+    Summed *transition; // [layers,2,HV,DK,DK] T in: state after = T * state before + U
     Stored *columns;    // [layers,2,taps-1,W] the convolution's inputs before a range
-    size_t layers;      // 1: one layer's at a time
+    size_t layers;      // layers stored at a time: 1 or all
 } RangeStates;
 
 // Activations that stay from forward to backward (layer/activations.h)
 typedef struct {
-    void *row[ACTIVATION_ROWS];      // of all layers, at home
-    void *chunk[2][ACTIVATION_ROWS]; // off-device: of a chunk in flight, of even and of odd index
+    void *row[ACTIVATION_ROWS];      // kept tensors of all layers, at home
+    void *chunk[2][ACTIVATION_ROWS]; // off-device: slots of a chunk of even index, of odd index
     PageSlot slot[2];
 } Kept;
 
-// Experts: the routes of tokens and what the losses of the routers need of them (routes.h)
+// Experts: the routes of tokens, and their sums for the routers' losses (routes.h)
 typedef struct {
-    uint16_t *route;                   // [layers with experts,rows,k] of the sequence; NULL: no layer has experts
-    size_t rows;                       // tokens of a layer in it
-    uint16_t *fed;                     // [layers with experts,n,k] generation: of the n tokens of a pass; NULL: none
+    uint16_t *route;                   // [layers with experts,rows,k] of the sequence; NULL without experts
+    size_t rows;                       // tokens of a layer in `route`
+    uint16_t *fed;                     // [layers with experts,n,k] generation: routes of a pass of n tokens
     int64_t *count;                    // [layers with experts,E] rows of each expert
-    double *sums;                      // [E + 1] of router_count, over all layers
-    Summed *balance;                   // [E] of router_backward; NULL: no loss balances the experts
-    double z;                          // of router_backward
-    double coefficient, z_coefficient; // of the losses; 0: not computed
-    double micro_batches;              // of a step, which the losses are divided by
-    double *host_sums;                 // host [E + 1] of the last sequence, then room for two more [E]
-    double *host_count;                // host [layers with experts,E], likewise
-    double *step_count;                // host, likewise: of the step so far; NULL: no bias is updated
+    double *sums;                      // [E + 1] sums of router_count, over all layers
+    Summed *balance;                   // [E] factors of the balance loss, for router_backward
+    double z;                          // factor of the z loss, for router_backward
+    double coefficient, z_coefficient; // coefficients of the losses; 0: the loss is not computed
+    double micro_batches;              // micro-batches of a step; the losses are divided by it
+    double *host_sums;                 // host [E + 1] `sums` of the last sequence, then scratch [2,E]
+    double *host_count;                // host [layers with experts,E] `count` of the last sequence
+    double *step_count;                // host [layers with experts,E] of the step so far; NULL: no bias is updated
 } Routes;
 
 // Layer inputs (inputs.h)
 typedef struct {
-    Stored *kept;               // [kept layers + restored ones,rows,C] at home; NULL in FORWARD_ONLY
+    Stored *kept;               // [kept + restored inputs,rows,C] at home; NULL in FORWARD_ONLY
     Stored *x;                  // [rows,C] x_L, then dx; off-device inputs: every x_l in turn, overwritten in place
     Stored *layer;              // [rows,C] backward with off-device inputs: x_l of the current layer
-    Stored *first, *dfirst;     // [rows,C] x_0 where layers have inputs of their own, and its gradient through these
-    Stored *norm;               // [P] the norm of those inputs,
-    Summed *dnorm;              // and its gradient
-    size_t begin;               // first row in them: 0; orders that store one chunk at a time: its row
-    PageSlot slot[INPUT_SLOTS]; // of x, by chunk; [0] also of `layer`, which backward loads
+    Stored *first, *dfirst;     // [rows,C] x_0 for the layers' own inputs; its gradient through them
+    Stored *norm;               // [P] norm of the layers' own inputs
+    Summed *dnorm;              // [P] gradient of this norm
+    size_t begin;               // first row in these tensors: 0, or the row of the only chunk that they hold
+    PageSlot slot[INPUT_SLOTS]; // transfers of x, by chunk; [0]: also loads of `layer` in backward
 } Inputs;
 
 // Fixed from run_begin to run_end
 typedef struct {
     Method method;
-    KeepLevel level;            // of the activations that stay from forward to backward
-    size_t chunk, logits_chunk; // in tokens; longer ones are capped (effective_chunk)
+    KeepLevel level;            // level of the activations that stay until backward
+    size_t chunk, logits_chunk; // in tokens; capped by effective_chunk
     int ring;                   // shared sequences: full-attention layers run ring attention
     Objective objective;
     Layer *layer;                // [num_hidden_layers]
-    float *inverse_frequency[2]; // [R/2] of full-attention layers, of those with a window; device
+    float *inverse_frequency[2]; // [R/2] of full-attention layers, of layers with a window; device
     float *router_bias;          // [layers with experts,E] device; NULL: none
 } Setup;
 
@@ -167,23 +170,23 @@ typedef struct {
 typedef struct {
     Pass pass;
     const Batch *batch;
-    size_t N;                           // its tokens
+    size_t N;                           // tokens of the sequence
     size_t rows;                        // tokens on this rank
-    size_t ranks;                       // number that share the sequence
+    size_t ranks;                       // ranks that share the sequence
     Range own[2];                       // tokens on this rank, in rows 0, 1, ...; one process: {0, N}, {}
     Span *span;                         // [documents, or slots of a step] room for make_spans
     double Z;                           // loss denominator
-    void *host_sums;                    // [N] Summed: dL/dlogp to the device, log-probabilities from it
+    void *host_sums;                    // [N] Summed: dL/dlogp for the device, or log-probabilities from it
     void *host_entropy;                 // [N] Summed; NULL unless the objective uses it
-    void *host_gathered;                // [ranks + 1, most tokens of a rank] Summed; NULL for a process alone
-    size_t host_tokens, host_documents; // room in these
-    uint64_t dropout_seed;              // of the adapters' dropout
+    void *host_gathered;                // [ranks + 1, most tokens of a rank] Summed; NULL in a single process
+    size_t host_tokens, host_documents; // most tokens and documents of a sequence
+    uint64_t dropout_seed;              // seed of the adapters' dropout
     Sparse sparse;
     // on the device, [rows] each
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
-    Summed *entropy; // of the distributions over the vocabulary; NULL unless the objective uses it
+    Summed *entropy; // entropies over the vocabulary; NULL unless the objective uses them
 } Sequence;
 
 struct StreamBP {
@@ -192,11 +195,11 @@ struct StreamBP {
     const LayerLoops *loops;
     const Setup *setup;
     Sequence now;
-    // Memory, of a layer at a time or of all
+    // Memory: of one layer at a time, or of all layers
     Arena *arena;
     Residency memory;
     KeyValue kv;
-    LentKeys lent[2]; // of full-attention layers, of those with a window
+    LentKeys lent[2]; // of full-attention layers, of layers with a window
     LinearMemory linear;
     RangeStates ranges;
     Inputs inputs;
@@ -241,13 +244,13 @@ static Summed *summed_row(const StreamBP *s, Summed *x, size_t row, size_t width
     return (Summed *)at(x, row * width, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// Returns a tensor of the visited layer; NULL if it has none, or for LAYER_TENSORS.
+// Returns a tensor of the visited layer; NULL if the layer lacks it.
 static const Stored *weight_of(const Visit *v, LayerTensor tensor) {
     const size_t offset = tensor == LAYER_TENSORS ? ABSENT : v->w.offset[tensor];
     return offset == ABSENT ? NULL : (const Stored *)at(v->w.weights, offset, dtype_size(v->s->model->dtype));
 }
 
-// Returns the sum of its dW; NULL if the layer has no such tensor, or it is frozen.
+// Returns the sum of a tensor's dW; NULL if the layer lacks the tensor, or the tensor is frozen.
 static Summed *sum_of(const Visit *v, LayerTensor tensor) {
     const size_t offset = tensor == LAYER_TENSORS ? ABSENT : v->dw.offset[tensor];
     return offset == ABSENT || v->s->memory.lora ? NULL : summed_row(v->s, v->dw.layer, offset, 1);
