@@ -24,7 +24,7 @@ only. So a resumed run repeats them, and a step depends neither on sharding nor 
 #endif
 enum { UPDATE_SLOTS = 3 };
 
-// AdamW's state: whole, or this rank's shards
+// AdamW's state: of all parameters, or of this rank's shards
 typedef struct {
     void *m, *v; // elements of moment_type
     DType moment_type;
@@ -64,14 +64,14 @@ typedef struct {
     Residency *r;
     const OptimizerState *state;
     AdamW step;
-    int begins; // 1: initialises the state; there is no step yet
+    int begins; // 1: initialises the state in place of a step
     UpdateMemory tensor[UPDATE_TENSORS];
     PageSlot slot[UPDATE_SLOTS];
     size_t slice;  // most elements of the table in a slot; 0: the step has not begun
     size_t each;   // slices per visit of a chunk
     size_t groups; // number of the table's groups to step
     Slabs walk;
-    UpdateSlice next; // slice in flight; without elements after the last one
+    UpdateSlice next; // slice in flight; count 0 after the last slice
     size_t parameter; // the table's parameter that the walk has reached
 } Update;
 
@@ -121,8 +121,8 @@ static int update_alike(const Model *table, size_t a, size_t b) {
            elements_of_layer(table, a) == elements_of_layer(table, b);
 }
 
-// Returns how many groups a visit of group i counts for: 1. In a dry run the first of equal layers counts for all of
-// them, the others for 0.
+// Returns how many groups a visit of group i counts for: 1 in a run. In the dry run the first of equal layers counts
+// for all of them, the other layers for 0.
 static size_t update_repeat(const Update *u, size_t i) {
     const Model *table = trained_table(u->r);
     size_t alike = 0;
@@ -146,7 +146,7 @@ static void update_ask(Update *u) {
     update_move(u, u->next, 1);
 }
 
-// Initialises the state: m = v = 0, master = weights
+// Initialises a slice of the state: m = v = 0, master = weights.
 static void update_initialise(const Update *u, UpdateSlice s) {
     const Ops *ops = u->r->ops;
     static const UpdateTensor zeros[] = {UPDATE_M, UPDATE_V, UPDATE_M_SCALES, UPDATE_V_SCALES};
@@ -198,7 +198,7 @@ static const struct {
     {"slices of scales of v", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
 };
 
-// Pushes the slots and starts loading the first slice. visits: how often PassHook.chunk will be called; SIZE_MAX: never
+// Pushes the slots and starts loading the first slice. visits: number of calls of PassHook.chunk; SIZE_MAX: none
 static void update_begin(Update *u, size_t visits) {
     const Model *table = trained_table(u->r);
     const Sharding own = sharding_of(u->r->world, ZERO_OPTIMIZER);
@@ -260,8 +260,7 @@ static void update_slice(Update *u) {
     update_move(u, s, 0);
 }
 
-// Steps all elements before `end`. After that their stored weights can be loaded; at the table's end so can all other
-// tensors.
+// Steps all elements before `end`. Afterwards their stored weights can be loaded, and at the table's end all tensors.
 static void update_until(Update *u, size_t end) {
     if (!u->slice) die("internal: weights are used before a step that waits for a pass");
     while (u->next.count && u->next.first < end) update_slice(u);
@@ -305,9 +304,8 @@ static void weights_updated(Residency *r) {
     }
 }
 
-// Steps every rank's shard of the optimizer's state. step: for all parameters; its weight_decay is that of matrices.
-// NULL: initialises the state before the first step, after the weights are loaded. The caller then calls
-// weights_updated.
+// Steps this rank's shard of weights and optimizer state. step->weight_decay: for matrices alone. step NULL:
+// initialises the state before the first step, after the weights are loaded. The caller then calls weights_updated.
 static void optimizer_step(Residency *r, const OptimizerState *state, const AdamW *step) {
     const size_t mark = arena_mark(r->arena);
     Update u;

@@ -2,15 +2,14 @@
 Chunk-major orders: a chunk passes through all layers before the next one starts.
 
     seco    (SeCO)   pass 1 runs every chunk, first to last, through the whole model and keeps K, V of all layers.
-                     Pass 2 visits them last to first: it recomputes a chunk's activations of all layers from the K, V
-                     before it, then runs backward through all layers. What it adds to dK, dV of earlier chunks stays
-                     there until their visit. Exact.
-    spaco   (SpaCO)  pass 2 visits chunk c with probability q, drawn independently. Its loss and its accumulated dK, dV
-                     are scaled by 1/q. By induction from the last chunk the expectation of each gradient is the exact
-                     one: unbiased.
+                     Pass 2 visits the chunks last to first. It recomputes a chunk's activations of all layers from K, V
+                     of earlier chunks, then runs backward through all layers. dK, dV of earlier chunks accumulate until
+                     the visit of their chunk. The gradient is exact.
+    spaco   (SpaCO)  pass 2 visits chunk c with probability q, drawn independently. The chunk's loss and its accumulated
+                     dK, dV are scaled by 1/q. So, by induction from the last chunk, the expectation of each gradient is
+                     the exact gradient: the estimate is unbiased.
 
-Activations of one chunk exist for all layers, and no layer inputs: each token has K, V of all layers, and their
-gradients.
+Memory holds all layers' activations of one chunk, and K, V, dK, dV of all layers and tokens, but no layer inputs:
 
     memory  2 N L' KV (s + 4) + (N/n) (L_w 2 (w-1) KV s + L_s HV DK DV 4) + n ((L+1) C + L A) s + m (V + C) s, and
             sums of all gradients; L' layers have full attention, L_w a window w, L_s a state
@@ -23,7 +22,7 @@ Weights are read once per chunk, not once per pass. dW accumulates over chunks, 
 #define LLMC_CHUNK_MAJOR_H
 #include "chunk_memory.h"
 
-// Makes what follows, or the visited layer, count `visits` times in the dry run.
+// Makes the following ops count `visits` times in the dry run.
 static void count_visits(StreamBP *s, double visits) {
     s->memory.walk.layers = visits;
     walk_count(&s->memory.walk, s->ops, 1);
@@ -62,7 +61,7 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     layers_end(&s->memory);
 }
 
-// Runs the head on chunk c, in logits chunks. dw NULL: log-probabilities alone
+// Runs the head on chunk c, in logits chunks. dw NULL: computes log-probabilities alone
 static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw) {
     const size_t most = min_size(effective_chunk(s, s->setup->logits_chunk), c.n), whole = c.n / most;
     Visit v = {0};
@@ -124,18 +123,18 @@ static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, 
     s->memory.walk.layers = 1;
 }
 
-#define RANDOM_STREAM_CHUNKS 0x6368756e6b73ull // of random.h: the draws of chunks ("chunks")
+#define RANDOM_STREAM_CHUNKS 0x6368756e6b73ull // stream of random.h ("chunks")
 
 // ---- draws (method spaco) -------------------------------------------------------------------------------------------
-// Draws the chunks of pass 2, each with probability keep, from the seed alone: a resumed run draws the same.
+// Draws the chunks of pass 2, each with probability keep, from the seed alone: a resumed run draws the same chunks.
 static void chunks_draw(Sparse *sparse, size_t chunks) {
     for (size_t i = 0; i < chunks; i++)
         sparse->drawn[i] = random_uniform(sparse->seed, RANDOM_STREAM_CHUNKS, i) < sparse->keep;
 }
 
 // ---- a sequence -----------------------------------------------------------------------------------------------------
-// Runs pass 1, first to last: keeps K, V, windows and states. Computes log-probabilities for objectives that need those
-// of the whole sequence, and for spaco, whose pass 2 skips chunks.
+// Runs pass 1, first to last: keeps K, V, windows and states. Computes log-probabilities for spaco, whose pass 2 skips
+// chunks, and for objectives that need them for the whole sequence.
 static void chunk_major_forward(StreamBP *s, ChunkMemory *m) {
     const int waits = objective_weights_wait(&s->setup->objective) == WEIGHTS_BY_SEQUENCE;
     s->now.pass = PASS_FORWARD_FIRST;
@@ -193,7 +192,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     s->now.pass = PASS_FORWARD;
     push_kept_activations(s);
     count_visits(s, 1);
-    weights_step(&s->memory, GROUP_HEAD); // a deferred step reads the gradients of the last one
+    weights_step(&s->memory, GROUP_HEAD); // a deferred step reads the last step's gradients
     grads_held_begin(&s->memory);
     gradients_of_all_zero(s, &m);
     chunk_major_backward(s, &m, factor);

@@ -1,49 +1,49 @@
 /*
 K, V, windows and states of all layers, for chunk-major orders (chunk_major.h). keys_select points s->kv and s->linear
-at layer l's.
+at the tensors of layer l.
 
     full-attention layer    K, V [N,KV] and their gradients
-    layer with a window     K, V and gradients of the current window, which slides with the chunks; K, V of the last
-                            w - 1 tokens before each chunk, or of all tokens where these are fewer
+    layer with a window     K, V and gradients of the current window, which slides with the chunks; K, V of the w - 1
+                            tokens before each chunk (its border), or of all N tokens if they are fewer
     linear attention        the current state and its gradient; the state before each chunk
 
-What grows with N lies in the place of layer inputs, which these orders do not have. Off-device, K, V and gradients of
-full-attention layers pass through two slots of [N,KV]: while one layer is computed, the next one's rows are loaded and
-the last one's stored. Windows and states are loaded one layer ahead.
+Tensors that grow with N lie in the place of layer inputs (--inputs), which these orders lack. Off-device, K, V and
+gradients of full-attention layers pass through two slots of [N,KV]: while one layer is computed, the next layer's rows
+are loaded and the previous layer's rows stored. Windows and states are loaded one layer ahead.
 
-    moved for each chunk [t0, t1) of a full-attention layer
+    rows moved for a chunk [t0, t1) of a full-attention layer
     pass 1            K, V [0,t0) in, [t0,t1) out
     pass 2, forward   K, V [0,t0) in
-    pass 2, backward  K, V [0,t1) in; dK, dV [0,t1) in, but for the first chunk of all, and [0,t0) out
+    pass 2, backward  K, V [0,t1) in; dK, dV [0,t1) in (except for the chunk visited first) and [0,t0) out
 */
 #ifndef LLMC_CHUNK_MEMORY_H
 #define LLMC_CHUNK_MEMORY_H
 #include "llmc/stream/held_gradients.h"
 #include "streambp.h"
 
-// Staging buffer of a layer's keys
+// Staging buffer for a layer's keys, values and their gradients
 typedef struct {
     Stored *k, *v;   // [N,NKV*HD]
-    Summed *dk, *dv; // the same
-    PageSlot page;   // the layer
+    Summed *dk, *dv; // [N,NKV*HD]
+    PageSlot page;   // page: number of the layer
 } KeySlot;
 
 typedef struct {
-    Stored *k[2], *v[2];           // [layers,rows,NKV*HD] of full-attention layers, at home; of windows
-    Summed *dk[2], *dv[2];         // the same
-    KeySlot slot[2];               // off-device: of a full-attention layer and the next one, in turn
-    Stored *border[2];             // [windows' layers,border_stride,NKV*HD] K and V before each chunk, or of all tokens
+    Stored *k[2], *v[2];           // [layers,rows,NKV*HD] 0: full-attention layers, at home; 1: layers with a window
+    Summed *dk[2], *dv[2];         // their gradients
+    KeySlot slot[2];               // off-device: the current full-attention layer and the next, in turn
+    Stored *border[2];             // [window layers,border_stride,NKV*HD] K and V before each chunk, or of all tokens
     size_t border_rows;            // w - 1; 0: windows do not slide
     size_t border_stride;          // chunks * (w - 1), or N
-    Stored *columns;               // [linear layers,taps-1,W] current,
-    Stored *before_columns;        // before the current chunk, if others are off-device,
-    Stored *kept_columns;          // [linear layers,chunks,taps-1,W] and before each chunk, at home
-    Summed *state, *before, *kept; // likewise
-    Summed *dstate, *dcolumns;     // [linear layers,...]
-    size_t chunks;                 // of the sequence, also in a plan
-    size_t first, slid;            // KeyValue.first of all layers that slide, after the last chunk and this one
-    PageSlot aside[2];             // windows and states: stores; loads, its page being the layer loaded ahead
-    int gradients_begin;           // pass 2 has had no chunk yet: dK = dV = 0
+    Stored *columns;               // [linear layers,taps-1,W] the convolution's current inputs
+    Stored *before_columns;        // [linear layers,taps-1,W] off-device: inputs before the current chunk
+    Stored *kept_columns;          // [linear layers,chunks,taps-1,W] inputs before each chunk, at home
+    Summed *state, *before, *kept; // states of the delta rule: current, before the current chunk, before each chunk
+    Summed *dstate, *dcolumns;     // [linear layers,...] gradients of the current state
+    size_t chunks;                 // chunks of the sequence, in the dry run, too
+    size_t first, slid;            // KeyValue.first of sliding layers: after the last chunk, after the current chunk
+    PageSlot aside[2];             // windows and states: [0] stores; [1] loads, page: the layer loaded ahead
+    int gradients_begin;           // 1: pass 2 has visited no chunk yet: dK = dV = 0
 } ChunkMemory;
 
 static int keys_off_device(const StreamBP *s) { return is_off_device(&s->memory, PLACED_INPUTS); }
@@ -54,7 +54,7 @@ static void *push_kept(const StreamBP *s, const char *name, size_t count, size_t
 }
 
 static void push_slots(const StreamBP *s, ChunkMemory *m) {
-    const size_t count = s->now.N * shapes_of(s->model).KV; // of full-attention layers
+    const size_t count = s->now.N * shapes_of(s->model).KV; // a full-attention layer's
     for (size_t i = 0; i < 2; i++) {
         KeySlot *slot = &m->slot[i];
         slot->k = push_stored(s, SHARE_KV, i ? "the next layer's keys" : "one layer's keys", count);
@@ -119,7 +119,7 @@ static void state_gradients_zero(const StreamBP *s, const ChunkMemory *m) {
     if (linear && d.linear.columns) s->ops->zero(m->dcolumns, linear * d.linear.columns * d.summed);
 }
 
-// dK = dV = 0, of states too: before pass 2
+// Sets dK, dV and the states' gradients of all layers to 0, before pass 2.
 static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
     const Config *config = &s->model->config;
@@ -127,7 +127,7 @@ static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
                             layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
     for (size_t i = 0; i < 2; i++) {
         const size_t count = rows[i] * shapes_in(s->model, i ? FORM_WINDOW : FORM_FULL).KV;
-        if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // off-device: in the slots, at pass 2's first chunk
+        if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // off-device: keys_ask zeroes the slots
         s->ops->zero(m->dk[i], count * d.summed);
         s->ops->zero(m->dv[i], count * d.summed);
     }
@@ -135,15 +135,15 @@ static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
 }
 
 // ---- transfers ------------------------------------------------------------------------------------------------------
-// Index of a chunk among those before which something is kept; in the dry run the first.
+// Returns the index of chunk c's border and saved state; in the dry run 0.
 static size_t border_of(const StreamBP *s, Chunk c) { return visits_shapes(s) ? 0 : c.index; }
 
-// Tells whether layer l has full attention, so that its K, V may lie off-device, or a window.
+// Tells whether layer l has attention without a window. Its K, V may lie off-device.
 static int is_full(const StreamBP *s, size_t l) {
     return has_part(layer_of(s, l), PART_ATTENTION) && !layer_of(s, l)->window;
 }
 
-// Returns the number of layers with full attention, or with a window like layer l, before it.
+// Returns how many layers before layer l have attention of its kind: full, or with a window.
 static size_t number_of_keys(const StreamBP *s, size_t l) {
     const Layer *layer = layer_of(s, l);
     return layer->number[layer->window ? LAYER_WINDOW : LAYER_FULL];
@@ -151,10 +151,10 @@ static size_t number_of_keys(const StreamBP *s, size_t l) {
 
 static KeySlot *key_slot(const StreamBP *s, ChunkMemory *m, size_t l) { return &m->slot[number_of_keys(s, l) % 2]; }
 
-// What of a chunk moves to its home and back, in rows
+// The rows of a chunk that move: before it, its own, both, with dK or dV so far, its border out of and into the window
 typedef enum { ROWS_BEFORE, ROWS_OWN, ROWS_SEEN, ROWS_ARRIVED, ROWS_BORDER_OUT, ROWS_BORDER_IN } MovedRows;
 
-// Rows of the chunk of n tokens from `token` on
+// Returns the rows that move for the chunk of n tokens from `token` on.
 static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what, size_t token, size_t n) {
     const size_t end = token + n, begin = first_key(0, token, m->border_rows + 1);
     const size_t next =
@@ -174,7 +174,7 @@ static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what,
     return border;
 }
 
-// Their mean number over the chunks that c counts for
+// Returns the mean number of these rows over the chunks that c counts for.
 static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what, Chunk c) {
     const size_t whole = visits_shapes(s) && !c.index ? max_size(s->now.N / max_size(layer_chunk(s), 1), 1) : 1;
     double rows = 0;
@@ -182,7 +182,7 @@ static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what
     return rows / (double)whole;
 }
 
-// Rows of `bytes` each between device and home; in the dry run as many as the visits of the chunk have on average
+// Moves rows of `bytes` each between device and home. The dry run counts `mean` rows.
 static void rows_move(StreamBP *s, PageSlot *slot, int in, void *device, void *home, Range rows, double mean,
                       size_t bytes) {
     Residency *r = &s->memory;
@@ -191,7 +191,7 @@ static void rows_move(StreamBP *s, PageSlot *slot, int in, void *device, void *h
     if (count) page_move(pager, slot, in, device, home, count * bytes);
 }
 
-// A state of layer l before chunk c, and the convolution's inputs
+// Moves layer l's state before chunk c, and the convolution's inputs, between device and home.
 static void state_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int in, Summed *state, Stored *columns) {
     const Shapes d = shapes_of(s->model);
     const size_t kept = layer_of(s, l)->state * m->chunks + border_of(s, c);
@@ -202,7 +202,7 @@ static void state_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int in, S
                   d.linear.columns * d.stored);
 }
 
-// K and V, or with `gradient` dK and dV, of full-attention layer l, between its slot and home
+// Moves K and V, or with `gradient` dK and dV, of full-attention layer l between its slot and home.
 static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows what, int gradient, int in) {
     const Shapes d = shapes_of(s->model);
     const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_of_keys(s, l) * s->now.N;
@@ -215,7 +215,7 @@ static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows 
                   moved_mean(s, m, what, c), bytes);
 }
 
-// Keys and values before chunk `index` of the current layer, which slides: out of the window, or back into it
+// Moves the border of chunk `index`, in a layer that slides: keys and values out of the window, or back into it.
 static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
     const Shapes *d = &layer_of(s, l)->shape;
     const int in = what == ROWS_BORDER_IN, in_order = walk_is_in_order(&s->memory.walk);
@@ -224,7 +224,7 @@ static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t i
     const size_t row =
         number_of_keys(s, l) * m->border_stride + (m->border_stride == s->now.N ? rows.begin : index * m->border_rows);
     if (!m->border_rows) return; // a window of one key
-    // spaco: the next chunk may be far away
+    // spaco: the chunk visited last may be far away
     if (in && in_order) rows.count = min_size(m->first, c.token) - rows.begin;
     for (size_t i = 0; i < 2 && (rows.count || (!in_order && keys_off_device(s))); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d->KV);
@@ -237,7 +237,8 @@ static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t i
 }
 
 // ---- a layer at a time ----------------------------------------------------------------------------------------------
-// Starts loading K, V into the free slot; in backward also dK, dV so far. l >= num_hidden_layers: nothing.
+// Starts loading layer l's K, V into the free slot; in backward also dK, dV so far. Does nothing if no layer has number
+// l.
 static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Shapes d = shapes_of(s->model);
     if (l >= d.L || !is_full(s, l) || !keys_off_device(s)) return;
@@ -254,7 +255,7 @@ static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     }
 }
 
-// Returns the next full-attention layer in a direction; num_hidden_layers or more: there is none
+// Returns the next full-attention layer in direction `step`; num_hidden_layers or more if no such layer follows.
 static size_t next_full(const StreamBP *s, size_t l, int step) {
     for (l += (size_t)step; l < s->model->config.num_hidden_layers && !is_full(s, l);) l += (size_t)step;
     return l;
@@ -268,7 +269,7 @@ static void rows_select(StreamBP *s, const ChunkMemory *m, size_t l) {
     s->kv.dk = summed_row(s, m->dk[kind], row, KV), s->kv.dv = summed_row(s, m->dv[kind], row, KV);
 }
 
-// Pass 2: slides layer l's window back to chunk c, and starts loading the state before it.
+// Slides layer l's window back to chunk c, and starts loading the state before c, in pass 2.
 static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Shapes d = shapes_of(s->model);
     const KeyValue current = s->kv;
@@ -288,7 +289,7 @@ static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     }
 }
 
-// Points s->kv and s->linear at layer l's, with what chunk c needs of them.
+// Points s->kv and s->linear at layer l's tensors, after the loads that chunk c needs.
 static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Shapes d = shapes_of(s->model);
     const Layer *layer = layer_of(s, l);
@@ -321,20 +322,20 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     }
 }
 
-// Starts loading what the layers after l need, while l is computed. The dry run loads each at its own visit.
+// Starts loading the next layers' tensors while layer l is computed. In the dry run each layer loads at its own visit.
 static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int step) {
     if (!walk_is_in_order(&s->memory.walk)) return;
     if (is_full(s, l)) keys_ask(s, m, next_full(s, l, step), c);
     window_ask(s, m, l + (size_t)step, c);
 }
 
-// Waits for what the last chunk stored, before a chunk's walk over the layers.
+// Waits for the last chunk's stores, before a chunk's walk over the layers.
 static void keys_await(const StreamBP *s, ChunkMemory *m) {
     page_finish(s->ops, &m->aside[0]);
     for (size_t i = 0; i < 2; i++) page_finish(s->ops, &m->slot[i].page);
 }
 
-// Pass 1, after chunk c's step of the current layer: stores what pass 2 and later chunks need of it.
+// Stores chunk c's K, V, or the next chunk's border, for later chunks and pass 2. Call it in pass 1, after layer l.
 static void keys_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     if (layer_slides(s, l)) {
         m->slid = s->kv.first;
@@ -344,14 +345,14 @@ static void keys_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     }
 }
 
-// Linear attention: pass 1 saves the state before chunk c, pass 2 restores it.
+// Saves the state of linear attention before chunk c in pass 1, restores it in pass 2.
 static void states_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const int keep = s->now.pass < PASS_FORWARD;
     state_copy(s, kept_state(s, 0, 0), keep);
     if (keep && keys_off_device(s)) state_move(s, m, l, c, 0, s->linear.kept, s->linear.kept_columns);
 }
 
-// Backward: stores dK, dV of earlier chunks once the layer is done.
+// Stores dK, dV of earlier chunks after layer l's backward of chunk c.
 static void gradients_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     if (is_full(s, l) && keys_off_device(s)) slot_move(s, m, l, c, ROWS_BEFORE, 1, 0);
 }

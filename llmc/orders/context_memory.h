@@ -1,24 +1,24 @@
 /*
 Long memory of one text (InfLLM, arXiv 2402.04617): generation whose device memory hardly grows with the text. Nothing
-is trained. Layers with windows or linear attention are as in key_value_cache.h. A full-attention layer has
+is trained. Layers with windows or linear attention work as in key_value_cache.h. A full-attention layer has
 
     the window      the last tokens' K and V, rows [0, held) of s->kv, at most `window` with the current chunk
     first tokens    K and V of the first block that left the window
     memory          later blocks, in the place of PLACED_INPUTS, and for each block a key: the sum of its
-                    representatives, the CONTEXT_REPRESENTATIVES keys that got most attention while in the window
+                    representatives, the CONTEXT_REPRESENTATIVES keys that got the most attention while in the window
     loaded blocks   slots on the device for the blocks that the current chunk of queries chose
 
-A block's score is the sum over its representatives, and over the chunk's queries and heads, of q k; the best blocks are
-loaded. A sum of products is a product of sums, so one key for each block gives that score exactly.
+A block's score is the sum of q k over its representatives and over the chunk's queries and heads. The blocks with the
+highest scores are loaded. A sum of products is a product of sums, so one key for each block gives the score exactly.
 
-Keys are kept at position 0. In the window they are rotated to their rows. All that lies outside counts as one window
-away: these keys stay at position 0, and queries go to position `window`. So no position exceeds `window`. Two parts of
-attention, outside and inside, are merged by their log-sum-exp. A text that fits the window is computed as usual.
+Keys are stored at position 0. Keys in the window are rotated to their rows. Keys outside count as one window away: they
+stay at position 0, and queries are rotated to position `window`. So no position exceeds `window`. Attention outside and
+inside the window is merged by log-sum-exp. A text that fits the window is computed as usual.
 
-    context_begin    pushes the memory in the place of cache_begin
-    context_feed     appends tokens to the text, in the place of cache_feed; cache_draw draws
-    context_end      pops it
-    context_walk     the dry run
+    context_begin    pushes the memory, in place of cache_begin
+    context_feed     appends tokens to the text, in place of cache_feed; cache_draw draws
+    context_end      pops the memory
+    context_walk     makes the dry run
 */
 #ifndef LLMC_CONTEXT_MEMORY_H
 #define LLMC_CONTEXT_MEMORY_H
@@ -40,29 +40,29 @@ typedef struct {
 
 // A layer's slots for loaded blocks
 typedef struct {
-    size_t *block; // [slots] number of the block in each; 0: none yet
+    size_t *block; // [slots] number of the block in each slot; 0: none yet
     PageSlot page;
 } LoadedBlocks;
 
 typedef struct {
     ContextSettings set;
-    size_t layers;        // with full attention
+    size_t layers;        // full-attention layers
     size_t most, slots;   // blocks that ever leave the window; slots of a layer
-    size_t held, left;    // tokens in the window; blocks that have left it, the first of them the first tokens
+    size_t held, left;    // tokens in the window; blocks that have left it, the first tokens included
     size_t leaving;       // blocks that leave before the current chunk
-    Marks mark;           // the arenas', before context_begin
+    Marks mark;           // marks of the arenas before context_begin
     Stored *rotated;      // [layers,window,KV] keys of the window, at the positions of their rows
     Stored *outside[2];   // [layers,(1 + slots) * block,KV] K and V of the first tokens and the loaded blocks
     Stored *home[2];      // [layers,most,block,KV] K and V of blocks
     Stored *key;          // [layers,most,KV] sums of representatives
     Summed *received;     // [layers,window] attention that the window's keys got
     Stored *groups;       // [chunk * NH,NKV] 1 where a query head reads a key head, else 0
-    int32_t *zero;        // [chunk] position 0 of full-attention layers,
-    int32_t *running;     // [chunk] the tokens' own of others;
-    int32_t *row, *edge;  // [window] 0, 1, ...; [chunk] position `window`
+    int32_t *zero;        // [chunk] positions in full-attention layers: 0
+    int32_t *running;     // [chunk] positions in other layers: the tokens' own
+    int32_t *row, *edge;  // [window] positions 0, 1, ...; [chunk] positions `window`
     LoadedBlocks *blocks; // [layers] host
-    void *host;           // room for scores, attention received, representatives, groups
-    uint8_t *wanted;      // [most] host: 1: the current chunk's choice
+    void *host;           // scratch for scores, attention received, representatives, groups
+    uint8_t *wanted;      // [most] host: 1: chosen by the current chunk; 2: chosen and loaded already
 } ContextMemory;
 
 // Returns why a model cannot have this memory; NULL: it can.
@@ -72,7 +72,7 @@ static const char *context_problem(const Config *c) {
     return layers_of_kind(c, LAYER_FULL) ? NULL : "none of its layers sees all tokens";
 }
 
-// Returns the tokens of a chunk: half of what the window has beside a block, so that all queries see earlier tokens.
+// Returns the tokens of a chunk: at most half of the window less a block, so that all queries see earlier tokens.
 static size_t context_chunk(ContextSettings set, size_t chunk) {
     return max_size(min_size(min_size(chunk, CONTEXT_CHUNK), (set.window - set.block) / 2), 1);
 }
@@ -85,7 +85,7 @@ static void context_allocate(ContextMemory *m, ContextSettings set, const Model 
     m->set = set, m->layers = layers_of_kind(c, LAYER_FULL);
     m->most = capacity > set.window ? (capacity - set.window + set.block - 1) / set.block : 0;
     m->slots = min_size(set.loaded, max_size(m->most, 1) - 1);
-    const size_t leaving = CONTEXT_CHUNK / set.block + 2; // most blocks at a time
+    const size_t leaving = CONTEXT_CHUNK / set.block + 2; // most blocks that leave at a time
     const size_t masks = leaving * set.block * leaving, groups = CONTEXT_CHUNK * c->num_attention_heads;
     m->blocks = (LoadedBlocks *)checked_calloc(m->layers, sizeof(LoadedBlocks), "blocks of a long text");
     m->blocks->block = (size_t *)checked_calloc(m->layers * m->slots + 1, sizeof(size_t), "blocks of a long text");
@@ -110,7 +110,7 @@ static void set_number(void *elements, DType type, size_t i, float number) {
     elements_from_float(at(elements, i, dtype_size(type)), type, &number, 1);
 }
 
-// Fills positions and groups, which never change.
+// Fills the constant tensors: positions and groups.
 static void context_fill(const ContextMemory *m, const Cache *cache, const StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     int32_t *position = (int32_t *)m->host;
@@ -173,7 +173,7 @@ static void context_end(ContextMemory *m, StreamBP *s) {
 }
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
-// Number of layer l among those with full attention, and its rows
+// Return layer l's number among full-attention layers, and the layer's rows in `outside`.
 static size_t full_number(const StreamBP *s, size_t l) { return layer_of(s, l)->number[LAYER_FULL]; }
 
 static Stored *outside_rows(const ContextMemory *m, const StreamBP *s, size_t l, size_t j, size_t row) {
@@ -181,7 +181,7 @@ static Stored *outside_rows(const ContextMemory *m, const StreamBP *s, size_t l,
                       layer_of(s, l)->shape.KV);
 }
 
-// Rotates n rows of heads from position 0 to `position`. A factor of rotations was applied at position 0.
+// Rotates n rows of heads from position 0 to `position`. Sets the rotation's factor to 1, as position 0 applied it.
 static void rotate_from_zero(const StreamBP *s, size_t l, Stored *x, const int32_t *position, size_t n, int queries) {
     const Shapes d = layer_of(s, l)->shape;
     Rotation how = rotation_of(&s->model->config, 0, queries);
@@ -203,8 +203,8 @@ static void block_move(ContextMemory *m, StreamBP *s, size_t l, size_t number, i
     }
 }
 
-// Marks the representatives of each leaving block, by the attention that its keys got (host; of equal ones the
-// earlier): mask[leaving * block,leaving] = 1 for those of a block, else 0.
+// Marks each leaving block's representatives: the keys that received the most attention (host); ties go to the earlier
+// key. mask[leaving * block,leaving] = 1 for a representative of the block, else 0
 static void representatives_mark(const ContextMemory *m, DType type, DType sums, void *received, void *mask) {
     const size_t block = m->set.block, rows = m->leaving * block;
     memset(mask, 0, rows * m->leaving * dtype_size(type));
@@ -214,11 +214,11 @@ static void representatives_mark(const ContextMemory *m, DType type, DType sums,
             for (size_t j = best; j < (b + 1) * block; j++)
                 if (value_at(received, sums, j) > value_at(received, sums, best)) best = j;
             set_number(mask, type, best * m->leaving + b, 1);
-            set_number(received, sums, best, -1); // attention is positive
+            set_number(received, sums, best, -1); // below any attention: not chosen again
         }
 }
 
-// Layer l, number i of those with full attention: keys of the leaving blocks.
+// Computes the keys of the leaving blocks in layer l, the i-th full-attention layer.
 static void blocks_key(const ContextMemory *m, const StreamBP *s, size_t l, size_t i) {
     const Shapes d = layer_of(s, l)->shape;
     const DType type = s->model->dtype, sums = dtype_of_sums(type);
@@ -257,7 +257,8 @@ static void blocks_leave(ContextMemory *m, StreamBP *s, size_t l) {
     rotate_from_zero(s, l, rotated, m->row, m->held, 0);
 }
 
-// Scores the blocks in memory for queries q[n,NH,HD], and marks the best ones as wanted; of equal ones the earlier.
+// Scores the blocks in memory for queries q[n,NH,HD], and marks the best blocks as wanted; ties go to the earlier
+// block.
 static void blocks_choose(ContextMemory *m, const StreamBP *s, size_t l, const Stored *q, size_t n) {
     const Shapes d = layer_of(s, l)->shape;
     const size_t blocks = m->left - 1, mark = arena_mark(s->arena);
@@ -273,7 +274,7 @@ static void blocks_choose(ContextMemory *m, const StreamBP *s, size_t l, const S
     s->ops->copy_out(m->host, score, blocks * d.summed);
     memset(m->wanted, 0, m->most);
     for (size_t i = 0; i < m->slots; i++) {
-        size_t best = 0; // of 1, 2, ...
+        size_t best = 0; // block number: 1, 2, ...; 0: none yet
         for (size_t b = 1; b <= blocks; b++)
             if (!m->wanted[b] && (!best || value_at(m->host, sums, b - 1) > value_at(m->host, sums, best - 1)))
                 best = b;
@@ -282,16 +283,15 @@ static void blocks_choose(ContextMemory *m, const StreamBP *s, size_t l, const S
     arena_pop(s->arena, mark);
 }
 
-// Loads the blocks of layer l that the queries q[n,NH,HD] want, where they are not loaded yet. Returns how many there
-// are.
+// Loads the blocks of layer l that the queries q[n,NH,HD] want, unless they are loaded already. Returns their number.
 static size_t blocks_load(ContextMemory *m, StreamBP *s, size_t l, const Stored *q, size_t n) {
     LoadedBlocks *loaded = &m->blocks[full_number(s, l)];
     const size_t blocks = m->left - 1, count = min_size(blocks, m->slots);
-    const int in_order = walk_is_in_order(&s->memory.walk); // else each block is loaded, as if none were there
+    const int in_order = walk_is_in_order(&s->memory.walk); // the dry run loads all blocks
     memset(m->wanted, 1, m->most);
     if (blocks > m->slots && m->slots) blocks_choose(m, s, l, q, n);
     for (size_t i = 0; i < count; i++)
-        if (loaded->block[i] && m->wanted[loaded->block[i]]) m->wanted[loaded->block[i]] = 2; // is there
+        if (loaded->block[i] && m->wanted[loaded->block[i]]) m->wanted[loaded->block[i]] = 2; // loaded already
     for (size_t i = 0, next = 1; i < count; i++) {
         const size_t row = (1 + i) * m->set.block;
         Stored *const to[2] = {outside_rows(m, s, l, 0, row), outside_rows(m, s, l, 1, row)};
@@ -304,7 +304,8 @@ static size_t blocks_load(ContextMemory *m, StreamBP *s, size_t l, const Stored 
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-// One of its two parts: queries q[n,NH,HD] and `before` earlier keys; own: also their own keys, rows before, ...
+// Runs attention inside or outside the window: queries q[n,NH,HD], `before` earlier keys; own: also the queries' own
+// keys
 static void context_part(StreamBP *s, size_t l, void *out, Summed *lse, const Stored *q, const Stored *k,
                          const Stored *v, size_t n, size_t before, int own, int partial) {
     const Shapes d = layer_of(s, l)->shape;
@@ -321,7 +322,7 @@ static void context_part(StreamBP *s, size_t l, void *out, Summed *lse, const St
     arena_pop(s->arena, mark);
 }
 
-// norm 1, and K, V of the window with chunk c, whose token is its row there -> y
+// Runs full attention of chunk c: the mixer's norm, K, V of the window (c.token: c's row in it) and of blocks -> x_1.
 static void context_attention(ContextMemory *m, const Visit *v, const Activations *a) {
     StreamBP *s = v->s;
     const Chunk c = v->c;
@@ -391,8 +392,8 @@ static void context_forward(ContextMemory *m, Cache *cache, StreamBP *s, const i
     cache->last.row = n - 1, cache->last.n = 1;
 }
 
-// Appends tokens (host; NULL in the dry run) to the text. Once blocks have left, the last token is a chunk of its own:
-// what follows it is drawn from the blocks that it chooses.
+// Appends tokens (host; NULL in the dry run) to the text. Once blocks leave, feeds the last token alone, so that it
+// chooses its own blocks before its successor is drawn.
 static void context_feed(ContextMemory *m, Cache *cache, StreamBP *s, const int32_t *tokens, size_t count) {
     for (size_t done = 0, n; done < count; done += n) {
         n = min_size(count - done, cache->rows);
@@ -401,7 +402,7 @@ static void context_feed(ContextMemory *m, Cache *cache, StreamBP *s, const int3
     }
 }
 
-// Dry run: the longest chunk before and after all blocks have left, a single token, and a draw.
+// Makes the dry run: the longest chunk before and after all blocks have left, a single token, and a draw.
 static void context_walk(StreamBP *s, ContextSettings set, size_t capacity) {
     const SamplingSettings likeliest = {0};
     Cache cache;

@@ -4,14 +4,15 @@ attention it receives the other ranks' keys and values that its queries see. In 
 
     full-attention layers    all-gather of K, V of each half of the sequence, in token order;
                              reduce-scatter of dK, dV of a half
-    layers with a window     each range receives its halo, the keys before it that its queries see, from their owners;
-                             dK, dV of a halo are sent back and added there
+    layers with a window     each range receives its halo, the earlier keys that its queries see, from their owners;
+                             dK, dV of a halo are sent back to the owners and added
 
-Attention is causal: queries of the first half need its keys alone, so the second half is in flight meanwhile. Backward
-visits chunks last to first, so dK, dV of the second half are complete when the first half begins.
+Attention is causal: queries of the first half need the first half's keys alone, so the second half's keys are in flight
+meanwhile. Backward visits chunks last to first, so dK, dV of the second half are complete when the first half begins.
 
-dK, dV of a chunk are complete only after the exchange, so kv_backward runs in loops of its own. The gradient of norm 1
-arrives in two parts: through queries, later through keys and values. Its backward is linear, so both add up.
+dK, dV of a chunk are complete only after the exchange, so kv_backward runs in loops of its own. The gradient of the
+mixer's norm arrives in two parts: through queries, later through keys and values. The norm's backward is linear in this
+gradient, so its results for both parts add up.
 */
 #ifndef LLMC_GATHER_H
 #define LLMC_GATHER_H
@@ -19,7 +20,7 @@ arrives in two parts: through queries, later through keys and values. Its backwa
 
 // ---- full-attention layers: gather and reduce-scatter ---------------------------------------------------------------
 // All-gathers K, V of a half. gradients: reduce-scatters dK, dV instead; rows of own tokens become sums over all ranks.
-// Rows after the last token are padding, zero in dK, dV. Returns the ticket; 0: nothing to await.
+// Rows after the last token are padding, zero in dK, dV. Returns the ticket, or 0 if there is nothing to await.
 static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
     const Shapes *d = &layer_of(s, l)->shape;
     const RankGroup group = half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE;
@@ -46,7 +47,7 @@ static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner
     return both;
 }
 
-// Returns the mean number of halo tokens of a rank. For the dry run alone: else 0
+// Returns the mean number of halo tokens of a rank in the dry run, else 0.
 static double halo_mean(const StreamBP *s) {
     size_t tokens = 0;
     for (size_t rank = 0; rank < s->now.ranks && s->memory.walk.dry; rank++)
@@ -72,7 +73,7 @@ static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, si
     }
 }
 
-// Receives the halos, one peer a step: in step i from the rank i before this one. Returns the last ticket.
+// Receives the halos, from one peer a step: in step i from rank - i. Returns the last ticket.
 static int64_t halos_gather(StreamBP *s, size_t l) {
     const Shapes *d = &layer_of(s, l)->shape;
     const KeyValue *kv = &s->kv;
@@ -94,7 +95,7 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
     return ticket;
 }
 
-// Sends dK, dV of the halos back to their owners, and adds those received in the order of the steps.
+// Sends dK, dV of the halos back to their owners. Adds the received dK, dV in the order of the steps.
 static void halos_return(StreamBP *s, size_t l) {
     const Shapes *d = &layer_of(s, l)->shape;
     const KeyValue *kv = &s->kv;
@@ -164,7 +165,7 @@ static void gather_layer_forward(Visit *v) {
     }
 }
 
-// Runs a chunk backward but for the keys' and values' part of the mixer's gradient.
+// Runs a chunk backward, except for the part of the mixer's gradient through keys and values.
 static void gather_chunk_backward(const Visit *v) {
     Stored *dx = gradient_at(v->s, v->c.row);
     Activations a = recompute(v);

@@ -1,31 +1,31 @@
 /*
 The key/value cache: generation as one more order of the steps of streambp.h. It is chunk-major: a pass takes a chunk of
-tokens through every layer before the next one starts. K and V of all layers are kept, and one chunk of the residual
-stream. The cache is on the arena between two training passes, never during one.
+tokens through every layer before the next chunk starts. It keeps K and V of all layers, and the residual stream of one
+chunk. The cache is on the arena between two training passes, never during a pass.
 
 A cache is a sequence of `slots` documents of `capacity` tokens each; slot b is tokens [b * capacity, (b + 1) *
 capacity). A pass appends runs of tokens to any slots, as documents packed into a sequence: a prompt to one slot, many
-prompts to as many, a token to each of many. With several slots it computes K, V in rows of its own and scatters them to
-the slots. In a single slot, layers with a window keep only the window; several slots keep all keys.
+prompts to many slots, a token to each slot. With several slots a pass computes K, V in rows of its own and scatters
+them to the slots. In a single slot, layers with a window keep only the window; several slots keep all keys.
 
-A layer of linear attention has one state for each slot, that after its last token. To let several slots begin with the
-same tokens, one more state after the slots' saves that of the common prefix.
+A layer of linear attention has one state for each slot: the state after the slot's last token. One more state, after
+the slots' states, saves the state of a common prefix, so that several slots can begin with the same tokens.
 
-    cache_allocate   once, before training: host memory
-    cache_record     the same: has the routes of tokens recorded, in a model with experts
-    cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
-    cache_append     appends tokens to slots, in as few passes as their number takes
-    cache_feed       the same to one slot
+    cache_allocate   allocates host memory; call it once, before training
+    cache_record     records the routes of tokens in a model with experts; call it after cache_allocate
+    cache_begin      pushes the cache on the arena (RunSettings of plan.h have planned it)
+    cache_append     appends tokens to slots, in as few passes as the tokens fit
+    cache_feed       appends tokens to one slot
     cache_step       appends one token to each of many slots
-    cache_keep       saves the state of a slot, for cache_copy to others that begin with its tokens
+    cache_keep       saves a slot's state, for cache_copy to slots that begin with the slot's tokens
     cache_draw       draws the next token of each text that was fed last
-    cache_end        pops it: the arena is as it was
+    cache_end        pops the cache from the arena
 */
 #ifndef LLMC_KEY_VALUE_CACHE_H
 #define LLMC_KEY_VALUE_CACHE_H
 #include "streambp.h"
 
-enum { CACHE_PASS = 8192 }; // most tokens of a pass over several slots: more gain nothing
+enum { CACHE_PASS = 8192 }; // most tokens of a pass over several slots; longer passes are no faster
 
 // Tokens to append to a slot
 typedef struct {
@@ -35,24 +35,24 @@ typedef struct {
 } Append;
 
 typedef struct {
-    size_t slots, capacity; // number of documents, room in each in tokens
+    size_t slots, capacity; // number of documents, most tokens of each
     size_t rows;            // most tokens of a pass
     int turns;              // ZeRO 3: ranks gather weights together but generate different texts (cache_turn)
-    size_t mark;            // the arena's, before cache_begin
+    size_t mark;            // the arena's mark before cache_begin
     Chunk last;             // tokens fed last: cache_draw draws their successors
     Batch documents;
-    size_t *used; // [slots] tokens in each
-    // Host, of a pass
-    int32_t *pass_token, *pass_position, *pass_row; // [rows] row: in the slots
-    Span *span;                                     // [slots] its runs of tokens
+    size_t *used; // [slots] tokens in each slot
+    // Of a pass, on the host
+    int32_t *pass_token, *pass_position, *pass_row; // [rows] pass_row: row in the slots
+    Span *span;                                     // [slots] the pass's runs of tokens
     Spans spans;
-    int32_t *row;    // [rows] pass_row; device
-    int32_t *token;  // [slots] drawn tokens; device
-    double *uniform; // [slots] uniform numbers of the draws; device
-    Span *copied;    // [slots] span; device
-    // Experts, host; NULL: routes are not recorded
-    uint16_t **route; // [slots] of a slot's tokens, [capacity,layers with experts,k]; NULL: none
-    uint16_t *fed;    // [layers with experts,n,k] of a pass
+    int32_t *row;    // [rows] pass_row on the device
+    int32_t *token;  // [slots] drawn tokens, on the device
+    double *uniform; // [slots] uniform numbers of the draws, on the device
+    Span *copied;    // [slots] span on the device
+    // Experts, on the host; NULL: routes are not recorded
+    uint16_t **route; // [slots] routes of a slot's tokens, [capacity,layers with experts,k], or NULL
+    uint16_t *fed;    // [layers with experts,n,k] routes of a pass
 } Cache;
 
 // Returns the tokens of the longest pass.
@@ -118,7 +118,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
 }
 
 // ---- ranks that gather weights for each other (ZeRO 3) --------------------------------------------------------------
-// What a rank needs weights for next: nothing, a pass through all layers, the head
+// The next work for which a rank needs weights: none, a pass through all layers, the head
 typedef enum { TURN_NONE, TURN_FORWARD, TURN_DRAW } Turn;
 
 // Gathers and releases a turn's weights for other ranks, without computing.
@@ -152,9 +152,9 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
 }
 
 // ---- graphs: op set "cuda" repeats the launches of a step as a whole ------------------------------------------------
-// Makes the key of a part of a pass of n tokens, each of another slot, or of their draws; of: the draws' settings, or
-// NULL. Returns NULL if the calls are not alike: one slot's rows move, weights are loaded or gathered, or a step of the
-// optimizer waits for them.
+// Makes the graph's key for a part of a pass of n tokens, each of another slot, or for their draws (of: the draws'
+// settings, else NULL). Returns NULL if launches differ from pass to pass: with one slot its rows move, weights may be
+// loaded or gathered, or a step of the optimizer is deferred.
 static const GraphKey *graph_key(const Cache *cache, const StreamBP *s, GraphKey *key, size_t n, size_t part,
                                  const SamplingSettings *of) {
     const Residency *r = &s->memory;
@@ -165,7 +165,7 @@ static const GraphKey *graph_key(const Cache *cache, const StreamBP *s, GraphKey
     return key;
 }
 
-// for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) ...; key NULL: makes the calls once
+// Usage: for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) ...; key NULL: runs the body once
 static int graph_begin(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_begin(key) : 1; }
 static int graph_end(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_end() : 0; }
 
@@ -192,7 +192,7 @@ static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
     layers_end(&s->memory);
 }
 
-// Copies the routes of the last pass to those of its slots.
+// Copies the routes of the last pass to the routes of its slots.
 static void cache_take_routes(const Cache *cache, const StreamBP *s, size_t n) {
     const size_t layers = expert_layers(s), k = shapes_of(s->model).router.k;
     int wanted = 0;
@@ -238,7 +238,7 @@ static void cache_pass(Cache *cache, StreamBP *s, size_t n) {
     cache->last = c;
 }
 
-// Appends tokens to different slots; an append may have none. cache_draw then draws the last append's next token.
+// Appends tokens to different slots; an append may have no tokens. cache_draw then draws the last append's next token.
 static void cache_append(Cache *cache, StreamBP *s, const Append *append, size_t count) {
     for (size_t i = 0, done = 0; i < count;) {
         size_t n = 0;
@@ -260,7 +260,7 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
     cache_append(cache, s, &append, 1);
 }
 
-// Appends one token (host) to each of n different slots; cache_draw then draws the next token of each.
+// Appends one token (host) to each of n different slots; cache_draw then draws each slot's next token.
 static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     cache->spans.count = 0;
     for (size_t i = 0; i < n; i++) cache_add(cache, slot[i], tokens ? &tokens[i] : NULL, 1, i);
@@ -273,7 +273,7 @@ static int cache_keeps_all(const Cache *cache, const StreamBP *s) {
     return s->kv.rows[1] == s->kv.rows[0] && !(linear && cache->slots == 1);
 }
 
-// Copies slot `from`'s states of linear attention to slot `to`; slot `slots` is the saved one.
+// Copies slot `from`'s states of linear attention to slot `to`. Slot number `slots` holds the saved states.
 static void cache_copy_states(const StreamBP *s, size_t from, size_t to) {
     const Shapes d = shapes_of(s->model);
     for (size_t l = 0; l < d.L; l++) {
@@ -291,8 +291,9 @@ static void cache_copy_states(const StreamBP *s, size_t from, size_t to) {
 // Saves the states of a slot for cache_copy. Needs cache_keeps_all.
 static void cache_keep(const Cache *cache, const StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
 
-// Makes slot `to` a document of the first n tokens of slot `from`, which may be the same. Needs cache_keeps_all. With
-// linear attention slot `state` must have been after exactly these tokens: `from`, or `slots` at the last cache_keep.
+// Makes slot `to` a document of the first n tokens of slot `from`, which may be `to`. Needs cache_keeps_all. With
+// linear attention the states of slot `state` must come after exactly these tokens: `from`, or `slots` at the last
+// cache_keep.
 static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t state, size_t to, size_t n) {
     const size_t L = s->model->config.num_hidden_layers;
     const size_t source = from * cache->capacity, target = to * cache->capacity;
@@ -313,7 +314,8 @@ static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
     if (cache->slots == 1) s->kv.first = 0;
 }
 
-// Ends the program: row `row` of what was fed last has a logit that is not finite, of token -1 - drawn.
+// Ends the program because a logit is NaN or infinite: of row `row` of the tokens fed last, of vocabulary id -1 -
+// drawn.
 static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, size_t row, int32_t drawn) {
     const size_t id = (size_t)(-1 - (int64_t)drawn);
     const size_t position = (size_t)cache->pass_position[cache->last.row + row] + 1;
@@ -323,8 +325,8 @@ static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, 
         element_to_double(&logit, s->model->dtype, 0));
 }
 
-// Draws token[n] (host) with uniform[n] (host) from logits: of the last token appended (n = 1), or of the n tokens of
-// the last cache_step. Ends the program on a logit that is not finite. token, uniform: NULL in the dry run
+// Draws token[n] (host) with uniform[n] (host) from logits of the last token appended (n = 1), or of the n tokens of
+// the last cache_step. Ends the program on a NaN or infinite logit. token, uniform: NULL in the dry run
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
@@ -361,8 +363,8 @@ static void cache_end(Cache *cache, StreamBP *s) {
     arena_pop(s->arena, cache->mark);
 }
 
-// Dry run of generation: the longest pass, in as many runs as make the most blocks of linear attention, a single token,
-// a step of all slots, and draws.
+// Makes the dry run of generation: the longest pass, split into the runs with the most blocks of linear attention, a
+// single token, a step of all slots, and draws.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     const SamplingSettings likeliest = {0};
     Cache cache;
@@ -370,7 +372,7 @@ static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     Append *append = (Append *)checked_calloc(slots, sizeof(Append), "slots of a dry run");
     cache_allocate(&cache, slots, capacity);
     cache_begin(&cache, s);
-    size_t left = cache.rows - slots; // one slot or more rows than slots
+    size_t left = cache.rows - slots; // rows is at least slots
     for (size_t b = 0; b < slots; b++) slot[b] = append[b].slot = b, append[b].n = 1;
     for (size_t unit = DELTA_BLOCK, b = 0; left; b = (b + 1) % slots) {
         const size_t more = min_size(left, capacity - append[b].n) / unit * unit;

@@ -1,23 +1,23 @@
 /*
-Method mst (Mini-Sequence, arXiv 2407.15892): gradient checkpointing whose attention takes the whole sequence at once,
-its MLP and its head a chunk at a time. The memory of a layer is that of attention over N tokens, and of the MLP over n:
+Method mst (Mini-Sequence, arXiv 2407.15892): gradient checkpointing in which attention takes the whole sequence at
+once, the MLP and the head a chunk at a time. A layer needs memory for attention over N tokens, for the MLP over n:
 
     mst   N (L+1) C s  +  max(N A1 s + 2 N KV (s + 4) + n A2 s, m (V + C) s)
 
-A1 and A2 are attention's and the MLP's part of a token's activations A (streambp.h). FLOPs are those of checkpoint.
-The default number of chunks is that paper's: FF/C for the MLP, V/C for the head (plan/plan.h).
+A1 and A2 are attention's and the MLP's part of a token's activations A (streambp.h). FLOPs equal checkpoint's. The
+default number of chunks is the Mini-Sequence paper's: FF/C for the MLP, V/C for the head (plan/plan.h).
 */
 #ifndef LLMC_MINI_SEQUENCE_H
 #define LLMC_MINI_SEQUENCE_H
 #include "streambp.h"
 
-// Number of the MLP's chunks, and the index-th one
+// Return the number of the MLP's chunks, and the index-th chunk.
 static size_t mlp_chunk_count(const StreamBP *s) { return range_chunks(s, 0, effective_chunk(s, s->setup->chunk)); }
 static Chunk mlp_chunk_at(const StreamBP *s, size_t index) {
     return range_chunk(s, 0, index, effective_chunk(s, s->setup->chunk));
 }
 
-// Begins the MLP's activations of v's chunk: its input is the chunk's rows of the mixer's output.
+// Begins the MLP's activations of v's chunk. The input is the chunk's rows of the mixer's output.
 static Activations mlp_part(const Visit *v, const Activations *all) {
     const size_t m = v->layer->first_mlp;
     Activations a = activations_begin(v);

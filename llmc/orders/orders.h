@@ -1,7 +1,7 @@
 /*
-Chooses the order. One process runs the loops of streambp.h, or those of its method. Ranks that share a sequence gather
-keys; with --kv ring they pass the keys of full-attention layers around. In linear attention they pass states on.
-Chunk-major methods have a pass of their own.
+The choice of the order. One process runs the loops of streambp.h, or the loops of method mst. Ranks that share a
+sequence gather keys; with --kv ring they pass the keys of full-attention layers around. In linear attention they pass
+states on. Chunk-major methods have a pass of their own.
 */
 #ifndef LLMC_ORDERS_H
 #define LLMC_ORDERS_H
@@ -9,7 +9,7 @@ Chunk-major methods have a pass of their own.
 #include "mini_sequence.h"
 #include "ring.h"
 
-// Tells whether ranks can share a sequence in this layer: its mixer has one part, none, or a state by the delta rule.
+// Tells whether ranks can share a sequence in this layer: it has no state, or the delta rule's state alone.
 static int layer_is_shareable(const Layer *layer) {
     return !has_state(layer) || (has_rule(layer) && !has_part(layer, PART_ATTENTION));
 }
@@ -33,7 +33,7 @@ static const LayerLoops *loops_of(Method method, World world) {
 }
 
 // Runs a micro-batch forward and backward. Returns its share of the accumulated batch's loss, whose denominator is Z.
-// Adds its gradients to the stored ones and its metrics to `metrics` (or NULL). last: it completes the step's gradient
+// Adds its gradients to the stored gradients, its metrics to `metrics` (or NULL). last: completes the step's gradient
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     return method_is_chunk_major(s->setup->method) ? chunk_major_pass(s, batch, Z, last, metrics)
                                                    : layer_major_pass(s, batch, Z, last, metrics);

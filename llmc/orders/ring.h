@@ -1,10 +1,10 @@
 /*
 Ranks that share a sequence, by ring attention (arXiv 2310.01889): for full-attention layers whose K, V of the whole
 sequence do not fit a rank. A rank stores the block of K, V of its own tokens, and the blocks pass around the ranks. In
-step i a rank has the block of the rank i before it. All own queries attend to it while the next one is in flight.
+step i a rank has the block of rank - i. All own queries attend to this block while the next block is in flight.
 
 Forward accumulates the blocks' outputs in Summed and rounds once, after the last block. In backward a block's gradients
-follow it around, one step later. A rank adds its own to them when they arrive, and after the last step they are back at
+travel round one step after the block. A rank adds its own part when they arrive. After the last step they are back at
 the block's owner. So queries, outputs and their gradients are held for all own tokens of a layer (RingLayer).
 */
 #ifndef LLMC_RING_H
@@ -23,11 +23,11 @@ typedef struct {
     Stored *attention_out;  // [rows,NH*HD]
     Stored *dattention_out; // [rows,NH*HD]
     Summed *lse;            // [rows,NH]
-    Stored *gate;           // [rows,NH*HD]  gate of the output, then its gradient; NULL without one
+    Stored *gate;           // [rows,NH*HD]  gate of the output, then its gradient; NULL without a gate
     Summed *dq;             // [rows,NH*HD]
 } RingLayer;
 
-// Pushes a layer's tensors, or finds those that are kept. Backward loads attention's output where it was saved.
+// Pushes a layer's tensors, or points at kept tensors. Backward starts loading attention's output if it was saved.
 static RingLayer ring_begin(Visit *v) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -54,7 +54,7 @@ static RingLayer ring_begin(Visit *v) {
     return r;
 }
 
-// Pushes chunk c's activations up to the MLP; those that RingLayer holds are its rows.
+// Pushes chunk c's activations up to the MLP. Tensors that RingLayer holds point at its rows.
 static Activations ring_activations(const Visit *v, const RingLayer *r) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -82,12 +82,13 @@ static size_t block_owner(const StreamBP *s, size_t step) {
     return (sequence_rank(s) + s->now.ranks - step % s->now.ranks) % s->now.ranks;
 }
 
-// Sends this step's block to the next rank and receives the next step's from the previous rank. row: bytes of a row
+// Sends this step's block to the next rank and receives the next step's block from the previous rank. row: bytes of a
+// row
 static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here, Block next, size_t row) {
     const size_t S = s->now.ranks, rank = sequence_rank(s);
     const size_t leaves = sequence_tokens(s->now.N, S, block_owner(s, step));
     const size_t comes = sequence_tokens(s->now.N, S, block_owner(s, step + 1));
-    const double mean = 2 * (double)(s->now.N * row) / (double)S; // all blocks of a step: the sequence
+    const double mean = 2 * (double)(s->now.N * row) / (double)S; // K and V of N tokens in all ranks' blocks
     Messages p = {0};
     messages_add(&p, (rank + 1) % S, 1, here.k, here.v, leaves * row);
     messages_add(&p, (rank + S - 1) % S, 0, next.k, next.v, comes * row);
@@ -118,7 +119,7 @@ static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block blo
         Stored *k = (Stored *)token_0(block.k, skipped, row), *v = (Stored *)token_0(block.v, skipped, row);
         for (size_t i = 0; part.count && i < chunk_count(s); i++) {
             const Chunk c = visit(s, chunk_at(s, i));
-            if (part.begin >= c.token + c.n) continue; // causal: these keys are after the chunk
+            if (part.begin >= c.token + c.n) continue; // causal: the keys come after the chunk
             AttentionShape shape = attention_shape(s, l, make_spans(s, c, 0, 0));
             if (step || own_half(s, c.token) != half) shape.spans.pairs = 0;
             shape.keys.begin = part.begin, shape.keys.end = part.begin + part.count;
@@ -144,7 +145,7 @@ static Block own_block(const StreamBP *s, size_t l) {
     return own;
 }
 
-// q, own K, V -> attention_out, lse; if these were saved, only awaits their load.
+// Runs attention round the ring: q, own K, V -> attention_out, lse. If both were saved, only awaits their load.
 static void ring_forward(const Visit *v, const RingLayer *r) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -173,8 +174,8 @@ static void ring_forward(const Visit *v, const RingLayer *r) {
     arena_pop(s->arena, mark);
 }
 
-// q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens; lent ones +=. The travelling gradients
-// alternate between two buffers and end in the first.
+// Runs attention backward round the ring: q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens (+=
+// for lent keys). The travelling gradients alternate between two buffers and end in the first buffer.
 static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
     const Shapes *d = &layer_of(s, l)->shape;
     const DType type = dtype_of_sums(s->model->dtype);
@@ -223,7 +224,7 @@ static void ring_project(Visit *v, const RingLayer *r) {
         v->c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(v, r);
         branch_in(v, 0, &a);
-        if (!shares_keys(v->layer) || s->now.pass != PASS_BACKWARD) mixer_keys(v, &a); // lent ones are there
+        if (!shares_keys(v->layer) || s->now.pass != PASS_BACKWARD) mixer_keys(v, &a); // lent keys are kept
         queries_project(v, &a);
         drop(v, &a);
     }
@@ -249,8 +250,8 @@ static void ring_layer_forward(Visit *v) {
     arena_pop(s->arena, mark);
 }
 
-// dnorm1 = the queries' part, from r->dq. Queries before QK-norm are projected again: with them their gates, to `gated`
-// as scratch, for `gate` holds its gradient now.
+// dnorm = the queries' part of its gradient, from r->dq. Projects queries before QK-norm again. Their gates, of the
+// same product, go to `gated` as scratch, because `gate` holds the gates' gradient now.
 static void ring_queries_backward(const Visit *v, Activations *a, const RingLayer *r) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;

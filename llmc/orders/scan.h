@@ -1,26 +1,26 @@
 /*
-Ranks that share a sequence, in layers of linear attention: states pass between them, not keys and values. The sequence
-is 2 S parts; in its order they belong to ranks 0, 1, ..., S-1, S-1, ..., 1, 0 (sequence_part). A part maps the
-state before it to the state after it, and the state's gradient D after it to D before it. Both maps are affine:
+Ranks that share a sequence, in layers of linear attention: S ranks pass states, not keys and values. The sequence has
+2 S parts, which belong to ranks 0, 1, ..., S-1, S-1, ..., 1, 0 in this order (sequence_part). A part maps the state
+before it to the state after it. It maps the state's gradient D after it to D before it. Both maps are affine:
 
     state after = T * state before + U        D before = T^T * D after + D of its own tokens
 
 T [DK,DK] and U [DK,DV] of each value head need no other rank, so all ranks walk their parts in parallel, from a zero
-state. Then a scan passes the states along the parts, each rank adding T * state to its U. It is a chain of 2 (S - 1)
-messages of one state, for any number of tokens. U depends on the convolution's last inputs before the part: these are
-all-gathered first.
+state. Then a scan passes the states along the parts, and each rank adds T * state to its U. The scan is a chain of
+2 (S - 1) messages of one state each, for any number of tokens. U depends on the convolution's last inputs before the
+part, which are all-gathered first.
 
-    forward    1. inputs before own parts; T, U of own parts; the chain
-               2. chunks of own parts, from the state before each
-    backward   1. chunks last to first: all that needs no gradient from later parts; of the delta rule only D
-               2. the chain, back
+    forward    1. gather the inputs before own parts; compute T, U of own parts; run the chain
+               2. run the chunks of own parts, from the state before each part
+    backward   1. chunks last to first: MLP, output, gate; of the delta rule only D of own tokens
+               2. run the chain back
                3. chunks last to first: delta rule, convolution and the products of their inputs
-               4. gradients of inputs that other parts' convolutions read: back to their owner, its products and norm 1
+               4. send gradients of inputs that other parts' convolutions read to their owner, for products and norm
 
-T and the states before parts are kept from forward to backward (RangeStates). FLOPs of a token above those of one
-process, forward and backward each: the products that make q, k, v, b and a once more, 2 C (W + 2 HV). Forward adds the
-delta rule's state and 4 HV DK^2 for T, backward the state's gradient (delta_flops). Memory of a rank: 2 HV DK (DK + DV)
-sums of each layer; in backward the gradient of one layer's delta rule output, HV DV elements of each own token.
+T and the states before parts stay from forward to backward (RangeStates). A token takes more FLOPs than in one process:
+forward and backward each run the products of q, k, v, b and a once more, 2 C (W + 2 HV). Forward adds the delta rule's
+state and 4 HV DK^2 for T, backward the state's gradient (delta_flops). Memory of a rank: 2 HV DK (DK + DV) sums of each
+layer; in backward the gradient of one layer's delta rule output, HV DV elements of each own token.
 */
 #ifndef LLMC_SCAN_H
 #define LLMC_SCAN_H
@@ -55,11 +55,11 @@ static Summed *range_transition(const StreamBP *s, size_t l, size_t half) {
     return summed_row(s, s->ranges.transition, range_slot(s, l, half), d.linear.HV * d.linear.DK * d.linear.DK);
 }
 
-// Makes the ops that follow count once a layer, not once a chunk.
+// Makes the following ops count once a layer, not once a chunk.
 static void once_in_a_layer(StreamBP *s) { walk_count(&s->memory.walk, s->ops, 1); }
 
 // ---- the convolution's inputs before a part -------------------------------------------------------------------------
-// Returns the last tokens of an own range, at most taps - 1: those that convolutions of later parts read.
+// Returns the last tokens of an own range, at most taps - 1, which the convolutions of later parts read.
 static Chunk tail_of_range(const StreamBP *s, size_t half) {
     const Range own = s->now.own[half];
     const size_t n = min_size(own.count, shapes_of(s->model).linear.taps - 1);
@@ -72,7 +72,7 @@ static Linear tail_product(const Visit *v) {
     return product;
 }
 
-// All-gathers x[2 S,taps-1,W], where every rank has the rows of its own parts.
+// All-gathers x[2 S,taps-1,W], of which every rank has the rows of its own parts.
 static void columns_share(StreamBP *s, void *x, size_t size) {
     const size_t columns = shapes_of(s->model).linear.columns, count = s->now.ranks * columns;
     int64_t ticket = 0;
@@ -82,8 +82,8 @@ static void columns_share(StreamBP *s, void *x, size_t size) {
     s->ops->await(ticket);
 }
 
-// Projects the last tokens of own ranges, gathers all parts', and writes the inputs before own ranges to range_state.
-// Parts may be shorter than taps - 1, so these inputs may be of several parts.
+// Projects the last tokens of own ranges, gathers all parts' projections, and writes the inputs before own ranges to
+// range_state. Parts may be shorter than taps - 1, so the inputs may come from several parts.
 static void columns_gather(Visit *v) {
     StreamBP *s = v->s;
     const Shapes d = v->layer->shape;
@@ -123,8 +123,8 @@ static void states_move(const StreamBP *s, const Message *messages, size_t n) {
     s->ops->await(s->ops->exchange(RANKS_SEQUENCE, messages, n));
 }
 
-// Passes states (back: gradients) along the parts. own[2,HV,DK,DV]: U of each range (back: its local D); becomes the
-// state after it (D before it). before[2,HV,DK,DV]: the incoming one of each
+// Passes states (back: gradients) along the parts. own[2,HV,DK,DV]: U of each range becomes the state after the range
+// (back: D of own tokens becomes D before it). before[2,HV,DK,DV]: receives each range's incoming state (back: D)
 static void states_pass(StreamBP *s, size_t l, Summed *own, Summed *before, int back) {
     const Shapes d = shapes_of(s->model);
     const Chunk none = {0};
@@ -191,7 +191,8 @@ static void scan_layer_forward(Visit *v) {
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// dx of y -> ddelta_out[n,HV*DV]; dx += z's part through norm 1. dstate: in, at the chunk's end; out, at its start
+// Computes ddelta_out[n,HV*DV] from dx of y; dx += the gradient through z and the mixer's norm. dstate: the gradient at
+// the chunk's end becomes the gradient at its start
 static void scan_output_backward(const Visit *v, Activations *a, Stored *dx, Stored *ddelta_out) {
     const StreamBP *s = v->s;
     const DeltaShape shape = visit_delta_shape(v);
@@ -211,7 +212,7 @@ static void scan_output_backward(const Visit *v, Activations *a, Stored *dx, Sto
     arena_pop(s->arena, mark);
 }
 
-// Runs the rest of the layer backward; dx += the other parts of norm 1's gradient.
+// Runs the rest of the mixer backward; dx += the gradient through q, k, v, b, a and the mixer's norm.
 static void scan_inputs_backward(const Visit *v, Stored *dx, const Stored *ddelta_out) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -228,8 +229,8 @@ static void scan_inputs_backward(const Visit *v, Stored *dx, const Stored *ddelt
     drop(v, &a);
 }
 
-// Sums the gradients that later parts have for the last inputs of an own range; runs their product and norm 1 backward,
-// to dx. dtails[2 S,taps-1,W]: each part's gradients of the inputs before it
+// Sums later parts' gradients of an own range's last inputs. Runs the inputs' product and the mixer's norm backward, to
+// dx. dtails[2 S,taps-1,W]: each part's gradients of the inputs before it
 static void tail_backward(Visit *v, size_t half, Summed *dtails) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -279,7 +280,7 @@ static void scan_layer_backward(Visit *v) {
         state_copy(s, kept_state(s, half, 0), 1);
     }
     states_begin(v);
-    for (size_t half = 2; half-- > 0;) { // 1. without gradients from later parts
+    for (size_t half = 2; half-- > 0;) { // 1. needs no gradients from later parts
         s->ops->zero(s->linear.dstate, state_bytes);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             states_restore(v, half, i);
@@ -292,9 +293,9 @@ static void scan_layer_backward(Visit *v) {
         }
         s->ops->copy(summed_row(s, own, half, linear->S), s->linear.dstate, state_bytes);
     }
-    states_pass(s, l, own, behind, 1); // 2.
+    states_pass(s, l, own, behind, 1); // 2. the chain, back
     weights_prefetch(&s->memory, l);
-    for (size_t half = 2; half-- > 0;) {               // 3. the rest
+    for (size_t half = 2; half-- > 0;) {               // 3. the rest of the mixer
         if (visits_shapes(s) && !keeps_activations(s)) // counts the second states_restore
             states_count(v, half, chunks_visited_below(size, chunks_of_range(s, half)));
         s->ops->copy(s->linear.dstate, summed_row(s, behind, half, linear->S), state_bytes);

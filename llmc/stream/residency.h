@@ -277,8 +277,7 @@ static Summed *sums_at(void *base, size_t element, const Residency *r) {
     return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
 }
 
-// Begins a step's gradient with 0. Call it before the first micro-batch; with --update forward, after the deferred
-// step.
+// Sets a step's gradient to 0. Call it before the first micro-batch; with --update forward, after the deferred step.
 static void grads_zero(Residency *r) {
     const Model *table = trained_table(r);
     if (r->hook.context) return;
@@ -329,7 +328,7 @@ static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
         page_load(layer_pager(r, PLACED_GRADIENTS), &g->page, g->memory, home, g->count * size);
 }
 
-// Returns the partial sums of squares per parameter: as many as the largest parameter needs.
+// Returns how many partial sums of squares each parameter has: as many as the largest parameter needs.
 static size_t parameter_parts(const Model *table) {
     size_t most = 1;
     for (size_t i = 0; i < table->parameter_count; i++)
