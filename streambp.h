@@ -7,28 +7,33 @@ Z_D be chunks of its output along the tokens of the sequence. The gradient of th
     dL/dW = sum_i (dZ_i/dW)^T dL/dZ_i
 
 so a chunk's activations can be computed, used and dropped before the next chunk's exist. Nothing is approximated: the
-terms are those of standard backpropagation, in another order. Attention joins the chunks, but causally: the queries of
-chunk c see the keys of chunks <= c, so the keys and values of chunk c receive gradient from chunks >= c alone. Backward
-therefore visits a layer's chunks last to first. dK[c], dV[c] are complete once chunk c's own queries are done, so the
-same visit takes them on to dx[c].
+sum has the same terms as in standard backpropagation, in another order. Attention joins the chunks, but causally: the
+queries of chunk c see the keys of chunks <= c, so the keys and values of chunk c receive gradient from chunks >= c
+alone. Backward therefore visits a layer's chunks last to first. dK[c], dV[c] are complete once chunk c's own queries
+are done, so the same visit adds the gradient through K[c], V[c] to dx[c].
 
-A layer is a mixer and an MLP: x_l -> y -> x_{l+1}. One buffer dx holds dL/dx_{l+1}, then dL/dy, then dL/dx_l. For a
-layer l and a chunk c of tokens [t0, t1) the steps are
+A layer is a mixer (attention) and an MLP: x_l -> y -> x_{l+1}. One buffer dx [N,C] holds dL/dx_{l+1}, then dL/dy, then
+dL/dx_l. [c] means the rows of chunk c, tokens t0 to t1 - 1; [:t1] the rows of all tokens before t1. Forward visits
+layers and chunks first to last and keeps only each layer's input. The head takes each chunk forward and backward at
+once. Backward visits layers and chunks last to first and recomputes the activations:
 
     mixer_keys       x_l[c] -> K_l[c], V_l[c]
     mixer_forward    x_l[c], K_l[:t1], V_l[:t1] -> y[c]
     mlp_forward      y[c] -> x_{l+1}[c]
     head_backward    x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c], over x_L[c]; dW +=
-    mixer_begin      K_l, V_l of all tokens again; dK = dV = 0
+    mixer_begin      once a layer: x_l -> K_l, V_l of all tokens again; dK = dV = 0
     recompute        x_l[c] -> y[c] again, with the activations between them
     mlp_backward     the MLP's activations again; dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
     mixer_backward   dx[c] of y -> dx[c] of x_l, in place; dK[:t1], dV[:t1] +=; dW +=
+    input_done       x_l[c] is used up: with inputs off-device, starts loading x_{l-1}[c] over it
+    drop             frees the chunk's activations: all memory is a stack, the arena, pushed and popped
 
-A layer whose mixer keeps a state (linear attention) passes that from token to token in place of K and V, and its
-gradient back: last to first is the order here, too. Backward needs the state before each chunk: mixer_begin keeps it at
-intervals, mixer_restore recomputes the states between (stream/linear_memory.h).
+The mixer may be linear attention, which passes a state from token to token in place of K and V. The state's gradient
+passes back, so backward goes last to first here, too. It needs the state before each chunk: mixer_begin saves states at
+intervals, mixer_restore recomputes the states between them (stream/linear_memory.h).
 
-A method is an order of these steps and a choice of what stays in memory from forward to backward:
+A method is an order of these steps and a choice of the tensors that stay in memory from forward to backward. n and m
+are the tokens of a chunk of a layer and of the head:
 
     method      keeps of a layer   chunk   logits chunk
     full        every activation   N       N             standard backpropagation
@@ -37,29 +42,31 @@ A method is an order of these steps and a choice of what stays in memory from fo
 
 Memory in bytes, besides weights, gradients and optimizer. N tokens, L layers, C hidden, Q = NH*HD, KV = NKV*HD, H = 2FF
 (gate and up), V vocabulary; s bytes of a stored element, 4 of a sum (dW, dK, dV). A token's activations in a layer are
-A = 3C + 2Q + H + FF elements: two norms and y, q and attention's output, gate and up, the activation.
+A = 3C + 2Q + H + FF elements: two norms and y, q and attention's output, gate and up, the activation. The first term
+stays from forward to backward; max takes the larger of one layer's backward and the head:
 
     full        N ((L+1) C + L A + 2 L KV) s  +  max(8 N KV, N (V + C) s)
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
     stream      N (L+1) C s  +  max(n A s + 2 N KV (s + 4), m (V + C) s)
 
 plus 20 N for the batch (token, target, position, weight, log-probability), and one chunk's workspace. dx lies where x_L
-was: no second tensor of N x C exists. K, V, dK, dV are one layer's. Layer inputs in host memory or on a disk leave
-2 N C s of them on the device; with the input of every K-th layer kept they take N (L/K + K) C s (stream/inputs.h).
+was: no second tensor of N x C exists. Only one layer's K, V, dK, dV exist at a time (full: K, V of all layers). With
+layer inputs in host memory or on a disk, the device holds 2 N C s of them. With the input of every K-th layer kept,
+inputs take N (L/K + K) C s (stream/inputs.h).
 
-FLOPs of a pass. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's products, `pairs` query-key pairs in it:
+FLOPs of a pass. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's products, `pairs` query-key pairs of a layer:
 
     forward     F = 2 N (L P + C V) + 4 L Q pairs
     backward    B = 4 N (L P + C V) + 10 L Q pairs
     recompute   R = 2 N L (P - FF C) + 4 L Q pairs       all of a layer's forward except the last product
 
-    full F + B; checkpoint and stream F + B + R, whatever the chunk: K and V are projected once per pass, never once per
-    chunk over the prefix. --keep attention saves attention's outputs and spares the 4 L Q pairs of R.
+    full F + B; checkpoint and stream F + B + R for any chunk: backward projects K and V of all tokens once, not once
+    per chunk. --keep attention saves attention's outputs, so R loses the 4 L Q pairs.
 
-plan/flops.h counts the same for layers of every family, plan/plan.h the memory: every tensor is pushed on the arena
-where it is needed and popped where it dies, so a plan is this same code on op set "dry". Linear layers include their
-adapters (stream/modules.h): with LoRA dW is that of the adapters. Other orders of the same steps are in llmc/orders/:
-methods mst, seco and spaco, processes that share a sequence, generation. orders.h chooses.
+plan/flops.h counts FLOPs for layers of every family, plan/plan.h memory: a plan is this same code on op set "dry",
+where each push on the arena counts. Linear layers include their adapters (stream/modules.h): with LoRA dW is the
+adapters' gradient. Other orders of the same steps are in llmc/orders/: methods mst, seco and spaco, processes that
+share a sequence, generation. orders.h chooses the order.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
@@ -85,18 +92,20 @@ static void layer_forward(Visit *v) {
     }
 }
 
+// Runs the visited layer backward: dx of x_{l+1} -> dx of x_l. weights_prefetch starts loading the next layer's
+// weights, unless they are on the device. visit makes c the current chunk. gradient_at points at dx[c].
 static void layer_backward(Visit *v) {
     StreamBP *s = v->s;
     mixer_begin(v); // K, V of all tokens again; dK = dV = 0
     weights_prefetch(&s->memory, v->l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
-        mixer_restore(v, i);                    // a mixer with a state: the one before chunk i
+        mixer_restore(v, i);                    // linear attention: the state before chunk i
         v->c = visit(s, chunk_at(s, i));
         Stored *dx = gradient_at(s, v->c.row);
         Activations a = recompute(v);
         mlp_backward(v, &a, dx);
         mixer_backward(v, &a, dx);
-        input_done(s, v->l, v->c); // x_l[c] was used last: with inputs off-device x_{l-1}[c] loads over it
+        input_done(s, v->l, v->c); // x_l[c] is used up: off-device inputs load x_{l-1}[c] over it
         drop(v, &a);
     }
 }
@@ -121,12 +130,12 @@ typedef struct {
     const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
     const Stored *matrix;           // [V,C]
     Stored *norm_out;               // [n,C]
-    Stored *logits;                 // [n,V], rows logits_stride apart; backward: their gradient
+    Stored *logits;                 // [n,V], rows logits_stride apart; backward: overwritten by their gradient
     Adapter adapter;
-    int adapted; // there is one
+    int adapted; // 1: the head has an adapter
 } HeadActivations;
 
-// x_L[c] -> logits[c], pushed. v: of chunk c, with the head's weights
+// Computes logits[c] from x_L[c], and pushes them. v: visit of chunk c with the head's weights
 static HeadActivations head_logits(const Visit *v) {
     const StreamBP *s = v->s;
     Shapes d = shapes_of(s->model);
@@ -145,7 +154,7 @@ static HeadActivations head_logits(const Visit *v) {
     return h;
 }
 
-// logits[c] -> log-probabilities of chunk c's targets, and entropies where the objective uses them
+// Computes log-probabilities of chunk c's targets from logits[c], and entropies if the objective uses them.
 static void head_logprobs(const Visit *v, const HeadActivations *h) {
     const StreamBP *s = v->s;
     const Shapes d = shapes_of(s->model);
@@ -154,7 +163,7 @@ static void head_logprobs(const Visit *v, const HeadActivations *h) {
                     s->now.targets + v->c.row, NULL, v->c.n, d.V, d.logits_stride, s->setup->objective.temperature);
 }
 
-// dlogits[c] -> dx[c], which overwrites x_L[c]; dW of matrix or adapter, and of the norm, +=
+// Runs the head backward: dlogits[c] -> dx[c], which overwrites x_L[c]; dW of matrix or adapter, and of the norm, +=
 static void logits_backward(const Visit *v, const HeadActivations *h) {
     const StreamBP *s = v->s;
     const Shapes d = shapes_of(s->model);
@@ -169,7 +178,7 @@ static void logits_backward(const Visit *v, const HeadActivations *h) {
     norm_rows_backward(s, x, v->dw.norm, dnorm_bias, dnorm_out, x, h->norm, v->c.n, d.C, 0);
 }
 
-// x_L[c] -> log-probabilities of chunk c's targets
+// Computes log-probabilities of chunk c's targets from x_L[c].
 static void head_forward(const Visit *v) {
     const size_t mark = arena_mark(v->s->arena);
     const HeadActivations h = head_logits(v);
@@ -178,9 +187,9 @@ static void head_forward(const Visit *v) {
 }
 
 /*
-x_L[c] -> log-probabilities; then backward. An objective (llmc/data/objective.h) is a weight per token:
-dlogits = weight / temperature * (onehot - softmax). Weights of sft are known before the head runs. Weights of grpo and
-ppo follow from the chunk's own log-probabilities, in the same visit. Weights of pairs and gspo need the
+Runs the head on chunk c, forward and backward. An objective (llmc/data/objective.h) gives a weight per token:
+dlogits = weight / temperature * (onehot - softmax). The weights of sft are known before the head runs. The weights of
+grpo and ppo follow from the chunk's own log-probabilities, in the same visit. The weights of pairs and gspo need the
 log-probabilities of the whole sequence, so the head runs forward twice.
 */
 static void head_backward(const Visit *v) {
@@ -194,7 +203,7 @@ static void head_backward(const Visit *v) {
     }
     s->ops->logprob(summed_row(s, s->now.logp, v->c.row, 1), NULL, h.logits, s->now.targets + v->c.row,
                     summed_row(s, s->now.token_weight, v->c.row, 1), v->c.n, d.V, d.logits_stride,
-                    s->setup->objective.temperature); // over the logits
+                    s->setup->objective.temperature); // dlogits overwrite the logits
     logits_backward(v, &h);
     arena_pop(s->arena, mark);
 }
@@ -221,7 +230,7 @@ static void head_forward_backward(StreamBP *s) {
 }
 
 // ---- all layers -----------------------------------------------------------------------------------------------------
-// x_l -> x_{l+1}, in a walk over the layers
+// Runs the visited layer forward on all chunks: x_l -> x_{l+1}.
 static void visit_forward(Visit *v) {
     Residency *memory = &v->s->memory;
     const size_t mark = push_layer_memory(v);
@@ -234,13 +243,13 @@ static void visit_forward(Visit *v) {
 static void layers_forward(StreamBP *s) {
     const size_t mark = walk_begin(s, 1);
     for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
-        stop_poll(1); // a run that was asked to end may give its step up here
+        stop_poll(1); // a run that was asked to end may give up its step here
         visit_forward(&v);
     }
     walk_end(s, mark);
 }
 
-// Makes x_l available to backward: forward again from the last kept input, where --inputs-every has not kept x_l.
+// Makes x_l available to backward: if --inputs-every has not kept x_l, reruns forward from the last kept input.
 static void restore_input(const Visit *v) {
     for (Visit missing = first_missing(v); missing.layer; next_layer(&missing)) visit_forward(&missing);
     backward_again(v);
@@ -264,7 +273,7 @@ static void layers_backward(StreamBP *s) {
 
 // ---- one sequence through the model ---------------------------------------------------------------------------------
 // Runs a micro-batch forward and backward, layer by layer (forward_backward of orders.h). Z: the loss denominator;
-// last: of the step's micro-batches.
+// last: the step's last micro-batch.
 static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     const Marks mark = marks_of(s->arena);
     sequence_begin(s, batch, Z, PASS_FORWARD);
@@ -288,7 +297,7 @@ static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int la
 }
 
 // Computes log-probabilities alone, into host_sums. Layer inputs are overwritten layer by layer, so memory does not
-// grow with L. reference: under the model without its adapters, or as it was at the start
+// grow with L. reference: by the model without its adapters, or with its initial weights
 static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int reference) {
     const size_t mark = arena_mark(s->arena);
     Visit head = {0};
@@ -305,13 +314,13 @@ static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int refe
     arena_pop(s->arena, mark);
 }
 
-// Returns the loss alone.
+// Runs a micro-batch forward alone and returns its loss.
 static double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     forward_logprobs(s, batch, Z, 0);
     return sequence_loss(s, metrics);
 }
 
-// out[N] = log-probabilities of the targets under the model, or under the reference
+// Computes out[N], the log-probabilities of the targets by the model, or by the reference.
 static void forward_policy(StreamBP *s, const Batch *batch, int reference, float *out) {
     const DType type = dtype_of_sums(s->model->dtype);
     forward_logprobs(s, batch, 1, reference);
