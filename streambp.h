@@ -54,7 +54,8 @@ was: no second tensor of N x C exists. Only one layer's K, V, dK, dV exist at a 
 layer inputs in host memory or on a disk, the device holds 2 N C s of them. With the input of every K-th layer kept,
 inputs take N (L/K + K) C s (stream/inputs.h).
 
-FLOPs of a pass. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's products, `pairs` query-key pairs of a layer:
+FLOPs of a pass. A layer's products have P = C Q + 2 C KV + Q C + C H + FF C parameters, its attention `pairs` query-key
+pairs:
 
     forward     F = 2 N (L P + C V) + 4 L Q pairs
     backward    B = 4 N (L P + C V) + 10 L Q pairs

@@ -1,13 +1,8 @@
 /*
 Sums of all groups' gradients at one time, for orders that visit each group more than once (chunk-major orders). They
-replace the sums that residency.h hands out group by group:
-
-    grads_hold            pushes the sums
-    grads_held_begin      call before the first accumulation
-    grads_held            returns a group's sums
-    grads_release_held    releases all groups
-
-Where residency.h sums in the stored gradient itself, so do these: no bit depends on the gradient's place.
+replace the sums that residency.h hands out group by group. grads_hold pushes the sums. Call grads_held_begin before the
+first accumulation. grads_held returns a group's sums, and grads_release_held releases all groups. Where residency.h
+sums in the stored gradient itself, these sums are in it, too: no bit depends on the gradient's place.
 */
 #ifndef LLMC_HELD_GRADIENTS_H
 #define LLMC_HELD_GRADIENTS_H

@@ -5,8 +5,7 @@ asks where a tensor is:
     weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
     layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
     grads_begin / end                                     around the pass of a micro-batch
-    grads_hold, held_begin, held, release_held            in place of grads_acquire: all groups' sums at one time
-                                                          (held_gradients.h)
+    grads_hold, held_begin, held, release_held            in place of grads_acquire: all groups (held_gradients.h)
 
 With LoRA the model's weights are frozen and have no gradient. The table of adapters (lora.h) has gradients and an
 optimizer instead. A layer's adapters move together with its weights. The table may hold copies of the embedding and the

@@ -1,6 +1,6 @@
 /*
-A tiny model for trying everything: random weights, a packed sequence of documents of given lengths with given masks,
-and one or more passes of a method. These leave the loss and every gradient on the host in double.
+A tiny model for tests: random weights, a packed sequence of documents of given lengths with given masks, and one or
+more passes of a method. The passes leave the loss and every gradient on the host in double.
 */
 #ifndef TEST_TINY_H
 #define TEST_TINY_H

@@ -1,5 +1,5 @@
 /*
-Chunk-major methods: spaco's gradient is unbiased. The expectation over all subsets of chunks, each weighted by its
+Chunk-major methods: spaco's gradient is unbiased. Its expectation over all subsets of chunks, each weighted by its
 probability, is the exact gradient. Draws depend on seed and sequence alone.
 */
 #include "test/base/testing.h"

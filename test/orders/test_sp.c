@@ -1,8 +1,9 @@
 /*
 Sequence parallelism against one process. Every rank first runs alone, then the ranks share each stream: loss, every
-gradient, and log-probabilities must be the same. Covers families, methods, chunks, lengths (also shorter than the
-ranks), documents with any borders, windows, objectives, adapters with dropout. The bytes sent follow a formula without
-chunks, and memory matches the plan. Run under mpirun with 2, 3 or 4 processes; 4 are also two replicas of two.
+gradient, and log-probabilities must be the same. The cases cover families, methods, chunks, lengths (also fewer tokens
+than ranks), documents with any borders, windows, objectives, adapters with dropout. The bytes sent follow a formula
+that chunks do not enter, and memory matches the plan. Run it under mpirun with 2, 3 or 4 processes; 4 processes also
+run as two replicas of two.
 */
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"

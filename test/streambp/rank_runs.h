@@ -1,6 +1,6 @@
 /*
-A step of a tiny model that several ranks share: its case (model, adapters, every replica's micro-batches) and this
-rank's run of it. Memory begins as NaN.
+A step of a tiny model that several ranks share: its case (model, adapters, every replica's micro-batches), and this
+rank's run of the case. Memory begins as NaN.
 */
 #ifndef TEST_RANK_RUNS_H
 #define TEST_RANK_RUNS_H

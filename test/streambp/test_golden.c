@@ -1,7 +1,7 @@
 /*
 Models from Hugging Face against transformers in float64: loss and every parameter's gradient, for each method and
 several chunk sizes, over packed documents with masks (test/golden/README.md). Under mpirun the ranks share each stream,
-except in the method-full run that bf16 is compared with. Writing gradients is tested in test_weights.c.
+except in the run of method full that bf16 is compared with. test_weights.c tests writing gradients.
 */
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"

@@ -1,8 +1,8 @@
 /*
-LoRA in the steps of streambp.h. Every method and chunk size gives full's adapter gradients. These follow from the
-merged weights' gradients (dB = scale dW A^T, dA = scale B^T dW). They match finite differences, also with dropout. A
-new adapter changes no bit of the model; merged weights equal the adapter within rounding; frozen weights have no
-gradient anywhere.
+LoRA in the steps of streambp.h. Every method and chunk size gives the adapter gradients of method full. These gradients
+follow from the merged weights' gradients (dB = scale dW A^T, dA = scale B^T dW). They match finite differences, also
+with dropout. A new adapter changes no bit of the model. Merged weights give the adapter's loss within rounding. Frozen
+weights have no gradient anywhere.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"

@@ -1,8 +1,8 @@
 /*
-stream = checkpoint = full, for every parameter: over families, ratios of query to key/value heads, chunk sizes,
-documents that end on and around chunk boundaries, masked chunks and documents, accumulation. In the double build the
-bound is 1e-12. Finite differences of the loss check full itself, lest all three be wrong together. Places are in
-test_places.c.
+Gradients of stream = checkpoint = full, for every parameter: over families, ratios of query to key/value heads, chunk
+sizes, documents that end on and around chunk boundaries, masked chunks and documents, accumulation. In the double build
+the bound is 1e-12. Finite differences of the loss check method full itself, lest all three be wrong together.
+test_places.c tests places.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -190,9 +190,9 @@ static void config_agrees(const Config *config, const char *what) {
     tiny_case_free(&c);
 }
 
-// Families that are in no table. Letters of layers (config.h): one branch a block (F, L, C, p), two mixers summed in one
-// branch (b, B), a convolution alone (c), an MLP without a gate, each with a norm before, after, both or neither; and
-// attention's gate.
+// Families that are in no table. Letters of layers (config.h): one branch a block (F, L, C, p), two mixers summed in
+// one branch (b, B), a convolution alone (c), an MLP without a gate. Each has a norm before, after, both or neither.
+// Attention has a gate, too.
 TEST(families_beyond_the_table) {
     static const struct {
         const char *layers;

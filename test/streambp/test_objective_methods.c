@@ -1,7 +1,7 @@
 /*
-Objectives through the model: every objective's loss and gradients are the same by every method, chunk and logits chunk.
-They are the same whole or in micro-batches, with pairs and groups in any order, for the model and for its adapters.
-They match finite differences of the loss.
+Objectives through the model. An objective's loss and gradients are the same by every method, chunk and logits chunk.
+They are the same for a whole batch and for micro-batches, with pairs and groups in any order, for the model and for its
+adapters. They match finite differences of the loss.
 */
 #include "test/data/answer_files.h"
 #include "test/model/tiny.h"

@@ -1,12 +1,12 @@
 /*
 Places against an all-device run, to the bit: losses, norms, weights, moments and master weights after two steps. Layer
-inputs, weights, gradients, optimizer state and kept attention are on the device, in host memory and on a disk. Also
-varied: inputs of every layer or of some, methods, chunks, families, objectives, adapters, accumulation, stored types,
-stages of ZeRO, shared sequences. The cases cover every pair of two settings; with ALL_CASES all products of places. All
-memory begins as NaN, each place takes its planned bytes, and the planned bytes move.
+inputs, weights, gradients, optimizer state and kept attention are on the device, in host memory and on a disk. The
+cases also vary --inputs-every, methods, chunks, families, objectives, adapters, accumulation, stored types, stages of
+ZeRO and shared sequences. They cover every pair of two settings; with ALL_CASES every combination of places. All memory
+begins as NaN, each place takes its planned bytes, and the planned bytes move.
 
-A process alone runs inside the fence (fence.h), which ends it if an op comes before its transfer is awaited. Then waits
-are left out one by one: each is missed. Under mpirun with 2 processes, transfers to disk run in threads.
+A single process runs inside the fence (fence.h), which ends it if an op runs before its transfer is awaited. Then waits
+are left out one by one, and the fence must notice it. Under mpirun with 2 processes, transfers to disk run in threads.
 */
 #define UPDATE_SLICE ((size_t)700)
 #define PAGE_PIECE   ((size_t)600) // bytes

@@ -1,9 +1,9 @@
 /*
-Several processes against one, in the same program: every rank first computes the step alone, then its own documents
-beside the others (test/ranks/mpirun.sh P). Of four, two at a time share a stream. Loss and gradient equal the single
-process's, for every stage of ZeRO, method, family and objective, with and without adapters and accumulation. All stages
-give the same bits; steps of AdamW lead to the same weights; traffic follows the formula, memory the plan. All memory
-begins as NaN, so that using what a rank does not hold shows.
+Several processes against one process, in the same program: every rank first computes the step alone, then its own
+documents together with the other ranks (test/ranks/mpirun.sh P). Of four ranks, two at a time share a stream. Loss and
+gradient equal the single process's, for every stage of ZeRO, method, family and objective, with and without adapters
+and accumulation. All stages give the same bits. Steps of AdamW lead to the same weights. Traffic follows its formula,
+memory the plan. All memory begins as NaN, so that a rank's use of elements that it does not hold shows.
 */
 #define UPDATE_SLICE ((size_t)500)
 #define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
