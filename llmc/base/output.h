@@ -39,7 +39,7 @@ static struct {
     size_t there;                          // bytes of the folder's path that existed before
 } run_pending;
 
-static void (*run_put_back)(void); // puts a replaced run back if the new run has saved nothing; uses only system calls
+static int (*run_put_back)(void); // puts a replaced run back, if this one has saved nothing; only system calls
 
 // Keeps the run's folder from now on, however the program ends.
 static void run_began(void) { *run_pending.folder = *run_pending.lock = 0; }

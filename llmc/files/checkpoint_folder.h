@@ -400,9 +400,7 @@ static int replaced_restore(void) {
     return unlinkat(out, REPLACED_MOVES, AT_REMOVEDIR) == 0;
 }
 
-static void replaced_put_back(void) { replaced_restore(); }
-
-// Opens the folder of a replaced run. From now on the old run is put back if the program ends.
+// Opens the folder of a replaced run. From now on it is put back if the program ends.
 static void replaced_open(const char *folder, const char *name) {
     char path[PATH_MAX];
     path_join(path, folder, name);
@@ -412,7 +410,7 @@ static void replaced_open(const char *folder, const char *name) {
     if (!replaced.out || !replaced.files)
         die("%s: cannot be listed: %s; mend it and try again", path, error_text(errno));
     replaced.there = 1, replaced.begun = !strcmp(name, REPLACED_NAME), replaced.process = getpid();
-    run_put_back = replaced_put_back;
+    run_put_back = replaced_restore;
 }
 
 // Removes the old run, by way of checkpoint-*.removed. Files that a reader holds stay until the next save or command.

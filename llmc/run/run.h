@@ -441,15 +441,15 @@ static void run_fill_adapters(Run *run) {
 
 static void run_load_storage(Run *run, Sharding held) {
     const Residency *memory = &run->streambp.memory;
-    WeightSource *random = NULL;
+    WeightSource *source =
+        run->source ? run->source : weights_random(&run->model.config, run->model.dtype, run->options->seed);
     if (!run->source) {
-        random = weights_random(&run->model.config, run->model.dtype, run->options->seed);
-        random->quant = (QuantFormat *)checked_calloc(run->model.parameter_count, sizeof(QuantFormat), "formats");
-        memcpy(random->quant, run->storage.format, run->model.parameter_count * sizeof(QuantFormat));
+        source->quant = (QuantFormat *)checked_calloc(run->model.parameter_count, sizeof(QuantFormat), "formats");
+        memcpy(source->quant, run->storage.format, run->model.parameter_count * sizeof(QuantFormat));
     }
-    storage_load(random ? random : run->source, &run->model, memory->storage, held, ops_device, memory->weights,
+    storage_load(source, &run->model, memory->storage, held, ops_device, memory->weights,
                  run->options->quiet && !run->options->json ? NULL : &run->errors);
-    if (random) weights_close(random);
+    if (!run->source) weights_close(source);
 }
 
 // Loads the model's weights. Refuses a --adapter that was trained on another base.
