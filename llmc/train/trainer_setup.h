@@ -461,17 +461,9 @@ static int trainer_chats(const Trainer *t) {
     return chats;
 }
 
-// Does everything before the first step.
-static void trainer_begin(Trainer *t, const Options *given) {
-    Options *o = &t->options;
-    char last[PATH_MAX] = "", model[PATH_MAX] = "";
-    memset(t, 0, sizeof(*t));
-    *o = *given;
-    t->given = given;
-    t->validation_loss = t->state.first = t->ending.last = NAN;
-    if (o->out && !strcmp(o->out, "none")) o->out = NULL;
-    t->has_folder = o->out != NULL;
-    if (t->has_folder) trainer_open_folder(t, o, last, model);
+// Sets what the command line leaves open: the learning rate, and as in the run at `last` the correction of the KL
+// divergence and --seq-len.
+static void trainer_set_defaults(Options *o, const char *last) {
     const double usual = options_learning_rate(o);
     if (isnan(o->lr)) {
         size_t step;
@@ -487,6 +479,20 @@ static void trainer_begin(Trainer *t, const Options *given) {
             strcmp(run_state_setting(last, "--kl-correction"), "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
     if (*last && !option_given(o, "seq-len") && parse_size(run_state_setting(last, "--seq-len"), &o->seq_len))
         o->given[option_find("seq-len")] = 1;
+}
+
+// Does everything before the first step.
+static void trainer_begin(Trainer *t, const Options *given) {
+    Options *o = &t->options;
+    char last[PATH_MAX] = "", model[PATH_MAX] = "";
+    memset(t, 0, sizeof(*t));
+    *o = *given;
+    t->given = given;
+    t->validation_loss = t->state.first = t->ending.last = NAN;
+    if (o->out && !strcmp(o->out, "none")) o->out = NULL;
+    t->has_folder = o->out != NULL;
+    if (t->has_folder) trainer_open_folder(t, o, last, model);
+    trainer_set_defaults(o, last);
     run_open(&t->run, o, o->model ? NULL : model);
     if (*last) run_source_read(last, &t->source);
     run_source_begin(&t->run, &t->source), t->state.source = &t->source;

@@ -304,11 +304,32 @@ static const char *tokens_text(size_t tokens, char text[32]) {
     return text;
 }
 
-// Prints, for each preset, its longest sequence on a machine and the time of a step, with all weights and with
-// adapters.
+// Writes a preset's row. ways: of all weights, of adapters
+static void presets_row(JsonOut *json, const char *name, const Run *run, const WayToTrain ways[2]) {
+    const size_t positions = run->model.config.max_position_embeddings;
+    char text[4][32];
+    if (run->options->json) {
+        json_object(json, NULL);
+        json_text(json, "name", name);
+        json_size(json, "parameters", run->model.elements);
+        json_size(json, "positions", positions);
+        json_size(json, "max_seq_len", ways[0].longest);
+        json_number(json, "estimated_seconds", ways[0].fits ? ways[0].estimate.seconds : NAN);
+        json_size(json, "lora_max_seq_len", ways[1].longest);
+        json_number(json, "lora_estimated_seconds", ways[1].fits ? ways[1].estimate.seconds : NAN);
+        json_object_end(json);
+        return;
+    }
+    for (int lora = 0; lora < 2; lora++)
+        snprintf(text[lora], 32, ways[lora].fits ? "%.3g" : "-", ways[lora].estimate.seconds);
+    printf("  %-16s %10s %10zu | %12s %9s | %12s %8s\n", name, human_count((double)run->model.elements), positions,
+           tokens_text(ways[0].longest, text[2]), text[0], tokens_text(ways[1].longest, text[3]), text[1]);
+}
+
+// Prints each preset's longest sequence on a machine and the time of a step, of all weights and of adapters.
 static int plan_presets(const Options *options, const Machine *m, size_t limit) {
     JsonOut json = {0};
-    char text[4][32], memory[80] = "";
+    char memory[80] = "";
     Options named = *options;
     if (!options->quiet) note("planning %zu presets takes about half a minute", (size_t)PRESETS);
     if (m->host_gib > 0 && !options->host_limit)
@@ -348,23 +369,7 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
             way_close(&ways[lora], &run);
         }
         free(b.shape.document_start);
-        if (options->json) {
-            json_object(&json, NULL);
-            json_text(&json, "name", presets[i].name);
-            json_size(&json, "parameters", run.model.elements);
-            json_size(&json, "positions", positions);
-            json_size(&json, "max_seq_len", ways[0].longest);
-            json_number(&json, "estimated_seconds", ways[0].fits ? ways[0].estimate.seconds : NAN);
-            json_size(&json, "lora_max_seq_len", ways[1].longest);
-            json_number(&json, "lora_estimated_seconds", ways[1].fits ? ways[1].estimate.seconds : NAN);
-            json_object_end(&json);
-        } else {
-            for (int lora = 0; lora < 2; lora++)
-                snprintf(text[lora], 32, ways[lora].fits ? "%.3g" : "-", ways[lora].estimate.seconds);
-            printf("  %-16s %10s %10zu | %12s %9s | %12s %8s\n", presets[i].name,
-                   human_count((double)run.model.elements), positions, tokens_text(ways[0].longest, text[2]), text[0],
-                   tokens_text(ways[1].longest, text[3]), text[1]);
-        }
+        presets_row(&json, presets[i].name, &run, ways);
         run_close(&run);
     }
     if (options->json) {
