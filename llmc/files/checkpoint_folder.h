@@ -136,9 +136,8 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         manifest->bytes[i] = bytes, manifest->checksum[i] = checksum;
         cursor += 1 + strcspn(cursor + 1, "\n");
     }
-    if ((size_t)length != manifest_text(manifest, same) ||
-        memcmp(text, same, (size_t)length) != 0) // the manifest's text
-        // back, must be equal
+    // The file must equal the text that the manifest gives again.
+    if ((size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0)
         return manifest_fault(manifest, MANIFEST_INCOMPLETE, "its " MANIFEST_NAME " is damaged");
     for (size_t i = 0; (name = manifest_file(manifest, i)) != NULL; i++) {
         int failed;
@@ -343,7 +342,7 @@ a killed process was doing:
 
 static struct {
     DIR *out, *files; // --out, and the old run's folder in it; NULL: not opened
-    int there, begun; // the folder holds a run; the folder is REPLACED_NAME
+    int there, begun; // files: 1: it holds the old run; 1: its name is REPLACED_NAME, not REPLACED_MOVES
     pid_t process;    // the process that opened it
 } replaced;
 

@@ -392,8 +392,8 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
     cJSON *root = json_read_object(path, HF_CONFIG_MAX);
-    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules"); // modules that
-        // bitsandbytes skipped
+    // Modules that bitsandbytes did not quantise.
+    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules");
     const QuantFormat format = hf_config_quantised(root, path);
     QuantFormat *formats = NULL;
     if (format.type != QUANT_NONE)

@@ -205,7 +205,7 @@ static int family_has_key(const Family *family, const char *name) {
     if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
     if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "truncate") && family_names_key(family, "rope_local_base_freq"))
-        return 0; // transformers reads it outside the objects per kind of layer
+        return 0; // transformers reads `truncate` only outside the objects per kind of layer
     return !key->scaling || (!family->learned_positions && !family->plain_rope);
 }
 

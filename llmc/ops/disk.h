@@ -28,11 +28,8 @@ Part of an op set's translation unit, which passes its functions (DiskDevice).
 
 enum { DISK_WRITES, DISK_READS, DISK_WAYS };
 enum { DISK_FILES = 16, DISK_QUEUE = 16, DISK_BLOCK = 4096, DISK_PIECE = DISK_PIECES / (2 * DISK_WAYS) };
-enum {
-    DISK_HELPERS = 3,
-    DISK_LEAST = 65536
-}; // helpers of a direction; least bytes of a request that are worth a
-    // helper
+// Number of helper threads of a direction; fewest bytes of a request for which a helper is used.
+enum { DISK_HELPERS = 3, DISK_LEAST = 65536 };
 
 typedef struct {
     char *base; // NULL: no file

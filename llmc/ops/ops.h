@@ -209,11 +209,8 @@ static size_t moment_blocks(DType moments, const AdamW *step, size_t count) {
     return moments == DTYPE_INT8 ? (step->block_first + count + MOMENT_BLOCK - 1) / MOMENT_BLOCK : 0;
 }
 
-enum {
-    SQUARES_PARTS = 512,
-    SQUARES_OF_PART = 256
-}; // most parts of a sum of squares, in double; least numbers that a
-    // part sums
+// Most parts of a sum of squares, in double; fewest numbers that a part sums.
+enum { SQUARES_PARTS = 512, SQUARES_OF_PART = 256 };
 
 // Returns how many parts `count` numbers fill. More parts would give the same sums.
 static size_t squares_parts(size_t count) {

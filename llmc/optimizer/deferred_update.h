@@ -17,7 +17,7 @@ static void deferred_chunk(Residency *r) {
 static void deferred_group(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     Update *u = (Update *)r->hook.context;
-    const UpdateMemory *weights = &u->tensor[UPDATE_WEIGHTS]; // the trained ones, also in a pass of the reference
+    const UpdateMemory *weights = &u->tensor[UPDATE_WEIGHTS]; // the trained weights, even while the reference runs
     for (; u->groups < group_count(table); u->groups++) {
         const size_t next = group_at(table, u->groups), begin = group_begin(table, next);
         if (begin > group_begin(table, group)) return;

@@ -24,7 +24,7 @@ typedef enum {
     SPLIT_MERGED_WITH_NEXT,
     SPLIT_BEHAVIOURS
 } SplitBehaviour;
-enum { SPLIT_INVERTED = 1 << 8 }; // the text between matches takes their role
+enum { SPLIT_INVERTED = 1 << 8 }; // flag: text between matches counts as a match, and matches as text between
 
 typedef struct {
     SplitBehaviour behaviour;

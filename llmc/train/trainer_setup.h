@@ -468,7 +468,7 @@ static void trainer_set_defaults(Options *o, const char *last) {
     if (isnan(o->lr)) {
         size_t step;
         o->lr = *last ? run_state_schedule(last, &step).peak : usual;
-        o->given[option_find("lr")] = 1; // so that reports echo it
+        o->given[option_find("lr")] = 1; // so that the printed command line has --lr
     } else if (!*last && !o->quiet && o->lr / usual > 10.001) {
         note("--lr %g is %.3g times --lr auto, which is %g here; if the loss rises, give a smaller one", o->lr,
              o->lr / usual, usual);

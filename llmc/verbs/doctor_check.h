@@ -9,11 +9,8 @@ stay in an output. Guards around every tensor must not change, and inputs must n
 #include "llmc/ops/op_dims.h"
 #include "llmc/ops/ops.h"
 
-enum {
-    GUARD = 4096,
-    RANDOM_ELEMENTS = 1048573
-}; // GUARD: bytes; RANDOM_ELEMENTS: a prime, so that rows of a tensor
-    // differ
+// GUARD: bytes; RANDOM_ELEMENTS: a prime, so that rows of a tensor differ.
+enum { GUARD = 4096, RANDOM_ELEMENTS = 1048573 };
 
 typedef struct Tensor {
     const char *name;

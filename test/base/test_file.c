@@ -5,7 +5,7 @@ survive a power failure; memory that runs out; and a full standard output. Readi
 #include <stdint.h>
 #include <stdlib.h>
 
-static size_t allocations_left = SIZE_MAX; // the allocation after these fails
+static size_t allocations_left = SIZE_MAX; // this many allocations succeed, then one fails
 static void *failing_realloc(void *memory, size_t bytes) { return allocations_left-- ? realloc(memory, bytes) : NULL; }
 #define realloc failing_realloc
 #include "child.h"

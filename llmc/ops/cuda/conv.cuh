@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
                         if (t + b < end) dweight[j][i] += d[i] * load(in[b + j].x[i]);
                     }
             }
-            if (call_ends && t + CONV_BATCH > span_end) { // once per span
+            if (call_ends && t + CONV_BATCH > span_end) { // at the end of a span
 #pragma unroll
                 for (unsigned b = 0; b < CONV_BATCH; b++)
                     if (const unsigned behind = span_end - (t + b - (TAPS - 1)); behind - 1 < s.taps - 1)

@@ -233,7 +233,7 @@ __device__ inline SplitA load_split(const floatX *tile, unsigned tile_size, unsi
     return a;
 }
 
-// Adds a b to c[16][N]; b(n, term) returns the operands of a split tile. Leaves out the product of the two rests.
+// Adds a b to c[16][N]; b(n, term) returns the operands of a split tile. Leaves out the product of the two last terms.
 template <int N, typename B> __device__ inline void split_product(float (*c)[4], const SplitA &a, B b) {
 #pragma unroll
     for (unsigned i = 0; i < TERMS; i++)

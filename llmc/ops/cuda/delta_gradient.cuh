@@ -37,7 +37,7 @@ struct GradientShared {
     BlockGates gates[2];
     BlockLengths length;
     float dots[3][COLUMN_GROUPS][BLOCK]; // three kinds of dot products of rows
-    float dbeta[BLOCK];                  // times beta
+    float dbeta[BLOCK];                  // gradients of beta, times beta
     float overlaps[GRADIENT_WARPS];      // parts of <S, dS>
 };
 
