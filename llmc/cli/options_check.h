@@ -139,7 +139,7 @@ static void options_check_steps(const Options *o) {
         {train && option_given(o, "warmup") && option_given(o, "warmup-ratio"),
          "--warmup and --warmup-ratio exclude each other: give one of them"},
         {train && o->lr > 1 && !o->any_lr,
-         "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller one, or --any-lr"},
+         "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller --lr, or --any-lr"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
         {rollout && train && !o->reward_command.count,
          "--rollout needs --reward-command, which says what a completion is worth"},

@@ -294,8 +294,8 @@ static void documents_note(const DataLoader *d) {
         note("%s%s: %zu of %zu %s, so they have no preference and no gradient", path, others(d), d->alike,
              documents_total_groups(d), pairs ? "pairs are twice the same answer" : "groups have equal rewards");
     if (d->single)
-        note("%s%s: %zu of %zu documents have an answer of one token, such as an empty one's end", path, others(d),
-             d->single, d->documents);
+        note("%s%s: %zu of %zu documents have an answer of one token, for example the end of an empty answer", path,
+             others(d), d->single, d->documents);
     if (d->long_documents)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are %s %zu %s", path, others(d),
              d->long_documents, d->documents, T, split ? "split;" : "truncated, by",

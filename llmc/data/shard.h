@@ -231,11 +231,12 @@ static void shard_check_header(const TokenShard *s) {
         die("%s: kind %u of a token shard is unknown; kinds are 0 to %d, and %d", s->path, s->kind, KIND_PROMPTS,
             KIND_LABELS);
     if (s->kind != KIND_DOCUMENTS && s->values)
-        die("%s: is of kind %u and holds values for each token, which only documents (kind 0) have; prepare it without",
+        die("%s: is of kind %u and holds values for each token, which only documents (kind 0) have; prepare it without "
+            "columns",
             s->path, s->kind);
     if (s->kind != KIND_PROMPTS && s->columns)
-        die("%s: is of kind %u and holds columns, which only prompts alone (kind 3) have; prepare it without", s->path,
-            s->kind);
+        die("%s: is of kind %u and holds columns, which only prompts alone (kind 3) have; prepare it without columns",
+            s->path, s->kind);
     if (s->id_bytes != 2 && s->id_bytes != 4) die("%s: has ids of %u bytes, expected 2 or 4", s->path, s->id_bytes);
     if (s->vocabulary < 1 || s->vocabulary > (s->id_bytes == 2 ? 65536u : 2147483648u))
         die("%s: a vocabulary of %zu does not fit ids of %u bytes", s->path, s->vocabulary, s->id_bytes);

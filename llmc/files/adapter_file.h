@@ -283,7 +283,7 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         const TensorLocation place = source_take_shape(source, tensor, wanted, 2, asks, "; is it of another base?");
         if (!i) source->places[parameter] = place;
         if (place.type != source->places[parameter].type)
-            die("%s: tensor %s is in %s, those of other experts in %s; save all in one type", source->path, whole,
+            die("%s: tensor %s is in %s, tensors of other experts in %s; save all in one type", source->path, whole,
                 dtype_name(place.type), dtype_name(source->places[parameter].type));
         pieces->place[i] = place;
         if (of_b || down) continue;
@@ -291,8 +291,8 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         snprintf(whole, sizeof(whole), "base_model.model.%s.lora_A.weight", name);
         SafeTensor *up = safetensors_find(list, whole);
         if (!up || !hf_same_bytes(source, tensor, up)) // gate and up are one matrix here, with one A
-            die("%s: tensor %s is not that of the up projection; experts here have one A for both, as PEFT 0.21 saves "
-                "them",
+            die("%s: tensor %s differs from the up projection's; here gate and up of experts share one A, as PEFT 0.21 "
+                "saves them",
                 source->path, tensor->name);
         up->used = 1;
     }

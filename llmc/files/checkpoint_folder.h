@@ -158,7 +158,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
 static const char *manifest_read(const char *checkpoint, Manifest *manifest) {
     const char *fault = manifest_check(checkpoint, manifest);
     if (fault && manifest->state == MANIFEST_UNKNOWN)
-        die("%s: cannot be read: %s; nothing is changed; mend it and try again", checkpoint, fault);
+        die("%s: cannot be read: %s; nothing is changed; correct this and try again", checkpoint, fault);
     return fault;
 }
 
@@ -209,7 +209,7 @@ static size_t checkpoint_before(const char *folder, size_t limit) {
         size_t step = checkpoint_step_of(entry->d_name);
         if (step < limit && (best == CHECKPOINT_NONE || step > best)) best = step;
     }
-    if (errno) die("%s: its checkpoints cannot be listed: %s; mend it and try again", folder, error_text(errno));
+    if (errno) die("%s: its checkpoints cannot be listed: %s; correct this and try again", folder, error_text(errno));
     closedir(directory);
     return best;
 }
@@ -407,7 +407,7 @@ static void replaced_open(const char *folder, const char *name) {
     if (replaced.files) closedir(replaced.files);
     replaced.out = folder_list(folder), replaced.files = folder_list(path);
     if (!replaced.out || !replaced.files)
-        die("%s: cannot be listed: %s; mend it and try again", path, error_text(errno));
+        die("%s: cannot be listed: %s; correct this and try again", path, error_text(errno));
     replaced.there = 1, replaced.begun = !strcmp(name, REPLACED_NAME), replaced.process = getpid();
     run_put_back = replaced_restore;
 }
@@ -449,7 +449,7 @@ static void replaced_settle(const char *folder) {
         return;
     }
     if (!replaced_restore())
-        die("%s/%s: the run in it cannot be put back: %s; mend it and try again", folder, name, error_text(errno));
+        die("%s/%s: the run in it cannot be put back: %s; correct this and try again", folder, name, error_text(errno));
     note("%s: the run that an interrupted --overwrite had set aside is put back", folder);
 }
 

@@ -151,7 +151,8 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     const HfComposite *composite = hf_composite(root);
     const Family *family = NULL, *by_type = composite ? family_find(composite->family) : NULL;
     if (!architecture && !type) die("%s: has neither architectures nor model_type, so its family is unknown", path);
-    if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
+    if (architecture && architecture->next && cJSON_IsArray(list))
+        die("%s: architectures names more than one class", path);
     for (const Family *f = families; f < families + FAMILIES; f++) {
         const int twin = !strcmp(f->name, hf_twin.family) && json_is(architecture, hf_twin.architecture);
         if (twin || json_is(architecture, f->architecture)) family = f;
@@ -426,7 +427,7 @@ static void hf_check_growth(const Config *config, const cJSON *rope, const char 
 static void hf_check_hidden(const cJSON *parameters, const char *key, double value, const char *path) {
     const cJSON *hidden = json_get(parameters, key);
     if (hidden && hidden->valuedouble != value)
-        die("%s: transformers ignores rope_parameters beside rope_scaling: %s would be %g, not %g; give it in "
+        die("%s: transformers ignores rope_parameters if rope_scaling is given: %s would be %g, not %g; give it in "
             "rope_scaling",
             path, key, value, hidden->valuedouble);
 }

@@ -625,7 +625,7 @@ static void config_finish(Config *config, const char *where, int code) {
                  LINEAR_STATE_MAX);
     for (int global = 0; global < 2; global++)
         if (!family->learned_positions && (global ? config->global_head_dim : config->head_dim) % 2)
-            die_with(code, "%s: %s %zu is odd, rotary positions need an even one", where,
+            die_with(code, "%s: %s %zu is odd, rotary positions need an even number", where,
                      global ? "global_head_dim" : "head_dim", global ? config->global_head_dim : config->head_dim);
     if (config->num_global_key_value_heads && config->num_attention_heads % config->num_global_key_value_heads)
         die_with(code, "%s: num_attention_heads %zu is not a multiple of num_global_key_value_heads %zu", where,

@@ -157,7 +157,7 @@ static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const 
         const char *text = names ? item->valuestring : item->string;
         if (lora_names_some(t, lora, c, text, !names)) continue;
         if (names) lora_modules(c->family, text, "--lora-targets", EXIT_USAGE);
-        if (names) die_usage("--lora-targets %s: no layer of this model has such a linear layer", text);
+        if (names) die_usage("--lora-targets %s: this model has no linear layer of that name", text);
         die_usage("--lora-%s-pattern: '%s' matches no module that has an adapter", *key == 'r' ? "rank" : "alpha",
                   text);
     }
@@ -176,7 +176,7 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     adapter_choose_copies(&targets, lora, c);
     const size_t chosen = adapter_choose(&targets, lora, c, NULL);
     if (!lora_word(o->lora_targets, c)) lora_check_entries(&targets, lora, c, "target_modules");
-    if (!chosen) die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
+    if (!chosen) die_usage("--lora-targets %s: this model has no linear layer of that name", o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
     cJSON_Delete(root);
     const char *joint = c->family->names.layer[INPUT_PROJECTION];

@@ -268,8 +268,8 @@ static void check_positions(const Run *run, size_t T, const char *what) {
         die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
                   c->max_position_embeddings, c->max_position_embeddings);
     if (run->options->verb == VERB_PLAN) return; // plan prints the note itself
-    note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions; --rope-scaling %s scales "
-         "them",
+    note("%s %zu is above max_position_embeddings %zu: the model has not seen positions beyond it; give --rope-scaling "
+         "%s",
          what, T, c->max_position_embeddings, scaling_text(c, T, scaling));
 }
 
@@ -294,7 +294,7 @@ static void run_open(Run *run, const Options *o, const char *model) {
     if (run->storage.format) run->settings.storage = &run->storage;
     if (run->storage.format && run->settings.backward && !run->lora.rank)
         die_usage("weights in 4 bits are frozen: give --lora-rank to train adapters%s",
-                  o->base >= BASE_NF4 ? ", or leave --base out" : ", or --base none to train them as they are decoded");
+                  o->base >= BASE_NF4 ? ", or leave --base out" : ", or --base none to train the decoded weights");
     const World world = run->settings.world;
     run->assignment = o->verb == VERB_EVAL
                           ? assign_evaluation(world, greatest_common_divisor(o->batch, world_replicas(world)))

@@ -111,7 +111,7 @@ static void options_check_deals(const Options *o, const RunSettings *settings) {
     if (settings->method == METHOD_MST || method_is_chunk_major(settings->method))
         die_usage("--sp auto: --method %s cannot share a sequence; give --method stream", option_chosen(o, "method"));
     if (objective_needs_mismatched(&settings->objective))
-        die_usage("--sp auto: the KL term of kto pairs answers of a micro-batch, and those would depend on the ranks; "
+        die_usage("--sp auto: the KL term of kto pairs answers of a micro-batch, so it would depend on the ranks; "
                   "give --sp S");
     if (settings->router_bias_update > 0)
         die_usage("--sp auto: --router-bias-update counts the rows of groups of equal size; give --sp S");

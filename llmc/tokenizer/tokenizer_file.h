@@ -230,7 +230,7 @@ static void tokenizer_check_sections(Tokenizer *t) {
         if (i >= t->sections) continue; // sections of a later version are empty
         memcpy(place, t->file + TOKENIZER_HEADER + 16 * i, sizeof(place));
         if (place[0] > t->bytes || place[1] > t->bytes - place[0] || place[0] % 8)
-            tokenizer_damaged(t, "a section lies outside of it");
+            tokenizer_damaged(t, "a section lies outside of the file");
         t->section[i] = t->file + place[0], t->section_bytes[i] = (size_t)place[1];
     }
     if (t->section_bytes[SECTION_THOUGHT_BEGIN] && !t->section_bytes[SECTION_THOUGHT_END])
@@ -271,7 +271,7 @@ static void tokenizer_check_added(Tokenizer *t) {
         int normalized = (token->flags & ADDED_NORMALIZED) != 0;
         if (token->id >= t->ids || !token->bytes || token->offset > t->section_bytes[SECTION_ADDED_TEXT] ||
             token->bytes > t->section_bytes[SECTION_ADDED_TEXT] - token->offset)
-            tokenizer_damaged(t, "an added token lies outside of it");
+            tokenizer_damaged(t, "an added token lies outside of the file");
         t->begins_added[text[token->offset]] = 1;
         if (!normalized) t->added_raw = i + 1;
         if (!before || normalized != ((before->flags & ADDED_NORMALIZED) != 0)) {
@@ -380,7 +380,7 @@ static void tokenizer_open_splits(Tokenizer *t) {
         if (split[0] % SPLIT_INVERTED >= SPLIT_BEHAVIOURS || split[0] / SPLIT_INVERTED > 1)
             tokenizer_damaged(t, "what becomes of a pattern's matches");
         if (split[1] > t->section_bytes[SECTION_PATTERNS] || split[2] > t->section_bytes[SECTION_PATTERNS] - split[1])
-            tokenizer_damaged(t, "a pattern lies outside of it");
+            tokenizer_damaged(t, "a pattern lies outside of the file");
         t->splits[i] = split_open(patterns + split[1], split[2], split[0], t->path, i + 1);
     }
     if (named) t->splits[t->split_count++] = split_open(named, strlen(named), SPLIT_ISOLATED, t->path, 1);

@@ -211,7 +211,7 @@ static void rollout_rewards(Rollout *r, size_t step) {
     const size_t texts = s->prompts * s->group_size;
     const Reward *failed = rollout_asks(s) ? rollout_answers(r) : NULL;
     size_t left_out = 0, completions = 0;
-    if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, failed->message);
+    if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves these groups out", step, failed->message);
     if (world_sp(s->world) > 1) {
         dist_broadcast(RANKS_SEQUENCE, r->rewards_of, s->rewards * texts * sizeof(float), 0);
         dist_broadcast(RANKS_SEQUENCE, r->answered, texts, 0);

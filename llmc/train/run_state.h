@@ -208,8 +208,8 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
             !strncmp(now, "vocab_size", 10)                                          ? " --grow-vocabulary"
             : strncmp(now, "max_position", 12) != 0 && strncmp(now, "rope_", 5) != 0 ? ""
                                                                                      : " --rope-scaling");
-    note("%s was %.*s until %s, now it is %.*s: the run goes on%s", setting->name, saved_length, saved, checkpoint,
-         now_length, now, setting->change == SETTING_ROUNDS ? ", to other bits" : "");
+    note("%s was %.*s until %s, now it is %.*s: the run continues%s", setting->name, saved_length, saved, checkpoint,
+         now_length, now, setting->change == SETTING_ROUNDS ? ", with other bits" : "");
 }
 
 static void run_state_compare_data(const RunState *run, const cJSON *root, const char *checkpoint) {
@@ -229,7 +229,7 @@ static void run_state_compare_data(const RunState *run, const cJSON *root, const
 static void run_state_compare_schedule(const RunState *run, const Schedule *saved, const char *checkpoint) {
     char wsd[48] = "";
     if (run->step > run->schedule.steps)
-        die("%s: is already at step %zu, --steps is %zu; give a larger one", checkpoint, run->step,
+        die("%s: is already at step %zu, --steps is %zu; give a larger --steps", checkpoint, run->step,
             run->schedule.steps);
     if (saved->begin && saved->begin != run->schedule.begin && run->step > run->schedule.begin)
         die("%s: was extended beyond step %zu; give --extend --steps %zu, as then", checkpoint, saved->begin,

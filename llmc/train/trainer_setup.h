@@ -55,7 +55,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
     run_choose_length(&t->run, o, 0);
     t->data = run_open_data(&t->run, &o->data, shuffle_from_options(o));
     if (!o->sp && t->data.regular)
-        die_usage("--sp auto deals documents of different lengths; those of llm.c's shards have one: give --sp S");
+        die_usage("--sp auto deals documents of different lengths; llm.c's shards have only one length: give --sp S");
     RolloutSettings rollout = {0};
     if (o->rollout) {
         prompt_choose_tokenizer(&t->rollout_text, &t->run);
@@ -470,7 +470,7 @@ static void trainer_set_defaults(Options *o, const char *last) {
         o->lr = *last ? run_state_schedule(last, &step).peak : usual;
         o->given[option_find("lr")] = 1; // so that the printed command line has --lr
     } else if (!*last && !o->quiet && o->lr / usual > 10.001) {
-        note("--lr %g is %.3g times --lr auto, which is %g here; if the loss rises, give a smaller one", o->lr,
+        note("--lr %g is %.3g times --lr auto, which is %g here; if the loss rises, give a smaller --lr", o->lr,
              o->lr / usual, usual);
     }
     const int policy = o->objective >= OBJECTIVE_GRPO && o->objective <= OBJECTIVE_CISPO;

@@ -55,8 +55,8 @@ static Converted convert_write(const Options *options, WeightSource *source, con
         const QuantType quantised = quant_type_find(option_chosen(options, "to"));
         if (quantised == QUANT_MXFP4) run_check_mxfp4(&source->model, "--to");
         if (quantised == QUANT_MXFP4 && !source->config.family->expert_biases)
-            die_usage("--to mxfp4 is a format of gpt_oss models, and this is %s; give --to nf4, which leaves experts "
-                      "as they are",
+            die_usage("--to mxfp4 is a format of gpt_oss models, and this is %s; give --to nf4, which does not "
+                      "quantise experts",
                       source->config.family->name);
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          quantised, options->quantise_head);

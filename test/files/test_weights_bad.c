@@ -37,7 +37,7 @@ static DamageSuite golden_copies(const char *names) {
 static const Damage changed_texts[] = {
     // kind of model
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"Qwen2MoeForCausalLM\"", "architectures Qwen2MoeForCausalLM is not"),
-    CONFIG("llama", "\"LlamaForCausalLM\"", "\"LlamaForCausalLM\", \"B\"", "architectures names more than one"),
+    CONFIG("llama", "\"LlamaForCausalLM\"", "\"LlamaForCausalLM\", \"B\"", "architectures names more than one class"),
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"\\n\"", "architectures ? is not"),
     KEY("llama", "model_type", "\"llama\"", "\"qwen2\"", "LlamaForCausalLM, but model_type says qwen2"),
     // computation
@@ -84,7 +84,7 @@ static const Damage changed_texts[] = {
     CONFIG("llama", "\"rope_type\": \"default\"", "\"partial_rotary_factor\": 0.25", "partial_rotary_factor is 0.25"),
     CONFIG("llama", "{", "{\"rope_theta\":500000,", "rope_theta is given twice"),
     CONFIG("olmo2", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},",
-           "transformers ignores rope_parameters beside rope_scaling: rope_theta would be 10000, not 500000"),
+           "transformers ignores rope_parameters if rope_scaling is given: rope_theta would be 10000, not 500000"),
     CONFIG("glm4", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0,\"partial_rotary_factor\":1.0},",
            "partial_rotary_factor would be 1, not 0.5"),
     CONFIG("ministral3", "\"rope_parameters\"", "\"rope_theta\": 10000.0, \"was\"",

@@ -510,7 +510,7 @@ TEST(damaged_files) {
         OTHER_NUMBER(TOK, 44, 4, WORDS_KINDS, "an unknown way to cut words"),
         OTHER_NUMBER(TOK, 48, 4, 1 << 30, "the id of unknown characters"),
         OTHER_NUMBER(TOK, 52, 4, TOKENIZER_SECTIONS + 1, "its number of sections"),
-        OTHER_NUMBER(TOK, TOKENIZER_HEADER, 8, 1ull << 40, "a section lies outside of it"),
+        OTHER_NUMBER(TOK, TOKENIZER_HEADER, 8, 1ull << 40, "a section lies outside of the file"),
     };
     for (size_t s = 0; s < STYLES; s++) {
         const DamageSuite suite = damaged_style(styles[s]);

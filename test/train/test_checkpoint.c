@@ -138,7 +138,7 @@ TEST(settings_must_agree) {
     r = with_setting(4, "--chunk", "512", SETTING_ROUNDS); // this one may change
     expect_resumes(&r, "note: --chunk was 1024 until ");
     r = with_setting(4, "--chunk", "512", SETTING_FREE); // and changes no bits by itself
-    expect_resumes(&r, "now it is 512: the run goes on\n");
+    expect_resumes(&r, "now it is 512: the run continues\n");
 }
 
 typedef struct {
@@ -173,7 +173,7 @@ TEST(attention_may_be_another) {
     static const Attention cases[] = {{"own", "own", NULL, 0},
                                       {"own", CUDNN "5", "note: attention was own until checkpoint-00000007, now", 0},
                                       {CUDNN "5", CUDNN "5", NULL, 5},
-                                      {CUDNN "5", "own", "now it is own: the run goes on, to other bits", 5},
+                                      {CUDNN "5", "own", "now it is own: the run continues, with other bits", 5},
                                       {CUDNN "5", CUDNN "3", "note: attention was workspace=5 until ", 5}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const Child *child = run_child(attention_body, &cases[i]);

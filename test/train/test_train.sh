@@ -62,7 +62,7 @@ refuses 1 'AdamW|learning rate|--lr' train $(echo $common | sed 's/--lr 1e-2/--l
 # ---- other chunks than those that a run began with: other bits --------------------------------------------------------------------
 succeeds train --init $TINY --data $SHARD --seq-len 1040 --steps 1 --out "$WORK/chunks" --quiet
 succeeds train --data $SHARD --seq-len 1040 --steps 2 --out "$WORK/chunks" --resume --chunk 512 --quiet
-says err '^note: --chunk was [0-9]* until .* to other bits'
+says err '^note: --chunk was [0-9]* until .* with other bits'
 
 # ---- a part of it, then the rest; other data under the same names; ended by a signal -------------------------------------------
 cp $SHARD "$WORK/shard.bin"

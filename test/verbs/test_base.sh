@@ -118,7 +118,7 @@ succeeds bp --model $GOLDEN/qwen3 --base nf4 --lora-rank 2 --seq-len 20 --verbos
 says out '^base     nf4, double quantisation, blocks of 64: 4.373 bits an element of 28.80 k; 8.82 k others fp32; frozen$' \
     'relative error  q_proj 0.09'
 refuses 2 'weights in 4 bits are frozen: give --lora-rank to train adapters, or leave --base out' bp --model $GOLDEN/qwen3 --base nf4
-refuses 2 'or --base none to train them as they are decoded' bp --model $GOLDEN/qwen3-nf4
+refuses 2 'or --base none to train the decoded weights' bp --model $GOLDEN/qwen3-nf4
 succeeds bp --model $GOLDEN/qwen3-nf4 --base none --seq-len 20
 refuses 2 '--base fp4: .* is in nf4 already' bp --model $GOLDEN/qwen3-nf4 --base fp4 --lora-rank 2
 refuses 2 '--base mxfp4 is for experts, and this qwen3 model has none; give --base nf4' bp --model $GOLDEN/qwen3 --base mxfp4 --lora-rank 2
