@@ -166,7 +166,7 @@ if [ -n "$python" ]; then
     "$python" scripts/plot.py memory --in "$memory" --out "$OUT/memory.png" --log \
         --title "Memory of one forward and backward pass of the demo's model" --caption "\
 Lines: the plan, which counts what the run itself needs. Points: measured, the process's high-water mark less its value at the start. It has \
-about $process beside the plan at any length (measured with 16 tokens): the program, its libraries, stacks of threads."
+about $process in addition to the plan at any length (measured with 16 tokens): the program, its libraries, stacks of threads."
     "$python" scripts/plot.py log --out "$OUT/loss.png" --stages --mean 32768 --level "$bigram" --level-name "bigram entropy" $logs
     "$python" scripts/plot.py curve --in "$OUT/curve.csv" --out "$OUT/curve.png" --title "Loss by position in the sequence, after each stage" --caption "\
 All points are of the same held-out bytes, with more or less of the text before them. Names: the longest sequences trained on so far."

@@ -124,7 +124,7 @@ static void taken(const char *how, const char *words) {
 TEST(a_full_device_says_who_holds_it) {
     taken("8300000000", "what is free of this GPU's 8.00 GiB (others hold 7.73 GiB: see nvidia-smi) is");
     taken("8589934592", "no device memory for cuBLASLt's workspace of 64.00 MiB");
-    taken("8589934592 3", "KiB: 7.43 GiB were free before, 1 B are now; see what else takes memory (nvidia-smi)");
+    taken("8589934592 3", "KiB: 7.43 GiB were free before, 1 B are now; check what else takes memory (nvidia-smi)");
 }
 
 TEST(kernels_are_loaded_before_memory_is_counted) {

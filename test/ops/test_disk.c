@@ -192,10 +192,10 @@ TEST(folders_that_are_refused) {
         refused(scratch_folder(), types[i].words);
     }
     faulty.left = 4 << 10;
-    refused(scratch_folder(), ": 1.00 MiB are needed there, 4.00 KiB can be had; give another folder");
+    refused(scratch_folder(), ": 1.00 MiB are needed there, 4.00 KiB are available; give another folder");
     faulty.full = 1;
     refused(scratch_folder(), ": 1.00 MiB cannot be reserved there: No space left on device");
-    expect_refused(allocate_limited, &files, 1, ": 1.00 MiB are needed there, 256.00 KiB can be had");
+    expect_refused(allocate_limited, &files, 1, ": 1.00 MiB are needed there, 256.00 KiB are available");
     if (geteuid()) {
         mkdir(scratch_path("locked"), 0500);
         refused(scratch_path("locked"), "locked: cannot be used: Permission denied");

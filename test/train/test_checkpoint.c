@@ -370,7 +370,7 @@ TEST(checkpoints_of_version_1_are_refused) {
     for (size_t i = 0; i < 2; i++) {
         write_file(file_in("checkpoint-00000009", "DONE"), seals[i], strlen(seals[i]));
         expect_refused(resume_body, &r, 1,
-                       "checkpoint-00000009: has version 1, this program reads version 2; go on with the program");
+                       "checkpoint-00000009: has version 1, this program reads version 2; continue with the version");
     }
 }
 

@@ -85,7 +85,7 @@ refuses 2 '--context-memory: a gemma4 model cannot have it: its last layers read
 refuses 2 '--context-memory only writes text.*give --for sample' plan --init qwen3-8b --seq-len 1024 --context-memory blocks
 refuses 2 '--context-window 8192 is above the 1024 positions' \
     sample --init llama,max_position_embeddings=1024 --prompt-ids 1 --context-memory blocks --context-window 8192
-refuses 2 '--context-memory is of one text' sample --init $TINY --prompts "$WORK/none" --context-memory blocks
+refuses 2 '--context-memory takes one text' sample --init $TINY --prompts "$WORK/none" --context-memory blocks
 refuses 2 '--context-blocks has no meaning without --context-memory' sample --init $TINY --prompt-ids 1 --context-blocks 4
 refuses 2 'places tensors on disk: give --disk' sample --init $TINY --prompt-ids 1 --context-memory blocks --context-on disk
 BYTES=llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=256
