@@ -10,7 +10,7 @@ export WERROR=-Werror # of what make builds
 
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 has_onednn() { [ "${ONEDNN:-}" != 0 ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
-define_precision() { printf -- '-D_GNU_SOURCE -DPRECISION_%s' "$(echo "$1" | tr a-z A-Z)"; }
+define_precision() { printf -- '-D_GNU_SOURCE'; [ "$1" = any ] || printf -- ' -DPRECISION_%s' "$(echo "$1" | tr a-z A-Z)"; }
 
 # fresh TARGET COMMAND: the target was made by this command, and every file in its dependency files is older.
 fresh() {
@@ -56,7 +56,7 @@ as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-missing-braces -Wno-unkn
 build_ops() { # precision, op set
     folder=$(folder_of "$1" "$2")
     flags=$(flags_of "$1" "$2") o=$folder/ops.o
-    cpu="$CC -std=gnu11 $flags -MMD -MF $o.cpu.d -c llmc/ops/cpu/ops_cpu.c"
+    cpu="$CC -std=gnu11 $flags -MMD -MF $o.cpu.d -include test/ops/one_thread.h -c llmc/ops/cpu/ops_cpu.c"
     case $2 in
     cuda | cudnn)
         cpu="$cpu -o $folder/ops_cpu.o -Dops_device=ops_cpu_device -O2"
@@ -73,27 +73,87 @@ build_ops() { # precision, op set
     esac
 }
 
-# Most programs spend their time in the op set: optimising them costs more than it saves. The op sets and the sanitized
-# ./train check alignment of every pointer.
-build_program() { # name, precision, op set
-    folder=$(folder_of "$2" "$3")
-    target=$folder/test_$1 flags="$(flags_of "$2" "$3") -fno-sanitize=alignment" libraries="-lcmocka -lcjson -lm -pthread -lpcre2-8 $mpi_libraries"
+# Programs that are compiled as one file (join.awk): a group in each line. Most of a program is the driver, which each compiles anew
+# otherwise. Others redefine what a header calls, or have names that one header gives and another header, too.
+groups='
+gradients chunk_major context golden lora methods objective_methods profile sampler sampler_batch sampler_ranks sp
+data answers deal documents logprobs objective prefetch prompts
+files convert hf_hybrid hf_quantised hf_weights initial_weights quantise rope_frequency weights weights_bad
+train log reference rollout
+cli doctor options options_file
+slices adamw adapter checkpoint places zero
+'
+group_of() { echo "$groups" | awk -v program="$1" '{ for (i = 2; i <= NF; i++) if ($i == program) print $1 }'; }
+programs_of() { echo "$groups" | sed -n "s/^$1 //p"; }
+
+# Neither tests nor the driver know a precision: an object serves all op sets of a kind.
+kind_of() { # precision, op set
+    case $1-$2 in
+    *-cuda | *-cudnn) echo "any $2" ;;
+    double-*) echo 'double onednn' ;;
+    *) echo 'any onednn' ;;
+    esac
+}
+# Compiles the object of a program or of a group, and sets $object. Most programs spend their time in the op set: optimising them costs more
+# than it saves. The op sets and the sanitized ./train check alignment of every pointer.
+build_object() { # name, precision, op set
+    set -- "$1" $(kind_of "$2" "$3")
+    object=$(folder_of "$2" "$3")/test_$1.o
+    compile="$CC -std=gnu11 $(flags_of "$2" "$3") -fno-sanitize=alignment"
+    case $1 in
+    ops) compile="$(echo "$compile" | sed 's/ -f[a-z-]*sanitize=[^ ]*//g') -O2" ;; # most of its own time goes into references and comparisons
+    plan | estimate | tokenizer | packing | step_deal | dist) ;;
+    *) compile="$compile -O0" ;;
+    esac
+    compile="$compile -MMD -MF $object.d -c -o $object"
+    mkdir -p "${object%/*}"
+    exec 9>"$object.lock" # rows of other op sets wait here for the same object
+    flock 9
+    if [ -z "$(programs_of "$1")" ]; then make_with "$object" "$compile $(ls test/*/test_"$1".c)"
+    else
+        sources=$(for member in $(programs_of "$1"); do ls test/*/test_"$member".c; done | tr '\n' ' ')
+        make_with "$object" "awk -f test/join.awk \$(find llmc test -name '*.h') streambp.h $sources >$object.c && $compile $object.c &&
+            echo '$object: test/join.awk' >$object.join.d"
+    fi
+    set -- $?
+    exec 9>&-
+    return "$1"
+}
+link_program() { # target, precision, op set; of $object
+    folder=$(folder_of "$2" "$3") flags=$(flags_of "$2" "$3") libraries="-lcmocka -lcjson -lm -pthread -lpcre2-8 $mpi_libraries"
     case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | step_deal | dist) ;; *) flags="$flags -O0" ;; esac
-    source=$(ls test/*/test_"$1".c test/*/test_"$1".cc 2>/dev/null)
-    case $source in
-    *.cc) make_with "$target" "$CXX $flags $as_cxx -MMD -MF $target.d $source $libraries -o $target" ;;
-    *)
-        [ "$folder/ops.o" -nt "$target" ] && rm -f "$target"
-        compile="$CC -std=gnu11 $flags -MMD -MF $target.d $source"
-        if [ "$1" = ops ]; then # tests the op set; most of its own time goes into references and comparisons
-            compile="$(echo "$compile" | sed 's/ -f[a-z-]*sanitize=[^ ]*//g') -O2 -c -o $target.o && $CC $flags $target.o"
-        fi
-        make_with "$target" "$compile $folder/ops.o $libraries -o $target"
-        ;;
-    esac
+    case $2-$3 in double-*) ;; *) flags="$flags -fsanitize=address,undefined" ;; esac # the object's
+    [ "$object" -nt "$1" ] || [ "$folder/ops.o" -nt "$1" ] && rm -f "$1"
+    make_with "$1" "$CC $flags $object $folder/ops.o $libraries -o $1"
+}
+# Builds the programs of a group as one, of which each is a name.
+build_joined() { # group, precision, op set
+    build_object "$@" || return
+    folder=$(folder_of "$2" "$3")
+    link_program "$folder/test_$1" "$2" "$3" || return
+    for member in $(programs_of "$1"); do
+        rm -f "$folder/test_$member.command"
+        ln -f "$folder/test_$1" "$folder/test_$member"
+    done
+}
+joined_is_fresh() { # group, precision, op set
+    object=$(folder_of $(kind_of "$2" "$3") | head -n 1)/test_$1.o
+    [ -f "$object" ] && fresh "$object" "$(cat "$object.command")"
+}
+build_program() { # name, precision, op set
+    folder=$(folder_of "$2" "$3")
+    target=$folder/test_$1 group=$(group_of "$1")
+    source=$(ls test/*/test_"$1".cc 2>/dev/null)
+    if [ -n "$source" ]; then
+        make_with "$target" "$CXX $(flags_of "$2" "$3") -fno-sanitize=alignment $as_cxx -MMD -MF $target.d $source -lcmocka -lm -pthread $mpi_libraries -o $target"
+        return
+    fi
+    if [ -n "$group" ] && joined_is_fresh "$group" "$2" "$3"; then build_joined "$group" "$2" "$3"
+    else
+        build_object "$@" && link_program "$target" "$2" "$3"
+    fi
 }
 
 # On a GPU: C by $CC, op set "cuda" as make builds it for ./train, linked by nvcc. gpu_large also has op set "cpu", renamed.

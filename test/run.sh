@@ -144,10 +144,10 @@ run_row() { # the current row: its log, with status and CPU time beside it
 case ${1:-} in
 --folder) folder_of "$2" "$3"; exit ;;
 --compile) build_ops "$3" "$4" && build_program "$2" "$3" "$4"; exit ;;
---program) # plain|sanitized|python|gpu_ops and arguments: shared by many rows
+--program) # plain|sanitized|python|joined|gpu_ops and arguments: shared by many rows
     what=$2
     shift 2
-    log=build/test-scripts/$what${1:+-$1}${2:+-$2}
+    log=build/test-scripts/$what${1:+-$1}${2:+-$2}${3:+-$3}
     rm -f "$log.built"
     (build_"$what" "$@" >"$log.log" 2>&1 && : >"$log.built"; times >"$log.times")
     echo "program $log $what $*"
@@ -226,6 +226,14 @@ foundations() {
         sort -u | awk '{ print ($2 ~ /^cu/ ? 0 : 1), $0 }' | sort -s -n -k 1,1 | sed 's/^[01]/--program ops/'
     needs_train && echo '--program plain'
 }
+# Programs of many rows: ./train, sanitized, and each group of test programs of which the rows have three or more.
+shared_programs() {
+    [ -z "$gpu" ] || return 0
+    ! needs_train || echo '--program sanitized'
+    cut -d ' ' -f 1-3 "$run/rows" | grep -vE ' (script|other)$' | sort -u |
+        while read -r program precision library; do echo "$(group_of "$program") $precision $library"; done |
+        sort | uniq -c | awk 'NF == 4 && $1 > 2 { print "--program joined", $2, $3, $4 }'
+}
 # Rows that share a program form one job; so do those of the other compiler that share an op set, which they build.
 jobs() { awk '{ key = ($3 == "other" ? "" : $1 " ") $2 " " $3; if ($3 !~ /^(script|gpu-script|sanitizer)$/ && key in of) { line[of[key]] = line[of[key]] " " NR } else { of[key] = ++n; line[n] = NR } }
     END { for (i = 1; i <= n; i++) print "'"$1"'", line[i] }' "$run/rows"; }
@@ -297,7 +305,7 @@ tell() {
 parallel() { xargs -r -L 1 -P "$1" test/run.sh; }
 {
     foundations | parallel "$JOBS"
-    ! needs_train || echo '--program sanitized' | parallel 1
+    shared_programs | parallel "$JOBS"
     grep ' sanitizer test_ops' "$run/rows" | cut -d ' ' -f 2 | sort -u | sed 's/^/--program gpu_program ops /' | parallel 1
     [ -z "$gpu$build_only" ] || jobs --build-job | parallel "$JOBS"
     [ -n "$build_only" ] || jobs --job | parallel "$([ -n "$gpu" ] && echo 1 || echo "$JOBS")"

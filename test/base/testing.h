@@ -366,18 +366,37 @@ static int test_end(void **state) {
     return 0;
 }
 
-// The tests of a program in the order of definition: TEST registers its test before main.
+// Several programs that are compiled as one file (test/build.sh) are told apart by TEST_PROGRAM, which begins the names
+// of their tests. The name by which it is started says which of the programs runs.
+#ifdef JOINED
+#define TEST_PASTE(program, name)  program##_##name
+#define TEST_OWN_OF(program, name) TEST_PASTE(program, name)
+#define TEST_OWN(name)             TEST_OWN_OF(TEST_PROGRAM, name)
+#define TEST_STARTED(program)      (!strcmp(program_invocation_short_name, program))
+#define TEST_TEXT(program)         #program
+#define TEST_RUNS_OF(program)      TEST_STARTED(TEST_TEXT(program))
+#define TEST_RUNS                  TEST_RUNS_OF(TEST_PROGRAM)
+#else
+#define TEST_OWN(name) name
+#define TEST_RUNS      1
+#endif
+
+// The tests of a program in order of definition: TEST registers its test before main.
 static struct CMUnitTest listed_tests[96];
 static size_t listed_count;
 
+static void test_list(const struct CMUnitTest *test) {
+    if (listed_count == COUNT_OF(listed_tests)) abort();
+    listed_tests[listed_count++] = *test;
+}
+
 #define TEST(name)                                                                                                     \
-    static void name(void **cmocka_state);                                                                             \
-    __attribute__((constructor)) static void name##_is_listed(void) {                                                  \
-        const struct CMUnitTest test = {#name, name, test_begin, test_end, (void *)(uintptr_t) #name};                 \
-        if (listed_count == COUNT_OF(listed_tests)) abort();                                                           \
-        listed_tests[listed_count++] = test;                                                                           \
+    static void TEST_OWN(name)(void **cmocka_state);                                                                   \
+    __attribute__((constructor)) static void TEST_OWN(name##_is_listed)(void) {                                        \
+        const struct CMUnitTest test = {#name, TEST_OWN(name), test_begin, test_end, (void *)(uintptr_t) #name};       \
+        if (TEST_RUNS) test_list(&test);                                                                               \
     }                                                                                                                  \
-    static void name(void **cmocka_state __attribute__((unused)))
+    static void TEST_OWN(name)(void **cmocka_state __attribute__((unused)))
 
 // Runs the body of main: `program`, `program SUBSTRING`, `program --list`. teardown: of the group, or NULL
 static int tests_run(int argc, char **argv, CMFixtureFunction teardown) {

@@ -209,7 +209,7 @@ static const struct {
     const char *name, *dtype;
     size_t rank;
     uint64_t shape[5], bytes;
-} others[] = {
+} extras[] = {
     {"model.visual.patch_embed.proj.weight", "BF16", 5, {3, 2, 1, 2, 2}, 48},
     {"model.visual.blocks.0.attn.qkv.bias", "F32", 1, {7}, 28},
     {"mtp.layers.0.self_attn.q_proj.weight", "F8_E4M3", 2, {3, 5}, 15},
@@ -222,17 +222,17 @@ static const struct {
 // Returns the tensor's name; beside another family's text model, its name there.
 static const char *other_name(size_t other, const Model *model) {
     static char name[HF_NAME];
-    const char *tail = strchr(others[other].name, '.') + 1;
-    if (family_has_linear(model->config.family)) return others[other].name;
-    snprintf(name, sizeof(name), "%s.%s", others[other].name[1] == 'o' ? "vision_tower" : "multi_modal_projector",
+    const char *tail = strchr(extras[other].name, '.') + 1;
+    if (family_has_linear(model->config.family)) return extras[other].name;
+    snprintf(name, sizeof(name), "%s.%s", extras[other].name[1] == 'o' ? "vision_tower" : "multi_modal_projector",
              tail);
     return name;
 }
 
-static size_t others_beside(int mixed) { return COUNT_OF(others) - (mixed ? 0 : 1); }
+static size_t others_beside(int mixed) { return COUNT_OF(extras) - (mixed ? 0 : 1); }
 
 static void *other_bytes(size_t other, unsigned char *bytes) {
-    for (size_t i = 0; i < others[other].bytes; i++) bytes[i] = (unsigned char)(i * 37 + (i >> 20) + other * 101 + 5);
+    for (size_t i = 0; i < extras[other].bytes; i++) bytes[i] = (unsigned char)(i * 37 + (i >> 20) + other * 101 + 5);
     return bytes;
 }
 
@@ -258,8 +258,8 @@ static const char *write_folder(const char *name, const Model *model, const char
     safetensors_write_begin(&writer, NULL, header, 100000, NULL, NULL);
     for (size_t k = 0; k < others_beside(mixed); k++) {
         other_bytes(k, (unsigned char *)data + writer.data);
-        safetensors_write_tensor(&writer, other_name(k, model), others[k].dtype, others[k].shape, others[k].rank,
-                                 others[k].bytes);
+        safetensors_write_tensor(&writer, other_name(k, model), extras[k].dtype, extras[k].shape, extras[k].rank,
+                                 extras[k].bytes);
     }
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
@@ -284,12 +284,12 @@ static void expect_folder(const char *folder, const Model *model, const char *pr
     for (size_t k = 0; with_others && k < others_beside(mixed); k++) {
         const SafeTensor *t = safetensors_find(&source->others, other_name(k, model));
         assert_non_null(t);
-        assert_string_equal(t->dtype, others[k].dtype);
-        assert_int_equal(t->rank, others[k].rank);
-        assert_memory_equal(t->shape, others[k].shape, t->rank * sizeof(uint64_t));
-        assert_int_equal(t->end - t->begin, others[k].bytes);
-        if (others[k].bytes) input_read(&source->files[t->file], t->begin, bytes, (size_t)others[k].bytes);
-        assert_memory_equal(bytes, other_bytes(k, wanted), (size_t)others[k].bytes);
+        assert_string_equal(t->dtype, extras[k].dtype);
+        assert_int_equal(t->rank, extras[k].rank);
+        assert_memory_equal(t->shape, extras[k].shape, t->rank * sizeof(uint64_t));
+        assert_int_equal(t->end - t->begin, extras[k].bytes);
+        if (extras[k].bytes) input_read(&source->files[t->file], t->begin, bytes, (size_t)extras[k].bytes);
+        assert_memory_equal(bytes, other_bytes(k, wanted), (size_t)extras[k].bytes);
     }
     const char *file = source->file_count == 1 ? read_in(folder, HF_SINGLE_FILE, NULL) : NULL;
     for (size_t i = 0; file && i < model->parameter_count; i++) {

@@ -32,7 +32,7 @@ static const char *const models[] = {
     TINY_LLLF,
     TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=1",
 };
-#define MODELS (sizeof(models) / sizeof(models[0]))
+enum { MODELS = COUNT_OF(models) };
 
 typedef struct {
     Model model;

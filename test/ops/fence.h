@@ -13,17 +13,22 @@ even if the transfer happens to be done.
 #include <stddef.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "test/base/testing.h"
 #include "llmc/ops/ops.h"
 #include "llmc/base/utils.h"
 
 // ---- fenced memory --------------------------------------------------------------------------------------------------
-enum { FENCE_BLOCKS = 256 };
+// Closing the fence takes longer than most ops of tests: after the first ops of new memory it closes after every seventh.
+enum { FENCE_BLOCKS = 256, FENCE_FIRST = 100, FENCE_EVERY = 7 };
 
 static struct {
     char *begin[FENCE_BLOCKS];
     size_t bytes[FENCE_BLOCKS]; // whole pages
     size_t blocks;
-    const char *op; // running; NULL: the fence is closed
+    int open;       // accessible
+    int always;     // closes after every op
+    size_t recent;  // ops since an allocation
+    const char *op; // running; NULL: none
     size_t count;   // ops so far, except waits for transfers
     size_t reads;   // of these copy_out: the host waits for the device
 } fence;
@@ -37,7 +42,9 @@ static int fence_on_gpu(void) {
 }
 
 static void fence_protect(int protection) {
-    if (fence_on_gpu()) return;
+    const int open = protection != PROT_NONE;
+    if (fence_on_gpu() || (open && fence.open)) return;
+    fence.open = open;
     for (size_t i = 0; i < fence.blocks; i++)
         if (mprotect(fence.begin[i], fence.bytes[i], protection) != 0)
             die("the fence around device memory: mprotect of %zu bytes: %s", fence.bytes[i], strerror(errno));
@@ -52,7 +59,8 @@ static const char *fence_open(const char *op) {
 }
 
 static void fence_close(const char **op) {
-    fence_protect(PROT_NONE);
+    const size_t count = fence.recent++;
+    if (fence.always || count < FENCE_FIRST || count % FENCE_EVERY == 0) fence_protect(PROT_NONE);
     fence.op = *op = NULL;
 }
 
@@ -176,7 +184,7 @@ static void *allocate_fenced(size_t bytes) {
         die("the fence around device memory: an allocation does not begin with a page");
     if (fence.blocks == FENCE_BLOCKS) die("the fence around device memory: more than %d allocations", FENCE_BLOCKS);
     fence.begin[fence.blocks] = memory, fence.bytes[fence.blocks++] = fence_on_gpu() ? bytes + !bytes : pages * page;
-    fence_protect(PROT_NONE);
+    fence_protect(PROT_NONE), fence.recent = 0, fence.always = all_cases();
     return memory;
 }
 

@@ -3,7 +3,7 @@ The optimizer over the parameter table: the norm and the name of a bad gradient,
 parameters, element by element for every pairing of types, separate random bits per parameter, initialisation. The op
 itself is compared with its reference in test_ops.c; places are in test_places.c.
 */
-#define MOMENT_SMALL 300 // so that small models have moments in 8 bits, too
+#include "test/model/small_slices.h"
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
 #include "test/ops/fence.h"

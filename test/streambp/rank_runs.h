@@ -67,7 +67,7 @@ static Range case_own(const Case *c, World w) {
 }
 
 // Writes this rank's shard of a table into sharded memory.
-static void write_shard(const Model *table, Sharding sharding, void *memory, const double *values) {
+static void write_rank_shard(const Model *table, Sharding sharding, void *memory, const double *values) {
     for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
         const ParameterShard own = parameter_shard(table, sharding, p);
@@ -106,9 +106,9 @@ static void case_begin(TinyRun *r, const Case *c, RunSettings settings) {
     tiny_begin(r, run_ops, settings, NULL, NULL, &largest);
     r->s.now.dropout_seed = 5;
     r->s.routes.micro_batches = c->counts.batches;
-    write_shard(&c->tiny.model, weights_sharding(&r->s.memory), r->s.memory.weights, c->tiny.weights);
+    write_rank_shard(&c->tiny.model, weights_sharding(&r->s.memory), r->s.memory.weights, c->tiny.weights);
     if (c->tiny.adapters)
-        write_shard(&c->tiny.lora.table, weights_sharding(&r->s.memory), r->s.memory.adapters, c->tiny.adapters);
+        write_rank_shard(&c->tiny.lora.table, weights_sharding(&r->s.memory), r->s.memory.adapters, c->tiny.adapters);
 }
 
 // Returns the loss over all ranks; leaves the gradient where it is stored.

@@ -8,9 +8,7 @@ begins as NaN, each place takes its planned bytes, and the planned bytes move.
 A single process runs inside the fence (fence.h), which ends it if an op runs before its transfer is awaited. Then waits
 are left out one by one, and the fence must notice it. Under mpirun with 2 processes, transfers to disk run in threads.
 */
-#define UPDATE_SLICE ((size_t)700)
-#define PAGE_PIECE   ((size_t)600) // bytes
-#define MOMENT_SMALL 50            // so that small models have moments in 8 bits, too
+#include "test/model/small_slices.h"
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
 #include "test/streambp/rank_runs.h"

@@ -5,8 +5,7 @@ gradient equal the single process's, for every stage of ZeRO, method, family and
 and accumulation. All stages give the same bits. Steps of AdamW lead to the same weights. Traffic follows its formula,
 memory the plan. All memory begins as NaN, so that a rank's use of elements that it does not hold shows.
 */
-#define UPDATE_SLICE ((size_t)500)
-#define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
+#include "test/model/small_slices.h"
 #include "llmc/files/gradients.h"
 #include "rank_runs.h"
 #include "test/base/child.h"

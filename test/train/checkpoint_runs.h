@@ -4,7 +4,7 @@ that checkpoints differ; the state of such a run; a private file system.
 */
 #ifndef TEST_CHECKPOINT_RUNS_H
 #define TEST_CHECKPOINT_RUNS_H
-#define MOMENT_SMALL 200 // so that small models have moments in 8 bits, too
+#include "test/model/small_slices.h"
 #include "test/base/testing.h"
 #include "test/base/damage.h"
 #include "test/ops/fence.h"
