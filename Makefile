@@ -2,6 +2,7 @@
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
 # make test-quick checks that every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
+# make test-since the tests that read a file changed since a commit (REV=HEAD)
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make install    as streambp into PREFIX/bin (/usr/local)
 # make fuzz       libFuzzer on every parser (TARGET=, SECONDS=); needs clang
@@ -95,7 +96,7 @@ DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENM
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program -----------------------------------------------------------------------------------------------------
-.PHONY: all install demo test test-quick test-gpu test-gpu-build fuzz bench format lint check-cxx clean help deps FORCE
+.PHONY: all install demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean help deps FORCE
 all: train
 	@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),:,echo './train is for $(BUILT_FOR), in $(PRECISION). \
 Next: make demo, or Fine-tune a chat model in README.md')
@@ -211,10 +212,16 @@ test:
 	@scripts/install_deps.sh test
 	@test/run.sh
 
-# Checks that every gradient still holds, within a minute after a build
+# Checks that every gradient still holds, within three minutes of CPU time, the build included
 test-quick:
 	@scripts/install_deps.sh test
 	@test/run.sh --quick
+
+# Runs what a change can break: the rows that read a file changed since a commit
+REV ?= HEAD
+test-since:
+	@scripts/install_deps.sh test
+	@test/run.sh --since $(REV)
 
 # Needs a GPU; PARTS='ops methods' runs some rows of test/rows.txt. test-gpu-build only compiles and links: nvcc is
 # enough (make BACKEND=cuda ARCHS=90 ...).
@@ -331,4 +338,4 @@ clean:
 	rm -rf build train
 
 help:
-	@sed -n '1,8s/^# //p' Makefile
+	@sed -n '1,9s/^# //p' Makefile

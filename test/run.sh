@@ -1,9 +1,11 @@
 #!/bin/sh
-# Builds and runs the rows of test/rows.txt and prints each as it ends: test/run.sh [--quick] [NAME ...]; without a NAME all of them.
+# Builds and runs the rows of test/rows.txt and prints each as it ends: test/run.sh [--quick] [--since REV] [NAME ...]; without a NAME all of them.
 #
 #   --quick          rows marked `quick`, a few cases of each: whether every gradient still holds (make test-quick)
+#   --since REV      rows that read a file changed since this commit, committed or not (make test-since REV=HEAD)
 #   --gpu            rows of a GPU, one at a time, recorded in dev/results/ (make test-gpu); --train, --sanitizer: the rows of ./train
 #                    and of compute-sanitizer
+#   --rows           prints the rows and runs nothing
 #   --build          builds the rows and runs nothing; with --gpu nvcc is enough
 #
 # A row closes with `N passed, N failed, N skipped`; without this line it has failed. The last line has the sums. Environment: CC, JOBS
@@ -25,7 +27,7 @@ run=${TEST_RUN:-build/test-run.$$} # the rows of this run, and messages between 
 # Parses a line of the table: program, precision, library (its op set), ranks, threads, tests, name, quick, all, words;
 # sets its log and label.
 read_row() {
-    program=$1 precision=$2 library=$3 name=$1 ranks= threads=1 tests= quick= all= words=
+    program=$1 precision=$2 library=$3 name=$1 ranks= threads=1 tests= quick= all= words= reads= bare=
     shift 3
     for word; do
         case $word in
@@ -34,8 +36,10 @@ read_row() {
         tests=*) tests=$(echo "${word#*=}" | tr , ' ') ;;
         as=*) name=${word#*=} ;;
         quick) quick=yes ;;
+        quick=*) git diff --quiet HEAD~1 -- "${word#*=}" 2>/dev/null || quick=yes ;;
+        reads=*) reads=$(echo "${word#*=}" | tr , ' ') ;;
         all) all=yes ;;
-        bare) ;;
+        bare) bare=yes ;;
         *) words="$words $word" ;;
         esac
     done
@@ -174,15 +178,20 @@ case ${1:-} in
 esac
 
 # ---- arguments ----------------------------------------------------------------------------------------------------------------------
-gpu= build_only= quick_only= names=
+gpu= build_only= quick_only= rows_only= names= since=
 for word; do
+    case $since-$word in
+    next-*) since=$word; continue ;;
+    esac
     case $word in
+    --since) since=next ;;
     --gpu) gpu=yes ;;
     --quick) quick_only=yes ;;
     --build) build_only=yes ;;
+    --rows) rows_only=yes ;;
     --train) names="$names bp train train_documents cli multi" ;;
     --sanitizer) names="$names sanitizer" ;;
-    -*) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    -*) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     *) names="$names $word" ;;
     esac
 done
@@ -192,6 +201,50 @@ trap 'rm -rf "$run"' EXIT
 trap 'exit 1' INT TERM
 mkdir -p "$run" build/test-scripts
 [ -z "$quick_only" ] || export QUICK=1
+# Which rows read a file that changed since a commit: by the includes of their programs and op sets (the compiler's -MM), by the paths
+# in their text, and by `reads` in the table. Scripts read all that ./train includes; a bare one without `reads` reads everything.
+if [ -n "$since" ]; then
+    git diff --name-only "$since" >"$run/changed" && git ls-files --others --exclude-standard >>"$run/changed" ||
+        { echo "run.sh: --since $since: no commit of this name" >&2; exit 2; }
+fi
+touched() { # lines: files and folders
+    awk -v list="$run/changed" 'BEGIN { while ((getline name <list) > 0) changed[name] }
+        { sub(/\/$/, ""); for (name in changed) if (name == $0 || index(name, $0 "/") == 1) { found = 1; exit } } END { exit !found }'
+}
+includes_of() { # compiler, options and a file
+    kept=$run/includes-$(echo "$@" | cksum | cut -d ' ' -f 1)
+    [ -e "$kept" ] || "$@" -I. -MM 2>/dev/null | sed 's/^[^ ]*://; s/\\$//' | tr ' ' '\n' | grep -v '^/' >"$kept"
+    cat "$kept"
+}
+paths_in() { grep -ohE '(test|dev|data|scripts|llmc|streambp.h|train_gpt.cu)/[A-Za-z0-9_./-]*[A-Za-z0-9_]' "$@"; }
+reads_of_row() {
+    echo test/run.sh
+    echo test/build.sh
+    case $library in
+    script | gpu-script | sanitizer)
+        script=$(ls test/*/test_"$program".sh dev/*/test/test_"$program".sh 2>/dev/null)
+        echo "$script"
+        if [ -n "$reads" ]; then echo "$reads" | tr ' ' '\n'; return; fi
+        if [ -n "$bare" ]; then cat "$run/changed"; return; fi
+        paths_in $script test/cli.sh "${script%.sh}.py" 2>/dev/null
+        cat $script "${script%.sh}.py" 2>/dev/null | grep -q 'README\|\.md' && grep '\.md$' "$run/changed"
+        printf 'Makefile\ndata\nscripts\ntest/cli.sh\ntest/golden\n'
+        includes_of "$CC" $(flags_of fp32 onednn) -x c train_gpt.cu
+        includes_of "$CC" $(flags_of fp32 onednn) llmc/ops/cpu/ops_cpu.c
+        ;;
+    *)
+        kind=$library
+        [ "$kind" = gpu ] && kind=cuda
+        source=$(ls test/*/test_"$program".c 2>/dev/null)
+        if [ -n "$source" ]; then includes_of "$CC" $(flags_of "$precision" "$kind") "$source"
+        else includes_of "$CXX" $(flags_of "$precision" "$kind") $as_cxx test/*/test_"$program".cc; fi >"$run/source"
+        cat "$run/source"
+        paths_in $(grep '^test/' "$run/source")
+        includes_of "$CC" $(flags_of fp32 onednn) llmc/ops/cpu/ops_cpu.c
+        case $kind in cuda | cudnn | nccl) printf 'llmc/ops/cuda\ntest/emulate\n' ;; esac
+        ;;
+    esac
+}
 sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
     [ -n "$program" ] || continue
     for precision in $(echo "$precisions" | tr , ' '); do
@@ -201,14 +254,20 @@ sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
         [ "$on_gpu" = "$gpu" ] || continue
         [ -n "$quick_only" ] && [ -z "$quick" ] && continue
         case $names${ALL_CASES:-} in '' | 0) [ -z "$all" ] || continue ;; esac
-        case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $name/$precision "* | *" $program/$precision/$library "*) echo "$line" ;; esac
+        case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $name/$precision "* | *" $program/$precision/$library "*)
+            [ -z "$since" ] || reads_of_row | touched || continue
+            echo "$line"
+            ;;
+        esac
     done
 done >"$run/rows"
 for word in $names; do
     [ -z "$gpu" ] || cut -d ' ' -f 1,3- "$run/rows" | grep -qwe "${word%%/*}" || { echo "test-gpu: $word is no part of it; see test/rows.txt" >&2; exit 2; }
 done
 rows=$(wc -l <"$run/rows")
+[ "$rows" -gt 0 ] || [ -z "$since" ] || { echo "run.sh: no row reads what changed since $since"; exit 0; }
 [ "$rows" -gt 0 ] || { echo "run.sh: no row of test/rows.txt is called$names" >&2; exit 2; }
+[ -z "$rows_only" ] || { cat "$run/rows"; exit 0; }
 needs_train() { grep ' script' "$run/rows" | grep -qvw bare; } # make builds the op set of a GPU's rows
 
 if [ -n "$gpu" ]; then . test/gpu.sh; else
