@@ -255,7 +255,7 @@ sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
         [ -n "$quick_only" ] && [ -z "$quick" ] && continue
         case $names${ALL_CASES:-} in '' | 0) [ -z "$all" ] || continue ;; esac
         case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $name/$precision "* | *" $program/$precision/$library "*)
-            [ -z "$since" ] || reads_of_row | touched || continue
+            [ -z "$since" ] || reads_of_row </dev/null | touched || continue
             echo "$line"
             ;;
         esac

@@ -396,4 +396,23 @@ if python3 -c 'import numpy' 2>/dev/null; then
 else
     skip 'keys in long texts' 'python3 has no numpy'
 fi
+
+# ---- test/run.sh --since: rows that read a changed file, by includes, by the table, by their text ---------------------------------
+if git clone -q --shared . "$WORK/clone" 2>/dev/null; then
+    since() { # file, rows that are chosen of some
+        (cd "$WORK/clone" && echo >>"$1" && test/run.sh --rows --since HEAD sampler/fp32 schedule prepare cuda_on_cpu/fp32 rope_frequency/fp32 &&
+            git checkout -q .) >"$WORK/out"
+        check "$1 changed, so $2 run" [ "$(awk '{ printf "%s ", $1 }' "$WORK/out")" = "$2 " ]
+    }
+    since llmc/generate/sampler.h sampler
+    since llmc/optimizer/schedule.h schedule
+    since data/prepare.py prepare
+    since test/golden/rotary.txt 'prepare sampler rope_frequency rope_frequency'
+    since LICENSE run.sh:
+    (cd "$WORK/clone" && test/run.sh --rows --since nothing) >"$WORK/out" 2>"$WORK/err"
+    check 'an unknown commit is refused' [ $? = 2 ]
+else
+    skip 'test/run.sh --since' 'this is no checkout of git'
+fi
+
 finish
