@@ -53,6 +53,7 @@ read_row() {
         ;;
     *)
         log=$(folder_of "$precision" "$library")/test_$program${ranks:+-$ranks}
+        [ "$name" = "$program" ] || log=$log-$name
         label="$name ($precision$([ "$library" = onednn ] || echo ", $library")${ranks:+, $ranks ranks})"
         ;;
     esac
