@@ -73,8 +73,8 @@ build_ops() { # precision, op set
     esac
 }
 
-# Programs that are compiled as one file (join.awk): a group in each line. Most of a program is the driver, which each compiles anew
-# otherwise. Others redefine what a header calls, or have names that one header gives and another header, too.
+# Programs that are compiled as one file (join.awk): a group in each line. Most of a program is the driver, which each would compile
+# anew. The others redefine what a header calls, or take headers whose names collide.
 groups='
 gradients chunk_major context golden lora methods objective_methods profile sampler sampler_batch sampler_ranks sp
 data answers deal documents logprobs objective prefetch prompts
@@ -85,6 +85,10 @@ slices adamw adapter checkpoint places zero
 '
 group_of() { echo "$groups" | awk -v program="$1" '{ for (i = 2; i <= NF; i++) if ($i == program) print $1 }'; }
 programs_of() { echo "$groups" | sed -n "s/^$1 //p"; }
+
+joined_source() { # group
+    awk -f test/join.awk $(find llmc test -name '*.h') streambp.h $(for member in $(programs_of "$1"); do ls test/*/test_"$member".c; done)
+}
 
 # Neither tests nor the driver know a precision: an object serves all op sets of a kind.
 kind_of() { # precision, op set
@@ -98,10 +102,10 @@ kind_of() { # precision, op set
 # than it saves. The op sets and the sanitized ./train check alignment of every pointer.
 build_object() { # name, precision, op set
     set -- "$1" $(kind_of "$2" "$3")
-    object=$(folder_of "$2" "$3")/test_$1.o
+    object=$(folder_of "$2" "$3")/objects/test_$1.o
     compile="$CC -std=gnu11 $(flags_of "$2" "$3") -fno-sanitize=alignment"
     case $1 in
-    ops) compile="$(echo "$compile" | sed 's/ -f[a-z-]*sanitize=[^ ]*//g') -O2" ;; # most of its own time goes into references and comparisons
+    ops) compile="$(echo "$compile" | sed 's/ -f[a-z-]*sanitize=[^ ]*//g') -O2" ;; # its time goes into references and comparisons
     plan | estimate | tokenizer | packing | step_deal | dist) ;;
     *) compile="$compile -O0" ;;
     esac
@@ -111,9 +115,7 @@ build_object() { # name, precision, op set
     flock 9
     if [ -z "$(programs_of "$1")" ]; then make_with "$object" "$compile $(ls test/*/test_"$1".c)"
     else
-        sources=$(for member in $(programs_of "$1"); do ls test/*/test_"$member".c; done | tr '\n' ' ')
-        make_with "$object" "awk -f test/join.awk \$(find llmc test -name '*.h') streambp.h $sources >$object.c && $compile $object.c &&
-            echo '$object: test/join.awk' >$object.join.d"
+        make_with "$object" ": $(programs_of "$1"); joined_source $1 >$object.c && $compile $object.c && echo '$object: test/join.awk' >$object.join.d"
     fi
     set -- $?
     exec 9>&-
@@ -139,7 +141,7 @@ build_joined() { # group, precision, op set
     done
 }
 joined_is_fresh() { # group, precision, op set
-    object=$(folder_of $(kind_of "$2" "$3") | head -n 1)/test_$1.o
+    object=$(folder_of $(kind_of "$2" "$3"))/objects/test_$1.o
     [ -f "$object" ] && fresh "$object" "$(cat "$object.command")"
 }
 build_program() { # name, precision, op set
