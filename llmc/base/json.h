@@ -137,9 +137,9 @@ static const char *json_scalar_text(const cJSON *item, char *text, size_t size) 
 
 /*
 Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. The outermost
-object begins with json_open or json_open_text, and ends with json_close, json_finish or json_text_end. Keys are written as given. Text is escaped and made
-valid UTF-8 (invalid bytes become U+FFFD). Numbers have as many digits as are needed to read the same value back; NaN
-and infinities become null. A key is NULL inside arrays and for the outermost value.
+object begins with json_open or json_open_text, and ends with json_close, json_finish or json_text_end. Keys are written
+as given. Text is escaped and made valid UTF-8 (invalid bytes become U+FFFD). Numbers have as many digits as are needed
+to read the same value back; NaN and infinities become null. A key is NULL inside arrays and for the outermost value.
 */
 typedef enum {
     JSON_LINE,    // {"a": 1, "b": 2}

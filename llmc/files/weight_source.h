@@ -134,8 +134,8 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
     if (as != place->type) elements_convert(out, as, raw, place->type, count);
 }
 
-// Reads and holds a matrix of `count` elements in the file's order, from element `at` of the parameter on, until another
-// one is asked for.
+// Reads a matrix of `count` elements in the file's order, from element `at` of the parameter on, and holds it until
+// another matrix is asked for.
 static const char *source_hold_matrix(const WeightSource *source, size_t parameter, size_t at, size_t count, DType as) {
     const size_t size = dtype_size(as), matrix_of = source->model.parameters[parameter].offset + at;
     SourceHeld *held = source->held;

@@ -57,8 +57,7 @@ static void weights_close(WeightSource *source) {
     for (size_t i = 0; i < source->file_count; i++) input_close(&source->files[i]);
     free(source->files);
     free(source->mean[0]), free(source->mean[1]);
-    for (size_t i = 0; source->pieces && i < source->model.parameter_count; i++)
-        free(source->pieces[i].place);
+    for (size_t i = 0; source->pieces && i < source->model.parameter_count; i++) free(source->pieces[i].place);
     free(source->places), free(source->pieces), free(source->quant), free(source->records);
     free(source->held->record), free(source->held->matrix), free(source->held);
     safetensors_free(&source->others);

@@ -354,8 +354,8 @@ static char layer_letter(const Config *config, size_t l) {
     return config->layer_types[0] ? config->layer_types[l % strlen(config->layer_types)] : 'f';
 }
 
-// The letter of layer l's mixer: f full attention, s with a window, n full without rotary positions, l linear attention,
-// c its convolution alone, b full and linear attention summed, p none
+// Returns the letter of layer l's mixer: f full attention, s with a window, n full without rotary positions, l linear
+// attention, c its convolution alone, b full and linear attention summed, p none.
 static char mixer_letter(const Config *config, size_t l) { return (char)tolower(layer_letter(config, l)); }
 
 // A capital letter: the layer has no MLP.

@@ -342,8 +342,8 @@ static const char *const divergence_texts[SIGNS] = {
     "the gradient was exactly 0 in 3 steps in a row; use a smaller --lr, or check --data",
     "the loss is 100 times its best; use a smaller --lr or a longer --warmup"};
 
-// Adds a step to *d; returns a sign that the step shows for the first time, or SIGN_NONE. cross_entropy: the loss is at least 0 and
-// comparable between steps.
+// Adds a step to *d; returns a sign that the step shows for the first time, or SIGN_NONE. cross_entropy: the loss is at
+// least 0 and comparable between steps.
 static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cross_entropy) {
     DivergenceSign sign = SIGN_NONE;
     int equal = 0;

@@ -305,8 +305,9 @@ TEST(opening) {
     const Child *child = run_child(save_body, &saving);
     if (child->code) test_fail("exit code %d: %s", child->code, child->err);
     assert_true(is_there("a/b") && is_there("a/c/checkpoint-00000003/DONE"));
-    expect_refused(save_body, &saving, 1,
-                   "holds a run at step 3; continue it with --resume, replace it with --overwrite, or choose another --out");
+    expect_refused(
+        save_body, &saving, 1,
+        "holds a run at step 3; continue it with --resume, replace it with --overwrite, or choose another --out");
     write_file(scratch_path("out/file"), "x", 1);
     saving.out = scratch_path("out/file/run");
     expect_refused(save_body, &saving, 1, "out/file: the folder cannot be created: File exists; choose another --out");

@@ -278,7 +278,7 @@ static void cuda_await_transfer(int64_t ticket) {
                    "ordering kernels after a transfer");
 }
 
-// ---- disk.h: each thread has its own stream ---------------------------------------------------------------------------
+// ---- disk.h: each thread has its own stream -------------------------------------------------------------------------
 static void cuda_disk_mark(int way, size_t slot) {
     CUDA_CHECK(cudaEventRecord(transfers[STORE_DISK + way].ready[slot]), "marking the default stream");
 }
