@@ -99,7 +99,7 @@ static void mixer_gradient_begin(const Visit *v, Activations *a, Stored *dx) {
         a->arrived ? dx : push_stored(v->s, SHARE_WORKSPACE, "gradient of the first norm", v->c.n * v->layer->shape.C);
 }
 
-// Adds to dnorm the gradient through a linear layer that reads the mixer's norm. dout: of its output; dW +=
+// Adds to dnorm the gradient through a linear layer that reads the mixer's norm; dW +=. dout: its output's gradient
 static void mixer_input_backward(const Visit *v, Activations *a, Linear linear, const Stored *dout) {
     linear_backward_part(v, linear, a->dnorm, dout, a->norm[0], a->arrived);
     a->arrived = 1;

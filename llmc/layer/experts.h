@@ -16,7 +16,7 @@ One buffer [R,C], R = n k, holds in turn the rows of x, the experts' outputs, do
 #include "branch.h"
 #include "llmc/stream/expert_modules.h"
 
-// A chunk's rows in the order of experts
+// A chunk's rows, sorted by expert
 typedef struct {
     ExpertRows rows;
     uint16_t *route; // [n,k]

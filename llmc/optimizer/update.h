@@ -4,8 +4,8 @@ decides which parameters decay (matrices do; norms and biases do not), and the r
 
 If all tensors are on the device, the op runs over each parameter. Otherwise the elements that this rank steps pass
 through the device in slices: ranges of the table, so that a norm moves together with the neighbouring matrices. Three
-slots take turns: while a slice is stepped, the next one is loaded and the previous one stored. Only tensors that are
-read are loaded.
+slots take turns: while a slice is stepped, the next slice is loaded and the previous slice stored. Only tensors that
+are read are loaded.
 
 Tensors stored in bf16 are rounded stochastically. Their random bits are a function of (seed, step, parameter, element)
 only. So a resumed run repeats them, and a step depends neither on sharding nor on places.
@@ -316,9 +316,9 @@ static void optimizer_step(Residency *r, const OptimizerState *state, const Adam
 }
 
 // ---- the whole gradient: norm and clipping --------------------------------------------------------------------------
-// Returns the gradient's L2 norm, summed in double in the order of the table, then of the ranks, each over its shard at
-// every ZeRO stage. *bad: the first parameter with NaN or an infinity (or squares that overflow a double), or NULL;
-// equal on all ranks
+// Returns the gradient's L2 norm. At every ZeRO stage each rank sums its shard in double, in the order of the table;
+// ranks add up in their order. *bad: the first parameter with NaN or an infinity (or squares that overflow a double),
+// or NULL; equal on all ranks
 static double gradient_norm(const Residency *r, const Parameter **bad) {
     const Model *table = trained_table(r);
     const size_t ranks = world_ranks(r->world), mark = arena_mark(r->arena);

@@ -191,7 +191,7 @@ static void gather_layer_backward(Visit *v) {
             gather_chunk_backward(v);
         }
         ticket[half] = 0;                // await it before dK, dV of own tokens of this half
-        if (v->layer->borrows) continue; // the lender's backward returns them
+        if (v->layer->borrows) continue; // the lender's backward sends dK, dV back
         if (!v->layer->window)
             ticket[half] = half_share(s, v->l, half, 1);
         else if (half == 0)

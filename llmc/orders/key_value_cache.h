@@ -42,7 +42,7 @@ typedef struct {
     Chunk last;             // tokens fed last: cache_draw draws their successors
     Batch documents;
     size_t *used; // [slots] tokens in each slot
-    // Of a pass, on the host
+    // The current pass, on the host
     int32_t *pass_token, *pass_position, *pass_row; // [rows] pass_row: row in the slots
     Span *span;                                     // [slots] the pass's runs of tokens
     Spans spans;
@@ -210,7 +210,7 @@ static void cache_take_routes(const Cache *cache, const StreamBP *s, size_t n) {
     }
 }
 
-// Adds n tokens at the end of a slot to the pass, at its row `row`. tokens: NULL in the dry run
+// Adds n tokens to the pass, at the pass's row `row`, for the end of a slot. tokens: NULL in the dry run
 static void cache_add(Cache *cache, size_t slot, const int32_t *tokens, size_t n, size_t row) {
     const size_t document = slot * cache->capacity, begin = document + cache->used[slot];
     const Span span = {document, begin, begin + n, row};

@@ -68,7 +68,7 @@ static Activations ring_activations(const Visit *v, const RingLayer *r) {
     return a;
 }
 
-// Pushes the receive buffers: two, used in turn; two ranks need only one.
+// Pushes the receive buffers: two buffers used in turn, with two ranks one buffer.
 static void push_passing(const StreamBP *s, size_t l, Block passing[2]) {
     const size_t count = s->kv.rows[0] * layer_of(s, l)->shape.KV, blocks = min_size(2, s->now.ranks - 1);
     for (size_t i = 0; i < blocks; i++) {

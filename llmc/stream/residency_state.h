@@ -38,7 +38,7 @@ typedef struct Residency Residency;
 typedef struct {
     void (*begin)(Residency *r);               // once the sequence is set, before its tensors are pushed
     void (*group)(Residency *r, size_t group); // before the group's weights are used
-    void (*chunk)(Residency *r);               // between chunks
+    void (*chunk)(Residency *r);               // between two chunks: steps some slices
     void *context;                             // NULL: no step is deferred
 } PassHook;
 

@@ -114,8 +114,8 @@ static int route_has(const uint16_t *route, size_t k, uint16_t expert) {
     return 0;
 }
 
-// Adds the share of chosen experts that differ from the batch's routes, those of the pass that wrote its text.
-// Collective among ranks that share the sequence.
+// Adds the share of chosen experts that differ from the batch's routes (of the pass that wrote its text). Collective
+// among ranks that share the sequence.
 static void routes_compare(const StreamBP *s, Metrics *metrics) {
     enum { MOST = 8192 };
     uint16_t chosen[MOST];

@@ -104,7 +104,7 @@ typedef struct {
     Stored *columns;           // [layers,slots,taps-1,W] the convolution's last inputs
     size_t layers, slots;      // layers and documents with a state here; in training 1, 1
     size_t slot_tokens;        // DeltaShape.slot_tokens
-    Summed *dstate, *dcolumns; // gradient of one state
+    Summed *dstate, *dcolumns; // gradient of the current state
     Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the current layer
     Stored *kept_columns;      // [states,taps-1,W]
     size_t kept_half;          // number of the first range's states; the second range's states follow
@@ -182,7 +182,7 @@ typedef struct {
     size_t host_tokens, host_documents; // most tokens and documents of a sequence
     uint64_t dropout_seed;              // seed of the adapters' dropout
     Sparse sparse;
-    // on the device, [rows] each
+    // Tensors [rows] on the device
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
