@@ -1,6 +1,5 @@
 /*
-The embedding of a chunk: tokens and positions to x_0, by tables and an adapter. Backward takes dx of x_0 to the
-gradients of tables and adapter.
+The embedding of a chunk: tokens and positions to x_0, by tables and an adapter; backward adds dx to their gradients.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H

@@ -76,8 +76,8 @@ static void mlp_forward(const Visit *v, Activations *a) {
     input_save(s, v->l + 1, v->c);
 }
 
-// Runs these branches backward: dx of x_{l+1}[c] -> dx of y[c] (without a mixer of x_l[c]), in place; dW +=. Recomputes
-// their activations, unless they are kept. Skips a last product whose output nothing reads.
+// Runs the branches after the mixer backward: dx of x_{l+1}[c] -> dx of y[c] (without a mixer of x_l[c]), in place; dW
+// +=. Recomputes their activations, unless they are kept. Skips a last product whose output nothing reads.
 static void mlp_backward(const Visit *v, Activations *a, Stored *dx) {
     const StreamBP *s = v->s;
     const Layer *layer = v->layer;

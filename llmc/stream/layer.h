@@ -96,7 +96,7 @@ typedef struct {
     size_t parts;
 } Branch;
 
-// A tensor of a token's activations (layer/activations.h)
+// A row of the table of activations (layer/activations.h): the tensor's side of the layer, its level, its size
 typedef enum { SIDE_MIXER, SIDE_MLP } Side;
 typedef enum { LEVEL_NONE, LEVEL_ATTENTION, LEVEL_ALL } KeepLevel;
 
