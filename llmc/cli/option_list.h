@@ -289,8 +289,7 @@ CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVER
        "parts for images; llmc: llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts unchanged; "
        "mxfp4: gpt-oss's format, only experts; auto: flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
-     "replace --out or --grads-out if it exists, but never an input; train: the old run stays until the first "
-     "checkpoint")
+     "replace an existing --out or --grads-out, never an input; train: the old run stays until the first checkpoint")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",
      "Hugging Face folder to copy the tokenizer from; also config.json, licence and tensors outside the text model")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, SHORT(ON(CONVERT)), "BYTES",

@@ -119,7 +119,7 @@ says err 'note: adapters of experts hold 629.15 M parameters: with AdamW in fp32
 own=gemma4,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8
 own="--init $own,global_head_dim=8,hidden_size_per_layer_input=8,vocab_size=96,vocab_size_per_layer_input=96 --seq-len 20 --lora-rank 2"
 succeeds bp $own --lora-targets all-linear
-says err 'note: --lora-targets all-linear: not per_layer_model_projection, which is one matrix for all layers'
+says err 'note: --lora-targets all-linear leaves out per_layer_model_projection, which is one matrix for all layers'
 refuses 2 "'per_layer_model_projection' is not a linear layer that can have an adapter" bp $own --lora-targets per_layer_model_projection
 
 # ---- refusals on resuming -------------------------------------------------------------------------------------------------------
