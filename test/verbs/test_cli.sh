@@ -171,7 +171,7 @@ check 'but not against a wish' [ "$(json host_bytes)" = 0 ]
 succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose
 check 'the command that is echoed can be pasted' \
     [ "$(sed -n ':a;/\\$/{N;s/ *\\\n */ /;ba};s/^command  //p' "$WORK/out")" = \
-    "$TRAIN plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose" ]
+    "${TRAIN_PLAIN:-$TRAIN} plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose" ]
 check 'a plan tells people' grep -q '^placed   in host memory: kept attention 5.58 GiB' "$WORK/out"
 # Places: as named, or chosen by the planner; the plan equals the pass's to the byte in each place.
 placed() { # expected: places, inputs_every; arguments
