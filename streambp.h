@@ -22,7 +22,7 @@ once. Backward visits layers and chunks last to first and recomputes the activat
     mlp_forward      y[c] -> x_{l+1}[c]
     head_backward    x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c], over x_L[c]; dW +=
     mixer_begin      once a layer: x_l -> K_l, V_l of all tokens again; dK = dV = 0
-    recompute        x_l[c] -> y[c] again, with the activations between them
+    recompute        x_l[c] -> y[c] again, with the activations between them; method full finds them kept
     mlp_backward     the MLP's activations again; dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
     mixer_backward   dx[c] of y -> dx[c] of x_l, in place; dK[:t1], dV[:t1] +=; dW +=
     input_done       x_l[c] is used up: with inputs off-device, starts loading x_{l-1}[c] over it
@@ -42,8 +42,9 @@ are the tokens of a chunk of a layer and of the head:
 
 Memory in bytes, besides weights, gradients and optimizer. N tokens, L layers, C hidden, Q = NH*HD, KV = NKV*HD, H = 2FF
 (gate and up), V vocabulary; s bytes of a stored element, 4 of a sum (dW, dK, dV). A token's activations in a layer are
-A = 3C + 2Q + H + FF elements: two norms and y, q and attention's output, gate and up, the activation. The first term
-stays from forward to backward; max takes the larger of one layer's backward and the head:
+A = 3C + 2Q + H + FF elements: two norms and y, q and attention's output, gate and up, the activation. An MLP's
+gradients overwrite its activations. The first term stays from forward to backward; max takes the larger of one layer's
+backward and the head:
 
     full        N ((L+1) C + L A + 2 L KV) s  +  max(8 N KV, N (V + C) s)
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
@@ -55,7 +56,7 @@ layer inputs in host memory or on a disk, the device holds 2 N C s of them. With
 inputs take N (L/K + K) C s (stream/inputs.h).
 
 FLOPs of a pass. A layer's products have P = C Q + 2 C KV + Q C + C H + FF C parameters, its attention `pairs` query-key
-pairs:
+pairs: N (N + 1) / 2 of one document:
 
     forward     F = 2 N (L P + C V) + 4 L Q pairs
     backward    B = 4 N (L P + C V) + 10 L Q pairs
@@ -250,7 +251,8 @@ static void layers_forward(StreamBP *s) {
     walk_end(s, mark);
 }
 
-// Makes x_l available to backward: if --inputs-every has not kept x_l, reruns forward from the last kept input.
+// Makes x_l available to backward: if --inputs-every has not kept x_l, reruns forward from the last kept input, in a
+// walk first to last. It fills the inputs between, too. backward_again turns the walk back to backward's layer.
 static void restore_input(const Visit *v) {
     for (Visit missing = first_missing(v); missing.layer; next_layer(&missing)) visit_forward(&missing);
     backward_again(v);

@@ -52,8 +52,8 @@ static void walk_end(StreamBP *s, size_t mark) {
 static void push_saved(StreamBP *s) {
     routes_push(s, s->now.rows);
     push_lent_keys(s, 0);
-    push_range_states(s, layers_with_state(&s->model->config));
     push_kept_activations(s);
+    push_range_states(s, layers_with_state(&s->model->config));
 }
 
 // Pushes K, V of all layers, and K before QK-norm (method full).
