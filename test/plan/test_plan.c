@@ -184,12 +184,13 @@ TEST(answers_at_once) {
     Batch batch = shape_of(length, 1);
     const Limits limits = device_limit((size_t)1 << 42);
     for (size_t chunk = 1; chunk <= 4096; chunk *= 8) {
-        double begin = seconds_now();
+        const clock_t begin = clock(); // of the CPU: others may be at work
         RunSettings settings = pass_settings(&model, METHOD_STREAM, chunk, 1);
         settings.logits_chunk = chunk, settings.optimizer = 1;
         plan_make(&settings, &batch);
         plan_longest(&settings, 1, 0, &limits);
-        if (seconds_now() - begin > 0.5) test_fail("%g seconds with chunks of %zu", seconds_now() - begin, chunk);
+        const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+        if (seconds > 0.5) test_fail("%g seconds with chunks of %zu", seconds, chunk);
     }
 }
 
