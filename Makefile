@@ -1,7 +1,7 @@
 # make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda, PORTABLE=1)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
-# make test-quick checks that every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
+# make test-quick checks that every gradient still holds: ops, methods, golden, plan, resume at a few cases; two minutes
 # make test-since the tests that read a file changed since a commit (REV=HEAD)
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make install    as streambp into PREFIX/bin (/usr/local)
