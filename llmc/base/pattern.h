@@ -11,8 +11,8 @@ expressions, which PCRE2 can read. A pattern of text and dots (a dot matches any
 // Tells whether a pattern consists only of text and dots.
 static int pattern_is_plain(const char *pattern) { return !pattern[strcspn(pattern, "\\^$*+?{}[]()|")]; }
 
-// Matches the whole text with PCRE2; with `tail` also any part that follows a dot of the text. PCRE2's limit ends a
-// runaway pattern.
+// Tells whether PCRE2 matches the whole text. tail: it may also match what follows a dot ("b.c" or "c" of "a.b.c").
+// PCRE2's match limit ends a runaway pattern.
 static int pattern_search(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t room = strlen(pattern) + 64;
     char *whole = (char *)checked_malloc(room, "a regular expression"), said[128];
@@ -35,8 +35,8 @@ static int pattern_search(const char *pattern, const char *text, int tail, const
     return found >= 0;
 }
 
-// Matches the whole text, like Python's re.fullmatch; with `tail` also any part that follows a dot of the text. Error
-// messages begin with `what`; the exit code is `code`.
+// Tells whether a pattern matches the whole text, like Python's re.fullmatch. tail: it may also match what follows a
+// dot ("b.c" or "c" of "a.b.c"). Error messages begin with `what`; the exit code is `code`.
 static int pattern_matches(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t length = strlen(pattern), all = strlen(text);
     if (!pattern_is_plain(pattern)) return pattern_search(pattern, text, tail, what, code);

@@ -169,7 +169,7 @@ static void options_check_steps(const Options *o) {
     options_check_rules(o, rules, sizeof(rules) / sizeof(rules[0]));
 }
 
-// Checks objectives and their numbers.
+// Checks the options that belong to objectives.
 static void options_check_objective(const Options *o) {
     const unsigned kind = OF(o->objective);
     const OptionRule rules[] = {

@@ -189,8 +189,8 @@ static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
     return bound;
 }
 
-// Allocates a batch for the largest micro-batch, with the fields of objectives over answers. It has old
-// log-probabilities only if the settings already name them; the reference's log-probabilities are NAN until set.
+// Allocates a batch for the largest micro-batch. For objectives other than sft it has their fields (groups, rewards).
+// It has old log-probabilities only if the settings name a file of them. The reference's are NAN until set.
 static Batch dataloader_batch(const DataLoader *d) {
     const DataSettings *s = &d->settings;
     const ObjectiveKind objective = data_objective(s);

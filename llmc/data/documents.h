@@ -90,7 +90,7 @@ typedef struct {
     uint32_t *prompt;               // [prompts] documents of the prompts; only with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // in tokens: longest prompt; longest prompt with its reference answer
     size_t longest_columns;                       // most bytes of a prompt's other columns; 0: no prompt has any
-    unsigned char *checked; // one bit per document that is not read as one segment: checksum verified; or NULL
+    unsigned char *checked; // bit i: the checksum of document i, read in several segments, has been verified; or NULL
     Packing packing;
     EpochSequences epoch[2]; // sequences of even and odd epochs
     SequenceBound bound;

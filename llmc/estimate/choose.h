@@ -88,7 +88,7 @@ static RunSettings candidate_settings(const Search *search, const Candidate *c) 
     return s;
 }
 
-// Tells whether a candidate's places are open and its settings make sense together.
+// Tells whether the search may try a candidate: the options leave its places open, and its settings fit together.
 static int candidate_is_open(const Search *search, const Candidate *c) {
     const RunSettings s = candidate_settings(search, c);
     int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;

@@ -255,7 +255,8 @@ static int machine_attends(const Machine *m, const Model *model) {
 
 #define CONSTANTS_COLUMNS 80 // width after which a line ends
 
-// Prints the constants by their source, and the memory.
+// Prints a machine's constants, grouped by basis (data sheet, measured, assumed), then the bytes of device memory, host
+// memory and disk.
 static void machine_print(FILE *out, const Machine *m) {
     const char *head = "machine";
     for (int basis = 0; basis < BASES; basis++) {

@@ -26,7 +26,7 @@ typedef struct {
     Tokenizer *tokenizer; // NULL: the files stay as they are
     char *edits;          // a JSON object of keys that change, with their values
     size_t length;        // length of edits
-    int replaces;         // 1: its template replaces the folder's
+    int replaces;         // 1: the tokenizer's chat template replaces the folder's template
     size_t bytes;         // bytes of the chat_template.jinja to write; 0: the folder's file stays
 } HfChat;
 

@@ -20,7 +20,8 @@ static int attention_saved(const StreamBP *s) {
            (s->now.pass == PASS_BACKWARD || (s->now.pass == PASS_RESTORE && !saves_off_device(s)));
 }
 
-// Pushes slots for the chunks in flight during a walk over the layers, and the keys that layers share.
+// Pushes the memory of a walk over the layers: slots through which kept tensors of chunks are transferred, and the
+// keys and values that layers share.
 static void kept_begin(StreamBP *s) {
     const size_t chunk = layer_chunk(s), slots = s->now.rows > chunk ? 2 : 1;
     if (s->now.pass == PASS_FORWARD_ONLY) push_lent_keys(s, 0);

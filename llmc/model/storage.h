@@ -62,8 +62,8 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// Tells whether a matrix can be in 4 bits of a type: the matrix of a linear layer, with `head` also lm_head; in mxfp4
-// only experts' matrices. A matrix that files join with other layers' cannot.
+// Tells whether a matrix can be stored in 4 bits of a type: the matrix of a linear layer, with `head` also lm_head; in
+// mxfp4 only experts' matrices. A matrix that shares one tensor of the files with matrices of other layers cannot.
 static int parameter_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
     if (p->role != ROLE_LINEAR || !p->cols || p->joined || (type == QUANT_MXFP4 && !p->experts)) return 0;
     return head || p->offset != model->model_offset[LM_HEAD];

@@ -84,8 +84,8 @@ static const struct {
 } cudnn_heads[] = {{80, {256, 128}}, {86, {256, 128}},  {89, {256, 128}},
                    {90, {256, 256}}, {100, {256, 128}}, {120, {256, 128}}};
 
-// Which attention a library computes. ASKED: decided by the device. GLOBAL * FORWARD or BACKWARD: heads of
-// global_head_dim
+// Bits: the passes whose attention a library computes. GLOBAL * FORWARD, GLOBAL * BACKWARD: these passes for heads of
+// global_head_dim. ASKED: the device was asked, so the other bits are its answer
 enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4, LIBRARY_GLOBAL = 8 };
 
 // Tells whether cuDNN takes heads of this width on any card.

@@ -14,7 +14,7 @@ the sums, what joins them); expect_integers(tensor).
 // Sizes and settings of a case. A case reads the ones that its op needs; the others are 0.
 typedef struct {
     size_t n, C, OC, V, FF;         // tokens; columns in and out; vocabulary; width of an MLP
-    size_t before, stride;          // columns OC follow `before` others in rows of `stride` elements
+    size_t before, stride;          // OC columns begin at column `before` of rows of `stride` elements
     size_t NH, NKV, HD, R;          // heads; elements of a head; rotated elements of a head
     size_t positions, first, count; // positions; first row of dropout or of a quantised product; elements
     double factor;                  // a scale, temperature or rate; rope: theta; attention: size of q and k
@@ -45,8 +45,8 @@ static Dim columns_of(Dim d, size_t each, size_t before, size_t size) {
     return dim_of(size, d.count * each, at);
 }
 
-// Makes rows of `stride` elements in which columns d follow `before` other columns. A sample has some of the other
-// columns, too.
+// Makes rows of `stride` elements: `before` columns, the columns d, the remaining columns. A sample also has at most 16
+// columns before d and at most 16 after d.
 static Dim part_of_row(Dim d, size_t before, size_t stride) {
     const size_t behind = before + d.size;
     const Dim left = some_of(before, 16), right = some_of(stride - behind, 16);

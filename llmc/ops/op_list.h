@@ -485,7 +485,7 @@ OP(void, experts_bias_backward, (Summed *dbias, Summed *dweight, const Stored *d
    TENSOR(dbias, E * width, SUMMED) TENSOR(dweight, R, SUMMED) TENSOR(drows, R * width, STORED)
    TENSOR(bias, E * width, STORED) TENSOR(weight, R, SUMMED) TENSOR(first, E + 1, sizeof(int32_t))
    TENSOR(source, R, sizeof(int32_t)) COUNT(dry_move(R * width, STORED)))
-// out[n,k] = scale[E][e] weight[n,k];  out may be weight
+// out[n,k] = scale[e] weight[n,k], e: the expert of route (n,k); scale[E]; out may be weight
 OP(void, experts_scale_forward, (Summed *out, const Summed *weight, const Stored *scale, const int32_t *first,
                                  const int32_t *source, size_t R, size_t E),
    (out, weight, scale, first, source, R, E),

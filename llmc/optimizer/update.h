@@ -51,7 +51,8 @@ typedef struct {
     int loaded, stored;
     char *slots;  // device memory for UPDATE_SLOTS slices; NULL: the tensor itself is on the device
     size_t slice; // elements of a slot
-    int floats;   // 1: its elements are floats of moments in 8 bits (moments.h), not elements of the table
+    int floats;   // 1: the tensor holds the fp32 scales of 8-bit moments (moments.h), not one element for each
+                  // parameter element
 } UpdateMemory;
 
 // Elements [first, first + count) of the table; the dry run counts them `repeat` times

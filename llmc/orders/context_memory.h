@@ -77,7 +77,8 @@ static size_t context_chunk(ContextSettings set, size_t chunk) {
     return max_size(min_size(min_size(chunk, CONTEXT_CHUNK), (set.window - set.block) / 2), 1);
 }
 
-// Allocates host memory, which outlives the memory on the arena.
+// Allocates host memory for lists of loaded blocks, scores and positions. It outlives the context memory's tensors on
+// the arena.
 static void context_allocate(ContextMemory *m, ContextSettings set, const Model *model, size_t capacity) {
     const Config *c = &model->config;
     memset(m, 0, sizeof(*m));

@@ -223,7 +223,7 @@ static void cache_add(Cache *cache, size_t slot, const int32_t *tokens, size_t n
     cache->used[slot] += n;
 }
 
-// Runs the n tokens that were added through the model.
+// Runs the model on the n tokens that were added last.
 static void cache_pass(Cache *cache, StreamBP *s, size_t n) {
     const Chunk c = {0, n, cache->slots > 1 ? cache->documents.N : cache->span[0].begin, 0, 1, &cache->spans};
     GraphKey room;
@@ -291,9 +291,9 @@ static void cache_copy_states(const StreamBP *s, size_t from, size_t to) {
 // Saves the states of a slot for cache_copy. Needs cache_keeps_all.
 static void cache_keep(const Cache *cache, const StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
 
-// Makes slot `to` a document of the first n tokens of slot `from`, which may be `to`. Needs cache_keeps_all. With
-// linear attention the states of slot `state` must come after exactly these tokens: `from`, or `slots` at the last
-// cache_keep.
+// Makes slot `to` a document of the first n tokens of slot `from`, which may be `to`. Needs cache_keeps_all. Linear
+// attention: copies the states of slot `state`. They must be the states after token n: state = from if `from` holds n
+// tokens; state = cache->slots if cache_keep was last called after n tokens.
 static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t state, size_t to, size_t n) {
     const size_t L = s->model->config.num_hidden_layers;
     const size_t source = from * cache->capacity, target = to * cache->capacity;

@@ -82,8 +82,9 @@ static void columns_share(StreamBP *s, void *x, size_t size) {
     s->ops->await(ticket);
 }
 
-// Projects the last tokens of own ranges, gathers all parts' projections, and writes the inputs before own ranges to
-// range_state. Parts may be shorter than taps - 1, so the inputs may come from several parts.
+// Gathers the convolution's inputs before this rank's two ranges into range_state. Each rank projects the last tokens
+// of its ranges; all ranks share the projections. A part may be shorter than taps - 1, so the inputs may come from
+// several parts.
 static void columns_gather(Visit *v) {
     StreamBP *s = v->s;
     const Shapes d = v->layer->shape;

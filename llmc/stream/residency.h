@@ -355,7 +355,8 @@ static double *push_squares(const Residency *r) {
                                 trained_table(r)->parameter_count * parameter_parts(trained_table(r)), sizeof(double));
 }
 
-// Returns the sums of squares of all parameters' gradients, pushed. Off-device: backward has computed them.
+// Returns the sum of squares of each parameter's gradient. Off-device: backward has computed the sums; else this
+// function pushes and computes them.
 static const double *gradient_squares(const Residency *r) {
     double *squares = r->squares ? r->squares : push_squares(r);
     for (size_t i = 0; i < trained_table(r)->parameter_count && !r->squares; i++)

@@ -60,7 +60,7 @@ typedef struct {
     double sum, counted; // sum and number of log-probabilities
 } LogprobSum;
 
-// Writes document i of a sequence after its forward pass. logp[N]: of `type`
+// Writes the log-probabilities of the batch's document i after the forward pass. logp[N]: elements of `type`
 static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch *batch, size_t i, const void *logp,
                                     DType type, LogprobSum *sum) {
     const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
@@ -85,7 +85,7 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
 }
 
 // Computes the values of a file that has been created: one forward pass over all documents, divided over the ranks.
-// batch: from dataloader_batch, or as large. Moves the loader's position.
+// batch: made by dataloader_batch, or a batch at least as large. Moves the loader's position.
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
                                    Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);

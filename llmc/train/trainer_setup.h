@@ -336,7 +336,8 @@ static size_t trainer_resplit(Trainer *t, const char *last) {
     const size_t B = strtoull(run_state_setting(last, "--batch"), NULL, 10);
     const size_t count = strtoull(run_state_setting(last, "--grad-accum"), NULL, 10);
     if (!B || B == o->batch || o->rollout || (!o->samples && B * count != o->batch * o->grad_accum)) return 0;
-    if (objective_needs_mismatched(&t->run.settings.objective)) return 0; // kto mixes documents of a micro-batch
+    // kto pairs prompts with other completions of the micro-batch, so the loss depends on --batch
+    if (objective_needs_mismatched(&t->run.settings.objective)) return 0;
     if (!dataloader_resplit(&t->data, B, 0, &position)) return 0;
     trainer_setting(t, "--batch")->change = trainer_setting(t, "--grad-accum")->change = SETTING_ROUNDS;
     snprintf(text, sizeof(text), "%016llx", (unsigned long long)dataloader_fingerprint(&t->data, B));

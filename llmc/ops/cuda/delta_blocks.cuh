@@ -314,7 +314,8 @@ constexpr unsigned PAIR_TILE = BLOCK * padded<BLOCK>, SIDE = BLOCK / 16, TRIANGL
 constexpr unsigned OPERANDS_OF_TRIANGLE = TRIANGLE_TILES * TERMS * LANES;
 constexpr unsigned DIAGONAL_STRIDE = 20; // stride of fp32 blocks of 16 rows
 
-// Returns the number of an operand. In the transpose rows and columns count from the end.
+// Returns the index of the operand of tile (row, column) in a stored triangle. In the transpose, rows and columns count
+// from the end.
 template <bool TRANSPOSED> __device__ inline unsigned triangle_tile(unsigned row, unsigned column) {
     if (TRANSPOSED) row = SIDE - 1 - row, column = SIDE - 1 - column;
     return row * (row + 1) / 2 + column;

@@ -77,7 +77,7 @@ template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP
     }
 }
 
-// Loads a warp's part of [K, width]; `columns`: how many columns are left from here on
+// Loads a warp's part of a state [K, width]. columns: columns of the matrix from `from` to the end of its row
 template <int KP>
 __device__ inline void walk_state_read(WalkState<KP> &S, const float *from, size_t K, unsigned columns, size_t width) {
     for_walk_state<KP>(S, [&](unsigned k, unsigned c, float &a, float &b) {
