@@ -39,8 +39,8 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
         if (__builtin_bswap32(llmc_shard_kinds[i].magic) == magic)
             die("%s: was written on a big-endian machine; swap its bytes or write it again", path);
     if (i == LLMC_SHARD_KINDS)
-        die("%s: is not a token shard, its magic number is %u, expected %u (uint16 ids) or %u (uint32 ids), or one "
-            "that data/prepare.py wrote",
+        die("%s: is not a token shard: its magic number is %u, not %u (uint16 ids) or %u (uint32 ids); write the file "
+            "with data/prepare.py",
             path, magic, llmc_shard_kinds[0].magic, llmc_shard_kinds[1].magic);
     if (version != llmc_shard_kinds[i].version)
         die("%s: version %u of a token shard with magic number %u is unknown, expected %u", path, version, magic,

@@ -626,7 +626,9 @@ static void hf_read_layer_heads(Config *config, const cJSON *root, const char *p
 static void hf_read_tied(Config *config, const cJSON *whole, const cJSON *text, const char *path) {
     const cJSON *outer = json_get(whole, "tie_word_embeddings"), *inner = json_get(text, "tie_word_embeddings");
     if (outer && inner && !cJSON_Compare(outer, inner, 1))
-        die("%s: tie_word_embeddings differs from the one in text_config; set both to what the weights have", path);
+        die("%s: tie_word_embeddings has one value at the top level and another in text_config; set both to true if "
+            "the head shares the embedding's weights, else to false",
+            path);
     if (outer) hf_set(config, "tie_word_embeddings", outer, path);
 }
 

@@ -187,8 +187,8 @@ static int hf_take_mxfp4(WeightSource *source, size_t parameter, const SafeTenso
     if (!codes || !scales)
         die("%s: tensor %s%s is missing; download the folder again", source->path, name, codes ? "_scales" : "_blocks");
     if (p->cols % MXFP4_BLOCK)
-        die("%s: tensor %s_blocks: rows of %zu elements are not a multiple of %d", source->path, name, p->cols,
-            MXFP4_BLOCK);
+        die("%s: tensor %s_blocks: mxfp4 needs rows of a multiple of %d elements, not %zu; download the folder again",
+            source->path, name, MXFP4_BLOCK, p->cols);
     const RecordLocation record = {
         {codes->file, scales->file, scales->file}, {codes->begin, scales->begin, scales->begin}, 0};
     hf_set_record(source, parameter, quant_format(QUANT_MXFP4, DTYPE_BF16), record);

@@ -115,7 +115,8 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
         die("%s: tensor %.200s: data_offsets [%llu, %llu] end before they begin; download it again", path, name,
             (unsigned long long)tensor->begin, (unsigned long long)tensor->end);
     if (overflow || (size && tensor->end - tensor->begin != bytes))
-        die("%s: tensor %.200s: data_offsets hold %llu bytes, which shape %s of %s does not need; download it again",
+        die("%s: tensor %.200s: data_offsets span %llu bytes, which is not the size of shape %s in %s; download the "
+            "file again",
             path, name, (unsigned long long)(tensor->end - tensor->begin), shape_text(tensor->shape, tensor->rank),
             tensor->dtype);
     tensor->name = checked_strdup(name);

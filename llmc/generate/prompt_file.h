@@ -41,8 +41,9 @@ static void messages_append_answer(Scratch *text, const Tokenizer *t, const cJSO
     Scratch trimmed = {NULL, 0, 0};
     if (chat_forgets(t)) {
         if (t->section_bytes[SECTION_THOUGHT_END] && !t->section_bytes[SECTION_THOUGHT_BEGIN])
-            die("%s: %s does not say how its template begins a given answer (message %zu); give \"prompt_ids\"", where,
-                t->path, number);
+            die("%s: message %zu is an assistant's, and %s does not say how the chat template begins an answer; give "
+                "\"prompt_ids\"",
+                where, number, t->path);
         chat_append_kept(text, t, answer, bytes);
         return;
     }

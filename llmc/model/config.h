@@ -543,7 +543,7 @@ static void config_finish_sharing(Config *c, const char *where, int code) {
     if (!c->attention_k_eq_v || c->num_global_key_value_heads == c->num_key_value_heads)
         c->num_global_key_value_heads = 0;
     if (c->hidden_size_per_layer_input && c->vocab_size_per_layer_input < c->vocab_size)
-        die_with(code, "%s: vocab_size_per_layer_input %zu is below vocab_size %zu", where,
+        die_with(code, "%s: vocab_size_per_layer_input %zu must be at least vocab_size %zu", where,
                  c->vocab_size_per_layer_input, c->vocab_size);
 }
 

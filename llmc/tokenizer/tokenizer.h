@@ -273,8 +273,8 @@ static void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int a
     if (!(t->flags & TOKENIZER_ENCODES))
         die_usage("%s decodes only, %s; give the prompt with --prompt-ids ID,ID,...", t->path,
                   tokenizer_message(t, SECTION_REASON));
-    if (bytes > INT32_MAX / 4) die("a text of %zu bytes is too long to be encoded at once", bytes);
-    if (valid < bytes) die("the text to be encoded is not UTF-8: see its byte %zu, 0x%02x", valid, bytes_of[valid]);
+    if (bytes > INT32_MAX / 4) die("a text of %zu bytes is above the limit of %d; shorten it", bytes, INT32_MAX / 4);
+    if (valid < bytes) die("the text is not UTF-8 at byte %zu (0x%02x); convert it to UTF-8", valid, bytes_of[valid]);
     encode_added(t, bytes_of, bytes, 1, 1, allow_special, ids);
 }
 

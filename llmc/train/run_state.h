@@ -206,7 +206,7 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
             "--out",
             checkpoint, setting->name, saved_length, saved, now_length, now,
             !strncmp(now, "vocab_size", 10)                                          ? " --grow-vocabulary"
-            : strncmp(now, "max_position", 12) != 0 && strncmp(now, "rope_", 5) != 0 ? ""
+            : strncmp(now, "max_position", 12) != 0 && strncmp(now, "rope_", 5) != 0 ? " value"
                                                                                      : " --rope-scaling");
     note("%s was %.*s until %s, now it is %.*s: the run continues%s", setting->name, saved_length, saved, checkpoint,
          now_length, now, setting->change == SETTING_ROUNDS ? ", with other bits" : "");

@@ -347,8 +347,7 @@ static void plan_choose_length(Run *run, Options *o, const Lengths *lengths, siz
     }
     run_choose_length(run, o, limit);
     if (lengths->count && !(run->settings.deals && machine_from_options(o) && !estimate_missing(run) && !o->data.count))
-        die_usage(
-            "--lengths: give also --sp auto, --ranks above 1, --machine, by whose rates steps are dealt, no --data");
+        die_usage("--lengths needs --sp auto, --ranks 2 or more and --machine, and excludes --data");
     if (lengths->longest > o->seq_len)
         die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths->longest,
                   o->seq_len);

@@ -129,7 +129,8 @@ static int sample_prompts(const Options *o) {
     const size_t most = run.settings.rollout_slots;
     run_allocate(&run, regular_bound(0, 0));
     if (run.settings.rollout_slots < most && !o->quiet)
-        note("memory holds %zu text%s of up to %zu tokens at a time; shorter prompts make it more",
+        note("memory holds %zu text%s of up to %zu tokens at a time; shorter prompts or a lower --max-new-tokens allow "
+             "more",
              run.settings.rollout_slots, run.settings.rollout_slots > 1 ? "s" : "", capacity);
     sampler_batch_allocate(&sampler, &run.model, run.settings.rollout_slots, capacity);
     int32_t *ids = (int32_t *)checked_calloc(prompts.count * o->max_new_tokens, sizeof(int32_t), what);

@@ -302,7 +302,7 @@ TEST(malformed_files_are_refused) {
         {{20240801, 1, 100, 2, 100, 0, 50000},
          "version 1 of a token shard with magic number 20240801 is unknown, expected 7"},
         {{20240521, 1, 100, 2, 100, 0, 50000},
-         "bad.bin: is not a token shard, its magic number is 20240521, expected 20240520"},
+         "bad.bin: is not a token shard: its magic number is 20240521, not 20240520"},
         {{0x88d83401, 0x01000000, 100, 2, 100, 0, 50000}, "bad.bin: was written on a big-endian machine"},
         {{0xa1d93401, 0x07000000, 100, 2, 100, 0, 50000}, "bad.bin: was written on a big-endian machine"},
         {{20240520, 1, 100, 2, 99, 0, 50000},

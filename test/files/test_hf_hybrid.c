@@ -135,7 +135,7 @@ TEST(configs_that_are_refused) {
                 "architectures Qwen3_5ForSequenceClassification is not in this version"),
         KEY("text_config", "{", "7, \"was\": {", "text_config is missing, which has the text model of a qwen3_5"),
         CHANGED("  \"tie_word_embeddings\": false", "  \"tie_word_embeddings\": true",
-                "tie_word_embeddings differs from the one in text_config"),
+                "tie_word_embeddings has one value at the top level and another in text_config"),
         CHANGED("  \"language_model_only\": false", "  \"quantization_config\": {\"quant_method\": \"fp8\"}",
                 "quantization_config (fp8): only 4 bits of bitsandbytes, and mxfp4"),
         KEY("attn_output_gate", "true", "false",

@@ -418,9 +418,9 @@ TEST(refusals) {
         int code;
         const char *words;
     } cases[] = {
-        {FOLDER "qwen2.tok", encode_text, "ab\xff", NULL, EXIT_RUNTIME, "not UTF-8: see its byte 2, 0xff"},
+        {FOLDER "qwen2.tok", encode_text, "ab\xff", NULL, EXIT_RUNTIME, "not UTF-8 at byte 2 (0xff)"},
         {FOLDER "qwen2.tok", encode_text, "a\355\240\200", NULL, EXIT_RUNTIME, // half of a surrogate pair
-         "not UTF-8: see its byte 1, 0xed"},
+         "not UTF-8 at byte 1 (0xed)"},
         {FOLDER "texts.bin", encode_text, "", NULL, EXIT_RUNTIME, "is not a tokenizer file"},
         {FOLDER "nothing.tok", encode_text, "", NULL, EXIT_RUNTIME, "nothing.tok: cannot be opened"},
         {FOLDER, encode_text, "", NULL, EXIT_RUNTIME, "is a folder; give the tokenizer.tok in it"},
