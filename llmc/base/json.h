@@ -49,12 +49,13 @@ static void json_check_keys(const cJSON *value, const char *where) {
     cJSON_ArrayForEach(child, value) {
         if (child->child) json_check_keys(child, where);
         if (!count) continue;
-        if (!json_printable(child->string)) die("%s: a key holds control characters", where);
+        if (!json_printable(child->string)) die("%s: a key has a control character; remove it", where);
         names[i++] = child->string;
     }
     qsort(names, count, sizeof(*names), compare_names);
     for (i = 1; i < count; i++) {
-        if (!strcmp(names[i - 1], names[i])) die("%s: the key \"%.200s\" is given twice", where, names[i]);
+        if (!strcmp(names[i - 1], names[i]))
+            die("%s: the key \"%.200s\" is given twice; remove one of the two", where, names[i]);
     }
     free(names);
 }
@@ -80,9 +81,9 @@ static cJSON *json_parse_object(const char *text, size_t length, const char *whe
     valid = json_escapes_valid_until(text, length);
     if (valid < length) die("%s: is not valid JSON: the \\u escape at byte %zu is not a character", where, valid);
     for (size_t i = 0; i < length; i++) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    if (values > JSON_VALUES_MAX) die("%s: holds more than %zu JSON values, the limit here", where, JSON_VALUES_MAX);
+    if (values > JSON_VALUES_MAX) die("%s: has more JSON values than the limit of %zu", where, JSON_VALUES_MAX);
     cJSON *root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
-    if (!root) die("%s: is not valid JSON, the error is near byte %zu of its text", where, (size_t)(end - text));
+    if (!root) die("%s: is not valid JSON; the error is near byte %zu", where, (size_t)(end - text));
     if (!cJSON_IsObject(root)) die("%s: is not a JSON object", where);
     json_check_keys(root, where);
     return root;

@@ -45,10 +45,11 @@ static void dataloader_close(DataLoader *d) {
 static void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
     const TokenShard *a = &data->shard[0].header, *b = &validation->shard[0].header;
     if (data->regular != validation->regular)
-        die("--data and --val-data: %s is a shard of documents, %s one of llm.c's; prepare both in the same way",
+        die("--data and --val-data: %s is a shard of documents, but %s is an llm.c shard; prepare both with "
+            "data/prepare.py",
             data->regular ? b->path : a->path, data->regular ? a->path : b->path);
     if (a->tokenizer != b->tokenizer)
-        die("%s was made with tokenizer %s, %s with another tokenizer, %s; prepare both with the model's own", a->path,
+        die("%s was made with tokenizer %s, but %s with tokenizer %s; prepare both with the model's tokenizer", a->path,
             a->tokenizer_name, b->path, b->tokenizer_name);
     documents_check_templates(data, validation);
 }

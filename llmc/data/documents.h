@@ -148,7 +148,7 @@ static void documents_check_kinds(const DataLoader *d) {
     for (size_t i = 1; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
         if (s->kind != first->kind)
-            die("%s holds %s, %s %s; a run reads one kind, give only one", first->path, data_kinds[first->kind].name,
+            die("%s holds %s, but %s holds %s; give shards of only one kind", first->path, data_kinds[first->kind].name,
                 s->path, data_kinds[s->kind].name);
     }
     if (d->settings.use == DATA_TRAINS && first->kind != objective_data[objective])
@@ -159,7 +159,8 @@ static void documents_check_kinds(const DataLoader *d) {
     if (d->settings.use == DATA_READS && first->kind == KIND_PROMPTS)
         die("%s: holds prompts alone, without a target; give data with answers", first->path);
     if (d->settings.use == DATA_PROMPTS && (first->kind == KIND_PAIRS || first->kind == KIND_LABELS))
-        die("%s: holds %s, --rollout takes prompts alone, prompts with completions, or groups; prepare the prompts",
+        die("%s: holds %s, but --rollout needs prompts alone, prompts with completions, or groups; prepare one of "
+            "these kinds",
             first->path, data_kinds[first->kind].name);
 }
 
@@ -182,7 +183,7 @@ static void documents_check_tokenizers(const DataLoader *d) {
     for (size_t i = 0; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
         if (s->tokenizer != first->tokenizer)
-            die("%s was made with tokenizer %s, %s with another tokenizer, %s; prepare both with the model's own",
+            die("%s was made with tokenizer %s, but %s with tokenizer %s; prepare both with the model's tokenizer",
                 first->path, first->tokenizer_name, s->path, s->tokenizer_name);
         if (s->vocabulary > settings->vocab_size)
             die("%s: its tokenizer %s has %zu ids, the model's vocabulary only %zu; prepare the data with the model's "
@@ -193,8 +194,8 @@ static void documents_check_tokenizers(const DataLoader *d) {
     if (!settings->tokenizer_path) return;
     uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
     if (wanted != first->tokenizer)
-        die("%s was made with tokenizer %s (%016llx), the model's is %s (%016llx); prepare the data with the model's, "
-            "or give --any-tokenizer",
+        die("%s was made with tokenizer %s (%016llx), but the model has %s (%016llx); use the model's tokenizer, or "
+            "give --any-tokenizer",
             first->path, first->tokenizer_name, (unsigned long long)first->tokenizer, settings->tokenizer_path,
             (unsigned long long)wanted);
 }
@@ -318,7 +319,7 @@ static void documents_index(DataLoader *d, ShardDocument *entry) {
         d->sample = (Sample *)checked_calloc(documents_total_groups(d) + 1, sizeof(Sample), "the pairs and groups");
     documents_walk(d, entry, documents_add);
     if (d->segments >= UINT32_MAX)
-        die("%s and others: %zu documents in %zu segments are more than one run takes (%u); give fewer shards",
+        die("%s and the other shards: %zu documents in %zu segments are above the limit of %u; give fewer shards",
             last->header.path, d->documents, d->segments, UINT32_MAX);
     if (d->sample) documents_end_sample(d);
     if (!d->sample) d->samples = d->segments, d->largest_sample = 1;
@@ -487,7 +488,7 @@ static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
     d->regular = !is_token_shard(path[0].path);
     for (size_t i = 1; i < d->shards; i++)
         if (is_token_shard(path[i].path) == d->regular)
-            die("%s is a shard of documents, %s is not; a run reads one kind, give only one",
+            die("%s is a shard of documents, but %s is not; give shards of only one kind",
                 path[d->regular ? i : 0].path, path[d->regular ? 0 : i].path);
     for (size_t i = 0; i < d->shards; i++) {
         DocumentShard *shard = &d->shard[i];
@@ -503,8 +504,8 @@ static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
     d->buffer_bytes = max_size(min_size(d->settings.T + 1, longest) * SHARD_TOKEN_BYTES, DOCUMENTS_BUFFER);
     d->buffer = (unsigned char *)checked_malloc(d->buffer_bytes, "the buffer of the data loader");
     if (d->documents >= UINT32_MAX)
-        die("%s and others: %zu documents are more than one run takes (%u); give fewer shards", d->shard[0].header.path,
-            d->documents, UINT32_MAX);
+        die("%s and the other shards: %zu documents are above the limit of %u; give fewer shards",
+            d->shard[0].header.path, d->documents, UINT32_MAX);
 }
 
 // Builds the index from the tables: of samples, or of prompts.

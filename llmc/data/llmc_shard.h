@@ -43,8 +43,9 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
             "with data/prepare.py",
             path, magic, llmc_shard_kinds[0].magic, llmc_shard_kinds[1].magic);
     if (version != llmc_shard_kinds[i].version)
-        die("%s: version %u of a token shard with magic number %u is unknown, expected %u", path, version, magic,
-            llmc_shard_kinds[i].version);
+        die("%s: version %u of a token shard with magic number %u is unknown, expected %u; write the file with "
+            "data/prepare.py",
+            path, version, magic, llmc_shard_kinds[i].version);
     s.path = checked_strdup(path);
     s.begin.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = header[2];
     s.ids = sizeof(header), s.header_crc = header[31];

@@ -143,8 +143,9 @@ static void logprobs_open(LogprobFile *f, const char *path) {
     crc32_prepare();
     f->file = input_open(path);
     if (f->file.bytes < sizeof(*h))
-        die("%s: its %zu bytes are less than the header of a file of log-probabilities (%zu)", path,
-            (size_t)f->file.bytes, sizeof(*h));
+        die("%s: its %zu bytes are less than the header of a file of log-probabilities (%zu); write it again with the "
+            "verb logprobs",
+            path, (size_t)f->file.bytes, sizeof(*h));
     input_read(&f->file, 0, h, sizeof(*h));
     if (memcmp(h->begin.magic, LOGPROBS_MAGIC, sizeof(h->begin.magic)) != 0)
         die("%s: does not begin with " LOGPROBS_MAGIC ", so it is not a file of log-probabilities; the verb logprobs "
@@ -192,7 +193,8 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
     const char *path = f->file.path;
     char had[64], want[64];
     if (h->data_key != wanted->data_key || h->tokens != wanted->tokens || h->documents != wanted->documents)
-        die("%s: is of other data or another tokenizer: %zu tokens in %zu documents (%016llx), %s has %zu in %zu "
+        die("%s: was computed from other data or tokens: %zu tokens in %zu documents (%016llx), "
+            "%s has %zu in %zu "
             "(%016llx); run logprobs on this data",
             path, h->tokens, h->documents, (unsigned long long)h->data_key, data, wanted->tokens, wanted->documents,
             (unsigned long long)wanted->data_key);

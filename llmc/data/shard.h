@@ -228,8 +228,8 @@ static void shard_check_sections(const TokenShard *s) {
 // Checks every field of the header against the others.
 static void shard_check_header(const TokenShard *s) {
     if (s->kind > KIND_PROMPTS && s->kind != KIND_LABELS)
-        die("%s: kind %u of a token shard is unknown; kinds are 0 to %d, and %d", s->path, s->kind, KIND_PROMPTS,
-            KIND_LABELS);
+        die("%s: kind %u of a token shard is unknown; kinds are 0 to %d, and %d; write it again", s->path, s->kind,
+            KIND_PROMPTS, KIND_LABELS);
     if (s->kind != KIND_DOCUMENTS && s->values)
         die("%s: is of kind %u and holds values for each token, which only documents (kind 0) have; prepare it without "
             "columns",
@@ -237,9 +237,11 @@ static void shard_check_header(const TokenShard *s) {
     if (s->kind != KIND_PROMPTS && s->columns)
         die("%s: is of kind %u and holds columns, which only prompts alone (kind 3) have; prepare it without columns",
             s->path, s->kind);
-    if (s->id_bytes != 2 && s->id_bytes != 4) die("%s: has ids of %u bytes, expected 2 or 4", s->path, s->id_bytes);
+    if (s->id_bytes != 2 && s->id_bytes != 4)
+        die("%s: has ids of %u bytes, expected 2 or 4; write it again", s->path, s->id_bytes);
     if (s->vocabulary < 1 || s->vocabulary > (s->id_bytes == 2 ? 65536u : 2147483648u))
-        die("%s: a vocabulary of %zu does not fit ids of %u bytes", s->path, s->vocabulary, s->id_bytes);
+        die("%s: a vocabulary of %zu does not fit ids of %u bytes; write it again", s->path, s->vocabulary,
+            s->id_bytes);
     if (s->documents > s->begin.bytes / TOKEN_SHARD_ENTRY || s->tokens > s->begin.bytes)
         die("%s: %zu documents and %zu tokens do not fit %zu bytes; write it again", s->path, s->documents, s->tokens,
             s->begin.bytes);
@@ -268,8 +270,8 @@ static void shard_check_padding(const TokenShard *s, const InputFile *file) {
 static TokenShard shard_read_header(const InputFile *file) {
     TokenShard s = {0}, copy;
     if (file->bytes < TOKEN_SHARD_HEADER)
-        die("%s: its %zu bytes are less than the header of a token shard (%d); it is truncated", file->path,
-            (size_t)file->bytes, TOKEN_SHARD_HEADER);
+        die("%s: its %zu bytes are less than the header of a token shard (%d); it is truncated, copy or write it again",
+            file->path, (size_t)file->bytes, TOKEN_SHARD_HEADER);
     input_read(file, 0, &s, TOKEN_SHARD_HEADER);
     copy = s;
     copy.header_crc = 0;
@@ -383,7 +385,8 @@ static void shard_check_table(TokenShard *s, const InputFile *file, ShardDocumen
     if (members) shard_end_group(s, s->documents, members);
     if (s->columns) shard_check_columns(s, file, (ShardColumns *)entry);
     if (tokens != s->tokens || targets != s->targets || longest != s->longest)
-        die("%s: its documents have %zu tokens, %zu targets and %zu tokens at most, its header says %zu, %zu and %zu",
+        die("%s: its documents have %zu tokens, %zu targets and %zu tokens at most, but the header says %zu, %zu and "
+            "%zu; write it again",
             s->path, tokens, targets, longest, s->tokens, s->targets, s->longest);
 }
 

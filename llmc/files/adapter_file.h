@@ -128,7 +128,7 @@ static void adapter_check_word(const cJSON *root, const char *key, const char *w
     const cJSON *item = json_get(root, key);
     char value[64];
     if (item && !json_is(item, wanted))
-        die("%s: %s is %s, only %s is supported", path, key, json_scalar_text(item, value, sizeof(value)), wanted);
+        die("%s: %s is %s; only %s is supported", path, key, json_scalar_text(item, value, sizeof(value)), wanted);
 }
 
 // ---- adapter_config.json: the numbers -----------------------------------------------------------------------------
@@ -138,10 +138,10 @@ static double adapter_number(const cJSON *root, const char *key, double otherwis
     const cJSON *item = json_get(root, key);
     char value[64];
     if (!item && !isnan(otherwise)) return otherwise;
-    if (!item) die("%s: has no %s", path, key);
+    if (!item) die("%s: has no %s; save the adapter again with PEFT", path, key);
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= least && item->valuedouble <= most))
-        die("%s: %s is %s, a number from %g to %g was expected", path, key,
-            json_scalar_text(item, value, sizeof(value)), least, most);
+        die("%s: %s is %s; it must be a number from %g to %g", path, key, json_scalar_text(item, value, sizeof(value)),
+            least, most);
     return item->valuedouble;
 }
 
@@ -155,8 +155,8 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
     cJSON_ArrayForEach(item, root) adapter_check_key(item, path);
     adapter_check_initialisation(json_get(root, "init_lora_weights"), path);
     double rank = adapter_number(root, "r", NAN, 1, 65536, path);
-    if (rank != floor(rank)) die("%s: r is %g, a whole number was expected", path, rank);
-    if (rslora && !cJSON_IsBool(rslora)) die("%s: use_rslora is neither true nor false", path);
+    if (rank != floor(rank)) die("%s: r is %g; it must be a whole number", path, rank);
+    if (rslora && !cJSON_IsBool(rslora)) die("%s: use_rslora must be true or false", path);
     lora->rank = (size_t)rank;
     lora->alpha = adapter_number(root, "lora_alpha", NAN, -1e6, 1e6, path);
     lora->dropout = adapter_number(root, "lora_dropout", 0, 0, 0.99, path);

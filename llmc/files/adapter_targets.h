@@ -51,7 +51,7 @@ static int adapter_lists(const AdapterTargets *t, const char *key, const cJSON *
     const cJSON *item;
     int found = 0;
     *whole = 0;
-    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: %s is neither a list of names nor text", t->where, key);
+    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: %s must be a list of names or text", t->where, key);
     cJSON_ArrayForEach(item, list) {
         if (!cJSON_IsString(item)) die_with(t->code, "%s: %s has an entry that is not text", t->where, key);
         found |= lora_names_module(name, item->valuestring, strlen(item->valuestring));
@@ -125,10 +125,10 @@ static LoraModule adapter_module(const AdapterTargets *t, const char *name, cons
     const double rank = adapter_pattern_value(t, "rank_pattern", name, (double)lora->rank);
     const double alpha = adapter_pattern_value(t, "alpha_pattern", name, lora->alpha);
     if (!(rank >= 1 && rank <= 65536) || rank != floor(rank))
-        die_with(t->code, "%s: rank_pattern is %g for %s, a whole number from 1 to 65536 was expected", t->where, rank,
+        die_with(t->code, "%s: rank_pattern is %g for %s; it must be a whole number from 1 to 65536", t->where, rank,
                  name);
     if (!(fabs(alpha) <= 1e6))
-        die_with(t->code, "%s: alpha_pattern is %g for %s, a number from -1e6 to 1e6 was expected", t->where, alpha,
+        die_with(t->code, "%s: alpha_pattern is %g for %s; it must be a number from -1e6 to 1e6", t->where, alpha,
                  name);
     const LoraModule module = {(size_t)rank, alpha};
     return module;
@@ -138,7 +138,7 @@ static LoraModule adapter_module(const AdapterTargets *t, const char *name, cons
 static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Config *c) {
     const ModelTensor *tensors = adapter_outer;
     const cJSON *list = json_get(t->root, "modules_to_save"), *item;
-    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: modules_to_save is not a list of names", t->where);
+    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: modules_to_save must be a list of names", t->where);
     cJSON_ArrayForEach(item, list) {
         int found = 0;
         for (size_t i = 0; i < 2 && cJSON_IsString(item); i++) {
@@ -177,7 +177,7 @@ static void adapter_simplify(Lora *lora, const Config *c) {
 static int adapter_targets_known(const AdapterTargets *t) {
     const cJSON *targets = json_get(t->root, "target_modules");
     if (targets && !cJSON_IsString(targets) && !cJSON_IsArray(targets))
-        die_with(t->code, "%s: target_modules is neither a list of names nor text", t->where);
+        die_with(t->code, "%s: target_modules must be a list of names or text", t->where);
     return targets != NULL || cJSON_IsArray(json_get(t->root, "target_parameters"));
 }
 

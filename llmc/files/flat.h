@@ -51,11 +51,13 @@ static void flat_check_header(const FlatHeader *header, const char *path) {
         die("%s: does not begin with " FLAT_MAGIC ", so it is not a flat .bin", path);
     if (header->byte_order == FLAT_BYTE_ORDER_REV)
         die("%s: was written on a machine of the other byte order; convert the original again here", path);
-    if (header->byte_order != FLAT_BYTE_ORDER) die("%s: its byte order mark is damaged", path);
+    if (header->byte_order != FLAT_BYTE_ORDER)
+        die("%s: its byte order mark is damaged; copy or convert it again", path);
     if (header->version != FLAT_VERSION)
         die("%s: is a flat .bin of version %u, this program reads version %u; convert the original again", path,
             header->version, FLAT_VERSION);
-    if (header->checksum != flat_checksum(header)) die("%s: its header is damaged (checksum)", path);
+    if (header->checksum != flat_checksum(header))
+        die("%s: its header is damaged (checksum); copy or convert it again", path);
     if (header->dtype >= DTYPE_FLOATS) die("%s: element type %u is unknown", path, header->dtype);
     if (!memchr(header->config, 0, sizeof(header->config))) die("%s: the model in its header has no end", path);
 }
@@ -70,10 +72,10 @@ static void flat_open(WeightSource *source) {
     source_set_table(source, model_build(&source->config, type));
     const size_t begin = flat_header_bytes(&source->model);
     if (header.header_bytes != begin)
-        die("%s: claims a header of %llu bytes, version %u has %zu for this model", path,
-            (unsigned long long)header.header_bytes, FLAT_VERSION, begin);
+        die("%s: claims a header of %llu bytes, but version %u has %zu for this model; convert the original again",
+            path, (unsigned long long)header.header_bytes, FLAT_VERSION, begin);
     if (header.elements != source->model.elements)
-        die("%s: claims %llu elements, its model has %zu; convert the original again", path,
+        die("%s: claims %llu elements, but its model has %zu; convert the original again", path,
             (unsigned long long)header.elements, source->model.elements);
     source_check_end(source, begin + header.elements * dtype_size(type));
     if (begin > sizeof(header))

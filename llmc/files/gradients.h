@@ -34,7 +34,7 @@ static void gradients_write_joined(const OutputFile *output, uint64_t at, const 
 static int next_glob(const char **globs, char glob[256]) {
     const size_t length = strcspn(*globs, ",");
     if (!**globs) return 0;
-    if (length >= 256) die_usage("--grads-of: a glob of %zu characters; it takes 255 at most", length);
+    if (length >= 256) die_usage("--grads-of: a glob of %zu characters is above the limit of 255; shorten it", length);
     snprintf(glob, 256, "%.*s", (int)length, *globs);
     *globs += length + ((*globs)[length] == ',');
     return 1;

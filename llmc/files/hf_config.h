@@ -48,7 +48,8 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     for (int i = QUANT_NF4; i <= QUANT_FP4; i++) // fp4 is bitsandbytes' default
         if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
     if (format.type == QUANT_NONE)
-        die("%s: bnb_4bit_quant_type is %s, not nf4 or fp4", path, json_scalar_text(type, value, sizeof(value)));
+        die("%s: bnb_4bit_quant_type is %s; only nf4 and fp4 are supported", path,
+            json_scalar_text(type, value, sizeof(value)));
     format.nested = cJSON_IsTrue(json_get(quantised, "bnb_4bit_use_double_quant"));
     return format;
 }
@@ -140,7 +141,7 @@ static const cJSON *hf_text_config(const cJSON *root, const HfComposite *composi
     const cJSON *text = json_get(root, "text_config"), *type = json_get(text, "model_type");
     const Family *family = composite ? family_find(composite->family) : NULL;
     if (!family) return root;
-    if (!cJSON_IsObject(text)) die("%s: text_config is missing, which has the text model of a %s", path, family->name);
+    if (!cJSON_IsObject(text)) die("%s: text_config is missing; a %s has its text model there", path, family->name);
     if (type && !hf_is_type(family, type)) hf_refuse_family(path, text, "model_type");
     return text;
 }
@@ -150,9 +151,10 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
     const HfComposite *composite = hf_composite(root);
     const Family *family = NULL, *by_type = composite ? family_find(composite->family) : NULL;
-    if (!architecture && !type) die("%s: has neither architectures nor model_type, so its family is unknown", path);
+    if (!architecture && !type)
+        die("%s: has neither architectures nor model_type, so its family is unknown; add model_type", path);
     if (architecture && architecture->next && cJSON_IsArray(list))
-        die("%s: architectures names more than one class", path);
+        die("%s: architectures names more than one class; keep one", path);
     for (const Family *f = families; f < families + FAMILIES; f++) {
         const int twin = !strcmp(f->name, hf_twin.family) && json_is(architecture, hf_twin.architecture);
         if (twin || json_is(architecture, f->architecture)) family = f;
@@ -168,7 +170,8 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     if (type && !by_type) hf_refuse_family(path, root, "model_type");
     if (architecture && !family) hf_refuse_family(path, root, "architectures");
     if (family && by_type && family != by_type)
-        die("%s: architectures says %s, but model_type says %s", path, family->architecture, by_type->model_type);
+        die("%s: architectures says %s, but model_type says %s; correct one of the two", path, family->architecture,
+            by_type->model_type);
     return family ? family : by_type;
 }
 
@@ -199,7 +202,7 @@ static const char *const *hf_names_of_experts(const Family *family) {
 static void hf_read_layers(Config *config, const cJSON *list, const char *path) {
     const cJSON *item;
     uint64_t l;
-    if (!cJSON_IsArray(list)) die("%s: mlp_only_layers is not a list", path);
+    if (!cJSON_IsArray(list)) die("%s: mlp_only_layers must be a list of layer numbers", path);
     cJSON_ArrayForEach(item, list) {
         if (!json_whole_number(item, &l) || l >= LAYER_TYPES_MAX)
             die("%s: mlp_only_layers has an entry that is not a layer's number below %d", path, LAYER_TYPES_MAX);
@@ -231,7 +234,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     if (config->family->router != ROUTER_SIGMOID) return;
     if (!config_given(config, "head_dim")) config->head_dim = config->hidden_size / config->num_attention_heads;
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
-        die("%s: n_shared_experts is not a whole number of at most 1024", path);
+        die("%s: n_shared_experts must be a whole number of at most 1024", path);
     config->shared_expert_intermediate_size = (size_t)count * config->moe_intermediate_size;
     config->given[config_key_find("shared_expert_intermediate_size")] = 1;
 }
@@ -279,7 +282,7 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
         if (!strcmp(config->family->name, hf_pad_tokens[i].family)) id = hf_pad_tokens[i].id;
     config->pad_token_id = NO_ROW;
     if (!family_has_key(config->family, "pad_token_id") || cJSON_IsNull(item) || (!item && isnan(id))) return;
-    if (item && !cJSON_IsNumber(item)) die("%s: pad_token_id is neither a number nor null", path);
+    if (item && !cJSON_IsNumber(item)) die("%s: pad_token_id must be a number or null", path);
     const double row = id < 0 ? id + (double)config->vocab_size : id;
     if (!(row >= 0 && row < (double)config->vocab_size && row == floor(row)))
         die("%s: pad_token_id is %g%s, outside of vocab_size %zu; give an id below it, or null", path, id,
@@ -343,7 +346,7 @@ static void hf_take_once(const cJSON **found, const cJSON *object, const char *k
                          const char *path) {
     const cJSON *inner = json_get(object, key);
     if (inner && *found && !cJSON_Compare(inner, *found, 1))
-        die("%s: %s is given twice, with different values (the other is in %s)", path, key, name);
+        die("%s: %s is given twice, with different values (the other value is in %s); remove one", path, key, name);
     if (inner) *found = inner;
 }
 
@@ -352,7 +355,8 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     const cJSON *type = hf_check_rope(config, rope, name, path);
     hf_take_once(&found->theta, rope, "rope_theta", name, path);
     hf_take_once(&found->rotated, rope, "partial_rotary_factor", name, path);
-    if (!type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
+    if (!type && json_get(rope, "factor"))
+        die("%s: %s has a factor but no rope_type; give both or neither", path, name);
     if (!type) return;
     const int scales = family_has_key(config->family, "rope_type");
     const char *plain = config->family->proportional ? "proportional" : "default";
@@ -371,7 +375,7 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
         if (cJSON_IsNull(item)) continue; // not given
         hf_set(config, key->name, item, path);
         if (!strcmp(key->name, "attention_factor") && !(item->valuedouble > 0))
-            die("%s: %s.attention_factor is %g, it must be above 0", path, name, item->valuedouble);
+            die("%s: %s.attention_factor is %g; it must be above 0", path, name, item->valuedouble);
     }
 }
 
@@ -380,9 +384,9 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
 static void hf_check_proportional(Config *config, const cJSON *full, const cJSON *sliding, const char *path) {
     const cJSON *factor = json_get(full, "factor");
     if (!json_get(full, "rope_type") && !json_get(full, "type"))
-        die("%s: rope_parameters.full_attention has no rope_type; proportional is supported", path);
+        die("%s: rope_parameters.full_attention has no rope_type; give proportional", path);
     if (!json_get(full, "rope_theta") || (sliding && !json_get(sliding, "rope_theta")))
-        die("%s: rope_parameters has no rope_theta for each kind of layers", path);
+        die("%s: rope_parameters must have a rope_theta for each kind of layer", path);
     if (factor && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
         die("%s: rope_parameters.full_attention.factor is not supported; positions of this family are not scaled",
             path);
@@ -393,9 +397,9 @@ static void hf_check_proportional(Config *config, const cJSON *full, const cJSON
 static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *found, const char *path) {
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
     char value[64];
-    if (!cJSON_IsObject(rope)) die("%s: rope_parameters is not an object", path);
+    if (!cJSON_IsObject(rope)) die("%s: rope_parameters must be an object", path);
     if (cJSON_IsFalse(json_get(rope, "truncate")) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(rope, "truncate")))
-        die("%s: rope_parameters.truncate, for all kinds of layers, is not supported as false", path);
+        die("%s: rope_parameters.truncate is false or null for all kinds of layers, which is not supported", path);
     if (!full && !sliding)
         die("%s: rope_parameters has neither full_attention nor sliding_attention, which this family needs", path);
     if (config->family->proportional) hf_check_proportional(config, full, sliding, path);
@@ -451,7 +455,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *type = json_get(scaling, "type");
     const int plain = config->rope.type == ROPE_DEFAULT && json_is(type, "default");
     if (per_layer && type && !plain && !json_get(scaling, "rope_type"))
-        die("%s: rope_scaling has a type but no rope_type, which %s needs", path, config->family->architecture);
+        die("%s: rope_scaling has a type but no rope_type, which %s needs; rename type to rope_type", path,
+            config->family->architecture);
     if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
     if (found.theta && !grows && config->rope.llama_4_scaling_beta != 0 &&
         found.theta->valuedouble != config->rope_theta)
@@ -477,7 +482,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
     const cJSON *item = json_get(root, key);
     uint64_t value = otherwise;
-    if (item && !json_whole_number(item, &value)) die("%s: %s is not a whole number of at least 0", path, key);
+    if (item && !json_whole_number(item, &value)) die("%s: %s must be a whole number of at least 0", path, key);
     return (size_t)value;
 }
 
@@ -489,7 +494,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
                                                               : FULL;
     size_t layers = 0;
     char value[64];
-    if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
+    if (!cJSON_IsArray(types)) die("%s: layer_types must be a list", path);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
         if (!json_is(type, FULL) && !json_is(type, other))
@@ -500,8 +505,9 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
         layers++;
     }
     if (layers != config->num_hidden_layers)
-        die("%s: layer_types names %zu layers, num_hidden_layers is %zu", path, layers, config->num_hidden_layers);
-    if (layers > LAYER_TYPES_MAX) die("%s: layer_types has more than %d layers, the limit here", path, LAYER_TYPES_MAX);
+        die("%s: layer_types names %zu layers, but num_hidden_layers is %zu; make the two equal", path, layers,
+            config->num_hidden_layers);
+    if (layers > LAYER_TYPES_MAX) die("%s: layer_types has more layers than the limit of %d", path, LAYER_TYPES_MAX);
 }
 
 // Sets layer_types to the class's default pattern ("lllf"), but with `interval` layers in it: the last one differs.
@@ -509,7 +515,7 @@ static void hf_repeat_types(Config *config, const char *key, size_t interval, co
     const char usual = config->layer_types[0], last = config->layer_types[strlen(config->layer_types) - 1];
     const size_t period = min_size(interval, config->num_hidden_layers);
     if (!interval) die("%s: %s is 0; it must be at least 1", path, key);
-    if (period > LAYER_TYPES_MAX) die("%s: %s is %zu, at most %d is supported", path, key, interval, LAYER_TYPES_MAX);
+    if (period > LAYER_TYPES_MAX) die("%s: %s is %zu; at most %d is supported", path, key, interval, LAYER_TYPES_MAX);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? usual : last;
 }
@@ -534,7 +540,7 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     if (L > LAYER_TYPES_MAX) die("%s: has more than %d layers, the limit for this family", path, LAYER_TYPES_MAX);
     if (types) hf_read_layer_types(&ignored, types, path);
     if (list && (!cJSON_IsArray(list) || (size_t)cJSON_GetArraySize(list) < L))
-        die("%s: no_rope_layers is not a list of 0 or 1 for each of %zu layers", path, L);
+        die("%s: no_rope_layers must be a list of 0 or 1 for each of %zu layers", path, L);
     if (!list) hf_repeat_types(config, "no_rope_layer_interval", interval, path);
     const cJSON *item = list ? list->child : NULL;
     for (size_t l = 0; item && l < L; l++, item = item->next) {
@@ -578,7 +584,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
         if (family->norm_offset) pattern = hf_size(root, "sliding_window_pattern", pattern, path);
         hf_repeat_types(config, "sliding_window_pattern", pattern, path);
         if (!config->sliding_window && strchr(config->layer_types, 's'))
-            die("%s: sliding_window is null, but layers have sliding attention", path);
+            die("%s: sliding_window is null, but layers have sliding attention; give its size", path);
     }
 }
 
@@ -597,7 +603,7 @@ static void hf_read_layer_heads(Config *config, const cJSON *root, const char *p
     const size_t L = config->num_hidden_layers;
     size_t entries = 0, heads[2][2] = {{0, 0}, {config->head_dim, config->num_key_value_heads}}; // heads[has a window]
     if (!layers || !family_has_key(config->family, "global_head_dim")) return;
-    if (!cJSON_IsObject(layers)) die("%s: per_layer_config is not an object", path);
+    if (!cJSON_IsObject(layers)) die("%s: per_layer_config must be an object", path);
     for (size_t l = 0; l < L; l++) {
         const cJSON *entry = hf_layer_entry(layers, l);
         const int window = layer_letter(config, l) == 's' && l + 1 < L;
@@ -608,12 +614,12 @@ static void hf_read_layer_heads(Config *config, const cJSON *root, const char *p
             "%s: per_layer_config: layer %zu has %s, supported is head_dim|num_key_value_heads", path, l, key->string);
         if (!heads[window][0]) heads[window][0] = dim, heads[window][1] = kv;
         if (dim != heads[window][0] || kv != heads[window][1])
-            die("%s: per_layer_config: heads of layer %zu differ from those of other layers with %s attention; all "
-                "need the same",
+            die("%s: per_layer_config: layer %zu needs the head_dim and num_key_value_heads of the other layers with "
+                "%s attention",
                 path, l, window ? "sliding" : "full");
     }
     if (entries != (size_t)cJSON_GetArraySize(layers))
-        die("%s: per_layer_config has an entry that is not one of %zu layers", path, L);
+        die("%s: per_layer_config has a key that is not the number of one of %zu layers", path, L);
     if (heads[0][1] != config->num_key_value_heads && !config->attention_k_eq_v)
         die("%s: per_layer_config: %zu num_key_value_heads in full attention, %zu else, are supported only with "
             "attention_k_eq_v",

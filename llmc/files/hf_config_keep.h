@@ -121,7 +121,7 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
 static void hf_check_same_model(const Config *config, const char *source, const Config *like, const char *folder) {
     char value[LAYER_TYPES_MAX + 1], other[LAYER_TYPES_MAX + 1];
     if (config->family != like->family)
-        die("%s/config.json: is of another model: its model_type is %s, that of %s is %s", folder, like->family->name,
+        die("%s/config.json: is of another model: its model_type is %s, but %s has %s", folder, like->family->name,
             source, config->family->name);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int ours = config_uses_key(config, key), theirs = config_uses_key(like, key);
@@ -131,10 +131,11 @@ static void hf_check_same_model(const Config *config, const char *source, const 
         if (ours && !theirs)
             die("%s/config.json: is of another model: it lacks %s, which %s has", folder, key->name, source);
         if (theirs && !ours)
-            die("%s/config.json: is of another model: its %s is %s, %s has none", folder, key->name, other, source);
+            die("%s/config.json: is of another model: its %s is %s, but %s has no such key", folder, key->name, other,
+                source);
         if (ours && strcmp(value, other) != 0 && strcmp(key->name, "initializer_range") != 0)
-            die("%s/config.json: is of another model: its %s is %s, that of %s is %s", folder, key->name, other, source,
-                value);
+            die("%s/config.json: is of another model: its %s is %s, but in %s it is %s", folder, key->name, other,
+                source, value);
     }
 }
 

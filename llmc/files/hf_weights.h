@@ -19,7 +19,7 @@ published GPT-2 checkpoints lack it.
 // Returns the index's weight_map. Refuses a file in another directory before it is opened.
 static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     const cJSON *map = json_get(index, "weight_map"), *item;
-    if (!cJSON_IsObject(map) || !map->child) die("%s: has no weight_map", path);
+    if (!cJSON_IsObject(map) || !map->child) die("%s: has no weight_map; download the file again", path);
     cJSON_ArrayForEach(item, map) {
         const char *name = cJSON_IsString(item) ? item->valuestring : "";
         if (!*name || !json_printable(name)) die("%s: weight_map names no file for tensor %.200s", path, item->string);
@@ -53,17 +53,20 @@ static void hf_check_index(const WeightSource *source, const SafeTensors *list, 
     for (size_t i = 1; i < list->count; i++) {
         const SafeTensor *a = &list->tensors[i - 1], *b = &list->tensors[i];
         if (!strcmp(a->name, b->name))
-            die("%s: tensor %.200s is also in %s", source->files[b->file].path, b->name, source->files[a->file].path);
+            die("%s: tensor %.200s is also in %s; remove one of the two files", source->files[b->file].path, b->name,
+                source->files[a->file].path);
     }
     cJSON_ArrayForEach(item, map) {
         SafeTensor *tensor = safetensors_find(list, item->string);
         if (!tensor || strcmp(path_last(source->files[tensor->file].path), item->valuestring) != 0)
-            die("%s: tensor %.200s should be in %s, but is not there", path, item->string, item->valuestring);
+            die("%s: tensor %.200s should be in %s, but is not there; download both files again", path, item->string,
+                item->valuestring);
         tensor->used = 1;
     }
     for (SafeTensor *tensor = list->tensors; tensor < list->tensors + list->count; tensor++) {
         if (!tensor->used)
-            die("%s: does not list tensor %.200s of %s", path, tensor->name, source->files[tensor->file].path);
+            die("%s: does not list tensor %.200s of %s; download both files again", path, tensor->name,
+                source->files[tensor->file].path);
         tensor->used = 0;
     }
 }

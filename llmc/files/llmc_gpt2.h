@@ -45,7 +45,8 @@ static void llmc_gpt2_open(WeightSource *source) {
              header[2], header[3], header[4], header[5], header[6]);
     source->config = config_from_text(text, path, EXIT_RUNTIME);
     if (header[7] < header[3] || header[7] > 1 << 25)
-        die("%s: padded vocabulary %d does not fit vocabulary %d", path, header[7], header[3]);
+        die("%s: the padded vocabulary %d must be at least the vocabulary %d and at most 2^25", path, header[7],
+            header[3]);
     source_set_table(source, model_build(&source->config, type));
     source_check_end(source, llmc_locate_tensors(source, type, (uint64_t)header[7]));
 }

@@ -92,8 +92,8 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
             die("%s: tensor %.200s: its entry has the key \"%.100s\", which the format does not know", path, name,
                 item->string);
     }
-    if (!cJSON_IsString(dtype)) die("%s: tensor %.200s has no dtype", path, name);
-    if (!cJSON_IsArray(shape)) die("%s: tensor %.200s has no shape", path, name);
+    if (!cJSON_IsString(dtype)) die("%s: tensor %.200s has no dtype; download the file again", path, name);
+    if (!cJSON_IsArray(shape)) die("%s: tensor %.200s has no shape; download the file again", path, name);
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets))
         die("%s: tensor %.200s: data_offsets are not two numbers; download it again", path, name);
     memset(tensor, 0, sizeof(*tensor));

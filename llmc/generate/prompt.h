@@ -69,7 +69,8 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
     const char *file = tokenizer_of_run(run, path);
     if (!file) {
         const int bytes = !strcmp(word, "bytes");
-        if (bytes && V < 256) die_usage("--tokenizer bytes needs a vocabulary of at least 256, this model has %zu", V);
+        if (bytes && V < 256)
+            die_usage("--tokenizer bytes needs a vocabulary of at least 256, but this model has %zu", V);
         prompt->bytes = bytes || (!strcmp(word, "auto") && V == 256);
         return;
     }
@@ -110,7 +111,8 @@ static uint32_t *end_ids_from_options(const Options *o, const Tokenizer *t, size
     for (size_t i = 0; i < own; i++) ids[i] = t->end_ids[i];
     for (size_t i = 0; i < o->stop_ids.count; i++) {
         if ((size_t)o->stop_ids.id[i] >= V)
-            die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
+            die_usage("--stop-ids: %d is outside the vocabulary of %zu; give ids below the vocabulary",
+                      o->stop_ids.id[i], V);
         ids[own + i] = (uint32_t)o->stop_ids.id[i];
     }
     return ids;

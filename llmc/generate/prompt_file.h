@@ -49,8 +49,8 @@ static void messages_append_answer(Scratch *text, const Tokenizer *t, const cJSO
     }
     chat_append_text(&trimmed, answer, bytes, 1);
     if (trimmed.count != bytes)
-        die("%s: message %zu begins or ends with white space, and %s does not say whether its template keeps that; "
-            "trim it",
+        die("%s: message %zu begins or ends with white space, and %s does not say whether the chat template keeps it; "
+            "trim the message",
             where, number, t->path);
     scratch_append(text, answer, bytes);
     free(trimmed.at);
@@ -128,7 +128,7 @@ static int object_encode(const Prompt *prompt, const Options *o, const cJSON *ob
     uint64_t number;
     for (size_t i = 0; i < sizeof(answers) / sizeof(answers[0]); i++)
         if (cJSON_GetObjectItemCaseSensitive(object, answers[i]))
-            die("%s: answers have a key \"%s\" of their own; rename the line's key", where, answers[i]);
+            die("%s: the key \"%s\" is written with each answer; rename the line's key", where, answers[i]);
     for (size_t i = 0; i < 3; i++)
         if (json_get(object, kinds[i])) value = json_get(object, kinds[i]), kind = i, given++;
     if (given != 1)

@@ -100,7 +100,7 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
             cache->used[0] + count, cache->capacity);
     for (size_t i = 0; i < count; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= V)
-            die("token %zu of the text is %d, outside the vocabulary of %zu", cache->used[0] + i, ids[i], V - 1);
+            die("token %zu of the text is %d; an id must be from 0 to %zu", cache->used[0] + i, ids[i], V - 1);
     if (sampler->context.layers)
         context_feed(&sampler->context, cache, sampler->streambp, ids, count);
     else
@@ -173,14 +173,14 @@ static void sampler_batch_free(SamplerBatch *sampler) {
 
 static void sampler_batch_check(const SamplerBatch *sampler, const Completion *text, size_t number, size_t V) {
     if (!text->prompt_tokens || !text->room)
-        die("text %zu: the prompt is empty, or there is no room for a new token", number);
+        die("text %zu: the prompt is empty, or no new token is asked for; give at least one token of each", number);
     if (text->prompt_tokens + text->room - 1 > sampler->cache.capacity)
         die("text %zu: a prompt of %zu tokens and %zu new ones do not fit the key/value cache planned for %zu; "
             "shorten the prompt or ask for fewer new tokens",
             number, text->prompt_tokens, text->room, sampler->cache.capacity);
     for (size_t i = 0; i < text->prompt_tokens; i++)
         if (text->prompt[i] < 0 || (size_t)text->prompt[i] >= V)
-            die("text %zu: token %zu of the prompt is %d, outside the vocabulary of %zu", number, i, text->prompt[i],
+            die("text %zu: token %zu of the prompt is %d; an id must be from 0 to %zu", number, i, text->prompt[i],
                 V - 1);
 }
 

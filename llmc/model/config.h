@@ -510,7 +510,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         config->layer_types[0] = 0, config->sliding_window = 0;
         return;
     }
-    if (!given) die_with(code, "%s: layer_types= names no kind of layer", where);
+    if (!given) die_with(code, "%s: layer_types= names no kind of layer; give letters such as sf", where);
     for (period = 1; period < L; period++) {
         for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
         if (l == L) break;
@@ -534,12 +534,14 @@ static size_t rotary_width(const Config *config) { return rotary_width_of(config
 static void config_finish_sharing(Config *c, const char *where, int code) {
     const size_t L = c->num_hidden_layers;
     if (c->num_kv_shared_layers >= L)
-        die_with(code, "%s: num_kv_shared_layers %zu leaves none of %zu layers its own keys and values", where,
+        die_with(code, "%s: num_kv_shared_layers %zu must be below num_hidden_layers %zu", where,
                  c->num_kv_shared_layers, L);
     for (size_t l = L - c->num_kv_shared_layers; l < L; l++)
         if (key_value_layer(c, l) == l)
-            die_with(code, "%s: layer %zu shares keys and values, but no layer of its kind has its own before", where,
-                     l);
+            die_with(code,
+                     "%s: layer %zu shares keys and values, but no earlier layer of its kind has any; lower "
+                     "num_kv_shared_layers",
+                     where, l);
     if (!c->attention_k_eq_v || c->num_global_key_value_heads == c->num_key_value_heads)
         c->num_global_key_value_heads = 0;
     if (c->hidden_size_per_layer_input && c->vocab_size_per_layer_input < c->vocab_size)
@@ -557,7 +559,7 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
             die_with(code, "%s: rope_type %s needs %s", where, rope_type_names[config->rope.type], key->name);
     }
     if (config->rope.type == ROPE_LLAMA3 && config->rope.low_freq_factor >= config->rope.high_freq_factor)
-        die_with(code, "%s: low_freq_factor %g is not below high_freq_factor %g", where, config->rope.low_freq_factor,
+        die_with(code, "%s: low_freq_factor %g must be below high_freq_factor %g", where, config->rope.low_freq_factor,
                  config->rope.high_freq_factor);
     if (config->rope.type == ROPE_YARN && config->rope_theta <= 1)
         die_with(code, "%s: rope_type yarn needs a rope_theta above 1, not %g", where, config->rope_theta);
@@ -578,13 +580,14 @@ static void config_finish_experts(Config *c, const char *where, int code) {
         die_with(code, "%s: num_experts is 0, but %s has experts in its layers", where, c->family->name);
     if (!c->num_experts) return;
     if (c->num_experts_per_tok > c->num_experts)
-        die_with(code, "%s: num_experts_per_tok %zu is more than num_experts %zu", where, c->num_experts_per_tok,
+        die_with(code, "%s: num_experts_per_tok %zu must be at most num_experts %zu", where, c->num_experts_per_tok,
                  c->num_experts);
     if (c->num_experts % c->n_group || c->topk_group > c->n_group ||
         c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok ||
         (c->family->router == ROUTER_SIGMOID && c->num_experts / c->n_group < 2)) // a group's score sums its best two
-        die_with(code, "%s: %zu of %zu groups (topk_group, n_group) of %zu experts do not hold %zu for a token", where,
-                 c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
+        die_with(code,
+                 "%s: topk_group %zu of n_group %zu equal groups of num_experts %zu must hold num_experts_per_tok %zu",
+                 where, c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
 }
 
 // Sets keys that follow from other keys, and refuses impossible models.
@@ -598,7 +601,7 @@ static void config_finish(Config *config, const char *where, int code) {
     config_finish_experts(config, where, code);
     config_finish_sharing(config, where, code);
     if (config->pad_token_id != NO_ROW && config->pad_token_id >= config->vocab_size)
-        die_with(code, "%s: pad_token_id %zu is not below vocab_size %zu", where, config->pad_token_id,
+        die_with(code, "%s: pad_token_id %zu must be below vocab_size %zu", where, config->pad_token_id,
                  config->vocab_size);
     if (!config->num_key_value_heads) config->num_key_value_heads = config->num_attention_heads;
     if (!config->head_dim) {
@@ -625,13 +628,13 @@ static void config_finish(Config *config, const char *where, int code) {
                  LINEAR_STATE_MAX);
     for (int global = 0; global < 2; global++)
         if (!family->learned_positions && (global ? config->global_head_dim : config->head_dim) % 2)
-            die_with(code, "%s: %s %zu is odd, rotary positions need an even number", where,
+            die_with(code, "%s: %s %zu must be even for rotary positions", where,
                      global ? "global_head_dim" : "head_dim", global ? config->global_head_dim : config->head_dim);
     if (config->num_global_key_value_heads && config->num_attention_heads % config->num_global_key_value_heads)
         die_with(code, "%s: num_attention_heads %zu is not a multiple of num_global_key_value_heads %zu", where,
                  config->num_attention_heads, config->num_global_key_value_heads);
     if (!family->learned_positions && (rotary_width(config) % 2 || !rotary_width(config)))
-        die_with(code, "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements, an even number is needed",
+        die_with(code, "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements; the number must be even",
                  where, config->partial_rotary_factor, rotary_width(config), config->head_dim);
 }
 

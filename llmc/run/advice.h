@@ -198,7 +198,8 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
         const char *needed = human_bytes((double)bytes[PLACE_DEVICE]), *most = human_bytes((double)limit);
         const size_t texts = run->settings.rollout_slots;
         if (!B)
-            die("weights and key/value caches of %zu text%s of up to %zu tokens need %s, %s is %s; shorten the prompt "
+            die("weights and key/value caches of %zu text%s of up to %zu tokens need %s, but %s is %s; shorten the "
+                "prompt "
                 "or --max-new-tokens%s",
                 max_size(texts, 1), texts > 1 ? "s" : "",
                 texts ? run->settings.rollout_tokens : run->settings.cache_tokens, needed, whose, most,
@@ -209,8 +210,8 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
         const int hosted = search.places[PLACED_INPUTS] >> PLACE_HOST & 1; // 0: host memory was not asked for
         const size_t gib = hosted ? 0 : place_needed(run, &shape, limit, PLACE_HOST, &more);
         if (gib) snprintf(text, sizeof(text), ", and this one with --host-limit %zuGiB", gib);
-        die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit%s", needed, whose, most, longest,
-            gib ? text : "");
+        die("the plan needs %s, but %s is %s; with these options --seq-len %zu would fit%s", needed, whose, most,
+            longest, gib ? text : "");
     }
     if (longest) snprintf(length, sizeof(length), "--seq-len %zu would fit", longest);
     for (int place = PLACE_HOST; place < PLACES; place++) {

@@ -30,7 +30,7 @@ static size_t stack_bytes(void) {
 // MiB, a thread 0.2 MiB (file_checksum, router.h).
 static void stack_check(size_t bytes, size_t needed, const char *command) {
     if (bytes < needed)
-        die("the stack has %s, %s are needed; type: %s", human_bytes((double)bytes), human_bytes((double)needed),
+        die("the stack has %s, but %s are needed; type: %s", human_bytes((double)bytes), human_bytes((double)needed),
             command);
 }
 

@@ -394,7 +394,8 @@ static Tokenizer *tokenizer_load(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(*t), "a tokenizer");
     InputFile file = input_open(path);
     if (file.bytes > TOKENIZER_MAX)
-        die("%s: has %llu bytes, more than a tokenizer file may have", path, (unsigned long long)file.bytes);
+        die("%s: has %llu bytes, more than a tokenizer file may have; write it again", path,
+            (unsigned long long)file.bytes);
     t->path = checked_strdup(path);
     t->bytes = file.bytes;
     t->file = (unsigned char *)checked_malloc((size_t)file.bytes, "a tokenizer file");

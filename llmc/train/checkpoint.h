@@ -445,11 +445,12 @@ static void checkpoint_check_kind(const char *checkpoint, const Manifest *manife
 static void load_check_optimizer(const char *path, const OptimizerHeader *found, const OptimizerHeader *wanted) {
     if (memcmp(found->magic, wanted->magic, sizeof(found->magic)) != 0)
         die("%s: does not begin with " OPTIMIZER_MAGIC ", so it is not an optimizer state", path);
-    if (found->byte_order != wanted->byte_order) die("%s: was written on a machine of the other byte order", path);
+    if (found->byte_order != wanted->byte_order)
+        die("%s: was written on a machine of the other byte order; resume on such a machine", path);
     if (found->version != wanted->version || found->header_bytes != wanted->header_bytes)
         die("%s: is of version %u, this program reads version %u", path, found->version, wanted->version);
     if (found->elements != wanted->elements)
-        die("%s: is for a model of %llu elements, this one has %llu", path, (unsigned long long)found->elements,
+        die("%s: is for a model of %llu elements, but this model has %llu", path, (unsigned long long)found->elements,
             (unsigned long long)wanted->elements);
     if (found->moments != wanted->moments)
         die("%s: holds moments in %s, this run has %s; resume with the same --moments", path,
@@ -458,8 +459,8 @@ static void load_check_optimizer(const char *path, const OptimizerHeader *found,
         die("%s: was saved %s master weights; resume with --master %s", path, found->master ? "with" : "without",
             found->master ? "fp32" : "none");
     if (found->step != wanted->step)
-        die("%s: is of step %llu, state.json of step %llu", path, (unsigned long long)found->step,
-            (unsigned long long)wanted->step);
+        die("%s: is of step %llu, but state.json is of step %llu; resume an earlier checkpoint", path,
+            (unsigned long long)found->step, (unsigned long long)wanted->step);
 }
 
 static void load_optimizer(CheckpointPass *p, size_t step) {

@@ -117,8 +117,8 @@ static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoad
     const size_t capacity = rollout_capacity(rollout, data);
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = max_size(settings->rollout_tokens, capacity);
     if (capacity > seq_len)
-        die_usage("prompts of up to %zu tokens with --max-new-tokens %zu make documents of %zu positions, --seq-len is "
-                  "%zu; raise it, or shorten them",
+        die_usage("prompts of up to %zu tokens with --max-new-tokens %zu make documents of %zu positions, but "
+                  "--seq-len is %zu; raise --seq-len, or shorten the prompts",
                   data->longest_prompt, rollout->max_new_tokens, capacity, seq_len);
     return rollout_bound(rollout, data);
 }

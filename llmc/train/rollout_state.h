@@ -119,7 +119,7 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     bound.N = settings->sequence_tokens ? settings->sequence_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
-            "one sequence has %zu; shorten either, or give a smaller --group-size",
+            "but one sequence has %zu; lower --max-new-tokens or --group-size",
             G, G * longest, data->longest_prompt, settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);
     bound.documents = min_size(P, bound.N / G) * G; // a document has at least one position

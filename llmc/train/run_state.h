@@ -49,7 +49,7 @@ typedef struct {
 // ---- state.json -----------------------------------------------------------------------------------------------------
 static const cJSON *state_get(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = json_get(object, key);
-    if (!item) die("%s: has no \"%s\", so it is incomplete", path, key);
+    if (!item) die("%s: has no \"%s\", so it is incomplete; resume an earlier checkpoint", path, key);
     return item;
 }
 

@@ -177,7 +177,7 @@ static int doctor_try(DoctorLook *look, DoctorRow *row, size_t i) {
 static void doctor_probe(DoctorRow *row, size_t i) {
     void *memory = doctor.ops->allocate(1 << 20);
     (void)row, (void)i;
-    if (!memory) die("no memory is left");
+    if (!memory) die("no memory is left; end what else uses it");
     doctor.ops->zero(memory, 1 << 20);
     doctor.ops->finish();
     doctor.ops->release(memory, 1 << 20);

@@ -349,8 +349,8 @@ static void plan_choose_length(Run *run, Options *o, const Lengths *lengths, siz
     if (lengths->count && !(run->settings.deals && machine_from_options(o) && !estimate_missing(run) && !o->data.count))
         die_usage("--lengths needs --sp auto, --ranks 2 or more and --machine, and excludes --data");
     if (lengths->longest > o->seq_len)
-        die_usage("--lengths: %zu tokens in a document, --seq-len is %zu; give a longer one", lengths->longest,
-                  o->seq_len);
+        die_usage("--lengths: a document has %zu tokens, but --seq-len is %zu; give a longer --seq-len",
+                  lengths->longest, o->seq_len);
 }
 
 // Plans training with the options of a pass.

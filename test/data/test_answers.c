@@ -163,7 +163,7 @@ TEST(each_objective_takes_its_kind) {
     refusal_settings = data_settings(1, 20);
     refused(scratch_path("pairs.bin"), "--objective sft trains on documents (text; messages; prompt, completion); give "
                                        "--objective dpo, simpo or orpo");
-    refused_together(scratch_path("groups.bin"), scratch_path("documents.bin"), "a run reads one kind, give only one");
+    refused_together(scratch_path("groups.bin"), scratch_path("documents.bin"), "give shards of only one kind");
 }
 
 TEST(long_answers_are_not_split) {

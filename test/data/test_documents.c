@@ -305,7 +305,7 @@ TEST(every_field_of_the_header) {
         FIELD(40, 8, 36, "its end is at byte"),
         FIELD(40, 8, (uint64_t)1 << 62, "do not fit"),
         FIELD(48, 8, 1, "its documents have 37 tokens"),
-        FIELD(56, 8, 21, "20 tokens at most, its header says 37"),
+        FIELD(56, 8, 21, "20 tokens at most, but the header says 37"),
         FIELD(64, 4, 3, "has ids of 3 bytes, expected 2 or 4"),
         FIELD(64, 4, 2, "a vocabulary of 2147483648 does not fit ids of 2 bytes"),
         FIELD(68, 4, 4, "kind 4 of a token shard is unknown; kinds are 0 to 3, and 5"),
@@ -383,10 +383,10 @@ TEST(tokenizers_kinds_and_lengths) {
     refusal_settings = data_settings(1, 100);
     other.tokenizer = 77, other.name = "another";
     refused_together(path, write_shard("two.bin", &other, document, 4),
-                     "two.bin with another tokenizer, another; prepare both with the model's own");
+                     "two.bin with tokenizer another; prepare both with the model's tokenizer");
     write_file(z, llmc, 1024 + 200);
     refused_together(path, z, "one.bin is a shard of documents, ");
-    refused_together(z, path, "z.bin is not; a run reads one kind");
+    refused_together(z, path, "z.bin is not; give shards of only one kind");
     snprintf(words, sizeof(words), "is a folder; name its shards, for example '%s/train-*.bin'", scratch_folder());
     refused(scratch_folder(), words);
     refusal_settings.vocab_size = 50000;

@@ -259,7 +259,7 @@ TEST(another_model_or_data_is_refused) {
          "whose.logprobs: is by another model, some/model (bf16, 0123456789abcdef); the run's reference is other/model "
          "(bf16, 0000000000001111); run logprobs again"},
         {WANTED(data_key, 0xfedcba9876543211),
-         "whose.logprobs: is of other data or another tokenizer: 10000 tokens in 40 documents (fedcba9876543210), "
+         "whose.logprobs: was computed from other data or tokens: 10000 tokens in 40 documents (fedcba9876543210), "
          "train-00000.bin has 10000 in 40 (fedcba9876543211); run logprobs on"},
         {WANTED(tokens, TOKENS + 1), "train-00000.bin has 10001 in 40"},
         {WANTED(documents, DOCUMENTS - 1), "train-00000.bin has 10000 in 39"},

@@ -214,8 +214,8 @@ TEST(prompts_that_are_none) {
     made.kind = KIND_PROMPTS;
     prompts_refused(write_shard("bad.bin", &made, document, 4), "document 0 is a prompt and has targets");
     made.kind = KIND_PAIRS;
-    prompts_refused(write_shard("bad.bin", &made, document, 4), "holds preference pairs, --rollout takes prompts");
-    prompts_refused(write_shard("bad.bin", &made, document, 0), "--rollout takes prompts");
+    prompts_refused(write_shard("bad.bin", &made, document, 4), "holds preference pairs, but --rollout needs prompts");
+    prompts_refused(write_shard("bad.bin", &made, document, 0), "--rollout needs prompts");
     made.kind = KIND_DOCUMENTS;
     prompts_refused(write_shard("bad.bin", &made, document, 0), "bad.bin: holds no prompts");
     prompts_refused("test/golden/tokens_uint16.bin", "llm.c's shards, which have no prompts");

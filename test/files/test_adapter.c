@@ -120,17 +120,17 @@ TEST(configs_are_refused_by_name) {
 #define CHANGED(find, replace, words) CHANGED_TEXT(ADAPTER_CONFIG_NAME, find, replace, words)
 #define KEY(key, was, is, words)      CHANGED("\"" key "\": " was, "\"" key "\": " is, words)
     static const Damage rows[] = {
-        CHANGED("\"LORA\"", "\"IA3\"", "peft_type is IA3, only LORA is supported"),
+        CHANGED("\"LORA\"", "\"IA3\"", "peft_type is IA3; only LORA is supported"),
         CHANGED("\"peft_type\"", "\"type\"", "has no peft_type"),
         CHANGED("\"CAUSAL_LM\"", "\"SEQ_CLS\"", "task_type is SEQ_CLS"),
         CHANGED("\"CAUSAL_LM\"", "null", NULL),
-        KEY("r", "3", "0", "r is 0, a number from 1 to 65536 was expected"),
-        KEY("r", "3", "2.5", "r is 2.5, a whole number was expected"),
+        KEY("r", "3", "0", "r is 0; it must be a number from 1 to 65536"),
+        KEY("r", "3", "2.5", "r is 2.5; it must be a whole number"),
         CHANGED("\"r\": 3", "\"q\": 3", "has no r"),
         KEY("r", "3", "4", "has shape [3, 16], but rank 4 and this base ask for [4, 16]"),
         KEY("lora_alpha", "6", "\"6\"", "lora_alpha is 6, a number"),
         KEY("lora_dropout", "0", "1", "lora_dropout is 1, a number from 0 to 0.99"),
-        KEY("use_rslora", "false", "1", "use_rslora is neither true nor false"),
+        KEY("use_rslora", "false", "1", "use_rslora must be true or false"),
         CHANGED("\"use_rslora\": false", "\"use_dora\": true", "use_dora is true: DoRA, which is not supported"),
         CHANGED("\"use_rslora\": false", "\"use_dora\": false", NULL),
         KEY("bias", "\"none\"", "\"all\"", "bias is all: trained biases"),
@@ -138,7 +138,7 @@ TEST(configs_are_refused_by_name) {
         KEY("modules_to_save", "null", "[\"norm\"]",
             "modules_to_save has norm, which is not supported; embed_tokens and"),
         KEY("modules_to_save", "null", "[1]", "modules_to_save has an entry that is not text, which is"),
-        KEY("modules_to_save", "null", "\"lm_head\"", "modules_to_save is not a list of names"),
+        KEY("modules_to_save", "null", "\"lm_head\"", "modules_to_save must be a list of names"),
         KEY("modules_to_save", "null", "[]", NULL),
         KEY("rank_pattern", "{}", "{\"q_proj\": 4}", "q_proj.lora_A.weight has shape [3, 16], but rank 4 and this"),
         KEY("rank_pattern", "{}", "{\"q_proj\": 3, \"layers.0\": 7}", NULL),
@@ -171,7 +171,7 @@ TEST(configs_are_refused_by_name) {
         CHANGED(ALL_TARGETS, "\"(\"", "'(' is not a regular expression: missing closing parenthesis"),
         KEY("rank_pattern", "{}", "{\"layers.[1-9].*\": 4}",
             "layers.1.self_attn.q_proj.lora_A.weight has shape [3, 16]"),
-        CHANGED(ALL_TARGETS, "3", "target_modules is neither a list of names nor text"),
+        CHANGED(ALL_TARGETS, "3", "target_modules must be a list of names or text"),
         CHANGED("{\"alpha_pattern\"", "[\"alpha_pattern\"", "is not valid JSON"),
     };
     const DamageSuite suite = save_peft_folder();

@@ -257,8 +257,8 @@ TEST(refusals) {
         {17, 5, 0, 1, EXIT_USAGE, "17 tokens, but the position table of this gpt2 model has 16"},
         {11, 5, 0, 1, EXIT_RUNTIME, "12 tokens does not fit the key/value cache planned for 11"},
         {8, 9, 0, 1, EXIT_RUNTIME, "9 tokens does not fit"},
-        {16, 5, 19, 1, EXIT_RUNTIME, "token 4 of the text is 19, outside the vocabulary of 18"},
-        {16, 5, -1, 1, EXIT_RUNTIME, "is -1, outside the vocabulary of 18"},
+        {16, 5, 19, 1, EXIT_RUNTIME, "token 4 of the text is 19; an id must be from 0 to 18"},
+        {16, 5, -1, 1, EXIT_RUNTIME, "is -1; an id must be from 0 to 18"},
         {16, 0, 0, 1, EXIT_RUNTIME, "the prompt is empty"},
         {16, 5, 0, NAN, EXIT_RUNTIME, "the weights are damaged or training has diverged"},
     };

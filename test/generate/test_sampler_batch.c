@@ -309,8 +309,8 @@ TEST(refusals) {
         {5, 2, 17, 0, 1, EXIT_USAGE, "17 tokens, but the position table of this gpt2 model has 16"},
         {5, 12, 15, 0, 1, EXIT_RUNTIME, "text 1: a prompt of 5 tokens and 12 new ones do not fit"},
         {0, 2, 15, 0, 1, EXIT_RUNTIME, "text 1: the prompt is empty"},
-        {5, 0, 15, 0, 1, EXIT_RUNTIME, "text 1: the prompt is empty, or there is no room"},
-        {5, 5, 15, 19, 1, EXIT_RUNTIME, "text 1: token 4 of the prompt is 19, outside the vocabulary of 18"},
+        {5, 0, 15, 0, 1, EXIT_RUNTIME, "text 1: the prompt is empty, or no new token is asked for"},
+        {5, 5, 15, 19, 1, EXIT_RUNTIME, "text 1: token 4 of the prompt is 19; an id must be from 0 to 18"},
         {5, 5, 15, 0, NAN, EXIT_RUNTIME, "the weights are damaged or training has diverged"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) expect_end(complete_two, &cases[i], cases[i].code, cases[i].message);

@@ -321,7 +321,7 @@ TEST(mixed_up_files_are_refused) {
     assert_int_equal(run_child(save_body, &saving)->code, 0);
     char *bytes = read_whole(file_in("checkpoint-00000007", "optimizer.bin"), &count);
     write_file(file_in("checkpoint-00000009", "optimizer.bin"), bytes, count);
-    expect_refused(resume_body, &r, 1, "checkpoint-00000009/optimizer.bin: is of step 7, state.json of step 9");
+    expect_refused(resume_body, &r, 1, "checkpoint-00000009/optimizer.bin: is of step 7, but state.json is of step 9");
     bytes = read_whole(file_in("checkpoint-00000007", "model.bin"), &count);
     write_file(file_in("checkpoint-00000009", "model.bin"), bytes, count);
     expect_refused(resume_body, &r, 1, "checkpoint-00000009/model.bin: is damaged: its checksum is");

@@ -190,6 +190,6 @@ unset HF_HUB_CACHE
 refuses 2 "unknown model '[?]]0;owned[?]x" info --init "$(printf '\033]0;owned\007x')"
 refuses 1 'is not of the family gpt2, so llm.c cannot hold it' convert --model $GOLDEN/llama --to llmc --out "$WORK/x"
 refuses 1 'layer_norm_epsilon, so llm.c' convert --init gpt2,layer_norm_epsilon=1e-6,num_hidden_layers=1,hidden_size=8,num_attention_heads=2 --to llmc --out "$WORK/x"
-refuses 1 'another model: its vocab_size is 131, that of --init is 96' convert --init $TINY --like $GOLDEN/llama --out "$WORK/x"
+refuses 1 'another model: its vocab_size is 131, but in --init it is 96' convert --init $TINY --like $GOLDEN/llama --out "$WORK/x"
 check 'nothing is left of what was refused' [ -z "$(ls "$WORK" | grep -E '^x|tmp$')" ]
 finish

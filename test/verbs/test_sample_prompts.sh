@@ -112,12 +112,12 @@ bad() { # pattern, line, options...
     shift 2
     refuses 1 "^train: $WORK/bad:3: $pattern" sample --init $TINY --max-new-tokens 4 --prompts "$WORK/bad" "$@"
 }
-bad 'is not valid JSON, the error is near byte' '{"prompt": "x"'
+bad 'is not valid JSON; the error is near byte' '{"prompt": "x"'
 bad 'is not valid JSON: its byte 12 is not UTF-8' '{"prompt": "\377"}'
 bad 'the key "a" is given twice' '{"prompt_ids": [1], "a": 1, "a": 2}'
 bad 'has none of "prompt", "messages" and "prompt_ids"; give one' '{"text_": "x"}'
 bad 'has more than one of' '{"prompt": "x", "prompt_ids": [1]}'
-bad 'answers have a key "stop" of their own; rename' '{"prompt_ids": [1], "stop": 1}'
+bad 'the key "stop" is written with each answer; rename' '{"prompt_ids": [1], "stop": 1}'
 bad '"prompt" must be a text' '{"prompt": 3}'
 bad '"messages" must be a list' '{"messages": "x"}'
 bad '"prompt_ids" must be ids below 96' '{"prompt_ids": [1, 96]}'
