@@ -14,7 +14,7 @@ in host memory; all code that fills one (the data loader, a test, `bp` without d
 typedef struct {
     uint16_t *expert;         // [layers with experts,stride,k] from the batch's first token on; NULL: unknown
     size_t layers, stride, k; // stride: tokens of the memory that several batches share
-    int replays;              // 1: the batch uses these experts; 0: it chooses its own
+    int replays;              // 1: the batch uses these experts; 0: the routers choose experts
 } BatchRoutes;
 
 typedef struct {
@@ -37,7 +37,7 @@ typedef struct {
     float *advantage;        // [N] advantage of each target
     float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
                             // them; NULL: unknown
-    const double *document_reference; // [documents] in place of `reference`: its sum over a document's targets; NULL:
+    const double *document_reference; // [documents] sum of `reference` over a document's targets, in its place; NULL:
                                       // unknown; not owned
     double kl;                        // kl of objective kto
     BatchRoutes routes;
@@ -122,7 +122,7 @@ static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t 
     batch_set_positions(batch);
 }
 
-// Returns the batch's share of its step's counts. Sets batch->document_weight unless it is NULL.
+// Returns the batch's share of the step's counts. Sets batch->document_weight unless it is NULL.
 static TargetCounts batch_count(const Batch *batch) {
     TargetCounts counts = {0};
     if (batch->empty) return counts;
@@ -147,7 +147,8 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- mismatched documents -------------------------------------------------------------------------------------------
-// Returns the position at which document d's completion begins: its first target, or its last position if it has none.
+// Returns the position at which document d's completion begins: the document's first target, or its last position if it
+// has no target.
 static size_t batch_completion(const Batch *batch, size_t d) {
     size_t t = batch->document_start[d];
     while (t + 1 < batch->document_start[d + 1] && batch->targets[t] < 0) t++;
@@ -190,7 +191,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     return b;
 }
 
-// Cuts documents [begin, end) out of a batch, in the same memory, which invalidates the whole.
+// Cuts documents [begin, end) out of a batch, in the batch's memory. This invalidates the whole batch.
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = batch_behind(*whole, first, begin);
@@ -211,8 +212,8 @@ static Batch batch_empty(Batch *whole) {
 }
 
 // Returns one of `parts` contiguous runs of documents of about equal length. Invalidates *whole. A document, pair or
-// group belongs to the part that contains its middle, so a part has at most N / parts positions plus its longest
-// document, pair or group.
+// group belongs to the part that contains its middle, so a part has at most N / parts positions plus the positions of
+// the longest document, pair or group.
 static Batch batch_part(Batch *whole, size_t parts, size_t part) {
     const size_t documents = whole->documents, *group = whole->group;
     size_t begin = documents, end = 0, next;

@@ -133,7 +133,7 @@ static size_t dataloader_step(DataLoader *d, uint64_t position) {
 }
 
 // Converts *position, reached after `steps` steps in micro-batches of B documents, to this data's micro-batch size.
-// Returns 0 if steps would then hold other documents.
+// Returns 0 if the steps would then hold different documents.
 static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *position) {
     const size_t T = d->settings.T, windows = d->packing.windows;
     if (d->regular) {
@@ -191,7 +191,8 @@ static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
 }
 
 // Allocates a batch for the largest micro-batch. For objectives other than sft it has their fields (groups, rewards).
-// It has old log-probabilities only if the settings name a file of them. The reference's are NAN until set.
+// It has old log-probabilities only if the settings name a file of them. The reference's log-probabilities are NAN
+// until set.
 static Batch dataloader_batch(const DataLoader *d) {
     const DataSettings *s = &d->settings;
     const ObjectiveKind objective = data_objective(s);

@@ -33,9 +33,9 @@ A deal depends only on the samples and the table, so every rank makes the same d
 typedef struct {
     size_t ranks;
     size_t capacity; // positions of the longest sequence whose plan fits; 0: none fits
-    double begin;    // s: fixed cost of a sequence in addition to its samples
+    double begin;    // s: fixed cost of a sequence, in addition to the samples' time
     double least;    // s: least time of a sequence, in which weights are gathered or loaded
-    size_t first;    // index of its first group in Deal.group
+    size_t first;    // index of the level's first group in Deal.group
 } DealLevel;
 
 typedef struct {
@@ -46,17 +46,17 @@ typedef struct {
 
 // Sums over the samples of a group
 typedef struct {
-    double work;         // s: time of all its samples
+    double work;         // s: time of all samples
     size_t positions;    // positions of the samples that may share a sequence
     size_t large, alone; // number of samples that fill more than half a sequence; number that share none
 } DealSum;
 
 typedef struct {
-    size_t level, up, part, parts; // up: the group that contains it; part: index in Deal.group of its first part
+    size_t level, up, part, parts; // up: group that contains this group; part: index in Deal.group of its first part
     DealSum sum;
-    double load;               // s: time of its sequences
+    double load;               // s: time of the group's sequences
     double longest;            // s: time of the longest path from here down
-    double least[DEAL_LEVELS]; // s: for each level the least, over its groups, of the longest path through the group
+    double least[DEAL_LEVELS]; // s: for each level the least time of the longest path through a group of the level
 } DealGroup;
 
 typedef struct {
@@ -123,8 +123,8 @@ static double deal_sequence(const DealLevel *l, size_t sequences, double work) {
     return fmax(l->least * (double)sequences, l->begin * (double)sequences + work);
 }
 
-// Tells whether a sample has a sequence of its own on a level. On several ranks, packing a long sample gives them
-// unequal shares of its pairs. In turns a rank has only one sequence, so samples are packed.
+// Tells whether a sample is alone in its sequence on a level. On several ranks, packing a long sample gives the ranks
+// unequal shares of the query-key pairs. In turns a rank has only one sequence, so samples are packed.
 static int deal_alone(const DealLevels *levels, size_t k, double seconds) {
     const DealLevel *l = &levels->level[k];
     return l->ranks > 1 && !levels->turns && seconds > DEAL_BEGINS * fmax(l->begin, l->least);
@@ -242,8 +242,8 @@ static size_t deal_find(const Deal *d, size_t k) {
 
 static double deal_longest(const Deal *d) { return d->group[deal_root(d)].longest; }
 
-// Returns the group for sample i: among groups that end within T the one with the least work, else the one that ends
-// first. DEAL_NONE: no group has room in this turn
+// Returns the group for sample i: among groups that end within T the group with the least work, else the group that
+// ends first. DEAL_NONE: no group has room in this turn
 static size_t deal_choose(const Deal *d, size_t i, double T) {
     const DealGroup *root = &d->group[deal_root(d)];
     double least = INFINITY, end = INFINITY;
@@ -264,7 +264,7 @@ static size_t deal_choose(const Deal *d, size_t i, double T) {
 }
 
 // ---- the search -----------------------------------------------------------------------------------------------------
-// Keeps the current deal if it is the best so far. Returns its time.
+// Keeps the current deal if it is the best so far. Returns the time of the current deal.
 static double deal_keep(Deal *d) {
     if (deal_longest(d) < d->load) d->load = deal_longest(d), memcpy(d->best, d->place, d->samples * sizeof(uint32_t));
     return deal_longest(d);

@@ -44,7 +44,7 @@ typedef struct {
     int any_template;           // 1: shards may have been rendered with different chat templates
     DataUse use;
     const Objective *objective;         // NULL: sft
-    int scale_rewards;                  // 1: divide a group's advantages by the standard deviation of its rewards
+    int scale_rewards;                  // 1: divide advantages by the standard deviation of the group's rewards
     const LogprobFile *reference, *old; // NULL: not used; may also be set after opening
 } DataSettings;
 
@@ -68,7 +68,7 @@ typedef struct {
 // A pair or a group: segments [first, the next sample's first)
 typedef struct {
     uint32_t first;
-    uint32_t positions; // sum over its segments
+    uint32_t positions; // sum over the sample's segments
 } Sample;
 
 typedef struct {
@@ -88,8 +88,8 @@ typedef struct {
     size_t alike, single;           // number of pairs or groups without a preference; of answers of one token
     double rank;                    // common reward of a group, or checksum; NAN: they differ
     uint32_t *prompt;               // [prompts] documents of the prompts; only with DATA_PROMPTS
-    size_t prompts, longest_prompt, longest_text; // in tokens: longest prompt; longest prompt with its reference answer
-    size_t longest_columns;                       // most bytes of a prompt's other columns; 0: no prompt has any
+    size_t prompts, longest_prompt, longest_text; // in tokens: longest prompt; longest prompt plus reference answer
+    size_t longest_columns;                       // most bytes of a prompt's additional columns; 0: no prompt has any
     unsigned char *checked; // bit i: the checksum of document i, read in several segments, has been verified; or NULL
     Packing packing;
     EpochSequences epoch[2]; // sequences of even and odd epochs
@@ -107,7 +107,7 @@ typedef struct {
 typedef struct {
     const DocumentShard *shard;
     const InputFile *file;
-    size_t number; // index in its shard
+    size_t number; // index in the shard
     ShardDocument entry;
 } DocumentRef;
 
@@ -116,7 +116,8 @@ typedef struct {
 static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS, KIND_GROUPS,
                                                      KIND_GROUPS,    KIND_VALUES, KIND_GROUPS, KIND_LABELS};
 
-// For each kind of shard: its content, the columns from which data/prepare.py makes it, and the objectives that use it
+// For each kind of shard: the content, the columns from which data/prepare.py makes the shard, and the objectives that
+// use it
 static const struct {
     const char *name, *columns, *objectives;
 } data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft"},
@@ -336,7 +337,7 @@ static size_t prompts_text_tokens(const DocumentRef *at) {
     return at->shard->header.kind == KIND_GROUPS ? at->entry.prompt : at->entry.tokens;
 }
 
-// Adds a document's prompt. A group has one prompt, so adds only its first document's.
+// Adds a document's prompt. A group has one prompt, so adds only the prompt of the group's first document.
 static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begins) {
     if (!begins) return;
     if (!at->entry.prompt)
@@ -390,7 +391,7 @@ static SequenceBound documents_bound_shuffled(const DataLoader *d) {
     return bound;
 }
 
-// Bounds sequences that are the same in every epoch.
+// Bounds the sequences of data that is packed alike in every epoch.
 static SequenceBound documents_bound_in_order(const DataLoader *d) {
     const EpochSequences *e = &d->epoch[0];
     SequenceBound bound = {0, 0, 0};

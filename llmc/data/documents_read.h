@@ -34,7 +34,7 @@ static DocumentRef documents_find(DataLoader *d, size_t document) {
     const size_t shard = last_at_most(&d->shard[0].documents_before, sizeof(d->shard[0]), d->shards, document);
     const TokenShard *s = &d->shard[shard].header;
     DocumentRef at = {&d->shard[shard], documents_file(d, shard), document - d->shard[shard].documents_before, {0}};
-    if (d->regular) { // its place follows from its number
+    if (d->regular) { // the document's place follows from its number
         at.entry.first = at.number * s->regular, at.entry.tokens = s->regular + 1, at.entry.targets = s->regular;
         return at;
     }
@@ -182,7 +182,7 @@ static void documents_read_segment(DataLoader *d, const Segment *segment, Batch 
     batch->document_start[batch->documents] = batch->N;
 }
 
-// Appends a sample. Computes a group's advantages from its rewards: one advantage for all positions of a document.
+// Appends a sample. Computes advantages from the group's rewards: one advantage for all positions of a document.
 static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Batch *batch) {
     const size_t first = batch->documents;
     size_t i, end = documents_sample(d, sample, &i);
@@ -220,8 +220,8 @@ static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room
     }
 }
 
-// Reads the other columns of a prompt's row into text[longest_columns], as a JSON object on one line. Returns its
-// bytes; 0: the shard has no other columns
+// Reads the additional columns of a prompt's row into text[longest_columns], as a JSON object on one line. Returns the
+// bytes of the object; 0: the shard has no additional columns
 static size_t prompts_columns(DataLoader *d, size_t prompt, char *text) {
     const DocumentRef at = documents_find(d, d->prompt[prompt]);
     const TokenShard *s = &at.shard->header;

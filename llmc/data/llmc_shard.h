@@ -58,7 +58,7 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
     return s;
 }
 
-// Mixes the file's length and its first and last bytes into a hash, since the file has no checksum.
+// Mixes the file's length, first bytes and last bytes into a hash, since the file has no checksum.
 static uint64_t llmc_shard_mix(uint64_t mixed, const char *path) {
     InputFile file = input_open(path);
     const size_t sample = min_size(file.bytes, LLMC_SHARD_SAMPLE);

@@ -50,7 +50,7 @@ static uint32_t logprobs_header_crc(const LogprobHeader *header) {
 
 static size_t logprobs_offset(size_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
 
-// Copies the text to `name`; if it is too long, only its end.
+// Copies the text to `name`; if the text is too long, only the text's end.
 static void logprobs_name(char name[64], const char *text) {
     size_t length = strlen(text), begin = length < 64 ? 0 : length - 63;
     while (begin && ((unsigned char)text[begin] & 0xc0) == 0x80) begin++; // move to the next whole character
@@ -60,7 +60,7 @@ static void logprobs_name(char name[64], const char *text) {
 // ---- the body -----------------------------------------------------------------------------------------------------
 typedef struct {
     uint32_t crc;
-    size_t set;  // number of values other than 0
+    size_t set;  // number of values that are not 0
     size_t bad;  // first token whose value cannot be a log-probability; `tokens` if there is none
     float value; // value of that token
 } LogprobScan;
@@ -137,7 +137,7 @@ static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     if (fault) die("%s: the %s in its header is invalid; " LOGPROBS_AGAIN, path, fault);
 }
 
-// Opens a file of log-probabilities for reading. Checks its header, its checksum and every value.
+// Opens a file of log-probabilities for reading. Checks the header, the checksum and every value.
 static void logprobs_open(LogprobFile *f, const char *path) {
     LogprobHeader *h = &f->header;
     crc32_prepare();
@@ -176,8 +176,8 @@ static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     return text;
 }
 
-// Tells whether `have` has the tokens of `wanted`, each with the same tokens before it. Tokens after them do not
-// matter.
+// Tells whether a file with the cut of `have` serves a run with the cut of `wanted`: the file has every token of the
+// run, with the same preceding tokens in its document.
 static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
     switch (have->cut) {
     case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;
@@ -194,8 +194,7 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
     char had[64], want[64];
     if (h->data_key != wanted->data_key || h->tokens != wanted->tokens || h->documents != wanted->documents)
         die("%s: was computed from other data or tokens: %zu tokens in %zu documents (%016llx), "
-            "%s has %zu in %zu "
-            "(%016llx); run logprobs on this data",
+            "%s has %zu in %zu (%016llx); run logprobs on this data",
             path, h->tokens, h->documents, (unsigned long long)h->data_key, data, wanted->tokens, wanted->documents,
             (unsigned long long)wanted->data_key);
     if (wanted->model_key && h->model_key != wanted->model_key)

@@ -90,7 +90,7 @@ typedef struct {
     int kl_correction; // 1: weight the divergence by the ratio
     double label_smoothing;
     double desirable_weight, undesirable_weight; // kto: w and w'
-    Temperature temperature;                     // its divisor is 1 except for objectives with advantages
+    Temperature temperature;                     // temperature.divisor is 1 except for objectives with advantages
     double completion_tokens;                    // dr_grpo: most tokens of a completion
 } Objective;
 
@@ -115,8 +115,8 @@ static int objective_is_of_policy(const Objective *o) {
 
 static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o) || o->kind == OBJECTIVE_KTO; }
 
-// Sets open parameters to the papers' values. simpo: the margin is half of beta, its authors' starting point. dapo and
-// gspo: the clips of their experiments; cispo: the clip of arXiv 2510.13786.
+// Sets open parameters to the papers' values. simpo: the margin is half of beta, where the authors of simpo start. dapo
+// and gspo: the clips of the papers' experiments; cispo: the clip of arXiv 2510.13786.
 static void objective_resolve(Objective *o) {
     const int gspo = o->kind == OBJECTIVE_GSPO;
     if (o->kind == OBJECTIVE_CISPO) {
@@ -216,7 +216,7 @@ typedef struct {
     double weight;          // sum of loss weights
 } DocumentSums;
 
-// A pair's loss, and its derivatives by the two documents' sums of log-probabilities
+// A pair's loss, and the loss's derivatives by the two documents' sums of log-probabilities
 typedef struct {
     double loss, slope[2];      // [chosen, rejected]
     double reward[2], logps[2]; // for metrics
@@ -236,7 +236,7 @@ static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t
 }
 
 // Returns the loss of dpo and simpo from the margin x_chosen - x_rejected, where x is a sum (dpo) or a mean (ipo,
-// simpo). *slope: its derivative
+// simpo). *slope: derivative of the loss by the margin
 static double margin_loss(const Objective *o, double margin, double *slope) {
     double scaled = o->beta * margin, e = o->label_smoothing, rest;
     if (o->kind == OBJECTIVE_SIMPO) {
@@ -270,7 +270,7 @@ static double log_odds(double a, double *slope) {
     return a - log(rest);
 }
 
-// Returns orpo's loss from the mean log-probabilities a[chosen, rejected]. slope[2]: its derivatives
+// Returns orpo's loss from the mean log-probabilities a[chosen, rejected]. slope[2]: derivatives of the loss
 static double odds_ratio_loss(const Objective *o, const double a[2], double slope[2]) {
     double by_mean[2], ratio = log_odds(a[0], &by_mean[0]) - log_odds(a[1], &by_mean[1]);
     double by_ratio = -o->beta * sigmoid(-ratio);
@@ -326,12 +326,12 @@ static void pair_weights(const Objective *o, const Batch *batch, double Z, const
 }
 
 // ---- answers with a label -------------------------------------------------------------------------------------------
-// A document's loss, and its derivative by the sum of the document's log-probabilities
+// A document's loss, and the loss's derivative by the sum of the document's log-probabilities
 typedef struct {
     double loss, slope, reward, logps; // reward, logps: for metrics
 } LabelLoss;
 
-// Computes kto_loss of document d: w (1 - sigmoid(sign beta (x - kl))). sign and w follow from its label
+// Computes kto_loss of document d: w (1 - sigmoid(sign beta (x - kl))). sign and w follow from the document's label
 static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     const DocumentSums sums = document_sums(o, batch, d, logp, type);
     const double sign = batch->reward[d] != 0 ? 1 : -1, w = sign > 0 ? o->desirable_weight : o->undesirable_weight;
@@ -342,8 +342,8 @@ static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, co
 }
 
 // ---- completions with advantages ------------------------------------------------------------------------------------
-// Surrogate loss -min(r A, clip(r) A), and its derivative by log r (for cispo by logp). clipped: -1 or 1 if the lower
-// or upper bound zeroes the gradient, or for cispo reduces it
+// Surrogate loss -min(r A, clip(r) A), and the loss's derivative by log r (for cispo by logp). clipped: -1 or 1 if the
+// lower or upper bound zeroes the gradient, or for cispo reduces it
 typedef struct {
     double loss, slope;
     int clipped;
@@ -414,7 +414,7 @@ static DocumentRatio document_ratio_slope(const Objective *o, const Batch *batch
 }
 
 // Returns the derivative of target t's terms by its log-probability. document: for gspo. The derivative of a corrected
-// divergence r k3 is r (k3 + dk3), which is -r (ref - logp) if r is the token's own ratio.
+// divergence r k3 is r (k3 + dk3), which is -r (ref - logp) if r is the ratio of the token alone.
 static double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, DocumentRatio document) {
     const int gspo = o->kind == OBJECTIVE_GSPO;
     const double ratio = gspo ? document.ratio : exp(log_ratio_at(batch, t, logp));

@@ -50,7 +50,7 @@ typedef struct {
     uint64_t seed;
     PackingItem *item, *spare; // [largest_window]
     uint32_t *bin;             // [largest_window] sequence of the window to which the item goes
-    uint32_t *room;            // [2 * leaves] a tree: leaf `leaves + b` is sequence b's room, a node its larger child
+    uint32_t *room; // [2 * leaves] a tree: leaf `leaves + b`: room of sequence b; node: larger of its children
 } Packing;
 
 static uint32_t packing_length(const Packing *p, size_t sample) {
@@ -91,7 +91,7 @@ static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
 }
 
 // ---- first-fit ------------------------------------------------------------------------------------------------------
-// Returns the first sequence with room for `positions` positions, and reduces its room.
+// Returns the first sequence with room for `positions` positions, and reduces the sequence's room.
 static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     size_t node = 1;
     while (node < leaves) {
@@ -119,7 +119,7 @@ static size_t packing_first_fit(Packing *p, size_t count) {
 
 // Reorders order[first .. first + count), so that each sequence's samples are contiguous.
 static void packing_window(Packing *p, EpochSequences *e, size_t first, size_t count) {
-    uint32_t *end = e->begin + e->sequences; // first the end of each sequence, then its beginning
+    uint32_t *end = e->begin + e->sequences; // holds the end of each sequence at first, then the beginning
     for (size_t i = 0; i < count; i++) {
         p->item[i].sample = e->order[first + i];
         p->item[i].positions = packing_length(p, e->order[first + i]);

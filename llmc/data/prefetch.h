@@ -18,18 +18,18 @@ steps are finished and saved. A program that ends otherwise stops its threads fi
 typedef struct {
     Batch whole;              // the micro-batch as read
     Batch batch;              // this rank's part
-    size_t number;            // index within its step
-    size_t sp;                // ranks that share it; 0: as in the whole run
+    size_t number;            // index within the step
+    size_t sp;                // ranks that share the micro-batch; 0: as in the whole run
     DealSummary deal;         // summary of the step's deal
-    TargetCounts step_counts; // totals over all micro-batches of its step
+    TargetCounts step_counts; // totals over all micro-batches of the step
     size_t step_batches;      // number of this rank's micro-batches in the step
-    uint64_t after;           // position after it; for a rank's last micro-batch of a step, after the step
+    uint64_t after;           // position after the micro-batch; for a rank's last micro-batch of a step, after the step
 } MicroBatch;
 
 typedef struct Prefetch {
     DataLoader *loader;
     Assignment assignment; // this rank's assignment in the step being read, for data packed by steps
-    size_t step;           // micro-batches of this step; the last round of its assignment may be incomplete
+    size_t step;           // micro-batches of this step; the last round of the step's assignment may be incomplete
     StepDeal dealt;        // deal of the step, with --sp auto
     size_t rank;           // rank for which the deal is read
     MicroBatch slot[2];
@@ -85,8 +85,8 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->number = number, micro->step_batches = own;
 }
 
-// Begins a step; the loader stands at its first micro-batch. Returns the counts of all its micro-batches. *own: number
-// of this rank's
+// Begins a step; the loader stands at the step's first micro-batch. Returns the counts over all micro-batches of the
+// step. *own: number of this rank's micro-batches
 static TargetCounts prefetch_begin_step(Prefetch *p, size_t *own) {
     TargetCounts counts;
     p->step = p->assignment.batches;
@@ -146,7 +146,7 @@ static void prefetch_stop_all(void) {
     while (prefetch_running) prefetch_stop(prefetch_running);
 }
 
-// Starts the thread. Its first micro-batch is the one at `position`, which begins a step.
+// Starts the thread, which first reads the micro-batch at `position`. A step must begin there.
 static void prefetch_start(Prefetch *p, uint64_t position) {
     static int prepared;
     sigset_t all, before;

@@ -147,12 +147,12 @@ static void file_header_check(const FileHeader *h, const InputFile *file, const 
 // desirable (1) or not (0), instead of a reward
 typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS, KIND_VALUES, KIND_LABELS } ShardKind;
 
-// A shard's header, then fields derived from its path and table
+// A shard's header, then fields derived from the shard's path and table
 typedef struct {
     FileHeader begin;
     size_t documents, tokens, targets, longest;
     uint32_t id_bytes, kind;
-    size_t vocabulary;                // vocabulary size of its tokenizer
+    size_t vocabulary;                // vocabulary size of the tokenizer
     uint64_t tokenizer;               // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
     size_t table, ids, masks, values; // offsets in the file; 0: the section is absent
     uint32_t table_crc, header_crc;   // header_crc: over the header with this field 0
@@ -225,7 +225,7 @@ static void shard_check_sections(const TokenShard *s) {
                 section[i].name, section[i].begins, s->documents, s->tokens, section[i].expected);
 }
 
-// Checks every field of the header against the others.
+// Checks that all fields of the header agree.
 static void shard_check_header(const TokenShard *s) {
     if (s->kind > KIND_PROMPTS && s->kind != KIND_LABELS)
         die("%s: kind %u of a token shard is unknown; kinds are 0 to %d, and %d; write it again", s->path, s->kind,
@@ -334,7 +334,7 @@ static void shard_check_group(TokenShard *s, size_t number, const ShardDocument 
     ++*members;
 }
 
-// Verifies the table's checksum, before its entries are checked.
+// Verifies the table's checksum, before the table's entries are checked.
 static void shard_check_table_crc(const TokenShard *s, const InputFile *file, ShardDocument *entry) {
     uint32_t crc = 0;
     for (size_t first = 0, count; first < s->documents; first += count) {

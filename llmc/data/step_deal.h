@@ -16,7 +16,7 @@ the reductions in its own last pass, so exchanges between the two would otherwis
 
 #define DEAL_LENGTHS 96
 
-// Seconds of a document by its positions, interpolated linearly between the lengths
+// Seconds of a document by number of positions, interpolated linearly between the lengths
 typedef struct {
     DealLevels levels;
     size_t lengths;
@@ -33,7 +33,7 @@ typedef struct {
 
 // A pass of a rank
 typedef struct {
-    size_t sp;       // ranks of its group
+    size_t sp;       // ranks of the group
     size_t sequence; // index in Deal.begin; Deal.sequences: a token that does not count
 } DealtPass;
 
@@ -63,7 +63,7 @@ static void step_deal_free(StepDeal *s) {
     memset(s, 0, sizeof(*s));
 }
 
-// Returns the i-th pass of a rank: its i-th sequence, or its sequence in turn i.
+// Returns the i-th pass of a rank: the rank's i-th sequence, or with turns the rank's sequence in turn i.
 static DealtPass step_deal_pass(const StepDeal *s, size_t rank, size_t i) {
     const Deal *d = &s->deal;
     DealtPass pass = {1, 0};

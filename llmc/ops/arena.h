@@ -110,7 +110,7 @@ static void arena_check_zones(const Arena *arena) {
     }
 }
 
-// Pushes a region of `count` elements of `size` bytes; it lives until its mark is popped.
+// Pushes a region of `count` elements of `size` bytes. The region lives until a mark taken before it is popped.
 static void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
     const size_t zone = arena_red_zone();
     size_t bytes = count * size;
@@ -292,7 +292,7 @@ static size_t address_space_left(void) {
 }
 
 // Returns the bytes that the machine and the container have left; 0: unknown. A virtual machine that grows on use
-// reports its balloon as used memory, but gives it back on demand.
+// reports the balloon as used memory, but gives the balloon back on demand.
 #ifndef MEMINFO
 #define MEMINFO "/proc/meminfo"
 #endif

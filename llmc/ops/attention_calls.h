@@ -46,8 +46,9 @@ to any length if sums may be added in any order.
 #define CUDNN_BACKWARD_WINDOW 2048
 #endif
 
-// Tells whether the library takes calls with this window. Its backward computes the whole rectangle of queries and
-// keys. On an H200 it beat our kernels where the window is half of a call's queries or more, in heads of up to 128.
+// Tells whether the library takes calls with this window. The library's backward computes the whole rectangle of
+// queries and keys. On an H200 it beat our kernels if the window was half of a call's queries or more and heads were at
+// most 128 wide.
 static int library_takes_window(size_t HD, size_t window, int backward) {
     return !window || !backward || (window >= CUDNN_BACKWARD_WINDOW && HD <= 128);
 }
@@ -55,12 +56,12 @@ static int library_takes_window(size_t HD, size_t window, int backward) {
 typedef struct {
     Span span;     // the queries [begin, end) of the call; `row` counts from the first requested row
     KeyRange keys; // keys that the call may read
-    size_t rows;   // rows of the library call, its queries last; 0: our own kernels take it
+    size_t rows;   // rows of the library call, the queries last; 0: our own kernels take the span
     size_t heads;  // key/value heads of one library call; NKV / heads calls cover all
     size_t window; // window of the library call
     int causal;    // 1: the last row sees all keys, each earlier row one key less than the next; 0: each row sees all
                    // keys
-    int merged;    // forward: its results are merged with those of earlier calls, over other keys
+    int merged;    // forward: the results are merged with the results of earlier calls over other keys
 } AttentionCall;
 
 // Limits of a library
@@ -68,7 +69,7 @@ typedef struct AttentionCut {
     size_t grid, block; // rows of a backward call: powers of two from grid to block
     size_t elements;    // most elements of a call's tensor, since the library may count them in 32 bits
     size_t NH, NKV, HD;
-    size_t window, workspace; // workspace: bytes of a backward call in addition to its tensors, staged results included
+    size_t window, workspace; // workspace: bytes of a backward call besides the tensors, with staged results
     int any_order;
     int windows; // whether the library takes backward calls with a window
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // tells whether the library
@@ -110,7 +111,7 @@ static size_t attention_workspace(size_t rows, size_t keys, size_t heads, size_t
     return heads * ((any_order ? 0 : rows * keys * 2) + keys * HD * 4 + rows * HD * 8 + rows * 8) + 4096;
 }
 
-// Returns the bytes of a backward call of `heads` key/value heads: its workspace, and dq, dk and dv in bf16.
+// Returns the bytes of a backward call of `heads` key/value heads: the workspace, and dq, dk and dv in bf16.
 static size_t attention_call_bytes(const AttentionCut *cut, size_t rows, size_t keys, size_t heads) {
     const size_t queries = heads * (cut->NH / cut->NKV);
     return attention_workspace(rows, keys, queries, cut->HD, cut->any_order) + 2 * cut->HD * rows * queries +
@@ -202,7 +203,7 @@ static int attention_is_long(const AttentionCut *cut, size_t queries, size_t key
     return queries >= cut->grid / 8 && keys >= cut->grid && queries * keys >= cut->grid * cut->grid;
 }
 
-// A part of a span. Its queries all see keys [keys.begin, keys.end); causal: each sees keys [keys.begin, itself].
+// A part of a span. All queries of the part see keys [keys.begin, keys.end); causal: query i sees keys [keys.begin, i].
 typedef struct {
     Span span;
     KeyRange keys;
@@ -214,8 +215,8 @@ static Span span_part(Span span, size_t begin, size_t end) {
     return part;
 }
 
-// Splits a span into [0] its queries that lie among the keys, [1] its queries after the keys. Queries before the keys
-// see none.
+// Splits a span's queries: [0] the queries among the keys, [1] the queries after the keys. Queries before the keys see
+// no key.
 static void attention_parts(const AttentionShape *shape, Span span, AttentionPart part[2]) {
     const KeyRange keys = {max_size(shape->keys.begin, span.document), min_size(shape->keys.end, span.end)};
     const size_t first = min_size(max_size(span.begin, keys.begin), span.end);
@@ -249,8 +250,8 @@ static int forward_calls_of(const AttentionCut *cut, AttentionCall call, Attenti
 }
 
 // Returns the step in which a call's number of keys grows. Large numbers have 4 lengths between two powers of two,
-// because each length is compiled. Each call before the last one is merged, which costs 3 % of the last one's time from
-// 2 blocks on.
+// because each length is compiled. The results of each call before the last call are merged. From 2 blocks on merging
+// costs 3 % of the last call's time.
 static size_t attention_key_step(const AttentionCut *cut, size_t keys, size_t window, int causal) {
     size_t step = cut->grid / 2;
     while (!window && (!causal || keys >= 2 * cut->block) && 8 * step <= keys) step *= 2;

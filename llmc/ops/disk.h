@@ -49,10 +49,10 @@ typedef struct {
 typedef struct {
     void *(*allocate)(size_t bytes); // host memory, whole pages; NULL: not enough
     void (*release)(void *pieces, size_t bytes);
-    void (*at_work)(void);               // tells other ranks that this one works
+    void (*at_work)(void);               // tells the other ranks that this rank is working
     void (*mark)(int way, size_t slot);  // when asking: orders the transfer after the kernels so far
-    void (*wait)(int way, size_t slot);  // when awaiting: waits for those kernels, watching other ranks
-    void (*begin)(int way, size_t slot); // in the thread: orders copies after those kernels
+    void (*wait)(int way, size_t slot);  // when awaiting: waits for the marked kernels, watching other ranks
+    void (*begin)(int way, size_t slot); // in the thread: orders copies after the marked kernels
     void (*copy)(int way, void *to, const void *from, size_t bytes); // begins a copy between device and host
     void (*copied)(int way);                                         // waits for the copies begun
 } DiskDevice;
@@ -111,7 +111,7 @@ static void disk_io(const DiskFile *file, int way, char *memory, size_t bytes, s
 
 static __thread jmp_buf disk_failure; // where a failed thread ends
 
-// Reads or writes a piece. This thread and the helpers of its direction move a part each.
+// Reads or writes a piece. This thread and each helper thread of its direction move one part of the piece.
 static void disk_piece(const DiskFile *file, int way, char *memory, size_t bytes, size_t offset) {
     DiskRequest *request = disk.queue[way].request;
     const size_t each = bytes / (DISK_HELPERS + 1) / DISK_BLOCK * DISK_BLOCK;
@@ -154,7 +154,8 @@ static void disk_copied(int way) {
     if (disk.device->copied) disk.device->copied(way);
 }
 
-// Reads the file's other bytes of the same blocks into a piece, then starts copying the bytes to write.
+// Completes a piece to whole disk blocks: reads the rest of the first and last block from the file. Then starts copying
+// the bytes to write.
 static void disk_fill(const DiskTransfer *t, char *piece, DiskPart part, const char *memory) {
     const size_t last = part.whole - t->file->align;
     if (part.skip) disk_io(t->file, DISK_READS, piece, t->file->align, part.offset);

@@ -11,7 +11,7 @@ the sums, what joins them); expect_integers(tensor).
 #include "op_dims.h"
 #include "ops_reference.h"
 
-// Sizes and settings of a case. A case reads the ones that its op needs; the others are 0.
+// Sizes and settings of a case. A case reads the fields that its op needs; all remaining fields are 0.
 typedef struct {
     size_t n, C, OC, V, FF;         // tokens; columns in and out; vocabulary; width of an MLP
     size_t before, stride;          // OC columns begin at column `before` of rows of `stride` elements
@@ -90,7 +90,7 @@ static Tensor *tensor_scratch(size_t count) {
     return tensor_make(TENSOR_SCRATCH, "scratch", check.ops->summed, all_of(count), all_of(1));
 }
 
-// Makes the result of a product: whole rows, or columns of rows whose other elements must not change.
+// Makes the result of a product: whole rows, or some columns of rows. The remaining columns must not change.
 static Tensor *tensor_product(const char *name, Dim rows, Dim row) {
     return row.own == row.size ? tensor_out(name, rows, row) : tensor_inout(name, rows, row);
 }
@@ -464,8 +464,8 @@ static void case_attention_backward(const OpShape *s) {
     expect(dv, attention_slack(s->HD), 0.3);
 }
 
-// Runs the op with keys of which the last n are the queries' own. lse is drawn like any tensor; it need not belong to
-// these keys.
+// Runs the op with keys of which the last n belong to the queries' tokens. lse is drawn like any tensor; it need not
+// belong to these keys.
 static void case_attention_received(const OpShape *s) {
     check_begin("%zu of %zu keys", s->n, s->positions);
     const Dim N = all_of(s->n), keys = all_of(s->positions), heads = all_of(s->NH);

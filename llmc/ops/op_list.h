@@ -42,7 +42,7 @@ OP_HOST(void *, allocate, (size_t bytes), (bytes))
 OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
 // returns NULL if the device can be used, else one sentence: why it cannot, and what to do
 OP_HOST(const char *, device_problem, (void), ())
-// peak bytes of this process, of all its allocations
+// peak bytes of all allocations of this process
 OP_HOST(size_t, memory_peak, (void), ())
 // name of the device, "NVIDIA H100 80GB HBM3"; "" for a CPU
 OP_HOST(const char *, device_name, (void), ())
@@ -84,8 +84,8 @@ OP_MEMORY(int64_t, store, (void *place, const void *device, size_t bytes), (plac
 // load: device = place
 OP_MEMORY(int64_t, load, (void *device, const void *place, size_t bytes), (device, place, bytes),
           PLACE(place, bytes) TENSOR(device, bytes, 1))
-// makes later ops wait until this transfer and all earlier transfers of its kind are done; ticket 0: no transfer. A
-// failed transfer ends the program here
+// makes later ops wait until this transfer and all earlier transfers of the same kind are done; ticket 0: no transfer.
+// A failed transfer ends the program here
 OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )
 
 // op set "dry" counts each of the following calls `factor` times; other op sets ignore it
@@ -331,7 +331,7 @@ OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V), (n, 
 // span's document. Such a key gets no weight, but must be finite. With shape->partial a call takes one range of keys,
 // in any order (ring attention, arXiv 2310.01889): out and lse are those of this range; accumulate: of this range
 // merged with what they hold. Rows of k, v outside the range are not read and need not be memory. A query may see no
-// key of the range; spans.pairs counts the range's pairs. Before a row has seen a key, its out is 0 and its lse
+// key of the range; spans.pairs counts the range's pairs. Before a row has seen a key, out of the row is 0 and lse
 // -infinity. out: Stored, partial: Summed
 OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                              const AttentionShape *shape, Summed *scratch),
@@ -355,12 +355,14 @@ OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *do
 OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
 // sets how later calls and attention_scratch work; call it before planning. An op set may ignore it
 OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
-// library that computes attention with these heads if it can, "cuDNN 9.19.0"; NULL: our own kernels do
+// name and version of the library that computes attention with these heads ("cuDNN 9.19.0"); NULL: our own kernels
+// compute it
 OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window, int backward),
         (NH, NKV, HD, window, backward))
 
 // received[keys] += sum over the n queries and their heads of exp(scale q k - lse): the attention that each key
-// receives. lse[n,NH]: of attention over these keys and maybe others; query t sees the first keys - n + t + 1 keys
+// receives. lse[n,NH]: of attention over these keys and possibly over more keys; query t sees the first keys - n + t +
+// 1 keys
 OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
                               size_t keys, size_t NH, size_t NKV, size_t HD, double scale),
    (received, q, k, lse, n, keys, NH, NKV, HD, scale),
@@ -542,7 +544,7 @@ OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t 
 // Candidates are the top_k likeliest tokens (0: all), and of these the fewest likeliest that hold the share top_p. The
 // draw is the first candidate, by falling likelihood, at which the sum of probabilities exceeds uniform[i], in [0, 1),
 // times the total. Without top_k and top_p the order is by falling ids. A row with a logit that is not finite: -1 - the
-// first such token's id
+// id of the first token with such a logit
 OP(void, draw, (int32_t *token, const Stored *logits, const double *uniform, size_t n, size_t V, size_t stride,
                 const SamplingSettings *settings, Summed *scratch),
    (token, logits, uniform, n, V, stride, settings, scratch),
@@ -583,8 +585,8 @@ OP_MEMORY(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, si
 // x[count] of elements of `size` bytes: each rank's part is copied to all other ranks
 OP_MEMORY(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size),
           (group, x, count, unit, size), TENSOR(x, count, size))
-// sends messages[n] to other ranks and receives theirs; every `out` matches an `in` of its peer, in the order of this
-// list
+// sends messages[n] to other ranks and receives messages from them; every `out` matches an `in` of the peer rank, in
+// the order of this list
 OP_MEMORY(int64_t, exchange, (RankGroup group, const Message *messages, size_t n), (group, messages, n),
           COUNT(dry_messages(messages, n)))
 // makes later ops and copies wait until this op and all earlier ones are done

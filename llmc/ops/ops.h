@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     const Span *span;
     size_t count;
-    size_t window; // most keys that a query sees, its own included (sliding window); 0: all keys of its document
+    size_t window; // most keys that a query sees, its own key included (sliding window); 0: all keys of its document
     double pairs;  // query-key pairs in these spans; only the dry op set reads it
 } Spans;
 
@@ -95,7 +95,7 @@ typedef struct {
     Spans spans;         // window and pairs are ignored
     size_t HK, HV, K, V; // value head h has the key and query of head h / (HV/HK)
     size_t taps;         // taps of the convolution, at most CONV_TAPS_MAX
-    size_t stride;       // elements from row to row of the projection, and of its gradient
+    size_t stride;       // elements from row to row of the projection, and of the projection's gradient
     size_t slot_tokens;  // 0: one state, of the current span; else state i belongs to documents that begin in [i
                          // slot_tokens, (i + 1) slot_tokens)
 } DeltaShape;
@@ -212,7 +212,7 @@ static size_t moment_blocks(DType moments, const AdamW *step, size_t count) {
 // Most parts of a sum of squares, in double; fewest numbers that a part sums.
 enum { SQUARES_PARTS = 512, SQUARES_OF_PART = 256 };
 
-// Returns how many parts `count` numbers fill. More parts would give the same sums.
+// Returns how many parts `count` numbers fill. More parts would not change the sums.
 static size_t squares_parts(size_t count) {
     return min_size((count + SQUARES_OF_PART - 1) / SQUARES_OF_PART, SQUARES_PARTS);
 }
@@ -249,10 +249,10 @@ typedef struct {
 // A part of a decoding step, for op graph_begin. Parts with the same bytes make the same calls with the same arguments;
 // only the contents of device memory and the spans differ.
 typedef struct {
-    const Span *span;    // [n] the spans of all its calls, each of one token, on the host
-    const Span *copied;  // [n] the same spans in device memory
+    const Span *span;    // [n] the spans of all calls of the part, each of one token, on the host
+    const Span *copied;  // [n] copy of `span` in device memory
     size_t n, part;      // part: the part's number in the step
-    SamplingSettings of; // settings of its draws; else zeros
+    SamplingSettings of; // settings of the part's draws; zeros: the part draws nothing
 } GraphKey;
 
 // Returns the elements from the start of the first to the end of the last of n rows of `width` elements.

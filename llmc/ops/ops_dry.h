@@ -32,9 +32,9 @@ typedef struct {
     const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: unknown
-    double experts;        // with ridge: rate of experts' products over the rate of other products; 0: equal
+    double experts;        // with ridge: (rate of experts' products) / (rate of all other products); 0: equal
     int library;           // LIBRARY_FORWARD, ...: which attention is counted as library calls (attention_calls.h)
-    size_t head_dim;       // head size to which `library` refers; other heads are global heads
+    size_t head_dim;       // head size to which `library` refers; heads of another size are global heads
     double factor;         // each call counts this many times
     AttentionChoice attention;
     OpCounts counts;
@@ -77,7 +77,8 @@ static void dry_activation(Activation activation, int backward) {
     dry.op = names[activation.kind][backward];
 }
 
-// Counts a product. weight: bytes of the weight, or of its gradient read and written; slower: factor of its time
+// Counts a product. weight: bytes of the weight, or of its gradient read and written; slower: factor of the product's
+// time
 static void dry_product_of(size_t n, size_t C, size_t OC, double weight, double slower) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + weight;
@@ -249,8 +250,8 @@ static size_t dry_gpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t 
     return gpu_attention_scratch(dry.attention, dry.stored, n, NH, NKV, HD);
 }
 
-// Returns the op set for a plan with elements of type `stored`, with its counts at zero. ridge: see DryCount. gpu:
-// scratch is sized for op set "cuda" with cuDNN, else for the linked op set
+// Returns the op set for a plan with elements of type `stored`; sets the plan's counts to zero. ridge: see DryCount.
+// gpu: scratch is sized for op set "cuda" with cuDNN, else for the linked op set
 static Ops ops_dry(DType stored, const Arena *arena, double ridge, int gpu) {
     Ops ops = *ops_device;
     memset(&dry, 0, sizeof(dry));

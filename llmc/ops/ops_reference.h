@@ -177,7 +177,8 @@ static size_t attention_first_key(Spans spans, size_t s, size_t t) {
     return first;
 }
 
-// Computes a query's probabilities over keys [first, end) into p[end - first]. Returns log sum exp of its scores.
+// Computes a query's probabilities over keys [first, end) into p[end - first]. Returns log sum exp of the query's
+// scores.
 static double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t key_head,
                             const AttentionShape *a) {
     size_t count = end - first;

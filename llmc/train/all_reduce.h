@@ -61,7 +61,7 @@ static const char *metric_name_kept(const char *name) {
     return kept[i];
 }
 
-// Adds kto's rewards/margins: the difference of its two mean rewards, if both exist.
+// Adds kto's metric rewards/margins: the mean chosen reward minus the mean rejected reward, if both exist.
 static void metrics_margin(Metrics *metrics) {
     double mean[2] = {0, 0};
     size_t found = 0;

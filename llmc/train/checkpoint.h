@@ -31,7 +31,7 @@ bytes depend neither on the number of ranks nor on ZeRO's stage.
 typedef struct {
     char *bytes;
     uint64_t begin, count, whole;
-    int writes; // 1: this rank writes the part, which other ranks may hold, too
+    int writes; // 1: this rank writes the part; 0: another rank that also holds it does
     int is_there;
 } WaitingPart;
 
@@ -149,7 +149,7 @@ static uint64_t checkpoint_bytes(const TrainedTensors *t) {
 // ---- one save or load -----------------------------------------------------------------------------------------------
 typedef struct {
     const TrainedTensors *t;
-    OutputFolder folder; // when loading, only its path is used
+    OutputFolder folder; // when loading, only folder.path is used
     Manifest manifest;
     Progress progress;
     size_t done; // bytes done, for the progress bar
@@ -255,7 +255,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
-// Begins a large file of `bytes` bytes. Rank 0 makes it at its full size; all ranks write to it.
+// Begins a large file of `bytes` bytes. Rank 0 makes the file at full size; all ranks write to the file.
 static void save_begin(CheckpointPass *p, size_t file, uint64_t bytes, OutputFile *output) {
     const char *name = manifest_file(&p->manifest, file);
     char path[PATH_MAX];
@@ -493,8 +493,8 @@ static void load_waiting(CheckpointPass *p) {
     input_close(&input);
 }
 
-// Loads weights and optimizer from a step's checkpoint, and the run's progress into *run. Its schedule and settings
-// must agree with those in *run (run_state.h); otherwise ends the program with one line. Collective.
+// Loads weights and optimizer from a step's checkpoint, and the run's progress into *run. The checkpoint's schedule and
+// settings must agree with the ones in *run (run_state.h); otherwise ends the program with one line. Collective.
 static void checkpoint_load(const CheckpointFolder *folder, size_t step, const TrainedTensors *t, RunState *run) {
     static CheckpointPass pass;
     char path[PATH_MAX];

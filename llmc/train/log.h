@@ -19,7 +19,7 @@ an incomplete last line. So the file reads as if there had been no interruption.
 #include "evaluate.h"
 #include "run_state.h"
 
-// Report of a step: sums over all ranks. seconds are those of rank 0, which waits for the other ranks
+// Report of a step: sums over all ranks. seconds: measured by rank 0, which waits for the other ranks
 typedef struct {
     size_t step;
     double loss, grad_norm, learning_rate;
@@ -60,7 +60,7 @@ static size_t record_step(const char *line) {
     return sscanf(line, " { \"step\" : %20[0-9]", number) == 1 && parse_size(number, &step) ? step : SIZE_MAX;
 }
 
-// Tells whether a record belongs to a validation, by its first key after the step.
+// Tells whether a record belongs to a validation: reads the record's first key after the step.
 static int record_validates(const char *line) {
     const char *next = strchr(line, ',');
     return next && !strncmp(next, ", \"val_", 7);
@@ -233,7 +233,7 @@ static void step_line(RunLog *log) {
     fprintf(log->text, "%s\n", line.text);
 }
 
-// Writes the bar's text for the step: its number, loss or reward, seconds per step.
+// Writes the bar's text for the step: number of the step, loss or reward, seconds per step.
 static void step_label(const RunLog *log, const StepReport *r, char label[PROGRESS_LABEL]) {
     const double value = log->by_rewards ? metric_named(&r->metrics, "reward") : r->loss;
     char seconds[32];
@@ -280,7 +280,7 @@ static void runlog_step(RunLog *log, const StepReport *r) {
     progress_update(&log->progress, (double)r->step);
 }
 
-// Reports a validation by its loss or, if the loss is NAN, by the rewards of groups of completions.
+// Reports a validation: the loss or, if the loss is NAN, the rewards of groups of completions.
 static void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
     const int by_rewards = isnan(found->loss);
     if (log->text) {

@@ -27,7 +27,7 @@ static uint64_t model_key(const Model *model, const Storage *storage, Sharding m
     return key ? key : 1;
 }
 
-// Returns the key of a run's model. with_adapters: including its adapters, if it has any
+// Returns the key of a run's model. with_adapters: the key covers the run's adapters, if it has any
 static uint64_t run_model_key(const Run *run, int with_adapters) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
@@ -217,9 +217,9 @@ static void reference_check(const Run *run, const DataLoader *data, uint64_t key
 
 // ---- the reference of a micro-batch, on the fly -------------------------------------------------------------------
 // For kto (objective.h) the reference also gives a KL divergence, estimated from mismatched documents (batch_mismatch).
-// It takes two more passes over a sequence no longer than the micro-batch, of the policy and of the reference, before
-// the micro-batch's own pass. A sequence of one document has no mismatched document and adds nothing to the mean. Means
-// are over the sequences of all replicas, so they depend on the number of ranks.
+// The policy and the reference each take one more pass, over a sequence no longer than the micro-batch, before the pass
+// over the micro-batch. A sequence of one document has no mismatched document and adds nothing to the mean. Means are
+// over the sequences of all replicas, so they depend on the number of ranks.
 
 // Allocates memory for micro-batches of at most `bound`.
 static void kl_allocate(Run *run, SequenceBound bound) {

@@ -38,16 +38,16 @@ typedef struct {
     const char *command, *name; // name: NULL if there is only one command
     double timeout;             // seconds for the answers to a batch
     pid_t process, guard;       // 0: none; `process` leads its process group
-    int to, from, guarded;      // descriptors of its input, its output, and the pipe that the guard watches; -1: none
-    char **environment;         // environment of the command, ends with NULL
-    char *out;                  // [room] lines to send
+    int to, from, guarded; // descriptors: the command's input, its output, the pipe that the guard watches; -1: none
+    char **environment;    // environment of the command, ends with NULL
+    char *out;             // [room] lines to send
     size_t room, out_begin, out_end;
     char answer[REWARD_ANSWER]; // beginning of an incomplete answer
     size_t answer_bytes;
     // the last batch
-    size_t lines, sent, answered; // number of its lines; newlines written; answers read
+    size_t lines, sent, answered; // lines of the batch; newlines written; answers read
     int more;                     // 1: some lines have not been made yet
-    int closed, ended;            // closed: it has closed its input; ended: it has ended or closed its output
+    int closed, ended;            // closed: the command closed its input; ended: it has ended or closed its output
     int failed;
     double deadline;
     char message[512]; // what went wrong
@@ -79,8 +79,8 @@ static void reward_pipe(int ends[2]) {
         die("no pipe to the reward command: %s; raise the limit with ulimit -n", strerror(errno));
 }
 
-// Starts sh -c script argument as leader of a new process group. in, out: its standard input and output; -1: ours.
-// Spawns it, because a fork would keep a copy of every page that training then changes.
+// Starts sh -c script argument as leader of a new process group. in, out: the shell's standard input and output; -1:
+// ours. Spawns the shell, because a fork would keep a copy of every page that training then changes.
 static pid_t reward_spawn(const Reward *r, const char *script, const char *argument, int in, int out, int deaf) {
     char *argv[5] = {(char *)"sh", (char *)"-c", (char *)script, (char *)argument, NULL};
     posix_spawn_file_actions_t files;
@@ -126,7 +126,7 @@ static void reward_reap(pid_t process) {
     while (waitpid(process, NULL, 0) < 0 && errno == EINTR) continue;
 }
 
-// Kills the command's process group, then reaps the command: until it is reaped its id cannot be reused.
+// Kills the command's process group, then reaps the command. Until then the command's process id cannot be reused.
 static void reward_stop(Reward *r) {
     if (!r->process) return;
     kill(-r->process, SIGKILL);

@@ -53,7 +53,7 @@ static Range rollout_share(const RolloutSettings *s, size_t rank) {
     return share;
 }
 
-// Writes this rank's completions and gathers those of the other ranks.
+// Writes this rank's completions and gathers the completions of all other ranks.
 static void rollout_write(Rollout *r, StreamBP *streambp) {
     const RolloutSettings *s = &r->settings;
     const size_t S = world_sp(s->world), G = s->group_size, texts = s->prompts * G;
@@ -122,8 +122,8 @@ static void rollout_pack(Rollout *r) {
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
 
-// Appends a document to a sequence. The document reads all tokens but its last one and predicts its completion. masked:
-// the completion has no weight
+// Appends a document to a sequence. The document's inputs are all tokens but the last token; its targets are the
+// completion. masked: the completion has no weight
 static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage,
                                  int masked) {
     const BatchRoutes *routes = &b->routes;
@@ -166,7 +166,7 @@ static void rollout_fill(Rollout *r) {
             memset(&b->routes, 0, sizeof(b->routes));
         }
         rest = batch_behind(rest, b->N, b->documents);
-        rest.document_start++; // each sequence has its own end entry
+        rest.document_start++; // document_start has one entry more per sequence: the end
         r->counts = target_counts_add(r->counts, batch_count(b));
     }
     r->counts = target_counts_over_sequences(s->world, r->counts);

@@ -45,8 +45,8 @@ static size_t rollout_columns_piece(const Rollout *r, RolloutLine *line, char *o
     return 2;
 }
 
-// Writes the next piece of a line, at most r->piece bytes: the beginning of a field, one of its tokens, its end, or the
-// line's end.
+// Writes the next piece of a line, at most r->piece bytes: the beginning of a field, a token of the field, the field's
+// end, or the line's end.
 static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     enum { PROMPT, COMPLETION, REFERENCE, ANSWER, COMPLETION_IDS };
     static const char *const names[2][5] = {
@@ -160,7 +160,7 @@ static int rollout_group_rewarded(const Rollout *r, size_t p) {
     return 1;
 }
 
-// Asks each command for its rewards. polls: 1 on the main thread
+// Asks each reward command for the rewards of all completions. polls: 1 on the main thread
 static void rollout_ask(Rollout *r, int polls) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     float *of[REWARD_COMMANDS];

@@ -63,7 +63,7 @@ typedef struct {
     // the step's prompts with their reference answers, and completions
     size_t room;                    // most tokens of a document of the data
     int32_t *documents;             // [P,room]
-    size_t *prompt_tokens, *tokens; // [P] tokens of a prompt; of the prompt with its reference answer
+    size_t *prompt_tokens, *tokens; // [P] tokens of a prompt; tokens of the prompt and the reference answer
     size_t *number;                 // [P] index of a prompt in the data
     int32_t *ids;                   // [P*G,max_new_tokens]
     uint16_t *route;                // [P*G,text_routes] experts of the completions' tokens; NULL: not recorded
@@ -103,7 +103,8 @@ typedef struct {
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
-// Returns the positions of the longest text, in the key/value cache and in a sequence. Its last token is only a target.
+// Returns the positions of the longest text, in the key/value cache and in a sequence. The text's last token is only a
+// target.
 static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader *data) {
     return data->longest_prompt + settings->max_new_tokens - 1;
 }

@@ -18,8 +18,8 @@ has not begun to decay (wsd), may get more steps; a cosine may not.
 #define RUN_STATE_LIMIT   65536 // most bytes of state.json
 
 typedef enum {
-    SETTING_KEPT,   // a resumed run must have the same value
-    SETTING_ROUNDS, // may change, with a note: sums are in another order, so bits differ, but it is the same run
+    SETTING_KEPT,   // a resumed run must have the value of the original run
+    SETTING_ROUNDS, // may change, with a note: the run continues, but sums are in another order, so bits differ
     SETTING_FREE    // may change, with a note: no bit depends on it
 } SettingChange;
 
@@ -93,7 +93,7 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     return schedule;
 }
 
-// Prints state.json. Returns its length.
+// Prints state.json. Returns the length of the text.
 static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
     JsonOut json = json_open_text(text, RUN_STATE_LIMIT, JSON_LINE);
@@ -173,8 +173,8 @@ static size_t first_difference(const char *a, const char *b) {
     return a[i] && b[i] ? begin : 0;
 }
 
-// Returns --keep-chunks without two options that earlier versions appended. Refuses other values than their defaults,
-// with which the gradient was biased.
+// Returns --keep-chunks without two options that earlier versions appended. Refuses these options if they were not at
+// their defaults, because the gradient was then biased.
 static const char *keep_chunks_saved(const char *saved, char *text, size_t size, const char *checkpoint) {
     const char *rest = strchr(saved, ',');
     if (rest && strcmp(rest, ", draw=independent, clamp=0") != 0)
@@ -245,7 +245,8 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
     }
 }
 
-// Reads the progress in `text` (zero-terminated) into *run. Its schedule and settings must agree with those in *run.
+// Reads the progress in `text` (zero-terminated) into *run. The text's schedule and settings must agree with the ones
+// in *run.
 static void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint, const char *path) {
     cJSON *root = json_parse_object(text, length, path);
     const cJSON *item;

@@ -40,7 +40,7 @@ typedef struct {
     StepReport last;            // report of the last finished step
     TrainedTensors tensors;     // tensors of checkpoints
     Rollout rollout;            // with --rollout: makes the batches
-    Rollout rollout_validation; // rollouts for the prompts of --val-data, with reward commands of their own
+    Rollout rollout_validation; // rollouts for the prompts of --val-data; has its own processes of the reward commands
     Prompt rollout_text;
     RolloutLog rollout_log;
     LogprobFile reference[2]; // reference of --data and of --val-data, if it is read from a file
@@ -78,7 +78,7 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
                             t->run.streambp.memory.place[PLACED_WEIGHTS], t->tensors.weights, when, last_good(t));
 }
 
-// Makes the folder again if it was removed or moved, with its files other than checkpoints. Collective.
+// Makes the folder again if it was removed or moved, with all files except checkpoints. Collective.
 static void trainer_remake(Trainer *t) {
     const int guard = allocation_guard;
     if (!checkpoint_remake(&t->folder)) return;
@@ -92,7 +92,7 @@ static void trainer_remake(Trainer *t) {
     allocation_guard = guard;
 }
 
-// Saves the last finished step, with the waiting completions that were set aside at its end. Collective.
+// Saves the last finished step, with the waiting completions that were set aside at the step's end. Collective.
 static void trainer_save(Trainer *t) {
     const double begin = seconds_now();
     weights_flush(&t->run.streambp.memory);
@@ -122,8 +122,9 @@ static void trainer_expect(Trainer *t, size_t step, int writes, double layers) {
     progress_expect(&t->log.progress, (double)(step - 1) + (writes ? 0 : half), writes ? half : 1 - half, layers);
 }
 
-// Gets completions for this step: new ones, or those of an earlier step (--updates). Returns the number of
-// micro-batches. With --overlap also writes the next rollout's completions, with the weights before this one's updates.
+// Gets completions for this step: new completions, or the completions of an earlier step (--updates). Returns the
+// number of micro-batches. With --overlap also writes the next rollout's completions, with the weights before the
+// updates of this rollout.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const Options *o = t->run.options;
     const size_t updates = o->updates, number = (step - 1) / updates + 1;
@@ -188,7 +189,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
     return batch;
 }
 
-// Runs a micro-batch. Its loss, tokens and metrics count on only one of the ranks that share it.
+// Runs a micro-batch. Of the ranks that share it, only one counts the loss, tokens and metrics.
 static void trainer_pass(Trainer *t, const Batch *batch, double Z, int last, StepReport *report) {
     const World world = t->run.settings.world;
     Metrics *const metrics = once_per_sequence(world, 1) > 0 ? &report->metrics : NULL;

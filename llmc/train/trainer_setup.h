@@ -23,8 +23,8 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
         die("%s: holds only adapters; give the model they were trained on with --model", last);
 }
 
-// Opens --out. If it holds a checkpoint to resume from, sets `last` to the checkpoint's path and `model` to its
-// model's.
+// Opens --out. If it holds a checkpoint to resume from, sets `last` to the checkpoint's path and `model` to the path of
+// its model.
 static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX], char model[PATH_MAX]) {
     static const char *const others[3][2] = {
         {"optimizer.bin", "is a checkpoint of a run, whose folder --resume takes"},
@@ -98,8 +98,8 @@ static SequenceBound trainer_allocate(Trainer *t) {
     return bound;
 }
 
-// Adds a schedule that follows the one of the run at `last` (--extend). If the run was already extended to these steps,
-// keeps that schedule.
+// Adds a schedule that follows the schedule of the run at `last` (--extend). If the run was already extended to these
+// steps, keeps the schedule of the extension.
 static void trainer_extend(Trainer *t, const char *last) {
     const int keeps = isnan(t->given->lr);
     Schedule *schedule = &t->state.schedule;
@@ -327,8 +327,8 @@ static RunSetting *trainer_setting(Trainer *t, const char *name) {
     return s;
 }
 
-// Lets a resumed run divide its steps into other micro-batches. Returns the run's old --batch if the new one may follow
-// it, else 0. The settings are then compared as if unchanged.
+// Lets a resumed run divide steps into micro-batches of a new size. Returns the old --batch if the new --batch may
+// replace it, else 0. The settings are then compared as if unchanged.
 static size_t trainer_resplit(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     char text[32];
@@ -515,7 +515,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->next_batch = t->state.next_batch;
     if (t->has_folder) trainer_check_space(t);
     if (t->folder.replaces) checkpoint_replace(&t->folder);
-    dist_barrier(); // other ranks have opened their logs, too
+    dist_barrier(); // all other ranks have opened their logs
     // A part that was not saved may have validated the step, too.
     if (*last && dist_rank() == 0 && trainer_validates(t)) {
         char records[PATH_MAX];
