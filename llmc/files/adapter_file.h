@@ -93,7 +93,7 @@ static const struct {
     {"alora_invocation_tokens", "adapters switched on by tokens"},
 };
 
-// Keys that do not affect the model, or are read by other code here.
+// Keys that do not affect the model, or are read by another function of this file.
 static const char adapter_known[] =
     "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|target_parameters|exclude_modules|"
     "layers_to_transform|modules_to_save|layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|"
@@ -224,7 +224,8 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// Returns the name of a tensor in the file. Over a composite model, that is the name of its module there.
+// Returns the name of a tensor in the file. Over a composite model the name contains the module's name in the composite
+// model.
 static const char *adapter_name_in_file(const Lora *lora, const char *tensor, char name[256]) {
     static const char begin[] = "base_model.model.";
     const char *own = lora->table.config.family->names.layer_prefix, *rest = tensor + strlen(begin);
@@ -243,7 +244,7 @@ static void adapter_write_begin(SafetensorsWriter *writer, const OutputFile *fil
     safetensors_write_begin(writer, file, text, room, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
 }
 
-// Writes the header of adapter_model.safetensors; data follow in the table's order. Returns its length.
+// Writes the header of adapter_model.safetensors; data follow in the table's order. Returns the length of the header.
 static size_t adapter_header(const Lora *lora, DType type, const BaseKey *base, char *text, size_t room) {
     const Model *table = &lora->table;
     char name[256];
@@ -314,8 +315,8 @@ static void adapter_rename_router(const SafeTensors *list, const Family *family)
     }
 }
 
-// Lists a file's tensors as lora_A.NAME.weight and lora_embedding_A.NAME. The adapter's name, the same in all tensors,
-// is left out.
+// Lists a file's tensors as lora_A.NAME.weight and lora_embedding_A.NAME. Leaves out the adapter's name, which all
+// tensors share.
 static void adapter_read_header(SafeTensors *list, const InputFile *file) {
     char name[64], first[64];
     size_t count = 0;
@@ -334,7 +335,8 @@ static void adapter_read_header(SafeTensors *list, const InputFile *file) {
     }
 }
 
-// Renames tensors of a composite model as its text model alone calls them. Returns how many it renamed.
+// Renames tensors of a composite model: gives them their names in the text model alone. Returns how many tensors it
+// renamed.
 static size_t adapter_rename_text(const SafeTensors *list, const Family *family) {
     const HfComposite *composite = hf_composite_of(family);
     size_t renamed = 0;

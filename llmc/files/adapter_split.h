@@ -63,7 +63,8 @@ static void adapter_piece_read(const WeightSource *adapter, size_t parameter, co
         memcpy(staged.bytes + i * bytes, staged.bytes + 2 * i * bytes, bytes);
 }
 
-// Writes the header; file NULL: only counts its bytes. Returns its length; *bytes: size of the whole file
+// Writes the header; file NULL: only counts the header's bytes. Returns the header's length; *bytes: size of the whole
+// file
 static uint64_t adapter_split_header(const WeightSource *adapter, const Lora *lora, const BaseKey *base,
                                      const OutputFile *file, uint64_t *bytes) {
     SafetensorsWriter writer;

@@ -30,7 +30,7 @@ static const char *const *adapter_old_names(const Family *family) {
 }
 
 typedef struct {
-    const cJSON *root; // adapter_config.json, or its keys from options
+    const cJSON *root; // adapter_config.json, or an object of its keys made from options
     const char *where; // where the keys come from: begins error messages, which exit with `code`
     int code;
     const char *prefix; // "model.layers.%zu."; in a composite model "model.language_model.layers.%zu."
@@ -211,8 +211,8 @@ static int adapter_has_stack(const SafeTensors *list, const char *experts, const
     return down == ((a && a->shape[1] != c->hidden_size) || (b && b->shape[0] != 2 * c->moe_intermediate_size));
 }
 
-// Tells whether a module has an adapter. The keys decide, or with a file its tensors; keys that name modules must agree
-// with the tensors.
+// Tells whether a module has an adapter. The keys decide; with a file, the file's tensors decide, and keys that name
+// modules must agree with the tensors.
 static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, int parameter, const SafeTensors *list,
                        int found, int named) {
     const int wanted = !list || named ? adapter_targets(t, name, layer, parameter) : found;
@@ -363,7 +363,8 @@ static void adapter_write_entry(JsonOut *json, const char *name, double value, A
         json_number(json, name, value);
 }
 
-// Writes a key's entries, sorted: a module by its short name if its layers agree, else by its full name in each layer.
+// Writes a key's entries, sorted. A module whose value is equal in all layers is written by its short name, else by its
+// full name in each layer.
 static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora, AdapterKey key) {
     const Config *c = &lora->table.config;
     char prefix[64];

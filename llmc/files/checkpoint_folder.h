@@ -228,7 +228,7 @@ static size_t checkpoint_find(const char *folder, size_t limit, int refuses) {
         const char *fault = manifest_read(path, &manifest);
         if (!fault) return step;
         if (lstat(path, &status) != 0 && errno == ENOENT) { // not stat: a dangling link exists too
-            step = limit;                                   // its run has removed this checkpoint and saved a newer one
+            step = limit; // the run has removed this checkpoint and saved a newer checkpoint
             continue;
         }
         if (manifest.state == MANIFEST_OLDER)
@@ -342,7 +342,7 @@ a killed process was doing:
 
 static struct {
     DIR *out, *files; // --out, and the old run's folder in it; NULL: not opened
-    int there, begun; // files: 1: it holds the old run; 1: its name is REPLACED_NAME, not REPLACED_MOVES
+    int there, begun; // 1: `files` holds the old run; 1: its name is REPLACED_NAME, not REPLACED_MOVES
     pid_t process;    // the process that opened it
 } replaced;
 
@@ -423,7 +423,7 @@ static void replaced_remove(const char *folder) {
     replaced.there = !replaced_move(replaced.files, NULL, 0) || rmdir(from) != 0;
 }
 
-// Tells whether a folder holds a replaced run. *name: the name of its folder
+// Tells whether a folder holds a replaced run. *name: name of the subfolder that holds the replaced run
 static int replaced_is_there(const char *folder, const char **name) {
     static const char *const names[] = {REPLACED_MOVES, REPLACED_NAME};
     char path[PATH_MAX];
@@ -475,7 +475,7 @@ static void checkpoint_replace(CheckpointFolder *folder) {
 }
 
 // ---- one at a time --------------------------------------------------------------------------------------------------
-// Makes the folder of a new checkpoint, on rank 0. *checkpoint has its temporary and its final path.
+// Makes the folder of a new checkpoint, on rank 0. Fills *checkpoint with the temporary path and the final path.
 static void checkpoint_begin(OutputFolder *checkpoint) {
     if (!folder_begin(checkpoint, MANIFEST_FILES + 1))
         die("%s: cannot be created: %s; make room or choose another --out", checkpoint->temporary, error_text(errno));
@@ -495,7 +495,7 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 #define LOCK_NAME "lock"
 #define LOCK_TEXT 320 // most bytes of the lock file
 
-// What a run does with its folder's contents. The first three values are the ones of Resume (option_rows.h).
+// What a run does with the contents of its folder. The first three values equal the values of Resume (option_rows.h).
 typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
 // Refuses a folder whose lock another run holds. fd: the open lock file, which names that run; it is closed
@@ -540,7 +540,7 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     if ((ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) < (ssize_t)strlen(text) || fsync(fd) != 0) &&
         dist_ranks() > 1) // a single process needs the text only for the message of folder_refuse
         die("%s: cannot be written: %s; free some space or choose another --out", path, error_text(errno));
-    // If other ranks outlive this one, their share of the lock keeps the next run away.
+    // If other ranks outlive this rank, their share of the lock keeps the next run away.
     if (dist_ranks() > 1 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) folder_refuse(folder, fd);
     return fd;
 }

@@ -89,7 +89,7 @@ static void flat_open(WeightSource *source) {
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// Writes a model's header to `bytes`; returns its length.
+// Writes a model's header to `bytes`; returns the header's length.
 static size_t flat_header(unsigned char *bytes, const Model *model, DType dtype) {
     FlatHeader *header = (FlatHeader *)(void *)bytes;
     const size_t count = flat_header_bytes(model);
@@ -102,7 +102,7 @@ static size_t flat_header(unsigned char *bytes, const Model *model, DType dtype)
     return count;
 }
 
-// Opens a file and writes its header; the elements follow it.
+// Opens a file and writes the header. The caller writes the elements after it.
 static void flat_begin(OutputFile *output, const char *path, const Model *model, DType dtype) {
     const size_t count = flat_header(staged.bytes, model, dtype);
     output_open(output, path, count + (uint64_t)model->elements * dtype_size(dtype));

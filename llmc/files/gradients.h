@@ -99,7 +99,7 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
         output_open(&output, path, sizes.bytes);
         gradients_write_header(&output, globs, model);
     }
-    if (world_ranks(world) > 1) output_share(&output, path); // the others open the file that rank 0 made
+    if (world_ranks(world) > 1) output_share(&output, path); // all ranks but rank 0 open the file that rank 0 made
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, own, memory, "writing gradients"); slabs_next(&s);) {
         const Parameter *p = &model->parameters[s.parameter];
         for (; written < s.parameter; written++) {
@@ -121,7 +121,7 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     if (world.rank) output_leave(&output);
     if (world_ranks(world) > 1) dist_barrier(); // all parts are written
     if (world.rank == 0) output_commit(&output);
-    if (world_ranks(world) > 1) dist_barrier(); // the file has its final name
+    if (world_ranks(world) > 1) dist_barrier(); // from here on the file has its final name
 }
 
 #endif

@@ -80,9 +80,9 @@ static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, 
     }
 }
 
-// Adds generation's eos_token_id if it lacks ends of a turn or has an id twice: the old ids, each once, then the
-// missing ends. Without generation_config.json also adds the other ids of config.json, which generation then no longer
-// reads.
+// Adds generation's eos_token_id if it lacks an end of a turn or has an id twice. The value is the old ids, each once,
+// then the missing ends. Without generation_config.json also adds the remaining ids of config.json, because generation
+// no longer reads config.json then.
 static void hf_chat_ids(JsonOut *json, const Tokenizer *t, const cJSON *generation, const cJSON *config,
                         const cJSON *ids) {
     static const char *const others[] = {"bos_token_id", "pad_token_id"};

@@ -29,8 +29,8 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers, and mxfp4 of any model
-// but gpt-oss.
+// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses every other quantisation method, and mxfp4
+// of any model but gpt-oss.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
@@ -60,7 +60,7 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
 typedef struct {
     const char *family, *model_type, *architecture;
     const char *prefix;   // replaces the first part of names.layer_prefix in files
-    const char *modules;  // the same in transformers and in adapters' names
+    const char *modules;  // prefix of module names in transformers and in adapters
     const char *others;   // prefixes of the further tensors, separated by "|"
     const char *defaults; // defaults of keys that text_config may omit, in --init's form, or NULL
     int text_loads;       // 1: transformers' AutoModelForCausalLM loads the text model alone from this folder
@@ -86,7 +86,7 @@ static const HfComposite hf_composites[] = {
      "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256", 0}};
 #define HF_COMPOSITES (sizeof(hf_composites) / sizeof(hf_composites[0]))
 
-// Another config class of a family's text models, without some of its parts
+// Another config class for text models of a family; such models lack some of the family's parts
 static const struct {
     const char *family, *model_type, *architecture, *defaults; // defaults: like HfComposite.defaults
 } hf_twin = {"gemma4", "gemma4_unified_text", "Gemma4UnifiedForCausalLM", HF_UNIFIED};
@@ -262,11 +262,11 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
         if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id|num_experts|"
                                       "mlp_only_layers") ||
             key->scaling)
-            continue; // read by its own function below
+            continue; // read by a separate function below
         if (config->family->router == ROUTER_SIGMOID && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
         if (!hf_has_key(config->family, key->name)) continue; // the family's class ignores it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
-            continue; // another name of the same activation
+            continue; // a second name of one activation
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same key, but have different values", path, key->name, key->alias);
         if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
@@ -551,8 +551,8 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     config->layer_types[L] = 0;
 }
 
-// Reads sliding_window and which layers have a window, by the rules of each class. A window includes the query's own
-// key, as it does in our config.
+// Reads sliding_window and which layers have a window, by the rules of each class. A window includes the key of the
+// query's token, as it does in our config.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),
@@ -588,7 +588,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     }
 }
 
-// Returns a layer's entry of per_layer_config. Its keys are layer numbers with leading zeros.
+// Returns a layer's entry of per_layer_config. The keys of per_layer_config are layer numbers with leading zeros.
 static const cJSON *hf_layer_entry(const cJSON *layers, size_t l) {
     const cJSON *item;
     cJSON_ArrayForEach(item, layers) if (strspn(item->string, "0123456789") == strlen(item->string) &&
@@ -698,8 +698,8 @@ static int hf_is_null(const Config *config, const ConfigKey *key) {
 }
 
 // Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
-// and partial_rotary_factor go to the top and to rope_parameters. Windows and layer types have their own functions.
-// GPT-2 uses its original names.
+// and partial_rotary_factor go to the top and to rope_parameters. Separate functions write windows and layer types.
+// GPT-2's keys have the names of GPT-2's class.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
@@ -738,7 +738,7 @@ static void hf_put_rope_object(JsonOut *json, const char *name, const Config *co
     json_text(json, "rope_type", config->family->proportional ? "proportional" : rope_type_names[config->rope.type]);
     hf_put_keys(json, config, level);
     if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
-        json_word(json, "llama_4_scaling_beta", "0.0"); // required by its class
+        json_word(json, "llama_4_scaling_beta", "0.0"); // required by the family's config class
         if (config->rope.type == ROPE_DEFAULT || config->rope.type == ROPE_LINEAR)
             json_size(json, "original_max_position_embeddings", config->max_position_embeddings);
     }
@@ -770,7 +770,7 @@ static void hf_put_layer_types(JsonOut *json, const Config *config) {
 }
 
 // Writes windows by the rules of each class. Mistral: one in all layers, or null. Qwen: a switch, and the number of
-// layers before the first with a window. Gemma: always a number; its first class knew only a period.
+// layers before the first with a window. Gemma: always a number; Gemma's first class knew only a period.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;

@@ -74,7 +74,7 @@ static size_t hf_config_with_type(char *text, size_t length, DType type) {
 
 #define HF_ROPE_TEXT 4096 // most bytes of the rotary positions' JSON
 
-// Returns the beginning of rope_parameters with its fields for image positions, or NULL. The caller frees it.
+// Returns the beginning of rope_parameters with the fields for image positions, or NULL. The caller frees it.
 static char *hf_mrope(const char *text, size_t length) {
     static const char *const keys[] = {"mrope_section", "mrope_interleaved"};
     size_t begin, end, from, to, used = 0;

@@ -39,7 +39,7 @@ static const HfConstant hf_constants[] = {
     {HF_GEMMA, "attn_logit_softcapping", "null", "null"},
     {HF_GEMMA, "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
-    {"gemma4", "use_bidirectional_attention", "null|vision", "null"}, // tokens of text see those before them
+    {"gemma4", "use_bidirectional_attention", "null|vision", "null"}, // attention of text tokens is causal
     {HF_ANY, "is_causal", "true", NULL},                              // read for any model by transformers
     {"gpt2", "add_cross_attention", "false", NULL},
     {HF_ANY, "is_encoder_decoder", "false", NULL},
@@ -60,7 +60,7 @@ static const struct {
 } hf_pad_tokens[] = {{"ministral3", 11}, {"gemma3", 0}, {"gemma4", 0},   {"smollm3", 128004},
                      {"olmo2", 1},       {"olmo3", 1},  {"phi3", 32000}, {"glm4", 151329}};
 
-// Tells whether a list of families names this one, or its activation.
+// Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
     static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU}; // of ActivationKind
     return !families || text_is_one_of(family->name, families) ||

@@ -151,7 +151,7 @@ static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
     return QUANT_NONE;
 }
 
-// Records a parameter's format and where its parts are.
+// Records a parameter's format and the location of its codes and scales.
 static void hf_set_record(WeightSource *source, size_t parameter, QuantFormat format, RecordLocation record) {
     const size_t count = source->model.parameter_count;
     if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");

@@ -109,9 +109,9 @@ static const char *hf_tensor_name(const Family *family, const char *prefix, cons
     return out;
 }
 
-// Finds the base-model prefix by the name of the final norm in the files: the family's, its composite's, or that of
-// either one's base model. If no name fits, takes the composite's prefix if config.json describes it, else the
-// family's.
+// Finds the base-model prefix by the name of the final norm in the files. Tries the prefix of the family, of its
+// composite model, and of the base model of each. If no name fits, takes the composite's prefix if config.json
+// describes it, else the family's.
 static void hf_find_prefix(const SafeTensors *list, const Family *family, int composite, char prefix[64]) {
     const HfComposite *c = hf_composite_of(family);
     const char *norm = family->names.model[FINAL_NORM_WEIGHT];
@@ -246,7 +246,8 @@ static int hf_is_split(const Model *model, const SafeTensors *list, const char *
     return 0;
 }
 
-// Finds layer l's part of Model.constants, and prints its name in files. Returns its number of elements; 0: it has none
+// Finds layer l's part of Model.constants, and prints the tensor's name in files. Returns the number of elements; 0:
+// layer l has no constants
 static size_t hf_layer_constants(const Model *model, const char *prefix, size_t l, float **values, char out[HF_NAME]) {
     const Config *c = &model->config;
     char name[HF_NAME];
@@ -277,8 +278,8 @@ static void hf_take_constants(WeightSource *source, const SafeTensors *list, con
     }
 }
 
-// Tells whether a tensor holds no weights of its own: masks and frequencies of older versions, the second copy of a
-// tied matrix.
+// Tells whether a tensor holds no weights to load: masks and frequencies of older versions, the second copy of a tied
+// matrix.
 static int hf_is_no_weight(const Config *config, const char *name, const char *head) {
     if (config->family->learned_positions)
         if (text_ends_with(name, ".attn.bias") || text_ends_with(name, ".attn.masked_bias")) return 1;
@@ -318,7 +319,7 @@ static int hf_is_other(const Config *config, const char *name) {
 }
 
 // Adds tensors outside the text model to source->others. Refuses unknown tensors, and files that lack a tensor. head:
-// name of a tied model's second copy
+// name of the second copy of a tied model's matrix
 static void hf_take_others(WeightSource *source, const SafeTensors *list, const char *head) {
     SafeTensors *others = &source->others;
     char advice[128] = "; take the original model, not wrapped or quantised; --base nf4 quantises it";
@@ -369,7 +370,7 @@ static const HfComposite *hf_directory_composite(const char *directory) {
 }
 
 // Returns the prefix of layers' names in adapters over the model at `path`, if transformers loads it as a composite.
-// NULL: the text model's own prefix.
+// NULL: the prefix of the text model.
 static const char *hf_adapter_prefix(const char *path) {
     const HfComposite *composite = folder_has(path, "config.json") ? hf_directory_composite(path) : NULL;
     return composite && !composite->text_loads ? composite->modules : NULL;

@@ -36,16 +36,16 @@ typedef struct {
     WeightSource *like; // weights of that folder, if it is composite or mixes types or forms; may equal source
     int split;          // 1: write a tensor for each matrix of an expert
     const HfComposite *composite; // composite model that the folder describes, or NULL
-    int text_only;                // 1: write a new config.json, leave out other parts of a composite model
-    char tokenizer[PATH_MAX];     // tokenizer file that replaces the folder's; else ""
-    HfChat chat;                  // chat of that tokenizer file
-    HfCodes codes;                // matrices to write in 4 bits
-    int retype;                   // 1: change the type in config.json
-    int rescale;                  // 1: change the scaling of rotary positions
-    int regrow;                   // 1: change the vocabulary size
-    size_t max_shard_size;        // most bytes of tensors in a file
-    HfTensor *tensors;            // [count] in the order of files and of tensors in them
-    DType type;                   // type of all tensors, or one that can hold every tensor's values
+    int text_only;            // 1: write a new config.json, leave out the parts of a composite model that are not text
+    char tokenizer[PATH_MAX]; // tokenizer file that replaces the folder's; else ""
+    HfChat chat;              // chat of that tokenizer file
+    HfCodes codes;            // matrices to write in 4 bits
+    int retype;               // 1: change the type in config.json
+    int rescale;              // 1: change the scaling of rotary positions
+    int regrow;               // 1: change the vocabulary size
+    size_t max_shard_size;    // most bytes of tensors in a file
+    HfTensor *tensors;        // [count] in the order of files and of tensors in them
+    DType type;               // type of all tensors, or one that can hold every tensor's values
     size_t count, shards;
     uint64_t bytes, elements; // totals over all tensors
 } HfWrite;
@@ -53,8 +53,9 @@ typedef struct {
 #define HF_SHARDS_MAX 99999 // largest number in a shard's name
 
 // ---- the small files ------------------------------------------------------------------------------------------------
-// Finds the tokenizer file for the folder: --tokenizer's, else the one in the run's folder (of merged adapters or of
-// the model) if it was made from the kept folder's tokenizer.json. Call after hf_write_prepare. word: value of
+// Finds the tokenizer file for the folder: --tokenizer FILE, else the tokenizer file in the run's folder (of merged
+// adapters or of the model) if that file was made from the kept folder's tokenizer.json. Call after hf_write_prepare.
+// word: value of
 // --tokenizer
 static void hf_find_tokenizer(HfWrite *write, const char *word) {
     const WeightSource *source = write->source;
@@ -109,7 +110,7 @@ static int hf_compare_order(const void *a, const void *b) {
     return p != q ? (p < q ? -1 : 1) : compare_texts(a, b);
 }
 
-// Divides the table into files. Each file takes tensors while they fit; a tensor above the limit has a file of its own.
+// Divides the table into files. Each file takes tensors while they fit; a tensor above the limit is alone in its file.
 static void hf_cut_shards(HfWrite *write) {
     uint64_t used = 0;
     write->shards = 1;
@@ -161,9 +162,9 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
     if (!write->text_only) write->composite = composite;
 }
 
-// Returns the type to write a parameter in: the chosen type, or its own. Vectors that are wider in the folder than its
-// embedding keep the folder's type; so do routers with biases. Decay rates (A_log) stay fp32, since their exponentials
-// affect everything.
+// Returns the type to write a parameter in: the chosen type, else the parameter's type in the source. A vector of a
+// wider type in the folder than the embedding's keeps the folder's type, and so does a router with biases. Decay rates
+// (A_log) stay fp32, since their exponentials affect everything.
 static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
     const WeightSource *source = write->source, *like = write->like;
     const Parameter *p = &source->model.parameters[i];
@@ -243,8 +244,9 @@ static void hf_add_other(HfWrite *write, const SafeTensor *other) {
     write->elements += elements;
 }
 
-// Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL for the source's own folder, if it has one.
-// text_only: leaves out other parts of a composite model; quant does too. quant, head: see hf_codes_choose
+// Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL for the folder of the source, if it has one.
+// text_only: leaves out the parts of a composite model that are not text; quant does too. quant, head: see
+// hf_codes_choose
 static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const char *kept, size_t max_shard_size,
                                 int text_only, QuantType quant, int head) {
     const size_t count = source->model.parameter_count;
@@ -327,7 +329,8 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
     return at;
 }
 
-// Reads elements [begin, begin + count) of a tensor of the folder, from all layers if it joins theirs.
+// Reads elements [begin, begin + count) of a tensor of the folder. If the tensor joins tensors of all layers, reads
+// from all of them.
 static void hf_read_tensor(const HfWrite *write, const HfTensor *t, size_t begin, size_t count) {
     const size_t run = t->p->joined ? joined_run(t->p) : 0, row = run * t->p->joined;
     const Parameter *parameters = write->source->model.parameters;
@@ -337,7 +340,7 @@ static void hf_read_tensor(const HfWrite *write, const HfTensor *t, size_t begin
     }
     for (size_t done = 0, n; done < count; done += n) {
         const size_t at = begin + done, part = at / run % t->p->joined;
-        size_t i = t->parameter; // the first part; the others follow it
+        size_t i = t->parameter; // the first part; the remaining parts follow it
         while (parameters[i].part != part || strcmp(parameters[i].name, t->p->name) != 0) i++;
         n = min_size(count - done, run - at % run);
         source_read_finite(write->source, i, at / row * run + at % run, n, t->type, 1,

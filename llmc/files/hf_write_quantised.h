@@ -69,8 +69,9 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
 }
 
-// Chooses the 4-bit matrices: the source's own, or all linear layers except experts; with `head` also lm_head. chosen:
-// type of the other tensors, NULL: unchanged. type QUANT_NONE: none are quantised
+// Chooses the 4-bit matrices: the matrices that the source has in 4 bits, or all linear layers except experts; with
+// `head` also lm_head. chosen: type of all tensors that are not quantised, NULL: unchanged. type QUANT_NONE: quantises
+// no matrix
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
     int modules = 0; // how many modules of the source are in 4 bits
@@ -96,7 +97,7 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
 }
 
 // ---- their tensors --------------------------------------------------------------------------------------------------
-// Sets shape[4] and dtype of a part; returns its rank; 0: the matrix lacks this part
+// Sets shape[4] and dtype of a part; returns the part's rank; 0: the matrix lacks this part
 static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uint64_t shape[4], const char **dtype) {
     const QuantFormat f = c->format[parameter];
     const Parameter *of = &c->source->model.parameters[parameter];

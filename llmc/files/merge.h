@@ -13,7 +13,7 @@ struct Merge {
     const Lora *lora;
     size_t *first;    // [parameters of the model] index in the adapter's table of A (B follows) or a copy; or ABSENT
     size_t parameter; // parameter whose A and B are in a and b
-    float *a, *b;     // A [rank, cols], B transposed [rank, rows]; for experts one such pair each
+    float *a, *b;     // A [rank, cols], B transposed [rank, rows]; for experts one pair (A, B) each
 };
 
 static Slab staged_merge; // W in double, then the sum

@@ -33,8 +33,8 @@ static const char *card_word(const cJSON *object, const char *key, const char *o
     return cJSON_IsString(item) && json_printable(item->valuestring) ? item->valuestring : otherwise;
 }
 
-// Finds a model's name: its hub name, by the path of its snapshot or as typed; else the name of its file or folder.
-// *hub: 1 for a hub name
+// Finds a model's name: the hub name, from the path of the snapshot or as typed; else the name of the model's file or
+// folder. *hub: 1 for a hub name
 static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
     const char *cached = strstr(path, "/models--"), *slash = strchr(path, '/');
     snprintf(name, PATH_MAX, "%s", cached ? cached + strlen("/models--") : path);

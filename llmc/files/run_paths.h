@@ -57,7 +57,8 @@ static const char *hub_path_find(const char *option, const char *path, char foun
 }
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
-// Descriptor of the checkpoint folder that this reader holds, so that its run does not remove it. At most one.
+// Descriptor of the checkpoint folder that this reader holds, so that the run does not remove the folder. A reader
+// holds at most one checkpoint.
 static int checkpoint_held = -1;
 
 static void checkpoint_release(void) {
@@ -65,7 +66,7 @@ static void checkpoint_release(void) {
     checkpoint_held = -1;
 }
 
-// Holds a checkpoint for reading. Returns 0 if its run is removing it.
+// Holds a checkpoint for reading. Returns 0 if the run is removing the checkpoint.
 static int checkpoint_hold(const char *checkpoint) {
     checkpoint_release();
     checkpoint_held = open(checkpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -92,7 +93,8 @@ static int replaced_settle_free(const char *folder) {
     return 0;
 }
 
-// Finds the complete checkpoint of a run's folder, or a checkpoint, and its manifest. Returns 0 if `path` is neither.
+// Finds the complete checkpoint in a run's folder, or takes `path` as a checkpoint; reads the manifest. Returns 0 if
+// `path` is neither a run's folder nor a checkpoint.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     const char *fault;
     int tries = 0;
@@ -127,7 +129,7 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
 
 // Ends the program if a file that readers of the checkpoint need differs from its checksum. Collective.
 static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) {
-    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved a newer checkpoint meanwhile
+    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // the run may have saved a newer checkpoint meanwhile
     const char *damaged = manifest_compare(checkpoint, manifest, 0);
     if (damaged)
         die("%s/%s: is damaged: its checksum is not that of " MANIFEST_NAME

@@ -11,7 +11,7 @@ from their other files.
 enum {
     SOURCE_MODEL,   // --model as typed; empty with --init
     SOURCE_PATH,    // absolute path of the file or folder that --model meant
-    SOURCE_FOLDER,  // the Hugging Face folder of its tokenizer and config.json, absolute; empty: none
+    SOURCE_FOLDER,  // the Hugging Face folder of the tokenizer and config.json, absolute; empty: none
     SOURCE_DTYPE,   // type of the weights in that folder or file
     SOURCE_INIT,    // --init
     SOURCE_SEED,    // --seed of --init
@@ -60,7 +60,8 @@ static void run_source_read(const char *folder, RunSource *source) {
     cJSON_Delete(state), cJSON_Delete(adapters);
 }
 
-// Returns the path to give with --model: as typed if it still means the same model; NULL: the model is gone.
+// Returns the path to give with --model: the typed path if it still leads to the run's model, else the absolute path;
+// NULL: the model is gone.
 static const char *run_source_find(const RunSource *source) {
     const char *typed = source->text[SOURCE_MODEL], *path = source->text[SOURCE_PATH];
     char hub[PATH_MAX], absolute[PATH_MAX];

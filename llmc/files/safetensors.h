@@ -79,7 +79,7 @@ static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// Reads an entry of the header. Its offsets are still relative to the data.
+// Reads an entry of the header. The tensor's offsets are still relative to the data.
 static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
     const char *name = entry->string;
     const cJSON *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *item;
@@ -150,7 +150,7 @@ static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t 
             (unsigned long long)(data_bytes - end));
 }
 
-// Parses the header. *header_bytes: size of its JSON text, from the file's first 8 bytes
+// Parses the header. *header_bytes: size of the header's JSON text, from the file's first 8 bytes
 static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
     static const char pointer[] = "version https://git-lfs"; // content of a file that git-lfs has not fetched
     unsigned char begin[sizeof(pointer) - 1];
@@ -284,7 +284,7 @@ static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile 
     safetensors_put_entry(writer);
 }
 
-// Adds the next tensor's entry. Its bytes follow those of the previous tensor.
+// Adds the next tensor's entry. The tensor's bytes follow the bytes of the previous tensor.
 static void safetensors_write_tensor(SafetensorsWriter *writer, const char *name, const char *dtype,
                                      const uint64_t *shape, size_t rank, uint64_t bytes) {
     const uint64_t end = writer->data + bytes;

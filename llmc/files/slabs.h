@@ -24,7 +24,7 @@ typedef union {
 } Slab;
 
 static Slab staged_reformed; // converted values, not yet in their final order
-static Slab staged;          // bytes to or from the device, in its type
+static Slab staged;          // bytes to or from the device, in the device's type
 
 // Returns the address of element `index` in an array of `type` at `base`.
 static char *element_address(void *base, DType type, size_t index) { return (char *)base + index * dtype_size(type); }

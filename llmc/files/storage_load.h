@@ -94,7 +94,7 @@ static void storage_key_model(Storage *storage, Model *model, const Model *of, c
     storage_build(storage, model, format);
 }
 
-// Adds `count` bytes of a parameter, from its byte `begin` on, stored in `type`.
+// Adds `count` bytes of a parameter, from the parameter's byte `begin` on, stored in `type`.
 static void storage_key_add(Checksum *sum, const Storage *as, size_t parameter, size_t begin, size_t count, DType type,
                             const void *bytes) {
     const size_t offset = as->table.parameters[parameter].offset, size = dtype_size(type);
@@ -123,7 +123,7 @@ static uint64_t storage_key(const Model *model, const Storage *storage, Sharding
     return key;
 }
 
-// Computes the same key from a source read in 4 bits; not collective.
+// Computes the model's key, equal to the key from device memory, from a source read in 4 bits; not collective.
 static uint64_t storage_key_of_source(const WeightSource *source) {
     Checksum sum = {{0, 0}};
     Storage as;

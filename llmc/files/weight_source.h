@@ -13,16 +13,16 @@ for any model size: the static staging buffers, and one matrix that a file holds
 
 typedef struct {
     size_t file;     // index in the source's files
-    uint64_t offset; // its first byte in the file
-    DType type;      // type of its elements in the file; for a 4-bit matrix, the type in the original model
+    uint64_t offset; // first byte of the tensor in the file
+    DType type;      // type of the elements in the file; for a 4-bit matrix, the type in the original model
     int is_codes;    // 1: stored in 4 bits
 } TensorLocation;
 
-// Equally large tensors that make one parameter, in its order: the matrices of experts
+// Equally large tensors that make one parameter, in the parameter's order: the matrices of experts
 typedef struct {
     TensorLocation *place; // [count]
     size_t count;          // 0: the parameter is one tensor
-    size_t run;            // not 0: two of them take turns, so many elements of each
+    size_t run;            // not 0: two tensors are interleaved, in turns of `run` elements
 } TensorPieces;
 
 // Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
@@ -63,7 +63,7 @@ typedef struct WeightSource {
     char remark[256];        // a line for users who train this model, or empty
     char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
-    RecordLocation *records; // [parameters] for those with is_codes
+    RecordLocation *records; // [parameters] records of the parameters with is_codes
     SourceHeld *held;        // reading changes it
     Merge *merge;            // adapters added to what is read, or NULL
     int (*read_merged)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
@@ -254,7 +254,8 @@ static void source_encode(const WeightSource *source, size_t parameter, SourceRe
     free(values);
 }
 
-// Fills a record in format source->quant[parameter]: encodes the matrix, or copies its codes.
+// Fills a record in format source->quant[parameter]: encodes the matrix, or copies the codes of a matrix stored in 4
+// bits.
 static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     if (source->places[parameter].is_codes)
         source_copy_record(source, parameter, record);
@@ -374,7 +375,7 @@ static WeightSource *source_new(const char *path, const char *format) {
     return source;
 }
 
-// Sets the parameter table; the places of its parameters are still empty.
+// Sets the parameter table; the places of the parameters are still empty.
 static void source_set_table(WeightSource *source, Model table) {
     source->model = table;
     source->places =
@@ -398,7 +399,7 @@ static void source_open_file(WeightSource *source, const char *path) {
     source->file_count = 1;
 }
 
-// Opens a file and reads its header of `bytes` bytes.
+// Opens a file and reads the header of `bytes` bytes.
 static void source_open_header(WeightSource *source, const char *format, void *header, size_t bytes) {
     source->format = format;
     source_open_file(source, source->path);

@@ -12,7 +12,7 @@ on the host. Between files and device memory everything passes through fixed hos
 #include "weight_source.h"
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-// Opens a single file; its first bytes tell the format.
+// Opens a single file; the file's first bytes tell the format.
 static void weights_open_file(WeightSource *source, const char *path) {
     unsigned char begin[8] = {0};
     int32_t number;
@@ -68,7 +68,8 @@ static void weights_close(WeightSource *source) {
 
 enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // samples of each file
 
-// Returns a key to check that ranks have the same model: from its configuration and samples of its files.
+// Returns a key of the model, made from its configuration and samples of its files. Ranks compare keys to check that
+// they have one model.
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     uint64_t key = config_checksum((uint64_t)source->dtype, source->config);
@@ -85,7 +86,7 @@ static uint64_t weights_key(const WeightSource *source) {
 }
 
 // ---- into device memory ---------------------------------------------------------------------------------------------
-// Loads the weights that this rank holds, in model->dtype. `model` is the source's own, or has the same config.
+// Loads the weights that this rank holds, in model->dtype. `model` is source->model, or a model with an equal config.
 static void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
                          void *device_base) {
     for (size_t i = 0; i < model->parameter_count; i++) {
