@@ -24,6 +24,12 @@ limit='timeout -k 10 900' # what hangs fails
 run=${TEST_RUN:-build/test-run.$$} # the rows of this run, and messages between the driver and its jobs
 
 # ---- one row ----------------------------------------------------------------------------------------------------------------------
+# Returns whether the files below a folder are those of the upstream branch, or of the commit before the last.
+unchanged() {
+    upstream=${upstream:-$(git merge-base HEAD '@{upstream}' 2>/dev/null)}
+    [ "$upstream" != "$(git rev-parse HEAD 2>/dev/null)" ] || upstream=HEAD~1
+    git diff --quiet "${upstream:-HEAD~1}" -- $(echo "$1" | tr , ' ') 2>/dev/null
+}
 # Parses a line of the table: program, precision, library (its op set), ranks, threads, tests, name, quick, all, words;
 # sets its log and label.
 read_row() {
@@ -36,7 +42,8 @@ read_row() {
         tests=*) tests=$(echo "${word#*=}" | tr , ' ') ;;
         as=*) name=${word#*=} ;;
         quick) quick=yes ;;
-        quick=*) git diff --quiet HEAD~1 -- "${word#*=}" 2>/dev/null || quick=yes ;;
+        quick=*) unchanged "${word#*=}" || quick=yes ;;
+        all=*) unchanged "${word#*=}" && all=yes ;;
         reads=*) reads=$(echo "${word#*=}" | tr , ' ') ;;
         all) all=yes ;;
         bare) bare=yes ;;
@@ -254,7 +261,9 @@ sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
         case $library in gpu | gpu-script | sanitizer) on_gpu=yes ;; *) on_gpu= ;; esac
         [ "$on_gpu" = "$gpu" ] || continue
         [ -n "$quick_only" ] && [ -z "$quick" ] && continue
-        case $names${ALL_CASES:-} in '' | 0) [ -z "$all" ] || continue ;; esac
+        case $names${ALL_CASES:-} in
+        '' | 0) [ -z "$all" ] || { echo "$label" >>"$run/left"; continue; } ;;
+        esac
         case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $name/$precision "* | *" $program/$precision/$library "*)
             [ -z "$since" ] || reads_of_row </dev/null | touched || continue
             echo "$line"
@@ -383,6 +392,8 @@ if [ -s "$run/skips" ]; then
     echo "Skipped, so NOT TESTED here:"
     cat "$run/skips"
 fi
+[ ! -s "$run/left" ] || [ -n "$quick_only$since" ] || echo "
+$(wc -l <"$run/left") rows were left out, of the same lines in another configuration or of kernels that did not change: ALL_CASES=1 runs them"
 [ -z "$gpu" ] || record_end
 echo
 awk -v clock="$(minutes $(($(date +%s) - begin)))" 'NR == 2 { split($0, t, /[ms ]+/); user = 60 * t[1] + t[2]; system_ = 60 * t[3] + t[4]
