@@ -26,7 +26,7 @@ run=${TEST_RUN:-build/test-run.$$} # the rows of this run, and messages between 
 # ---- one row ----------------------------------------------------------------------------------------------------------------------
 # Returns whether the files below a folder are those of the upstream branch, or of the commit before the last.
 unchanged() {
-    upstream=${upstream:-$(git merge-base HEAD '@{upstream}' 2>/dev/null)}
+    upstream=${since:-${upstream:-$(git merge-base HEAD '@{upstream}' 2>/dev/null)}}
     [ "$upstream" != "$(git rev-parse HEAD 2>/dev/null)" ] || upstream=HEAD~1
     git diff --quiet "${upstream:-HEAD~1}" -- $(echo "$1" | tr , ' ') 2>/dev/null
 }
