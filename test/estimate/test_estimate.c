@@ -442,6 +442,25 @@ TEST(workspaces) {
     }
 }
 
+// ---- levels of --sp auto ---------------------------------------------------------------------------------------------
+// Two joined plans have the larger of each place, in either order.
+TEST(joined_plans_are_the_larger) {
+    static Plan plan[2], joined[2];
+    for (size_t i = 0; i < 2; i++) {
+        plan[i].total_bytes = plan[i].arena[PLACE_DEVICE].peak = 20 + i;
+        plan[i].host_bytes = plan[i].arena[PLACE_HOST].peak = 10 - i;
+        plan[i].disk_bytes = plan[i].arena[PLACE_DISK].peak = 5 + 3 * i;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        size_t bytes[PLACES];
+        joined[i] = plan[i];
+        plan_join(&joined[i], &plan[!i]);
+        plan_bytes(&joined[i], bytes);
+        assert_true(bytes[PLACE_DEVICE] == 21 && bytes[PLACE_HOST] == 10 && bytes[PLACE_DISK] == 8);
+        for (int place = 0; place < PLACES; place++) assert_int_equal(joined[i].arena[place].peak, bytes[place]);
+    }
+}
+
 // ---- choices -------------------------------------------------------------------------------------------------------
 // Returns a search with everything open, on a machine whose rates make each choice matter.
 static Search open_search(const Planned *c, const Machine *m) {

@@ -53,9 +53,9 @@ static const struct {
 };
 enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 3, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
 
-static Case case_make(const char *text, int lora) {
+static Case case_of(Config config, int lora) {
     Case c = {0};
-    c.tiny = tiny_case(text, lora ? 3 : 0);
+    c.tiny = tiny_case_of(config, lora ? 3 : 0);
     // a delta rule's output may nearly vanish; its norm then magnifies rounding
     if (layers_of_kind(&c.tiny.model.config, LAYER_LINEAR)) c.tiny.model.config.norm_eps = 1e-2;
     c.tiny.lora.dropout = 0.3;
@@ -63,6 +63,8 @@ static Case case_make(const char *text, int lora) {
     c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype), c.tiny.settings.backward = 1;
     return c;
 }
+
+static Case case_make(const char *text, int lora) { return case_of(config_from_text(text, "test", EXIT_USAGE), lora); }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 typedef struct {
@@ -163,7 +165,7 @@ static void expect_sent(const Case *c, const Result *r) {
             const int lends = (form & FORM_LENDS) != 0, borrows = (form & FORM_BORROWS) != 0;
             const Shapes of = shapes_in(&c->tiny.model, form);
             const double row = 2 * (double)of.KV, again = lends ? 1 : passes; // lent keys stay
-            if (layer_is_linear(config, l) || (borrows && !settings->ring)) continue;
+            if (layer_is_linear(config, l) || form & FORM_NO_MIXER || (borrows && !settings->ring)) continue;
             for (size_t peer = 0; layer_window(config, l) && !borrows && peer < S; peer++) {
                 if (peer == rank) continue;
                 keys += again * row * (double)(seen_tokens(batch, S, rank, peer, window) * d.stored);
@@ -220,28 +222,31 @@ static void expect_shared(const Case *c, const Result *expected, int ring, Metho
 }
 
 // ---- tests ----------------------------------------------------------------------------------------------------------
-// Runs every family and a part of the lengths, by some methods and chunks; all numbers of ranks together cover all.
-static void families_agree(size_t sp, size_t first, size_t end) {
+// Runs a family, the i-th, and a part of the lengths, by some methods and chunks.
+static void family_agrees(Config config, const char *text, size_t sp, size_t i) {
     static const size_t chunks[] = {1, 3, 7, 100};
     const size_t ranks = dist_ranks(), step = all_cases() ? 1 : ranks == 4 ? 4 : 2;
-    world_begin(sp);
-    for (size_t i = first; i < end; i++) {
-        for (size_t j = (i + ranks + sp / 2) % step; j < LENGTHS; j += step) {
-            Case c = case_make(models[i], 0);
-            test_case("%zu ranks, sp %zu, %.30s..., lengths %zu", ranks, sp, models[i], j);
-            for (size_t replica = 0; replica < world_replicas(world); replica++) {
-                const size_t k = (j + replica * 4) % LENGTHS, documents = lengths[k].documents;
-                case_add(&c,
-                         tiny_batch(lengths[k].length, documents, c.tiny.model.config.vocab_size, documents > 3, 11));
-            }
-            Result expected = run_alone(&c, METHOD_FULL, 0, 0);
-            expect_shared(&c, &expected, i / 2 % 2, j % 3 ? METHOD_CHECKPOINT : METHOD_FULL, 0, 0);
-            for (size_t k = i % 2; k < 4; k += 2)
-                expect_shared(&c, &expected, (i + j + k / 2) % 2, METHOD_STREAM, chunks[k], chunks[(k + j) % 4]);
-            free(expected.step.gradient);
-            case_free(&c);
+    for (size_t j = (i + ranks + sp / 2) % step; j < LENGTHS; j += step) {
+        Case c = case_of(config, 0);
+        test_case("%zu ranks, sp %zu, %.30s..., lengths %zu", ranks, sp, text, j);
+        for (size_t replica = 0; replica < world_replicas(world); replica++) {
+            const size_t k = (j + replica * 4) % LENGTHS, documents = lengths[k].documents;
+            case_add(&c, tiny_batch(lengths[k].length, documents, config.vocab_size, documents > 3, 11));
         }
+        Result expected = run_alone(&c, METHOD_FULL, 0, 0);
+        expect_shared(&c, &expected, i / 2 % 2, j % 3 ? METHOD_CHECKPOINT : METHOD_FULL, 0, 0);
+        for (size_t k = i % 2; k < 4; k += 2)
+            expect_shared(&c, &expected, (i + j + k / 2) % 2, METHOD_STREAM, chunks[k], chunks[(k + j) % 4]);
+        free(expected.step.gradient);
+        case_free(&c);
     }
+}
+
+// Runs every family; all numbers of ranks together cover all lengths.
+static void families_agree(size_t sp, size_t first, size_t end) {
+    world_begin(sp);
+    for (size_t i = first; i < end; i++)
+        family_agrees(config_from_text(models[i], "test", EXIT_USAGE), models[i], sp, i);
 }
 
 TEST(families_agree_with_one_process) { families_agree(dist_ranks(), 0, HYBRIDS_FROM); }
@@ -411,6 +416,14 @@ TEST(plans_never_fall) {
         }
         model_free(&model);
     }
+}
+
+// Attention alone, an MLP alone, linear attention alone
+TEST(layers_of_one_branch_agree) {
+    Config config = config_from_text(TINY_HYBRID ",num_hidden_layers=3,linear_num_value_heads=2", "test", EXIT_USAGE);
+    snprintf(config.layer_types, sizeof(config.layer_types), "FpL");
+    world_begin(dist_ranks());
+    family_agrees(config, "layers FpL", dist_ranks(), 0);
 }
 
 int main(int argc, char **argv) {
