@@ -41,7 +41,7 @@ refuses 1 'was trained with LoRA .*layers=' train $(echo $varied | sed 's/q_proj
 check 'the adapter says its ranks' grep -q '"rank_pattern": {"down_proj": 3, "gate_proj": 3, "q_proj": 2, "up_proj": 3}' \
     "$WORK/varied/checkpoint-00000004/adapter_config.json"
 refuses 2 "lora-rank-pattern: 'layers.9.*' matches no module that has an adapter" bp --model $base $data --lora-rank 4 --lora-rank-pattern 'layers.9.*=2'
-refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 2
+refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 1-2
 refuses 2 "lora-layers: '1-0' is neither a layer nor a range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
 refuses 2 "take NAME=NUMBER,..., not 'q_proj'" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
 refuses 2 "'layers.7.mlp.up_proj' is not a linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
