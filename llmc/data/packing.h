@@ -29,9 +29,9 @@ allocated at the beginning.
 // The sequences of one epoch. The i-th has the samples order[begin[s] .. begin[s + 1]), s = permutation[i].
 typedef struct {
     uint64_t epoch;        // number of the epoch, or PACKING_NO_EPOCH
-    uint32_t *order;       // [samples]
-    uint32_t *begin;       // [most sequences + 1]
-    uint32_t *permutation; // [most sequences]
+    uint32_t *order;       // [samples] samples, sequence by sequence
+    uint32_t *begin;       // [most sequences + 1] begin of each sequence in order
+    uint32_t *permutation; // [most sequences] order in which the sequences are used
     size_t sequences;
 } EpochSequences;
 

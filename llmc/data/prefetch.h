@@ -40,7 +40,7 @@ typedef struct Prefetch {
     uint64_t filled, taken, freed; // micro-batches so far; the i-th is slot[i % 2]
     int running, stop, failed;     // failed: the exit code
     char message[DIE_MESSAGE];
-    struct Prefetch *next; // list of all that have a thread
+    struct Prefetch *next; // the next Prefetch with a thread, in the list of all
 } Prefetch;
 
 static Prefetch *prefetch_running;

@@ -84,8 +84,8 @@ static double level_seconds(const Run *run, const Machine *machine, size_t sp, s
 }
 
 // Estimates seconds per document length on this level. Fixed cost of a sequence: 2 x (half chunk) - (whole chunk). A
-// document's seconds: its share of a full sequence of equal documents, or alone if the deal packs none with it
-// (deal_alone). Passes within the least time count without communication and transfers.
+// document takes its share of a full sequence of equal documents, or a whole sequence if the deal packs no other
+// document with it (deal_alone). Passes within the least time count without communication and transfers.
 static void level_table(const Run *run, const Machine *machine, DealTable *table, size_t k) {
     DealLevel *level = &table->levels.level[k];
     const size_t S = level->ranks, n = 128, half = min_size(S * run->plan.chunk, level->capacity) / (2 * n);

@@ -33,7 +33,7 @@ static void run_choose_length(Run *run, Options *o, size_t limit) {
     if (!o->data.count || option_given(o, "seq-len")) return;
     documents_measure(o->data.path, o->data.count, &longest, &tokens);
     if (longest && o->val_data.count) documents_measure(o->val_data.path, o->val_data.count, &longest, &tokens);
-    o->given[option_find("seq-len")] = 1; // so that reports echo it
+    o->given[option_find("seq-len")] = 1; // so that the printed command line has --seq-len
     if (!longest) check_positions(run, o->seq_len, "--seq-len");
     if (!longest) return;
     const size_t needed = max_size(longest + (o->rollout ? o->max_new_tokens : 0), 2) - 1;

@@ -76,7 +76,7 @@ typedef struct {
     double *advantage;              // [P*G]
     RolloutLine line[REWARD_COMMANDS];
     char *columns;                    // [data->longest_columns] columns of prompt number columns_of, as a JSON object
-    size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: no prompt yet
+    size_t columns_bytes, columns_of; // bytes in `columns`; number of their prompt, SIZE_MAX: none read yet
     int columns_answer;               // 1: a column is named `answer`
     size_t piece;                     // most bytes of a line that are made at once
     char *scratch;                    // scratch memory of all lines

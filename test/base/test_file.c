@@ -55,7 +55,7 @@ static void expect_files(const char *name, size_t expected) {
 TEST(only_regular_files_are_replaced) {
     static const struct {
         const char *name, *words;
-        mode_t mode; // 0: the link to the pipe
+        mode_t mode; // kind of file; 0: a link to the pipe
     } kinds[] = {{"kinds/folder", "is a directory; give a file name", S_IFDIR},
                  {"kinds/pipe", "is a device, a pipe or a socket", S_IFIFO},
                  {"kinds/link-to-pipe", "is a device, a pipe", 0},

@@ -46,7 +46,7 @@ typedef struct Guarded {
     size_t offset, bytes;          // offset of element 0 in the allocation; bytes of the whole allocation
     unsigned char *before, *after; // host images of the allocation: before and after the op
     void *twin;                    // the reference's counterpart (test/ops/cases.h)
-    size_t stride, first, own;     // number of the op's columns in rows of `stride` elements; own 0: all columns
+    size_t stride, first, own;     // the op has columns [first, first + own) of rows of `stride`; own 0: all
     const Ops *ops;                // op set of the tensor; a test program without tensors need not link one
     struct Guarded *next;
 } Guarded;
