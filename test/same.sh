@@ -62,15 +62,15 @@ gemma=$gemma,num_key_value_heads=2,head_dim=8,sliding_window=9,layer_types=sf,qu
 golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
-# Masks measured values, the commit, the two sides' folders, and removed options at their defaults. Profile rows are
-# ordered by time; earlier versions had a row of waits for nothing. Method full lists its regions in the order of
-# llmc/layer/activations.h now.
+# Masks measured values, the words of notes, the commit, the two sides' folders, and removed options at their defaults.
+# Profile rows are ordered by time; earlier versions had a row of waits for nothing. Method full lists its regions in the
+# order of llmc/layer/activations.h now.
 times='seconds|seconds_each|(data|profile|warmup|rollout|reward)_seconds'
 times="$times|time|commit|tokens_per_second|flops_per_second|executed_tflops_per_s|mfu_causal|mfu_full_attention|peak_share|peak_bytes|memory_bytes"
 gone='"draw": "independent", "clamp": 0, |, draw=independent, clamp=0|, "biased": false' # spaco's biased variants
 masked() { # file: a text of JSON, or the list of a checkpoint's files
     sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/'"$gone"'//g; s/^state.json .*/state.json/
-        s#'"$WORK"'/(old|new)/##g; s/^(Written on .* by commit ).*/\1/' "$1" | tr '{' '\n' |
+        s/"notes": \[[^]]*\]/"notes": []/g; s#'"$WORK"'/(old|new)/##g; s/^(Written on .* by commit ).*/\1/' "$1" | tr '{' '\n' |
         case $command in *' plan '*'--method full'*) sort ;; *--profile*) grep -v '"op": "await_transfer"' | sort ;; *) cat ;; esac
 }
 differs() { # what; the next commands begin with the same data
