@@ -70,7 +70,7 @@ static double element_to_double(const void *elements, DType type, size_t i) {
     }
 }
 
-// Returns the index of the first NaN or infinity, or count. A NaN or infinity has only ones in its exponent; in every
+// Returns the index of the first NaN or infinity, or count. A NaN or infinity has only 1 bits in the exponent; in every
 // type the exponent lies in the upper two bytes.
 static size_t elements_find_bad(const void *elements, DType type, size_t count) {
     const uint16_t ones = type == DTYPE_FP64 ? 0x7ff0 : type == DTYPE_FP16 ? 0x7c00 : 0x7f80;
@@ -84,7 +84,7 @@ static size_t elements_find_bad(const void *elements, DType type, size_t count) 
 #define PLACE_TEXT 48 // bytes of "[row, column]"
 
 // Describes the first value that is not finite among elements [begin, begin + count) of a matrix [., cols] (cols 0: a
-// vector). Returns "NaN" or "an infinity", and its place in `at`; NULL: all are finite
+// vector). Returns "NaN" or "an infinity", and writes the value's place to `at`; NULL: all values are finite
 static const char *elements_bad_text(const void *elements, DType type, size_t cols, size_t begin, size_t count,
                                      char at[PLACE_TEXT]) {
     const size_t bad = elements_find_bad(elements, type, count), width = cols ? cols : 1;

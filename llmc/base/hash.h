@@ -97,8 +97,8 @@ static uint64_t checksum_value(uint64_t before, const Checksum *c, uint64_t byte
     return random_mix(random_mix(random_mix(before ^ bytes) ^ c->sum[0]) ^ c->sum[1]);
 }
 
-// Returns the checksum of one piece of memory, chained to `before`. The same bytes cut into other pieces give another
-// value.
+// Returns the checksum of one piece of memory, chained to `before`. The checksum depends on how the bytes are cut into
+// pieces.
 static uint64_t checksum_of(uint64_t before, const void *data, size_t bytes) {
     Checksum c = {{0, 0}};
     checksum_add(&c, 0, data, bytes);

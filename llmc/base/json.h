@@ -40,7 +40,7 @@ static int json_printable(const char *text) {
     return !*text;
 }
 
-// Checks the keys of every object of a tree. Its recursion is bounded, because cJSON limits the depth.
+// Checks the keys of every object of a tree. The recursion is bounded, because cJSON limits the depth of a tree.
 static void json_check_keys(const cJSON *value, const char *where) {
     const size_t count = cJSON_IsObject(value) ? (size_t)cJSON_GetArraySize(value) : 0;
     const char **names = (const char **)checked_calloc(count, sizeof(*names), "the keys of a JSON object");

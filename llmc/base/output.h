@@ -66,7 +66,7 @@ static void output_discard(void) {
         char *slash = strchr(folder->names[i], '/');
         unlinkat(folder->fd, folder->names[i], 0);
         if (slash)
-            // A folder within it goes with its last file.
+            // Removes a subfolder with the last file in it.
             *slash = 0, unlinkat(folder->fd, folder->names[i], AT_REMOVEDIR);
     }
     if (folder) rmdir(folder->temporary);
@@ -123,7 +123,7 @@ static int is_temporary_of(const char *name, const char *base) {
     return !strncmp(name, base, strlen(base)) && is_temporary_suffix(name + strlen(base));
 }
 
-// Makes a temporary name that contains the process id. Two writers of one path do not collide, and a user's own X.tmp
+// Makes a temporary name that contains the process id. Two writers of one path do not collide, and a user's file X.tmp
 // stays.
 static void temporary_name(char temporary[PATH_MAX], const char *path, int attempt) {
     if (snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), attempt) >= PATH_MAX)
@@ -272,7 +272,7 @@ static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
         output_pending = NULL;
         die("%s: cannot be created: %s; choose another place", file->path, error_text(errno));
     }
-    // a file system that cannot reserve space gives other errors than these
+    // any error but these three means that the file system cannot reserve space: continues without
     if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
         output_fail(file, errno, "reserving %s", human_bytes((double)bytes));
 }
@@ -305,7 +305,7 @@ static void output_leave(const OutputFile *file) {
     if (close(file->fd) != 0) output_fail(file, errno, "closing");
 }
 
-// Syncs the file and renames it to its path. After this it survives a power failure.
+// Syncs the file and renames it to its path. Afterwards the file survives a power failure.
 static void output_commit(OutputFile *file) {
     const int lock = fcntl(file->fd, F_DUPFD_CLOEXEC, 0); // keeps the lock until the file has its name
     output_leave(file);

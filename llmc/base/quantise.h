@@ -209,8 +209,9 @@ static float quant_encode_block(uint8_t *codes, const float bounds[15], const ui
     return whole ? most : least;
 }
 
-// Encodes x[n] in mxfp4, each value to the nearest code, and to the even one of two. The scale's exponent is the
-// largest magnitude's exponent less 2. Values up to 6 times the scale are rounded; larger ones become 6.
+// Encodes x[n] in mxfp4, each value to the nearest code, and to the even code if two are equally near. The scale's
+// exponent is the largest magnitude's exponent less 2. Values up to 6 times the scale are rounded; larger ones become
+// 6.
 static void quant_encode_mxfp4(uint8_t *codes, uint8_t *scale, const float *x, size_t n) {
     const float most = quant_absmax(x, n);
     int exponent;
@@ -225,7 +226,7 @@ static void quant_encode_mxfp4(uint8_t *codes, uint8_t *scale, const float *x, s
     }
 }
 
-// Encodes the scales of all blocks in 8 bits, with scales and an offset of their own.
+// Encodes the scales of all blocks in 8 bits, with second-level scales and an offset.
 static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *scale) {
     const QuantScales *s = quant_scales();
     float *scales = (float *)(void *)(record + p->scales);
@@ -296,7 +297,7 @@ static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
-// Rounds to fp16, ties to even. Values beyond its range become infinity.
+// Rounds to fp16, ties to even. Values beyond the range of fp16 become infinity.
 static float quant_round_fp16(float value) {
     const float magnitude = fabsf(value);
     uint32_t bits;

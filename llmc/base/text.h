@@ -25,7 +25,7 @@ static int parse_double(const char *text, double *value) {
     return *end == 0 && isfinite(*value);
 }
 
-// Parses "32k", "1.5M". k multiplies by `thousand`, M by its square.
+// Parses "32k", "1.5M". k multiplies by `thousand`, M by the square of `thousand`.
 static int parse_count(const char *text, size_t thousand, size_t *value) {
     char digits[24];
     double part;
@@ -296,7 +296,7 @@ static void text_out(TextOut *out, const char *text, size_t bytes) {
             out->count = 0;
         } else if (!is_beginning_of_character(out->part, out->count)) {
             text_out_pass(out, "\xef\xbf\xbd", 3);
-            if (out->count > 1) i--; // the last byte may begin a character of its own
+            if (out->count > 1) i--; // the last byte may be the start of a character
             out->count = 0;
         }
     }

@@ -58,8 +58,8 @@ static char *make_printable(char *text) {
 // Hook that is called before a line goes to stderr, so that the progress bar can clear itself
 static void (*before_message)(void);
 
-// Handles this thread's errors in place of ending the program; does not return. For threads other than the main one,
-// and for failures that are survived. Weak, so that all translation units share it.
+// Handles this thread's errors in place of ending the program; does not return. For threads other than the main thread,
+// and for failures that the program survives. Weak, so that all translation units share it.
 __attribute__((weak)) __thread void (*die_caught)(int code, const char *message);
 
 // How one of several processes reports (dist.h sets it); zeros: there is one process. Weak, so that all translation
@@ -68,7 +68,7 @@ typedef struct {
     char name[320]; // "rank 3 on HOST: ", printed before errors
     int silent;     // 1: another process prints
     int failed;     // the exit code that die chose
-    // called before an error is printed: if several processes fail, it returns in one of them and ends the others
+    // called before an error is printed: if several processes fail, it returns in one process and ends the rest
     void (*before_error)(int code);
     void (*before_end)(void); // called before a signal ends the process; uses only system calls
     int (*others_died)(void); // returns 1 if another process of the job was killed; uses only system calls
@@ -103,7 +103,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
 #define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
 #define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
 
-// Notes of this run. A resumed run does not repeat the first notes_known, which are in its log.
+// Notes of this run. A resumed run does not repeat the first notes_known notes, which are in the run's log.
 static char *note_texts[32];
 static size_t notes_kept, notes_known;
 

@@ -116,13 +116,13 @@ typedef enum {
 } OptionKind;
 
 typedef struct {
-    const char *name; // name without its dashes
+    const char *name; // name without the dashes
     OptionKind kind;
-    size_t offset, bytes; // offset and size of its field in Options
+    size_t offset, bytes; // offset and size of the option's field in Options
     const char *fallback; // the default as a user would type it; NULL: unset
     double least, most;   // range of numbers, inclusive; enum values of a choice's first and last word
     unsigned verbs;       // bit mask of verbs; verbs in SHORT(...) also in the upper half
-    const char *value;    // placeholder of the value in the help; for a choice its words
+    const char *value;    // placeholder of the value in the help; for a choice the words to choose from
     const char *help;
 } OptionRow;
 

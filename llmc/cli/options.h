@@ -255,7 +255,7 @@ static int options_take_names(int argc, char **argv, int i, const char **value) 
 #define GIVEN_AS_ALIAS 2            // values of Options.given from here on tell which alias was typed
 static_assert(OPTION_ALIASES < 256 - GIVEN_AS_ALIAS, "Options.given says which alias was typed");
 
-// Writes an option and its value as they were typed.
+// Writes an option and its value as typed.
 static const char *options_typed(int argc, char **argv, int i, char text[96]) {
     const int valued = i + 1 < argc && !strchr(argv[i], '=') && !looks_like_option(argv[i + 1]);
     snprintf(text, 96, "%.40s%s%.40s", argv[i], valued ? " " : "", valued ? argv[i + 1] : "");
@@ -365,8 +365,8 @@ static void options_add_config(Options *options, int resumes) {
     if (resumes) notes_known = notes_kept; // from here on a command is noted again
 }
 
-// Tells whether --resume takes the options of its run: --data is not given, and --out has a log that does not belong to
-// an interrupted --overwrite.
+// Tells whether --resume takes the options of the run in --out: --data is not given, and --out has a log that does not
+// belong to an interrupted --overwrite.
 static int options_resume_alone(const Options *o) {
     const char *name;
     if (!o->resume || !o->out || o->config || o->data.count || replaced_is_there(o->out, &name)) return 0;

@@ -39,7 +39,7 @@ static void words_put(OptionWords *w, const char *text, size_t bytes) {
 }
 
 static void words_from_lines(OptionWords *w, const char *c, const char *path) {
-    int first = 1; // 1: the next word is the first of its line
+    int first = 1; // 1: the next word is the first word of a line
     for (size_t line = 1;;) {
         c += strspn(c, " \t\r");
         if (*c == '#') c += strcspn(c, "\n");
@@ -84,8 +84,8 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
 // Options of earlier versions that logs still name. At these default values they have no effect.
 static const struct { const char *key, *usual; } options_gone[] = {{"draw", "independent"}, {"clamp", "0"}};
 
-// Returns 1 for an option that this version no longer has and that is logged at its default: skip it. Refuses other
-// values, since the gradient of a run with them was biased.
+// Returns 1 for an option that this version no longer has and that is logged at its default: skip it. Refuses every
+// other value, because it biased the gradient.
 static int option_is_gone(const cJSON *item, const char *path) {
     for (size_t i = 0; i < sizeof(options_gone) / sizeof(options_gone[0]); i++) {
         char number[64];

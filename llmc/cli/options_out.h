@@ -78,7 +78,7 @@ static const char *option_verbs_text(const OptionRow *row, char *text, size_t si
 }
 
 // ---- help ----------------------------------------------------------------------------------------------------------
-// Prints text from `column` on, and continues full lines at column `indent`. Returns the column at its end.
+// Prints text from `column` on, and continues full lines at column `indent`. Returns the column at the end of the text.
 static size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
     while (*text) {
         size_t length = strcspn(text, " ");

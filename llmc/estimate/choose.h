@@ -44,7 +44,7 @@ typedef struct {
 } Candidates;
 
 // Dimensions of candidates, which come in lexicographic order of these rows. Work does not depend on places and on the
-// rows after them. A chunk comes before smaller ones, which take more work. A new dimension is a row, a field of
+// rows after them. A chunk comes before smaller chunks, which take more work. A new dimension is a row, a field of
 // Candidate, a flag of Search and an assignment in candidate_settings.
 static const struct {
     size_t field, open; // offsets: in Candidate; in Search of the flag that opens these values too
@@ -225,7 +225,8 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     return count;
 }
 
-// Keeps each of the sorted choices that takes less of some place than all faster ones. Returns how many it keeps.
+// Keeps each of the sorted choices that takes less of some place than all faster choices. Returns the number of kept
+// choices.
 static size_t choices_thin(Choice *choices, size_t count) {
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
@@ -239,8 +240,8 @@ static size_t choices_thin(Choice *choices, size_t count) {
     return kept;
 }
 
-// Returns the longest documents, B per sequence, that some candidate fits. No candidate with a larger chunk, with
-// attention's outputs kept or with --update forward fits longer ones.
+// Returns the longest documents, B per sequence, that some candidate fits. A larger chunk, kept attention outputs or
+// --update forward never make longer documents fit.
 static size_t search_longest(const Search *search, size_t B) {
     Search least = *search;
     Candidates all = candidates_make(&least);

@@ -98,7 +98,7 @@ typedef struct {
 typedef struct {
     const Machine *machine;
     RunSettings settings;
-    size_t N, documents, first; // shape of the part; first: tokens of its first document
+    size_t N, documents, first; // shape of the part; first: tokens of the part's first document
     PassWork work;
 } KnownWork;
 

@@ -19,7 +19,7 @@ of a pass.
 // ---- timing --------------------------------------------------------------------------------------------------------
 typedef struct {
     const char *op;
-    size_t rows, cols; // shape of its weight [rows, cols], of a norm's [cols]; else 0
+    size_t rows, cols; // shape of the op's weight [rows, cols], of a norm's weight [cols]; else 0
     size_t calls;
     double seconds;
     OpCounts counts;
@@ -46,7 +46,7 @@ static TimedRow *timed_row(const char *op, size_t rows, size_t cols) {
     return row;
 }
 
-// Adds an op that op set "dry" has counted to its row.
+// Adds the counts of an op in op set "dry" to the op's row.
 static void timed_end(double begin) {
     timing.inner->finish();
     const double end = seconds_now();

@@ -27,9 +27,9 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// Finds the tokenizer file: that of --tokenizer, else the file with which a new run's data were rendered, else the one
+// Finds the tokenizer file: --tokenizer FILE, else the file with which a new run's data were rendered, else the one
 // next to the adapters, next to the model, or next to a training run's shards. Returns NULL if there is none. path:
-// room for its name
+// receives the name
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,
@@ -102,8 +102,8 @@ static void tokenizer_keep(const Run *run, const char *folder, int begins) {
 
 #define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
 
-// Returns the ids that end a text: the tokenizer's unless --ignore-eos is given, and those of --stop-ids. The caller
-// frees them.
+// Returns the ids that end a text: the tokenizer's ids unless --ignore-eos is given, and the ids of --stop-ids. The
+// caller frees the ids.
 static uint32_t *end_ids_from_options(const Options *o, const Tokenizer *t, size_t V, size_t *count) {
     const size_t own = t && !o->ignore_eos ? t->end_count : 0;
     uint32_t *ids = (uint32_t *)checked_calloc(own + o->stop_ids.count + 1, sizeof(uint32_t), "ids that end a text");
@@ -256,7 +256,7 @@ static void prompt_append_answer(const Prompt *prompt, Scratch *answer, const in
     free(text);
 }
 
-// Prints ids[count] to `text`, which has room for prompt_token_bytes() * count bytes. Returns its bytes.
+// Prints ids[count] to `text`, which has room for prompt_token_bytes() * count bytes. Returns the bytes of the text.
 static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
     TextOut out = text_out_to(NULL, text);
     for (size_t i = 0; i < count; i++) prompt_token_out(prompt, &out, ids[i], i);

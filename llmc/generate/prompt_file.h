@@ -15,10 +15,10 @@ line that cannot be answered ends the program with "FILE:LINE: ...".
 
 typedef struct {
     size_t number;        // line number, from 1
-    size_t begin, tokens; // range of its ids within all ids
-    const char *members;  // members of its object, as text within the file; NULL: the line is a text
+    size_t begin, tokens; // range of the prompt's ids within all ids
+    const char *members;  // members of the line's object, as text within the file; NULL: the line is a text
     int has_ids;          // 1: the members include ids
-    int continues;        // 1: its answer continues a text (prompt_token_out)
+    int continues;        // 1: the answer continues a text (prompt_token_out)
 } PromptLine;
 
 typedef struct {
@@ -118,7 +118,8 @@ static int answer_continues(const Prompt *prompt, const Options *o, int chat) {
     return !chat || chat_shown_opening(prompt->tokenizer, o->thinking, &opening) > 0;
 }
 
-// Appends the ids of an object's prompt. Sets what its answer needs. Returns 1 if the object has messages.
+// Appends the ids of an object's prompt. Sets the line's fields that the answer needs. Returns 1 if the object has
+// messages.
 static int object_encode(const Prompt *prompt, const Options *o, const cJSON *object, const char *where, size_t V,
                          PromptLine *line, TokenIds *ids) {
     static const char *const kinds[] = {"prompt", "messages", "prompt_ids"}, *const answers[] = {"line", "ids", "text",

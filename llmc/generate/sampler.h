@@ -107,8 +107,8 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
         cache_feed(cache, sampler->streambp, 0, ids, count);
 }
 
-// Draws the next token. With ZeRO 3 all ranks take rank 0's token: logits may round differently on other devices or
-// numbers of threads, and all ranks must stop at the same token.
+// Draws the next token. With ZeRO 3 all ranks take rank 0's token: logits may round differently on another device or
+// with another number of threads, and all ranks must stop at the same token.
 static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
     sampler_feed(sampler, NULL, 0);
     const size_t position = sampler->cache.used[0];
@@ -133,7 +133,7 @@ typedef struct {
 
 typedef struct {
     Cache cache;
-    const int32_t **prompt; // [slots] prompt in the slot, without its last token; NULL: none
+    const int32_t **prompt; // [slots] prompt in the slot, without the last token; NULL: none
     size_t *text;           // [slots] index of the completion that is written there
     size_t *opened;         // [slots] slots that are filled between two steps
     size_t *source;         // [slots] for each opened slot, the slot that has its prompt, or itself
@@ -184,7 +184,7 @@ static void sampler_batch_check(const SamplerBatch *sampler, const Completion *t
                 V - 1);
 }
 
-// Copies a prompt without its last token, and its routes, from slot `from`. state: see cache_copy
+// Copies a prompt without the last token, and the prompt's routes, from slot `from`. state: see cache_copy
 static void slot_copy(SamplerBatch *sampler, StreamBP *s, size_t from, size_t state, size_t slot,
                       const Completion *text, const uint16_t *route) {
     const size_t count = text->prompt_tokens - 1;
@@ -264,8 +264,8 @@ static int text_append(Completion *text, int32_t id, const uint32_t *end_ids, si
 }
 
 // Completes `count` texts. Ignores settings->seed, since each text has its own seed. end_ids[end_count]: tokens that
-// end a text. Do not call it during forward_backward or forward_only. Collective with ZeRO 3; each rank has its own
-// texts, or none
+// end a text. Do not call it during forward_backward or forward_only. Collective with ZeRO 3; each rank completes
+// different texts, or none
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, opened = 0, steps;

@@ -22,18 +22,18 @@ struct Activations {
     Stored *attention_out;        // [n,NH*HD]  softmax(scale q k^T) v
     Summed *lse;                  // [n,NH]     log-sum-exp of the scores
     Stored *gate;                 // [n,NH*HD]  gate of attention's output; NULL where the family has no gate
-    Stored *gated;                // [n,NH*HD]  attention_out times its gate; NULL where the family has no gate
+    Stored *gated;                // [n,NH*HD]  attention_out times the gate; NULL where the family has no gate
     Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: its input
     Stored *mixed;                // [n,W]      q | k | v after the convolution
     Stored *delta_out;            // [n,HV*DV]  output of the delta rule
     Stored *delta_norm;           // [n,HV*DV]  delta_out after the gated norm
     Stored *gate_up;              // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
-    Stored *activated;            // [n,FF]     the MLP after its activation
+    Stored *activated;            // [n,FF]     the MLP after the activation
     Summed *router_logits;        // [n,E]      logits of the experts' router
     Stored *expert_gate_up;       // [n,k,2I]   the experts' gate and up, rows sorted by expert
     Stored *expert_activated;     // [n,k,I]    the experts after their activation
     Stored *shared_gate_up;       // [n,2S]     the shared expert's gate and up
-    Stored *shared_activated;     // [n,S]      the shared expert after its activation
+    Stored *shared_activated;     // [n,S]      the shared expert after the activation
     Summed *shared_logit;         // [n]        sigmoid of it scales the shared expert; NULL without this scale
     Stored *expert_norm;          // [n,C]      experts summed with a dense MLP: the norm that the experts read,
     Stored *router_norm;          // [n,C]      and the norm that their router reads

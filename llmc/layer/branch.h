@@ -84,7 +84,8 @@ static const Stored *part_out_backward(const Visit *v, size_t i, size_t j, const
 // Tells whether the parts of branch i add their gradient to dx, because no norm precedes them.
 static int adds_to_dx(const Visit *v, size_t i) { return branch_of(v, i)->pre == LAYER_TENSORS; }
 
-// dx[n,C] += the gradient through the norm before branch i; dpre[n,C]: gradient of its output, without a norm dx itself
+// dx[n,C] += the gradient through the norm before branch i; dpre[n,C]: gradient of the branch's output, without a norm
+// dx itself
 static void branch_in_backward(const Visit *v, size_t i, const Activations *a, Stored *dx, const Stored *dpre) {
     const Branch *b = branch_of(v, i);
     if (!adds_to_dx(v, i)) norm_backward(v, b->pre, b->pre_bias, dx, dpre, a->x[i], 1);
@@ -99,7 +100,8 @@ static void mixer_gradient_begin(const Visit *v, Activations *a, Stored *dx) {
         a->arrived ? dx : push_stored(v->s, SHARE_WORKSPACE, "gradient of the first norm", v->c.n * v->layer->shape.C);
 }
 
-// Adds to dnorm the gradient through a linear layer that reads the mixer's norm; dW +=. dout: its output's gradient
+// Adds to dnorm the gradient through a linear layer that reads the mixer's norm; dW +=. dout: gradient of the linear
+// layer's output
 static void mixer_input_backward(const Visit *v, Activations *a, Linear linear, const Stored *dout) {
     linear_backward_part(v, linear, a->dnorm, dout, a->norm[0], a->arrived);
     a->arrived = 1;

@@ -48,7 +48,8 @@ static void rows_gather(const Visit *v, const Routed *r, const Stored *x) {
     v->s->ops->route_gather(r->inner, x, r->rows.source, v->c.n, d->router.k, d->C);
 }
 
-// Experts summed with a dense MLP have a norm of their own. So has their router, whose logits are divided by sqrt(C).
+// Experts summed with a dense MLP have a separate norm. Their router also has a separate norm, and its logits are
+// divided by sqrt(C).
 static const Stored *mlp_norm(const Visit *v, const Activations *a) { return a->norm[v->layer->first_mlp]; }
 static const Stored *experts_input(const Visit *v, const Activations *a) {
     return a->expert_norm ? a->expert_norm : mlp_norm(v, a);

@@ -70,7 +70,7 @@ static void kept_store(const Visit *v, const Activations *a, Range rows, size_t 
 }
 
 // Starts loading the kept tensors of chunk index - 1, which backward visits next. Before the last chunk `index` is
-// chunk_count. In the dry run each chunk loads its own at its visit, as the next visit may be of any chunk.
+// chunk_count. In the dry run each visit of a chunk loads the chunk's tensors, as the next visit may be of any chunk.
 static void kept_prefetch(const Visit *v, size_t index) {
     StreamBP *s = v->s;
     const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);

@@ -65,8 +65,8 @@ static void gated_norm_backward(const Visit *v, const Activations *a, Stored *dg
     arena_pop(s->arena, mark);
 }
 
-// Writes the columns q | k | v of dprojected[n,E] from dmixed[n,W]; dW +=. dcolumns: its gradient at the chunk's end
-// becomes the gradient at the chunk's start.
+// Writes the columns q | k | v of dprojected[n,E] from dmixed[n,W]; dW +=. dcolumns: in, the gradient at the chunk's
+// end; out, the gradient at the chunk's start.
 static void convolution_backward(const Visit *v, const Activations *a, KeptState before, const Stored *dmixed,
                                  Stored *dprojected, const DeltaShape *shape, Summed *scratch) {
     v->s->ops->conv_backward(dprojected, sum_of(v, CONV_WEIGHT), v->s->linear.dcolumns, dmixed, a->projected,

@@ -40,8 +40,8 @@ typedef struct {
     double rope_theta, initializer_range;
     int tie_word_embeddings, attention_bias, mlp_bias;
     RopeScaling rope;
-    double rope_local_base_freq; // rope_theta of layers with a window, never scaled; 0: as in the others
-    size_t sliding_window;       // keys that a query of such a layer sees, its own included; 0: none
+    double rope_local_base_freq; // rope_theta of layers with a window, never scaled; 0: as in layers without a window
+    size_t sliding_window;       // keys that a query of a layer with a window sees, its own key included; 0: no window
     // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "":
     // all full
     char layer_types[LAYER_TYPES_MAX + 1];
@@ -69,7 +69,7 @@ typedef struct {
     size_t hidden_size_per_layer_input, vocab_size_per_layer_input; // a layer's own input: its width, 0: there is none;
                                                                     // its number of tokens
     double final_logit_softcapping;                                 // Temperature.cap
-    double query_pre_attn_scalar; // attention scores are divided by its square root; 0: by head_dim's
+    double query_pre_attn_scalar; // attention scores are divided by the square root of this number; 0: of head_dim
     double attention_multiplier;  // factor of attention scores in place of that division; 0: none
     double embedding_multiplier,
         residual_multiplier;         // factors of the embeddings, and of each branch before its addition
@@ -521,7 +521,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
 }
 
 // Returns how many elements of a head are rotated in a layer of this form. Proportional positions count all elements:
-// the ones outside the rotated share have angle 0.
+// elements outside the rotated share have angle 0.
 static size_t rotary_width_of(const Config *config, unsigned form) {
     const size_t HD = head_dim_of(config, form);
     return config->family->proportional ? HD : (size_t)((double)HD * config->partial_rotary_factor);

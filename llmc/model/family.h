@@ -29,7 +29,7 @@ typedef enum {
     LAYER_TENSORS
 } LayerTensor;
 
-// The tensors outside the layers: the first three precede the layers, the others follow them
+// The tensors outside the layers: the first three precede the layers, the rest follow the layers
 typedef enum {
     EMBEDDING,
     POSITION_EMBEDDING,

@@ -144,7 +144,8 @@ static int lora_names_module(const char *module, const char *target, size_t leng
     return length == all || (length > 0 && module[all - length - 1] == '.');
 }
 
-// Returns the modules that get adapters by default: all modules; in a model with experts only the ones before the MLP.
+// Returns the modules that get adapters by default: all modules; in a model with experts only the modules before the
+// MLP.
 static unsigned lora_usual_modules(const Config *c) {
     const int experts = expert_layers_before(c, c->num_hidden_layers) != 0;
     unsigned usual = 0;

@@ -35,8 +35,8 @@ static float rope_power(float theta, float y) {
     return ldexpf((float)(1 + (r + r * r * (double)e)), (int)q);
 }
 
-// Scales low frequencies by 1 / factor, keeps high ones, and blends between them by wavelength. Torch divides a number
-// by a tensor as number * (1 / tensor).
+// Scales low frequencies by 1 / factor, keeps high frequencies, and blends between the two by wavelength. Torch divides
+// a number by a tensor as number * (1 / tensor).
 static float rope_llama3(const Config *c, float frequency) {
     const double length = (double)c->rope.original_max_position_embeddings;
     const float factor = (float)c->rope.factor, wavelength = rope_rounded(1.0f / frequency) * (float)TWO_PI;
@@ -54,7 +54,7 @@ static double rope_yarn_pair(const Config *c, double rotations) {
            (2 * log(c->rope_theta));
 }
 
-// Keeps fast pairs and scales slow ones by 1 / factor, with a linear ramp between them.
+// Keeps fast pairs and scales slow pairs by 1 / factor, with a linear ramp between the two.
 static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->rope.beta_fast), high = rope_yarn_pair(c, c->rope.beta_slow);
     if (c->rope.truncate) low = floor(low), high = ceil(high);

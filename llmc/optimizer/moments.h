@@ -33,7 +33,8 @@ static size_t parameter_at(const Model *table, size_t element) {
     return i + (p[i].offset < element);
 }
 
-// Returns the number of a group's floats before those of its element `element`; at the group's end all of them.
+// Returns how many of a group's floats precede the floats of element `element`; at the group's end returns the number
+// of all floats.
 static size_t moment_floats_before(const Model *table, size_t group, size_t element) {
     const size_t begin = group_begin(table, group), all = group_elements(table, group);
     size_t before = 0;

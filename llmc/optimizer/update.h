@@ -44,7 +44,7 @@ typedef enum {
 } UpdateTensor;
 
 typedef struct {
-    char *memory; // its memory in its place; NULL: the tensor is absent
+    char *memory; // the tensor's memory in its place; NULL: the tensor is absent
     size_t size;  // bytes of an element
     Place place;
     Sharding sharding;
@@ -318,8 +318,8 @@ static void optimizer_step(Residency *r, const OptimizerState *state, const Adam
 
 // ---- the whole gradient: norm and clipping --------------------------------------------------------------------------
 // Returns the gradient's L2 norm. At every ZeRO stage each rank sums its shard in double, in the order of the table;
-// ranks add up in their order. *bad: the first parameter with NaN or an infinity (or squares that overflow a double),
-// or NULL; equal on all ranks
+// the sums of ranks are added in the order of ranks. *bad: the first parameter with NaN or an infinity (or squares that
+// overflow a double), or NULL; equal on all ranks
 static double gradient_norm(const Residency *r, const Parameter **bad) {
     const Model *table = trained_table(r);
     const size_t ranks = world_ranks(r->world), mark = arena_mark(r->arena);

@@ -143,7 +143,7 @@ static int is_full(const StreamBP *s, size_t l) {
     return has_part(layer_of(s, l), PART_ATTENTION) && !layer_of(s, l)->window;
 }
 
-// Returns how many layers before layer l have attention of its kind: full, or with a window.
+// Returns how many layers before layer l have attention of the same kind as layer l: full, or with a window.
 static size_t number_of_keys(const StreamBP *s, size_t l) {
     const Layer *layer = layer_of(s, l);
     return layer->number[layer->window ? LAYER_WINDOW : LAYER_FULL];
@@ -322,7 +322,8 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     }
 }
 
-// Starts loading the next layers' tensors while layer l is computed. In the dry run each layer loads at its own visit.
+// Starts loading the next layers' tensors while layer l is computed. In the dry run each visit of a layer loads the
+// layer's tensors.
 static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int step) {
     if (!walk_is_in_order(&s->memory.walk)) return;
     if (is_full(s, l)) keys_ask(s, m, next_full(s, l, step), c);

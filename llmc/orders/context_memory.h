@@ -191,7 +191,7 @@ static void rotate_from_zero(const StreamBP *s, size_t l, Stored *x, const int32
         s->ops->rope(x, position, s->setup->inverse_frequency[0], n, queries ? d.NH : d.NKV, d.HD, d.R, how, 0);
 }
 
-// Moves K and V of block `number` between rows on the device and its home.
+// Moves K and V of block `number` between rows on the device and the block's home.
 static void block_move(ContextMemory *m, StreamBP *s, size_t l, size_t number, int in, Stored *const rows[2]) {
     const Shapes d = layer_of(s, l)->shape;
     const size_t i = full_number(s, l), count = m->set.block * d.KV;

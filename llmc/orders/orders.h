@@ -32,8 +32,9 @@ static const LayerLoops *loops_of(Method method, World world) {
     return world_sp(world) > 1 ? &shared_loops : method == METHOD_MST ? &mst_loops : &stream_loops;
 }
 
-// Runs a micro-batch forward and backward. Returns its share of the accumulated batch's loss, whose denominator is Z.
-// Adds its gradients to the stored gradients, its metrics to `metrics` (or NULL). last: completes the step's gradient
+// Runs a micro-batch forward and backward. Returns the micro-batch's share of the accumulated batch's loss, whose
+// denominator is Z. Adds the gradients to the stored gradients and the metrics to `metrics` (or NULL). last: completes
+// the step's gradient
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     return method_is_chunk_major(s->setup->method) ? chunk_major_pass(s, batch, Z, last, metrics)
                                                    : layer_major_pass(s, batch, Z, last, metrics);

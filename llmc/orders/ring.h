@@ -12,7 +12,7 @@ the block's owner. So queries, outputs and their gradients are held for all own 
 #include "gather.h"
 #include "scan.h"
 
-// K, V or dK, dV of the tokens of a rank: its first range, then its second
+// K, V or dK, dV of the tokens of a rank: the rank's first range, then its second range
 typedef struct {
     void *k, *v; // [most tokens of a rank,NKV*HD] Stored K, V, or Summed dK, dV
 } Block;

@@ -44,7 +44,7 @@ static int layer_in_ring(const RunSettings *settings, size_t l) {
 }
 
 // Counts the products of tensors first .. last of the layers `chosen` (NULL: all), with their adapters. A token uses k
-// of its layer's experts. lora: may be NULL
+// of a layer's experts. lora: may be NULL
 static ProductFlops product_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen, LayerTensor first,
                                   LayerTensor last) {
     const Config *c = &settings->model->config;
@@ -164,7 +164,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     return flops;
 }
 
-// Counts a forward pass for log-probabilities. adapters: of the model with its adapters
+// Counts a forward pass for log-probabilities. adapters: 1: of the model with adapters
 static double flops_forward(const RunSettings *settings, const Batch *batch, int adapters) {
     const Model *model = settings->model;
     const Lora *lora = adapters ? settings->lora : NULL;

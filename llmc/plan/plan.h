@@ -31,7 +31,7 @@ typedef struct {
     Objective objective;                   // zeros: sft
     const Lora *lora;                      // NULL: the model itself is trained
     const Storage *storage;                // see Residency.storage
-    size_t cache_tokens;                   // tokens of the longest generated text with its prompt; 0: none
+    size_t cache_tokens;                   // tokens of the longest generated text and its prompt; 0: no text
     ContextSettings context;               // long memory of that text
     size_t rollout_slots, rollout_tokens;  // texts generated in a batch, tokens of the longest; 0: none
     World world;                           // zeros: a single process

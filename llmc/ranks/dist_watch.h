@@ -44,7 +44,7 @@ static struct {
     char (*host)[WATCH_HOST]; // [ranks]
     int64_t *process;         // [ranks] process ids of ranks that this rank can see, or 0
     Word own;                 // this rank's state
-    Word *heard, *before;     // [ranks] answers to the last question, and to the one before it; RANK_ASKS: none
+    Word *heard, *before;     // [ranks] answers to the last question, and to the question before it; RANK_ASKS: none
     Word *said;               // [WORD_KINDS,ranks] messages in flight
     MPI_Request *saying;      // [WORD_KINDS,ranks]
     double listened;          // s: time of the last poll while at work
@@ -54,7 +54,7 @@ static struct {
 } watch;
 
 // Sends a small message without waiting: a stopped rank may never receive it. At most one message of each kind is in
-// flight to a rank; a second one would say the same.
+// flight to a rank; a second message would say the same.
 static void watch_say(size_t to, WordKind kind) {
     const size_t place = (size_t)kind * watch.ranks + to;
     int sent;

@@ -101,7 +101,7 @@ static size_t sequence_largest_rank(size_t N, size_t S) { return N < S ? 0 : S -
 typedef enum {
     TRAFFIC_GRADIENTS,           // gradients reduced over all ranks
     TRAFFIC_WEIGHTS,             // weights gathered after updates (stages 1, 2) or before a layer is used (stage 3)
-    TRAFFIC_KEYS_VALUES,         // keys and values sent to the ranks of the same stream
+    TRAFFIC_KEYS_VALUES,         // keys and values sent to the ranks that share a sequence
     TRAFFIC_KEY_VALUE_GRADIENTS, // gradients sent to the rank that owns the token
     TRAFFIC_STATES,              // states of linear attention and their gradients, sent to the rank of the next tokens
     TRAFFIC_KINDS

@@ -57,7 +57,7 @@ static Search run_search(const Run *run, size_t limit) {
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
     const int asked = options_train(o) || option_given(o, "keep") || option_given(o, "keep-on");
     c.keep = o->keep == KEEP_AUTO && asked && method_recomputes(c.open.method);
-    c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs use the same memory
+    c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs use this memory too
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals &&
                !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers;
@@ -106,7 +106,7 @@ static void run_attention(Run *run) {
 
 // Returns workspace `index` to try for the backward calls of attention's library: the largest first, 0 (the op set's
 // own choice) last. A larger workspace takes more heads and keys in a call, so the last bits of results depend on it. A
-// resumed run takes the workspace it began with, or else a smaller one.
+// resumed run takes the workspace it began with, or else a smaller workspace.
 static size_t run_workspace(const Run *run, const RunSettings *settings, const Batch *shape, size_t index) {
     const Config *c = &run->model.config;
     const size_t chunk = settings->chunk ? settings->chunk : (size_t)CUDA_CHUNK;

@@ -217,7 +217,7 @@ static void report_reference(const Run *run) {
     }
 }
 
-// Prints a run's measured peak next to its planned one. On the CPU, host memory is the device's.
+// Prints a run's measured peak next to the planned peak. On the CPU, host memory is device memory.
 static void report_memory(const Run *run, double peak) {
     const double host = strcmp(ops_device->name, "cpu") ? 0 : (double)run->plan.host_bytes;
     const double planned = (double)run->plan.total_bytes + host;
@@ -364,7 +364,7 @@ static void report_planned(const Run *run) {
     fputc('\n', out);
 }
 
-// Prints the header: three lines, one more with experts or --sp auto, others with --verbose. data, schedule: see
+// Prints the header: three lines, one more with experts or --sp auto, further lines with --verbose. data, schedule: see
 // report_data. bound: the planned sequence
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
     const Options *o = run->options;

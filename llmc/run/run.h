@@ -95,7 +95,7 @@ static void run_open_lora(Run *run) {
              human_count(many), human_bytes(16 * many), human_bytes(12 * many));
 }
 
-// Applies --rope-scaling in place of the model's own.
+// Applies --rope-scaling in place of the model's scaling.
 static void run_scale(Run *run, Config *config) {
     char old[1024], own[1024];
     const Config scaled = config_scale(config, run->options->rope_scaling, "--rope-scaling", EXIT_USAGE);

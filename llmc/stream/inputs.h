@@ -24,7 +24,7 @@ static int inputs_off_device(const StreamBP *s) {
 
 static int input_is_kept(const StreamBP *s, size_t l) { return l % s->memory.every == 0; }
 
-// Return the number of kept inputs, and of other inputs that exist at one time in backward.
+// Return the number of kept inputs, and of inputs that backward recomputes and holds at one time.
 static size_t inputs_kept(const StreamBP *s) {
     return (s->model->config.num_hidden_layers + s->memory.every - 1) / s->memory.every;
 }

@@ -116,11 +116,11 @@ typedef struct {
     unsigned form; // layer_form
     Branch branch[BRANCHES_MOST];
     size_t branches;
-    size_t first_mlp;           // branches from here on join no tokens: 1 after a mixer, else 0
-    unsigned has;               // bit k: a part of PartKind k
-    int borrows, lends;         // reads another layer's keys and values; other layers read this layer's
-    size_t window;              // keys that a query sees; 0: all earlier keys
-    int rotates;                // 1: rotary embedding of queries and keys
+    size_t first_mlp;   // branches from here on join no tokens: 1 after a mixer, else 0
+    unsigned has;       // bit k: a part of PartKind k
+    int borrows, lends; // 1: reads another layer's keys and values; 1: another layer reads this layer's keys and values
+    size_t window;      // keys that a query sees; 0: all earlier keys
+    int rotates;        // 1: rotary embedding of queries and keys
     size_t number[LAYER_KINDS]; // earlier layers of each kind
     size_t state;               // earlier layers with a state
     ActivationRow row[ACTIVATION_ROWS];

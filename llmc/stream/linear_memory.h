@@ -51,7 +51,7 @@ static size_t state_slot(size_t chunk, size_t index, size_t chunks) {
     return first + index / state_spacing(chunk, level) - (level > 0);
 }
 
-// Returns how many chunk visits compute the states of `chunks` chunks, on this level and those below.
+// Returns how many chunk visits compute the states of `chunks` chunks, on this level and all levels below.
 static size_t chunks_visited_again(size_t chunk, size_t level, size_t chunks) {
     const size_t spacing = state_spacing(chunk, level);
     if (!chunks) return 0;

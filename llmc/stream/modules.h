@@ -69,7 +69,7 @@ typedef struct {
     const LoraPart *part;
     const Stored *a, *b; // [rank,in], [columns,rank]
     size_t column;       // first column of the product's output that it adds to
-    uint64_t seed;       // seed of its dropout
+    uint64_t seed;       // seed of the adapter's dropout
 } Adapter;
 
 enum { ADAPTERS_MOST = 4 };

@@ -83,8 +83,8 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Returns where the index-th chunk of n tokens begins. A last chunk below an eighth of the others takes tokens from the
-// chunk before it: a product of few rows takes as long as a product of many rows.
+// Returns where the index-th chunk of n tokens begins. A last chunk below an eighth of a full chunk takes tokens from
+// the chunk before it: a product of few rows takes as long as a product of many rows.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
     if (index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s)) return index * size;

@@ -18,8 +18,8 @@ typedef struct {
 // Tells whether one chunk of each length counts for all.
 static int walk_skips_chunks(const Walk *w) { return w->dry && !w->every_chunk; }
 
-// Tells whether visits come in order, so that a visit may load the next visit's tensors. In the dry run they do not:
-// each visit loads its own tensors.
+// Tells whether visits come in order, so that a visit may load the next visit's tensors. In the dry run visits have no
+// order: each visit loads the tensors that it needs.
 static int walk_is_in_order(const Walk *w) { return !w->dry; }
 
 // Makes the following ops count `times` times for each layer that the visited layer counts for.

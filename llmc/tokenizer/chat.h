@@ -96,8 +96,8 @@ static void chat_check(const Tokenizer *t, const char *system, Thinking thinking
     if (fault) die_usage("%s: %s", option, fault);
 }
 
-// Appends a user's turn. Before the first turn it appends the beginning of the chat, before others the end of the
-// previous answer.
+// Appends a user's turn. Before the first turn it appends the beginning of the chat, before each later turn the end of
+// the previous answer.
 static void chat_append_turn(Scratch *text, const Tokenizer *t, const char *system, const char *user, size_t bytes,
                              int first) {
     int trim_user = (t->flags & TOKENIZER_TRIM_USER) != 0, trim_system = (t->flags & TOKENIZER_TRIM_SYSTEM) != 0;

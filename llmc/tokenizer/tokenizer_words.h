@@ -13,7 +13,7 @@ the tokenizer file, so they equal those of the library with which the tokenizer 
 #define META_SPACE "\xe2\x96\x81" // U+2581
 
 // ---- characters -----------------------------------------------------------------------------------------------------
-// Returns the code point at text[i], i < bytes, of well-formed UTF-8. *length: its bytes
+// Returns the code point at text[i], i < bytes, of well-formed UTF-8. *length: bytes of the character
 static uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, size_t *length) {
     const unsigned char *c = text + i;
     *length = utf8_length(c, bytes - i);
@@ -24,7 +24,7 @@ static uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, 
     return point;
 }
 
-// Writes a character; returns its length.
+// Writes a character; returns the character's length.
 static size_t character_write(unsigned char *out, uint32_t point) {
     static const unsigned char first[] = {0, 0, 0xc0, 0xe0, 0xf0}; // first byte's marker bits, by length
     const size_t length = point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4;

@@ -76,8 +76,8 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// Computes a pass's loss and gradient; gradients must be zero before. Returns its seconds on this rank. guarded:
-// allocating is fatal
+// Computes a pass's loss and gradient; gradients must be zero before. Returns the seconds of the pass on this rank.
+// guarded: allocating is fatal
 static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *result, int guarded) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
@@ -142,8 +142,8 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// Runs one more pass with timed ops, for profile.h. Returns its seconds. Its gradients equal those of the earlier
-// passes.
+// Runs one more pass with timed ops, for profile.h. Returns the seconds of the pass. The gradients equal the gradients
+// of the earlier passes.
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = machine_from_options(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);

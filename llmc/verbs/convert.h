@@ -9,7 +9,7 @@ The verbs `convert`, which writes weights in another format, and `info`, which d
 #include "llmc/files/merge.h"
 #include "llmc/files/run_source.h"
 
-// Returns 1 to write a Hugging Face folder, 0 for one file. Refuses other formats and options that do not apply.
+// Returns 1 to write a Hugging Face folder, 0 for one file. Refuses every other format, and options that do not apply.
 static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size", "tokenizer"};
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
@@ -73,7 +73,8 @@ static Converted convert_write(const Options *options, WeightSource *source, con
 }
 
 // Returns the key of the base, to compare with the adapters' key. Adapters of a 4-bit base are merged into the weights
-// of its files, but their key is that of the 4-bit base. So the base is quantised here, only for the key.
+// of the base's files, but the adapters' key is the key of the 4-bit base. So the base is quantised here, only for the
+// key.
 static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     WeightSource *source = run->source;
     const QuantFormat format = quant_format(quant_type_find(began->text[SOURCE_BASE]), DTYPE_FP32);

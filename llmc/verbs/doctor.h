@@ -240,7 +240,7 @@ __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, 
     doctor_add(&row);
 }
 
-// Looks at the machine. Findings have rows of their own, on the first rank. The row `machine` is left out if a finding
+// Looks at the machine. Each finding has a separate row, on the first rank. The row `machine` is left out if a finding
 // is wrong.
 static void look_at_machine(DoctorRow *row, size_t i) {
     (void)i;
@@ -429,8 +429,8 @@ static void look_at_products(DoctorRow *row, size_t i) {
     doctor_rate(row, rate, PRODUCT_FLOPS, 1, "the best of a few products of random numbers");
 }
 
-// Times attention over one document with the model's heads. i: 0 forward, 1 backward; 2, 3: the same with global heads.
-// Doubles the document until that takes 20 ms, or up to 8192 tokens.
+// Times attention over one document with the model's heads. i: 0 forward, 1 backward; 2, 3: forward, backward with
+// global heads. Doubles the document until that takes 20 ms, or up to 8192 tokens.
 static void look_at_attention(DoctorRow *row, size_t i) {
     const Config *c = &doctor.config;
     const unsigned form = i < 2 ? FORM_WINDOW : FORM_FULL;

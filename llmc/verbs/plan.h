@@ -52,7 +52,7 @@ static void plan_print_work(FILE *out, const Machine *m, const Estimate *e) {
                 e->counts.library_calls, human_bytes(e->counts.staged), 100 * own_share(&e->counts));
 }
 
-// Prints how much of its limits the plan takes.
+// Prints how much of each limit the plan takes.
 static void plan_print_memory(FILE *out, const PlanResult *r) {
     const WayToTrain *w = &r->plan;
     const Options *o = w->run.options;
@@ -111,7 +111,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     fputc('\n', out);
 }
 
-// Prints by how much the planned length exceeds the model's own positions.
+// Prints by how much the planned length exceeds the model's positions.
 static void plan_print_positions(FILE *out, const Run *run) {
     const Config *c = &run->model.config;
     const size_t own = c->max_position_embeddings, most = run->options->seq_len;

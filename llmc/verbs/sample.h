@@ -19,7 +19,7 @@ static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) 
 typedef struct {
     Scratch text;          // text of all turns if the template rewrites them, else of the last turn
     TokenIds turn, fed;    // ids of `text` with the answer's opening; ids of the previous turn
-    const int32_t *answer; // [answer_ids] the last answer, without its end token
+    const int32_t *answer; // [answer_ids] the last answer, without the end token
     size_t turns, answer_ids;
 } Conversation;
 

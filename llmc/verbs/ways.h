@@ -121,7 +121,7 @@ static void way_close(WayToTrain *w, const Run *run) {
 }
 
 // Tells whether a way deserves a line after others of the same kind: its step is faster by 1 %, or its sequence longer
-// by 1 %. A way that options force into places other than its own does not.
+// by 1 %. A way does not if options force its tensors into a place beyond w->uses.
 static int way_adds(const WayToTrain *w, const WayToTrain *before) {
     for (int place = w->uses + 1; place < PLACES; place++)
         if (w->bytes[place]) return 0;

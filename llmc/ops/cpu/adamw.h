@@ -70,7 +70,7 @@ static void moments_decode(floatS *out, const QuantScales *s, const uint8_t *cod
     for (size_t i = 0; i < count; i++) out[i] = (floatS)(s->map[codes[i]] * scale);
 }
 
-// Encodes a block of moments; returns its scale.
+// Encodes a block of moments; returns the block's scale.
 static float moments_encode(uint8_t *codes, const QuantScales *s, const floatS *in, size_t count) {
     float value[MOMENT_BLOCK], most = 0;
     int32_t point[MOMENT_BLOCK];

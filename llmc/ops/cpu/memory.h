@@ -125,7 +125,7 @@ static void cpu_release(void *memory, size_t bytes) {
     memory_unmap(memory, bytes);
 }
 
-// Allocates host memory, which on a CPU is the device's. Makes its pages resident now: another process might take the
+// Allocates host memory, which on a CPU is device memory. Makes the pages resident now: another process might take the
 // memory before it is used.
 static void *cpu_host_allocate(size_t bytes) {
     char *memory = (char *)cpu_allocate(bytes);

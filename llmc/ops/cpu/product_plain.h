@@ -567,7 +567,8 @@ static VECTOR_FUNCTION void pack_few(floatS *packed, const FewRows *f, size_t fr
                      r < f->count ? vector_load_stored(f->x + r * f->x_stride + from) : (Vector){0});
 }
 
-// Items of work that a thread begins with. Other threads may take them when they have finished their own.
+// Items of work that a thread begins with. Another thread may take these items after finishing all items that it began
+// with.
 typedef struct {
     size_t next, end;
     char unshared[64 - 2 * sizeof(size_t)];

@@ -120,7 +120,7 @@ VECTOR_INLINE void router_all(TokenRouter *r, const floatS *z, size_t E) {
     r->sum = router_exponentials(r->p, z, E, &r->largest);
 }
 
-// Scores the chosen experts. A normalised softmax over all experts equals a softmax over the chosen ones.
+// Scores the chosen experts. A normalised softmax over all experts equals a softmax over the chosen experts.
 VECTOR_INLINE void router_chosen(TokenRouter *r, const floatS *z, const uint16_t *route, size_t t,
                                  const RouterShape *shape) {
     const size_t k = shape->k;

@@ -10,7 +10,7 @@ of TOKEN_GROUP for any number of threads.
 #include "elements.h"
 #include "simd_math.h"
 
-// Loads lanes [0, count) of sums; the other lanes are 0.
+// Loads lanes [0, count) of sums; all further lanes are 0.
 VECTOR_INLINE Vector sums_load_first(const floatS *x, size_t count) {
     floatS lane[VECTOR_LANES] = {0};
     if (count >= VECTOR_LANES) return vector_load(x);

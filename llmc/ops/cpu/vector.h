@@ -157,7 +157,7 @@ VECTOR_INLINE void vector_store_first(floatX *x, Vector v, size_t count) {
     for (size_t i = 0; i < count; i++) x[i] = lane[i];
 }
 
-// Returns a where the mask has ones, else b. Comparisons make this kind of mask.
+// Returns a where the mask's bits are 1, else b. Comparisons make this kind of mask.
 VECTOR_INLINE Vector vector_select(VectorBits mask, Vector a, Vector b) {
     return (Vector)(((VectorBits)a & mask) | ((VectorBits)b & ~mask));
 }

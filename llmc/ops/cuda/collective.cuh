@@ -285,8 +285,9 @@ static void devices_check(void) {
 }
 
 // Runs every collective once, tiny: NCCL connects and takes its memory at first use. Each pair of ranks takes some
-// memory, so exchanges are only with the next and the previous rank of a sequence: rings, chains and most halos have no
-// others. A halo over more ranks connects at its first use, within ncclGroupEnd, where the host answers no other rank.
+// memory, so exchanges are only with the next and the previous rank of a sequence. Rings, chains and most halos need no
+// other pair. A halo over more ranks connects at its first use, within ncclGroupEnd, where the host answers no other
+// rank.
 static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     const size_t peers[2] = {(rank + 1) % ranks, (rank + ranks - 1) % ranks};

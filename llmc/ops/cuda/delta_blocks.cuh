@@ -95,7 +95,7 @@ __device__ inline float decay_between(const BlockGates &g, unsigned i, unsigned 
 }
 __device__ inline float decay_to(const BlockGates &g, unsigned i) { return natural_exp(g.high[i] + g.low[i]); }
 
-// A sum and its rounding error
+// A sum and the sum's rounding error
 struct LongSum {
     float high, low;
 };
@@ -170,7 +170,7 @@ __device__ inline void rows_store(floatX *to, const floatX *tile, unsigned strid
         for (unsigned j = 0; j < W && c + j < columns; j++) to[row * stride + j] = tile[row * padded<N> + j];
 }
 
-// Splits a computed number into its terms, one tile each; fp32 has one term.
+// Splits a computed number into terms and stores each term in a separate tile; fp32 has one term.
 __device__ inline void split(floatX (&term)[TERMS], float value) {
     term[0] = store(value);
     if constexpr (TERMS == 2) term[1] = store(value - load(term[0]));

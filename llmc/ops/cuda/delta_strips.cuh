@@ -164,7 +164,7 @@ __device__ inline void row_dots(float *dots, float (*x)[4], const KeyTwos<KP> &k
     }
 }
 
-// Multiplies each row of c by its factor.
+// Multiplies each row of c by the row's factor.
 template <int N> __device__ inline void rows_scale(float (*c)[4], const float (&factor)[2]) {
 #pragma unroll
     for (unsigned n = 0; n < N / 8; n++)

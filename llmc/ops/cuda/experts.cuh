@@ -117,8 +117,8 @@ __device__ inline void operands_load(ProductOperands<T> &x, const floatX *a, con
             FORM == PRODUCT_WEIGHT ? load_a_columns(a, A_STRIDE, k, row + m) : load_a(a, A_STRIDE, row + m, k);
 }
 
-// Adds a stage's product to c[warp_rows, warp_columns], from the warp's first row and column on. Loads the next
-// operands before the instructions that use the current ones; the compiler keeps this order.
+// Adds a stage's product to c[warp_rows, warp_columns]. The tile of c begins at the warp's first row and column. Loads
+// the next operands before the instructions that use the current ones; the compiler keeps this order.
 template <ProductForm FORM, ProductTile T>
 __device__ inline void stage_product(float (*c)[T.warp_columns / 8][4], const floatX *a, const floatX *b, unsigned row,
                                      unsigned column) {
