@@ -149,7 +149,8 @@ static double adapter_number(const cJSON *root, const char *key, double otherwis
 static cJSON *adapter_config_read(const char *path, Lora *lora) {
     cJSON *root = json_read_object(path, ADAPTER_CONFIG_MAX);
     const cJSON *item, *rslora = json_get(root, "use_rslora");
-    if (!json_get(root, "peft_type")) die("%s: has no peft_type, so PEFT did not write it", path);
+    if (!json_get(root, "peft_type"))
+        die("%s: has no peft_type, so PEFT did not write it; save the adapter with PEFT", path);
     adapter_check_word(root, "peft_type", "LORA", path);
     adapter_check_word(root, "task_type", "CAUSAL_LM", path);
     cJSON_ArrayForEach(item, root) adapter_check_key(item, path);
@@ -284,8 +285,8 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         const TensorLocation place = source_take_shape(source, tensor, wanted, 2, asks, "; is it of another base?");
         if (!i) source->places[parameter] = place;
         if (place.type != source->places[parameter].type)
-            die("%s: tensor %s is in %s, tensors of other experts in %s; save all in one type", source->path, whole,
-                dtype_name(place.type), dtype_name(source->places[parameter].type));
+            die("%s: tensor %s is in %s, but tensors of other experts are in %s; save all experts in one type",
+                source->path, whole, dtype_name(place.type), dtype_name(source->places[parameter].type));
         pieces->place[i] = place;
         if (of_b || down) continue;
         lora_expert_name(lora->table.config.family, layer, i, 1, name);
@@ -329,7 +330,8 @@ static void adapter_read_header(SafeTensors *list, const InputFile *file) {
         snprintf(name, sizeof(name), "%.*s", (int)n, at);
         if (!count++) memcpy(first, name, sizeof(first));
         if (strcmp(name, first) != 0)
-            die("%s: tensor %.200s is of a second adapter; save each alone, by selected_adapters of save_pretrained",
+            die("%s: tensor %.200s is of a second adapter; save each adapter alone, by selected_adapters of "
+                "save_pretrained",
                 file->path, t->name);
         memmove(at, at + n, strlen(at + n) + 1);
     }

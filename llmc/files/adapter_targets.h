@@ -53,7 +53,8 @@ static int adapter_lists(const AdapterTargets *t, const char *key, const cJSON *
     *whole = 0;
     if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: %s must be a list of names or text", t->where, key);
     cJSON_ArrayForEach(item, list) {
-        if (!cJSON_IsString(item)) die_with(t->code, "%s: %s has an entry that is not text", t->where, key);
+        if (!cJSON_IsString(item))
+            die_with(t->code, "%s: %s must be a list of names, but has an entry that is not text", t->where, key);
         found |= lora_names_module(name, item->valuestring, strlen(item->valuestring));
         *whole |= !strcmp(name, item->valuestring);
     }
@@ -66,7 +67,7 @@ static int adapter_has_layer(const AdapterTargets *t, const cJSON *layers, size_
     int found = 0;
     JSON_EACH(item, layers) {
         if (!json_whole_number(item, &number))
-            die_with(t->code, "%s: layers_to_transform has an entry that is not a layer number", t->where);
+            die_with(t->code, "%s: layers_to_transform must be a layer number or a list of layer numbers", t->where);
         found |= number == layer;
     }
     return found;
@@ -80,7 +81,7 @@ static int adapter_layer_named(const AdapterTargets *t, const cJSON *patterns) {
     const cJSON *first = cJSON_IsArray(patterns) ? patterns->child : patterns;
     if (!first || (cJSON_IsString(first) && !*first->valuestring)) return 1;
     JSON_EACH(item, patterns) {
-        if (!cJSON_IsString(item)) die_with(t->code, "%s: layers_pattern has an entry that is not text", t->where);
+        if (!cJSON_IsString(item)) die_with(t->code, "%s: layers_pattern must be text or a list of text", t->where);
         if (pattern_matches(item->valuestring, before, 1, t->where, t->code)) return 1;
     }
     return 0;
@@ -114,7 +115,7 @@ static double adapter_pattern_value(const AdapterTargets *t, const char *key, co
     const cJSON *patterns = json_get(t->root, key), *item;
     if (patterns && !cJSON_IsObject(patterns)) die_with(t->code, "%s: %s is not an object", t->where, key);
     cJSON_ArrayForEach(item, patterns) {
-        if (!cJSON_IsNumber(item)) die_with(t->code, "%s: %s has a value that is not a number", t->where, key);
+        if (!cJSON_IsNumber(item)) die_with(t->code, "%s: %s must have a number for each name", t->where, key);
         if (pattern_matches(item->string, name, 1, t->where, t->code)) return item->valuedouble;
     }
     return otherwise;

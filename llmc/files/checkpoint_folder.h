@@ -158,7 +158,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
 static const char *manifest_read(const char *checkpoint, Manifest *manifest) {
     const char *fault = manifest_check(checkpoint, manifest);
     if (fault && manifest->state == MANIFEST_UNKNOWN)
-        die("%s: cannot be read: %s; nothing is changed; correct this and try again", checkpoint, fault);
+        die("%s: cannot be read: %s; nothing is changed; correct the cause and try again", checkpoint, fault);
     return fault;
 }
 

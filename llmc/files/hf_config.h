@@ -545,7 +545,7 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     const cJSON *item = list ? list->child : NULL;
     for (size_t l = 0; item && l < L; l++, item = item->next) {
         if (!cJSON_IsNumber(item) || (item->valuedouble != 0 && item->valuedouble != 1))
-            die("%s: no_rope_layers: the value of layer %zu is neither 0 nor 1", path, l);
+            die("%s: no_rope_layers: the value of layer %zu must be 0 or 1", path, l);
         config->layer_types[l] = item->valuedouble != 0 ? 'f' : 'n';
     }
     config->layer_types[L] = 0;

@@ -230,8 +230,8 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
         const TensorLocation place = source_take_shape(source, tensor, wanted, 2, "config.json asks", "");
         if (!i) source->places[parameter] = place;
         if (place.type != source->places[parameter].type && !*source->missing)
-            die("%s: tensor %s is in %s, but the experts before it are in %s; save all in one type", source->path, name,
-                dtype_name(place.type), dtype_name(source->places[parameter].type));
+            die("%s: tensor %s is in %s, but the experts before it are in %s; save all experts in one type",
+                source->path, name, dtype_name(place.type), dtype_name(source->places[parameter].type));
         pieces->place[i] = place;
     }
 }
@@ -329,7 +329,7 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
         if (tensor->used || (tensor->used = hf_is_no_weight(&source->config, tensor->name, head)) != 0) continue;
         if (hf_is_other(&source->config, tensor->name)) {
             if (strlen(tensor->name) >= HF_NAME)
-                die("%s: tensor %.200s... has a name of more than %d bytes", source->files[tensor->file].path,
+                die("%s: tensor %.200s... has a name above the limit of %d bytes", source->files[tensor->file].path,
                     tensor->name, HF_NAME - 1);
             others->tensors[others->count] = *tensor;
             others->tensors[others->count++].name = checked_strdup(tensor->name);

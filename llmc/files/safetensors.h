@@ -86,7 +86,8 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     const cJSON *offsets = json_get(entry, "data_offsets");
     size_t type;
     int overflow = 0;
-    if (!cJSON_IsObject(entry)) die("%s: the entry of tensor %.200s is not an object", path, name);
+    if (!cJSON_IsObject(entry))
+        die("%s: the entry of tensor %.200s must be an object; download the file again", path, name);
     cJSON_ArrayForEach(item, entry) {
         if (!text_is_one_of(item->string, "dtype|shape|data_offsets"))
             die("%s: tensor %.200s: its entry has the key \"%.100s\", which the format does not know", path, name,
@@ -104,7 +105,7 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     uint64_t bytes = size;
     cJSON_ArrayForEach(item, shape) {
         if (tensor->rank == SAFETENSORS_RANK_MAX)
-            die("%s: tensor %.200s has more than %d dimensions", path, name, SAFETENSORS_RANK_MAX);
+            die("%s: tensor %.200s has more dimensions than the limit of %d", path, name, SAFETENSORS_RANK_MAX);
         if (!json_whole_number(item, &tensor->shape[tensor->rank]))
             die("%s: tensor %.200s: its shape has an entry that is not a whole number; download it again", path, name);
         overflow |= __builtin_mul_overflow(bytes, tensor->shape[tensor->rank++], &bytes);
@@ -154,7 +155,7 @@ static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t 
 static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
     static const char pointer[] = "version https://git-lfs"; // content of a file that git-lfs has not fetched
     unsigned char begin[sizeof(pointer) - 1];
-    if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
+    if (file->bytes < 8) die("%s: is too short for a safetensors file; download it again", file->path);
     input_read(file, 0, begin, min_size((size_t)file->bytes, sizeof(begin)));
     if (file->bytes >= sizeof(begin) && !memcmp(begin, pointer, sizeof(begin)))
         die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
@@ -175,7 +176,7 @@ static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_b
 // Checks that __metadata__ holds only strings, as the format requires.
 static void safetensors_check_metadata(const cJSON *metadata, const char *path) {
     const cJSON *item;
-    if (!cJSON_IsObject(metadata)) die("%s: its __metadata__ is not an object", path);
+    if (!cJSON_IsObject(metadata)) die("%s: __metadata__ must be an object; download the file again", path);
     cJSON_ArrayForEach(item, metadata) {
         if (!cJSON_IsString(item)) die("%s: __metadata__ has a value that is not text: %.100s", path, item->string);
     }

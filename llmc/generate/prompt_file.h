@@ -92,7 +92,8 @@ static void messages_encode(const Prompt *prompt, const Options *o, const cJSON 
         else
             messages_append_answer(&text, t, content, number, where);
     }
-    if (!users || wanted == ROLE_USER) die("%s: the messages must end with the user's, which is answered", where);
+    if (!users || wanted == ROLE_USER)
+        die("%s: the messages must end with the user's message, which the model answers", where);
     chat_encode(t, &text, o->thinking, ids);
     free(text.at);
 }
@@ -143,7 +144,7 @@ static int object_encode(const Prompt *prompt, const Options *o, const cJSON *ob
     } else if (kind == 2 && cJSON_IsArray(value)) {
         cJSON_ArrayForEach(id, value) {
             if (!json_whole_number(id, &number) || number >= V)
-                die("%s: \"prompt_ids\" must be ids below %zu, the vocabulary", where, V);
+                die("%s: \"prompt_ids\" must be ids below the vocabulary of %zu", where, V);
             token_ids_add(ids, (uint32_t)number);
         }
     } else {
@@ -165,7 +166,8 @@ static void prompt_file_check(const Run *run, const int32_t *ids, size_t tokens,
         if (ids[i] < 0 || (size_t)ids[i] >= c->vocab_size)
             die("%s: token %zu of the prompt is %d, outside the vocabulary of %zu", where, i, ids[i], c->vocab_size);
     if (all > limit)
-        die("%s: the prompt of %zu tokens and --max-new-tokens %zu take %zu positions, above %s %zu; shorten either",
+        die("%s: the prompt of %zu tokens and --max-new-tokens %zu take %zu positions, above %s %zu; shorten the "
+            "prompt or lower --max-new-tokens",
             where, tokens, o->max_new_tokens, all, limit < most ? "--max-context" : "the model's positions,", limit);
 }
 

@@ -515,7 +515,8 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
         if (l == L) break;
     }
-    if (period > LAYER_TYPES_MAX) die_with(code, "%s: layer_types has a period of %zu layers, too many", where, period);
+    if (period > LAYER_TYPES_MAX)
+        die_with(code, "%s: layer_types has a period of %zu layers; give a shorter pattern", where, period);
     for (l = given; l < period; l++) config->layer_types[l] = config->layer_types[l % given];
     config->layer_types[period] = 0;
 }

@@ -375,7 +375,7 @@ static void disk_folder_require(const char *folder) {
     struct statfs system;
     if (!path_is_directory(folder)) die("--disk %s: is not a folder; make it, or give another folder", folder);
     if (access(folder, W_OK | X_OK) || statfs(folder, &system))
-        die("--disk %s: cannot be used: %s; give a folder you may write to", folder, error_text(errno));
+        die("--disk %s: cannot be used: %s; give a folder that you may write to", folder, error_text(errno));
     for (size_t i = 0; i < sizeof(disk_refused) / sizeof(disk_refused[0]); i++) {
         if ((unsigned)system.f_type != disk_refused[i].type) continue;
         if (!disk_refused[i].name)

@@ -65,8 +65,8 @@ static size_t cache_rows(const Cache *cache, size_t chunk) {
 static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     memset(cache, 0, sizeof(*cache));
     if (!slots || !capacity || capacity > ((size_t)INT32_MAX - CACHE_PASS) / slots)
-        die("a key/value cache of %zu texts of %zu tokens is more than can be indexed; take fewer or shorter ones",
-            slots, capacity);
+        die("a key/value cache of %zu texts of %zu tokens is too large to index; take fewer or shorter texts", slots,
+            capacity);
     cache->slots = slots, cache->capacity = capacity;
     const size_t rows = cache_rows(cache, SIZE_MAX);
     cache->documents.N = slots * capacity;

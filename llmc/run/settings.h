@@ -150,10 +150,10 @@ static void settings_add_routers(RunSettings *settings, const Options *o) {
     const int experts = expert_layers_before(c, c->num_hidden_layers) > 0,
               softmax = c->family->router == ROUTER_SOFTMAX;
     if (!experts && (o->router_aux_loss > 0 || o->router_z_loss > 0 || o->router_bias_update > 0))
-        die_usage("--router-%s: no layer of this model has experts; leave it out", o->router_aux_loss > 0 ? "aux-loss"
-                                                                                   : o->router_z_loss > 0
-                                                                                       ? "z-loss"
-                                                                                       : "bias-update");
+        die_usage("--router-%s: no layer of this model has experts; leave the option out",
+                  o->router_aux_loss > 0 ? "aux-loss"
+                  : o->router_z_loss > 0 ? "z-loss"
+                                         : "bias-update");
     if (experts && !softmax && (o->router_aux_loss > 0 || o->router_z_loss > 0))
         die_usage("--router-%s: routers of %s have no distribution over the experts to balance; --router-bias-update "
                   "0.001 moves their biases",

@@ -87,7 +87,8 @@ static Split split_open(const char *pattern, size_t bytes, uint32_t behaviour, c
     split.limits = pcre2_match_context_create(NULL);
     split.stack =
         pcre2_jit_compile(split.code, PCRE2_JIT_COMPLETE) ? NULL : pcre2_jit_stack_create(1 << 15, 1 << 26, NULL);
-    if (!split.match || !split.limits) die("%s: no memory for the patterns of its pre-tokenizer", path);
+    if (!split.match || !split.limits)
+        die("%s: no memory for the patterns of its pre-tokenizer; free some memory", path);
     if (split.stack) pcre2_jit_stack_assign(split.limits, NULL, split.stack);
     return split;
 }
@@ -115,7 +116,8 @@ static int split_next(Split *split, const unsigned char *coded, size_t count, si
                 path, from, count, why);
         }
         memcpy(place, pcre2_get_ovector_pointer(split->match), 2 * sizeof(*place));
-        if (place[0] < from || place[1] < place[0]) die("%s: its pre-tokenizer's pattern matches backwards", path);
+        if (place[0] < from || place[1] < place[0])
+            die("%s: its pre-tokenizer's pattern matches backwards; write it without \\K", path);
         if (place[0] < place[1] || place[1] != last) return 1;
     }
     return 0;

@@ -468,12 +468,13 @@ static void load_optimizer(CheckpointPass *p, size_t step) {
     OptimizerHeader header, wanted = optimizer_header(p->t, step);
     char path[PATH_MAX];
     InputFile file = input_open(load_path(p, MANIFEST_OPTIMIZER, path));
-    if (file.bytes < sizeof(header)) die("%s: is truncated: %llu bytes", path, (unsigned long long)file.bytes);
+    if (file.bytes < sizeof(header))
+        die("%s: is truncated to %llu bytes; resume an earlier checkpoint", path, (unsigned long long)file.bytes);
     input_read(&file, 0, &header, sizeof(header));
     load_check_optimizer(path, &header, &wanted);
     if (file.bytes != expected)
-        die("%s: has %llu bytes, %llu were expected", path, (unsigned long long)file.bytes,
-            (unsigned long long)expected);
+        die("%s: has %llu bytes, but %llu were expected; resume an earlier checkpoint", path,
+            (unsigned long long)file.bytes, (unsigned long long)expected);
     load_sections(p, MANIFEST_OPTIMIZER, &file, sizeof(header));
     input_close(&file);
 }
@@ -486,8 +487,8 @@ static void load_waiting(CheckpointPass *p) {
     InputFile input = input_open(load_path(p, file, path));
     load_check_sum(p, file, path, file_checksum(&input));
     if (!part || input.bytes != part->whole)
-        die("%s: has %llu bytes, completions of this run take %llu; resume with the options that it began with", path,
-            (unsigned long long)input.bytes, (unsigned long long)(part ? part->whole : 0));
+        die("%s: has %llu bytes, but completions of this run take %llu; resume with the options that it began with",
+            path, (unsigned long long)input.bytes, (unsigned long long)(part ? part->whole : 0));
     input_read(&input, part->begin, part->bytes, part->count);
     part->is_there = 1;
     input_close(&input);
@@ -502,12 +503,14 @@ static void checkpoint_load(const CheckpointFolder *folder, size_t step, const T
     pass_begin(&pass, t, "resuming", t->optimizer_sharding.ranks);
     checkpoint_path(pass.folder.path, folder->path, step, "");
     const char *fault = manifest_read(pass.folder.path, &pass.manifest);
-    if (fault) die("%s: is not a complete checkpoint: %s", pass.folder.path, fault);
+    if (fault)
+        die("%s: is not a complete checkpoint: %s; --resume auto takes an earlier checkpoint", pass.folder.path, fault);
     checkpoint_check_kind(pass.folder.path, &pass.manifest, t->lora != NULL);
     char *state = load_small(&pass, MANIFEST_STATE, RUN_STATE_LIMIT, &length, path);
     run_state_resume(run, state, length, pass.folder.path, path);
     free(state);
-    if (run->step != step) die("%s: is of step %zu, its folder's name says %zu", path, run->step, step);
+    if (run->step != step)
+        die("%s: is of step %zu, but its folder's name says %zu; give the folder its old name", path, run->step, step);
     if (t->lora)
         load_adapters(&pass);
     else

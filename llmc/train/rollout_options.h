@@ -81,7 +81,7 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
             die_usage("--reward-weights: '%.60s' is not a number from -1e6 to 1e6", entry[k]);
         size += fabs(s->reward_weight[k]);
     }
-    if (size == 0) die_usage("--reward-weights are all 0; give at least one that is not");
+    if (size == 0) die_usage("--reward-weights are all 0; give at least one weight that is not 0");
 }
 
 // Returns the settings, which keep `text`. The caller frees their end_ids: the tokenizer's end tokens and the ids of
@@ -103,7 +103,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.overlap = o->overlap;
     s.records = run->model.config.num_experts > 0, s.replays = o->router_replay;
     if (s.replays && !s.records)
-        die_usage("--router-replay: the model has no experts, so its texts have no routes; leave it out");
+        die_usage("--router-replay: the model has no experts, so its texts have no routes; leave --router-replay out");
     s.reward_timeout = o->reward_timeout;
     rewards_from_options(&s, o);
     s.text = text;

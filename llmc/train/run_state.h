@@ -191,8 +191,8 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
     char keep[64];
     if (json_get(settings, setting->name)) saved = state_string(settings, setting->name, path);
     if (!saved)
-        die("%s: lacks the setting %s: the run began without it, or with another version of this program; resume "
-            "with the options that it began with",
+        die("%s: lacks the setting %s: the run began without this option, or with another version; resume with the "
+            "run's first options",
             path, setting->name);
     if (!strcmp(setting->name, "--keep-chunks")) saved = keep_chunks_saved(saved, keep, sizeof(keep), checkpoint);
     if (!strcmp(saved, now) || !strcmp(setting->name, "data"))
@@ -251,7 +251,8 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     cJSON *root = json_parse_object(text, length, path);
     const cJSON *item;
     size_t i;
-    if (strcmp(state_string(root, "format", path), RUN_STATE_FORMAT) != 0) die("%s: is not the state of a run", path);
+    if (strcmp(state_string(root, "format", path), RUN_STATE_FORMAT) != 0)
+        die("%s: is not the state of a run; resume an earlier checkpoint", path);
     if (state_size(root, "version", path) != RUN_STATE_VERSION)
         die("%s: is of version %zu, this program reads version %d", path, state_size(root, "version", path),
             RUN_STATE_VERSION);

@@ -31,7 +31,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
         {"config.json", "is the folder of a model, which would hide the run's checkpoints from --model"},
         {"adapter_config.json", "is the folder of an adapter, which the run's checkpoints would hide from --adapter"}};
     for (size_t i = 0; i < 3; i++)
-        if (folder_has(o->out, others[i][0])) die("--out %s: %s; choose another", o->out, others[i][1]);
+        if (folder_has(o->out, others[i][0])) die("--out %s: %s; choose another --out", o->out, others[i][1]);
     checkpoint_open(&t->folder, o->out, o->keep_checkpoints, o->overwrite ? FOLDER_REPLACE : (FolderUse)(int)o->resume);
     if (t->folder.last != CHECKPOINT_NONE) {
         checkpoint_path(last, t->folder.path, t->folder.last, "");

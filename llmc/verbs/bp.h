@@ -133,7 +133,7 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     metrics_over_sequences(world, &result.metrics);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
     result.grad_norm = gradient_norm(&run->streambp.memory, &bad);
-    if (bad) die("the gradient of %s is not finite", bad->name);
+    if (bad) die("the gradient of %s is not finite: NaN or Inf in the backward pass", bad->name);
     const Machine *machine = machine_from_options(run->options);
     const double each = result.seconds * (double)world_ranks(world), peak = machine ? machine->value[PEAK_FLOPS] : NAN;
     result.executed = 1e-12 * result.flops / each;

@@ -145,12 +145,12 @@ TEST(configs_are_refused_by_name) {
         KEY("rank_pattern", "{}", "{\"model.layers.1.self_attn.q_proj\": 0}",
             "rank_pattern is 0 for model.layers.1.self"),
         KEY("rank_pattern", "{}", "[3]", "rank_pattern is not an object"),
-        KEY("rank_pattern", "{}", "{\"q_proj\": \"3\"}", "rank_pattern has a value that is not a number"),
+        KEY("rank_pattern", "{}", "{\"q_proj\": \"3\"}", "rank_pattern must have a number for each name"),
         KEY("alpha_pattern", "{}", "{\"q_proj\": 1e7}", "alpha_pattern is 1e+07 for model.layers.0.self_attn.q_proj"),
         KEY("alpha_pattern", "{}", "{\"q_proj\": 1}", NULL),
         KEY("layers_to_transform", "null", "1", "has tensors of model.layers.0.self_attn.q_proj, which"),
         KEY("layers_to_transform", "null", "[0, 1, 7]", NULL),
-        KEY("layers_to_transform", "null", "[true]", "layers_to_transform has an entry that is not a layer"),
+        KEY("layers_to_transform", "null", "[true]", "layers_to_transform must be a layer number"),
         KEY("layers_to_transform", "null", "[0, 1], \"exclude_modules\": [\"q_proj\"]",
             "which target_modules does not"),
         KEY("layers_pattern", "null", "\"h\"", NULL),
@@ -163,7 +163,7 @@ TEST(configs_are_refused_by_name) {
         CHANGED("\"q_proj\", ", "", "has tensors of model.layers.0.self_attn.q_proj, which target_modules does"),
         CHANGED("\"q_proj\"", "\"model.layers.0.self_attn.q_proj\"", "has tensors of model.layers.1.self_attn.q_proj"),
         CHANGED("\"q_proj\"", "\"q_proj\", \"query\"", NULL),
-        CHANGED("\"q_proj\"", "7", "target_modules has an entry that is not text"),
+        CHANGED("\"q_proj\"", "7", "target_modules must be a list of names, but has an entry that is not text"),
         CHANGED(ALL_TARGETS, "\"all-linear\"", NULL),
         CHANGED(ALL_TARGETS, "\".*_proj\"", NULL),
         CHANGED(ALL_TARGETS, "\"(?:.*?\\\\.)?layers\\\\.\\\\d{1,}\\\\.(?!x).*_proj\"", NULL),
@@ -241,7 +241,8 @@ TEST(names_of_their_own) {
     }
     edit_file(scratch_path("out/checkpoint-00000007"), ADAPTER_FILE_NAME, "q_proj.lora_B.policy.",
               "q_proj.lora_B.ref.");
-    expect_refused(open_body, usual_model, 1, "q_proj.lora_B.ref.weight is of a second adapter; save each alone");
+    expect_refused(open_body, usual_model, 1,
+                   "q_proj.lora_B.ref.weight is of a second adapter; save each adapter alone");
     save_peft_folder();
     rename_all("base_model.model.", "");
     expect_refused(open_body, usual_model, 1,

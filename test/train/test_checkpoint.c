@@ -125,7 +125,7 @@ TEST(settings_must_agree) {
         {0, "the model", "llama,hidden_size=16,num_hidden_layers=3",
          "was trained with the model num_hidden_layers=2, now it is num_hidden_layers=3;"},
         {2, "--data of fingerprint", "\"quoted\"\t\\", "--data of fingerprint 00ff, now it is \"quoted\""},
-        {1, "--batch", "8192", "lacks the setting --batch: the run began without it, or with another"}};
+        {1, "--batch", "8192", "lacks the setting --batch: the run began without this option, or with another"}};
     Resumption r = usual_resumption(0);
     save_usual();
     expect_resumes(&r, NULL);
@@ -326,7 +326,7 @@ TEST(mixed_up_files_are_refused) {
     write_file(file_in("checkpoint-00000009", "model.bin"), bytes, count);
     expect_refused(resume_body, &r, 1, "checkpoint-00000009/model.bin: is damaged: its checksum is");
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000011"));
-    expect_refused(resume_body, &r, 1, "state.json: is of step 7, its folder's name says 11");
+    expect_refused(resume_body, &r, 1, "state.json: is of step 7, but its folder's name says 11");
 }
 
 // Updates the manifest's length and checksum of state.json.

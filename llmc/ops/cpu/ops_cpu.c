@@ -48,7 +48,8 @@ static size_t cpu_memory_available(void) {
     beside += beside * (size_t)omp_get_max_threads();
 #endif
     if (left <= beside)
-        die("ulimit -v or -d leaves %s of address space, libraries and threads need %s in addition to the plan; raise "
+        die("ulimit -v or -d leaves %s of address space, but libraries and threads need %s in addition to the plan; "
+            "raise "
             "the limit, or give fewer --threads",
             human_bytes((double)left), human_bytes((double)beside));
     return left == SIZE_MAX ? available : min_size(available ? available : left, left - beside);
