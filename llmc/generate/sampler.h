@@ -205,7 +205,7 @@ static size_t slot_with(const SamplerBatch *sampler, size_t slot, const int32_t 
 // through the model together, each once. Layers of linear attention keep only the state after the prompt that ran last.
 static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *texts, size_t count) {
     Cache *cache = &sampler->cache;
-    const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0, keeps = cache_keeps_all(cache, s);
+    const int linear = layers_with_state(&s->model->config) > 0, keeps = cache_keeps_all(cache, s);
     const size_t none = SIZE_MAX;
     size_t fed = 0;
     for (size_t i = 0; i < count; i++) { // a slot that is about to lose its prompt is no source
