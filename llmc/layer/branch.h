@@ -84,11 +84,13 @@ static const Stored *part_out_backward(const Visit *v, size_t i, size_t j, const
 // Tells whether the parts of branch i add their gradient to dx, because no norm precedes them.
 static int adds_to_dx(const Visit *v, size_t i) { return branch_of(v, i)->pre == LAYER_TENSORS; }
 
-// dx[n,C] += the gradient through the norm before branch i; dpre[n,C]: gradient of the branch's output, without a norm
-// dx itself
+// dx[n,C] += the gradient dpre[n,C] of the norm before branch i; without a norm of x_i itself, unless dpre is dx
 static void branch_in_backward(const Visit *v, size_t i, const Activations *a, Stored *dx, const Stored *dpre) {
     const Branch *b = branch_of(v, i);
-    if (!adds_to_dx(v, i)) norm_backward(v, b->pre, b->pre_bias, dx, dpre, a->x[i], 1);
+    if (!adds_to_dx(v, i))
+        norm_backward(v, b->pre, b->pre_bias, dx, dpre, a->x[i], 1);
+    else if (dpre != dx)
+        v->s->ops->dropout(dx, dpre, v->c.n, v->layer->shape.C, 0, 0, 0, 1); // adds: a rate of 0 drops none
 }
 
 // ---- the mixer's norm, which its parts and projections share --------------------------------------------------------

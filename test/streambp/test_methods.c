@@ -188,17 +188,17 @@ static void config_agrees(const Config *config, const char *what) {
 
 // Families that are in no table. Letters of layers (config.h): one branch a block (F, L, C, p), two mixers summed in
 // one branch (b, B), a convolution alone (c), an MLP without a gate. Each has a norm before, after, both or neither.
-// Attention has a gate, too.
+// Attention has a gate, too. The last one has experts.
 TEST(families_beyond_the_table) {
     static const struct {
         const char *layers;
-        int none_before, after, gated_attention, gelu;
-    } families[] = {{"lfl", 0, 0, 0, 1}, {"lfl", 0, 1, 1, 0}, {"lfl", 1, 0, 0, 0}, {"lfl", 1, 1, 1, 1},
-                    {"FpL", 0, 0, 1, 0}, {"pLF", 1, 1, 0, 1}, {"fbB", 0, 0, 0, 0}, {"lb", 1, 0, 1, 1},
-                    {"Bp", 0, 1, 0, 1},  {"cfC", 0, 0, 0, 1}, {"Clc", 1, 1, 0, 0}};
+        int none_before, after, gated_attention, gelu, experts;
+    } families[] = {{"lfl", 0, 0, 0, 1, 0}, {"lfl", 0, 1, 1, 0, 0}, {"lfl", 1, 0, 0, 0, 0}, {"lfl", 1, 1, 1, 1, 0},
+                    {"FpL", 0, 0, 1, 0, 0}, {"pLF", 1, 1, 0, 1, 0}, {"fbB", 0, 0, 0, 0, 0}, {"lb", 1, 0, 1, 1, 0},
+                    {"Bp", 0, 1, 0, 1, 0},  {"cfC", 0, 0, 0, 1, 0}, {"Clc", 1, 1, 0, 0, 0}, {"lf", 1, 0, 0, 0, 1}};
     for (size_t i = 0; i < COUNT_OF(families); i++) {
-        Config config =
-            config_from_text(TINY_HYBRID ",num_hidden_layers=3,linear_num_value_heads=2", "test", EXIT_USAGE);
+        const char *dense = TINY_HYBRID ",num_hidden_layers=3,linear_num_value_heads=2";
+        Config config = config_from_text(families[i].experts ? TINY_SHARED : dense, "test", EXIT_USAGE);
         Family family = *config.family;
         char what[64];
         if (EMULATED && i % 4 != 1) continue;
