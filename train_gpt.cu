@@ -33,8 +33,8 @@ looks inside a tensor. The includes are the map: one block per room, and a room 
 #include "streambp.h"
 // orders: other orders of the same steps; the key/value cache of generation
 #include "llmc/orders/key_value_cache.h"
-// plan: memory and FLOPs before anything is allocated; only cli, run and verbs include llmc/estimate, time by assumed
-// rates
+// plan: computes memory and FLOPs before anything is allocated. llmc/estimate computes times from assumed rates; only
+// cli, run and verbs include it.
 #include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
 // cli: the command line

@@ -368,7 +368,7 @@ static double deal_turns(Deal *d, double T, int pack) {
     return seconds;
 }
 
-// Tries times a little above the bound, and above fractions of the bound. Takes the turns of the shortest step.
+// Tries times of a turn a little above the bound and its fractions bound / i. Keeps the turns of the shortest step.
 static void deal_take_turns(Deal *d) {
     static const double more[] = {1.01, 1.03, 1.06, 1.1, 1.2, 1.5};
     const size_t tries = sizeof(more) / sizeof(*more), most = tries * min_size(d->samples + 1, 64);

@@ -293,8 +293,8 @@ static void documents_note(const DataLoader *d) {
     const size_t T = d->settings.T;
     const int split = d->settings.long_documents == LONG_SPLIT, pairs = d->shard[0].header.kind == KIND_PAIRS;
     if (d->alike)
-        note("%s%s: %zu of %zu %s, so they have no preference and no gradient", path, others(d), d->alike,
-             documents_total_groups(d), pairs ? "pairs are twice the same answer" : "groups have equal rewards");
+        note("%s%s: %zu of %zu %s, so they give no gradient", path, others(d), d->alike, documents_total_groups(d),
+             pairs ? "pairs have two equal answers" : "groups have equal rewards");
     if (d->single)
         note("%s%s: %zu of %zu documents have an answer of one token, for example the end of an empty answer", path,
              others(d), d->single, d->documents);

@@ -172,7 +172,7 @@ static void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment assign
     pthread_cond_init(&p->changed, NULL);
 }
 
-// Deals the steps of this rank by a table (--sp auto).
+// Makes the prefetcher deal the steps by `table` (--sp auto). rank: whose sequences it prefetches
 static void prefetch_deal(Prefetch *p, const DealTable *table, size_t rank) {
     const Packing *packing = &p->loader->packing;
     const size_t largest = packing->step ? packing->step : p->assignment.batches * p->loader->bound.documents;

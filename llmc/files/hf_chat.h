@@ -68,7 +68,8 @@ static int hf_has_id(const cJSON *ids, double id, const cJSON *until) {
     return 0;
 }
 
-// Adds eos_token, the end of the last turn, if no end of a turn ends generation in the folder yet.
+// Adds eos_token = the template's first end-of-turn token, unless generation in the folder stops at an end-of-turn token
+// already.
 static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, const cJSON *ids) {
     const cJSON *own = json_get(config, "eos_token");
     size_t bytes;

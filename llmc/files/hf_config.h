@@ -210,7 +210,7 @@ static void hf_read_layers(Config *config, const cJSON *list, const char *path) 
     }
 }
 
-// Reads the number of experts, and n_shared_experts: their widths add up to one shared expert.
+// Reads the number of experts and n_shared_experts. Shared experts become one, with the sum of their widths.
 static void hf_read_experts(Config *config, const cJSON *root, const char *path) {
     const char *const *names = hf_names_of_experts(config->family);
     const cJSON *one = json_get(root, names[0]), *other = json_get(root, names[1]);

@@ -113,7 +113,7 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
-// Names of all families but GPT-2. The arguments are the names of a layer's tensors, and `expert` and `router`.
+// Names of tensors in files, of all families except GPT-2. Arguments: .layer, then .expert and .router of experts.
 #define TENSOR_NAMES(...) .names = {.layer_prefix = "model.layers.%zu.", .model =                                      \
     {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", "model.norm.weight", NULL,           \
      "lm_head.weight"}, .layer = __VA_ARGS__}

@@ -113,7 +113,7 @@ static int parameter_decays(const Parameter *parameter) { return parameter->cols
 // ---- shapes of one layer's tensors ---------------------------------------------------------------------------------
 typedef struct {
     TensorRole role;
-    size_t rows, cols, experts; // Parameter.experts
+    size_t rows, cols, experts; // as in Parameter
 } TensorShape;
 
 // Returns the channels of linear attention's convolution: queries, keys, values.

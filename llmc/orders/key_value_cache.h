@@ -314,8 +314,8 @@ static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
     if (cache->slots == 1) s->kv.first = 0;
 }
 
-// Ends the program because a logit is NaN or infinite: of row `row` of the tokens fed last, of vocabulary id -1 -
-// drawn.
+// Ends the program because a logit is NaN or infinite. row: the logit's row among the tokens fed last; drawn: -1 - the
+// logit's vocabulary id
 static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, size_t row, int32_t drawn) {
     const size_t id = (size_t)(-1 - (int64_t)drawn);
     const size_t position = (size_t)cache->pass_position[cache->last.row + row] + 1;

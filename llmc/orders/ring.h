@@ -88,7 +88,7 @@ static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here
     const size_t S = s->now.ranks, rank = sequence_rank(s);
     const size_t leaves = sequence_tokens(s->now.N, S, block_owner(s, step));
     const size_t comes = sequence_tokens(s->now.N, S, block_owner(s, step + 1));
-    const double mean = 2 * (double)(s->now.N * row) / (double)S; // K and V of N tokens in all ranks' blocks
+    const double mean = 2 * (double)(s->now.N * row) / (double)S; // bytes of a mean block: K and V of N / S tokens
     Messages p = {0};
     messages_add(&p, (rank + 1) % S, 1, here.k, here.v, leaves * row);
     messages_add(&p, (rank + S - 1) % S, 0, next.k, next.v, comes * row);

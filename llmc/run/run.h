@@ -44,11 +44,11 @@ typedef struct {
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
-    DealTable table;   // levels of --sp auto
-    size_t home;       // with --sp auto: ranks that share a sequence outside of steps
-    Choice choice;     // if `chosen`, the fastest of several that fit
-    int chosen;        // 0: everything open fits on the device, or nothing fits
-    void *memory;      // plan.total_bytes bytes
+    DealTable table; // levels of --sp auto
+    size_t home;     // with --sp auto: ranks that share a sequence outside of steps
+    Choice choice;   // if `chosen`, the fastest of several that fit
+    int chosen;      // 1: `choice` has the least estimated time; 0: every tensor fits on the device, or no choice fits
+    void *memory;    // plan.total_bytes bytes
     void *host_memory; // plan.arena[PLACE_HOST].peak bytes
     void *disk_memory; // plan.disk_bytes bytes
     Arena arena[PLACES];

@@ -114,7 +114,8 @@ static void options_check_deals(const Options *o, const RunSettings *settings) {
         die_usage("--sp auto: the KL term of kto pairs answers of a micro-batch, so it would depend on the ranks; "
                   "give --sp S");
     if (settings->router_bias_update > 0)
-        die_usage("--sp auto: --router-bias-update counts the rows of groups of equal size; give --sp S");
+        die_usage(
+            "--router-bias-update needs sequence groups of equal size, but --sp auto varies their size; give --sp S");
 }
 
 // Notes options that have no effect.

@@ -138,7 +138,7 @@ static void input_move(StreamBP *s, size_t l, Chunk c, int in, double mean) {
               layer_input(s, l, c.row), kept_input(s, s->memory.walk.dry ? 0 : l, c.row), bytes);
 }
 
-// Starts storing x_l[c] after it was computed. Leaves a restored input that backward needs at once in place.
+// Starts storing x_l[c] after it was computed. A recomputed input that backward reads next is not stored: it stays.
 static void input_save(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, kept = inputs_kept(s);
     const int forward = s->now.pass == PASS_FORWARD;

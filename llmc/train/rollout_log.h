@@ -70,7 +70,7 @@ static double known_or_nan(const Rollout *r, size_t p, double value) {
     return r->group_sequence[p] == SIZE_MAX ? NAN : value;
 }
 
-// Writes a step's completions. rollouts: how many were written before this one
+// Writes a step's completions. rollouts: number of rollouts written before this step's
 static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t rollouts) {
     const size_t G = r->settings.group_size, texts = r->settings.prompts * G;
     int error = 0;

@@ -88,8 +88,9 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
         schedule.begin = state_size(object, "begin", path), schedule.from = state_number(object, "from", path);
     schedule.version_1 = !json_get(object, "version");
     if (!schedule.version_1 && state_size(object, "version", path) != SCHEDULE_VERSION)
-        die("%s: the schedule has version %zu, this program reads 1 and %d", path, state_size(object, "version", path),
-            SCHEDULE_VERSION);
+        die("%s: the schedule has version %zu, but this program reads versions 1 and %d; resume with the program that "
+            "wrote it",
+            path, state_size(object, "version", path), SCHEDULE_VERSION);
     return schedule;
 }
 

@@ -290,10 +290,9 @@ TEST(what_prefers_nothing_is_told) {
     static const struct {
         ObjectiveKind objective;
         const char *same, *single;
-    } rows[] = {
-        {OBJECTIVE_DPO, "2 of 3 pairs are twice the same answer, so they have no preference", "2 of 6 documents"},
-        {OBJECTIVE_GRPO, "1 of 3 groups have equal rewards, so they have no preference", "1 of 9 documents"},
-        {OBJECTIVE_KTO, NULL, "1 of 6 documents have an answer of one token"}};
+    } rows[] = {{OBJECTIVE_DPO, "2 of 3 pairs have two equal answers, so they give no gradient", "2 of 6 documents"},
+                {OBJECTIVE_GRPO, "1 of 3 groups have equal rewards, so they give no gradient", "1 of 9 documents"},
+                {OBJECTIVE_KTO, NULL, "1 of 6 documents have an answer of one token"}};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         const Objective objective = objective_of(rows[i].objective);
         const MadeShard made = made_kind(objective_data[objective.kind]);

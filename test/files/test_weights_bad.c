@@ -417,7 +417,7 @@ TEST(wrong_flat_files) {
         CHANGED_TEXT(FLAT, "hidden_size=32", "hidden_size=-4", "flat.bin: hidden_size=-4 is not a whole number"),
         CHANGED_TEXT(FLAT, "hidden_size", "hidden_tide", "flat.bin: unknown key 'hidden_tide'"),
         CUT_TO(FLAT, -1, "so it is truncated"),
-        CUT_TO(FLAT, 4095, "is truncated: it has 4095 bytes, but its header alone 4096"),
+        CUT_TO(FLAT, 4095, "is truncated: it has 4095 bytes, but the header alone needs 4096"),
         CUT_TO(FLAT, 3, "is text, not a model; make shards for --data of it"),
         CUT_TO(FLAT, 0, "flat.bin: is empty"),
         EXTENDED_BY(FLAT, 1, "too many; "),
@@ -452,7 +452,7 @@ TEST(wrong_llmc_files) {
         FIELD(7, 2147483647, "the padded vocabulary 2147483647 must be at least the vocabulary 101"),
         FIELD(7, 256, "so it is truncated"),
         CUT_TO(LLMC, -2, "so it is truncated"),
-        CUT_TO(LLMC, 1000, "is truncated: it has 1000 bytes, but its header alone 1024"),
+        CUT_TO(LLMC, 1000, "is truncated: it has 1000 bytes, but the header alone needs 1024"),
         EXTENDED_BY(LLMC, 1, "too many; "),
     };
     const DamageSuite suite = {scratch_folder(), open_and_read, scratch_path(LLMC), NULL, 0};

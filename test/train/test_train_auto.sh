@@ -112,6 +112,6 @@ refuses 2 '--sp auto deals the steps of training' bp --init $TINY --seq-len 64 -
 refuses 2 '--sp auto deals the steps of training' eval --init $TINY --data $SHARD --seq-len 64 --sp auto
 refuses 2 '--sp auto: --method seco cannot' train --init $TINY --data $SHARD --seq-len 64 --sp auto --method seco
 refuses 2 '--sp auto: the KL term of kto' train --init $TINY --data $SHARD --seq-len 64 --sp auto --objective kto
-refuses 2 '--sp auto: --router-bias-update' train --init glm4_moe --data $SHARD --seq-len 64 --sp auto --router-bias-update 0.1
+refuses 2 '--router-bias-update needs sequence groups of equal size' train --init glm4_moe --data $SHARD --seq-len 64 --sp auto --router-bias-update 0.1
 refuses 2 '--sp auto: with --rollout' train --init $TINY --data $SHARD --seq-len 64 --sp auto --rollout --objective grpo --reward-command true
 finish

@@ -11,8 +11,8 @@ Finds what the verb `doctor` reports on op set "cpu": processor and instruction 
 #include <omp.h>
 #endif
 
-// Compares the program's instruction sets that matter for speed with the processor's. A processor that lacks one of the
-// program's would have stopped before this.
+// Compares the instruction sets that matter for speed: the program's with the processor's. If the processor lacked a
+// set that the program uses, the program would have ended earlier.
 static void find_processor(TellFinding tell) {
     char name[128] = "unknown processor", line[256];
     FILE *file = fopen("/proc/cpuinfo", "r");
