@@ -24,26 +24,26 @@ static void branch_in(const Visit *v, size_t i, Activations *a) {
 typedef struct {
     Stored *out;
     const Stored *residual;
-} Target;
+} ProductTarget;
 
 // Returns the target of part j (or of its norm) in the branch's sum: the first part writes, a further part adds.
-static Target branch_target(const Visit *v, size_t i, size_t j, const Activations *a) {
+static ProductTarget branch_target(const Visit *v, size_t i, size_t j, const Activations *a) {
     const int post = branch_of(v, i)->post != LAYER_TENSORS;
-    Target sum = {post ? a->inner[i] : a->x[i + 1], NULL};
+    ProductTarget sum = {post ? a->inner[i] : a->x[i + 1], NULL};
     sum.residual = j ? sum.out : post ? NULL : a->x[i];
     return sum;
 }
 
 // Returns the target of part j's last product.
-static Target part_target(const Visit *v, size_t i, size_t j, const Activations *a) {
-    const Target own = {a->sum[j], NULL};
+static ProductTarget part_target(const Visit *v, size_t i, size_t j, const Activations *a) {
+    const ProductTarget own = {a->sum[j], NULL};
     return branch_of(v, i)->part[j].post == LAYER_TENSORS ? branch_target(v, i, j, a) : own;
 }
 
 // Runs the norm after part j, and after the last part the norm of the branch.
 static void part_finish(const Visit *v, size_t i, size_t j, const Activations *a) {
     const Branch *b = branch_of(v, i);
-    const Target sum = branch_target(v, i, j, a);
+    const ProductTarget sum = branch_target(v, i, j, a);
     if (b->part[j].post != LAYER_TENSORS)
         norm_forward(v, b->part[j].post, LAYER_TENSORS, sum.out, a->sum[j], sum.residual);
     if (j + 1 == b->parts && b->post != LAYER_TENSORS && a->x[i + 1])
@@ -52,7 +52,7 @@ static void part_finish(const Visit *v, size_t i, size_t j, const Activations *a
 
 // Runs the last product of part j, from its input f.
 static void part_product(const Visit *v, size_t i, size_t j, const Activations *a, const Stored *f) {
-    const Target target = part_target(v, i, j, a);
+    const ProductTarget target = part_target(v, i, j, a);
     if (target.out) linear_forward(v, branch_of(v, i)->part[j].product, target.out, f, target.residual);
     part_finish(v, i, j, a);
 }

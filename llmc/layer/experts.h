@@ -121,7 +121,7 @@ static void experts_sum(const Visit *v, size_t j, const Activations *a, const Ro
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
     const size_t mark = arena_mark(s->arena), R = r->rows.count, i = v->layer->first_mlp;
-    Target target = part_target(v, i, j, a);
+    ProductTarget target = part_target(v, i, j, a);
     Stored *weighed = a->expert_activated;
     Summed *scale;
     if (!target.out) return;

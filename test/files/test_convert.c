@@ -318,7 +318,7 @@ TEST(like_must_be_the_same_model) {
 #define CONFIG(find, replace, words) CHANGED_TEXT("llama/config.json", find, replace, words)
     static const Damage rows[] = {
         CONFIG("\"hidden_size\": 40", "\"hidden_size\": 48", "llama/config.json: is of another model: its"),
-        CONFIG("\"rope_theta\": 10000.0", "\"rope_theta\": 10000.5", "its rope_theta is 10000.5, that of "),
+        CONFIG("\"rope_theta\": 10000.0", "\"rope_theta\": 10000.5", "its rope_theta is 10000.5, but in "),
         CONFIG("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "its tie_word_embeddings is true"),
         CONFIG("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "its rms_norm_eps is "),
         CONFIG("\"default\"", "\"linear\", \"factor\": 2", "its rope_type is linear, "),
@@ -330,7 +330,7 @@ TEST(like_must_be_the_same_model) {
     convert_flat(GOLDEN "llama", scratch_path("flat.bin"));
     expect_damage_found(&suite, rows, COUNT_OF(rows));
     expect_refused(convert_like, GOLDEN "qwen3", 1,
-                   "config.json: is of another model: its model_type is qwen3, that of ");
+                   "config.json: is of another model: its model_type is qwen3, but in ");
     convert_flat(GOLDEN "qwen2-fp16", scratch_path("flat.bin")); // its window is turned off
     edit_file(suite.folder, "qwen2-fp16/config.json", "\"use_sliding_window\": false", "\"use_sliding_window\": true");
     edit_file(suite.folder, "qwen2-fp16/config.json", "\"max_window_layers\": 28", "\"max_window_layers\": 0");

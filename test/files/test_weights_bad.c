@@ -216,7 +216,7 @@ static const Damage changed_texts[] = {
         "model.layers.1."),
     KEY("llama", "num_key_value_heads", "2", "3", "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
     KEY("qwen2", "num_key_value_heads", "2", "null", "[16, 32], but config.json asks for [32, 32]"),
-    KEY("llama", "head_dim", "10", "9", "head_dim 9 is odd"),
+    KEY("llama", "head_dim", "10", "9", "head_dim 9 must be even"),
     KEY("llama", "vocab_size", "131", "132", "[131, 40], but config.json asks for [132, 40]"),
     KEY("llama", "tie_word_embeddings", "false", "0", "tie_word_embeddings is 0, true or false"),
     KEY("llama", "attention_bias", "false", "true", "q_proj.bias is missing"),

@@ -179,10 +179,11 @@ static int counted_begin(const GraphKey *key) {
     return calls;
 }
 
-// Returns the bits of the logits of nine steps, of three texts or two, of slots that differ in length.
+// Returns the bits of the logits of nine steps, of three texts or two, of slots that differ in length. The caller frees
+// them: they outlive a case.
 static char *logits_bits(Run *run, size_t slots, size_t V, size_t *bytes) {
     const size_t row = V * dtype_size(ops_device->stored), steps = 9;
-    char *bits = (char *)case_memory(steps * slots * row);
+    char *bits = (char *)checked_calloc(steps * slots, row, "bits of logits");
     Cache cache;
     *bytes = 0;
     cache_allocate(&cache, slots, TOKENS);
@@ -240,7 +241,9 @@ TEST(graphs_keep_the_bits) {
             assert_true(bytes[way] == bytes[LAUNCHED] && calls[way] == calls[LAUNCHED]);
             assert_memory_equal(bits[way], bits[LAUNCHED], bytes[way]);
             expect_texts(&texts[way], &texts[LAUNCHED]);
+            if (way != LAUNCHED) free(bits[way]);
         }
+        free(bits[LAUNCHED]);
         unsetenv("STREAMBP_GRAPHS"), unsetenv("GRAPH_FAULT");
     }
 }

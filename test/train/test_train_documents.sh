@@ -183,7 +183,7 @@ refuses 2 'stop-ids: 60000 is outside the vocabulary' plan --init ${TINY%96}6000
 
 # ---- unsuitable data -----------------------------------------------------------------------------------------------------------------------
 refuses 1 'document 0 has 40 tokens, --seq-len 30 takes 31' train --init $TINY --data "$WORK/seven.bin" --seq-len 30 --long refuse --out none
-refuses 1 'prepare both alike' train --init $TINY --data "$WORK/seven.bin" --val-data $SHARD --seq-len 30 --out none
+refuses 1 'prepare both with data/prepare.py' train --init $TINY --data "$WORK/seven.bin" --val-data $SHARD --seq-len 30 --out none
 ln -s seven.bin "$WORK/link.bin"
 refuses 1 'link.bin and .*seven.bin are the same file' train --init $TINY --data "$WORK/seven.bin" "$WORK/link.bin" --seq-len 30 --out none
 cp -r $GOLDEN/llama "$WORK/model"

@@ -84,7 +84,7 @@ check 'the same from a run' same "$WORK/yarn1/config.json" "$WORK/yarn2/config.j
 check 'as many positions as that makes' grep -q '"max_position_embeddings": 64,' "$WORK/yarn1/config.json"
 succeeds eval --model "$WORK/yarn2" --data $SHARD --seq-len 64 --val-steps 2 --json
 check 'and convert writes it' [ "$(json loss)" = "$scaled" ]
-refuses 1 'another model: its max_position_embeddings is 64, that of ' convert --model "$WORK/published" --like "$WORK/yarn1" --out "$WORK/x"
+refuses 1 'another model: its max_position_embeddings is 64, but in ' convert --model "$WORK/published" --like "$WORK/yarn1" --out "$WORK/x"
 
 # ---- names of the hub, found in Hugging Face's cache -----------------------------------------------------------------------------
 cache=$WORK/home/hub/models--Owner--Tiny-0.1

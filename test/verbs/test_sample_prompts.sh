@@ -84,7 +84,7 @@ long="--init $TINY --temperature 0 --max-new-tokens 50 --prompts $WORK/six"
 succeeds sample $long
 cp "$WORK/out" "$WORK/first"
 for slots in 1 2 3; do
-    refuses 1 "caches of $slots texts? of up to 59 tokens need .*, --memory-limit is 9.77 KiB" \
+    refuses 1 "caches of $slots texts? of up to 59 tokens need .*, but --memory-limit is 9.77 KiB" \
         sample $long --memory-limit 10000B --slots $slots --quiet
     need=$(sed -n 's/.* need \([0-9.]* [KM]iB\).*/\1/p' "$WORK/err" | tr -d ' ')
     succeeds sample $long --memory-limit $need
