@@ -129,7 +129,7 @@ TEST(configs_are_refused_by_name) {
         CHANGED("\"r\": 3", "\"q\": 3", "has no r"),
         KEY("r", "3", "4", "has shape [3, 16], but rank 4 and this base ask for [4, 16]"),
         KEY("lora_alpha", "6", "\"6\"", "lora_alpha is 6; it must be a number"),
-        KEY("lora_dropout", "0", "1", "lora_dropout is 1, a number from 0 to 0.99"),
+        KEY("lora_dropout", "0", "1", "lora_dropout is 1; it must be a number from 0 to 0.99"),
         KEY("use_rslora", "false", "1", "use_rslora must be true or false"),
         CHANGED("\"use_rslora\": false", "\"use_dora\": true", "use_dora is true: DoRA, which is not supported"),
         CHANGED("\"use_rslora\": false", "\"use_dora\": false", NULL),

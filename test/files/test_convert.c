@@ -330,7 +330,7 @@ TEST(like_must_be_the_same_model) {
     convert_flat(GOLDEN "llama", scratch_path("flat.bin"));
     expect_damage_found(&suite, rows, COUNT_OF(rows));
     expect_refused(convert_like, GOLDEN "qwen3", 1,
-                   "config.json: is of another model: its model_type is qwen3, but in ");
+                   "config.json: is of another model: its model_type is qwen3, but ");
     convert_flat(GOLDEN "qwen2-fp16", scratch_path("flat.bin")); // its window is turned off
     edit_file(suite.folder, "qwen2-fp16/config.json", "\"use_sliding_window\": false", "\"use_sliding_window\": true");
     edit_file(suite.folder, "qwen2-fp16/config.json", "\"max_window_layers\": 28", "\"max_window_layers\": 0");
