@@ -96,7 +96,8 @@ DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENM
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program -----------------------------------------------------------------------------------------------------
-.PHONY: all install demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean help deps FORCE
+.PHONY: all install demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean help \
+        deps FORCE
 all: train
 	@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),:,echo './train is for $(BUILT_FOR), in $(PRECISION). \
 Next: make demo, or Fine-tune a chat model in README.md')

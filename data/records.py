@@ -228,7 +228,7 @@ def detect(record):
     for name, needed, more in SHAPES:
         if name in satisfied and set(row) <= {*needed, *more}:
             return name
-    for name, needed, more in SHAPES:  # the first format of which the object has some columns, but not all
+    for name, needed, more in SHAPES:  # the first format that the object has some columns of, but not all
         if row and set(row) <= {*needed, *more}:
             raise Rejected(UNKNOWN_FORMAT, f"has {' and '.join(row)}, and no {next(key for key in needed if key not in row)}; {name} has "
                                            f"{', '.join(needed)} (data/README.md)")

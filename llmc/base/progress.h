@@ -62,7 +62,7 @@ static void progress_clear(const Progress *progress) {
     if (progress->shown) progress_clear_shown();
 }
 
-// Makes a bar for `total` units of work, of which `done` are done. file: stderr; NULL or not a terminal: no bar
+// Makes a bar for `total` units of work; `done` units are done already. file: stderr; NULL or not a terminal: no bar
 static Progress progress_begin(FILE *file, const char *label, double done, double total) {
     const char *terminal = getenv("TERM");
     const double now = seconds_now();

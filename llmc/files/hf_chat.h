@@ -68,8 +68,8 @@ static int hf_has_id(const cJSON *ids, double id, const cJSON *until) {
     return 0;
 }
 
-// Adds eos_token = the template's first end-of-turn token, unless generation in the folder stops at an end-of-turn token
-// already.
+// Adds eos_token = the first end-of-turn token of the template, unless generation in the folder stops at one of its
+// end-of-turn tokens.
 static void hf_chat_eos(JsonOut *json, const Tokenizer *t, const cJSON *config, const cJSON *ids) {
     const cJSON *own = json_get(config, "eos_token");
     size_t bytes;

@@ -404,8 +404,8 @@ static void source_open_header(WeightSource *source, const char *format, void *h
     source->format = format;
     source_open_file(source, source->path);
     if (source->files[0].bytes < bytes)
-        die("%s: is truncated: it has %llu bytes, but the header alone needs %zu; copy or convert it again", source->path,
-            (unsigned long long)source->files[0].bytes, bytes);
+        die("%s: is truncated: it has %llu bytes, but the header alone needs %zu; copy or convert it again",
+            source->path, (unsigned long long)source->files[0].bytes, bytes);
     input_read(&source->files[0], 0, header, bytes);
 }
 

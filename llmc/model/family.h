@@ -107,7 +107,7 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 #define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
     "mlp.experts.%zu.down_proj.weight"}
-// Norms before attention and MLP, of which the arguments choose the parts
+// Names of a layer with norms before attention and MLP. Arguments: the names of linear attention's and MLP's tensors
 #define BLOCK_NAMES(LINEAR, MLP) "input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR, NULL,                        \
     "post_attention_layernorm.weight", NULL, MLP
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}

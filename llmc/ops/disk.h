@@ -436,7 +436,8 @@ static void *disk_file_allocate(const DiskDevice *device, const char *folder, si
         fcntl(file->fd, F_SETFL, flags), file->align = 1;
     file->base = (char *)mmap(NULL, file->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (file->base == (char *)MAP_FAILED)
-        die("cannot reserve %s of address space for tensors on disk: %s; raise ulimit -v", human_bytes((double)bytes), strerror(errno));
+        die("cannot reserve %s of address space for tensors on disk: %s; raise ulimit -v", human_bytes((double)bytes),
+            strerror(errno));
     disk.files++;
     return file->base;
 }

@@ -442,7 +442,7 @@ TEST(workspaces) {
     }
 }
 
-// ---- levels of --sp auto ---------------------------------------------------------------------------------------------
+// ---- levels of --sp auto -------------------------------------------------------------------------------------------
 // Two joined plans have the larger of each place, in either order.
 TEST(joined_plans_are_the_larger) {
     static Plan plan[2], joined[2];

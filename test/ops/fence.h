@@ -18,7 +18,8 @@ even if the transfer happens to be done.
 #include "llmc/base/utils.h"
 
 // ---- fenced memory --------------------------------------------------------------------------------------------------
-// Closing the fence takes longer than most ops of tests: after the first ops of new memory it closes after every seventh.
+// Closing the fence takes longer than most ops of tests: after the first ops of new memory, only every seventh op
+// closes it.
 enum { FENCE_BLOCKS = 256, FENCE_FIRST = 100, FENCE_EVERY = 7 };
 
 static struct {

@@ -1,6 +1,7 @@
 /*
-Included in front of op set "cpu" (test/build.sh). libgomp wakes the threads of a parallel region at its end even if there is
-one: two system calls a region, a quarter of the time of tests with small models. A region of one thread is a plain call here.
+Included before op set "cpu" (test/build.sh). libgomp wakes the threads of a parallel region at the region's end, even if
+there is one thread: two system calls a region, a quarter of the time of tests with small models. Here a region of one
+thread is a plain call.
 */
 #if defined(__GNUC__) && !defined(__clang__)
 #include <dlfcn.h>

@@ -236,8 +236,8 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
             if (call_ends && t + CONV_BATCH > span_end) { // at the end of a span
 #pragma unroll
                 for (unsigned b = 0; b < CONV_BATCH; b++)
-                    if (const unsigned behind = span_end - (t + b - (TAPS - 1)); behind - 1 < s.taps - 1)
-                        for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - behind) * s.channels + c + i];
+                    if (const unsigned gap = span_end - (t + b - (TAPS - 1)); gap - 1 < s.taps - 1)
+                        for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - gap) * s.channels + c + i];
             }
 #pragma unroll
             for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) { // stores dx of tokens whose readers are done
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
         for (int i = 0; i < W; i++) own[(j * W + i) * CONV_WARPS * LANES] = dweight[j][i];
     __syncthreads();
     for (int k = threadIdx.y; k < TAPS * W && lines && pieces; k += CONV_WARPS) {
-        const int back = TAPS - 1 - k / W; // the weight's distance in tokens
+        const int back = TAPS - 1 - k / W; // the weight's gap in tokens
         const float *const part = parts + k * CONV_WARPS * LANES + threadIdx.x;
         float sum = 0.0f;
         for (unsigned warp = 0; warp < CONV_WARPS; warp++) sum += part[warp * LANES];
@@ -278,11 +278,11 @@ __global__ void __launch_bounds__(CONV_THREADS)
     Pack<floatX, W> in[TAPS];
     conv_weights<W>(weights, weight, c, s.taps);
 #pragma unroll
-    for (int back = 1; back < TAPS; back++) { // the incoming dcolumns of the token that lies `behind` tokens before
+    for (int back = 1; back < TAPS; back++) { // the incoming dcolumns of a token `gap` earlier
                                               // span.end, before the span
-        const size_t behind = back + tokens;
-        for (int i = 0; i < W && only && behind < s.taps; i++)
-            sums[back][i] = dcolumns[(s.taps - 1 - behind) * s.channels + c + i];
+        const size_t gap = back + tokens;
+        for (int i = 0; i < W && only && gap < s.taps; i++)
+            sums[back][i] = dcolumns[(s.taps - 1 - gap) * s.channels + c + i];
     }
 #pragma unroll
     for (int j = 1; j < TAPS; j++) in[j] = conv_input<W>(x, columns, span, span.begin, TAPS - j, c, s);

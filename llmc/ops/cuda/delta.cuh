@@ -202,10 +202,10 @@ struct DeltaBack {
     const floatX *dout;
 };
 
-// Runs a segment backward. state: before its first span. behind: dstate holds the gradient of the state after its last
-// span
+// Runs a segment backward. state: the state before the segment's first span. after: dstate holds the gradient of the
+// state after the segment's last span
 static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const DeltaCall &d,
-                               const DeltaSegment &segment, const float *state, bool behind) {
+                               const DeltaSegment &segment, const float *state, bool after) {
     const SpanBlocks &blocks = segment.blocks;
     const unsigned count = blocks.count;
     const size_t states = d.HV * d.K * d.V;
@@ -221,8 +221,8 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
     }
     DeltaWalk back = {to.dstate, to.dstate, to.dx ? s.back : NULL, to.dx ? s.dR : NULL, NULL, to.dout};
     back.width = (unsigned)d.V;
-    back.first_in = behind ? count - 1 : count, back.last_in = count;
-    if (behind && count > 1) { // copied, because the first span overwrites it
+    back.first_in = after ? count - 1 : count, back.last_in = count;
+    if (after && count > 1) { // copied, because the first span overwrites it
         cuda_copy(s.state, to.dstate, states * sizeof(float));
         back.state_in = s.state;
     }

@@ -314,19 +314,19 @@ __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, c
     }
     for (unsigned w = 0; w < GRADIENT_WARPS; w++) overlap += shared.overlaps[w];
     overlap *= decay_to(g, BLOCK - 1);
-    float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // behind: sum over lanes from this one on; before:
-                                                                    // sum over lanes up to this one
+    // after: sum over the lanes from this lane on; before: sum over the lanes up to this lane
+    float after = reads[0] + reads[1], before = adds[0] + adds[1];
     for (unsigned step = 1; step < LANES; step *= 2) {
-        const float right = __shfl_sync(ALL_LANES, behind, lane + step < LANES ? lane + step : lane),
+        const float right = __shfl_sync(ALL_LANES, after, lane + step < LANES ? lane + step : lane),
                     left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);
-        if (lane + step < LANES) behind += right;
+        if (lane + step < LANES) after += right;
         if (lane >= step) before += left;
     }
     const float lanes_before = __shfl_sync(ALL_LANES, before, lane ? lane - 1 : 0),
-                lanes_behind = __shfl_sync(ALL_LANES, behind, lane + 1 < LANES ? lane + 1 : lane);
+                lanes_after = __shfl_sync(ALL_LANES, after, lane + 1 < LANES ? lane + 1 : lane);
     for (unsigned e = 0; e < 2; e++) {
         const unsigned i = 2 * lane + e;
-        const float read = (lane + 1 < LANES ? lanes_behind : 0.0f) + reads[1] + (e ? 0.0f : reads[0]),
+        const float read = (lane + 1 < LANES ? lanes_after : 0.0f) + reads[1] + (e ? 0.0f : reads[0]),
                     added = (lane ? lanes_before : 0.0f) + (e ? adds[0] : 0.0f);
         const float dlog = pairs[e] + read + added + overlap, dinput = -dlog * gate[e].A * gate[e].slope;
         if (i >= p.block.rows) continue;
