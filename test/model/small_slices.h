@@ -1,5 +1,5 @@
-// Slices and pieces of so few elements that the models of tests have several of them. Moments of small models have 8 bits,
-// too. Include this file before the product's headers.
+// Slices and pieces of so few elements that the models of tests have several of them. Moments of small models have 8
+// bits, too. Include this file before the product's headers.
 #ifndef TEST_SMALL_SLICES_H
 #define TEST_SMALL_SLICES_H
 #define UPDATE_SLICE ((size_t)700)

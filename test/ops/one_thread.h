@@ -1,7 +1,7 @@
 /*
-Included before op set "cpu" (test/build.sh). libgomp wakes the threads of a parallel region at the region's end, even if
-there is one thread: two system calls a region, a quarter of the time of tests with small models. Here a region of one
-thread is a plain call.
+Included before op set "cpu" (test/build.sh). libgomp wakes the threads of a parallel region at the region's end, even
+if there is one thread: two system calls a region, a quarter of the time of tests with small models. Here a region of
+one thread is a plain call.
 */
 #if defined(__GNUC__) && !defined(__clang__)
 #include <dlfcn.h>

@@ -293,8 +293,8 @@ static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const fl
 VECTOR_INLINE VectorBits lanes_to(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 VECTOR_INLINE Vector masked(Vector x, VectorBits mask) { return (Vector)((VectorBits)x & mask); }
 
-// Computes the decays D_ij = exp(c_i - c_j) for j <= i, A = beta_i D_ij gram_ij for j < i, and P = D_ij scores_ij. P, D:
-// NULL if not wanted. All are 0 above the diagonal, up to where tiles read.
+// Computes the decays D_ij = exp(c_i - c_j) for j <= i, A = beta_i D_ij gram_ij for j < i, and P = D_ij scores_ij.
+// P, D: NULL if not wanted. All are 0 above the diagonal, up to where tiles read.
 static VECTOR_FUNCTION void delta_decays(floatS *A, floatS *P, floatS *D, const floatS *gram, const floatS *scores,
                                          const DeltaGates *g, size_t tokens, size_t rows) {
     floatS past[DELTA_BLOCK];

@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
         for (int i = 0; i < W; i++) own[(j * W + i) * CONV_WARPS * LANES] = dweight[j][i];
     __syncthreads();
     for (int k = threadIdx.y; k < TAPS * W && lines && pieces; k += CONV_WARPS) {
-        const int back = TAPS - 1 - k / W; // the weight's gap in tokens
+        const int back = TAPS - 1 - k / W; // the weight's distance in tokens
         const float *const part = parts + k * CONV_WARPS * LANES + threadIdx.x;
         float sum = 0.0f;
         for (unsigned warp = 0; warp < CONV_WARPS; warp++) sum += part[warp * LANES];
