@@ -9,7 +9,7 @@ PEFT takes it, and read it strictly: an active feature that lora.h lacks is refu
 change the model. The tensors decide which modules have adapters; target_modules must agree.
 
 The metadata of the safetensors file also identifies the base model: two keys, the same for every file format and build.
-PEFT records no base; then only shapes are checked.
+PEFT records no base. For such files only shapes are checked.
 */
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
@@ -145,7 +145,7 @@ static double adapter_number(const cJSON *root, const char *key, double otherwis
     return item->valuedouble;
 }
 
-// Reads rank, alpha, dropout and rslora of *lora. The caller frees the tree with cJSON_Delete.
+// Reads rank, alpha, dropout and rslora into *lora. Returns the parsed file; the caller frees it with cJSON_Delete.
 static cJSON *adapter_config_read(const char *path, Lora *lora) {
     cJSON *root = json_read_object(path, ADAPTER_CONFIG_MAX);
     const cJSON *item, *rslora = json_get(root, "use_rslora");
@@ -166,7 +166,7 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
 }
 
 // ---- which base -----------------------------------------------------------------------------------------------------
-// weights: 0 if unknown
+// Checksums that identify a base model. weights: 0 if the file names no base
 typedef struct {
     uint64_t config, weights;
 } BaseKey;
@@ -195,7 +195,7 @@ static BaseKey base_key_of_source(const WeightSource *source) {
     return base_key_of(model, checksum_value(1, &sum, (uint64_t)model->elements * size));
 }
 
-// Returns the base that the file names; weights 0: it names no base.
+// Returns the base that the file names; weights is 0 if the file names no base.
 static BaseKey adapter_recorded_base(const InputFile *file) {
     uint64_t header_bytes;
     cJSON *header = safetensors_parse_header(file, &header_bytes);
@@ -372,7 +372,7 @@ static const char *adapter_why_refused(const Family *family, const char *name) {
 }
 
 // Opens the tensors of one file and checks them against *lora. Builds *lora from `root` (adapter_config.json); root
-// NULL: it is built already. The caller frees *lora.
+// NULL: *lora is already built. The caller frees *lora.
 static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Model *model, const cJSON *root,
                                           const char *config) {
     const Family *family = model->config.family;

@@ -11,7 +11,7 @@ adapter_file.h reads such a folder, too. Other tensors have PEFT's form.
 #include "adapter_file.h"
 
 // A tensor of the file: `count` elements of a parameter of the adapters from `first` on, in memory order if split. run:
-// if not 0, this tensor and another one take turns, with `run` elements each
+// 0, or this tensor and a second tensor alternate in memory, `run` elements each
 typedef struct {
     char name[256];
     size_t first, count, run;
@@ -53,7 +53,7 @@ static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, Adapter
     return 1;
 }
 
-// Reads elements [begin, begin + count) of a tensor; if it has a run, whole runs.
+// Reads elements [begin, begin + count) of a tensor. begin and count are multiples of the tensor's run.
 static void adapter_piece_read(const WeightSource *adapter, size_t parameter, const AdapterPiece *piece, size_t begin,
                                size_t count, DType type) {
     const size_t run = piece->run, bytes = run * dtype_size(type);

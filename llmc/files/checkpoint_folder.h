@@ -55,7 +55,7 @@ enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANI
 #define MANIFEST_TEXT  512           // most bytes of a manifest
 #define MANIFEST_KINDS 4
 
-// Files of a checkpoint of a whole model and of adapters; then both with waiting completions
+// Rows: a whole model, adapters, and both again with waiting completions (rollout.bin)
 static const char *const manifest_names[MANIFEST_KINDS][MANIFEST_FILES] = {
     {"model.bin", "optimizer.bin", "state.json", NULL, NULL},
     {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json", NULL},
@@ -127,7 +127,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     for (size_t i = 0; i < 2; i++)
         if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0])))
             return manifest_fault(manifest, MANIFEST_OLDER, "it has version 1, this program reads version 2");
-    const char *cursor = text + strcspn(text, "\n"); // at the end of the line before
+    const char *cursor = text + strcspn(text, "\n"); // at the end of the previous line
     manifest->adapters = *cursor && !strncmp(cursor + 1, manifest_names[1][0], strlen(manifest_names[1][0]));
     manifest->waits = strstr(text, "\nrollout.bin ") != NULL;
     for (size_t i = 0; *cursor && manifest_file(manifest, i); i++) {
@@ -136,7 +136,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         manifest->bytes[i] = bytes, manifest->checksum[i] = checksum;
         cursor += 1 + strcspn(cursor + 1, "\n");
     }
-    // The file must equal the text that the manifest gives again.
+    // The file must equal the text that manifest_text prints from the parsed values.
     if ((size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0)
         return manifest_fault(manifest, MANIFEST_INCOMPLETE, "its " MANIFEST_NAME " is damaged");
     for (size_t i = 0; (name = manifest_file(manifest, i)) != NULL; i++) {
@@ -154,7 +154,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     return NULL;
 }
 
-// Does manifest_check, but ends the program if an error hides the state.
+// Reads and checks a manifest like manifest_check, but ends the program if an error hides its state.
 static const char *manifest_read(const char *checkpoint, Manifest *manifest) {
     const char *fault = manifest_check(checkpoint, manifest);
     if (fault && manifest->state == MANIFEST_UNKNOWN)
@@ -244,8 +244,8 @@ static size_t checkpoint_find(const char *folder, size_t limit, int refuses) {
 }
 
 // ---- removing -------------------------------------------------------------------------------------------------------
-// Tells whether checkpoints consist of files of this name. A checkpoint folder with other files is not removed, nor are
-// these files.
+// Tells whether a checkpoint may contain a file of this name. Files of other names, and a folder that holds them, are
+// never removed.
 static int checkpoint_is_written_name(const char *name) {
     for (size_t i = 0; i < MANIFEST_KINDS * MANIFEST_FILES; i++) {
         const char *file = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
@@ -254,8 +254,8 @@ static int checkpoint_is_written_name(const char *name) {
     return !strcmp(name, MANIFEST_NAME);
 }
 
-// Removes a checkpoint. Renames it to a name in `folder` first: a kill leaves nothing under a valid name. Returns 0 if
-// the name stays taken.
+// Removes a checkpoint. Renames it to *.removed in `folder` first, so that a kill leaves no half-removed checkpoint
+// under a valid name. Returns 0 if the name stays taken.
 static int checkpoint_remove_from(const char *from, const char *folder, size_t step) {
     char path[PATH_MAX], removed[PATH_MAX];
     checkpoint_path(path, from, step, "");
@@ -274,7 +274,7 @@ static int checkpoint_remove_from(const char *from, const char *folder, size_t s
 
 static int checkpoint_remove(const char *folder, size_t step) { return checkpoint_remove_from(folder, folder, step); }
 
-// Returns the number of checkpoints up to the last one; damaged ones may follow it.
+// Returns the number of checkpoints up to folder->last; damaged checkpoints may follow it.
 static size_t checkpoint_count(const CheckpointFolder *folder) {
     size_t step = folder->last == CHECKPOINT_NONE ? CHECKPOINT_NONE : folder->last + 1, count = 0;
     while ((step = checkpoint_before(folder->path, step)) != CHECKPOINT_NONE) count++;
@@ -399,7 +399,7 @@ static int replaced_restore(void) {
     return unlinkat(out, REPLACED_MOVES, AT_REMOVEDIR) == 0;
 }
 
-// Opens the folder of a replaced run. From now on it is put back if the program ends.
+// Opens the folder of a replaced run. If the program ends after this, the replaced run is put back.
 static void replaced_open(const char *folder, const char *name) {
     char path[PATH_MAX];
     path_join(path, folder, name);
@@ -412,7 +412,8 @@ static void replaced_open(const char *folder, const char *name) {
     run_put_back = replaced_restore;
 }
 
-// Removes the old run, by way of checkpoint-*.removed. Files that a reader holds stay until the next save or command.
+// Removes the old run; each checkpoint is first renamed to checkpoint-*.removed. Files that a reader holds stay until
+// the next save or command.
 static void replaced_remove(const char *folder) {
     char from[PATH_MAX];
     size_t step = CHECKPOINT_NONE;
@@ -498,7 +499,7 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 // What a run does with the contents of its folder. The first three values equal the values of Resume (option_rows.h).
 typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
-// Refuses a folder whose lock another run holds. fd: the open lock file, which names that run; it is closed
+// Refuses a folder whose lock another run holds. fd: the open lock file, which names the other run; closed here
 __attribute__((noreturn)) static void folder_refuse(const char *folder, int fd) {
     char owner[LOCK_TEXT] = "", host[256] = "", here[256] = "";
     long process = 0;
@@ -545,7 +546,8 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     return fd;
 }
 
-// Takes a rank's share of the lock. text: what rank 0 wrote into the lock file; the program ends if it differs
+// Takes a rank's share of the lock. text: what rank 0 wrote into the lock file; the program ends if the file now holds
+// another text
 static int folder_share_lock(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
     path_join(path, folder, LOCK_NAME);
@@ -600,8 +602,8 @@ static void checkpoint_refuse_run(const char *folder) {
 }
 
 // Sets folder->last to the checkpoint to resume from, or CHECKPOINT_NONE if the folder has none. Refuses a damaged
-// checkpoint; loading compares its checksums. FOLDER_RESUME_AUTO skips damaged checkpoints, so it reads a checkpoint
-// twice. Collective.
+// checkpoint; loading compares its checksums. FOLDER_RESUME_AUTO skips damaged checkpoints, so it compares checksums
+// here and reads a checkpoint twice. Collective.
 static void checkpoint_search(CheckpointFolder *folder, FolderUse use) {
     char path[PATH_MAX];
     const char *damaged;

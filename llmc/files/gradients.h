@@ -77,7 +77,7 @@ static GradientFile gradients_write_header(const OutputFile *file, const char *g
     return sizes;
 }
 
-// Ends the program if gradients_write would; call before the work begins.
+// Ends the program if gradients_write could not write this path or these globs; call before training begins.
 static void gradients_check_path(const char *path, const char *globs, World world, const Model *model) {
     OutputFile output;
     if (world.rank) return; // rank 0 makes the file
@@ -94,7 +94,7 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
     OutputFile output;
     uint64_t at = sizes.data, joined[2] = {0, 0}; // offset in the file of the parameter's tensor, and of joined tensors
-    size_t written = 0;                           // how many parameters were written before it
+    size_t written = 0;                           // number of parameters before offset `at`
     if (world.rank == 0) {
         output_open(&output, path, sizes.bytes);
         gradients_write_header(&output, globs, model);

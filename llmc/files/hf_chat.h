@@ -36,7 +36,7 @@ static cJSON *hf_folder_object(const char *folder, const char *name) {
     return *folder && path_found(path, folder, name) ? json_read_object(path, HF_CHAT_MAX) : cJSON_CreateObject();
 }
 
-// Tells whether a string, or NULL, is these bytes.
+// Tells whether `string` equals text[bytes]; NULL equals no text.
 static int hf_is_text(const char *string, const char *text, size_t bytes) {
     return string && strlen(string) == bytes && !memcmp(string, text, bytes);
 }

@@ -86,7 +86,7 @@ static const HfComposite hf_composites[] = {
      "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256", 0}};
 #define HF_COMPOSITES (sizeof(hf_composites) / sizeof(hf_composites[0]))
 
-// Another config class for text models of a family; such models lack some of the family's parts
+// Another config class for text models of a family; these models lack some of the family's parts
 static const struct {
     const char *family, *model_type, *architecture, *defaults; // defaults: like HfComposite.defaults
 } hf_twin = {"gemma4", "gemma4_unified_text", "Gemma4UnifiedForCausalLM", HF_UNIFIED};
@@ -314,7 +314,7 @@ static void hf_check_required(const Config *config, const char *path) {
 #define FULL    "full_attention"
 #define LINEAR  "linear_attention"
 
-// Values that the top level or an object of rotary positions may give: by one of them, or equal in both
+// Values that the top level or an object of rotary positions may give: given in only one place, or equal in both
 typedef struct {
     const cJSON *theta, *rotated; // rope_theta, partial_rotary_factor
 } HfRope;
@@ -510,7 +510,8 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (layers > LAYER_TYPES_MAX) die("%s: layer_types has more layers than the limit of %d", path, LAYER_TYPES_MAX);
 }
 
-// Sets layer_types to the class's default pattern ("lllf"), but with `interval` layers in it: the last one differs.
+// Sets layer_types to the class's default pattern ("lllf"), but with `interval` layers in it: the last layer of an
+// interval has the other kind.
 static void hf_repeat_types(Config *config, const char *key, size_t interval, const char *path) {
     const char usual = config->layer_types[0], last = config->layer_types[strlen(config->layer_types) - 1];
     const size_t period = min_size(interval, config->num_hidden_layers);
@@ -689,7 +690,8 @@ static void hf_put_real(JsonOut *json, const char *name, double value) {
 
 typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 
-// Tells whether a key is written as null: 0 where that is none, keys of experts without any.
+// Tells whether a key is written as null: a value of 0 that means "none", and keys of experts in a model without
+// experts.
 static int hf_is_null(const Config *config, const ConfigKey *key) {
     if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
     if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
@@ -698,8 +700,8 @@ static int hf_is_null(const Config *config, const ConfigKey *key) {
 }
 
 // Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
-// and partial_rotary_factor go to the top and to rope_parameters. Separate functions write windows and layer types.
-// GPT-2's keys have the names of GPT-2's class.
+// and partial_rotary_factor go to the top level and to rope_parameters. Separate functions write windows and layer
+// types. GPT-2's keys have the names of GPT-2's class.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
@@ -769,8 +771,9 @@ static void hf_put_layer_types(JsonOut *json, const Config *config) {
     json_array_end(json);
 }
 
-// Writes windows by the rules of each class. Mistral: one in all layers, or null. Qwen: a switch, and the number of
-// layers before the first with a window. Gemma: always a number; Gemma's first class knew only a period.
+// Writes windows by the rules of each class. Mistral: one window for all layers, or null. Qwen: use_sliding_window, and
+// the number of layers before the first layer with a window. Gemma: always a number; Gemma's first class knew only a
+// period.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;

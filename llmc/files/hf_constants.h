@@ -67,15 +67,16 @@ static int hf_names(const char *families, const Family *family) {
            text_is_one_of(activations[family->activation], families);
 }
 
-// Tells whether a key has one value in the family. An optional key that the family has is read instead.
+// Tells whether the family accepts only the table's values of a key. Optional keys that the family has are read as
+// settings instead.
 static int hf_applies(const HfConstant *c, const Family *family) {
     const int key = config_key_find(c->key);
     if (key >= 0 && config_keys[key].optional && family_has_key(family, c->key)) return 0;
     return hf_names(c->families, family);
 }
 
-// Refuses null where transformers does: taken as absent, it would give the default. For a few keys null has a meaning:
-// the value follows from other keys.
+// Refuses null for keys for which transformers refuses null; read as absent, null would silently give the default. For
+// a few keys null has a meaning: the value follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
     static const char *const means[][2] = {
         {"head_dim", "llama|mistral|mixtral"},

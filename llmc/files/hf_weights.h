@@ -158,7 +158,7 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     return embedding;
 }
 
-// Finds a tensor. Remembers the first name that the files lack, for hf_take_others.
+// Finds a tensor. Stores the first name that the files lack in source->missing, for hf_take_others.
 static SafeTensor *hf_find(WeightSource *source, const SafeTensors *list, const char *name) {
     SafeTensor *tensor = safetensors_find(list, name);
     if (!tensor && !*source->missing) snprintf(source->missing, sizeof(source->missing), "%s", name);
@@ -288,7 +288,7 @@ static int hf_is_no_weight(const Config *config, const char *name, const char *h
     return config->tie_word_embeddings && !strcmp(name, head);
 }
 
-// Tells whether a tensor makes keys or values of a layer that reads another layer's keys and values.
+// Tells whether a tensor projects keys or values in a layer that uses another layer's keys and values.
 static int hf_is_unread(const Config *config, const char *name) {
     static const char *const unread[] = {"k_proj.weight", "v_proj.weight", "k_norm.weight", "k_proj.bias",
                                          "v_proj.bias"};

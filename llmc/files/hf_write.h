@@ -162,8 +162,8 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
     if (!write->text_only) write->composite = composite;
 }
 
-// Returns the type to write a parameter in: the chosen type, else the parameter's type in the source. A vector of a
-// wider type in the folder than the embedding's keeps the folder's type, and so does a router with biases. Decay rates
+// Returns the type to write a parameter in: the chosen type, else the parameter's type in the source. A vector whose
+// type in the folder is wider than the embedding's type keeps that type; so does a router with biases. Decay rates
 // (A_log) stay fp32, since their exponentials affect everything.
 static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
     const WeightSource *source = write->source, *like = write->like;
@@ -410,7 +410,8 @@ static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
     return length;
 }
 
-// Does hf_edit_config for a composite model: text_config has positions and vocabulary, both objects have the type.
+// Edits the config.json of a composite model like hf_edit_config: text_config has positions and vocabulary, both
+// objects have the type.
 static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length) {
     size_t begin, end;
     if (write->retype) length = hf_config_with_type(text, length, write->type);

@@ -8,7 +8,7 @@ among its tensors.
 #define LLMC_HF_WRITE_QUANTISED_H
 #include "hf_weights.h"
 
-// Tensors of a 4-bit matrix. HF_VALUES: an ordinary parameter
+// Tensors of a 4-bit matrix. HF_VALUES: an ordinary tensor, not in 4 bits
 typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NESTED_MAP, HF_STATE, HF_PARTS } HfPart;
 
 static const char *const hf_part_names[HF_PARTS] = {
@@ -21,7 +21,7 @@ typedef struct {
     const WeightSource *source;
     QuantType type;
     QuantFormat *format;          // [parameters] formats to write; NULL: no matrix is in 4 bits
-    char (*state)[HF_STATE_TEXT]; // [parameters] their quant states
+    char (*state)[HF_STATE_TEXT]; // [parameters] quant states of the 4-bit parameters
     size_t *copied;               // [parameters] 1: copy the source's codes
     uint8_t *record;              // the encoded record of parameter record_of
     size_t record_of;
@@ -31,8 +31,8 @@ static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Holds the record of a parameter until another one is asked for: copied, or encoded from the values that would be
-// written unquantised: merged, in the type to which decoding rounds.
+// Returns the record of a parameter, and holds it until the record of another parameter is asked for. Copies the
+// record, or encodes the (merged) values in the type to which decoding rounds.
 static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter) {
     const QuantFormat f = c->format[parameter];
     const size_t count = parameter_elements(&c->source->model.parameters[parameter]);

@@ -58,7 +58,7 @@ static void merge_load_pair(Merge *merge, const WeightSource *source, size_t par
 }
 
 // ---- the sum --------------------------------------------------------------------------------------------------------
-// One of A and B: x [rank, size]
+// A factor of B A: A, or B transposed; x [rank, size]
 typedef struct {
     const float *x;
     size_t size;

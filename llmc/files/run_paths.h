@@ -75,7 +75,7 @@ static int checkpoint_hold(const char *checkpoint) {
            path_is_file(checkpoint, checkpoint_held);
 }
 
-// Ends, for a reader, what an interrupted --overwrite began. Returns 1 if a new run is active there that has no
+// Lets a reader finish an interrupted --overwrite (replaced_settle). Returns 1 if a new run is active there that has no
 // checkpoint yet.
 static int replaced_settle_free(const char *folder) {
     char path[PATH_MAX];

@@ -1,7 +1,7 @@
 /*
-What a run began from: the object "source" in state.json, apart from the settings that a resumed run must share. A run's
-adapters find their base through it, and `convert` finds the tokenizer. Older runs lack this object; it is then derived
-from their other files.
+What a run began from: the object "source" in state.json. It does not hold the settings that a resumed run must share. A
+run's adapters find their base through it, and `convert` finds the tokenizer. Older runs lack this object; it is then
+derived from their other files.
 */
 #ifndef LLMC_RUN_SOURCE_H
 #define LLMC_RUN_SOURCE_H

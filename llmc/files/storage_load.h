@@ -6,7 +6,7 @@ quantisation error, and computes the key of stored weights by which adapters kno
 #define LLMC_STORAGE_LOAD_H
 #include "weights.h"
 
-// Sums of squares over the layers' matrices of one name: of (decoded - original), and of the original
+// Sums of squares over the layers' matrices of one name: of the errors (decoded - original), and of the original values
 typedef struct {
     char name[64];
     double error, squares;

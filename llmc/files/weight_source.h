@@ -32,11 +32,11 @@ typedef struct {
     float offset;
 } RecordLocation;
 
-// Memory of what was read last
+// Cache of the record and of the matrix that were read last
 typedef struct {
     uint8_t *record; // record of the parameter decoded last
     size_t record_of;
-    char *matrix; // the transposed matrix read last: of these elements of the table, in this type
+    char *matrix; // the transposed matrix read last: elements of matrix_of in the table, as matrix_type
     size_t matrix_of;
     DType matrix_type;
 } SourceHeld;
@@ -177,8 +177,8 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
     }
 }
 
-// Writes a part of a matrix [m.rows, cols] to a file that holds it transposed from byte `at` on: the reverse. sum: of
-// the bytes written, or NULL. size: bytes of an element
+// Writes a part of a matrix [m.rows, cols] to a file that holds it transposed from byte `at` on, as
+// tensor_read_transposed reads it. sum: of the bytes written, or NULL. size: bytes of an element
 static void matrix_write_transposed(const OutputFile *output, Checksum *sum, uint64_t at, MatrixPart m, size_t cols,
                                     size_t size, const void *values) {
     unsigned char *column = staged_raw.bytes;
@@ -303,14 +303,14 @@ static void source_read_decoded(const WeightSource *source, size_t parameter, si
 // Reads at most SLAB_ELEMENTS elements of a parameter, in the requested order.
 static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out) {
-    if (source_is_quantised(source, parameter)) // values are decoded, not those of the files
+    if (source_is_quantised(source, parameter)) // decodes values instead of reading them from the files
         source_read_decoded(source, parameter, begin, count, as, transposed, out);
     else
         source_read_stored(source, parameter, begin, count, as, transposed, out);
 }
 
-// Quantises matrices that are not yet in 4 bits as `format` from now on. Decoding rounds to their type in the file.
-// head: lm_head, too
+// Sets the format in which matrices that are not yet in 4 bits are quantised when they are read. Decoding rounds to
+// their type in the file. head: lm_head, too
 static void source_quantise(WeightSource *source, QuantFormat format, int head) {
     const Model *model = &source->model;
     if (!source->quant)
@@ -382,7 +382,7 @@ static void source_set_table(WeightSource *source, Model table) {
         (TensorLocation *)checked_calloc(table.parameter_count, sizeof(TensorLocation), "the places of the weights");
 }
 
-// Makes the parameter one of `count` tensors, whose places are still empty.
+// Splits the parameter into `count` tensors, whose places are still empty.
 static TensorPieces *source_set_pieces(WeightSource *source, size_t parameter, size_t count) {
     const size_t entries = source->model.parameter_count;
     if (!source->pieces)
