@@ -64,7 +64,7 @@ typedef struct {
     size_t used, peak;
     Region region[ARENA_REGIONS]; // regions alive now
     size_t regions;
-    Region at_peak[ARENA_REGIONS]; // regions that were alive when `used` was largest
+    Region at_peak[ARENA_REGIONS]; // regions alive at the peak
     size_t regions_at_peak;
     void (*copy_in)(void *, const void *, size_t), (*copy_out)(void *, const void *, size_t); // copies for red zones;
                                                                                               // NULL: no red zones
@@ -110,7 +110,8 @@ static void arena_check_zones(const Arena *arena) {
     }
 }
 
-// Pushes a region of `count` elements of `size` bytes. The region lives until a mark taken before it is popped.
+// Pushes a region of `count` elements of `size` bytes. The region lives until arena_pop of a mark that was taken before
+// the push.
 static void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
     const size_t zone = arena_red_zone();
     size_t bytes = count * size;

@@ -85,14 +85,15 @@ static const struct {
 } cudnn_heads[] = {{80, {256, 128}}, {86, {256, 128}},  {89, {256, 128}},
                    {90, {256, 256}}, {100, {256, 128}}, {120, {256, 128}}};
 
-// Bits: the passes whose attention a library computes. GLOBAL * FORWARD, GLOBAL * BACKWARD: these passes for heads of
-// global_head_dim. ASKED: the device was asked, so the other bits are its answer
+// Bits of passes whose attention a library computes. LIBRARY_GLOBAL * LIBRARY_FORWARD (or BACKWARD): the same pass for
+// heads of global_head_dim. ASKED: the device was asked, so the other bits are its answer
 enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4, LIBRARY_GLOBAL = 8 };
 
 // Tells whether cuDNN takes heads of this width on any card.
 static int cudnn_has_head(size_t HD) { return HD % 8 == 0 && HD <= 256; }
 
-// Returns the directions of bf16 attention that cuDNN takes on a GPU of this architecture.
+// Returns the passes (LIBRARY_FORWARD, LIBRARY_BACKWARD) of bf16 attention that cuDNN takes on a GPU of this
+// architecture.
 static int cudnn_directions(int architecture, size_t HD) {
     for (size_t i = 0; i < sizeof(cudnn_heads) / sizeof(*cudnn_heads) && cudnn_has_head(HD); i++)
         if (cudnn_heads[i].architecture == architecture)
@@ -101,7 +102,7 @@ static int cudnn_directions(int architecture, size_t HD) {
     return 0;
 }
 
-// Receives the calls of a cut, in order of execution.
+// Type of a function that receives the calls of a cut, one by one, in order of execution
 typedef void AttentionTake(void *to, const AttentionCall *call);
 
 // ---- memory of a call -----------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ static size_t attention_call_bytes(const AttentionCut *cut, size_t rows, size_t 
            4 * cut->HD * keys * heads + 4 * 256;
 }
 
-// Returns the most key/value heads that fit one backward call; 0: not even one fits.
+// Returns the most key/value heads that fit one backward call; 0: a call for one head does not fit.
 static size_t attention_heads(const AttentionCut *cut, size_t rows, size_t keys) {
     size_t heads = cut->NKV;
     while (heads && (cut->NKV % heads || attention_call_bytes(cut, rows, keys, heads) > cut->workspace)) heads--;
@@ -198,7 +199,8 @@ static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t i
 }
 
 // ---- spans ----------------------------------------------------------------------------------------------------------
-// Returns whether a call is long enough for the library: for few queries or pairs our kernels are about as fast.
+// Returns whether a call is long enough for the library. For few queries or few query-key pairs our kernels are about
+// as fast.
 static int attention_is_long(const AttentionCut *cut, size_t queries, size_t keys) {
     return queries >= cut->grid / 8 && keys >= cut->grid && queries * keys >= cut->grid * cut->grid;
 }
@@ -258,7 +260,7 @@ static size_t attention_key_step(const AttentionCut *cut, size_t keys, size_t wi
     return step;
 }
 
-// Makes the calls of a piece (the last `rows` rows) in part p. Returns 0 if the library does not take one.
+// Makes the calls of a piece (the last `rows` rows) in part p. Returns 0 if the library does not take one of the calls.
 static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                          void *to) {
     const size_t window = cut->window < piece.end - piece.document ? cut->window : 0;
@@ -293,7 +295,7 @@ static int library_call(const AttentionCut *cut, AttentionCall *call, size_t beg
            (!cut->takes || cut->takes(cut, call, 1));
 }
 
-// Makes the calls of a piece (the last `rows` rows) in part p. Returns 0 if the library does not take one.
+// Makes the calls of a piece (the last `rows` rows) in part p. Returns 0 if the library does not take one of the calls.
 static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                           void *to) {
     const size_t window = p->causal && cut->window < piece.end - piece.document ? cut->window : 0;
@@ -327,7 +329,7 @@ static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span 
 typedef int PieceCalls(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                        void *to);
 
-// Makes the calls for the next queries of a part, from t on. Returns the first query after them.
+// Makes the calls for the next queries of a part, from t on. Returns the first query that is left.
 static size_t next_piece(const AttentionCut *cut, const AttentionShape *shape, const AttentionPart *p, size_t t,
                          PieceCalls *calls, AttentionTake *take, void *to) {
     for (size_t rows = attention_piece(cut, p->span.end - t);; rows /= 2) {

@@ -130,7 +130,8 @@ static void disk_piece(const DiskFile *file, int way, char *memory, size_t bytes
     if (failed) longjmp(disk_failure, 1);
 }
 
-// What one piece of memory holds: `bytes` bytes of the file from `offset + skip` on, in `whole` bytes of blocks
+// Contents of one piece of memory: `whole` bytes of disk blocks from `offset` on, of which the transfer moves `bytes`
+// bytes from `skip` on
 typedef struct {
     size_t offset, skip, bytes, whole;
 } DiskPart;
@@ -348,7 +349,8 @@ static void disk_finish(void) {
     for (int way = 0; way < DISK_WAYS && disk.files && !disk.late; way++) disk_await(way, disk.queue[way].asked);
 }
 
-// Finishes pending transfers of memory or a file that is to be released, or with late transfers cancels them.
+// Finishes pending transfers of memory or a file that is about to be released; with STREAMBP_TRANSFERS=late cancels
+// these transfers.
 static void disk_forget(const void *memory, size_t bytes, const DiskFile *file) {
     disk_finish();
     for (int way = 0; way < DISK_WAYS; way++) {

@@ -27,10 +27,11 @@ static size_t cuda_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     return 2 * N + GPU_SORT_DIGITS * ((N + GPU_SORT_TILE - 1) / GPU_SORT_TILE);
 }
 
-// Returns [2, lines, C]: lines of dw, one per block, then lines of db; unused if dw is NULL
+// Returns the size of [2, lines, C]: one partial sum of dw per thread block (a line), then one of db; unused if dw is
+// NULL
 static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * min_size(n, GPU_NORM_BLOCKS) * C; }
 
-// Returns a line of dw per block.
+// Returns the size of [lines, V]: one partial sum of dw per thread block.
 static size_t cuda_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
     return min_size(n * heads, GPU_NORM_BLOCKS) * V;
 }
@@ -39,7 +40,7 @@ static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
     return min_size(delta_rows(shape), GPU_CONV_LINES) * delta_channels(shape) * shape->taps;
 }
 
-// Returns a line of dsinks per block of tokens.
+// Returns the size of [lines, NH]: one partial sum of dsinks per block of tokens.
 static size_t cuda_sink_backward_scratch(size_t n, size_t NH) { return min_size(n, GPU_NORM_BLOCKS) * NH; }
 
 static size_t cuda_draw_scratch(size_t V) { return (void)V, 0; }
@@ -62,7 +63,7 @@ static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
 static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
 
-// Sizes attention by our own kernels: dO.O of each query and head.
+// Sizes attention by our own kernels: the dot product dout . out of each query and head.
 static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     (void)NKV;
     if (HD > GPU_MOST_HEAD) die("head_dim is %zu; op set cuda has attention up to %d", HD, GPU_MOST_HEAD);
@@ -87,12 +88,12 @@ static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t 
     return (max_size(forward, own + (cut.workspace ? backward : 0)) + 3) / floats;
 }
 
-// Returns counts and sums for each block of tokens.
+// Returns the size of partial counts and sums, one set for each block of tokens.
 static size_t cuda_router_count_scratch(size_t n, size_t E) {
     return (n + GPU_COUNT_TOKENS - 1) / GPU_COUNT_TOKENS * (2 * E + 1);
 }
 
-// Returns a number of rows for each expert in each block of rows.
+// Returns the size of [blocks of rows, E]: the number of an expert's rows in each block.
 static size_t cuda_route_sort_scratch(size_t n, size_t k, size_t E) {
     return (n * k + GPU_SORT_TILE - 1) / GPU_SORT_TILE * E;
 }

@@ -31,14 +31,14 @@ typedef struct {
     Rotation rotation;
     QuantFormat format;
     SamplingSettings sampling;
-    Spans spans; // attention's queries. Empty: three spans, the first with as many keys before it
+    Spans spans; // attention's queries. Empty: three spans; the first span has n earlier keys
     DeltaShape delta;
     RouterShape router;
 } OpShape;
 
 static size_t len(Dim d) { return check.on_reference ? d.count : d.size; }
 
-// Widens each index of d to `each` columns of a dimension of `size` that begin `before` columns later.
+// Widens each index i of d to indices before + i * each + (0 .. each - 1) of a dimension of `size`.
 static Dim columns_of(Dim d, size_t each, size_t before, size_t size) {
     size_t *at = (size_t *)check_allocate(d.count * each * sizeof(size_t));
     for (size_t i = 0; i < d.count * each; i++) at[i] = before + dim_at(d, i / each) * each + i % each;
@@ -58,8 +58,7 @@ static Dim part_of_row(Dim d, size_t before, size_t stride) {
     return row;
 }
 
-// Makes spans of n tokens: the rest of a document after `before` tokens; with `documents` also a short document and one
-// more.
+// Makes spans of n tokens: the rest of a document after `before` tokens; with `documents` also two short documents.
 static Spans usual_spans(size_t n, size_t before, int documents) {
     const size_t cut[4] = {0, documents ? n - n / 8 - n / 4 : n, n - n / 4, n};
     Span *span = (Span *)check_allocate(3 * sizeof(Span));
@@ -231,7 +230,7 @@ static void case_linear_backward_weight(const OpShape *s) {
     sums_of(s->n, 0);
     CHECK(linear_backward_weight, of(dweight), of(dbias), own(dout, whole), of(x), len(N), len(C), len(OC), len(whole));
     expect(dweight, 1, sqrt((double)s->n));
-    sums_of(0, 0); // sums of plain additions
+    sums_of(0, 0); // dbias sums numbers, not products
     expect(dbias, 1, sqrt((double)s->n));
 }
 
@@ -244,7 +243,7 @@ static void case_scale(const OpShape *s) {
     expect(x, 1, 0);
 }
 
-// Samples the last rows, because what is dropped depends on an element's index.
+// Samples the last rows, because an element's index decides whether it is dropped.
 static void case_dropout(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const size_t rows = some_of(s->n, 40).count;
@@ -371,7 +370,7 @@ static void case_sum_of_squares(const OpShape *s) {
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 // A case of attention. Without spans it has n queries at the end of 2n tokens. In the sample a span is one query. In
-// backward it is all queries and the query heads of one key head, because its gradients are sums over the queries.
+// backward the sample has all queries and the query heads of one key head, because dk and dv are sums over queries.
 typedef struct {
     AttentionShape shape, sample;
     Dim rows, keys, queries, values, heads; // rows of q; rows of k; columns of q and out, of k and v, of lse
@@ -405,7 +404,7 @@ static AttentionCase attention_sample(const OpShape *s, int backward) {
     return a;
 }
 
-// Selects one of two ranges of keys, as when ranks exchange keys.
+// Selects range 0 or 1 of two ranges of keys, as in ring attention.
 static void attention_range(AttentionCase *a, int range) {
     const size_t middle = a->keys.size / 2 + a->keys.size / 5;
     a->shape.partial = 1, a->shape.accumulate = range;

@@ -46,7 +46,7 @@ static void case_router_logits(const OpShape *s) {
     expect(logits, 1, sqrt((double)s->C));
 }
 
-// Draws logits and biases from a grid, so that scores are equal or far apart. back: keeps known routes
+// Draws logits and biases from a grid, so that two scores are either equal or far apart. back: keeps known routes
 static void case_router_choose(const OpShape *s) {
     const size_t n = s->n, E = s->router.E, k = s->router.k;
     router_begin(s);
@@ -65,7 +65,7 @@ static void case_router_choose(const OpShape *s) {
     expect_integers(route);
 }
 
-// Runs without a route if there is one expert.
+// Runs the op, with route NULL if there is one expert.
 static void case_router_weights(const OpShape *s) {
     router_begin(s);
     Tensor *logits = tensor_logits(s), *route = s->router.E > 1 ? tensor_routes(s) : NULL;

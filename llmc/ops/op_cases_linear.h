@@ -105,7 +105,7 @@ typedef struct {
     Tensor *in, *b, *A_log, *dt_bias;
 } DeltaCase;
 
-// b and a of all heads lie in the same rows
+// Returns the b of all heads; b and a lie in the same rows.
 static AnyPointer gate_b(const DeltaCase *d, const Tensor *t) { return own(t, d->gates); }
 static AnyPointer gate_a(const DeltaCase *d, const Tensor *t) {
     return columns(t, d->gates.first + d->l.shape.HV, d->gates.in_sample + d->heads.count);

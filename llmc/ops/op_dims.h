@@ -10,8 +10,8 @@ that computes every element samples nothing.
 typedef struct {
     size_t size, count;
     const size_t *at;             // [count] indices of the sample, ascending; NULL: all indices
-    size_t own, first, in_sample; // number of the op's columns, and where they begin in a row and in a sampled row; own
-                                  // 0: all columns
+    size_t own, first, in_sample; // number of columns that the op takes (0: all), and the first of these columns in a
+                                  // row and in a sampled row
 } Dim;
 
 // CHANGED: read and written. WRITTEN: contents before the op do not matter. SCRATCH: contents never matter

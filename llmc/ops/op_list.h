@@ -16,7 +16,7 @@ Kinds of ops; each is an OP unless the including file defines a macro for it:
     OP_SCRATCH  elements of scratch that an op needs   OP_STEP    belongs to an optimizer's step, not to a pass
     OP_GRAPH    an OP_HOST op that records launches
 */
-#ifndef OPS // what scratch tensors have
+#ifndef OPS // op set whose functions X_scratch size the scratch tensors
 #define OPS ops_device
 #endif
 #ifndef OP_HOST
@@ -421,15 +421,16 @@ OP(void, router_weights, (Summed *weight, const Summed *logits, const uint16_t *
    TENSOR(weight, n * shape->k, SUMMED) TENSOR(logits, n * shape->E, SUMMED)
    TENSOR(route, n * shape->k, sizeof(uint16_t)) COUNT(dry_move(n * (shape->E + shape->k), SUMMED)))
 // dlogits[n,E] = the gradient through the weights, dweight[n,k], and through two losses. With p = softmax(z) of a token
-// these add p_e (balance_e - sum_j p_j balance_j) for balance[E] (may be NULL), and z 2 log(sum_j exp z_j) p_e
+// these add p_e (balance_e - sum_j p_j balance_j) for balance[E] (may be NULL), and 2 z log(sum_j exp z_j) p_e for the
+// factor z
 OP(void, router_backward, (Stored *dlogits, const Summed *dweight, const Summed *logits, const uint16_t *route,
                            const Summed *balance, double z, size_t n, const RouterShape *shape),
    (dlogits, dweight, logits, route, balance, z, n, shape),
    TENSOR(dlogits, n * shape->E, STORED) TENSOR(dweight, n * shape->k, SUMMED) TENSOR(logits, n * shape->E, SUMMED)
    TENSOR(route, n * shape->k, sizeof(uint16_t)) TENSOR(balance, shape->E, SUMMED)
    COUNT(dry_move(2 * n * shape->E, SUMMED)))
-// count[E] += rows of each expert. sums[e] += the tokens' softmax(z) of expert e; sums[E] += their squares of log(sum_j
-// exp z_j); sums may be NULL
+// count[E] += rows of each expert. sums[e] += the tokens' softmax(z) of expert e; sums[E] += the tokens' (log(sum_j exp
+// z_j))^2; sums may be NULL
 OP(void, router_count, (int64_t *count, double *sums, const Summed *logits, const uint16_t *route, size_t n,
                         const RouterShape *shape, Summed *scratch),
    (count, sums, logits, route, n, shape, scratch),
@@ -553,7 +554,7 @@ OP(void, draw, (int32_t *token, const Stored *logits, const double *uniform, siz
 OP_SCRATCH(draw_scratch, (size_t V), (V))
 
 // ---- gradients and the optimizer -----------------------------------------------------------------------------------
-// out = in
+// out = in, rounded to Stored
 OP(void, round_sums, (Stored *out, const Summed *in, size_t count), (out, in, count),
    TENSOR(out, count, STORED) TENSOR(in, count, SUMMED) COUNT(dry_move(count, STORED + SUMMED)))
 // out = in, in fp32

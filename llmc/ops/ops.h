@@ -109,12 +109,11 @@ static size_t delta_transfer_elements(const DeltaShape *shape) { return shape->H
 
 typedef enum { DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD, DELTA_TRANSFER } DeltaWork;
 
-// Returns the FLOPs per token of delta_forward with its output or of the state alone, of delta_backward or of dstate
-// alone, and of a transfer. A multiply-add is two FLOPs; triangular products count half. Forward in blocks of B tokens,
-// each key head: k k^T and q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T
-// u, B V each. The state alone needs no q. Backward recomputes each block's state and u, then k k^T and q k^T, and does
-// two products for each product of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its
-// system.
+// Returns the FLOPs per token of one kind of work: delta_forward, the state alone, delta_backward, dstate alone, or a
+// transfer. A multiply-add is two FLOPs; triangular products count half. Forward in blocks of B tokens, each key head:
+// k k^T and q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T u, B V each.
+// The state alone needs no q. Backward recomputes each block's state and u, then k k^T and q k^T, and does two products
+// for each product of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its system.
 static double delta_flops(const DeltaShape *shape, DeltaWork work) {
     const double B = DELTA_BLOCK, K = (double)shape->K, V = (double)shape->V;
     const double keys = (double)shape->HK * B * K, values = (double)shape->HV * B * V;
@@ -156,7 +155,7 @@ typedef struct {
     NormKind kind;
 } Norm;
 
-// How queries or keys are rotated by their positions
+// Rotation of queries or keys by their positions
 typedef struct {
     float factor;    // factor of sine and cosine (YaRN)
     int interleaved; // 1: pairs are (2i, 2i + 1), not (i, i + R/2)
@@ -232,8 +231,8 @@ typedef struct {
     size_t out_bytes, in_bytes;
 } Message;
 
-// How a softmax uses logits: z = logits / divisor; with a cap z = cap tanh(logits / cap) / divisor. Infinite logits
-// stay infinite
+// A softmax's argument: z = logits / divisor; with a cap z = cap tanh(logits / cap) / divisor. Infinite logits stay
+// infinite
 typedef struct {
     double divisor, cap; // cap 0: no cap
 } Temperature;
@@ -255,7 +254,8 @@ typedef struct {
     SamplingSettings of; // settings of the part's draws; zeros: the part draws nothing
 } GraphKey;
 
-// Returns the elements from the start of the first to the end of the last of n rows of `width` elements.
+// Returns the elements from the start of row 0 to the end of row n - 1; rows have `width` elements and begin `stride`
+// elements apart.
 static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1) * stride + width : 0; }
 
 // Chunks that suit op set "cuda". Each chunk reads and writes a layer's fp32 dW; at 1024 tokens that takes half as long

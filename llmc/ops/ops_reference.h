@@ -229,8 +229,8 @@ static void reference_attention_forward(double *out, double *lse, const double *
 }
 
 // With s = scale q k, p = exp(s - lse), out = p v: dv += p dout, ds = p (dout v - dout out), dq += scale ds k, dk +=
-// scale ds q. out and lse are inputs, as in the op, so that their rounding affects both sides equally. lse NULL:
-// without sinks
+// scale ds q. out and lse are inputs, as in the op, so that their rounding affects the op and the reference equally.
+// lse NULL: without sinks
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
                                          const double *q, const double *k, const double *v, const double *lse,
                                          const AttentionShape *a, void *scratch) {
@@ -308,7 +308,7 @@ static double gelu_slope(double x) {
 }
 static double silu_slope(double x) { return logistic(x) + silu_of(x) * (1.0 - logistic(x)); }
 
-// Inputs of one output: gate, up (1 without gate) and their indices
+// Inputs of one output element: gate, up (1 without gate) and their indices
 typedef struct {
     size_t gate_at, up_at;
     double gate, up;

@@ -13,7 +13,7 @@ static void reference_router_logits(double *logits, const double *x, const doubl
 }
 
 // Returns how many of the numbers [begin, end) precede number `which`: a number precedes it if it is higher, or equal
-// with a lower index. open (may be NULL): marks the numbers that count
+// with a lower index. open (may be NULL): only numbers i with open[i] != 0 count
 static size_t reference_rank(const double *value, size_t begin, size_t end, size_t which, const int *open) {
     size_t before = 0;
     for (size_t i = begin; i < end; i++)

@@ -171,9 +171,9 @@ static void reference_delta_forward(double *out, double *state, double *transfer
     }
 }
 
-// Runs backward through rule_step and out = S^T q for column j. dS[K]: in, the gradient of the column after a token;
-// out, before the token. before: the column before the token (NULL: computes only dS). d = dout[j]; dq, dk: gradients
-// of the scaled q and k. With S the column after the token, D = decay before, u = beta (v - D^T k):
+// Runs the backward pass of rule_step and out = S^T q for column j. dS[K]: in, the gradient of the column after a
+// token; out, before the token. before: the column before the token (NULL: computes only dS). d = dout[j]; dq, dk:
+// gradients of the scaled q and k. With S the column after the token, D = decay before, u = beta (v - D^T k):
 //         dS += q d;   du = dS^T k;   dD = dS - beta du k
 //         dq += S d;   dk += u dS - beta du D;   dv = beta du;   dbeta += du (v - D^T k);   dlog_decay += dD^T D
 static double rule_step_back(double *dS, RuleRow *row, const double *before, double *dq, double *dk, double v, double d,

@@ -48,7 +48,7 @@ static void round_stochastically(uint16_t *out, const floatS *in, size_t count, 
     }
 }
 
-// Does block_close for AdamW's tensors, with stochastic rounding of bf16.
+// Writes a changed block back to memory like block_close, but rounds bf16 stochastically.
 static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values,
                         const AdamWFactors *f, int role) {
     const size_t place = f->first + begin;
@@ -128,8 +128,8 @@ static void cpu_adamw(Stored *w_, float *master, const void *gradient, DType gra
                         master ? (floatX *)w_ : NULL);
         return;
     }
-    const size_t before = step->first % BLOCK_ELEMENTS; // blocks count from the parameter's first element, whichever
-                                                        // part this is
+    const size_t before = step->first % BLOCK_ELEMENTS; // blocks are counted from the parameter's first element, not
+                                                        // from this part's
     size_t blocks = block_count(before + count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (size_t b = 0; b < blocks; b++) {

@@ -8,8 +8,9 @@ Threads take the tasks of attention_tasks.h; sums over tasks have a fixed order.
 ran a task. Forward depends neither on the chunk nor on the number of threads.
 
 Backward needs the last digits of a row's output, a sum over keys: delta = dout . out is subtracted from every dout . v.
-So out is summed in three steps: over a block's keys, over FOLD_BLOCKS blocks, over all of these. No step has more than
-128 additions up to 10^6 keys (with AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of the weights is double.
+So out is summed in three steps: over a block's keys, over FOLD_BLOCKS blocks, over all groups of FOLD_BLOCKS. No step
+has more than 128 additions up to 10^6 keys (with AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of the weights is
+double.
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
@@ -76,7 +77,7 @@ static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) 
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-// Which of keys [key, key + keys) are seen by rows [row, row + rows) of a query block (attention_block.h)
+// Per row of a query block: which of keys [key, key + keys) it sees, as seen[r] and hidden[r] (attention_block.h)
 typedef struct {
     size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
 } Sight;
@@ -236,7 +237,8 @@ static void add_keys_amx(floatS *dk, const floatS *block, const Attention *a, si
         }
 }
 
-// Packs rows of q and dout, followed by every AMX_SIDE of them transposed; also lse (to base 2) and delta.
+// Packs rows of q and dout, then the same rows again, transposed in groups of AMX_SIDE rows; also lse (to base 2) and
+// delta.
 static void open_queries_amx(const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t HD = a->HD, rows = (b.end - b.begin) * a->group, all = round_up(rows, AMX_SIDE);
     floatX *q = (floatX *)s->q, *dout = (floatX *)s->dout;
@@ -287,7 +289,8 @@ static void backward_keys_amx(floatS *dq, const Attention *a, QueryBlock b, size
 
 // ---- a query block and all its keys ---------------------------------------------------------------------------------
 
-// Starts the rows of a query block from `out` and lse, or from nothing. Returns the folded part, or NULL.
+// Starts the rows of a query block from `out` and lse if out.accumulate, else from zeros. Returns the folded part, or
+// NULL.
 static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
                          const AttentionScratch *s) {
     const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, BLOCK_ROWS);
@@ -304,7 +307,7 @@ static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, Q
     return s->dout;
 }
 
-// Stores out and lse from the folded part, if any, and the unfolded part. A row without a key has sum 0.
+// Stores out and lse from the folded part, if any, and the unfolded part. A row that has seen no key has sum 0.
 static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
                        const AttentionScratch *s) {
     const floatS *parts = folded ? folded : s->out;

@@ -9,7 +9,7 @@ The right operand of a tile product has its rows in pairs: word [i][j] holds ele
     out = weights v       dq = dscores k            v and k with rows in pairs
     dv^T = dout^T weights dk^T = q^T dscores        weights and dscores with rows in pairs, q and dout transposed
 
-Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; HD must be one, too.
+Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; HD must be a multiple of AMX_SIDE, too.
 
 Measured on an Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: about 4 times the rate of the fp32 tiles.
 */
@@ -172,8 +172,8 @@ VECTOR_INLINE VectorBits amx_round(Vector low, Vector high) {
     return (VectorBits)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// Does block_largest and block_weights with bf16 results: scores (times scale, to base 2) become weights at the start
-// of each row.
+// Runs block_largest and block_weights, but with bf16 results: scores (times scale, to base 2) become weights at the
+// start of each row.
 static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
                                         const size_t *seen, const size_t *hidden, size_t rows, size_t HD,
                                         floatS scale) {
@@ -207,8 +207,8 @@ static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *fol
     }
 }
 
-// Does block_softmax_backward with bf16 results: weights replace scores and dscores replace dweights, both with rows in
-// pairs. dscores[rows][BLOCK_KEYS] gets them by rows, too.
+// Runs block_softmax_backward, but with bf16 results: weights replace scores and dscores replace dweights, both with
+// rows in pairs. dscores[rows][BLOCK_KEYS] gets them by rows, too.
 static VECTOR_FUNCTION void amx_softmax_backward(floatS *scores, floatS *dweights, floatX *dscores, const floatS *lse,
                                                  const floatS *delta, const size_t *seen, const size_t *hidden,
                                                  size_t rows, floatS scale) {

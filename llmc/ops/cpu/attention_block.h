@@ -53,8 +53,8 @@ static VECTOR_FUNCTION void block_apply(floatS *out, const floatS *weights, cons
     }
 }
 
-// Adds to out[j] the sum over the first `rows` rows r that see key j of weights[r][j] * b[r]. rows is exact here, not
-// rounded.
+// Adds to out[j] the sum over the first `rows` rows r that see key j of weights[r][j] * b[r]. rows is not rounded up to
+// whole tiles here.
 static VECTOR_FUNCTION void block_apply_transposed(floatS *out, const floatS *weights, const floatS *b,
                                                    const size_t *seen, size_t rows, size_t HD) {
     const size_t width = packed_width(HD), most = seen[rows - 1];

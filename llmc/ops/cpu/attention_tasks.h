@@ -21,7 +21,7 @@ always runs; the only barrier is at the end.
 #define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
 #define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
 #define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // elements of all threads' query blocks, within the two limits above
-#define TASKS_PER_THREAD     ((size_t)4)       // enough tasks to even out triangles of different size
+#define TASKS_PER_THREAD     ((size_t)4)       // enough to balance causal blocks of different work
 #define PHASE_TASKS          ((size_t)2)       // tasks per thread in a phase of backward
 #define WHOLE_TASKS          ((size_t)10)      // tasks per thread where documents are not cut, or phases are few
 #define SEGMENT_KEYS         32                // segments end at multiples of this many keys
@@ -73,7 +73,7 @@ static size_t even_tokens(Span span, size_t most) {
     return (n + blocks - 1) / blocks;
 }
 
-// Returns the number of even_tokens' blocks.
+// Returns the number of blocks that even_tokens cuts.
 static size_t even_blocks(Span span, size_t most) {
     const size_t size = even_tokens(span, most);
     return (span.end - span.begin + size - 1) / size;

@@ -1,6 +1,6 @@
 /*
 The collectives of op set "cpu", over MPI. A call joins a queue; awaiting a ticket executes the queue up to it, in
-order. The contract allows no later time, so reading or overwriting a tensor too early shows on the CPU, too.
+order. This is as late as the contract allows, so reading or overwriting a tensor too early shows on the CPU, too.
 */
 #ifndef LLMC_CPU_COLLECTIVE_H
 #define LLMC_CPU_COLLECTIVE_H
@@ -24,8 +24,8 @@ static int64_t asked, done; // queue[i % COLLECTIVES] with done <= i < asked is 
 
 #ifdef HAVE_MPI
 // Returns a piece of a part. All three collectives send directly from rank to rank, in pieces: MPI needs no memory of
-// the tensor's size, and nothing is sent twice. Each rank begins with its neighbour, so that no rank is everybody's
-// first.
+// the tensor's size, and nothing is sent twice. Each rank begins with its neighbour, so that not all ranks send to the
+// same rank first.
 static Range piece_of(Range p, size_t begin, size_t most) {
     const Range piece = {p.begin + min_size(begin, p.count), min_size(most, p.count - min_size(begin, p.count))};
     return piece;
@@ -57,7 +57,7 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
     }
 }
 
-// Runs a reduce-scatter (sends pieces of the other ranks' parts, to be added there) or an all-gather (sends its own
+// Runs a reduce-scatter (sends pieces of the other ranks' parts, to be added there) or an all-gather (sends this rank's
 // part).
 static void run_parts(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;

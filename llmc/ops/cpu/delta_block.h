@@ -19,7 +19,8 @@ static inline size_t padded_rows(size_t rows) { return round_up(rows, ROW_MULTIP
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-// Which terms a row of the product has; a triangle's terms come in whole tiles, and a is 0 outside the triangle
+// Terms of a row's sums: all, terms 0 to the row, or terms from the row on. Triangles are multiplied in whole tiles,
+// with a = 0 outside the triangle
 typedef enum { TERMS_ALL, TERMS_TO_ROW, TERMS_FROM_ROW } ProductTerms;
 
 // A product: c[rows][columns] = scale[row * scale_step] c + a[rows][length] b[length][columns]; scale NULL: without c

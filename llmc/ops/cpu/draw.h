@@ -15,7 +15,7 @@ enum {
     DRAW_BINS = 2048,
     DRAW_ROWS = 16, // most rows at once, since each has scratch memory of its own
 };
-#define DRAW_WIDTH 40.0 // largest width of all bins but the last, in temperatures: to e^-40 of the largest weight
+#define DRAW_WIDTH 40.0 // total width of all bins but the last, in temperatures; their weights reach from 1 to e^-40
 
 typedef struct {
     const floatX *logits;
@@ -27,7 +27,7 @@ typedef struct {
     double weight[DRAW_BINS];
     int32_t count[DRAW_BINS];
     size_t left;   // tokens in the heap
-    int32_t *heap; // [V] ids, likelier ones above
+    int32_t *heap; // [V] ids, a heap: likelier ids above
 } DrawRow;
 
 // ---- weights --------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ typedef struct {
     int32_t last;
 } Likeliest;
 
-// Takes the likeliest tokens, at most `most`, until their weight reaches `target`, or with `pass` exceeds it.
+// Takes the likeliest tokens, at most `most`, until their weight reaches `target`, or, with `pass`, exceeds `target`.
 static Likeliest likeliest_until(DrawRow *row, size_t most, double target, int pass) {
     Likeliest held = {0, 0, 0};
     row->left = 0;

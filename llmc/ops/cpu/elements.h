@@ -45,7 +45,7 @@ static const floatS *block_read(const void *memory, DType type, size_t begin, si
     return block_open((void *)memory, type, begin, count, buffer);
 }
 
-// Rounds a block that block_open returned, and that has changed, back to memory.
+// Stores a changed block from block_open back to memory, rounded to the stored type.
 static void block_close(void *memory, DType type, size_t begin, size_t count, const floatS *block) {
     if (type != FLOATS_DTYPE)
         elements_convert((char *)memory + begin * dtype_size(type), type, block, FLOATS_DTYPE, count);

@@ -8,7 +8,7 @@ product of 2048 x 2048 x 2048, for 256 to 1024 rows of widths 256 to 6144:
     fp32  forward         matmul primitive 0.97 - 1.14, also with bias and residual fused; dnnl_sgemm 0.9 - 1.1
           backward input  dnnl_sgemm 1.00 - 1.17; matmul primitive 0.44 - 1.1: it copies b only at some row lengths
           backward weight dnnl_sgemm 1.02 - 1.15; matmul primitive 0.46 - 1.1, likewise
-          plain C         (2 threads) of the better of these: 256 to 1024 rows 0.94 - 1.0; 64 rows forward 1.06,
+          plain C         (2 threads) of the faster of the two: 256 to 1024 rows 0.94 - 1.0; 64 rows forward 1.06,
                           backward input 1.28, backward weight 1.0; rank 16 0.55 - 1.0. Held to AVX2: 256 rows 0.93 -
                           1.1, 1024 rows 0.90 - 0.99, 64 rows 0.85 - 0.95, rank 16 0.5 - 0.7. On a processor that has
                           only AVX2, an older, slower plain product had 1.03 - 1.6; today's was not timed there.

@@ -95,7 +95,7 @@ static dnnl_memory_t memory_of(const Product *p, const MemoryDescription *descri
 }
 
 // Makes the attributes. To accumulate, the primitive adds to out itself. A residual is copied to out first: faster than
-// "binary".
+// a "binary" post-op.
 static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t added;

@@ -50,7 +50,8 @@ VECTOR_INLINE void router_scores(floatS *score, const floatS *z, const float *bi
     }
 }
 
-// Takes the largest of score[count], the first of equal ones. Sets it to NaN, which no comparison finds again.
+// Returns the index of the largest of score[count], the lowest index among equal scores. Sets this score to NaN, so
+// that later calls skip it.
 VECTOR_INLINE size_t router_take(floatS *score, size_t count) {
     const floatS largest = router_largest(score, count);
     size_t e = 0;

@@ -53,7 +53,7 @@ VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, siz
             }
 }
 
-// Does tile_product for a number of vectors known only at run time.
+// Runs tile_product for a number of vectors that is known only at run time.
 VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                    const floatS *b, size_t b_stride, size_t length, size_t vectors, int accumulate) {
     switch (vectors) {

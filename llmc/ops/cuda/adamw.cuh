@@ -74,7 +74,7 @@ static const MomentMaps &moment_maps() {
 }
 
 // Returns the code of a value (llmc/ops/cpu/adamw.h). inverse: 1 / the block's scale, or 0. The grid point is the whole
-// part of `at`; comparisons with whole numbers do not need it cut.
+// part of `at`; `at` need not be truncated, because it is compared only with whole numbers.
 __device__ inline uint8_t moment_code(float value, float inverse, const float *first) {
     const float at = (rounded_product(value, inverse) + 1) * 32767.5f + 0.5f;
     unsigned bytes = 0; // bytes of first[] below the code found so far

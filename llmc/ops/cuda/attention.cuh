@@ -1,7 +1,7 @@
 /*
-Attention of op set "cuda" without cuDNN, by which the cuDNN path is checked, too. It is causal and takes any ratio of
-query to key/value heads. It follows FlashAttention-2 (arXiv 2307.08691): a running softmax over tiles of keys; no
-matrix of scores is ever stored.
+Attention of op set "cuda" by our own kernels, without cuDNN. The cuDNN path is checked against these kernels, too. It
+is causal and takes any ratio of query to key/value heads. It follows FlashAttention-2 (arXiv 2307.08691): a running
+softmax over tiles of keys; no matrix of scores is ever stored.
 
 Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys of
 one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head of this
@@ -13,8 +13,8 @@ computed once more. Head sizes are padded with zeros to the next of HEAD_SIZES.
 #include "attention_wide.cuh"
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// Runs forward. SUMS, accumulate: starts from out and lse of other keys. RANGE: a query may see no key, or keys that
-// end before it
+// Runs forward. SUMS with accumulate: starts from the out and lse of earlier ranges of keys. RANGE: a query may see no
+// key, or keys that end before it
 template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false, bool RANGE = SUMS>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         hide<KEYS, RANGE>(s, sight, key, lane / 4, blocks.window);
         weights_of<KEYS>(s, scale, largest, sum, shrink,
                          (RANGE && sight.first < 0) || has_far(sight, key, blocks.window));
-        if (shrink[0] != 1.0f || shrink[1] != 1.0f) // a new largest score becomes rare
+        if (shrink[0] != 1.0f || shrink[1] != 1.0f) // after the first tiles rarely needed
 #pragma unroll
             for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin,
                  query_end = end - key_end >= window ? key_end + window - 1 : end;
     const float scale = shape.scale * LOG2_E;
-    float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv and dk, or the one that this warp owns
+    float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv and dk, or only the sum that this warp owns
     float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
     size_t coming = first, coming_head = blockIdx.y * group, next = first;
     const auto bring = [&](unsigned, unsigned stage) {

@@ -57,8 +57,8 @@ __device__ inline void put(float *to, float value) { *to = value; }
 __device__ inline void put(floatX *to, float value) { *to = store(value); }
 #endif
 
-// Merges cuDNN's results over other keys, staged[n][NH * HD] and the last n of staged_lse[NH][rows], into out and lse
-// of n queries. One warp per query and head
+// Merges cuDNN's results over one range of keys, staged[n][NH * HD] and the last n of staged_lse[NH][rows], into out
+// and lse of n queries. One warp per query and head
 template <typename Out>
 __global__ void merge_staged_kernel(Out *out, float *lse, const floatX *staged, const float *staged_lse, size_t n,
                                     size_t NH, size_t HD, size_t rows) {
@@ -122,7 +122,7 @@ static ForwardStage forward_stage(char *memory, size_t n, const AttentionCut &cu
     return stage;
 }
 
-// Returns a call's queries with `padded` zeros before them: a copy in `staged`, or x itself if there are none.
+// Returns a call's queries with `padded` zeros before them: a copy in `staged`, or x itself if `padded` is 0.
 static const floatX *padded_rows(const floatX *x, floatX *staged, size_t padded, size_t elements) {
     if (!padded) return x;
     cuda_zero(staged, padded * sizeof(floatX));

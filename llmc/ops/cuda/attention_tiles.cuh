@@ -38,8 +38,8 @@ __host__ __device__ inline KeyRange keys_seen(const SpanBlocks &blocks, size_t d
                     end < blocks.keys.end ? end : blocks.keys.end};
 }
 
-// Cuts spans, from `from` on, into blocks of `size` queries; by_keys: of `size` keys that a query sees. Returns the
-// next span.
+// Cuts spans, from `from` on, into blocks of `size` queries; by_keys: into blocks of `size` keys that some query sees.
+// Returns the next span.
 static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys) {
     blocks->count = 0, blocks->first[0] = 0;
     blocks->window = spans.window && spans.window < MOST_POSITIONS ? (int)spans.window : MOST_POSITIONS;
@@ -227,7 +227,7 @@ template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys
 }
 
 // ---- which keys of a block a warp's 16 queries see ------------------------------------------------------------------
-// The keys that a warp's queries see. Positions count from the block's first key.
+// Keys that a warp's 16 queries see. Positions count from the block's first key.
 struct WarpSight {
     int first;            // the warp's first query; negative if keys begin later
     unsigned end, length; // end: of the keys that some query of the warp sees; length: keys of the block
@@ -273,7 +273,8 @@ __device__ inline float quad_max(float x) {
 // ---- results and softmax --------------------------------------------------------------------------------------------
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Type of elements of out and dq: rounded, or sums over ranges of keys (their kernels need more registers)
+// Type of the elements of out and dq: floatX, or with SUMS fp32 sums over ranges of keys (such kernels need more
+// registers)
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
 
 // Whether sums are folded. Backward needs the last digits of a row's output, a sum over keys. So the fp32 build sets
@@ -285,8 +286,8 @@ constexpr unsigned FOLD_KEYS = 2048;
 // For the same reason weights are summed in double, tile by tile. The bf16 build avoids the few double-precision units.
 using WeightSum = std::conditional_t<FOLDS, double, float>;
 
-// Makes weights of a tile's scores, of the lane's two rows: exp2(s scale - largest). shrink: factor of what was summed
-// before. may_begin: a row may have seen no key yet
+// Replaces a tile's scores, in the lane's two rows, by weights exp2(s scale - largest). shrink: factor for the sums
+// over earlier tiles. may_begin: a row may have seen no key yet
 template <int KEYS>
 __device__ inline void weights_of(float (*s)[4], float scale, float (&largest)[2], WeightSum (&sum)[2],
                                   float (&shrink)[2], bool may_begin) {

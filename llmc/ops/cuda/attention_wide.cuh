@@ -15,7 +15,8 @@ struct WideTiles {
 };
 constexpr unsigned WIDE_WARPS = 8, WIDE_THREADS = WIDE_WARPS * LANES;
 
-// Tiles for the registers, which hold sums and operands: forward two tensors of a part, dq three, dk and dv two
+// Tiles, as the registers allow. A warp's columns of these tensors are in registers: forward two, dq three, dk and dv
+// two
 template <int HD>
 constexpr WideTiles WIDE_FORWARD = sizeof(floatX) == 2 ? WideTiles{HD / 256, 32, 1} : WideTiles{HD / 128, 16, 1};
 template <int HD> constexpr WideTiles WIDE_DQ = {HD / 128, sizeof(floatX) == 2 ? 32 : 16, 1};
@@ -27,7 +28,7 @@ template <WideTiles T> constexpr unsigned wide_rows = WIDE_WARPS / T.parts * 16;
 template <int HD, WideTiles T> constexpr size_t wide_bytes(unsigned scores) {
     return 2 * T.stages * T.passing * tile_stride<HD> * sizeof(floatX) + scores * WIDE_WARPS * 16 * T.passing * 4;
 }
-constexpr size_t LEAST_SHARED = 99 << 10; // most shared memory of a block on the cards with the least: 8.6, 8.9, 12.0
+constexpr size_t LEAST_SHARED = 99 << 10; // shared memory of a block on architectures 86, 89 and 120, the least of all
 static_assert(wide_bytes<GPU_MOST_HEAD, WIDE_FORWARD<GPU_MOST_HEAD>>(1) <= LEAST_SHARED &&
               wide_bytes<GPU_MOST_HEAD, WIDE_DQ<GPU_MOST_HEAD>>(2) <= LEAST_SHARED &&
               wide_bytes<GPU_MOST_HEAD, WIDE_DKV<GPU_MOST_HEAD>>(1) <= LEAST_SHARED);

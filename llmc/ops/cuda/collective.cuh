@@ -78,17 +78,17 @@ static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char 
 constexpr int64_t IN_FLIGHT = 16; // collectives that the host may queue ahead of the device
 
 typedef struct {
-    cudaEvent_t ready, done; // ready: on the default stream, its tensors are ready; done: on the stream of collectives,
-                             // it is finished
+    cudaEvent_t ready, done; // ready: on the default stream, after which the tensors are ready; done: on the
+                             // collectives' stream, after the collective
     const char *what;
     ncclComm_t communicator;
 } Collective;
 
 static struct {
-    ncclComm_t communicator[SPLITS_MOST * RANK_GROUPS]; // per size of groups; RANKS_ALL's only in the first
+    ncclComm_t communicator[SPLITS_MOST * RANK_GROUPS]; // [sizes of groups][RankGroup]; RANKS_ALL only in row 0
     cudaStream_t stream;
     Collective ring[IN_FLIGHT]; // ticket t is ring[(t - 1) % IN_FLIGHT]
-    int64_t asked, done;        // last tickets: asked for, and known to the host to be done
+    int64_t asked, done;        // the last ticket asked for; the last ticket known to be done
     int64_t stalled;            // the ticket that waits for other ranks; 0: none
     cudaEvent_t here, mark[2];  // on the default stream: where the host waits, and where it throttles launches
     size_t launches;

@@ -16,8 +16,8 @@ at execution (override shapes) need cuDNN 9.21.
 #include "cudnn_attention.h"
 #include "library.h"
 
-// Opens a library for the front end. On a machine with two CUDA runtimes it gets that of this build; up to 1.23 the
-// front end refuses both.
+// Opens a library for the front end. Hides CUDA runtimes other than this build's, because the front end up to 1.23
+// refuses a machine with two.
 static void *front_end_open(const char *file) {
     char why[200];
     const char runtime[] = "libcudart.so.";
@@ -48,7 +48,7 @@ struct CudnnPlan {
 static struct {
     int asked;
     cudnnHandle_t handle;                            // NULL without cuDNN
-    std::shared_ptr<fe::DeviceProperties> imaginary; // a GPU that is not here, to make its plans
+    std::shared_ptr<fe::DeviceProperties> imaginary; // a GPU that this machine lacks, for plans on that GPU
     int imaginary_version;
     std::map<CudnnAttention, CudnnPlan, ShapeLess> plans[2];
     size_t calls[2];
@@ -56,7 +56,7 @@ static struct {
 } cudnn;
 
 static bool refuse(const std::string &why) {
-    cudnn.refusal = why.substr(0, why.find('\n')); // the front end reports every engine
+    cudnn.refusal = why.substr(0, why.find('\n')); // keeps the first line: the front end reports every engine
     return false;
 }
 
@@ -123,7 +123,8 @@ static void set_lse(TensorPointer tensor, const CudnnAttention &s) {
     tensor->set_uid(LSE).set_dim({1, h, r, 1}).set_stride({h * r, r, 1, 1}).set_data_type(fe::DataType_t::FLOAT);
 }
 
-// Sets the mask: bottom-right; with as many keys as queries the equal top-left, which more GPUs support.
+// Sets the mask: causal, bottom-right aligned. With as many keys as queries top-left is the same mask, and more GPUs
+// support it.
 template <typename Options> static void set_mask(Options &options, const CudnnAttention &s) {
     options.set_attn_scale((float)s.scale);
     if (s.causal)
@@ -178,7 +179,7 @@ static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
         if (error.is_good()) error = g.get_workspace_size(workspace);
         if (error.is_good()) return plan.workspace = (size_t)workspace, plan;
         refuse(error.get_message());
-    } catch (const std::exception &error) { // a library that it failed to load
+    } catch (const std::exception &error) { // for example a library that could not be loaded
         refuse(error.what());
     }
     plan.graph = NULL;

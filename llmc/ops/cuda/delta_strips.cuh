@@ -33,7 +33,7 @@ static_assert(PAIR_COLUMNS == 16);
 // Key columns of a warp; columns of V in a strip
 template <int KP> constexpr unsigned KEY_COLUMNS = KP < 64 ? 16 : KP / 4;
 template <int KP> constexpr unsigned STRIP = KP * sizeof(floatX) > 256 ? 16 : 32;
-// True where registers do not suffice for pairs and states at the same time
+// 1: pairs and states are computed one after the other, because registers do not suffice for both
 template <int KP> constexpr bool APART = KP > 128;
 
 // Elements of a strip: dout, the terms of N and dR, the terms of S and dS

@@ -49,7 +49,7 @@ template <DType ROUNDING> __device__ inline floatX decoded(float code, float sca
 
 __device__ inline unsigned first_shift(QuantFormat format) { return format.type == QUANT_MXFP4 ? 0 : 4; }
 
-// Returns by how many bits to shift a word of codes for element j. first: first_shift()
+// Returns by how many bits to shift a word of 8 codes right for element j. first: first_shift()
 __device__ inline unsigned code_shift(unsigned first, unsigned j) { return j / 2 * 8 + (j % 2 ? 4 - first : first); }
 
 __device__ inline void load_tables(float *code, float *map, const DequantiseTables &tables) {

@@ -9,9 +9,8 @@ plans and conversions need no device.
 #include "llmc/ranks/dist.h"
 #include <cuda_runtime.h>
 
-// Hooks of a run with several ranks, in which the device may wait forever (collective.cuh). They are called before the
-// host waits for the default stream, or for all streams; to wait for an event of the default stream; after every
-// launch.
+// Hooks of a run with several ranks, in which the device may wait forever (collective.cuh): before the host waits for
+// the default stream (all: for all streams); instead of waiting for an event of the default stream; after every launch.
 static void (*before_waiting)(bool all);
 static void (*before_event)(cudaEvent_t event);
 static void (*after_launch)(void);

@@ -84,8 +84,8 @@ struct DrawPlace {
 enum DrawKeys { OF_LOGITS, FALLING_IDS, RISING_IDS }; // keys: key_of(logit), id, V - 1 - id
 
 // Returns the largest key, of `bits` bits, at which the weights of this key and all larger keys reach target(the sum of
-// all weights), or with `pass` exceed it. If rounding prevents that, returns the lowest key with a weight. Keys below
-// `least` have no weight.
+// all weights), or, with `pass`, exceed the target. If rounding prevents that, returns the lowest key with a weight.
+// Keys below `least` have no weight.
 template <DrawKeys KEYS, typename Target, typename Weight>
 __device__ inline DrawPlace place_of(const floatX *x, uint32_t V, double *bins, unsigned bits, uint32_t least,
                                      bool pass, Target target, Weight weight) { // bins[DRAW_BINS][DRAW_THREADS]

@@ -61,8 +61,8 @@ struct ProductTile {
     int stages;
 };
 
-// WIDE: the usual tile; WIDE_OF_TWO has a stage less, where shared memory does not hold two blocks of WIDE. NARROW: few
-// columns (adapters). SMALL: few rows per expert; operands copied element by element; fp32, whose products are shuffles
+// WIDE: the usual tile. WIDE_OF_TWO: one stage fewer, if shared memory does not hold two blocks of WIDE. NARROW: few
+// columns (adapters). SMALL: few rows per expert; unaligned operands, copied element by element; fp32
 constexpr ProductTile WIDE = {128, 128, 64, 64, 3}, WIDE_OF_TWO = {128, 128, 64, 64, 2}, NARROW = {128, 64, 32, 64, 3},
                       SMALL = {64, 64, 32, 32, 3};
 constexpr int PRODUCT_THREADS = 128, PRODUCT_DEPTH = sizeof(floatX) == 2 ? 64 : 32;

@@ -18,7 +18,7 @@ site-packages/nvidia); LD_LIBRARY_PATH; the build's folders; the system's.
 #endif
 
 typedef struct {
-    const char *name, *file, *package, *wheel; // package: of Debian and Ubuntu, from NVIDIA's repository
+    const char *name, *file, *package, *wheel; // package: its name on Debian and Ubuntu, in NVIDIA's repository
 } Library;
 static const Library LIBRARY_CUBLASLT = {"cuBLASLt", "libcublasLt.so." CUDA_MAJOR, "libcublas-" CUDA_MAJOR "-0",
                                          "nvidia-cublas" CUDA_WHEEL},

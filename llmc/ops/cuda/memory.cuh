@@ -30,8 +30,8 @@ static void cuda_release(void *memory, size_t bytes) {
     CUDA_CHECK(cudaFree(memory), "freeing device memory");
 }
 
-// Returns the peak of our allocation and the libraries' memory, without the context, which takes half a GiB more. 0:
-// there is no device yet
+// Returns the peak of our allocation and the libraries' memory, without CUDA's context (half a GiB more). Returns 0
+// before the device is opened
 static size_t cuda_memory_peak(void) {
     if (!device.ready) return 0;
     size_t now = device_in_use();
@@ -39,7 +39,7 @@ static size_t cuda_memory_peak(void) {
     return device.peak - device.in_use_before;
 }
 
-// assumed for library kernels, which are loaded at first launch; our kernels' local memory is added
+// memory assumed for library kernels, which are loaded at first launch; our kernels' local memory is added
 constexpr size_t BESIDE_PLANS = (size_t)256 << 20;
 
 static size_t memory_available(void) {

@@ -21,8 +21,8 @@ struct NormShape {
     dim3 threads; // x: threads of a row; y: rows
 };
 
-// Chooses P and the threads. packs: of a row; most: P of long rows. P = 1 leaves registers for 8 warps per block,
-// larger P for 4
+// Chooses P and the threads. packs: packs of a row; most: P for long rows. P = 1 leaves registers for 8 warps per
+// block, larger P for 4
 static NormShape norm_shape(size_t packs, int most) {
     NormShape s = {packs <= LANES ? 1 : most, dim3(4)};
     if (packs > NORM_MOST_THREADS * most) return NormShape{0, dim3(NORM_MOST_THREADS)};
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     if (row >= n) return;
     for_packs<W, P>(C, [&](int p, size_t c) {
         Pack<floatX, W> values = row_pack<W, P>(in, p, x + c), added;
-        const Pack<floatX, W> scales = weight_pack<W>(w, c); // is in the cache
+        const Pack<floatX, W> scales = weight_pack<W>(w, c); // read from the cache
         if (shift) added = row_pack<W, P>(add, p, shift + c);
         for (int j = 0; j < W; j++) {
             const float y = (load(values.x[j]) - mean) * rstd * (load(scales.x[j]) + offset);

@@ -114,7 +114,7 @@ typedef float floatS;
 #ifdef CUDA_ON_CPU
 __device__ inline float bf16_value(uint16_t bits) { return bf16_to_float(bits); }
 __device__ inline uint16_t bf16_nearest(float value) { return float_to_bf16(value); }
-__device__ inline float rounded_product(float a, float b) { // is never fused with an addition
+__device__ inline float rounded_product(float a, float b) { // a product that is never fused with an addition
     const volatile float product = a * b;
     return product;
 }

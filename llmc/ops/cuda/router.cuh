@@ -44,7 +44,8 @@ __device__ inline float score_at(const RouterScores &s, unsigned e) {
     return score == score ? score : -INFINITY;
 }
 
-// Returns the last of the kept groups. best[groups]: the sum of each group's two best scores
+// Returns the group that is ranked last among the `kept` best groups. best[groups]: the sum of each group's two best
+// scores
 __device__ inline Scored kept_groups(float *best, const RouterScores &scores, const RouterShape &shape) {
     const unsigned lane = threadIdx.x % LANES, size = (unsigned)(shape.E / shape.groups);
     for (unsigned g = 0; g < shape.groups; g++) {
