@@ -105,9 +105,9 @@ static void batch_set_positions(Batch *batch) {
             batch->position[t] = (int32_t)(t - batch->document_start[d]);
 }
 
-// Fills B documents with T+1 random ids below vocab_size each: documents `first` on of one random sequence. Document b
-// reads ids [b(T+1), b(T+1) + T); its targets are the ids one position later, with weight 1. The batch must be of
-// exactly this size.
+// Fills B documents with T+1 random ids below vocab_size each: documents first, first + 1, ... of one random sequence.
+// Document b reads ids [b(T+1), b(T+1) + T); its targets are the ids one position later, with weight 1. The batch must
+// be of exactly this size.
 static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     if (batch->N != B * T || batch->documents != B)
         die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
@@ -156,7 +156,8 @@ static size_t batch_completion(const Batch *batch, size_t d) {
 }
 
 // Pairs each prompt of the batch with the completion of the document before it, the first prompt with the last
-// document's completion, cut to `longest` positions. The result is as long as the batch; `out` must have room for it.
+// document's completion; cuts each pair to `longest` positions. The result is as long as the batch; `out` must have
+// room for it.
 static void batch_mismatch(const Batch *batch, size_t longest, Batch *out) {
     out->N = 0, out->documents = batch->documents, out->empty = 0;
     for (size_t d = 0; d < batch->documents; d++) {

@@ -8,7 +8,7 @@ of the caller, plus fixed seconds per sequence. The aim is that the last rank en
 1. deal_bound finds a time below which no deal can end.
 2. deal_all deals the samples, the longest first, to end within a time a little above the bound: each sample to the
    level with the least seconds times ranks that ends within this time, and there to the group that ends first.
-3. deal_improve deals samples of the slowest rank and of another one again, many times; deal_search tries all deals if
+3. deal_improve deals samples of the slowest rank and of another rank again, many times; deal_search tries all deals if
    there are few samples.
 4. deal_pack packs the samples of each group into sequences, the longest first.
 
@@ -27,7 +27,7 @@ A deal depends only on the samples and the table, so every rank makes the same d
 #define DEAL_LEVELS 24
 #define DEAL_WORK   150000 // limit on the groups whose paths deal_improve computes
 #define DEAL_NONE   UINT32_MAX
-#define DEAL_BEGINS 8 // in fixed costs of a sequence: a longer sample on several ranks is not packed
+#define DEAL_BEGINS 8 // unit: the fixed cost of a sequence. On several ranks a longer sample is not packed
 
 // A level: groups of equally many ranks
 typedef struct {
@@ -48,15 +48,15 @@ typedef struct {
 typedef struct {
     double work;         // s: time of all samples
     size_t positions;    // positions of the samples that may share a sequence
-    size_t large, alone; // number of samples that fill more than half a sequence; number that share none
+    size_t large, alone; // samples that fill more than half a sequence; samples that share no sequence
 } DealSum;
 
 typedef struct {
     size_t level, up, part, parts; // up: group that contains this group; part: index in Deal.group of its first part
     DealSum sum;
     double load;               // s: time of the group's sequences
-    double longest;            // s: time of the longest path from here down
-    double least[DEAL_LEVELS]; // s: for each level the least time of the longest path through a group of the level
+    double longest;            // s: time of the longest path from this group down to a rank
+    double least[DEAL_LEVELS]; // s: [level] least time of the longest path through a group of that level
 } DealGroup;
 
 typedef struct {
@@ -130,7 +130,7 @@ static int deal_alone(const DealLevels *levels, size_t k, double seconds) {
     return l->ranks > 1 && !levels->turns && seconds > DEAL_BEGINS * fmax(l->begin, l->least);
 }
 
-// Adds sample i to the sums of a group of level k, or takes it out.
+// Adds sample i to the sums of a group of level k, or with in = 0 takes the sample out.
 static DealSum deal_add(const Deal *d, DealSum sum, size_t i, size_t k, int in) {
     const DealLevel *l = &d->levels.level[k];
     const size_t one = in ? 1 : SIZE_MAX, n = d->positions[i];
@@ -213,7 +213,7 @@ static void deal_update(Deal *d, size_t g) {
     }
 }
 
-// Puts sample i into group g, or takes it out.
+// Puts sample i into group g, or with in = 0 takes the sample out.
 static void deal_put(Deal *d, size_t i, size_t g, int in) {
     DealGroup *group = &d->group[g];
     group->sum = deal_add(d, group->sum, i, group->level, in);
@@ -277,7 +277,7 @@ static double deal_all(Deal *d, double T) {
     return deal_keep(d);
 }
 
-// Takes out most samples of the slowest rank and of another one. Deals them again, the longest first. If the deal does
+// Takes out most samples of the slowest rank and of another rank. Deals them again, the longest first. If the deal does
 // not end earlier, puts them back.
 static void deal_improve(Deal *d) {
     const size_t end = min_size(DEAL_WORK, 1000 * d->samples);
@@ -350,8 +350,8 @@ static double deal_list(Deal *d) {
     return deal_longest(d);
 }
 
-// Fills turns one after another with samples that end within T, or with the first remaining sample. Returns the seconds
-// of all turns.
+// Fills turns one after another with the samples that end within T (at least with the first remaining sample). Returns
+// the seconds of all turns.
 static double deal_turns(Deal *d, double T, int pack) {
     double seconds = 0;
     size_t left = d->samples;

@@ -55,7 +55,7 @@ typedef struct {
 
 typedef struct {
     TokenShard header;
-    size_t documents_before, tokens_before; // sums over the shards before it
+    size_t documents_before, tokens_before; // sums over all earlier shards
 } DocumentShard;
 
 // Positions [part * T, part * T + positions) of document number `document`
@@ -85,8 +85,8 @@ typedef struct {
     size_t long_documents;          // number of documents with more than T positions
     size_t left_out;                // number of segments, or of pairs and groups, without targets
     size_t positions_cut;           // positions lost by truncation
-    size_t alike, single;           // number of pairs or groups without a preference; of answers of one token
-    double rank;                    // common reward of a group, or checksum; NAN: they differ
+    size_t alike, single;           // number of pairs or groups without a preference; number of answers of one token
+    double rank;                    // reward (groups) or checksum (pairs) that all documents so far share; NAN: none
     uint32_t *prompt;               // [prompts] documents of the prompts; only with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // in tokens: longest prompt; longest prompt plus reference answer
     size_t longest_columns;                       // most bytes of a prompt's additional columns; 0: no prompt has any

@@ -9,12 +9,12 @@ during training.
 #include "documents.h"
 
 // ---- finding a document ---------------------------------------------------------------------------------------------
-// Opens a shard's file, unless it is open, in place of another one.
+// Returns a shard's file, and opens it if needed. A shard has the slot shard % OPEN_SHARDS; the file there is closed.
 static const InputFile *documents_file(DataLoader *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
     const TokenShard *s = &d->shard[shard].header;
     InputFile *file = &d->file[slot];
-    uint32_t crc; // checksum of the header, which covers the table's, which covers the documents'; 0 for llm.c's shards
+    uint32_t crc; // checksum of the header (it covers the checksums of table and documents); 0 for llm.c's shards
     struct stat status;
     if (file->fd >= 0 && d->file_shard[slot] == shard) return file;
     if (file->fd >= 0) close(file->fd);

@@ -164,7 +164,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
         die("%s: holds %zu log-probabilities, its header says %zu; " LOGPROBS_AGAIN, path, scan.set, h->targets);
 }
 
-// Closes the file. Ignores a zeroed one that was never opened.
+// Closes the file. Does nothing to a zeroed *f that was never opened.
 static void logprobs_close(LogprobFile *f) {
     if (f->file.path) input_close(&f->file);
 }

@@ -108,7 +108,7 @@ static int objective_is_of_pairs(const Objective *o) {
 // Tells whether the divergence is estimated from mismatched documents.
 static int objective_needs_mismatched(const Objective *o) { return o->kind == OBJECTIVE_KTO && o->kto_loss == KTO_KTO; }
 
-// Tells whether the objective has advantages, a clipped ratio and perhaps a divergence.
+// Tells whether the objective has advantages and a clipped ratio (and maybe a divergence).
 static int objective_is_of_policy(const Objective *o) {
     return o->kind >= OBJECTIVE_GRPO && o->kind <= OBJECTIVE_CISPO;
 }
@@ -349,7 +349,7 @@ typedef struct {
     int clipped;
 } Surrogate;
 
-// Computes a target's surrogate loss. logp: the token's log-probability, for cispo
+// Computes a target's surrogate loss. logp: the token's log-probability, only cispo uses it
 static Surrogate surrogate_of(const Objective *o, double ratio, double A, double logp) {
     const double low = 1 - o->clip_low, high = 1 + o->clip_high;
     Surrogate s;

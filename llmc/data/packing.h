@@ -212,7 +212,7 @@ static void epoch_sequences_free(EpochSequences *e) {
     memset(e, 0, sizeof(*e));
 }
 
-// Returns the filled fraction of the positions of `sequences` sequences.
+// Returns (positions of all samples) / (`sequences` x capacity).
 static double packing_fill(const Packing *p, size_t sequences) {
     return (double)p->positions / ((double)sequences * (double)p->capacity);
 }

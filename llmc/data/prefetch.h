@@ -58,7 +58,7 @@ static void prefetch_caught(int code, const char *message) {
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
-// Reads the rank's i-th pass of a dealt step. The loader stays at the step's beginning until the last pass.
+// Reads the rank's i-th pass of a dealt step. The loader's position stays at the step's beginning until the last pass.
 static void prefetch_read_dealt(Prefetch *p, size_t i, MicroBatch *micro) {
     const DealtPass pass = step_deal_pass(&p->dealt, p->rank, i);
     const int counts = pass.sequence < p->dealt.deal.sequences;
@@ -70,7 +70,7 @@ static void prefetch_read_dealt(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->sp = pass.sp, micro->deal = deal_summary(&p->dealt.deal);
 }
 
-// Reads the rank's i-th micro-batch of a step. The loader stands after the rank's previous micro-batch.
+// Reads the rank's i-th micro-batch of a step. The loader is positioned after the rank's previous micro-batch.
 static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
     const size_t own = assigned_batches(assignment), number = assigned_number(assignment, i);
@@ -85,8 +85,8 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->number = number, micro->step_batches = own;
 }
 
-// Begins a step; the loader stands at the step's first micro-batch. Returns the counts over all micro-batches of the
-// step. *own: number of this rank's micro-batches
+// Begins a step; the loader is positioned at the step's first micro-batch. Returns the counts over all micro-batches of
+// the step. *own: number of this rank's micro-batches
 static TargetCounts prefetch_begin_step(Prefetch *p, size_t *own) {
     TargetCounts counts;
     p->step = p->assignment.batches;

@@ -37,7 +37,7 @@ typedef struct {
     size_t sequence; // index in Deal.begin; Deal.sequences: a token that does not count
 } DealtPass;
 
-// What the log says about a deal
+// Figures of a deal for the log
 typedef struct {
     double load, mean, bound;   // s: time of the slowest rank; mean over all ranks; lower bound of any deal; 0: no deal
     size_t groups[DEAL_LEVELS]; // number of sequences on each level
@@ -76,7 +76,7 @@ static DealtPass step_deal_pass(const StepDeal *s, size_t rank, size_t i) {
     return pass;
 }
 
-// Counts a rank's passes, except passes that do not count. *last: ranks of the last one's group
+// Counts a rank's passes, except passes that do not count. *last: number of ranks in the group of the last pass counted
 static size_t step_deal_sequences(const StepDeal *s, size_t rank, size_t *last) {
     DealtPass pass;
     size_t i = 0;
@@ -133,7 +133,8 @@ static DealSummary deal_summary(const Deal *d) {
     return s;
 }
 
-// Reads a sequence into `batch`, with the longest sample last: the parts of several ranks then differ the least.
+// Reads a sequence into `batch`, with the longest sample last. In this order the work of the ranks that share the
+// sequence differs least.
 static void step_deal_read(const StepDeal *s, DataLoader *d, size_t sequence, Batch *batch) {
     const uint32_t *begin = s->deal.begin + sequence;
     batch->N = 0, batch->documents = 0;
