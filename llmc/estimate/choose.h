@@ -31,7 +31,7 @@ typedef struct {
 } Search;
 
 // ---- candidates ----------------------------------------------------------------------------------------------------
-// What the planner decides. It consists of ints, so that equal candidates have equal bytes.
+// Values that the planner decides. All are ints, so that equal candidates have equal bytes.
 typedef struct {
     int ring, method, keep, chunk, inputs_every;
     int place[PLACED]; // place of each kind of tensor that is AUTO
@@ -43,11 +43,11 @@ typedef struct {
     size_t count;
 } Candidates;
 
-// Dimensions of candidates, which come in lexicographic order of these rows. Work does not depend on places and on the
-// rows after them. A chunk comes before smaller chunks, which take more work. A new dimension is a row, a field of
-// Candidate, a flag of Search and an assignment in candidate_settings.
+// Dimensions of candidates, which come in lexicographic order of these rows. A candidate's work does not depend on its
+// places, nor on the row after them. A chunk comes before smaller chunks, which take more work. A new dimension is a
+// row, a field of Candidate, a flag of Search and an assignment in candidate_settings.
 static const struct {
-    size_t field, open; // offsets: in Candidate; in Search of the flag that opens these values too
+    size_t field, open; // offset of the field in Candidate; offset in Search of the flag that allows `value`
     int value[7];
 } dimensions[] = {
     {offsetof(Candidate, ring), offsetof(Search, ring), {1}},
@@ -104,14 +104,14 @@ static int candidate_is_open(const Search *search, const Candidate *c) {
     return open;
 }
 
-// Tells whether two candidates differ only in chunk and --update, and in at least one of them.
+// Tells whether two candidates differ in chunk, in --update or in both, and in nothing else.
 static int candidate_varies(const Candidate *a, const Candidate *b) {
     Candidate c = *a;
     c.chunk = b->chunk, c.defers = b->defers;
     return !memcmp(&c, b, sizeof(c)) && memcmp(a, b, sizeof(c)) != 0;
 }
 
-// Makes the candidates; the first one has everything open on the device. The caller frees them.
+// Makes the candidates; the first candidate has all open places on the device. The caller frees them.
 static Candidates candidates_make(const Search *search) {
     const RunSettings *open = &search->open;
     const Candidate named = {open->ring, open->method, open->keep, (int)open->chunk, (int)open->inputs_every,
@@ -179,7 +179,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     *least = 0;
     for (size_t i = 0; i < all->count; i++) {
         const Candidate *c = &all->candidate[i], *before = &all->candidate[i ? i - 1 : 0];
-        if (memcmp(c, before, offsetof(Candidate, place)) != 0) { // otherwise its work is equal, except for `again`
+        if (memcmp(c, before, offsetof(Candidate, place)) != 0) { // else both have the same work, except for `again`
             if (search->ring && c->ring && best <= 1.001 * best_on_device)
                 break; // gathering overlaps with nothing, so
                        // it is not faster

@@ -78,7 +78,7 @@ static double moved_seconds(const Machine *m, World w, const double bytes[WAYS])
     return fmax(fmax(fmax(out, in), (out + in) / LINK_BOTH) / link, sharing * fmax(host, disk));
 }
 
-// Returns the seconds in which a rank's device memory serves these transfers.
+// Returns the seconds that these transfers occupy a rank's device memory.
 static double moved_work(const Machine *m, const double bytes[WAYS]) {
     double sum = 0;
     for (int way = 0; way < WAYS; way++) sum += bytes[way];

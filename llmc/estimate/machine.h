@@ -158,9 +158,9 @@ static const Machine machines[MACHINES] = {
 // Returns the bytes that the machine's card leaves to a plan.
 static size_t machine_usable_bytes(const Machine *m) { return (size_t)(m->card_gib * GIBIBYTE - CARD_RESERVED); }
 
-// Returns how much of these bytes NCCL takes on a rank. Exchanges are with the next rank and the previous one. deals:
-// groups of every size (--sp auto), whose first and last ranks are a pair of their own; the ranks between have the same
-// neighbours
+// Returns the bytes of device memory that NCCL takes on a rank. Exchanges are with the next rank and the previous one.
+// deals: groups of every size (--sp auto), whose first and last ranks are a pair of their own; the ranks between have
+// the same neighbours
 static size_t collectives_bytes(World w, int deals) {
     size_t peers = min_size((deals ? world_ranks(w) : world_sp(w)) - 1, 2);
     if (deals) peers = max_size(peers, deal_levels(world_ranks(w)).levels - 1);
@@ -168,7 +168,8 @@ static size_t collectives_bytes(World w, int deals) {
     return world_ranks(w) > 1 ? (size_t)(NCCL_BYTES + (double)peers * NCCL_PEER_BYTES + rings * NCCL_RING_BYTES) : 0;
 }
 
-// Finds a card's row by its name in CUDA; NULL: none. PCIe, NVL and laptop boards are slower and have no row.
+// Finds a card's row by its name in CUDA; NULL: none. PCIe, NVL and laptop boards are slower than their namesakes and
+// have no row.
 static const Machine *machine_of_device(const char *name) {
     if (strstr(name, "PCIe") || strstr(name, "NVL") || strstr(name, "Laptop")) return NULL;
     for (int i = 0; i < MACHINES; i++)
