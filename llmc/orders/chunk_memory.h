@@ -151,7 +151,8 @@ static size_t number_of_keys(const StreamBP *s, size_t l) {
 
 static KeySlot *key_slot(const StreamBP *s, ChunkMemory *m, size_t l) { return &m->slot[number_of_keys(s, l) % 2]; }
 
-// The rows of a chunk that move: before it, its own, both, with dK or dV so far, its border out of and into the window
+// Rows that move for a chunk: rows before the chunk; its own rows; both (SEEN); rows with dK or dV so far (ARRIVED);
+// its border, out of and into the window
 typedef enum { ROWS_BEFORE, ROWS_OWN, ROWS_SEEN, ROWS_ARRIVED, ROWS_BORDER_OUT, ROWS_BORDER_IN } MovedRows;
 
 // Returns the rows that move for the chunk of n tokens from `token` on.

@@ -250,8 +250,8 @@ static void ring_layer_forward(Visit *v) {
     arena_pop(s->arena, mark);
 }
 
-// dnorm = the queries' part of its gradient, from r->dq. Projects queries before QK-norm again. Their gates, of the
-// same product, go to `gated` as scratch, because `gate` holds the gates' gradient now.
+// Computes dnorm, the part of the norm's gradient through queries, from r->dq. Projects queries before QK-norm again.
+// Their gates, of the same product, go to `gated` as scratch, because `gate` holds the gates' gradient now.
 static void ring_queries_backward(const Visit *v, Activations *a, const RingLayer *r) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;

@@ -141,8 +141,8 @@ static int watch_others_died(void) {
     return watch_dead(&living) < watch.ranks;
 }
 
-// Names a killed rank (voice.before_end). The launcher ends the other ranks; the lowest living rank on the dead one's
-// host names it.
+// Names a killed rank (voice.before_end). The launcher ends the other ranks; the lowest living rank on the killed
+// rank's host names it.
 static void watch_before_end(void) {
     const struct timespec pause = {0, 300000000};
     size_t living;

@@ -145,7 +145,7 @@ static void chat_append_kept(Scratch *text, const Tokenizer *t, const char *answ
     free(whole.at);
 }
 
-// Does chat_append_kept for a generated answer: for its opening and answer[bytes].
+// Appends what chat_append_kept keeps of a generated answer: of its opening followed by answer[bytes].
 static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
     Scratch opened = {NULL, 0, 0};
     chat_append_section(&opened, t, chat_opening(thinking));

@@ -351,7 +351,8 @@ static void tokenizer_index_spellings(Tokenizer *t) {
     }
 }
 
-// What patterns see of characters: the symbols of the file, or of the named patterns in tokenizer_split.h.
+// Fills symbol_of, the symbols by which patterns see characters: the symbols of the file, or of the named patterns in
+// tokenizer_split.h.
 static void tokenizer_index_symbols(Tokenizer *t, int named) {
     size_t count;
     const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);

@@ -15,7 +15,7 @@ A match of more than 10 million steps plus 64 per character ends the program wit
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-// What becomes of matches, in the order of BEHAVIOURS in data/split_patterns.py
+// Treatment of matches, in the order of BEHAVIOURS in data/split_patterns.py
 typedef enum {
     SPLIT_ISOLATED,
     SPLIT_REMOVED,

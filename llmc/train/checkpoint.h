@@ -31,7 +31,7 @@ bytes depend neither on the number of ranks nor on ZeRO's stage.
 typedef struct {
     char *bytes;
     uint64_t begin, count, whole;
-    int writes; // 1: this rank writes the part; 0: another rank that also holds it does
+    int writes; // 1: this rank writes the part; 0: another rank that also holds the part writes it
     int is_there;
 } WaitingPart;
 

@@ -333,7 +333,7 @@ typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } Diverg
 typedef struct {
     size_t equal, still; // consecutive steps in which all groups had equal rewards; with a gradient of exactly 0
     double best;         // least loss since the run began or was resumed; 0: none yet
-    int high;            // 1: the last loss is far above it
+    int high;            // 1: the last loss is far above `best`
     unsigned reported;   // one bit per sign
 } Divergence;
 

@@ -117,7 +117,8 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
 }
 
 // ---- the reference of a training run ------------------------------------------------------------------------------
-// Returns the key of the reference in a checkpoint's state. 0: there is none, which the comparison of settings reports
+// Returns the key of the reference in a checkpoint's state. 0: the state has no key; comparing settings then reports
+// this
 static uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *end;
     uint64_t key = 0;

@@ -161,7 +161,7 @@ static void rollout_fill(Rollout *r) {
             groups++;
         }
         if (!groups) {                      // only other replicas have sequences now
-            b->tokens[0] = r->documents[0]; // any token will do
+            b->tokens[0] = r->documents[0]; // this token is not trained on
             *b = batch_empty(b);
             memset(&b->routes, 0, sizeof(b->routes));
         }

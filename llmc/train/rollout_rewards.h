@@ -183,8 +183,8 @@ static void rollout_ask_ahead(Rollout *r) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// Waits for the answers, or asks now. Sets each command's rewards, and `answered` for completions that every command
-// answered except failed ones. Returns a failed command, or NULL.
+// Waits for the answers, or asks now. Sets each command's rewards, and `answered` for completions that all commands
+// answered, failed commands aside. Returns a failed command, or NULL.
 static const Reward *rollout_answers(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;

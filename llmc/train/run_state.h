@@ -144,7 +144,8 @@ static Schedule run_state_schedule(const char *checkpoint, size_t *step) {
     return schedule;
 }
 
-// Returns a setting as trainer_settings wrote it, until the eighth call from here; "": absent
+// Returns the text of a setting that trainer_settings wrote; "": absent. The text is valid until the eighth call after
+// this one
 static const char *run_state_setting(const char *checkpoint, const char *name) {
     static char texts[8][128];
     static int next;

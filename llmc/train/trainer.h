@@ -116,7 +116,8 @@ static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     report->flops += flops_reference(&t->run, batch);
 }
 
-// Moves the progress bar within a step, over `layers` layers. With --rollout the first half of the step is for writing.
+// Moves the progress bar within a step, over `layers` layers. With --rollout the first half of the step is for writing
+// completions.
 static void trainer_expect(Trainer *t, size_t step, int writes, double layers) {
     const double half = t->run.options->rollout ? 0.5 : 0;
     progress_expect(&t->log.progress, (double)(step - 1) + (writes ? 0 : half), writes ? half : 1 - half, layers);

@@ -462,8 +462,8 @@ static int trainer_chats(const Trainer *t) {
     return chats;
 }
 
-// Sets what the command line leaves open: the learning rate, and as in the run at `last` the correction of the KL
-// divergence and --seq-len.
+// Sets options that the command line does not give: the learning rate by default, the correction of the KL divergence
+// and --seq-len from the run at `last`.
 static void trainer_set_defaults(Options *o, const char *last) {
     const double usual = options_learning_rate(o);
     if (isnan(o->lr)) {
