@@ -7,8 +7,8 @@ document of more than T positions is split, truncated or refused. Splitting make
 independent document with positions from 0. The last token of a segment is also the first of the next: target here,
 input there. Segments without a target are left out. The documents of a preference pair or a group are one sample: they
 are not split, lie in one sequence in their order, and are left out together. In other data every segment is a sample.
-Samples are packed (packing.h) into sequences of at most B*T positions, for pairs and groups times the documents of the
-largest one.
+Samples are packed (packing.h) into sequences of at most B*T positions, for pairs and groups times the most documents of
+a pair or group.
 
 Opening reads headers and tables, and the masks of long documents. The index takes 16 bytes per segment, 8 per pair or
 group, and the order of two epochs. llm.c's shards need no index: a document's place follows from its number. Nothing is

@@ -204,7 +204,7 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
 // Reads a prompt for rollouts (rollout.h) from a loader that was opened with DATA_PROMPTS. Prompts come from documents
 // that mark their prompt's end, from groups (one prompt each), or from shards of prompts. The reference answer, which
 // is not trained on, follows the prompt; a group has none. ids: [room] prompt and answer, cut at `room`.
-// *prompt_tokens: of the prompt; *tokens: of prompt and answer, uncut
+// *prompt_tokens: tokens of the prompt; *tokens: tokens of prompt and answer, uncut
 static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
                          size_t *tokens) {
     DocumentRef at = documents_find(d, d->prompt[prompt]);

@@ -27,11 +27,11 @@ TRL's
 
 Answers with a label, desirable or not (arXiv 2402.01306): L = sum of the documents' losses / Z, Z = documents.
 kto    with x = sum_t m (logp - ref), by kto_loss
-       kto       w (1 - sigma(beta (x - kl))) for a desirable document, w' (1 - sigma(beta (kl - x))) for another; kl =
-                 max(0, mean over mismatched documents of their x), without a gradient. Mismatched documents pair each
-                 prompt of a sequence with the completion of the document before it, the first with the last one's
-                 (batch_mismatch); the mean is over all sequences of a micro-batch. TRL rotates the documents of a
-                 device's batch in the same way; its mean is over devices, not over their documents
+       kto       w (1 - sigma(beta (x - kl))) for a desirable document, w' (1 - sigma(beta (kl - x))) for an undesirable;
+                 kl = max(0, mean of x over mismatched documents), without a gradient. Mismatched documents pair each
+                 prompt of a sequence with the completion of the document before it, the first prompt with the last
+                 completion (batch_mismatch); the mean is over all sequences of a micro-batch. TRL rotates the documents
+                 of a device's batch in the same way; its mean is over devices, not over their documents
        apo_zero  the same with kl = 0, TRL's apo_zero_unpaired (arXiv 2408.06266)
 
 Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta c k3) where
@@ -94,7 +94,7 @@ typedef struct {
     double completion_tokens;                    // dr_grpo: most tokens of a completion
 } Objective;
 
-// When the weights of an objective can be computed
+// Time at which the weights of an objective can be computed
 typedef enum {
     WEIGHTS_AT_ONCE,    // before the head runs
     WEIGHTS_BY_TOKEN,   // from the token's own log-probability
@@ -376,7 +376,8 @@ static double reference_over(const Batch *batch, size_t t, double logp) {
     return finite_or_nan((double)batch->reference[t]) - logp;
 }
 
-// Returns n of the formulas above for a document. The document must have targets, here and in the next two functions.
+// Returns factor n of the formulas at the top of this file for a document. The document must have targets, here and in
+// the next two functions.
 static double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->document_weight[d] : 1.0) / Z;
 }
@@ -576,8 +577,8 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     return loss;
 }
 
-// Returns this sequence's part of the loss from logp[N]. entropy[N]: of the distributions (NULL: unknown), like logp of
-// `type`. Adds the sequence's metrics to `metrics` unless it is NULL. Call batch_count first.
+// Returns this sequence's part of the loss from logp[N]. entropy[N]: entropies of the distributions (NULL: unknown).
+// logp and entropy have `type`. Adds the sequence's metrics to `metrics` unless it is NULL. Call batch_count first.
 static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *entropy,
                              DType type, Metrics *metrics) {
     double weight, sum;

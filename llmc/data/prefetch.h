@@ -1,7 +1,7 @@
 /*
 Reads the next micro-batch while the current one is trained on: a thread fills one of two batches (reading, checksums,
-an epoch's packing) while the run uses the other. They come in the order of dataloader_next. Between prefetch_start and
-prefetch_stop the loader belongs to the thread. Only starting allocates.
+an epoch's packing) while the run uses the other. Micro-batches come in the order of dataloader_next. Between
+prefetch_start and prefetch_stop the loader belongs to the thread. Only starting allocates.
 
 A rank gets the micro-batches of a step, or parts of micro-batches, that are assigned to it (world.h). A step is
 normalised by the counts of all micro-batches on all ranks, so each micro-batch carries these counts, from the data's
@@ -191,7 +191,7 @@ static void prefetch_free(Prefetch *p) {
 }
 
 // ---- taking ---------------------------------------------------------------------------------------------------------
-// Frees the micro-batch taken before, and waits for the next one.
+// Frees the micro-batch taken before, and waits for the next micro-batch.
 static MicroBatch *prefetch_wait(Prefetch *p) {
     double begin = seconds_now();
     pthread_mutex_lock(&p->lock);

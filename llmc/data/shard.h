@@ -4,8 +4,8 @@ documents: a header of 256 bytes, a table of documents, their ids, a loss mask o
 optionally an advantage for each token or the other columns of each prompt. Little-endian. llmc_shard.h reads llm.c's
 shards.
 
-Opening a shard checks every field of the header against the others and the file's size, and the whole table, by its
-checksum and entry by entry, including that pairs have both answers and groups several. A document's own checksum is
+Opening a shard checks every field of the header against the other fields and the file's size, and the whole table, by
+its checksum and entry by entry, including that pairs have both answers and groups several. A document's own checksum is
 checked when it is read (documents_read.h).
 */
 #ifndef LLMC_SHARD_H
@@ -165,7 +165,7 @@ typedef struct {
                             // an older shard
     unsigned char zeros[32];
     char *path;
-    size_t groups, largest_group; // number of pairs or groups; most documents of one; 0 until the table is checked
+    size_t groups, largest_group; // number of pairs or groups; most documents of a group; 0 until the table is checked
     size_t regular;               // T of the documents of an llm.c shard; 0: the table describes the documents
 } TokenShard;
 static_assert(offsetof(TokenShard, path) == TOKEN_SHARD_HEADER, "the header of a shard has 256 bytes");
@@ -204,8 +204,8 @@ static uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i
 // Returns the offset of the columns' text, after their index.
 static size_t shard_columns_text(const TokenShard *s) { return s->columns + s->documents * TOKEN_SHARD_COLUMNS; }
 
-// Checks that sections follow in order, each at the next multiple of 64, and that the last ends with the file. The text
-// of columns has the length that its index says.
+// Checks that sections follow in order, each at the next multiple of 64, and that the last ends with the file. Only the
+// index of columns gives the length of their text.
 static void shard_check_sections(const TokenShard *s) {
     const struct {
         const char *name;

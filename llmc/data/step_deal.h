@@ -5,9 +5,9 @@ The step has the same samples as with any --sp. Their seconds come from a table,
 single document takes on each level: a sample takes as long as its documents together.
 
 Gradients are reduced in the last pass of a rank, so ranks may have different numbers of passes. With turns all ranks
-have equally many passes: a rank without a sequence in a turn computes a token that does not count, in a group of one.
-Without turns, a rank adds a pass of one token if another rank of its last group has more passes. That other rank joins
-the reductions in its own last pass, so exchanges between the two would otherwise wait forever.
+have equally many passes: a rank without a sequence in a turn computes a token that does not count, in a group of one
+rank. Without turns, a rank adds a pass of one token if another rank of its last group has more passes. That other rank
+joins the reductions in its own last pass, so exchanges between the two would otherwise wait forever.
 */
 #ifndef LLMC_STEP_DEAL_H
 #define LLMC_STEP_DEAL_H

@@ -22,7 +22,7 @@ typedef struct {
     unsigned places[PLACED]; // possible places of tensors with AUTO: bit p, if place p is possible
     int ring, keep, every;   // also open: the ring, keeping attention's outputs, keeping the inputs of one layer in K
     int method, defers;      // also open: seco in place of stream, --update forward
-    int chunk, logits_chunk; // also open: chunks smaller than those of `open`, which are the largest; logits_chunk
+    int chunk, logits_chunk; // also open: chunks smaller than the chunks of `open`, which are the largest; logits_chunk
                              // follows chunk
     Limits limits;
     double spare; // share of the limits that attention's outputs must leave free

@@ -65,7 +65,7 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
-#define LINK_BOTH      1.7    // rate of both directions of the host's link together over the rate of one: an H100's
+#define LINK_BOTH      1.7    // (rate of the host's link, both directions at once) / (rate of one direction): an H100's
 #define HOST_BANDWIDTH 0.6e12 // bytes per second of a node's memory, shared by its ranks: assumed
 
 // Returns the seconds of a phase's transfers between places.

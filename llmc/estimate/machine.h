@@ -91,10 +91,10 @@ typedef struct {
     size_t cards;                    // cards in "h100x8"; 0: not given
 } Machine;
 
-// H100: rates that make the estimates of passes over Qwen3-8B and Qwen3.5-9B those that were measured, within 5 %, at
-// 4,096 to 131,072 tokens and chunks of 2048 to 8192 (dev/gpu_log.md). A kernel alone is faster: products 790
-// TFLOP/s, attention forward 677. Deterministic backward writes dS to memory and reads it again. The gap holds what a
-// small kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other. Its rate is what
+// H100: rates with which the estimates of passes over Qwen3-8B and Qwen3.5-9B agree with measurements within 5 %, at
+// 4,096 to 131,072 tokens and chunks of 2048 to 8192 (dev/gpu_log.md). A kernel alone is faster: products 790 TFLOP/s,
+// attention forward 677. Deterministic backward writes dS to memory and reads it again. The gap holds what a small
+// kernel loses at its start and end. The delta rule's blocks of 64 tokens depend on each other. Its rate is what
 // dev/cuda/cycles.py finds in the machine code, with a fifth more time, as measured for kernels that have run. Products
 // of experts in full tiles reach 300 to 320 TFLOP/s on an H200. Our own attention is assumed to reach two fifths of
 // mma.sync's peak; backward computes 7 products for 5. Heads of other widths are slower (head_slowness in
@@ -291,7 +291,7 @@ static double own_share(const OpCounts *w) {
 }
 
 // ---- how long things take ------------------------------------------------------------------------------------------
-// Seconds of counted work. memory: of memory-bound ops; gaps: between kernels
+// Seconds of counted work. memory: seconds of memory-bound ops; gaps: seconds between kernels
 typedef struct {
     double products, attention_forward, attention_backward, delta, memory, gaps;
 } WorkTime;

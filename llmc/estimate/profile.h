@@ -1,7 +1,8 @@
 /*
 Shows where the time of a pass goes. An op set that wraps another times each op of a pass: op set "dry" counts the op's
 FLOPs and bytes, then the op runs and is awaited, and a clock measures it. Transfers and collectives are awaited at
-once: nothing overlaps, so this pass takes longer than others. Results are bit-identical to the inner op set's.
+once: nothing overlaps, so this pass takes longer than an ordinary pass. Results are bit-identical to the inner op
+set's.
 
 A row is one op; products and norms have a row for each op and shape of its weight. Rows become a table and JSON, the
 longest first. A row's floor is the time of its counted work at a machine's rates (machine.h). Ops without counts
@@ -160,7 +161,7 @@ static void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const M
     fputc('\n', out);
 }
 
-// Prints the table. pass: seconds of the pass with timed ops; median: of the other passes
+// Prints the table. pass: seconds of the pass with timed ops; median: seconds of the median of the other passes
 static void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
     const double rest = seconds_not_in_ops(pass);
     double floors = 0;

@@ -236,7 +236,7 @@ static const char *adapter_name_in_file(const Lora *lora, const char *tensor, ch
     return name;
 }
 
-// Begins the header of adapter_model.safetensors. file, text, room: of SafetensorsWriter
+// Begins the header of adapter_model.safetensors. file, text, room: as in SafetensorsWriter
 static void adapter_write_begin(SafetensorsWriter *writer, const OutputFile *file, char *text, size_t room,
                                 const BaseKey *base) {
     char keys[64];

@@ -198,7 +198,7 @@ static int adapter_is_split(const SafeTensors *list) {
 }
 
 // Tells whether a file has an adapter of stacked expert matrices [E,out,in]. experts: the names before ".lora_A". If
-// the file has only one stack, the shapes of A and B tell which one.
+// the file has only one stack, the shapes of A and B tell whether it is gate-up or down.
 static int adapter_has_stack(const SafeTensors *list, const char *experts, const Config *c, size_t layer, int down) {
     char inner[200];
     lora_expert_name(c->family, layer, 0, down ? 2 : 0, inner);

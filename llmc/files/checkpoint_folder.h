@@ -1,10 +1,10 @@
 /*
-The folder of checkpoints, not their contents: which checkpoints are complete, how one is begun and finished, which old
-ones are removed, the lock, the run that a new run replaces. A complete checkpoint has its step in its name,
-checkpoint-00000100, and holds a manifest: the file DONE with the sizes and checksums of the others.
+The folder of checkpoints, not their contents: which checkpoints are complete, how a checkpoint is begun and finished,
+which old ones are removed, the lock, the run that a new run replaces. A complete checkpoint has its step in its name,
+checkpoint-00000100, and holds a manifest: the file DONE with the sizes and checksums of the other files.
 checkpoint-*.partial is being written and checkpoint-*.removed is being deleted; the next run that opens the folder
-removes both. All ranks must see the same folder. Only rank 0 creates and removes files; the others write into files
-that it made.
+removes both. All ranks must see the same folder. Only rank 0 creates and removes files; the other ranks write into
+files that rank 0 made.
 
 An error that hides whether a checkpoint is there or complete (EIO, EACCES, EMFILE) ends the program. It never counts as
 "there is none".
@@ -15,7 +15,7 @@ An error that hides whether a checkpoint is there or complete (EIO, EACCES, EMFI
 #include "llmc/ranks/dist.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 
-#define CHECKPOINT_NONE SIZE_MAX    // no checkpoint's step
+#define CHECKPOINT_NONE SIZE_MAX    // step that stands for "no checkpoint"
 #define LOCK_TRIES      20          // 0.1 s apart: readers, and ranks of an ended job, soon release the lock
 #define RECORDS_NAME    "log.jsonl" // written by log.h
 
@@ -330,7 +330,7 @@ static void checkpoint_clear(const char *folder) {
 
 // ---- a run that another one replaces --------------------------------------------------------------------------------
 /*
---overwrite moves the run in --out into a folder within it. The run is put back if the new one ends before its first
+--overwrite moves the run in --out into a folder within it. The old run is put back if the new run ends before its first
 checkpoint is complete; after kill -9 the next command that opens --out puts it back. The name of the folder tells what
 a killed process was doing:
 
@@ -381,7 +381,7 @@ static int replaced_move(DIR *from, DIR *to, int asks_readers) {
     return 1;
 }
 
-// Puts the old run back, unless the new one has a checkpoint. Uses only system calls. Returns 0 if the old run is not
+// Puts the old run back, unless the new run has a checkpoint. Uses only system calls. Returns 0 if the old run is not
 // put back; the next command decides again.
 static int replaced_restore(void) {
     const struct dirent *entry;
@@ -516,13 +516,13 @@ __attribute__((noreturn)) static void folder_refuse(const char *folder, int fd) 
 }
 
 // Takes the lock until the process ends; the other ranks share it (folder_share_lock). text: what the lock file then
-// says, namely process, time and host. Other ranks recognise the file by this text.
+// contains: process, time and host. Other ranks recognise the file by this text.
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], host[256] = "";
     struct timespec now;
     int fd, refused, tries = 0;
     path_join(path, folder, LOCK_NAME);
-    do { // try again if another run removed the lock file while this one waited
+    do { // try again if another run removed the lock file while this run waited
         fd = file_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
         if (fd >= 0)
             memcpy(run_pending.lock, path, sizeof(path));

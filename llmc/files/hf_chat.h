@@ -1,9 +1,9 @@
 /*
 The chat of a Hugging Face folder. A run's data were prepared with its tokenizer file, so the file's template and ends
-of a turn replace those in the kept folder. chat_template.jinja is written anew. Other files keep every byte but the
-values of `chat_keys`: an existing chat_template; eos_token, if generation does not end at the end of a turn yet and the
-template does not write eos_token; generation_config's eos_token_id: the old ids and then the new ids, each once.
-config.json and pad_token stay.
+of a turn replace the template and ends of a turn in the kept folder. chat_template.jinja is written anew. Other files
+keep every byte but the values of `chat_keys`: an existing chat_template; eos_token, if generation does not end at the
+end of a turn yet and the template does not write eos_token; generation_config's eos_token_id: the old ids and then the
+new ids, each once. config.json and pad_token stay.
 */
 #ifndef LLMC_HF_CHAT_H
 #define LLMC_HF_CHAT_H
@@ -30,7 +30,7 @@ typedef struct {
     size_t bytes;         // bytes of the chat_template.jinja to write; 0: the folder's file stays
 } HfChat;
 
-// Returns the object in a file of the folder, or an empty one. The caller frees it.
+// Returns the object in a file of the folder, or an empty object. The caller frees it.
 static cJSON *hf_folder_object(const char *folder, const char *name) {
     char path[PATH_MAX];
     return *folder && path_found(path, folder, name) ? json_read_object(path, HF_CHAT_MAX) : cJSON_CreateObject();
@@ -122,7 +122,7 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
     JsonOut json = json_open_text(chat.edits, room, JSON_INDENTED);
     if (chat.replaces) json_bytes(&json, "chat_template", text, bytes);
     if (*folder && t->turn_end_count) {
-        // A template that writes eos_token would render differently with a new one.
+        // A template that writes eos_token would render differently with a new eos_token.
         const char *shown = bytes ? text : own;
         if (!memmem(shown, bytes ? bytes : strlen(own), "eos_token", 9)) hf_chat_eos(&json, t, config, ids);
         hf_chat_ids(&json, t, generation, model, ids);

@@ -210,7 +210,8 @@ static void hf_read_layers(Config *config, const cJSON *list, const char *path) 
     }
 }
 
-// Reads the number of experts and n_shared_experts. Shared experts become one, with the sum of their widths.
+// Reads the number of experts and n_shared_experts. Shared experts become one shared expert, with the sum of their
+// widths.
 static void hf_read_experts(Config *config, const cJSON *root, const char *path) {
     const char *const *names = hf_names_of_experts(config->family);
     const cJSON *one = json_get(root, names[0]), *other = json_get(root, names[1]);
@@ -296,7 +297,7 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
                  *remark ? "; " : "", id);
 }
 
-// Refuses a config.json that lacks numbers which every saved one has.
+// Refuses a config.json that lacks numbers which every saved config.json has.
 static void hf_check_required(const Config *config, const char *path) {
     const char *also = config->family->learned_positions ? "max_position_embeddings" : "intermediate_size";
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
@@ -598,7 +599,7 @@ static const cJSON *hf_layer_entry(const cJSON *layers, size_t l) {
 }
 
 // Reads the head size and count of full attention as transformers 5.24 saves them: an object for each layer that
-// differs from the rest.
+// differs from the other layers.
 static void hf_read_layer_heads(Config *config, const cJSON *root, const char *path) {
     const cJSON *layers = cJSON_GetObjectItemCaseSensitive(root, "per_layer_config"), *key;
     const size_t L = config->num_hidden_layers;

@@ -62,7 +62,7 @@ static const struct {
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
-    static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU}; // of ActivationKind
+    static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU}; // indexed by ActivationKind
     return !families || text_is_one_of(family->name, families) ||
            text_is_one_of(activations[family->activation], families);
 }

@@ -11,7 +11,7 @@
 
 Opening a folder checks everything except the codes: all values of a code are valid.
 
-A stack of experts [E, out, in] of gpt-oss in mxfp4 is two tensors. Their bytes are those of a record:
+A stack of experts [E, out, in] of gpt-oss in mxfp4 is two tensors. Their bytes are the bytes of a record (quantise.h):
 
     NAME_blocks   U8 [E, out, in/32, 16]   codes, the first of two in the low half
     NAME_scales   U8 [E, out, in/32]

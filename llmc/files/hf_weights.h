@@ -141,8 +141,8 @@ static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const 
     return 1;
 }
 
-// Finds the token embedding of a tied model, which is also the head. Files have it under the first name, under the
-// second, or under both with the same bytes. *name: the name found
+// Finds the token embedding of a tied model, which is also the head. Files have it under the embedding's name, under
+// the head's name, or under both with the same bytes. *name: the name found
 static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name,
                                 const char *second) {
     SafeTensor *embedding = safetensors_find(list, *name), *head = safetensors_find(list, second);
@@ -302,7 +302,7 @@ static int hf_is_unread(const Config *config, const char *name) {
 }
 
 // Tells whether a tensor is not loaded: it belongs to another part of the composite model, to a layer after the last
-// one (multi-token prediction, in models whose routers have biases), or is never read.
+// layer (multi-token prediction, in models whose routers have biases), or is never read.
 static int hf_is_other(const Config *config, const char *name) {
     const Family *family = config->family;
     const HfComposite *composite = hf_composite_of(family);

@@ -45,7 +45,7 @@ typedef struct {
     int regrow;               // 1: change the vocabulary size
     size_t max_shard_size;    // most bytes of tensors in a file
     HfTensor *tensors;        // [count] in the order of files and of tensors in them
-    DType type;               // type of all tensors, or one that can hold every tensor's values
+    DType type;               // type of all tensors, or a type that can hold every tensor's values
     size_t count, shards;
     uint64_t bytes, elements; // totals over all tensors
 } HfWrite;
@@ -245,8 +245,8 @@ static void hf_add_other(HfWrite *write, const SafeTensor *other) {
 }
 
 // Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL for the folder of the source, if it has one.
-// text_only: leaves out the parts of a composite model that are not text; quant does too. quant, head: see
-// hf_codes_choose
+// text_only: leaves out the parts of a composite model that are not text; with quant they are left out, too. quant,
+// head: see hf_codes_choose
 static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const char *kept, size_t max_shard_size,
                                 int text_only, QuantType quant, int head) {
     const size_t count = source->model.parameter_count;

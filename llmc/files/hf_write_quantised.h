@@ -1,8 +1,8 @@
 /*
 Writes 4-bit matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
 quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded
-while they are written, one in memory at a time. Tensors are sorted by type, so a matrix is encoded once for each type
-among its tensors.
+while they are written, one matrix in memory at a time. Tensors are sorted by type, so a matrix is encoded once for each
+type among its tensors.
 */
 #ifndef LLMC_HF_WRITE_QUANTISED_H
 #define LLMC_HF_WRITE_QUANTISED_H

@@ -73,8 +73,8 @@ static void card_datasets(FILE *file, const char *files) {
     }
 }
 
-// Writes the card. kept: the folder that config.json came from, or NULL; type: of the weights. The caller frees the
-// text.
+// Writes the card. kept: the folder that config.json came from, or NULL; type: type of the weights. The caller frees
+// the text.
 static char *model_card(const WeightSource *source, const char *kept, DType type, const char *out, size_t *length) {
     static RunSource began;
     char folder[PATH_MAX], run[PATH_MAX], name[PATH_MAX], licence[64], date[32], *text = NULL;

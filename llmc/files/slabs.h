@@ -61,13 +61,13 @@ typedef struct {
     const Model *table;
     SlabUnit unit;
     Sharding parts, memory;
-    size_t next, left; // next unit; elements left in this one
+    size_t next, left; // next unit; elements left in the current unit
     double done;
     Progress progress;
 } Slabs;
 
 // Begins a loop. parts: division of the table over ranks; memory: layout in memory, whole or divided like parts. label:
-// of the progress bar, or NULL
+// text of the progress bar, or NULL
 static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Sharding memory, const char *label) {
     Slabs s = {0};
     s.table = table, s.unit = unit, s.parts = parts, s.memory = memory, s.most = SLAB_ELEMENTS;

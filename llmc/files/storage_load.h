@@ -1,6 +1,6 @@
 /*
-Loads weights in storage format (storage.h): matrices as 4-bit records, the rest in the model's type. Also measures the
-quantisation error, and computes the key of stored weights by which adapters know their base.
+Loads weights in storage format (storage.h): matrices as 4-bit records, other tensors in the model's type. Also measures
+the quantisation error, and computes the key of stored weights by which adapters know their base.
 */
 #ifndef LLMC_STORAGE_LOAD_H
 #define LLMC_STORAGE_LOAD_H

@@ -54,7 +54,7 @@ typedef struct WeightSource {
     TensorPieces *pieces;   // [model.parameter_count] tensors of split parameters, or NULL
     InputFile *files;       // [file_count]
     size_t file_count;
-    SafeTensors others; // tensors outside the text model: of a vision tower, of further heads
+    SafeTensors others; // tensors outside the text model, for example of a vision tower or of further heads
     int random;         // no files: initial weights from the seed
     size_t grown_from;  // rows of the embedding and the head in the files; 0: all of them
     float *mean[2];     // mean of these rows, for the embedding and for an untied head: the value of each added row
@@ -178,7 +178,7 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
 }
 
 // Writes a part of a matrix [m.rows, cols] to a file that holds it transposed from byte `at` on, as
-// tensor_read_transposed reads it. sum: of the bytes written, or NULL. size: bytes of an element
+// tensor_read_transposed reads it. sum: checksum of the bytes written, or NULL. size: bytes of an element
 static void matrix_write_transposed(const OutputFile *output, Checksum *sum, uint64_t at, MatrixPart m, size_t cols,
                                     size_t size, const void *values) {
     unsigned char *column = staged_raw.bytes;
@@ -263,7 +263,7 @@ static void source_read_record(const WeightSource *source, size_t parameter, uin
         source_encode(source, parameter, source_read_stored, DTYPE_FP32, source->quant[parameter], record);
 }
 
-// Reads and holds the record of a parameter until another one is asked for.
+// Reads the record of a parameter, and holds it until another record is asked for.
 static const uint8_t *source_hold_record(const WeightSource *source, size_t parameter) {
     const size_t count = parameter_elements(&source->model.parameters[parameter]);
     SourceHeld *held = source->held;
@@ -348,7 +348,7 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
 }
 
 // Ends the program if a value to write is not finite. values: elements [begin, begin + count) of a tensor [., cols];
-// cols 0: of one dimension
+// cols 0: a tensor of one dimension
 static void source_refuse_bad(const char *path, const char *tensor, size_t cols, size_t begin, size_t count, DType type,
                               const void *values) {
     char at[PLACE_TEXT];
@@ -417,7 +417,7 @@ static void source_check_end(const WeightSource *source, uint64_t wanted) {
             bytes < wanted ? "so it is truncated" : "too many", (unsigned long long)wanted);
 }
 
-// Sets the source's type: the type of all tensors, or one that can hold every tensor's values.
+// Sets the source's type: the type of all tensors, or a type that can hold every tensor's values.
 static void source_finish(WeightSource *source) {
     DType type = source->places[0].type;
     for (size_t i = 1; i < source->model.parameter_count; i++) {

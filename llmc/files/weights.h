@@ -69,7 +69,7 @@ static void weights_close(WeightSource *source) {
 enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // samples of each file
 
 // Returns a key of the model, made from its configuration and samples of its files. Ranks compare keys to check that
-// they have one model.
+// they have the same model.
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     uint64_t key = config_checksum((uint64_t)source->dtype, source->config);
@@ -112,7 +112,8 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
 }
 
 // ---- refusing NaN and Inf -------------------------------------------------------------------------------------------
-// Ends the program with the name of the first element on this rank that is not finite. There must be one.
+// Ends the program with the name of the first element on this rank that is not finite. Some rank must have such an
+// element.
 __attribute__((noreturn)) static void weights_name_bad_element(const Model *model, size_t bad, Sharding sharding,
                                                                const Ops *ops, const void *device_base,
                                                                const char *when, const char *advice) {
@@ -136,8 +137,8 @@ static size_t weights_find_bad(const Model *model, Sharding sharding, const Ops 
     return model->parameter_count;
 }
 
-// Ends the program if a weight on any rank is NaN or infinite; the first rank that has one reports it. when, advice:
-// first and last words of the message
+// Ends the program if a weight on any rank is NaN or infinite; the first rank with such a weight reports it. when,
+// advice: first and last words of the message
 static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops, Place place,
                                     const void *weights, const char *when, const char *advice) {
     const int off_device = place > PLACE_DEVICE;

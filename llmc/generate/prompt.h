@@ -27,9 +27,9 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// Finds the tokenizer file: --tokenizer FILE, else the file with which a new run's data were rendered, else the one
-// next to the adapters, next to the model, or next to a training run's shards. Returns NULL if there is none. path:
-// receives the name
+// Finds the tokenizer file: --tokenizer FILE, else the file with which a new run's data were rendered, else the
+// tokenizer file next to the adapters, next to the model, or next to a training run's shards. Returns NULL if there is
+// none. path: receives the name
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,
@@ -41,7 +41,7 @@ static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     for (size_t i = 0; i < 2; i++)
         if (beside[i] && tokenizer_beside(beside[i], path)) return path;
     if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return NULL;
-    const char *own = run->tokenizer_path; // of the model: the file must have been made from it
+    const char *own = run->tokenizer_path; // the model's own tokenizer; the tokenizer file must have been made from it
     return !*own || tokenizer_fingerprint(path) == tokenizer_fingerprint(own) ? path : NULL;
 }
 

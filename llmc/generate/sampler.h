@@ -14,7 +14,7 @@ the batch (except for rounding: products of few and of many rows may sum in anot
     sampler_batch            completes any number of texts
 
 Nothing else allocates. Every step of sampler_batch draws a token for each slot. A text that draws an end token, or
-fills its `room`, gives its slot to the next waiting one. The prompts of all slots that open between two steps are
+fills its `room`, gives its slot to the next waiting text. The prompts of all slots that open between two steps are
 packed into passes (prepacking, arXiv 2404.09529). Consecutive texts with the same `prompt` pointer run the prompt
 through the model once; the other texts copy its keys, values and states. A step feeds a prompt's last token like any
 drawn token.

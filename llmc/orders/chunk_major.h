@@ -1,5 +1,5 @@
 /*
-Chunk-major orders: a chunk passes through all layers before the next one starts.
+Chunk-major orders: a chunk passes through all layers before the next chunk starts.
 
     seco    (SeCO)   pass 1 runs every chunk, first to last, through the whole model and keeps K, V of all layers.
                      Pass 2 visits the chunks last to first. It recomputes a chunk's activations of all layers from K, V

@@ -12,7 +12,7 @@ part, which are all-gathered first.
 
     forward    1. gather the inputs before own parts; compute T, U of own parts; run the chain
                2. run the chunks of own parts, from the state before each part
-    backward   1. chunks last to first: MLP, output, gate; of the delta rule only D of own tokens
+    backward   1. chunks last to first: MLP, output, gate; and, of the delta rule, only D of own tokens
                2. run the chain back
                3. chunks last to first: delta rule, convolution and the products of their inputs
                4. send gradients of inputs that other parts' convolutions read to their owner, for products and norm

@@ -4,9 +4,9 @@ them (dist_mpi.h, in the op set's translation unit). Tensors move by the collect
 and NCCL on GPUs.
 
 A process started without a launcher is alone: MPI is not initialised, and everything here is the identity. Functions
-that communicate are collective: every rank of the group calls them in the same order. A waiting rank asks the others
-whether they are at work. If a rank gives no sign for dist_timeout, the waiting rank ends the job with a message that
-names it.
+that communicate are collective: every rank of the group calls them in the same order. A waiting rank asks the other
+ranks whether they are at work. If a rank gives no sign for dist_timeout, the waiting rank ends the job with a message
+that names it.
 */
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H

@@ -1,8 +1,8 @@
 /*
-How a rank waits for others, and which of several failing ranks reports. Part of dist_mpi.h.
+How a rank waits for other ranks, and which of several failing ranks reports. Part of dist_mpi.h.
 
 Waiting means polling MPI requests, so a waiting rank still listens, on a communicator of its own. A working rank
-listens between pieces of work (watch_at_work). A rank that waits long asks the others, WATCH_ASKS times within
+listens between pieces of work (watch_at_work). A rank that waits long asks the other ranks, WATCH_ASKS times within
 --timeout. A rank that has not answered by then hangs, was stopped, or is busy with one thing (a file, a reward command)
 for too long; the message names it. If all ranks answer but none has moved, they wait for each other, or for a network
 that is down. There is no limit on waiting for a rank that answers and makes progress. To poll something other than MPI
@@ -22,7 +22,7 @@ that is down. There is no limit on waiting for a rank that answers and makes pro
 
 #define WATCH_YIELD   0.01 // s of polling before a waiting rank pauses between polls
 #define WATCH_LISTEN  0.02 // s between two polls of a working rank
-#define WATCH_ASKS    4    // questions to the others within --timeout
+#define WATCH_ASKS    4    // questions to the other ranks within --timeout
 #define WATCH_SILENCE 5.0  // s in which another rank's error should end this rank
 #define WATCH_HOST    128  // bytes of a host's name
 #define WATCH_NAMED   4    // most ranks that a message names
@@ -114,7 +114,7 @@ static void watch_before_error(int code) {
     for (watch_listen(); !watch.other_reports && seconds_now() - begin < patience; watch_listen()) watch_pause();
     if (!watch.other_reports) {
         watch_say_all(RANK_REPORTS);
-        for (size_t r = 0; r < watch.ranks; r++) // the launcher may end the others before they listen
+        for (size_t r = 0; r < watch.ranks; r++) // the launcher may end the other ranks before they listen
             if (r != watch.rank && watch.process[r]) kill((pid_t)watch.process[r], SIGURG);
         return;
     }

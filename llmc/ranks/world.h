@@ -126,7 +126,7 @@ static Traffic traffic_less(Traffic a, Traffic b) {
 
 /*
 How the micro-batches of a step are distributed over the replicas. --batch, --seq-len and --grad-accum describe the
-whole step for any number of processes, so that loss and gradients are those of a single process.
+whole step for any number of processes, so that loss and gradients equal a single process's.
 
 A micro-batches, D replicas: g = gcd(A, D) micro-batches run at a time. D / g replicas share one micro-batch; each takes
 a part of its documents (batch_part). Replica d takes micro-batches i with i % g == d / parts, and of each part d %

@@ -1,6 +1,6 @@
 /*
 A conversation as the tokenizer's chat template writes it: fixed text of the tokenizer file around the user's text. The
-whole text is encoded, including special tokens, so its ids equal those of transformers' apply_chat_template.
+whole text is encoded, including special tokens, so its ids equal the ids from transformers' apply_chat_template.
 
     chat_turn            ids of a user's turn and of the opening of an answer, to follow earlier turns
     chat_append_turn     a user's turn as text, without the opening of the answer

@@ -70,7 +70,7 @@ static const char *const named_patterns[] = {
 };
 
 // ---- compile, match -------------------------------------------------------------------------------------------------
-// Compiles a pattern. path, number: of the file and of the pattern in it, for errors
+// Compiles a pattern. path: the tokenizer file; number: the pattern's index in it, for errors
 static Split split_open(const char *pattern, size_t bytes, uint32_t behaviour, const char *path, size_t number) {
     Split split = {
         (SplitBehaviour)(behaviour % SPLIT_INVERTED), behaviour / SPLIT_INVERTED == 1, NULL, NULL, NULL, NULL};

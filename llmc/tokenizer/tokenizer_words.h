@@ -1,7 +1,7 @@
 /*
 Prepares text for merging: applies Unicode's NFC, and cuts text into words by the tokenizer's own patterns, one after
 another (tokenizer_split.h). Text is well-formed UTF-8. The symbols of characters and their composition are tables of
-the tokenizer file, so they equal those of the library with which the tokenizer was made.
+the tokenizer file, so they equal the tables of the library with which the tokenizer was made.
 
     text_compose   applies NFC
     text_cut       cuts words

@@ -19,7 +19,7 @@ an incomplete last line. So the file reads as if there had been no interruption.
 #include "evaluate.h"
 #include "run_state.h"
 
-// Report of a step: sums over all ranks. seconds: measured by rank 0, which waits for the other ranks
+// Report of a step: sums over all ranks. seconds: measured by rank 0, which waits for all ranks
 typedef struct {
     size_t step;
     double loss, grad_norm, learning_rate;
@@ -368,8 +368,8 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
 static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->high; }
 
 // ---- the last lines of a run ----------------------------------------------------------------------------------------
-// What the last lines report: duration, validations, folder, and the next command. After --resume the duration is that
-// of the resumed part
+// What the last lines report: duration, validations, folder, and the next command. After --resume the duration counts
+// only the resumed part
 
 typedef struct {
     double begin, seconds; // clock, and total seconds of training, before the first step

@@ -285,7 +285,7 @@ static void rollout_load(Rollout *r, size_t step, const Config *config, const ch
 
 // ---- evaluation -----------------------------------------------------------------------------------------------------
 // Evaluates up to `steps` x P prompts of the data once each, in order, with fixed random numbers. Computes metrics,
-// over all ranks, of the groups with rewards; returns the number of these groups. step: of the training run, for
+// over all ranks, of the groups with rewards; returns the number of these groups. step: step of the training run, for
 // messages. Do not call it during a pass. Collective.
 static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, size_t step) {
     const RolloutSettings *s = &r->settings;

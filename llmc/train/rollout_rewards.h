@@ -20,7 +20,7 @@ completion. If tokens have no text, prompt_ids, completion_ids and reference_ids
 // Tells whether `answer` is a key of the JSON object text[bytes].
 static int columns_have_answer(const char *text, size_t bytes) {
     static const char key[] = "\"answer\"";
-    for (size_t i = 0, depth = 0, begin = 0, length = 0; i < bytes; i++) { // begin, length: of the last string
+    for (size_t i = 0, depth = 0, begin = 0, length = 0; i < bytes; i++) { // begin, length: range of the last string
         if (text[i] == '"') {
             for (begin = i++; i < bytes && text[i] != '"'; i++) i += text[i] == '\\';
             length = i + 1 - begin;
@@ -89,8 +89,8 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     const size_t token = line->token++;
     if (token < count && as_ids) return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", token ? ", " : "", ids[token]);
 
-    // 3. A token as text, or at the field's end the rest of the text. The scratch holds one token; its byte 0 marks
-    // that text precedes.
+    // 3. A token as text, or at the field's end the remaining text. The scratch holds one token; its byte 0 marks that
+    // text precedes.
     size_t begin = line->text.bytes, bytes = 0, taken;
     if (token < count)
         prompt_token_out(&r->decoder, &line->text, ids[token], token);
