@@ -18,7 +18,7 @@ data, another temperature or other cuts of documents refuses the file and names 
 #define LOGPROBS_AT_ONCE  4096  // values read or written at a time
 #define LOGPROBS_ROUNDING 1e-3f // how far rounding may put a value above 0
 
-// How documents longer than T were cut. The cut determines a token's context, and which tokens have values.
+// Treatment of documents longer than T. The cut determines a token's context, and which tokens have values.
 typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } DocumentsCut;
 
 // The file's first 256 bytes, little-endian

@@ -27,7 +27,7 @@ TRL's
 
 Answers with a label, desirable or not (arXiv 2402.01306): L = sum of the documents' losses / Z, Z = documents.
 kto    with x = sum_t m (logp - ref), by kto_loss
-       kto       w (1 - sigma(beta (x - kl))) for a desirable document, w' (1 - sigma(beta (kl - x))) for an undesirable;
+       kto       w (1 - sigma(beta (x - kl))) for a desirable document, w' (1 - sigma(beta (kl - x))) otherwise;
                  kl = max(0, mean of x over mismatched documents), without a gradient. Mismatched documents pair each
                  prompt of a sequence with the completion of the document before it, the first prompt with the last
                  completion (batch_mismatch); the mean is over all sequences of a micro-batch. TRL rotates the documents

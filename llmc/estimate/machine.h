@@ -47,7 +47,7 @@ typedef enum {
     MACHINE_CONSTANTS
 } MachineConstant;
 
-// How constants are printed: value / unit
+// Printing of constants: value / unit
 static const struct {
     const char *name, *suffix;
     double unit;

@@ -1,5 +1,5 @@
 /*
-Which modules of which layers have adapters, with which rank and alpha: PEFT's rules for adapter_config.json.
+Finds which modules of which layers have adapters, and their rank and alpha, by PEFT's rules for adapter_config.json.
 
     target_modules       a regular expression for whole names, "all-linear", or a list of names and ends of names
     exclude_modules      the same, for modules without an adapter

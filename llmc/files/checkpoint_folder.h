@@ -454,7 +454,8 @@ static void replaced_settle(const char *folder) {
     note("%s: the run that an interrupted --overwrite had set aside is put back", folder);
 }
 
-// Sets the run in the folder aside, so that a new run can begin. Waits at most two seconds for readers. Call on rank 0.
+// Moves the old run's files aside (--overwrite), so that a new run can begin. Waits at most two seconds for readers of
+// its checkpoints. Call on rank 0.
 static void checkpoint_replace(CheckpointFolder *folder) {
     char moves[PATH_MAX], path[PATH_MAX];
     int tries = 0;
@@ -496,7 +497,8 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 #define LOCK_NAME "lock"
 #define LOCK_TEXT 320 // most bytes of the lock file
 
-// What a run does with the contents of its folder. The first three values equal the values of Resume (option_rows.h).
+// Use that a run makes of the contents of its folder. The first three values equal the values of Resume
+// (option_rows.h).
 typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
 // Refuses a folder whose lock another run holds. fd: the open lock file, which names the other run; closed here

@@ -48,7 +48,7 @@ static size_t group_at(const Model *table, size_t i) {
     return i == 0 ? GROUP_EMBEDDING : i + 1 == group_count(table) ? GROUP_HEAD : i - 1;
 }
 
-// What a loop goes through one by one: parameters, or this rank's parts of groups
+// Unit of a loop: a parameter, or this rank's part of a group
 typedef enum { SLABS_OF_PARAMETERS, SLABS_OF_GROUPS } SlabUnit;
 
 typedef struct {

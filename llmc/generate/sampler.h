@@ -43,7 +43,7 @@ static void sampler_check(const Model *model, size_t tokens) {
                   tokens, config->family->name, config->max_position_embeddings);
 }
 
-// Allocates. context: zeros: keys and values of all tokens are kept
+// Allocates host memory. context: zeros: keys and values of all tokens are kept
 static void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity, ContextSettings context) {
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));

@@ -429,7 +429,7 @@ static void *disk_file_allocate(const DiskDevice *device, const char *folder, si
         die("--disk %s: %s cannot be reserved there: %s; %s were free", folder, human_bytes((double)bytes),
             error_text(errno), human_bytes((double)left));
     if (!disk.files) disk_start(device);
-    // direct I/O, if it can write the first block
+    // uses direct I/O if it can write the first block
     const int flags = fcntl(file->fd, F_GETFL);
     char *const piece = disk.queue[DISK_WRITES].piece[0];
     disk_await(DISK_WRITES, disk.queue[DISK_WRITES].asked); // waits until the piece is free

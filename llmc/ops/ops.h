@@ -140,7 +140,7 @@ static size_t delta_slots(const DeltaShape *shape) {
     return slots;
 }
 
-// How a library computes attention (attention_choose)
+// Settings of a library's attention (attention_choose)
 typedef struct {
     int any_order;    // 1: backward's sums may be added in any order, so runs differ in their last bits
     size_t workspace; // most bytes that a library call may use in addition to its tensors; 0: the op set's own choice

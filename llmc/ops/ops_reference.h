@@ -72,7 +72,7 @@ static void reference_norm_forward(double *out, const double *x, const double *w
     }
 }
 
-// With u = normalised x and g = dout * (w + offset):
+// Computes, with u = normalised x and g = dout * (w + offset):
 //     dx = (g - mean(g) [LayerNorm only] - u * mean(g * u)) / sqrt(variance + eps)
 static void reference_norm_backward(double *dx, double *dw, double *db, const double *dout, const double *x,
                                     const double *w, size_t n, size_t C, Norm norm, int accumulate, void *scratch) {
@@ -228,9 +228,9 @@ static void reference_attention_forward(double *out, double *lse, const double *
     free(p);
 }
 
-// With s = scale q k, p = exp(s - lse), out = p v: dv += p dout, ds = p (dout v - dout out), dq += scale ds k, dk +=
-// scale ds q. out and lse are inputs, as in the op, so that their rounding affects the op and the reference equally.
-// lse NULL: without sinks
+// Computes, with s = scale q k, p = exp(s - lse), out = p v: dv += p dout, ds = p (dout v - dout out), dq += scale ds
+// k, dk += scale ds q. out and lse are inputs, as in the op, so that their rounding affects the op and the reference
+// equally. lse NULL: without sinks
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
                                          const double *q, const double *k, const double *v, const double *lse,
                                          const AttentionShape *a, void *scratch) {

@@ -79,7 +79,7 @@ static void reference_router_weights(double *weight, const double *logits, const
     free(score);
 }
 
-// With w_j = scale q_j / S, S the sum of a token's scores q:   dq_j = scale (g_j / S - sum_i g_i q_i / S^2)
+// Computes, with w_j = scale q_j / S, S the sum of a token's scores q:   dq_j = scale (g_j / S - sum_i g_i q_i / S^2)
 static void reference_router_backward(double *dlogits, const double *dweight, const double *logits,
                                       const uint16_t *route, const double *balance, double z, size_t n,
                                       const RouterShape *shape) {

@@ -20,7 +20,7 @@ typedef struct {
     size_t sp;          // ranks that share a stream; 0 counts as 1; divides ranks
 } World;
 
-// Which ranks take part in a collective. RANKS_SEQUENCE_REVERSED: the ranks of RANKS_SEQUENCE in reverse order
+// Ranks that take part in a collective. RANKS_SEQUENCE_REVERSED: the ranks of RANKS_SEQUENCE in reverse order
 typedef enum { RANKS_ALL, RANKS_SEQUENCE, RANKS_SEQUENCE_REVERSED, RANK_GROUPS } RankGroup;
 
 static World world_alone(void) {

@@ -47,7 +47,7 @@ enum {
 };
 
 // clang-format off
-// How text is cut into words, in the order of WORDS. Older files name a model's pattern; new files hold their patterns.
+// Way to cut text into words, in the order of WORDS. Older files name a model's pattern; new files hold their patterns.
 typedef enum {
     WORDS_WHOLE, WORDS_GPT2, WORDS_LLAMA3, WORDS_QWEN2, WORDS_QWEN2_MARKS,
     WORDS_METASPACE_ALWAYS, WORDS_METASPACE_FIRST, WORDS_METASPACE_NEVER,

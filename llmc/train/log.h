@@ -368,7 +368,7 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
 static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->high; }
 
 // ---- the last lines of a run ----------------------------------------------------------------------------------------
-// What the last lines report: duration, validations, folder, and the next command. After --resume the duration counts
+// Facts for the last lines: duration, validations, folder, and the next command. After --resume the duration counts
 // only the resumed part
 
 typedef struct {

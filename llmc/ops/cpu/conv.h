@@ -121,7 +121,7 @@ static void cpu_conv_forward(Stored *out, Stored *columns, const Stored *x, cons
 
 static size_t conv_parts(size_t n) { return n < 2 * TOKEN_GROUP ? 1 : min_size(n / TOKEN_GROUP, 64); }
 
-// scratch[parts][taps][W, rounded up]: each part's dw
+// Sizes scratch[parts][taps][W, rounded up]: each part's dw
 static size_t conv_part_row(const DeltaShape *shape) { return round_up(delta_channels(shape), CONV_STRIP); }
 static size_t cpu_conv_backward_scratch(const DeltaShape *shape) {
     return conv_parts(delta_rows(shape)) * shape->taps * conv_part_row(shape);

@@ -33,7 +33,7 @@ static void cpu_embedding_forward(Stored *out_, const int32_t *tokens, const int
 // Columns of a row summed at a time. They are few, so that several threads share a frequent token's row.
 enum { EMBEDDING_COLUMNS = 256 };
 
-// scratch, as int32: end[rows], then order[N]
+// Sizes scratch, as int32: end[rows], then order[N]
 static size_t cpu_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     (void)C;
     return ((rows + N) * sizeof(int32_t) + sizeof(floatS) - 1) / sizeof(floatS);

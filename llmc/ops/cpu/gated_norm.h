@@ -51,7 +51,7 @@ static VECTOR_FUNCTION void gated_norm_head_back(floatX *dx, floatX *dz, floatS 
     }
 }
 
-// scratch[parts][V, rounded up to whole vectors]: each part's dw
+// Sizes scratch[parts][V, rounded up to whole vectors]: each part's dw
 static size_t cpu_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
     return norm_parts(n * heads) * norm_part_row(V);
 }

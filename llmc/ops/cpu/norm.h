@@ -78,7 +78,8 @@ static void cpu_norm_forward(Stored *out, const Stored *x, const Stored *w, cons
 
 static size_t norm_parts(size_t n) { return n < 32 ? 1 : min_size(n / 16, 64); }
 
-// scratch[parts][2][C, rounded up to whole vectors of any machine]: each part's dw, then its db; unused if dw is NULL
+// Sizes scratch[parts][2][C, rounded up to whole vectors of any machine]: each part's dw, then its db; unused if dw is
+// NULL
 static size_t norm_part_row(size_t C) { return round_up(C, 16); }
 static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * norm_part_row(C); }
 

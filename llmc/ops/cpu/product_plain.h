@@ -32,7 +32,7 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the ite
 #define ITEM_PANELS     ((512 + PANEL_ROWS - 1) / PANEL_ROWS)  // row panels of an item
 #define ITEM_TILES      (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles of an item: the fewer rows, the more columns
 #define PACKING_COST    6.0                                    // cost of packing an element, in multiply-adds
-#define PACKED_STEPS    4                                      // rows of transposed a packed at a time
+#define PACKED_STEPS    4                                      // rows of a transposed `a` that are packed at a time
 #define STREAMED_DEPTH  512                                    // elements of the streamed rows, in the L1 cache
 #define STREAMED_LENGTH 4096
 #if !defined(PRECISION_BF16) || (defined(__AVX512BF16__) && !defined(__AMX_BF16__))

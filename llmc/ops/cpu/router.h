@@ -112,7 +112,7 @@ VECTOR_INLINE floatS router_exponentials(floatS *p, const floatS *z, size_t coun
 
 // A token's router; weights are scale score[k] / divisor
 typedef struct {
-    floatS score[ROUTER_ROW], slope[ROUTER_ROW]; // numbers of the token's chosen experts; slope: of the sigmoid
+    floatS score[ROUTER_ROW], slope[ROUTER_ROW]; // of the chosen experts; slope: the sigmoid's derivative
     floatS p[ROUTER_ROW];                        // exp(z - largest) of all experts, if router_all computed them
     floatS largest, sum, divisor;
 } TokenRouter;
@@ -220,7 +220,7 @@ static VECTOR_FUNCTION void count_group(floatS *sums, const floatS *logits, size
     sums[E] = squares;
 }
 
-// scratch[groups][E + 1]: sums of each group of tokens
+// Sizes scratch[groups][E + 1]: sums of each group of tokens
 static size_t router_groups(size_t n) { return (n + TOKEN_GROUP - 1) / TOKEN_GROUP; }
 static size_t cpu_router_count_scratch(size_t n, size_t E) { return router_groups(n) * (E + 1); }
 

@@ -57,7 +57,7 @@ static VECTOR_FUNCTION void sink_row_back(floatS *sum, const floatX *dout, const
     }
 }
 
-// scratch[groups][NH]: sums of each group of tokens
+// Sizes scratch[groups][NH]: sums of each group of tokens
 static size_t cpu_sink_backward_scratch(size_t n, size_t NH) { return (n + TOKEN_GROUP - 1) / TOKEN_GROUP * NH; }
 
 static void cpu_sink_backward(Summed *dsinks, const Stored *dout, const Stored *out, const Summed *lse,

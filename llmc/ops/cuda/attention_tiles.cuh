@@ -277,13 +277,14 @@ constexpr float LN_2 = 0.6931471805599453f;
 // registers)
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
 
-// Whether sums are folded. Backward needs the last digits of a row's output, a sum over keys. So the fp32 build sets
-// aside the sum over every FOLD_KEYS keys, like op set "cpu", and no step has many terms. In bf16, rounding the weights
-// costs more than folding would save. Registers are few, so the folded sum waits in `out`, which is fp32 in this build.
+// 1: sums are folded. Backward needs the last digits of a row's output, a sum over keys. So the fp32 build sets aside
+// the sum over every FOLD_KEYS keys, like op set "cpu", and no step has many terms. In bf16, rounding the weights costs
+// more than folding would save. Registers are few, so the folded sum waits in `out`, which is fp32 in this build.
 constexpr bool FOLDS = sizeof(floatX) == 4;
 constexpr unsigned FOLD_KEYS = 2048;
 
-// For the same reason weights are summed in double, tile by tile. The bf16 build avoids the few double-precision units.
+// Type of sums of weights: double where sums are folded, for the same reason. The bf16 build avoids the few
+// double-precision units.
 using WeightSum = std::conditional_t<FOLDS, double, float>;
 
 // Replaces a tile's scores, in the lane's two rows, by weights exp2(s scale - largest). shrink: factor for the sums

@@ -8,8 +8,9 @@ A rank's device is given by its local rank, or by its launcher (CUDA_VISIBLE_DEV
 Order. All collectives of a rank lie on one stream: each waits for earlier collectives of any group. So no two of NCCL's
 kernels wait on a device at the same time. Communicators that share resources are never used at the same time, which
 NCCL forbids. Two ranks must only agree on the order of collectives in which both take part. They do: in a pass a
-group's ranks ask in the same order, and collectives of all ranks come at the same turns. A step leaves groups from all
-ranks down to one (step_deal.h), so groups may differ in how often they exchange between two turns.
+group's ranks ask in the same order, and all ranks reach the collectives of all ranks at the same points of a step. With
+--sp auto a rank goes from larger to smaller groups within a step (step_deal.h), so groups may differ in the number of
+their exchanges between two such points.
 
 Same bits. A sum depends on its order, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is set. The order of a ring,
 its channels and its protocol follow from the topology that NCCL finds, the element count and the NCCL_* variables; NCCL

@@ -41,9 +41,9 @@ const char *cudnn_attention_refusal(void);
 // Returns how many calls this process has made.
 size_t cudnn_attention_calls(int backward);
 
-// Run one call, and end the program if cuDNN fails. Call only after cudnn_attention_has. Backward's lengths are
-// multiples of 128, because sm_90 kernels up to cuDNN 9.30 give NaN in dq for 64 keys more (cudnn-frontend pull request
-// 628).
+// Run one call, and end the program if cuDNN fails. Call them only if cudnn_attention_has has returned 1. Backward's
+// lengths are multiples of 128, because sm_90 kernels up to cuDNN 9.30 give NaN in dq for 64 keys more (cudnn-frontend
+// pull request 628).
 void cudnn_attention_forward(const CudnnAttention *shape, void *out, float *lse, const void *q, const void *k,
                              const void *v, void *workspace);
 void cudnn_attention_backward(const CudnnAttention *shape, void *dq, void *dk, void *dv, const void *dout,

@@ -15,8 +15,8 @@ exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
 No exponent is positive, and nothing is divided by a decay. A short block is padded with zeros (beta 0, decay 1).
 
 Matrix instructions take bf16 in the bf16 build. q, k, v and dout are bf16 already; their lengths and all other factors
-are applied to the other operand or to the result. A computed operand is split into a bf16 number and the rest, again in
-bf16 (TERMS). A product with a split operand is two products, with a relative error of about 2^-17.
+are applied to the other operand or to the result. A computed operand is split into a bf16 number and its rounding
+error, again in bf16 (TERMS). A product with a split operand is two products, with a relative error of about 2^-17.
 */
 #ifndef LLMC_CUDA_DELTA_BLOCKS_CUH
 #define LLMC_CUDA_DELTA_BLOCKS_CUH
@@ -312,7 +312,7 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
 // are contiguous.
 constexpr unsigned PAIR_TILE = BLOCK * padded<BLOCK>, SIDE = BLOCK / 16, TRIANGLE_TILES = SIDE * (SIDE + 1) / 2;
 constexpr unsigned OPERANDS_OF_TRIANGLE = TRIANGLE_TILES * TERMS * LANES;
-constexpr unsigned DIAGONAL_STRIDE = 20; // stride of fp32 blocks of 16 rows
+constexpr unsigned DIAGONAL_STRIDE = 20; // stride of a row of the fp32 blocks of 16 x 16 on the diagonal
 
 // Returns the index of the operand of tile (row, column) in a stored triangle. In the transpose, rows and columns count
 // from the end.

@@ -226,7 +226,7 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
     if (with_gates) floats_fetch(gates, G.gates + place);
 }
 
-// Calls f(i, j) for the terms of a product of two split numbers. Leaves out the product of the two rests.
+// Calls f(i, j) for the terms of a product of two split numbers. Leaves out the product of the two low terms.
 template <typename F> __device__ inline void for_terms(F f) {
 #pragma unroll
     for (unsigned i = 0; i < TERMS; i++)

@@ -152,7 +152,7 @@ __device__ inline void walk_read(WalkRows &c, const floatX *tile, float (*d)[4],
 struct TriangleRow {
     SplitA at[SIDE];
 };
-// Loads a row of operands. index: of the block and head
+// Loads a row of operands. index: index of the block and head
 template <bool TRANSPOSED>
 __device__ inline void triangle_load(TriangleRow &row, const OperandA *triangles, unsigned index) {
     constexpr int W = full_pack<floatX>;

@@ -124,7 +124,7 @@ struct QuantisedMatrix {
     size_t row;              // index in the record of the row's first element
 };
 
-// How a part is scaled. NO_PARTS: rows are not whole parts; EXACT_SCALES: mxfp4's scales
+// Scaling of a part. NO_PARTS: rows are not whole parts; EXACT_SCALES: mxfp4's scales
 enum PartScales { NO_PARTS, ONE_SCALE, EXACT_SCALES };
 
 // Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. One warp computes it. ROWS: at least n

@@ -97,7 +97,7 @@ template <ProductForm FORM, ProductTile T> struct StageTiles {
     static constexpr size_t BYTES = T.stages * (A + B) * sizeof(floatX);
 };
 
-// A warp's operands for 16 of the summed dimension
+// A warp's operands for 16 elements of the summed dimension
 template <ProductTile T> struct ProductOperands {
     OperandA a[T.warp_rows / 16];
     OperandB b[T.warp_columns / 16];

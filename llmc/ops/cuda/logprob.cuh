@@ -35,8 +35,8 @@ __device__ inline Exponentials merged(Exponentials a, Exponentials b, float inve
     return Exponentials{top, a.sum + b.sum, a.weighted + b.weighted};
 }
 
-// How a row is cut. It may start anywhere (odd strides): elements [head, tail) are whole packs, the others are read one
-// by one.
+// Cut of a row, which may start at any address (odd strides): elements [head, tail) are whole packs; the other elements
+// are read singly.
 struct RowCut {
     size_t head, packs, tail, singles;
 };

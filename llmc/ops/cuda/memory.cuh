@@ -56,7 +56,8 @@ static const char *cuda_device_name(void) {
     return card.name;
 }
 
-// Returns a name for the figure of memory_available.
+// Returns the name of memory_available's figure: "the memory of this GPU", or "what is free of this GPU's 80 GiB
+// (...)".
 static const char *cuda_memory_name(void) {
     static char text[160];
     size_t left, total;
