@@ -39,7 +39,7 @@ typedef struct {
                             // them; NULL: unknown
     const double *document_reference; // [documents] sum of `reference` over a document's targets, in its place; NULL:
                                       // unknown; not owned
-    double kl;                        // kl of objective kto
+    double kl;                        // kl of objective kto (objective.h)
     BatchRoutes routes;
 } Batch;
 

@@ -140,7 +140,7 @@ static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *p
         if (d->packing.shuffle) return 0;
         for (size_t i = 0; i < d->shards; i++) {
             const TokenShard *s = &d->shard[i].header;
-            if ((s->tokens - 1) / (B * T) * B != s->documents) return 0; // another remainder would be skipped
+            if ((s->tokens - 1) / (B * T) * B != s->documents) return 0; // other tokens would be skipped
         }
         const size_t before = d->documents / B, document = (size_t)(*position % before) * B;
         if (document % d->settings.B) return 0;

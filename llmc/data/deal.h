@@ -39,8 +39,8 @@ typedef struct {
 } DealLevel;
 
 typedef struct {
-    size_t ranks, levels, groups; // levels: from single ranks to all ranks
-    int turns;                    // 1: all ranks begin every pass together
+    size_t ranks, levels, groups; // number of levels: from single ranks up to all ranks
+    int turns;                    // 1: all ranks begin every pass together (ZeRO 2, 3)
     DealLevel level[DEAL_LEVELS];
 } DealLevels;
 
@@ -72,7 +72,7 @@ typedef struct {
     size_t sequences;
     double load, bound;            // s: time of the slowest rank, or of all turns; lower bound of all deals
     uint32_t *place, *best, *room; // [samples] group of each sample now; in the best deal so far; scratch
-    size_t work;                   // how many groups' paths were computed
+    size_t work;                   // number of groups whose paths were computed
 } Deal;
 
 // Returns levels of 1, 2, 4 ... ranks that divide all ranks, and of all ranks.

@@ -23,7 +23,7 @@ allocated after opening.
 #include "packing.h"
 
 #define OPEN_SHARDS      32                // most files open at a time
-#define DOCUMENTS_BUFFER ((size_t)1 << 16) // least bytes of the buffer
+#define DOCUMENTS_BUFFER ((size_t)1 << 16) // least bytes of DataLoader.buffer
 
 typedef enum { SHUFFLE_AUTO, SHUFFLE_ON, SHUFFLE_OFF } Shuffle;
 typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_REFUSE } LongDocuments;
@@ -281,7 +281,7 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
         if (positions > T && at->entry.targets != positions)
             targets = documents_count_targets(d, at, at->entry.first + k * T + 1, n);
         const Segment segment = {(uint32_t)document, (uint32_t)k, (uint32_t)n, (uint32_t)targets};
-        if (targets || d->sample) // for a pair or group documents_end_sample decides
+        if (targets || d->sample) // documents_end_sample may drop pairs and groups later
             d->segment[d->segments++] = segment;
         else
             d->left_out++;

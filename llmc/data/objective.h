@@ -87,7 +87,7 @@ typedef struct {
     DpoLoss dpo_loss;
     KtoLoss kto_loss;
     Normalisation normalisation;
-    int kl_correction; // 1: weight the divergence by the ratio
+    int kl_correction; // 1: c in the formulas is r, else 1
     double label_smoothing;
     double desirable_weight, undesirable_weight; // kto: w and w'
     Temperature temperature;                     // temperature.divisor is 1 except for objectives with advantages
@@ -219,7 +219,7 @@ typedef struct {
 // A pair's loss, and the loss's derivatives by the two documents' sums of log-probabilities
 typedef struct {
     double loss, slope[2];      // [chosen, rejected]
-    double reward[2], logps[2]; // for metrics
+    double reward[2], logps[2]; // the metrics' values
 } PairLoss;
 
 static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {

@@ -95,8 +95,7 @@ static int candidate_is_open(const Search *search, const Candidate *c) {
     if (method_is_chunk_major(s.method)) open &= !s.keep && s.inputs_every <= 1; // chunk-major methods have neither
     open &= s.chunk <= search->open.chunk && 16 * s.chunk >= search->open.chunk;
     if (search->defers && s.defers)
-        open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // with the optimizer on the
-                                                          // device nothing would overlap
+        open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // only transfers of the optimizer overlap
     for (int kind = 0; kind < PLACED; kind++)
         if (c->place[kind] != PLACE_DEVICE)
             open &= is_placed(&s, kind) && search->open.place[kind] == PLACE_AUTO &&

@@ -40,10 +40,10 @@ typedef struct {
     double seconds;
     double on_device;     // seconds if nothing moved between places
     double communication; // the part of `seconds` without computation
-    WorkTime work;        // work of a rank; the optimizer's counts as memory
+    WorkTime work;        // work of a rank; the optimizer's work counts as memory
     OpCounts counts;      // counts of one sequence
     double tokens_per_second, mfu;
-    double mfu_full; // MFU by StepShape.full_flops
+    double mfu_full; // MFU if model FLOPs are StepShape.full_flops
     double executed; // FLOP/s that a rank executes
     Traffic sent;    // bytes that a rank sends
 } Estimate;

@@ -22,10 +22,10 @@ static const char *const basis_names[BASES] = {
 
 typedef enum {
     GPUS_PER_NODE,
-    PEAK_FLOPS, // per second, like the next three
+    PEAK_FLOPS, // FLOP/s of the data sheet
     PRODUCT_FLOPS,
     ATTENTION_FORWARD_FLOPS,   // with cuDNN, like the next four; pairs without a mask
-    MASKED_FORWARD_FLOPS,      // for AttentionCounts.masked
+    MASKED_FORWARD_FLOPS,      // rate of AttentionCounts.masked
     ATTENTION_BACKWARD_FLOPS,  // deterministic
     ATTENTION_ANY_ORDER_FLOPS, // backward, with sums in any order
     MASKED_ANY_ORDER_FLOPS,

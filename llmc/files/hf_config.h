@@ -259,15 +259,15 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
         const cJSON *common = json_get(root, key->name), *original = aliased ? json_get(root, key->alias) : NULL;
         if (aliased && !gpt2) common = NULL; // the family's class ignores the common name
         if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps"))
-            common = NULL; // GPT-2 ignores the keys
+            common = NULL; // GPT-2 ignores these names
         if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id|num_experts|"
                                       "mlp_only_layers") ||
             key->scaling)
-            continue; // read by a separate function below
+            continue; // separate functions below read these keys
         if (config->family->router == ROUTER_SIGMOID && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
         if (!hf_has_key(config->family, key->name)) continue; // the family's class ignores it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
-            continue; // a second name of one activation
+            continue; // hf_constants checks other names of the same activation
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same key, but have different values", path, key->name, key->alias);
         if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
@@ -373,7 +373,7 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
         if (!family_has_key(config->family, key->name)) continue;
         if (cJSON_IsNull(item) && text_is_one_of(key->name, "truncate|original_max_position_embeddings"))
             die("%s: %s.%s is null; give its value, or leave it out for the default", path, name, key->name);
-        if (cJSON_IsNull(item)) continue; // not given
+        if (cJSON_IsNull(item)) continue; // null counts as absent here
         hf_set(config, key->name, item, path);
         if (!strcmp(key->name, "attention_factor") && !(item->valuedouble > 0))
             die("%s: %s.attention_factor is %g; it must be above 0", path, name, item->valuedouble);
@@ -661,7 +661,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);
     if (hf_is_twin(family, json_get(root, "model_type"))) {
         hf_read_defaults(&config, hf_twin.defaults, path);
-        config.num_experts = config.hidden_size_per_layer_input = 0; // the family's class has neither key
+        config.num_experts = config.hidden_size_per_layer_input = 0; // the class of this model_type has neither key
     }
     if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_check_required(&config, path);

@@ -125,7 +125,7 @@ static void hf_check_same_model(const Config *config, const char *source, const 
             source, config->family->name);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int ours = config_uses_key(config, key), theirs = config_uses_key(like, key);
-        if (key->kind == KEY_GELU || !strcmp(key->name, "pad_token_id")) continue; // values that name the same function
+        if (key->kind == KEY_GELU || !strcmp(key->name, "pad_token_id")) continue; // different values may mean the same
         config_key_text(config, key, value);
         config_key_text(like, key, other);
         if (ours && !theirs)

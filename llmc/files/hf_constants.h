@@ -14,11 +14,11 @@ typedef struct {
     const char *written; // JSON value to write; NULL: the key is not written
 } HfConstant;
 
-#define HF_SILU    "with silu" // families by their activation
+#define HF_SILU    "with silu" // all families with this activation
 #define HF_GPT2    "with gelu_new"
 #define HF_GEMMA   "with gelu_pytorch_tanh"
 #define HF_ANY     HF_SILU "|" HF_GPT2 "|" HF_GEMMA
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of one function
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of GELU by tanh
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -40,7 +40,7 @@ static const HfConstant hf_constants[] = {
     {HF_GEMMA, "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
     {"gemma4", "use_bidirectional_attention", "null|vision", "null"}, // attention of text tokens is causal
-    {HF_ANY, "is_causal", "true", NULL},                              // read for any model by transformers
+    {HF_ANY, "is_causal", "true", NULL},                              // transformers reads it for any model
     {"gpt2", "add_cross_attention", "false", NULL},
     {HF_ANY, "is_encoder_decoder", "false", NULL},
     {HF_SILU "|" HF_GEMMA, "partial_rotary_factor", "1|null", NULL},

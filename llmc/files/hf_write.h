@@ -186,7 +186,7 @@ static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const
     const Family *family = write->source->config.family;
     const Parameter *p = &write->source->model.parameters[i];
     const size_t count = write->split ? hf_pieces(family, p) : 1, each = parameter_file_elements(p) / count;
-    if (p->joined && p->part) return; // the first part's tensor holds all parts
+    if (p->joined && p->part) return; // the first part's tensor in the file holds all parts
     for (size_t piece = 0; piece < count; piece++) {
         HfTensor *t = &write->tensors[write->count++];
         t->p = p, t->parameter = i, t->type = hf_type_of(write, i, chosen);

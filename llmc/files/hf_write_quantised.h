@@ -13,7 +13,7 @@ typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NEST
 
 static const char *const hf_part_names[HF_PARTS] = {
     "", "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
-static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // names from HF_CODES, HF_ABSMAX on
+static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // [HF_CODES], [HF_ABSMAX]
 
 enum { HF_STATE_TEXT = 320 };
 
@@ -128,7 +128,7 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
     case HF_NESTED_MAP: return quant_scales()->map;
     case HF_STATE: return c->state[parameter];
     default:
-        for (size_t i = 0; i < 16; i++) map[i] = quant_codes[f.type][i] + 0.0f; // turns -0 to 0
+        for (size_t i = 0; i < 16; i++) map[i] = quant_codes[f.type][i] + 0.0f; // + 0.0f turns -0 to 0
         return map;
     }
 }
@@ -149,7 +149,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
         if (is_product(p->role) && !p->experts) listed |= hf_is_coded(c, i) == head;
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
-    if (c->type == QUANT_MXFP4) { // the modules that gpt-oss names
+    if (c->type == QUANT_MXFP4) { // lists the modules that gpt-oss's own config.json lists
         static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
                                            "model.embed_tokens", "lm_head"};
         json_array(&json, "modules_to_not_convert");

@@ -9,7 +9,7 @@ double and rounded once, to the type written, so the result does not depend on t
 #include "weight_source.h"
 
 struct Merge {
-    const WeightSource *adapter; // has the table of *lora
+    const WeightSource *adapter; // adapters; their table is lora->table
     const Lora *lora;
     size_t *first;    // [parameters of the model] index in the adapter's table of A (B follows) or a copy; or ABSENT
     size_t parameter; // parameter whose A and B are in a and b

@@ -50,7 +50,7 @@ typedef struct WeightSource {
     int transposed;         // 1: files hold linear weights as [in, out] (Conv1D families)
     DType dtype;            // type in the files; fp32 (or double) if tensors differ
     Model model;            // the parameter table, with that dtype
-    TensorLocation *places; // [model.parameter_count] where each parameter is
+    TensorLocation *places; // [model.parameter_count] place of each parameter in the files
     TensorPieces *pieces;   // [model.parameter_count] tensors of split parameters, or NULL
     InputFile *files;       // [file_count]
     size_t file_count;
@@ -64,7 +64,7 @@ typedef struct WeightSource {
     char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
     RecordLocation *records; // [parameters] records of the parameters with is_codes
-    SourceHeld *held;        // reading changes it
+    SourceHeld *held;        // cache that reading changes
     Merge *merge;            // adapters added to what is read, or NULL
     int (*read_merged)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);

@@ -209,7 +209,7 @@ static int attention_is_long(const AttentionCut *cut, size_t queries, size_t key
 typedef struct {
     Span span;
     KeyRange keys;
-    int causal, partial; // partial: see AttentionShape
+    int causal, partial; // partial: AttentionShape.partial
 } AttentionPart;
 
 static Span span_part(Span span, size_t begin, size_t end) {
@@ -379,11 +379,11 @@ static void attention_backward_calls(const AttentionCut *cut, const AttentionSha
 typedef struct {
     const AttentionCut *cut;
     int backward;
-    double own, library; // query-key pairs
+    double own, library; // query-key pairs of our kernels; of the library
     double masked;       // the share of `library` in masked calls: causal squares of queries and their own keys, or
                          // calls with a window
     double unseen;       // pairs outside the window that the library's backward calls compute in addition
-    double calls;        // library calls
+    double calls;        // number of library calls
     double staged;       // bytes read and written around the library calls
 } AttentionCounts;
 

@@ -53,7 +53,7 @@ typedef struct {
     void (*mark)(int way, size_t slot);  // when asking: orders the transfer after the kernels so far
     void (*wait)(int way, size_t slot);  // when awaiting: waits for the marked kernels, watching other ranks
     void (*begin)(int way, size_t slot); // in the thread: orders copies after the marked kernels
-    void (*copy)(int way, void *to, const void *from, size_t bytes); // begins a copy between device and host
+    void (*copy)(int way, void *to, const void *from, size_t bytes); // begins to copy between device and host
     void (*copied)(int way);                                         // waits for the copies begun
 } DiskDevice;
 
@@ -79,7 +79,7 @@ static struct {
     DiskQueue queue[DISK_WAYS];
     pthread_mutex_t lock; // guards the queues, requests and the fields below
     pthread_cond_t changed, requested;
-    int running, helping, late, failed; // threads run; failed: the exit code
+    int running, helping, late, failed; // running: 1: threads run; failed: the exit code
     const DiskDevice *device;
     char *pieces;
     char message[DIE_MESSAGE];

@@ -5,8 +5,8 @@ Cases of the ops of experts. Part of op_cases.h. A sample has some columns, and 
 #define LLMC_OP_CASES_EXPERTS_H
 #include "ops_reference_experts.h"
 
-#define ROUTES DTYPE_BF16 // a type as wide as uint16_t
-#define COUNTS DTYPE_FP64 // a type as wide as int64_t
+#define ROUTES DTYPE_BF16 // for routes: a type as wide as uint16_t
+#define COUNTS DTYPE_FP64 // for counts: a type as wide as int64_t
 
 static void router_begin(const OpShape *s) {
     const RouterShape *r = &s->router;

@@ -163,7 +163,7 @@ static void case_delta_forward(const OpShape *s) {
           of(d.dt_bias), shape_of(&d.l), of(scratch));
     expect(out, DELTA_SLACK, 0);
     expect(state, DELTA_SLACK, 0);
-    expect(transfer, DELTA_SLACK, 1); // terms of size 1 cancel
+    expect(transfer, DELTA_SLACK, 1); // in T, terms of size 1 cancel
 }
 
 static void case_delta_backward(const OpShape *s) {

@@ -47,7 +47,7 @@ typedef struct {
 } Clamped;
 
 VECTOR_INLINE Clamped clamped_load(const floatX *in, size_t left, floatS limit) {
-    const size_t behind = left > VECTOR_LANES / 2 ? 2 * left - VECTOR_LANES : 0; // elements after the first vector
+    const size_t behind = left > VECTOR_LANES / 2 ? 2 * left - VECTOR_LANES : 0; // elements of `in` after vector a
     const Vector a = vector_load_first(in, 2 * left, 0);
     const Vector b = behind ? vector_load_first(in + VECTOR_LANES, behind, 0) : vector_of(0);
     const Vector most = vector_of(limit), least = -most;

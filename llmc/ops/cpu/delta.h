@@ -35,10 +35,10 @@ typedef struct {
     const DeltaShape *shape;
     const floatX *x, *b, *a, *A_log, *dt_bias;
     size_t group, K, V, W;         // value heads of a key head; elements of a key head, a value head and a row of x
-    size_t wide_k, wide_v, rows_k; // sizes of packed rows
+    size_t wide_k, wide_v, rows_k; // elements of a packed row of K, of V; packed rows of K
     floatS *q, *k, *k_end;         // [rows][wide_k] k_end: exp(c_last - c) k
     floatS *kt;                    // [wide_k][DELTA_STRIDE]
-    floatS *gram, *scores, *A, *P; // [rows][DELTA_STRIDE]  k k^T, q k^T
+    floatS *gram, *scores, *A, *P; // [rows][DELTA_STRIDE]  gram: k k^T; scores: q k^T
     floatS *u, *out, *u_transfer;  // [rows][wide_v]; for transfers [rows][wide_k]
     floatS *states, *transfers;    // [group][rows_k][wide_v or wide_k]
     floatS *D, *dP, *dA, *dscores, *dgram; // [rows][DELTA_STRIDE]

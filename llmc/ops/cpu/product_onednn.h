@@ -14,7 +14,7 @@ primitives, below 20 MiB for dnnl_sgemm (2 threads), which packs its operands: w
 #include "product_plain.h"
 
 #define KEPT_PRIMITIVES 128  // if there are more, the oldest is dropped: a training run reuses its shapes sooner
-#define SGEMM_COLUMNS   2048 // columns of one call
+#define SGEMM_COLUMNS   2048 // most columns of an sgemm call
 
 // Key of a primitive. Compared as bytes, so it has no padding.
 typedef struct {
@@ -112,7 +112,7 @@ static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
 // an inner dimension of 63, AMX code of oneDNN 2.6 hits an illegal instruction (oneDNN's issue 1661).
 static int onednn_is_fast(const char *implementation, const Product *p) {
     if (strstr(implementation, "ref")) return 0;
-#if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // defined in tests, comparisons
+#if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // tests define ALWAYS_ONEDNN
     unsigned eax, ebx, ecx, edx;
     if (strstr(implementation, "amx")) return p->k != 63;
     if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx)) return 0;

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(LOOP_THREADS, W > 1 ? 4 : 1)
         Pack<G, W> g[PACKS];
         Pack<uint8_t, W> m_codes[PACKS], v_codes[PACKS];
         float new_m[PACKS][W] = {}, new_v[PACKS][W] = {}, most_m = 0, most_v = 0;
-        const auto for_packs = [&](auto f) { // f for each of this lane's packs
+        const auto for_packs = [&](auto f) { // calls f for each of this lane's packs
 #pragma unroll
             for (unsigned p = 0; p < PACKS; p++)
                 if (const unsigned first = (p * LANES + lane) * W; first < length) f(p, first);

@@ -328,8 +328,8 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin,
                  query_end = end - key_end >= window ? key_end + window - 1 : end;
     const float scale = shape.scale * LOG2_E;
-    float sums[OWN / 8][4] = {}; // sums of dk or dv
-    OperandA held[OWN / 16];     // operands of v or k
+    float sums[OWN / 8][4] = {}; // this warp's sums: dk or dv
+    OperandA held[OWN / 16];     // this warp's operands: v or k
     // from here on queries, and the warp's keys, count from `first`
     const unsigned count = (unsigned)(query_end - first), head = blockIdx.y * (unsigned)group;
     const int key = (int)((long long)warp_first - (long long)first);

@@ -349,8 +349,7 @@ static void collectives_require(void) {
             dist_ranks());
 }
 constexpr std::nullptr_t cuda_reduce_scatter = nullptr, cuda_all_gather = nullptr,
-                         cuda_exchange = nullptr; // built without NCCL:
-                                                  // one rank only
+                         cuda_exchange = nullptr; // without NCCL a run has one rank
 static void cuda_await(int64_t) {}
 #endif
 

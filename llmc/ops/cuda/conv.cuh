@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
                         if (t + b < end) dweight[j][i] += d[i] * load(in[b + j].x[i]);
                     }
             }
-            if (call_ends && t + CONV_BATCH > span_end) { // at the end of a span
+            if (call_ends && t + CONV_BATCH > span_end) { // the last batch at the end of a span
 #pragma unroll
                 for (unsigned b = 0; b < CONV_BATCH; b++)
                     if (const unsigned gap = span_end - (t + b - (TAPS - 1)); gap - 1 < s.taps - 1)
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
         for (int i = 0; i < W; i++) own[(j * W + i) * CONV_WARPS * LANES] = dweight[j][i];
     __syncthreads();
     for (int k = threadIdx.y; k < TAPS * W && lines && pieces; k += CONV_WARPS) {
-        const int back = TAPS - 1 - k / W; // the weight's distance in tokens
+        const int back = TAPS - 1 - k / W; // tokens from the weight's input to its output
         const float *const part = parts + k * CONV_WARPS * LANES + threadIdx.x;
         float sum = 0.0f;
         for (unsigned warp = 0; warp < CONV_WARPS; warp++) sum += part[warp * LANES];

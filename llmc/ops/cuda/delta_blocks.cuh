@@ -281,7 +281,7 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
     const unsigned row = threadIdx.x / LANES * 16 % BLOCK;
     for (size_t slice = 0; slice < d.K; slice += SLICE) {
         const size_t left = d.K - slice;
-        __syncthreads(); // tiles are free
+        __syncthreads(); // waits until the tiles are free
         rows_fetch<SLICE, THREADS>(tk, keys_of(d, block.row, key_head) + slice, d.channels, block.rows, left, d.packed);
         rows_fetch<SLICE, THREADS>(tq, queries_of(d, block.row, key_head) + slice, d.channels, block.rows, left,
                                    d.packed);

@@ -28,7 +28,7 @@ Pairs are summed over the heads of a group, and multiplied by q and k once. Only
 template <int KP> constexpr unsigned KEY_SLICE = KP * sizeof(floatX) > 256 ? 16 : KEY_COLUMNS<KP>;
 template <int KP> constexpr unsigned KEY_STRIDE = KEY_SLICE<KP> *(KP / KEY_COLUMNS<KP>)+8;
 template <int KP> constexpr unsigned KEY_TILE = KEY_STRIDE<KP> *BLOCK;
-constexpr unsigned PAIR_STRIDE = BLOCK + 4; // stride of the running sums
+constexpr unsigned PAIR_STRIDE = BLOCK + 4; // stride of a row of the pairs' sums
 
 constexpr unsigned LANE_PAIRS = 2 * PAIR_COLUMNS / 8; // packs of four floats: a lane's pairs of two kinds
 constexpr size_t LANES_BYTES = TRIANGLE_WARPS * LANE_PAIRS * LANES * 4 * sizeof(float);
@@ -436,7 +436,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     const floatX *const q = queries_of(d, p.block.row, p.key_head), *const k = keys_of(d, p.block.row, p.key_head);
     const auto dx = [&] { return G.dx + (size_t)computed_here((unsigned)p.block.row) * d.channels; };
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
-    const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // this warp has no pairs
+    const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // a warp without pairs
     Strips next = {strips, first, end, 0, 0, G.stages - 1};
     keys_begin<KP>(m, next, q, k, G, p);
     GradientResults<KP> r;

@@ -241,7 +241,7 @@ struct WalkPlace {
     Span span;
     unsigned number, count, index; // number of the span; its number of blocks; index of its first block, with the head
     unsigned head, first;
-    unsigned key, query, value; // first columns in x
+    unsigned key, query, value; // first columns of q, k and v in x
 };
 __device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns, bool back) {
     const unsigned number = blockIdx.z, begin = blocks.first[number], count = blocks.first[number + 1] - begin;
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
             split_store_two(tiles.R, TOKENS, to, scale * a, scale * b);
         });
         if (w.added) walk_save_rows(w.added + now * TERMS * BLOCK * d.V + at.first, dR, rows, columns, (unsigned)d.V);
-        if (more) // fetches the next block's queries
+        if (more) // leaves the fetch of the next block's queries in flight
             fetch_wait<2>();
         else
             fetch_wait<0>();

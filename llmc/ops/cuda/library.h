@@ -48,7 +48,7 @@ static void *library_file(const char *file, char why[200]) {
         if (library) break;
     }
     if (!library) library = dlopen(file, RTLD_NOW | RTLD_GLOBAL);
-    const char *error = dlerror(); // also clears the error for other callers
+    const char *error = dlerror(); // clears the error, so that later callers do not see it
     if (!library && !*why) snprintf(why, 200, "%s", error ? error : file);
     return library;
 }

@@ -81,7 +81,7 @@ __device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, siz
         const Pack<floatX, W> pack = pack_read<W>(x + first);
         float value[W];
         for (int j = 0; j < W; j++) value[j] = capped(load(pack.x[j]), cap);
-        if (target - first < W) // one comparison per pack
+        if (target - first < W) // the target is in this pack
             for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : value[j];
         see<WEIGHTED>(&e, value, W, inverse_temperature);
     });

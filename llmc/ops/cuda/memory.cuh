@@ -15,7 +15,7 @@ static void *memory_allocate(size_t bytes) {
     size_t left, total;
     device_require();
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has");
-    if (bytes > total) return NULL; // returns NULL for any error of CUDA
+    if (bytes > total) return NULL; // cudaMalloc may fail with another error for such sizes
     const cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError(); // hides the handled error from the next check
@@ -99,7 +99,7 @@ typedef struct {
     // transfer n uses entry [n % TRANSFER_EVENTS]; later transfers, which end after it, use the entry again
     cudaEvent_t ready[TRANSFER_EVENTS]; // recorded on the default stream; transfers to and from the host use [0]
     cudaEvent_t done[TRANSFER_EVENTS];
-    int64_t asked; // for transfers to and from the host
+    int64_t asked; // last ticket asked for, only for transfers to and from the host
 } TransferStream;
 
 static TransferStream transfers[TRANSFER_KINDS];
@@ -149,7 +149,7 @@ static void host_prefer_node(char *memory, size_t bytes) {
     if (file && fscanf(file, "%d", &node) != 1) node = -1;
     if (file) fclose(file);
     const unsigned long nodes = node >= 0 && node < 64 ? 1ul << node : 0;
-    if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // a preference
+    if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // errors are ignored
 }
 
 // Pins a piece. Returns false if it cannot be pinned. Ends the program if the device has failed, because then every
@@ -157,7 +157,7 @@ static void host_prefer_node(char *memory, size_t bytes) {
 static bool host_pin(char *memory, size_t bytes, cudaError_t *error) {
     *error = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
     if (*error == cudaSuccess) return true;
-    cudaGetLastError(); // hides the handled error, too
+    cudaGetLastError(); // hides the handled error from the next check
     CUDA_CHECK(cudaDeviceSynchronize(), "pinning host memory");
     return false;
 }

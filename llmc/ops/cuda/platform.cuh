@@ -149,7 +149,7 @@ template <typename T> constexpr int full_pack = (int)(16 / sizeof(T));
 
 template <typename T, int W> struct alignas(W * sizeof(T)) Pack { T x[W]; };
 
-// Bits of one access
+// Unsigned type that holds BYTES bytes, for one access
 template <size_t BYTES>
 using PackBits = std::conditional_t<BYTES == 16, uint4, std::conditional_t<BYTES == 8, uint2, uint32_t>>;
 
@@ -258,7 +258,7 @@ static inline dim3 loop_grid(size_t packs) {
 }
 
 // Threads of loops over rows: a thread takes the pack at one column of every (gridDim.y * blockDim.y)-th row.
-static inline dim3 rows_threads(size_t packs) { // packs: of a row
+static inline dim3 rows_threads(size_t packs) { // packs: packs of a row
     unsigned x = 4;
     while (x < LOOP_THREADS && x < packs) x *= 2;
     return dim3(x, LOOP_THREADS / x);
