@@ -54,7 +54,7 @@ static void *push_kept(const StreamBP *s, const char *name, size_t count, size_t
 }
 
 static void push_slots(const StreamBP *s, ChunkMemory *m) {
-    const size_t count = s->now.N * shapes_of(s->model).KV; // a full-attention layer's
+    const size_t count = s->now.N * shapes_of(s->model).KV; // elements of a full-attention layer's K
     for (size_t i = 0; i < 2; i++) {
         KeySlot *slot = &m->slot[i];
         slot->k = push_stored(s, SHARE_KV, i ? "the next layer's keys" : "one layer's keys", count);

@@ -171,7 +171,7 @@ static void gather_chunk_backward(const Visit *v) {
     Activations a = recompute(v);
     mlp_backward(v, &a, dx);
     attention_backward(v, &a, dx);
-    mixer_gradient_end(v, &a, dx); // the queries' part
+    mixer_gradient_end(v, &a, dx); // the gradient's part through queries
     drop(v, &a);
 }
 
@@ -184,7 +184,7 @@ static void gather_layer_backward(Visit *v) {
     kept_prefetch(v, chunk_count(s));
     if (!keeps_activations(s) && !shares) gather_keys(v, ticket);
     weights_prefetch(&s->memory, v->l);
-    for (size_t half = 0; half < 2; half++) s->ops->await(ticket[half]); // the second may be empty
+    for (size_t half = 0; half < 2; half++) s->ops->await(ticket[half]); // the second ticket may be 0
     for (size_t half = 2; half-- > 0;) {
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             v->c = visit(s, range_chunk(s, half, i, size));
@@ -203,7 +203,7 @@ static void gather_layer_backward(Visit *v) {
             v->c = visit(s, range_chunk(s, half, i, size));
             Stored *dx = gradient_at(s, v->c.row);
             Activations a = mixer_norm(v);
-            if (!v->layer->borrows) kv_backward(v, &a, dx); // the keys' and values' part
+            if (!v->layer->borrows) kv_backward(v, &a, dx); // the part through keys and values
             input_done(s, v->l, v->c);
             drop(v, &a);
         }

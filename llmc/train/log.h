@@ -325,7 +325,7 @@ static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t b
 // Signs of divergence. Each is reported once: trainer_watch (trainer.h) prints a note or ends the run.
 
 #define DIVERGENCE_STEPS 3     // consecutive steps without a gradient, or with equal rewards
-#define DIVERGENCE_LOSS  100.0 // factor of the best loss
+#define DIVERGENCE_LOSS  100.0 // a loss this many times the best loss is a sign
 #define DIVERGENCE_FLOOR 0.1   // nats: the best loss counts as at least this much, so that one odd document is no sign
 
 typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } DivergenceSign;
