@@ -27,7 +27,7 @@ A deal depends only on the samples and the table, so every rank makes the same d
 #define DEAL_LEVELS 24
 #define DEAL_WORK   150000 // limit on the groups whose paths deal_improve computes
 #define DEAL_NONE   UINT32_MAX
-#define DEAL_BEGINS 8 // unit: the fixed cost of a sequence. On several ranks a longer sample is not packed
+#define DEAL_BEGINS 8 // in fixed costs of a sequence: on several ranks a longer sample is alone in its sequence
 
 // A level: groups of equally many ranks
 typedef struct {
@@ -227,7 +227,7 @@ static void deal_clear(Deal *d) {
         memset(&d->group[g].sum, 0, sizeof(DealGroup) - offsetof(DealGroup, sum));
 }
 
-// Returns the group of level k with the shortest longest path; k = levels: the rank that ends last
+// Returns the group of level k whose longest path ends first; k = levels: the rank that ends last
 static size_t deal_find(const Deal *d, size_t k) {
     const int last = k == d->levels.levels;
     size_t g = deal_root(d);

@@ -62,7 +62,7 @@ typedef struct WeightSource {
     DType constants_type;    // type of Model.constants in a Hugging Face folder
     char remark[256];        // a line for users who train this model, or empty
     char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
-    QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
+    QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: no value is decoded
     RecordLocation *records; // [parameters] records of the parameters with is_codes
     SourceHeld *held;        // cache that reading changes
     Merge *merge;            // adapters added to what is read, or NULL

@@ -71,7 +71,7 @@ typedef struct AttentionCut {
     size_t NH, NKV, HD;
     size_t window, workspace; // workspace: bytes of a backward call besides the tensors, with staged results
     int any_order;
-    int windows; // whether the library takes backward calls with a window
+    int windows; // 1: the library takes backward calls with a window
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // tells whether the library
                                                                                            // takes a call; NULL: it
                                                                                            // takes every call

@@ -278,8 +278,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
     Pack<floatX, W> in[TAPS];
     conv_weights<W>(weights, weight, c, s.taps);
 #pragma unroll
-    for (int back = 1; back < TAPS; back++) { // the incoming dcolumns of a token `gap` earlier
-                                              // span.end, before the span
+    for (int back = 1; back < TAPS; back++) { // adds the incoming dcolumns of the token `gap` before span.end
         const size_t gap = back + tokens;
         for (int i = 0; i < W && only && gap < s.taps; i++)
             sums[back][i] = dcolumns[(s.taps - 1 - gap) * s.channels + c + i];

@@ -239,7 +239,8 @@ __device__ inline void walk_out(floatX *out, WalkRows &rows, unsigned count, uns
 // A thread block's place in a launch: a head of a span, and its columns from `first` on
 struct WalkPlace {
     Span span;
-    unsigned number, count, index; // number of the span; its number of blocks; index of its first block, with the head
+    unsigned number, count, index; // number of the span; number of its blocks; index in [blocks, HV] where the walk
+                                   // begins
     unsigned head, first;
     unsigned key, query, value; // first columns of q, k and v in x
 };

@@ -76,7 +76,7 @@ __global__ void experts_dbias_kernel(float *dbias, const floatX *drows, const fl
     }
 }
 
-// one warp per row
+// threads of a block, which has one warp per row
 constexpr unsigned BIAS_THREADS = 256;
 template <int W>
 __global__ void experts_dweight_kernel(float *dweight, const floatX *drows, const floatX *bias, const int32_t *first,
