@@ -145,7 +145,7 @@ static void chat_append_kept(Scratch *text, const Tokenizer *t, const char *answ
     free(whole.at);
 }
 
-// Appends what chat_append_kept keeps of a generated answer: of its opening followed by answer[bytes].
+// Appends a generated answer, its opening followed by answer[bytes], like chat_append_kept.
 static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
     Scratch opened = {NULL, 0, 0};
     chat_append_section(&opened, t, chat_opening(thinking));

@@ -192,8 +192,8 @@ static void section_move(const OutputFile *out, const InputFile *in, Checksum *s
     if (out) output_write(out, offset, values, bytes);
 }
 
-// Writes the staged elements of a slab of a table, one parameter at a time. at: byte of the table
-// stacks: B of experts, too
+// Writes the staged elements of a slab of a table, one parameter at a time. at: byte at which the table begins. stacks:
+// also writes the B of stacked experts
 static void section_write_parameters(const OutputFile *out, Checksum *sum, uint64_t at, const Model *table,
                                      const SectionSlab *slab, size_t size, int stacks) {
     size_t first = slab->first, count = slab->count;

@@ -176,7 +176,7 @@ typedef struct {
     const DeltaShape *shape;
 } ConvBackward;
 
-// Runs tokens [from, end) of a span backward. dw: of this part and strip. The last span adds dcolumns.
+// Runs tokens [from, end) of a span backward. dw: sums of this part and strip. The last span adds dcolumns.
 static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t end, size_t channel, size_t count,
                            const ConvStrip *w, ConvStrip *dw) {
     const Span *span = &b->shape->spans.span[i];
