@@ -509,7 +509,7 @@ static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
             d->shard[0].header.path, d->documents, UINT32_MAX);
 }
 
-// Builds the index from the tables: of samples, or of prompts.
+// Builds the index of samples, or of prompts, from the tables.
 static void documents_read_tables(DataLoader *d) {
     ShardDocument *entry =
         (ShardDocument *)checked_calloc(TABLE_ENTRIES, sizeof(ShardDocument), "a part of a document table");

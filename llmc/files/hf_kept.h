@@ -1,7 +1,7 @@
 /*
 The small files of a model that a new folder keeps: all files except weights, config.json and the model card. Among them
 are image processors' settings and further chat templates. The model card (README.md) describes the published weights,
-so model_card.h writes a new one. Links that leave the model's folder are refused.
+so model_card.h writes a new card. Links that leave the model's folder are refused.
 */
 #ifndef LLMC_HF_KEPT_H
 #define LLMC_HF_KEPT_H

@@ -399,7 +399,7 @@ static size_t disk_bytes_left(const char *folder, size_t ranks) {
     return limited ? min_size(left, (size_t)limit.rlim_cur) : left;
 }
 
-// Opens a nameless file, or unlinks a named one at once.
+// Opens a nameless file, or opens a named file and unlinks it at once.
 static int disk_open(const char *folder) {
     char path[PATH_MAX];
     int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);

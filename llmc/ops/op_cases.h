@@ -2,9 +2,9 @@
 The case of every op, written once: its tensors, its call, its reference (ops_reference.h) and what must agree. Two
 drivers run them: the verb `doctor` at the shapes of a model, on samples (verbs/doctor_check.h); the tests at odd
 shapes, every element, with aliases and without optional tensors (test/ops/cases.h). A driver defines what is used here
-and not declared: Tensor and the functions that make one (NULL: left out); of() and columns(), which return what the op
-or the reference is given; ON_DEVICE, ON_REFERENCE; expect(tensor, slack, scale of terms that cancel); sums_of(length of
-the sums, what joins them); expect_integers(tensor).
+and not declared: Tensor and the functions that make a Tensor (NULL: left out); of() and columns(), which return what
+the op or the reference is given; ON_DEVICE, ON_REFERENCE; expect(tensor, slack, scale of terms that cancel);
+sums_of(length of the sums, what joins them); expect_integers(tensor).
 */
 #ifndef LLMC_OP_CASES_H
 #define LLMC_OP_CASES_H
@@ -24,7 +24,7 @@ typedef struct {
     int bare;                  // 1: a norm has no weight
     int in_ranges, documents;  // attention in two ranges of keys; spans of several documents
     int sinks;                 // attention's out and lse include sinks before backward
-    DType type;                // type of a tensor that may have several
+    DType type;                // type of the tensor whose type varies between cases
     Activation activation;
     double cap; // cap of logits
     Norm norm;

@@ -101,7 +101,7 @@ static void case_conv_backward(const OpShape *s) {
 // columns are independent.
 typedef struct {
     LinearCase l;
-    Dim N, heads, x, out, gates, keys, values; // columns of x, of out, of b and a; rows and columns of states
+    Dim N, heads, x, out, gates, keys, values; // x, out, gates: columns of x, out, (b, a); keys, values: of states
     Tensor *in, *b, *A_log, *dt_bias;
 } DeltaCase;
 
@@ -163,7 +163,7 @@ static void case_delta_forward(const OpShape *s) {
           of(d.dt_bias), shape_of(&d.l), of(scratch));
     expect(out, DELTA_SLACK, 0);
     expect(state, DELTA_SLACK, 0);
-    expect(transfer, DELTA_SLACK, 1); // in T, terms of size 1 cancel
+    expect(transfer, DELTA_SLACK, 1); // terms of size 1 cancel in an element of T
 }
 
 static void case_delta_backward(const OpShape *s) {

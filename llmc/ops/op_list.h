@@ -184,7 +184,7 @@ OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *
    TENSOR(x, n * C, STORED) COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
 // ---- adapters (LoRA): their products are linear ops ----------------------------------------------------------------
-// x[count] *= factor; type: of the model or of sums
+// x[count] *= factor; type: the model's type or the type of sums
 OP(void, scale, (void *x, DType type, double factor, size_t count), (x, type, factor, count),
    TENSOR(x, count, dtype_size(type)) COUNT(dry_move(2 * count, dtype_size(type))))
 // out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) element (first_row + row) *

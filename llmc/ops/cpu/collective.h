@@ -31,7 +31,7 @@ static Range piece_of(Range p, size_t begin, size_t most) {
     return piece;
 }
 
-// Starts sending a piece to a peer, or receiving one, as request n; returns the number of requests.
+// Starts sending a piece to a peer, or receiving a piece, as request n; returns the number of requests.
 static int move_piece(int n, const Collective *c, int sends, void *data, size_t bytes, size_t peer) {
     if (!bytes) return n;
     if (sends)

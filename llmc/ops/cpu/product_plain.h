@@ -369,7 +369,7 @@ typedef struct {
     const Product *coded; // a product whose record holds the many, in place of `many`; else NULL
     QuantParts parts;     // parts of that record
     size_t x_stride, stride;
-    size_t count, tiles, rows; // count, tiles: of the few; rows: number of the many
+    size_t count, tiles, rows; // count, tiles: number of the few and of their tiles; rows: number of the many
     size_t whole, k;           // elements of a row that fill whole vectors of words; all elements
     int codes; // 1: few enough rows for dots_of_codes, packed as [whole / VECTOR_LANES][CODED_ROWS][VECTOR_LANES]
 } FewRows;
@@ -429,7 +429,7 @@ static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][
 }
 
 // Adds to sum[MANY_ROWS][FEW_MOST] the dot products of elements [begin, end) with MANY_ROWS rows from `first` on. If
-// there are fewer rows, repeats the last one. Meanwhile prefetches the next rows, in the order in which they lie.
+// there are fewer rows, repeats the last row. Meanwhile prefetches the next rows, in the order in which they lie.
 VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
     Vector total[FEW_MOST / FEW_ROWS][MANY_ROWS][FEW_VECTORS];
     floatX decoded[MANY_ROWS][STREAMED_DEPTH] __attribute__((aligned(64))); // in the L1 cache

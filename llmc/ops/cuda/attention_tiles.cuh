@@ -230,7 +230,7 @@ template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys
 // Keys that a warp's 16 queries see. Positions count from the block's first key.
 struct WarpSight {
     int first;            // the warp's first query; negative if keys begin later
-    unsigned end, length; // end: of the keys that some query of the warp sees; length: keys of the block
+    unsigned end, length; // end: end of the keys that some query of the warp sees; length: number of the block's keys
 };
 
 __device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row) {

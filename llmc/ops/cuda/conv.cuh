@@ -188,7 +188,7 @@ __device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> *in, cons
     }
 }
 
-// Runs backward. lines NULL: only dx. last: these spans include the call's last one. A warp takes pieces of
+// Runs backward. lines NULL: only dx. last: these spans include the call's last span. A warp takes pieces of
 // CONV_BACK_ROWS tokens.
 template <int W, int TAPS>
 __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)

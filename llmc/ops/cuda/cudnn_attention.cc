@@ -132,7 +132,7 @@ template <typename Options> static void set_mask(Options &options, const CudnnAt
             .set_diagonal_alignment(s.queries == s.keys ? fe::DiagonalAlignment_t::TOP_LEFT
                                                         : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
             .set_diagonal_band_right_bound(0);
-    if (s.window) options.set_diagonal_band_left_bound((int)s.window); // counts the own key
+    if (s.window) options.set_diagonal_band_left_bound((int)s.window); // the bound counts the query's own key
 }
 
 static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,

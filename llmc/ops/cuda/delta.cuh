@@ -4,7 +4,7 @@ state (delta_blocks.cuh), then a walk over each span's blocks that carries the s
 token by token (delta_tokens.cuh). Backward computes the same parts of blocks. Then a walk forward saves the state
 before each block and each token's addition, and a walk back carries the gradient of the state. Then all blocks are
 computed at once (delta_gradient.cuh). Scratch holds DELTA_SEGMENT blocks for any length of a call. Longer calls go
-segment by segment, in backward from the last one; a first walk saves the states at their borders.
+segment by segment, in backward from the last segment; a first walk saves the states at their borders.
 */
 #ifndef LLMC_CUDA_DELTA_CUH
 #define LLMC_CUDA_DELTA_CUH

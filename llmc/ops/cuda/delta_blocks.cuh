@@ -114,7 +114,7 @@ __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock
         c[i].high = gate.log_decay;
         g->beta[2 * lane + i] = gate.beta;
     }
-    LongSum sum = long_sum(c[0], c[1]); // sum over the lanes up to this one
+    LongSum sum = long_sum(c[0], c[1]); // sum over the lanes up to this lane
     for (unsigned step = 1; step < LANES; step *= 2) {
         const unsigned from = lane >= step ? lane - step : lane;
         const LongSum left = {__shfl_sync(ALL_LANES, sum.high, from), __shfl_sync(ALL_LANES, sum.low, from)};
@@ -322,7 +322,7 @@ template <bool TRANSPOSED> __device__ inline unsigned triangle_tile(unsigned row
 }
 
 // triangle_has returns whether a triangle has operand j of row i, triangle_place the operand's offset from the row's
-// first one.
+// first operand.
 template <bool TRANSPOSED> __device__ inline bool triangle_has(unsigned i, unsigned j) {
     return TRANSPOSED ? j >= i : j <= i;
 }

@@ -25,7 +25,7 @@ struct DeltaWalk {
     floatX *out;                // [n, HV, V]
     const floatX *dout;         // [n, HV, V]
     unsigned first_in, last_in; // spans that read state_in; forward: only if they continue a document
-    unsigned first_out;         // spans from this one on write state_out; backward: only the first span does
+    unsigned first_out;         // spans from this span on write state_out; backward: only the first span does
     unsigned width;             // columns of the state: V, or K for a transfer
     bool values;
 };

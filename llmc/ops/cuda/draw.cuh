@@ -4,7 +4,7 @@ sorted. A logit's key is its bits, mapped to the order of values. The k-th likel
 token of a uniform number are found in the same way: as the key at which a sum of weights, from the largest key down,
 reaches a target. Weights are 1, or exp((x - largest) / temperature). The key is found DRAW_DIGIT bits at a time: every
 thread adds up its weights by digit in its own shared memory, and warps add the sums of all threads in a fixed order.
-Tokens of equal keys have equal weights: how many are needed follows by division, and the last one's id by a search of
+Tokens of equal keys have equal weights: how many are needed follows by division, and the last token's id by a search of
 ids.
 
 A row is read for its largest logit, then once per 4 bits of a logit for top-k, for top-p and for the draw. A search of
@@ -78,7 +78,7 @@ template <typename F> __device__ inline void for_tokens(const floatX *row, uint3
 
 struct DrawPlace {
     uint32_t key;
-    double above, all; // above: weight of all larger keys; all: of all keys
+    double above, all; // above: weight of all larger keys; all: weight of all keys
 };
 
 enum DrawKeys { OF_LOGITS, FALLING_IDS, RISING_IDS }; // keys: key_of(logit), id, V - 1 - id

@@ -5,8 +5,8 @@ microseconds each. If they are launched one by one, the device waits for the hos
 recorded. From then on they are launched as one graph. Kernels read the spans of a recorded part from device memory, so
 their arguments do not change from step to step.
 
-Recording needs a stream other than the default one; graphs are launched on the default stream. If recording fails, the
-kernels are launched as usual. STREAMBP_GRAPHS=0 records nothing.
+Recording needs a stream other than the default stream; graphs are launched on the default stream. If recording fails,
+the kernels are launched as usual. STREAMBP_GRAPHS=0 records nothing.
 */
 #ifndef LLMC_CUDA_GRAPH_CUH
 #define LLMC_CUDA_GRAPH_CUH
