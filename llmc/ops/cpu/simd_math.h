@@ -18,7 +18,7 @@ static inline double fused_double(double a, double b, double c) { return a * b +
 
 /*
 exp(x), x <= 0. exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. exp(r) is 1 + r + r^2 q(r) with the
-minimax polynomial q of degree 4 (error 3.1e-9). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits;
+minimax polynomial q of degree 4 (error 3.1e-9). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
 Adding 126 more makes these bits the exponent of 2^(n-1). All coefficients are doubled: n = -126, where the clamp ends,
 then has the bit pattern of zero, so results below 2^-125.5 become exactly 0 without a slow denormal.
 */
