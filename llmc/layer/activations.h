@@ -13,20 +13,20 @@ The room of a chunk and the room of all layers follow from that table:
 
 struct Activations {
     // By branch
-    Stored *norm[BRANCHES_MOST];  // [n,C]      norm of the branch's input; the input itself without a norm
+    Stored *norm[BRANCHES_MOST];  // [n,C]      norm of the branch's input; without a norm the input itself
     Stored *inner[BRANCHES_MOST]; // [n,C]      the branch before the norm after it; NULL without that norm
     Stored *x[BRANCHES_MOST + 1]; // [n,C]      x[0]: x_l. x[i + 1]: x[i] + branch i. The last one is x_{l+1}; in
                                   //            backward NULL
-    Stored *q_linear;             // [n,NH*HD]  queries before QK-norm; NULL without QK-norm
+    Stored *q_linear;             // [n,NH*HD]  queries before QK-norm; without QK-norm q
     Stored *q;                    // [n,NH*HD]  queries after QK-norm and RoPE
     Stored *attention_out;        // [n,NH*HD]  softmax(scale q k^T) v
     Summed *lse;                  // [n,NH]     log-sum-exp of the scores
     Stored *gate;                 // [n,NH*HD]  gate of attention's output; NULL where the family has no gate
-    Stored *gated;                // [n,NH*HD]  attention_out times the gate; NULL where the family has no gate
+    Stored *gated;                // [n,NH*HD]  attention_out times the gate; without a gate attention_out
     Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: its input
     Stored *mixed;                // [n,W]      q | k | v after the convolution
     Stored *delta_out;            // [n,HV*DV]  output of the delta rule
-    Stored *delta_norm;           // [n,HV*DV]  delta_out after the gated norm
+    Stored *delta_norm;           // [n,HV*DV]  delta_out after the gated norm; a convolution alone: mixed
     Stored *gate_up;              // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
     Stored *activated;            // [n,FF]     the MLP after the activation
     Summed *router_logits;        // [n,E]      logits of the experts' router
@@ -35,91 +35,89 @@ struct Activations {
     Stored *shared_gate_up;       // [n,2S]     the shared expert's gate and up
     Stored *shared_activated;     // [n,S]      the shared expert after the activation
     Summed *shared_logit;         // [n]        sigmoid of it scales the shared expert; NULL without this scale
-    Stored *expert_norm;          // [n,C]      experts summed with a dense MLP: the norm that the experts read,
-    Stored *router_norm;          // [n,C]      and the norm that their router reads
+    Stored *expert_norm;          // [n,C]      the norm that the experts read, and the norm that their router
+    Stored *router_norm;          // [n,C]      reads. Without norms of their own: norm[1]
     Stored *sum[PARTS_MOST];      // [n,C]      a part's output before its own norm; NULL without that norm
     Stored *input_product;        // [n,P]      the layer's own input: projection of x_0, before the norm
     Stored *input_gate;           // [n,2P]     gate and own input, side by side
     Stored *input_activated;      // [n,P]      gelu(gate) times own input
     Stored *dnorm;                // [n,C]      backward of the mixer: gradient of norm[0]
     int arrived;                  // a part of it is in dnorm
-    const Stored *dsum;           // [n,C]      and gradient of the sum of its parts; NULL: not computed yet
-    size_t mark;                  // the arena's, before all of them
+    const Stored *dsum[BRANCHES_MOST]; // [n,C] gradient of the sum of a branch's parts; NULL: not computed yet
+    size_t mark;                       // the arena's, before all of them
 };
 
-// Fills a layer's table of activations, in the order of the arena. Width 0: the layer does not have this tensor. The
-// tables of all layers have the same rows.
+// Fills a layer's table of activations, in the order of the arena, from the weights that the layer has. The tables of
+// all layers have the same rows.
 static void activation_rows(Layer *layer, const Config *c) {
     const Shapes *d = &layer->shape;
     const LinearShape *linear = &d->linear;
-    const size_t m = layer->first_mlp, C = d->C, k = d->router.k; // m: the branch of the MLP
-    const Branch *mixer = &layer->branch[0], *mlp = &layer->branch[m];
-    const size_t attention = has_part(layer, PART_ATTENTION), state = has_state(layer), rule = state && has_rule(layer);
-    const size_t dense = has_part(layer, PART_DENSE), experts = has_part(layer, PART_EXPERTS);
-    const size_t own = has_part(layer, PART_OWN_INPUT), gate = attention && d->gated_attention ? d->Q : 0;
-    const size_t mixes = m && mixer->pre != LAYER_TENSORS ? C : 0, mixed = m && mixer->post != LAYER_TENSORS ? C : 0;
-    const size_t pre = (dense || experts) && mlp->pre != LAYER_TENSORS ? C : 0;
-    const size_t post = (dense || experts) && mlp->post != LAYER_TENSORS ? C : 0;
-    const size_t beside = tensor_of_form(c, layer->form, EXPERTS_PRE_NORM) != LAYER_TENSORS ? C : 0;
-    const size_t scale = tensor_of_form(c, layer->form, SHARED_SCALE_WEIGHT) != LAYER_TENSORS;
+    const size_t C = d->C, k = d->router.k;
+    const size_t after_mixer = layer->branch[0].parts && layer->branches > 1 ? C : 0; // else it is x_l or x_{l+1}
     const char *const up = d->activation.kind == ACTIVATION_GELU ? "before GELU" : "gate and up";
-#define FIELD(name)     offsetof(Activations, name)
-#define BRANCH(name, i) (offsetof(Activations, name) + (i) * sizeof(Stored *))
-#define MIXER(field, width, name)                                                                                      \
-    { SIDE_MIXER, field, width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
-#define MLP(field, width, name)                                                                                        \
-    { SIDE_MLP, field, width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
+#define FIELD(name) offsetof(Activations, name)
+#define MIXER(of, field, width, name)                                                                                  \
+    { SIDE_MIXER, of, FIELD(field), width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
+#define MLP(of, field, width, name)                                                                                    \
+    { SIDE_MLP, of, FIELD(field), width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
+#define LOGITS(of, field, width, name)                                                                                 \
+    { SIDE_MLP, of, FIELD(field), width, 1, LEVEL_ALL, {name, NULL, NULL}, 0 }
     const ActivationRow all[ACTIVATION_ROWS] = {
-        MIXER(BRANCH(norm, 0), mixes, "first norm"),
-        MIXER(FIELD(q_linear), attention && d->qk_norm ? d->Q : 0, "queries before QK-norm"),
-        MIXER(FIELD(q), attention * d->Q, "queries"),
+        MIXER(NORM1_WEIGHT, norm[0], C, "first norm"),
+        MIXER(Q_NORM, q_linear, d->Q, "queries before QK-norm"),
+        MIXER(O_WEIGHT, q, d->Q, "queries"),
         {SIDE_MIXER,
+         O_WEIGHT,
          FIELD(attention_out),
-         attention * d->Q,
+         d->Q,
          0,
          LEVEL_ATTENTION,
          {"attention output", "attention output of all layers", "attention output on its way"},
          0},
         {SIDE_MIXER,
+         O_WEIGHT,
          FIELD(lse),
-         attention * d->NH,
+         d->NH,
          1,
          LEVEL_ATTENTION,
          {"log-sum-exp", "log-sum-exp of all layers", "log-sum-exp on its way"},
          0},
-        MIXER(FIELD(gate), gate, "gate of attention output"),
-        MIXER(FIELD(gated), gate, "attention output behind its gate"),
-        MIXER(FIELD(projected), state * linear->E, "inputs of linear attention"),
-        MIXER(FIELD(mixed), state * linear->W, "after the convolution"),
-        MIXER(FIELD(delta_out), rule * linear->DVs, "delta rule's output"),
-        MIXER(FIELD(delta_norm), rule * linear->DVs, "delta rule's output behind its norm"),
-        MIXER(BRANCH(inner, 0), mixed, "attention before its norm"),
-        MIXER(BRANCH(x, 1), m && layer->branches > 1 ? C : 0, "after attention"),
-        MLP(BRANCH(norm, m), pre, "second norm"),
-        MLP(FIELD(gate_up), dense * d->H, up),
-        MLP(FIELD(activated), dense * d->FF, "after activation"),
-        {SIDE_MLP, FIELD(router_logits), experts * d->router.E, 1, LEVEL_ALL, {"logits of the router", NULL, NULL}, 0},
-        MLP(FIELD(expert_gate_up), experts * k * 2 * d->I, "experts' gate and up"),
-        MLP(FIELD(expert_activated), experts * k * d->I, "experts after activation"),
-        MLP(FIELD(shared_gate_up), experts * 2 * d->shared, "the shared expert's gate and up"),
-        MLP(FIELD(shared_activated), experts * d->shared, "the shared expert after activation"),
-        {SIDE_MLP, FIELD(shared_logit), scale, 1, LEVEL_ALL, {"the shared expert's logit", NULL, NULL}, 0},
-        MLP(FIELD(expert_norm), beside, "norm before experts"),
-        MLP(FIELD(router_norm), beside, "norm before the router"),
-        MLP(BRANCH(sum, 1), beside, "experts before their norm"),
-        MLP(BRANCH(sum, 0), beside, "the dense MLP before its norm"),
-        MLP(BRANCH(inner, m), post, "MLP before its norm"),
-        MLP(BRANCH(x, m + 1), own * C, "after the MLP"),
-        MLP(FIELD(input_product), own * d->P, "the layer's own input before its norm"),
-        MLP(FIELD(input_gate), own * 2 * d->P, "gate and own input"),
-        MLP(FIELD(input_activated), own * d->P, "own input, gated"),
-        MLP(BRANCH(inner, m + 1), own * C, "own input before its last norm"),
+        MIXER(O_WEIGHT, gate, d->gate, "gate of attention output"),
+        MIXER(O_WEIGHT, gated, d->gate, "attention output behind its gate"),
+        MIXER(OUT_WEIGHT, projected, linear->E, "inputs of linear attention"),
+        MIXER(OUT_WEIGHT, mixed, linear->W, "after the convolution"),
+        MIXER(GATED_NORM, delta_out, linear->DVs, "delta rule's output"),
+        MIXER(GATED_NORM, delta_norm, linear->DVs, "delta rule's output behind its norm"),
+        MIXER(POST_NORM1, inner[0], C, "attention before its norm"),
+        MIXER(LAYER_TENSORS, x[1], after_mixer, "after attention"),
+        MLP(NORM2_WEIGHT, norm[1], C, "second norm"),
+        MLP(DOWN_WEIGHT, gate_up, d->H, up),
+        MLP(DOWN_WEIGHT, activated, d->FF, "after activation"),
+        LOGITS(EXPERTS_DOWN, router_logits, d->router.E, "logits of the router"),
+        MLP(EXPERTS_DOWN, expert_gate_up, k * 2 * d->I, "experts' gate and up"),
+        MLP(EXPERTS_DOWN, expert_activated, k * d->I, "experts after activation"),
+        MLP(EXPERTS_DOWN, shared_gate_up, 2 * d->shared, "the shared expert's gate and up"),
+        MLP(EXPERTS_DOWN, shared_activated, d->shared, "the shared expert after activation"),
+        LOGITS(SHARED_SCALE_WEIGHT, shared_logit, 1, "the shared expert's logit"),
+        MLP(EXPERTS_PRE_NORM, expert_norm, C, "norm before experts"),
+        MLP(ROUTER_NORM, router_norm, C, "norm before the router"),
+        MLP(EXPERTS_POST_NORM, sum[1], C, "experts before their norm"),
+        MLP(DENSE_POST_NORM, sum[0], C, "the dense MLP before its norm"),
+        MLP(POST_NORM2, inner[1], C, "MLP before its norm"),
+        MLP(INPUT_OUT, x[2], C, "after the MLP"),
+        MLP(INPUT_OUT, input_product, d->P, "the layer's own input before its norm"),
+        MLP(INPUT_OUT, input_gate, 2 * d->P, "gate and own input"),
+        MLP(INPUT_OUT, input_activated, d->P, "own input, gated"),
+        MLP(INPUT_OUT, inner[2], C, "own input before its last norm"),
     };
 #undef FIELD
-#undef BRANCH
+#undef LOGITS
 #undef MIXER
 #undef MLP
-    memcpy(layer->row, all, sizeof(all));
+    for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
+        layer->row[i] = all[i];
+        if (all[i].of < LAYER_TENSORS && !layer_tensor_shape(c, layer->form, all[i].of).rows) layer->row[i].width = 0;
+    }
 }
 
 // Sets the counts of earlier layers in *layer, the layer after l: the counts of layer l plus layer l itself.
@@ -163,15 +161,38 @@ static size_t row_size(const StreamBP *s, const ActivationRow *row) {
     return dtype_size(row->summed ? dtype_of_sums(s->model->dtype) : s->model->dtype);
 }
 
-// Pushes chunk c's tensors of one side. Keeps a pointer that is set already.
-static void push_side(const Visit *v, Activations *a, Side side) {
+// Pushes a tensor of chunk c, if the layer has it. Keeps a pointer that is set already.
+static void activation_push(const Visit *v, Activations *a, const ActivationRow *row) {
     const StreamBP *s = v->s;
-    for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
-        const ActivationRow *row = &v->layer->row[i];
-        if (row->side == side && row->width && !activation_get(a, row))
-            activation_set(a, row,
-                           arena_push(s->arena, SHARE_WORKSPACE, row->name[0], v->c.n * row->width, row_size(s, row)));
-    }
+    if (row->width && !activation_get(a, row))
+        activation_set(a, row,
+                       arena_push(s->arena, SHARE_WORKSPACE, row->name[0], v->c.n * row->width, row_size(s, row)));
+}
+
+// Points a tensor that the layer lacks at the tensor that stands for it.
+static void stand_in(Stored **tensor, Stored *other) {
+    if (!*tensor) *tensor = other;
+}
+
+static void mixer_stand_ins(Activations *a) {
+    stand_in(&a->norm[0], a->x[0]);
+    stand_in(&a->q_linear, a->q);
+    stand_in(&a->gated, a->attention_out);
+    stand_in(&a->delta_norm, a->mixed);
+}
+
+static void mlp_stand_ins(Activations *a) {
+    stand_in(&a->norm[1], a->x[1]);
+    stand_in(&a->expert_norm, a->norm[1]);
+    stand_in(&a->router_norm, a->norm[1]);
+}
+
+// Pushes chunk c's tensors of one side.
+static void push_side(const Visit *v, Activations *a, Side side) {
+    static void (*const stand_ins[])(Activations * a) = {mixer_stand_ins, mlp_stand_ins};
+    for (size_t i = 0; i < ACTIVATION_ROWS; i++)
+        if (v->layer->row[i].side == side) activation_push(v, a, &v->layer->row[i]);
+    stand_ins[side](a);
 }
 
 static void drop(const Visit *v, const Activations *a) { arena_pop(v->s->arena, a->mark); }
@@ -211,16 +232,16 @@ static Activations activations_begin(const Visit *v) {
     Activations a = {0};
     a.mark = arena_mark(v->s->arena);
     a.x[0] = layer_input(v->s, v->l, v->c.row);
+    if (!v->layer->branch[0].parts) a.x[1] = a.x[0];
     return a;
 }
 
 // Returns chunk c's activations at LEVEL_ALL, all of them kept tensors.
 static Activations kept_activations(const Visit *v) {
-    const size_t m = v->layer->first_mlp;
     Activations a = activations_begin(v);
     kept_set(v, &a, LEVEL_ALL);
-    if (!a.norm[0]) a.norm[0] = a.x[0];
-    if (!a.norm[m]) a.norm[m] = a.x[m];
+    mixer_stand_ins(&a);
+    mlp_stand_ins(&a);
     return a;
 }
 

@@ -15,41 +15,43 @@ static void kv_project(const Visit *v, const Activations *a) {
     Stored *k = key_value_at(s, s->kv.k, v->l, v->c.token), *values = key_value_at(s, s->kv.v, v->l, v->c.token);
     Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, v->l, v->c.token) : k;
     linear_forward(v, K_WEIGHT, k_linear, a->norm[0], NULL);
-    if (!d->values_are_keys) linear_forward(v, V_WEIGHT, values, a->norm[0], NULL);
-    if (d->value_norm)
-        s->ops->norm_forward(values, d->values_are_keys ? k_linear : values, NULL, NULL, NULL, v->c.n * d->NKV, d->HD,
-                             norm_of(s));
+    Stored *v_linear = d->values_are_keys ? k_linear : values;
+    linear_forward(v, V_WEIGHT, v_linear, a->norm[0], NULL);
+    if (d->value_norm) s->ops->norm_forward(values, v_linear, NULL, NULL, NULL, v->c.n * d->NKV, d->HD, norm_of(s));
     rotary_forward(v, K_NORM, k, k_linear);
+}
+
+// The product of Q_WEIGHT: queries and gates of attention's output, interleaved by head. Without a gate the queries
+// alone, in their own tensor.
+static Stored *push_queries_and_gates(const Visit *v, const char *name, Stored *q) {
+    const Shapes *d = &v->layer->shape;
+    return d->gate ? push_stored(v->s, SHARE_WORKSPACE, name, v->c.n * (d->Q + d->gate)) : q;
+}
+
+// Splits `both` into queries and gates, or joins them (join).
+static void gates_split(const Visit *v, Stored *both, Stored *q, Stored *gate, int join) {
+    const Shapes *d = &v->layer->shape;
+    if (both != q) v->s->ops->split_heads(both, q, gate, v->c.n, d->NH, d->HD, join);
 }
 
 // Projects Q[c] before QK-norm from the mixer's norm, and the gate of attention's output if the family has a gate.
 static void queries_linear(const Visit *v, const Activations *a, Stored *q_linear, Stored *gate) {
-    const StreamBP *s = v->s;
-    const Shapes *d = &v->layer->shape;
-    if (!a->gate) {
-        linear_forward(v, Q_WEIGHT, q_linear, a->norm[0], NULL);
-        return;
-    }
-    const size_t mark = arena_mark(s->arena); // the product interleaves queries and gates by head
-    Stored *both = push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * v->c.n * d->Q);
+    const size_t mark = arena_mark(v->s->arena);
+    Stored *both = push_queries_and_gates(v, "queries and gates", q_linear);
     linear_forward(v, Q_WEIGHT, both, a->norm[0], NULL);
-    s->ops->split_heads(both, q_linear, gate, v->c.n, d->NH, d->HD, 0);
-    arena_pop(s->arena, mark);
+    gates_split(v, both, q_linear, gate, 0);
+    arena_pop(v->s->arena, mark);
 }
 
 static void queries_project(const Visit *v, const Activations *a) {
-    Stored *q_linear = a->q_linear ? a->q_linear : a->q;
-    queries_linear(v, a, q_linear, a->gate);
-    rotary_forward(v, Q_NORM, a->q, q_linear);
+    queries_linear(v, a, a->q_linear, a->gate);
+    rotary_forward(v, Q_NORM, a->q, a->q_linear);
 }
-
-// Returns the input of attention's last product.
-static Stored *output_of(const Activations *a) { return a->gate ? a->gated : a->attention_out; }
 
 // Runs the gate and attention's last product. It goes to x_1 = x_l + the branch, or to the branch's sum (part_target).
 static void attention_output(const Visit *v, const Activations *a) {
     if (a->gate) v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * v->layer->shape.Q);
-    part_product(v, 0, 0, a, output_of(a));
+    part_product(v, 0, 0, a, a->gated);
 }
 
 // Adds each head's sink, a logit without a value, to the softmax: rescales attention_out[n,.], updates lse[n,.].
@@ -85,7 +87,7 @@ static void attention_forward(const Visit *v, const Activations *a) {
 static void output_backward(const Visit *v, const Activations *a, const Stored *dsum, Stored *dattention_out) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    linear_backward(v, O_WEIGHT, dattention_out, dsum, output_of(a), 0);
+    linear_backward(v, O_WEIGHT, dattention_out, dsum, a->gated, 0);
     if (a->gate)
         s->ops->gate_backward(dattention_out, a->gate, dattention_out, a->attention_out, a->gate, v->c.n * d->Q);
     Summed *dsinks = sum_of(v, SINKS);
@@ -100,14 +102,10 @@ static void output_backward(const Visit *v, const Activations *a, const Stored *
 // Adds the gradient through queries and gates to dnorm. Overwrites dq.
 static void queries_backward(const Visit *v, Activations *a, Stored *dq) {
     const StreamBP *s = v->s;
-    const Shapes *d = &v->layer->shape;
     const size_t mark = arena_mark(s->arena);
-    Stored *dout = dq;
     rotary_backward(v, Q_NORM, dq, a->q_linear);
-    if (a->gate) {
-        dout = push_stored(s, SHARE_WORKSPACE, "gradient of queries and gates", 2 * v->c.n * d->Q);
-        s->ops->split_heads(dout, dq, a->gate, v->c.n, d->NH, d->HD, 1);
-    }
+    Stored *dout = push_queries_and_gates(v, "gradient of queries and gates", dq);
+    gates_split(v, dout, dq, a->gate, 1);
     mixer_input_backward(v, a, linear_of(v, Q_WEIGHT), dout);
     arena_pop(s->arena, mark);
 }
@@ -165,9 +163,11 @@ static void kv_backward(const Visit *v, Activations *a, Stored *dx) {
     if (d->values_are_keys) { // one product makes both: dkv is the sum of both gradients
         s->ops->round_sums(dvalues, key_gradient_at(s, s->kv.dv, v->l, v->c.token), count);
         norm_rows_backward(s, dkv, NULL, NULL, dvalues, k_linear, NULL, v->c.n * d->NKV, d->HD, 1);
+        mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dkv);
+    } else {
+        mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dkv);
+        values_backward(v, a, dkv, dvalues);
     }
-    mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dkv);
-    if (!d->values_are_keys) values_backward(v, a, dkv, dvalues);
     mixer_gradient_end(v, a, dx);
     arena_pop(s->arena, mark);
 }

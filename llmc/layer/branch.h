@@ -11,13 +11,10 @@ calls part_finish after the product. Without the norm `pre`, f reads x itself an
 static const Branch *branch_of(const Visit *v, size_t i) { return &v->layer->branch[i]; }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// Runs the norm before the parts of branch i: a->norm[i] = pre(x_i), or x_i itself without a norm.
+// Runs the norm before the parts of branch i: a->norm[i] = pre(x_i).
 static void branch_in(const Visit *v, size_t i, Activations *a) {
     const Branch *b = branch_of(v, i);
-    if (b->pre == LAYER_TENSORS)
-        a->norm[i] = a->x[i];
-    else
-        norm_forward(v, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
+    norm_forward(v, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
 }
 
 // A product's output, and the tensor that is added to it. out NULL: nothing reads the product
@@ -28,9 +25,9 @@ typedef struct {
 
 // Returns the target of part j (or of its norm) in the branch's sum: the first part writes, a further part adds.
 static ProductTarget branch_target(const Visit *v, size_t i, size_t j, const Activations *a) {
-    const int post = branch_of(v, i)->post != LAYER_TENSORS;
-    ProductTarget sum = {post ? a->inner[i] : a->x[i + 1], NULL};
-    sum.residual = j ? sum.out : post ? NULL : a->x[i];
+    const ProductTarget before_norm = {a->inner[i], NULL}, output = {a->x[i + 1], a->x[i]};
+    ProductTarget sum = branch_of(v, i)->post == LAYER_TENSORS ? output : before_norm;
+    if (j) sum.residual = sum.out;
     return sum;
 }
 
@@ -44,10 +41,8 @@ static ProductTarget part_target(const Visit *v, size_t i, size_t j, const Activ
 static void part_finish(const Visit *v, size_t i, size_t j, const Activations *a) {
     const Branch *b = branch_of(v, i);
     const ProductTarget sum = branch_target(v, i, j, a);
-    if (b->part[j].post != LAYER_TENSORS)
-        norm_forward(v, b->part[j].post, LAYER_TENSORS, sum.out, a->sum[j], sum.residual);
-    if (j + 1 == b->parts && b->post != LAYER_TENSORS && a->x[i + 1])
-        norm_forward(v, b->post, LAYER_TENSORS, a->x[i + 1], a->inner[i], a->x[i]);
+    norm_forward(v, b->part[j].post, LAYER_TENSORS, sum.out, a->sum[j], sum.residual);
+    if (j + 1 == b->parts && a->x[i + 1]) norm_forward(v, b->post, LAYER_TENSORS, a->x[i + 1], a->inner[i], a->x[i]);
 }
 
 // Runs the last product of part j, from its input f.
@@ -63,19 +58,25 @@ static void part_product(const Visit *v, size_t i, size_t j, const Activations *
 static const Stored *branch_out_backward(const Visit *v, size_t i, const Activations *a, const Stored *dx) {
     const Branch *b = branch_of(v, i);
     const size_t count = v->c.n * v->layer->shape.C;
-    if (b->post == LAYER_TENSORS && b->parts == 1) return dx;
-    if (b->post == LAYER_TENSORS) {
-        Stored *copy = push_stored(v->s, SHARE_WORKSPACE, "gradient of a branch", count);
-        v->s->ops->copy(copy, dx, count * v->layer->shape.stored);
-        return copy;
-    }
     norm_backward(v, b->post, LAYER_TENSORS, a->inner[i], dx, a->inner[i], 0);
-    return a->inner[i];
+    if (b->post != LAYER_TENSORS) return a->inner[i];
+    if (b->parts == 1) return dx;
+    Stored *copy = push_stored(v->s, SHARE_WORKSPACE, "gradient of a branch", count);
+    v->s->ops->copy(copy, dx, count * v->layer->shape.stored);
+    return copy;
 }
 
-// Returns the gradient of part j's last product, from dsum[n,C]: dsum, or after a norm a->sum[j]; the norm's dW +=
-static const Stored *part_out_backward(const Visit *v, size_t i, size_t j, const Activations *a, const Stored *dsum) {
+// Returns branch_out_backward, computed once for all parts of branch i. Call it before pushes that a part pops.
+static const Stored *branch_sum_backward(const Visit *v, size_t i, Activations *a, const Stored *dx) {
+    if (!a->dsum[i]) a->dsum[i] = branch_out_backward(v, i, a, dx);
+    return a->dsum[i];
+}
+
+// Returns the gradient of part j's last product, from dx[n,C] of x_{i+1}: the gradient of the parts' sum, or after the
+// part's norm a->sum[j]; the norm's dW +=
+static const Stored *part_out_backward(const Visit *v, size_t i, size_t j, Activations *a, const Stored *dx) {
     const LayerTensor post = branch_of(v, i)->part[j].post;
+    const Stored *dsum = branch_sum_backward(v, i, a, dx);
     if (post == LAYER_TENSORS) return dsum;
     norm_backward(v, post, LAYER_TENSORS, a->sum[j], dsum, a->sum[j], 0);
     return a->sum[j];
@@ -87,9 +88,8 @@ static int adds_to_dx(const Visit *v, size_t i) { return branch_of(v, i)->pre ==
 // dx[n,C] += the gradient dpre[n,C] of the norm before branch i; without a norm of x_i itself, unless dpre is dx
 static void branch_in_backward(const Visit *v, size_t i, const Activations *a, Stored *dx, const Stored *dpre) {
     const Branch *b = branch_of(v, i);
-    if (!adds_to_dx(v, i))
-        norm_backward(v, b->pre, b->pre_bias, dx, dpre, a->x[i], 1);
-    else if (dpre != dx)
+    norm_backward(v, b->pre, b->pre_bias, dx, dpre, a->x[i], 1);
+    if (adds_to_dx(v, i) && dpre != dx)
         v->s->ops->dropout(dx, dpre, v->c.n, v->layer->shape.C, 0, 0, 0, 1); // adds: a rate of 0 drops none
 }
 
@@ -111,8 +111,7 @@ static void mixer_input_backward(const Visit *v, Activations *a, Linear linear, 
 
 // dx of x_1 -> the gradient of the sum of the mixer's parts, computed once
 static const Stored *mixer_sum_backward(const Visit *v, Activations *a, const Stored *dx) {
-    if (!a->dsum) a->dsum = branch_out_backward(v, 0, a, dx);
-    return a->dsum;
+    return branch_sum_backward(v, 0, a, dx);
 }
 
 // dx of x_1 -> dx of x_l
@@ -125,7 +124,8 @@ static Activations mixer_norm(const Visit *v) {
     const StreamBP *s = v->s;
     if (keeps_activations(s) && s->now.pass == PASS_BACKWARD) return kept_activations(v);
     Activations a = activations_begin(v);
-    if (!adds_to_dx(v, 0)) a.norm[0] = push_stored(s, SHARE_WORKSPACE, "first norm", v->c.n * v->layer->shape.C);
+    activation_push(v, &a, &v->layer->row[ROW_FIRST_NORM]);
+    mixer_stand_ins(&a);
     branch_in(v, 0, &a);
     return a;
 }

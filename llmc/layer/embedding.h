@@ -16,12 +16,14 @@ static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     input_save(s, 0, c);
 }
 
-// dw[index[t],:] += scale dx[t,:] for t in [row, row + n). index: tokens or positions; dw [table_rows,C]
+// dw[index[t],:] += scale dx[t,:] for t in [row, row + n). index: tokens or positions; dw [table_rows,C]. Does nothing
+// for a table that is frozen or absent.
 static void table_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table,
                            const int32_t *index, size_t table_rows) {
     Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena);
-    void *sums = at(dw.tables, s->model->model_offset[table], dtype_size(dw.tables_type));
+    const size_t mark = arena_mark(s->arena), offset = s->model->model_offset[table];
+    if (!dw.tables || !n || offset == ABSENT) return;
+    void *sums = at(dw.tables, offset, dtype_size(dw.tables_type));
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(n, table_rows, d.C));
     s->ops->embedding_backward(sums, dw.tables_type, gradient_at(s, row), index + row, n, table_rows, d.C,
@@ -34,9 +36,8 @@ static void table_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw
 static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
     Shapes d = shapes_of(s->model);
     embedding_adapter_backward(s, gradient_at(s, row), row, n, dw);
-    if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->now.tokens, d.V);
-    if (dw.tables && n && s->model->model_offset[POSITION_EMBEDDING] != ABSENT)
-        table_backward(s, row, n, dw, POSITION_EMBEDDING, s->now.position, s->model->config.max_position_embeddings);
+    table_backward(s, row, n, dw, EMBEDDING, s->now.tokens, d.V);
+    table_backward(s, row, n, dw, POSITION_EMBEDDING, s->now.position, s->model->config.max_position_embeddings);
 }
 
 #endif

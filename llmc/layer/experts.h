@@ -28,11 +28,14 @@ typedef struct {
 
 static const RouterShape scale_shape = {ROUTER_SIGMOID, 1, 1, 0, 1, 1, 1}; // sigmoid of one logit
 
+// Pushes a chunk's rows; none in a layer without experts.
 static Routed push_routed(const Visit *v) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
     const size_t R = v->c.n * d->router.k;
-    Routed r = {{NULL, NULL, R}, routes_memory(s, v->l, v->c.row, v->c.n), NULL, NULL, NULL, NULL};
+    Routed r = {{NULL, NULL, 0}, NULL, NULL, NULL, NULL, NULL};
+    if (!has_part(v->layer, PART_EXPERTS)) return r;
+    r.rows.count = R, r.route = routes_memory(s, v->l, v->c.row, v->c.n);
     r.chosen = r.weight = push_summed(s, SHARE_WORKSPACE, "weights of experts", R);
     if (weight_of(v, EXPERTS_SCALE)) r.weight = push_summed(s, SHARE_WORKSPACE, "weights of experts, scaled", R);
     r.rows.first =
@@ -48,35 +51,24 @@ static void rows_gather(const Visit *v, const Routed *r, const Stored *x) {
     v->s->ops->route_gather(r->inner, x, r->rows.source, v->c.n, d->router.k, d->C);
 }
 
-// Experts summed with a dense MLP have a separate norm. Their router also has a separate norm, and its logits are
-// divided by sqrt(C).
-static const Stored *mlp_norm(const Visit *v, const Activations *a) { return a->norm[v->layer->first_mlp]; }
-static const Stored *experts_input(const Visit *v, const Activations *a) {
-    return a->expert_norm ? a->expert_norm : mlp_norm(v, a);
-}
-static const Stored *router_input(const Visit *v, const Activations *a) {
-    return a->router_norm ? a->router_norm : mlp_norm(v, a);
-}
-static double router_scale(const Activations *a, size_t C) { return a->router_norm ? 1 / sqrt((double)C) : 1; }
-
-// Runs the norms before experts and router, and computes logits. Chooses the routes, unless they are stored already.
+// Runs the norms of experts and router that the layer has, and computes logits. Chooses the routes, unless they are
+// stored already.
 static void router_forward(const Visit *v, const Activations *a, uint16_t *route) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    const Stored *x = a->x[v->layer->first_mlp];
-    if (a->expert_norm) norm_forward(v, EXPERTS_PRE_NORM, LAYER_TENSORS, a->expert_norm, x, NULL);
-    if (a->router_norm) norm_forward(v, ROUTER_NORM, LAYER_TENSORS, a->router_norm, x, NULL);
-    logits_forward(v, ROUTER_WEIGHT, a->router_logits, router_input(v, a), d->router.E);
-    if (a->router_norm)
-        s->ops->scale(a->router_logits, dtype_of_sums(s->model->dtype), router_scale(a, d->C), v->c.n * d->router.E);
+    norm_forward(v, EXPERTS_PRE_NORM, LAYER_TENSORS, a->expert_norm, a->x[1], NULL);
+    norm_forward(v, ROUTER_NORM, LAYER_TENSORS, a->router_norm, a->x[1], NULL);
+    logits_forward(v, ROUTER_WEIGHT, a->router_logits, a->router_norm, d->router.E);
+    multiply(s, a->router_logits, dtype_of_sums(s->model->dtype), d->router_scale, v->c.n * d->router.E);
     routes_choose(s, v->l, v->c.token, v->c.n, route, a->router_logits);
 }
 
-// Computes the experts' weights from logits and routes, and sorts the rows by expert.
+// Computes the experts' weights from logits and routes, and sorts the rows, if any, by expert.
 static void rows_sort(const Visit *v, const Activations *a, const Routed *r) {
     const StreamBP *s = v->s;
     const RouterShape *router = &v->layer->shape.router;
     const size_t mark = arena_mark(s->arena), n = v->c.n;
+    if (!r->rows.count) return;
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "sorting rows", s->ops->route_sort_scratch(n, router->k, router->E));
     s->ops->router_weights(r->chosen, a->router_logits, r->route, n, router);
@@ -93,13 +85,13 @@ static void experts_activate(const Visit *v, const Activations *a, const Routed 
     const Shapes *d = &v->layer->shape;
     router_forward(v, a, r->route);
     rows_sort(v, a, r);
-    rows_gather(v, r, experts_input(v, a));
+    rows_gather(v, r, a->expert_norm);
     expert_forward(v, EXPERTS_GATE_UP, r->rows, NULL, a->expert_gate_up, r->inner);
     s->ops->activation_forward(a->expert_activated, a->expert_gate_up, d->activation, r->rows.count, d->I);
     if (!d->shared) return;
-    linear_forward(v, SHARED_GATE_WEIGHT, a->shared_gate_up, mlp_norm(v, a), NULL);
+    linear_forward(v, SHARED_GATE_WEIGHT, a->shared_gate_up, a->norm[1], NULL);
     s->ops->activation_forward(a->shared_activated, a->shared_gate_up, d->activation, v->c.n, d->shared);
-    if (a->shared_logit) logits_forward(v, SHARED_SCALE_WEIGHT, a->shared_logit, mlp_norm(v, a), 1);
+    logits_forward(v, SHARED_SCALE_WEIGHT, a->shared_logit, a->norm[1], 1);
 }
 
 // Returns the shared expert's activation times its scale, pushed. *scale: [n], pushed; NULL if the family has no scale
@@ -115,12 +107,12 @@ static Stored *shared_scaled(const Visit *v, const Activations *a, Summed **scal
     return scaled;
 }
 
-// Runs the last products of the experts and the shared expert, and sums them into part j of their branch. spare: may
+// Runs the last products of the experts and the shared expert, and sums them into part j of branch i. spare: may
 // overwrite the activations
-static void experts_sum(const Visit *v, size_t j, const Activations *a, const Routed *r, int spare) {
+static void experts_sum(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r, int spare) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    const size_t mark = arena_mark(s->arena), R = r->rows.count, i = v->layer->first_mlp;
+    const size_t mark = arena_mark(s->arena), R = r->rows.count;
     ProductTarget target = part_target(v, i, j, a);
     Stored *weighed = a->expert_activated;
     Summed *scale;
@@ -137,6 +129,15 @@ static void experts_sum(const Visit *v, size_t j, const Activations *a, const Ro
     part_finish(v, i, j, a);
 }
 
+// Runs experts and the shared expert, part j of branch i. r NULL (forward): pushes the rows, and may overwrite
+// activations unless they are kept
+static void experts_part_forward(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r) {
+    const int spare = !r && !keeps_activations(v->s);
+    const Routed rows = r ? *r : push_routed(v);
+    experts_activate(v, a, &rows);
+    experts_sum(v, i, j, a, &rows, spare);
+}
+
 // dnorm[n,C] = the gradient through the experts; dweight[n,k] = the gradient of their weights; dW +=
 static void routed_backward(const Visit *v, const Activations *a, const Routed *r, const Stored *dout, Stored *dnorm,
                             Summed *dweight) {
@@ -151,7 +152,7 @@ static void routed_backward(const Visit *v, const Activations *a, const Routed *
     expert_backward_weight(v, EXPERTS_DOWN, r->rows, r->inner, a->expert_activated, dh);
     s->ops->activation_backward(a->expert_gate_up, du, a->expert_gate_up, d->activation, R, d->I);
     expert_backward_bias(v, EXPERTS_GATE_UP, r->rows, a->expert_gate_up, NULL, NULL);
-    rows_gather(v, r, experts_input(v, a));
+    rows_gather(v, r, a->expert_norm);
     dh = expert_backward_narrow(v, EXPERTS_GATE_UP, r->rows, a->expert_gate_up);
     expert_backward_weight(v, EXPERTS_GATE_UP, r->rows, a->expert_gate_up, r->inner, dh);
     expert_backward_wide(v, EXPERTS_GATE_UP, r->rows, r->inner, a->expert_gate_up, dh);
@@ -177,7 +178,7 @@ static void weigher_backward(const Visit *v, Weigher of, const Summed *dweight, 
     Stored *dlogits = push_stored(s, SHARE_WORKSPACE, "gradient of the router's logits", count);
     s->ops->router_backward(dlogits, dweight, of.logits, of.route, balance, of.route ? s->routes.z : 0, v->c.n,
                             of.shape);
-    if (of.scale != 1) s->ops->scale(dlogits, s->model->dtype, of.scale, count);
+    multiply(s, dlogits, s->model->dtype, of.scale, count);
     linear_backward(v, of.tensor, dx, dlogits, of.x, accumulate);
     arena_pop(s->arena, mark);
 }
@@ -192,13 +193,13 @@ static void shared_backward(const Visit *v, const Activations *a, const Stored *
     Stored *du = push_stored(s, SHARE_WORKSPACE, "gradient of the shared expert", n * d->shared);
     linear_backward(v, SHARED_DOWN_WEIGHT, du, dout, scaled, 0);
     if (scale) {
-        const Weigher of = {SHARED_SCALE_WEIGHT, a->shared_logit, NULL, &scale_shape, mlp_norm(v, a), 1};
+        const Weigher of = {SHARED_SCALE_WEIGHT, a->shared_logit, NULL, &scale_shape, a->norm[1], 1};
         Summed *dscale = push_summed(s, SHARE_WORKSPACE, "gradient of the shared expert's scale", n);
         s->ops->route_weigh_backward(dscale, du, a->shared_activated, du, scale, NULL, n, d->shared);
         weigher_backward(v, of, dscale, dnorm, 1);
     }
     s->ops->activation_backward(a->shared_gate_up, du, a->shared_gate_up, d->activation, n, d->shared);
-    linear_backward(v, SHARED_GATE_WEIGHT, dnorm, a->shared_gate_up, mlp_norm(v, a), 1);
+    linear_backward(v, SHARED_GATE_WEIGHT, dnorm, a->shared_gate_up, a->norm[1], 1);
     arena_pop(s->arena, mark);
 }
 
@@ -210,24 +211,23 @@ static void experts_scale_backward(const Visit *v, const Routed *r, Summed *dwei
                                           r->rows.first, r->rows.source, r->rows.count, E);
 }
 
-// dx[n,C] += the gradient through experts, router and their norms, from dout[n,C] of the experts' sum; dW +=
-static void experts_backward(const Visit *v, const Activations *a, const Routed *r, const Stored *dout, Stored *dx) {
+// dx[n,C] += the gradient through experts, router and their norms, from dx of x_{i+1}; dW +=
+static void experts_part_backward(const Visit *v, size_t i, size_t j, Activations *a, const Routed *r, Stored *dx) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    const size_t mark = arena_mark(s->arena), i = v->layer->first_mlp;
-    const Weigher router = {ROUTER_WEIGHT, a->router_logits,   r->route,
-                            &d->router,    router_input(v, a), router_scale(a, d->C)};
+    const Stored *dout = part_out_backward(v, i, j, a, dx);
+    const size_t mark = arena_mark(s->arena);
+    const int own_norm = has_tensor(v, ROUTER_NORM);
+    const Weigher router = {ROUTER_WEIGHT, a->router_logits, r->route, &d->router, a->router_norm, d->router_scale};
     Stored *dnorm = push_stored(s, SHARE_WORKSPACE, "gradient of the second norm", v->c.n * d->C);
     Summed *dweight = push_summed(s, SHARE_WORKSPACE, "gradient of experts' weights", v->c.n * d->router.k);
     routed_backward(v, a, r, dout, dnorm, dweight);
     if (d->shared) shared_backward(v, a, dout, dnorm);
-    if (a->expert_norm) norm_backward(v, EXPERTS_PRE_NORM, LAYER_TENSORS, dx, dnorm, a->x[i], 1);
+    norm_backward(v, EXPERTS_PRE_NORM, LAYER_TENSORS, dx, dnorm, a->x[i], 1);
     experts_scale_backward(v, r, dweight);
-    weigher_backward(v, router, dweight, dnorm, !a->router_norm);
-    if (a->router_norm)
-        norm_backward(v, ROUTER_NORM, LAYER_TENSORS, dx, dnorm, a->x[i], 1);
-    else
-        branch_in_backward(v, i, a, dx, dnorm);
+    weigher_backward(v, router, dweight, dnorm, !own_norm);
+    norm_backward(v, ROUTER_NORM, LAYER_TENSORS, dx, dnorm, a->x[i], 1);
+    if (!own_norm) branch_in_backward(v, i, a, dx, dnorm);
     arena_pop(s->arena, mark);
 }
 

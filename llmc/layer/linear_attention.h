@@ -22,9 +22,11 @@ static void convolution_forward(const Visit *v, const Activations *a) {
     v->s->ops->conv_forward(a->mixed, layer_columns(v->s, v->l), a->projected, weight_of(v, CONV_WEIGHT), &shape);
 }
 
-// Passes the state through chunk c. out[n,HV*DV]: the delta rule's output, or NULL. transfer: T of scan.h, or NULL
+// Passes the delta rule's state through chunk c, if the layer has the rule. out[n,HV*DV]: the rule's output, of which
+// the gated norm is computed, or NULL. transfer: T of scan.h, or NULL
 static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed *transfer) {
     const StreamBP *s = v->s;
+    const LinearShape *d = &v->layer->shape.linear;
     const DeltaShape shape = visit_delta_shape(v);
     const size_t mark = arena_mark(s->arena);
     if (!has_rule(v->layer)) return;
@@ -32,23 +34,18 @@ static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed
     s->ops->delta_forward(out, layer_state(s, v->l), transfer, a->mixed, projected_part(v, a->projected, IN_B_WEIGHT),
                           projected_part(v, a->projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS),
                           &shape, scratch);
+    if (out)
+        s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, IN_Z_WEIGHT),
+                                   weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, s->model->config.norm_eps);
     arena_pop(s->arena, mark);
 }
 
-// Returns linear attention's number among its branch's parts: 1 if it is summed with attention, else 0.
-static size_t linear_part_number(const Visit *v) { return has_part(v->layer, PART_ATTENTION); }
-
 // Runs linear attention: the mixer's norm, S before chunk c -> x_1, S after chunk c.
-static void linear_attention_forward(const Visit *v, const Activations *a) {
-    const StreamBP *s = v->s;
-    const LinearShape *d = &v->layer->shape.linear;
+static void linear_attention_forward(const Visit *v, size_t j, const Activations *a) {
     linear_forward(v, IN_QKV_WEIGHT, a->projected, a->norm[0], NULL);
     convolution_forward(v, a);
     delta_step(v, a, a->delta_out, NULL);
-    if (has_rule(v->layer))
-        s->ops->gated_norm_forward(a->delta_norm, a->delta_out, projected_part(v, a->projected, IN_Z_WEIGHT),
-                                   weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, s->model->config.norm_eps);
-    part_product(v, 0, linear_part_number(v), a, has_rule(v->layer) ? a->delta_norm : a->mixed);
+    part_product(v, 0, j, a, a->delta_norm);
 }
 
 // Turns dgated[n,HV*DV], the gradient of delta_norm, into the gradient of delta_out. Writes z's columns of
@@ -105,23 +102,22 @@ static void convolution_alone_backward(const Visit *v, const Activations *a, con
 }
 
 // dx of x_1, dS after chunk c -> its part of dnorm, dS before chunk c; dx of x_l, unless attention follows
-static void linear_attention_backward(const Visit *v, Activations *a, Stored *dx) {
+static void linear_attention_backward(const Visit *v, size_t j, Activations *a, Stored *dx) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
     mixer_gradient_begin(v, a, dx);
-    const size_t mark = arena_mark(s->arena), rule = (size_t)has_rule(v->layer);
-    Stored *dgated =
-        push_stored(s, SHARE_WORKSPACE, "gradient of the delta rule's output", v->c.n * (rule ? d->DVs : d->W));
+    const size_t mark = arena_mark(s->arena);
+    Stored *dgated = push_stored(s, SHARE_WORKSPACE, "gradient of the delta rule's output", v->c.n * d->out);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * d->E);
-    linear_backward(v, OUT_WEIGHT, dgated, mixer_sum_backward(v, a, dx), rule ? a->delta_norm : a->mixed, 0);
-    if (rule) {
+    linear_backward(v, OUT_WEIGHT, dgated, mixer_sum_backward(v, a, dx), a->delta_norm, 0);
+    if (has_rule(v->layer)) {
         gated_norm_backward(v, a, dgated, dprojected);
         delta_backward(v, a, state_before(s, v->c), dgated, dprojected);
     } else {
         convolution_alone_backward(v, a, dgated, dprojected);
     }
     mixer_input_backward(v, a, linear_of(v, IN_QKV_WEIGHT), dprojected);
-    if (!linear_part_number(v)) mixer_gradient_end(v, a, dx);
+    if (j == 0) mixer_gradient_end(v, a, dx);
     arena_pop(s->arena, mark);
 }
 
@@ -134,9 +130,8 @@ static Activations state_activations(const Visit *v) {
     a.projected = push_stored(s, SHARE_WORKSPACE, "inputs of linear attention", v->c.n * d->E);
     a.mixed = push_stored(s, SHARE_WORKSPACE, "after the convolution", v->c.n * d->W);
     linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected, a.norm[0], NULL);
-    if (has_rule(v->layer))
-        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
-                            projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL);
+    linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
+                        projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL); // no columns without the rule
     convolution_forward(v, &a);
     return a;
 }

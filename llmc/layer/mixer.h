@@ -15,21 +15,76 @@ layer may lack a mixer. The loops of an order call these steps, for the layer an
 #include "linear_attention.h"
 #include "mlp.h"
 
+// ---- the parts of a mixer -------------------------------------------------------------------------------------------
+// The calls of a part. Chunks are joined by K, V (attention), or by a state (linear attention).
+typedef struct {
+    void (*push)(const Visit *v);              // the K, V or states of one layer that its chunks share
+    void (*begin)(const Visit *v);             // before the layer's backward
+    void (*restore)(const Visit *v, size_t i); // before the backward of the i-th chunk
+    void (*go_back)(const Visit *v);           // to the start of chunk c: slides the window or resets the state
+    void (*forward)(const Visit *v, size_t j, const Activations *a);
+    void (*backward)(const Visit *v, size_t j, Activations *a, Stored *dx); // last to first; part 0 ends with dx of x_l
+} MixerPart;
+
+static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // K, V of all tokens are stored
+
+static void keys_push(const Visit *v) {
+    StreamBP *s = v->s;
+    if (shares_keys(v->layer)) {
+        select_lent_keys(s, v->l);
+        return;
+    }
+    if (!keeps_activations(s)) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
+    if (s->now.pass == PASS_BACKWARD) push_key_value_gradients(s);
+}
+
+static void attention_part_forward(const Visit *v, size_t j, const Activations *a) {
+    const Range rows = {v->c.row, v->c.n};
+    (void)j; // attention is part 0
+    attention_forward(v, a);
+    kept_store(v, a, rows, v->c.index % 2);
+}
+
+static void attention_part_backward(const Visit *v, size_t j, Activations *a, Stored *dx) {
+    (void)j;
+    attention_backward(v, a, dx); // dQ[c]; dK, dV of all chunks up to c
+    if (v->layer->borrows)
+        mixer_gradient_end(v, a, dx);
+    else
+        kv_backward(v, a, dx); // dK[c], dV[c] are complete now
+}
+
+static void states_push(const Visit *v) {
+    StreamBP *s = v->s;
+    push_states(s, 1, 1, 0);
+    if (s->now.pass == PASS_BACKWARD) push_state_gradients(s);
+    if (s->now.pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
+}
+
+static void states_restore_alone(const Visit *v, size_t i) { states_restore(v, 0, i); }
+
+static void state_go_back(const Visit *v) {
+    if (!keeps_activations(v->s)) state_copy(v->s, state_before(v->s, v->c), 0);
+}
+
+static const MixerPart mixer_part[] = {
+    {keys_push, keys_begin, keys_restore, window_project, attention_part_forward, attention_part_backward},
+    {states_push, states_begin, states_restore_alone, state_go_back, linear_attention_forward,
+     linear_attention_backward}};
+
+// Returns the number of the mixer's parts: 0 in a layer without a mixer.
+static size_t mixer_parts(const Visit *v) { return v->layer->branch[0].parts; }
+
+static const MixerPart *mixer_part_of(const Visit *v, size_t j) {
+    return &mixer_part[v->layer->branch[0].part[j].kind];
+}
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
 // Pushes the K, V or states that a layer's chunks share, in a pass that walks layer by layer. Returns the arena's mark
 // before them. Method full has pushed K, V of all layers already.
 static size_t push_layer_memory(const Visit *v) {
-    StreamBP *s = v->s;
-    const size_t mark = arena_mark(s->arena);
-    const int backward = s->now.pass == PASS_BACKWARD, shares = shares_keys(v->layer);
-    if (has_state(v->layer)) {
-        push_states(s, 1, 1, 0);
-        if (backward) push_state_gradients(s);
-        if (s->now.pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
-    }
-    if (!has_part(v->layer, PART_ATTENTION)) return mark;
-    if (!keeps_activations(s) && !shares) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
-    if (backward && !shares) push_key_value_gradients(s);
-    if (shares) select_lent_keys(s, v->l);
+    const size_t mark = arena_mark(v->s->arena);
+    for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->push(v);
     return mark;
 }
 
@@ -62,50 +117,6 @@ static void push_kept_keys(StreamBP *s) {
     push_key_value(s, d.L, s->now.N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
 }
 
-// ---- the parts of a mixer -------------------------------------------------------------------------------------------
-// The calls of a part. Chunks are joined by K, V (attention), or by a state (linear attention).
-typedef struct {
-    void (*begin)(const Visit *v);             // before the layer's backward
-    void (*restore)(const Visit *v, size_t i); // before the backward of the i-th chunk
-    void (*go_back)(const Visit *v);           // to the start of chunk c: slides the window or resets the state
-    void (*forward)(const Visit *v, const Activations *a);
-    void (*backward)(const Visit *v, Activations *a, Stored *dx); // last to first; the first part ends with dx of x_l
-} MixerPart;
-
-static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // K, V of all tokens are stored
-
-static void attention_part_forward(const Visit *v, const Activations *a) {
-    const Range rows = {v->c.row, v->c.n};
-    attention_forward(v, a);
-    kept_store(v, a, rows, v->c.index % 2);
-}
-
-static void attention_part_backward(const Visit *v, Activations *a, Stored *dx) {
-    attention_backward(v, a, dx); // dQ[c]; dK, dV of all chunks up to c
-    if (v->layer->borrows)
-        mixer_gradient_end(v, a, dx);
-    else
-        kv_backward(v, a, dx); // dK[c], dV[c] are complete now
-}
-
-static void states_restore_alone(const Visit *v, size_t i) { states_restore(v, 0, i); }
-
-static void state_go_back(const Visit *v) {
-    if (!keeps_activations(v->s)) state_copy(v->s, state_before(v->s, v->c), 0);
-}
-
-static const MixerPart mixer_part[] = {
-    {keys_begin, keys_restore, window_project, attention_part_forward, attention_part_backward},
-    {states_begin, states_restore_alone, state_go_back, linear_attention_forward, linear_attention_backward}};
-
-// Returns the number of the mixer's parts: 0 in a layer without a mixer.
-static size_t mixer_parts(const Visit *v) { return v->layer->first_mlp ? v->layer->branch[0].parts : 0; }
-
-static const MixerPart *mixer_part_of(const Visit *v, size_t j) {
-    return &mixer_part[v->layer->branch[0].part[j].kind];
-}
-
-// ---- steps ----------------------------------------------------------------------------------------------------------
 // Returns chunk c's activations up to the MLP, pushed; with method full the kept activations.
 static Activations chunk_activations(const Visit *v) {
     if (keeps_activations(v->s)) return kept_activations(v);
@@ -115,17 +126,12 @@ static Activations chunk_activations(const Visit *v) {
     return a;
 }
 
-// Runs the mixer's norm.
-static void mixer_in(const Visit *v, Activations *a) {
-    if (mixer_parts(v)) branch_in(v, 0, a);
-}
-
 // Pushes all of chunk c's activations for forward, and runs the mixer's norm.
 static Activations forward_activations(const Visit *v) {
     Activations a = chunk_activations(v);
     if (!keeps_activations(v->s)) push_side(v, &a, SIDE_MLP);
-    output_begin(v, &a, v->layer->first_mlp);
-    mixer_in(v, &a);
+    output_begin(v, &a, 1);
+    branch_in(v, 0, &a);
     return a;
 }
 
@@ -134,7 +140,7 @@ static void mixer_keys(const Visit *v, const Activations *a) {
 }
 
 static void mixer_forward(const Visit *v, const Activations *a) {
-    for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->forward(v, a);
+    for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->forward(v, j, a);
 }
 
 static void mixer_begin(const Visit *v) {
@@ -152,7 +158,7 @@ static Activations recompute(const Visit *v) {
     Activations a = chunk_activations(v);
     kept_prefetch(v, v->c.index);
     if (keeps_activations(v->s)) return a;
-    mixer_in(v, &a);
+    branch_in(v, 0, &a);
     mixer_forward(v, &a);
     return a;
 }
@@ -160,7 +166,7 @@ static Activations recompute(const Visit *v) {
 static void mixer_backward(const Visit *v, Activations *a, Stored *dx) {
     const size_t mark = arena_mark(v->s->arena);
     if (mixer_parts(v) > 1) mixer_gradient_begin(v, a, dx), mixer_sum_backward(v, a, dx); // for all parts
-    for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->backward(v, a, dx);
+    for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->backward(v, j, a, dx);
     arena_pop(v->s->arena, mark);
 }
 

@@ -10,7 +10,7 @@ W_projection of all layers as one tensor, and the tables of all layers as anothe
 */
 #ifndef LLMC_OWN_INPUT_H
 #define LLMC_OWN_INPUT_H
-#include "branch.h"
+#include "experts.h"
 
 static const Activation own_activation = {ACTIVATION_GEGLU, 0, 0};
 
@@ -26,7 +26,8 @@ static Norm own_norm(const StreamBP *s) {
 }
 
 // Runs the branch, from the MLP's output.
-static void own_input_forward(const Visit *v, size_t i, const Activations *a) {
+static void own_input_forward(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r) {
+    (void)r;
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), n = v->c.n, P = v->layer->shape.P;
     Stored *own = push_stored(s, SHARE_WORKSPACE, "own input", n * P);
@@ -40,7 +41,7 @@ static void own_input_forward(const Visit *v, size_t i, const Activations *a) {
     linear_forward(v, INPUT_GATE, gate, a->x[i], NULL);
     s->ops->split_heads(a->input_gate, gate, own, n, 1, P, 1);
     s->ops->activation_forward(a->input_activated, a->input_gate, own_activation, n, P);
-    part_product(v, i, 0, a, a->input_activated);
+    part_product(v, i, j, a, a->input_activated);
     arena_pop(s->arena, mark);
 }
 
@@ -67,12 +68,13 @@ static void own_input_trains(const Visit *v, const Activations *a, Stored *down)
 }
 
 // dx[n,C] of x_{i+1} -> dx of x_i, in place; dW +=. Overwrites the branch's activations.
-static void own_input_backward(const Visit *v, size_t i, const Activations *a, Stored *dx) {
+static void own_input_backward(const Visit *v, size_t i, size_t j, Activations *a, const Routed *r, Stored *dx) {
+    (void)r;
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), n = v->c.n, P = v->layer->shape.P;
     Stored *down = push_stored(s, SHARE_WORKSPACE, "gradient of the own input", n * P);
     Stored *dgate = push_stored(s, SHARE_WORKSPACE, "gradient of its gate", n * P);
-    linear_backward(v, INPUT_OUT, a->input_activated, branch_out_backward(v, i, a, dx), a->input_activated, 0);
+    linear_backward(v, INPUT_OUT, a->input_activated, part_out_backward(v, i, j, a, dx), a->input_activated, 0);
     s->ops->activation_backward(a->input_gate, a->input_activated, a->input_gate, own_activation, n, P);
     s->ops->split_heads(a->input_gate, dgate, down, n, 1, P, 0);
     linear_backward(v, INPUT_GATE, dx, dgate, a->x[i], 1);

@@ -19,9 +19,8 @@ static Chunk mlp_chunk_at(const StreamBP *s, size_t index) {
 
 // Begins the MLP's activations of v's chunk. The input is the chunk's rows of the mixer's output.
 static Activations mlp_part(const Visit *v, const Activations *all) {
-    const size_t m = v->layer->first_mlp;
     Activations a = activations_begin(v);
-    if (m) a.x[m] = stored_row(v->s, all->x[m], v->c.row, v->layer->shape.C);
+    a.x[1] = stored_row(v->s, all->x[1], v->c.row, v->layer->shape.C);
     return a;
 }
 
@@ -30,8 +29,8 @@ static void mst_layer_forward(Visit *v) {
     weights_prefetch(&s->memory, v->l);
     v->c = visit(s, chunk_at(s, 0));
     Activations a = chunk_activations(v);
-    output_begin(v, &a, v->layer->first_mlp);
-    mixer_in(v, &a);
+    output_begin(v, &a, 1);
+    branch_in(v, 0, &a);
     mixer_keys(v, &a);
     mixer_forward(v, &a);
     for (size_t i = 0; i < mlp_chunk_count(s); i++) {

@@ -18,7 +18,7 @@ static const LayerLoops *shared_loops_of(const Visit *v) {
     static const LayerLoops scan = {scan_layer_forward, scan_layer_backward};
     static const LayerLoops ring = {ring_layer_forward, ring_layer_backward};
     static const LayerLoops gather = {gather_layer_forward, gather_layer_backward};
-    if (!v->layer->first_mlp) return &stream_loops; // no mixer: nothing joins the ranks
+    if (!v->layer->branch[0].parts) return &stream_loops; // no mixer: nothing joins the ranks
     if (has_state(v->layer)) return &scan;
     return layer_rings(v->s, v->l) ? &ring : &gather;
 }

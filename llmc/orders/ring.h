@@ -39,7 +39,7 @@ static RingLayer ring_begin(Visit *v) {
         a = kept_activations(v);
     } else {
         a.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", count);
-        if (d->gated_attention) a.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", count);
+        if (d->gate) a.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", count);
         if (saves_attention(s) && !saves_off_device(s)) {
             kept_set(v, &a, LEVEL_ATTENTION);
         } else {

@@ -39,7 +39,7 @@ static Stored *stack_narrow(const Visit *v, const Stack *stack, ExpertRows rows,
     const size_t E = v->layer->shape.router.E, rank = stack->part->rank;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", rows.count * rank);
     s->ops->experts_forward(h, x, stack->a, rows.first, rows.count, E, stack->in, rank, 0);
-    if (stack->part->scale != 1) s->ops->scale(h, s->model->dtype, stack->part->scale, rows.count * rank);
+    multiply(s, h, s->model->dtype, stack->part->scale, rows.count * rank);
     return h;
 }
 
@@ -133,6 +133,7 @@ static void logits_forward(const Visit *v, LayerTensor tensor, Summed *logits, c
     const size_t C = v->layer->shape.C, mark = arena_mark(s->arena), n = v->c.n;
     const Linear linear = linear_of(v, tensor);
     Adapter adapter[ADAPTERS_MOST];
+    if (!has_tensor(v, tensor)) return;
     const size_t count = adapters_of(v, linear, adapter);
     s->ops->router_logits(logits, x, weight_of(v, tensor), weight_of(v, linear.bias), n, C, E, 0);
     for (size_t i = 0; i < count; i++) {

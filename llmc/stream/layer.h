@@ -20,12 +20,14 @@ This file alone knows which layer of which family has which parts. The steps in 
 typedef struct {
     size_t HK, HV, DK, DV, W, taps;
     size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a
+    size_t out;        // width of the last product's input
     size_t S, columns; // elements of a state: the delta rule's, the convolution's
 } LinearShape;
 
 typedef struct {
     size_t C, V, L;               // hidden, vocabulary, layers
     size_t NH, NKV, HD, Q, KV, R; // Q = NH*HD, KV = NKV*HD; R: rotated elements of a head
+    size_t gate;                  // width of the gate of attention's output: Q, or 0 without a gate
     size_t FF, H;                 // H: width of the MLP's first product
     size_t I, shared;             // width of an expert, of the shared expert
     size_t P;                     // width of the layers' own inputs; 0: none
@@ -35,8 +37,8 @@ typedef struct {
     RouterShape router;
     Activation activation;
     QkNorm qk_norm;
-    int gated_attention, values_are_keys, value_norm, rotary;
-    double embedding_scale;
+    int values_are_keys, value_norm, rotary;
+    double embedding_scale, router_scale; // factors on embeddings, on the router's logits
 } Shapes;
 
 static RouterShape router_of(const Config *c) {
@@ -51,6 +53,7 @@ static LinearShape linear_shape_of(const Config *c, unsigned form) {
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
     s.W = linear_channels(c), s.DVs = s.HV * s.DV;
     s.E = form & FORM_CONVOLUTION ? s.W : s.W + s.DVs + 2 * s.HV;
+    s.out = form & FORM_CONVOLUTION ? s.W : s.DVs;
     s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
     return s;
 }
@@ -63,8 +66,9 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
     s.value_norm = c->family->value_norm, s.values_are_keys = values_are_keys(c, form);
-    s.P = c->hidden_size_per_layer_input, s.gated_attention = c->family->gated_attention;
+    s.P = c->hidden_size_per_layer_input, s.gate = c->family->gated_attention ? s.Q : 0;
     s.linear = linear_shape_of(c, form);
+    s.router_scale = c->family->experts_beside ? 1 / sqrt((double)s.C) : 1;
     s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;
     s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
     const Activation activation = {c->family->activation, c->swiglu_alpha, c->swiglu_limit};
@@ -102,6 +106,7 @@ typedef enum { LEVEL_NONE, LEVEL_ATTENTION, LEVEL_ALL } KeepLevel;
 
 typedef struct {
     Side side;
+    LayerTensor of;      // the layer has the tensor if it has this weight
     size_t field, width; // offset in Activations; elements of a token, 0: the layer has no such tensor
     int summed;
     KeepLevel level;     // least level at which the tensor stays until backward
@@ -109,14 +114,13 @@ typedef struct {
     size_t before;       // sum of the widths of earlier layers
 } ActivationRow;
 
-enum { ACTIVATION_ROWS = 32 };
+enum { ROW_FIRST_NORM = 0, ACTIVATION_ROWS = 32 };
 
 typedef struct {
     Shapes shape;
-    unsigned form; // layer_form
-    Branch branch[BRANCHES_MOST];
+    unsigned form;                // layer_form
+    Branch branch[BRANCHES_MOST]; // branch 0 is the mixer, of 0 parts in a layer without one. The rest join no tokens
     size_t branches;
-    size_t first_mlp;   // branches from here on join no tokens: 1 after a mixer, else 0
     unsigned has;       // bit k: a part of PartKind k
     int borrows, lends; // 1: reads another layer's keys and values; 1: another layer reads this layer's keys and values
     size_t window;      // keys that a query sees; 0: all earlier keys
@@ -161,7 +165,6 @@ static Layer layer_make(const Model *model, unsigned form) {
     Branch *b = layer_branch(&layer, c, NORM1_WEIGHT, NORM1_BIAS, POST_NORM1);
     layer_part(&layer, c, b, PART_ATTENTION, O_WEIGHT, LAYER_TENSORS);
     layer_part(&layer, c, b, PART_LINEAR, OUT_WEIGHT, LAYER_TENSORS);
-    layer.branches = layer.first_mlp = b->parts > 0;
     const int in_place = layer.form & FORM_NO_MLP && b->pre == LAYER_TENSORS; // the output may overwrite the input
     if (in_place && b->parts > 1) die("two summed mixers read the layer's input in place; give them a norm");
     b = layer_branch(&layer, c, NORM2_WEIGHT, NORM2_BIAS, POST_NORM2);

@@ -25,7 +25,7 @@ static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ?
 
 static Linear linear_of(const Visit *v, LayerTensor tensor) {
     const Shapes *d = &v->layer->shape;
-    Linear linear = {tensor, Q_BIAS, d->C, d->gated_attention ? 2 * d->Q : d->Q, tensor, 0};
+    Linear linear = {tensor, Q_BIAS, d->C, d->Q + d->gate, tensor, 0};
     switch (tensor) {
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d->KV; break;
     case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->KV; break;
@@ -41,9 +41,7 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
     case IN_QKV_WEIGHT:
         linear.bias = LAYER_TENSORS, linear.out = d->linear.E, linear.last = last_of_inputs(v->layer);
         break;
-    case OUT_WEIGHT:
-        linear.bias = LAYER_TENSORS, linear.in = has_rule(v->layer) ? d->linear.DVs : d->linear.W, linear.out = d->C;
-        break;
+    case OUT_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->linear.out, linear.out = d->C; break;
     case INPUT_PROJECTION:
     case INPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d->P; break;
     case INPUT_OUT: linear.bias = LAYER_TENSORS, linear.in = d->P, linear.out = d->C; break;
@@ -120,13 +118,18 @@ static const Stored *adapter_input(const Visit *v, const Adapter *adapter, const
     return dropped;
 }
 
+// x *= factor
+static void multiply(const StreamBP *s, void *x, DType type, double factor, size_t count) {
+    if (factor != 1) s->ops->scale(x, type, factor, count);
+}
+
 // h[n,rank] = scale * input A^T, pushed
 static Stored *adapter_narrow(const Visit *v, const Adapter *adapter, const Stored *input, size_t in) {
     const StreamBP *s = v->s;
     const size_t rank = adapter->part->rank, n = v->c.n;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", n * rank);
     s->ops->linear_forward(h, input, adapter->a, NULL, NULL, n, in, rank, rank);
-    if (adapter->part->scale != 1) s->ops->scale(h, s->model->dtype, adapter->part->scale, n * rank);
+    multiply(s, h, s->model->dtype, adapter->part->scale, n * rank);
     return h;
 }
 
@@ -224,8 +227,9 @@ static void linear_forward_part(const Visit *v, Linear linear, Stored *out, cons
     for (size_t i = 0; i < count; i++) adapter_add(v, &adapter[i], linear.in, linear.stride, out, x);
 }
 
+// Runs a linear layer. Does nothing if the visited layer lacks it.
 static void linear_forward(const Visit *v, LayerTensor tensor, Stored *out, const Stored *x, const Stored *residual) {
-    linear_forward_part(v, linear_of(v, tensor), out, x, residual);
+    if (has_tensor(v, tensor)) linear_forward_part(v, linear_of(v, tensor), out, x, residual);
 }
 
 // dA, dB of one adapter +=. Returns dh[n,rank], the gradient of input A^T, pushed.
@@ -242,7 +246,7 @@ static Stored *adapter_backward(const Visit *v, const Adapter *adapter, Linear l
     s->ops->linear_backward_input(dh, columns, adapter->b, n, part->rank, part->columns, linear.stride, 0);
     s->ops->linear_backward_weight((Summed *)at(v->dw.layer, part->b, size), NULL, columns, h, n, part->rank,
                                    part->columns, linear.stride);
-    if (part->scale != 1) s->ops->scale(dh, s->model->dtype, part->scale, n * part->rank);
+    multiply(s, dh, s->model->dtype, part->scale, n * part->rank);
     s->ops->linear_backward_weight((Summed *)at(v->dw.layer, part->a, size), NULL, dh, input, n, linear.in, part->rank,
                                    part->rank);
     arena_pop(s->arena, mark);
@@ -298,9 +302,11 @@ static Norm norm_of(const StreamBP *s) {
     return norm;
 }
 
-// out[n,C] = norm(x[n,C]) + residual, by the layer's tensors. bias LAYER_TENSORS, residual NULL: absent
+// out[n,C] = norm(x[n,C]) + residual, by the layer's tensors. bias LAYER_TENSORS, residual NULL: absent. Does nothing
+// if the layer lacks the norm: then x stands for out.
 static void norm_forward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *out, const Stored *x,
                          const Stored *residual) {
+    if (!has_tensor(v, weight)) return;
     v->s->ops->norm_forward(out, x, weight_of(v, weight), weight_of(v, bias), residual, v->c.n, v->layer->shape.C,
                             norm_of(v->s));
 }
@@ -315,9 +321,10 @@ static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed
 }
 
 // Runs norm_forward backward: dx[n,C] = (accumulate: +=) the gradient of x; dW +=. If it does not accumulate, dx may be
-// dout or x.
+// dout or x. Does nothing if the layer lacks the norm.
 static void norm_backward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *dx, const Stored *dout,
                           const Stored *x, int accumulate) {
+    if (!has_tensor(v, weight)) return;
     norm_rows_backward(v->s, dx, sum_of(v, weight), sum_of(v, bias), dout, x, weight_of(v, weight), v->c.n,
                        v->layer->shape.C, accumulate);
 }

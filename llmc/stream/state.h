@@ -244,10 +244,15 @@ static Summed *summed_row(const StreamBP *s, Summed *x, size_t row, size_t width
     return (Summed *)at(x, row * width, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
+// Tells whether the visited layer has a tensor.
+static int has_tensor(const Visit *v, LayerTensor tensor) {
+    return tensor != LAYER_TENSORS && v->w.offset[tensor] != ABSENT;
+}
+
 // Returns a tensor of the visited layer; NULL if the layer lacks it.
 static const Stored *weight_of(const Visit *v, LayerTensor tensor) {
-    const size_t offset = tensor == LAYER_TENSORS ? ABSENT : v->w.offset[tensor];
-    return offset == ABSENT ? NULL : (const Stored *)at(v->w.weights, offset, dtype_size(v->s->model->dtype));
+    if (!has_tensor(v, tensor)) return NULL;
+    return (const Stored *)at(v->w.weights, v->w.offset[tensor], dtype_size(v->s->model->dtype));
 }
 
 // Returns the sum of a tensor's dW; NULL if the layer lacks the tensor, or the tensor is frozen.
