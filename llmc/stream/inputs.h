@@ -182,9 +182,11 @@ static Visit first_missing(const Visit *v) {
     Range missing = missing_layers(s, v->l);
     size_t alike = 0;
     Visit r = *v;
-    for (size_t i = 0; i < s->model->config.num_hidden_layers && walk->dry; i++)
-        alike += layer_like(&s->memory, i) == v->l && !input_is_last(s, i);
-    if (walk->dry) missing.begin = v->l, missing.count = alike > 0;
+    if (walk->dry) {
+        for (size_t i = 0; i < s->model->config.num_hidden_layers; i++)
+            alike += layer_like(&s->memory, i) == v->l && !input_is_last(s, i);
+        missing.begin = v->l, missing.count = alike > 0;
+    }
     inputs_await(s);
     r.layer = NULL, r.index = missing.begin, r.end = missing.begin + missing.count;
     if (!missing.count) return r;
