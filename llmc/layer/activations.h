@@ -1,7 +1,8 @@
 /*
 Activations: the tensors that a chunk's forward leaves for its backward in one layer. `activation_rows` names each
 tensor once: its field, its width, the least level at which it stays from forward to backward, its name on the arena.
-The room of a chunk and the room of all layers follow from that table:
+The room of a chunk and the room of all layers follow from that table. A layer has a row if it has the row's weight.
+For a tensor that a layer lacks another one may stand in (mixer_stand_ins, mlp_stand_ins): for a norm its input.
 
     LEVEL_NONE        no activation stays: backward recomputes all
     LEVEL_ATTENTION   --keep attention: attention's outputs stay (kept_attention.h)
@@ -60,28 +61,19 @@ static void activation_rows(Layer *layer, const Config *c) {
     { SIDE_MIXER, of, FIELD(field), width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
 #define MLP(of, field, width, name)                                                                                    \
     { SIDE_MLP, of, FIELD(field), width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
+#define KEPT(of, field, width, summed, name)                                                                           \
+    {                                                                                                                  \
+        SIDE_MIXER, of, FIELD(field), width, summed, LEVEL_ATTENTION,                                                  \
+            {name, name " of all layers", name " on its way"}, 0                                                       \
+    }
 #define LOGITS(of, field, width, name)                                                                                 \
     { SIDE_MLP, of, FIELD(field), width, 1, LEVEL_ALL, {name, NULL, NULL}, 0 }
     const ActivationRow all[ACTIVATION_ROWS] = {
         MIXER(NORM1_WEIGHT, norm[0], C, "first norm"),
         MIXER(Q_NORM, q_linear, d->Q, "queries before QK-norm"),
         MIXER(O_WEIGHT, q, d->Q, "queries"),
-        {SIDE_MIXER,
-         O_WEIGHT,
-         FIELD(attention_out),
-         d->Q,
-         0,
-         LEVEL_ATTENTION,
-         {"attention output", "attention output of all layers", "attention output on its way"},
-         0},
-        {SIDE_MIXER,
-         O_WEIGHT,
-         FIELD(lse),
-         d->NH,
-         1,
-         LEVEL_ATTENTION,
-         {"log-sum-exp", "log-sum-exp of all layers", "log-sum-exp on its way"},
-         0},
+        KEPT(O_WEIGHT, attention_out, d->Q, 0, "attention output"),
+        KEPT(O_WEIGHT, lse, d->NH, 1, "log-sum-exp"),
         MIXER(O_WEIGHT, gate, d->gate, "gate of attention output"),
         MIXER(O_WEIGHT, gated, d->gate, "attention output behind its gate"),
         MIXER(OUT_WEIGHT, projected, linear->E, "inputs of linear attention"),
@@ -111,6 +103,7 @@ static void activation_rows(Layer *layer, const Config *c) {
         MLP(INPUT_OUT, inner[2], C, "own input before its last norm"),
     };
 #undef FIELD
+#undef KEPT
 #undef LOGITS
 #undef MIXER
 #undef MLP

@@ -184,13 +184,15 @@ static void keys_begin(const Visit *v) {
     StreamBP *s = v->s;
     Visit of = *v;
     s->kv.first = s->now.N;
-    if (layer_slides(s, v->l) || shares_keys(v->layer)) return; // lent keys stay from forward
+    if (layer_slides(s, v->l)) return;
     zero_key_value_gradients(s, v->l, s->kv.rows[v->layer->window != 0]);
     for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++) {
         of.c = visit(s, chunk_at(s, i));
         chunk_kv_project(&of);
     }
 }
+
+static void lent_keys_begin(const Visit *v) { v->s->kv.first = v->s->now.N; } // lent keys stay from forward
 
 // Slides a layer's window back to chunk c. Projects the keys that enter the window again, in chunks.
 static void window_project(const Visit *v) {

@@ -22,18 +22,17 @@ typedef struct {
     void (*begin)(const Visit *v);             // before the layer's backward
     void (*restore)(const Visit *v, size_t i); // before the backward of the i-th chunk
     void (*go_back)(const Visit *v);           // to the start of chunk c: slides the window or resets the state
+    void (*keys)(const Visit *v, const Activations *a); // K, V of chunk c
     void (*forward)(const Visit *v, size_t j, const Activations *a);
     void (*backward)(const Visit *v, size_t j, Activations *a, Stored *dx); // last to first; part 0 ends with dx of x_l
 } MixerPart;
 
 static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // K, V of all tokens are stored
 
+static void lent_keys_push(const Visit *v) { select_lent_keys(v->s, v->l); }
+
 static void keys_push(const Visit *v) {
     StreamBP *s = v->s;
-    if (shares_keys(v->layer)) {
-        select_lent_keys(s, v->l);
-        return;
-    }
     if (!keeps_activations(s)) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
     if (s->now.pass == PASS_BACKWARD) push_key_value_gradients(s);
 }
@@ -48,11 +47,16 @@ static void attention_part_forward(const Visit *v, size_t j, const Activations *
 static void attention_part_backward(const Visit *v, size_t j, Activations *a, Stored *dx) {
     (void)j;
     attention_backward(v, a, dx); // dQ[c]; dK, dV of all chunks up to c
-    if (v->layer->borrows)
-        mixer_gradient_end(v, a, dx);
-    else
-        kv_backward(v, a, dx); // dK[c], dV[c] are complete now
+    kv_backward(v, a, dx);        // dK[c], dV[c] are complete now
 }
+
+static void borrower_backward(const Visit *v, size_t j, Activations *a, Stored *dx) {
+    (void)j;
+    attention_backward(v, a, dx); // dQ[c]; dK, dV of the lender's chunks up to c
+    mixer_gradient_end(v, a, dx);
+}
+
+static void no_keys(const Visit *v, const Activations *a) { (void)v, (void)a; }
 
 static void states_push(const Visit *v) {
     StreamBP *s = v->s;
@@ -68,8 +72,11 @@ static void state_go_back(const Visit *v) {
 }
 
 static const MixerPart mixer_part[] = {
-    {keys_push, keys_begin, keys_restore, window_project, attention_part_forward, attention_part_backward},
-    {states_push, states_begin, states_restore_alone, state_go_back, linear_attention_forward,
+    {keys_push, keys_begin, keys_restore, window_project, kv_project, attention_part_forward, attention_part_backward},
+    {lent_keys_push, lent_keys_begin, keys_restore, window_project, kv_project, attention_part_forward,
+     attention_part_backward},
+    {lent_keys_push, lent_keys_begin, keys_restore, window_project, no_keys, attention_part_forward, borrower_backward},
+    {states_push, states_begin, states_restore_alone, state_go_back, no_keys, linear_attention_forward,
      linear_attention_backward}};
 
 // Returns the number of the mixer's parts: 0 in a layer without a mixer.
@@ -136,7 +143,7 @@ static Activations forward_activations(const Visit *v) {
 }
 
 static void mixer_keys(const Visit *v, const Activations *a) {
-    if (has_own_keys(v->layer)) kv_project(v, a);
+    for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->keys(v, a);
 }
 
 static void mixer_forward(const Visit *v, const Activations *a) {

@@ -93,7 +93,7 @@ static void arrived_scale(const Visit *v, double factor) {
         s->ops->scale(s->linear.dstate, type, factor, d->linear.S);
         if (d->linear.columns) s->ops->scale(s->linear.dcolumns, type, factor, d->linear.columns);
     }
-    if (!has_part(v->layer, PART_ATTENTION)) return;
+    if (!has_attention(v->layer)) return;
     s->ops->scale(key_gradient_at(s, s->kv.dk, v->l, v->c.token), type, factor, v->c.n * d->KV);
     s->ops->scale(key_gradient_at(s, s->kv.dv, v->l, v->c.token), type, factor, v->c.n * d->KV);
 }

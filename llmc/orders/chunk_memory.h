@@ -139,9 +139,7 @@ static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
 static size_t border_of(const StreamBP *s, Chunk c) { return visits_shapes(s) ? 0 : c.index; }
 
 // Tells whether layer l has attention without a window. Its K, V may lie off-device.
-static int is_full(const StreamBP *s, size_t l) {
-    return has_part(layer_of(s, l), PART_ATTENTION) && !layer_of(s, l)->window;
-}
+static int is_full(const StreamBP *s, size_t l) { return has_attention(layer_of(s, l)) && !layer_of(s, l)->window; }
 
 // Returns how many layers before layer l have attention of the same kind as layer l: full, or with a window.
 static size_t number_of_keys(const StreamBP *s, size_t l) {
@@ -316,7 +314,7 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
         page_await(s->ops, &slot->page);
         s->kv.k = slot->k, s->kv.v = slot->v, s->kv.dk = slot->dk, s->kv.dv = slot->dv;
         slot->page.asked = 0;
-    } else if (has_part(layer, PART_ATTENTION)) {
+    } else if (has_attention(layer)) {
         rows_select(s, m, l);
         if (layer_slides(s, l))
             s->kv.first = s->now.pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);

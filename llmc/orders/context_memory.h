@@ -373,7 +373,7 @@ static void context_forward(ContextMemory *m, Cache *cache, StreamBP *s, const i
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
     for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
-        const int full = has_part(v.layer, PART_ATTENTION) && !v.layer->window;
+        const int full = has_attention(v.layer) && !v.layer->window;
         v.c = full ? window : text, v.w = weights_acquire_for(&s->memory, v.l, n);
         weights_prefetch(&s->memory, v.l);
         if (full) blocks_leave(m, s, v.l);

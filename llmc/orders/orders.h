@@ -11,7 +11,7 @@ states on. Chunk-major methods have a pass of their own.
 
 // Tells whether ranks can share a sequence in this layer: it has no state, or the delta rule's state alone.
 static int layer_is_shareable(const Layer *layer) {
-    return !has_state(layer) || (has_rule(layer) && !has_part(layer, PART_ATTENTION));
+    return !has_state(layer) || (has_rule(layer) && !has_attention(layer));
 }
 
 static const LayerLoops *shared_loops_of(const Visit *v) {

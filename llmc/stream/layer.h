@@ -5,8 +5,8 @@ A layer is a list of residual branches, made once, at setup:
 
 f_j is a part: a function that ends in a linear layer, or in the products of experts. Families differ in the list.
 Llama's list is {attention}, {MLP}. Gemma 3 has a norm after each branch. Gemma 4 adds experts to the MLP, and a branch
-with the layer's own input. A layer of one branch is a mixer alone or an MLP alone. Only the first branch, the mixer,
-may join tokens.
+with the layer's own input. Only the first branch, the mixer, may join tokens. A layer with an MLP alone has a mixer
+without parts.
 
 This file alone knows which layer of which family has which parts. The steps in llmc/layer/ walk the list.
 */
@@ -84,7 +84,17 @@ static Shapes shapes_in(const Model *model, unsigned form) {
 static Shapes shapes_of(const Model *model) { return shapes_in(model, FORM_FULL); }
 
 // ---- the list -------------------------------------------------------------------------------------------------------
-typedef enum { PART_ATTENTION, PART_LINEAR, PART_DENSE, PART_EXPERTS, PART_OWN_INPUT, PARTS } PartKind;
+// PART_LENDER: attention whose keys and values other layers read, too. PART_BORROWER: attention that reads them
+typedef enum {
+    PART_ATTENTION,
+    PART_LENDER,
+    PART_BORROWER,
+    PART_LINEAR,
+    PART_DENSE,
+    PART_EXPERTS,
+    PART_OWN_INPUT,
+    PARTS
+} PartKind;
 
 enum { BRANCHES_MOST = 3, PARTS_MOST = 2 };
 
@@ -131,9 +141,12 @@ typedef struct {
 } Layer;
 
 static int has_part(const Layer *layer, PartKind kind) { return layer->has >> kind & 1; }
+static int has_attention(const Layer *layer) {
+    return has_part(layer, PART_ATTENTION) || has_part(layer, PART_LENDER) || has_part(layer, PART_BORROWER);
+}
 static int has_state(const Layer *layer) { return has_part(layer, PART_LINEAR); }
 static int has_rule(const Layer *layer) { return !(layer->form & FORM_CONVOLUTION); } // the delta rule
-static int has_own_keys(const Layer *layer) { return has_part(layer, PART_ATTENTION) && !layer->borrows; }
+static int has_own_keys(const Layer *layer) { return has_attention(layer) && !layer->borrows; }
 
 // Returns the tensor if a layer of this form has it, else LAYER_TENSORS.
 static LayerTensor tensor_of_form(const Config *c, unsigned form, LayerTensor tensor) {
@@ -155,7 +168,7 @@ static void layer_part(Layer *layer, const Config *c, Branch *b, PartKind kind, 
     layer->has |= 1u << kind;
 }
 
-// Makes a layer of this form: its branches in order. Skips a branch without parts.
+// Makes a layer of this form: its branches in order. Skips a branch without parts, except the mixer's.
 static Layer layer_make(const Model *model, unsigned form) {
     const Config *c = &model->config;
     Layer layer = {0};
@@ -163,7 +176,8 @@ static Layer layer_make(const Model *model, unsigned form) {
     layer.borrows = (form & FORM_BORROWS) != 0, layer.lends = (form & FORM_LENDS) != 0;
     layer.window = form & FORM_WINDOW ? c->sliding_window : 0;
     Branch *b = layer_branch(&layer, c, NORM1_WEIGHT, NORM1_BIAS, POST_NORM1);
-    layer_part(&layer, c, b, PART_ATTENTION, O_WEIGHT, LAYER_TENSORS);
+    const PartKind attention = layer.borrows ? PART_BORROWER : layer.lends ? PART_LENDER : PART_ATTENTION;
+    layer_part(&layer, c, b, attention, O_WEIGHT, LAYER_TENSORS);
     layer_part(&layer, c, b, PART_LINEAR, OUT_WEIGHT, LAYER_TENSORS);
     const int in_place = layer.form & FORM_NO_MLP && b->pre == LAYER_TENSORS; // the output may overwrite the input
     if (in_place && b->parts > 1) die("two summed mixers read the layer's input in place; give them a norm");
