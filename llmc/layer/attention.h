@@ -119,7 +119,7 @@ static void attention_backward(const Visit *v, Activations *a, Stored *dx) {
     Stored *dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", v->c.n * d->Q);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", v->c.n * d->Q);
     Summed *scratch = push_attention_scratch(v);
-    output_backward(v, a, mixer_sum_backward(v, a, dx), dattention_out);
+    output_backward(v, a, branch_sum_backward(v, 0, a, dx), dattention_out);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
                                layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);

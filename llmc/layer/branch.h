@@ -109,11 +109,6 @@ static void mixer_input_backward(const Visit *v, Activations *a, Linear linear, 
     a->arrived = 1;
 }
 
-// dx of x_1 -> the gradient of the sum of the mixer's parts, computed once
-static const Stored *mixer_sum_backward(const Visit *v, Activations *a, const Stored *dx) {
-    return branch_sum_backward(v, 0, a, dx);
-}
-
 // dx of x_1 -> dx of x_l
 static void mixer_gradient_end(const Visit *v, const Activations *a, Stored *dx) {
     branch_in_backward(v, 0, a, dx, a->dnorm);

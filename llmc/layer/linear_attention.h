@@ -109,7 +109,7 @@ static void linear_attention_backward(const Visit *v, size_t j, Activations *a, 
     const size_t mark = arena_mark(s->arena);
     Stored *dgated = push_stored(s, SHARE_WORKSPACE, "gradient of the delta rule's output", v->c.n * d->out);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * d->E);
-    linear_backward(v, OUT_WEIGHT, dgated, mixer_sum_backward(v, a, dx), a->delta_norm, 0);
+    linear_backward(v, OUT_WEIGHT, dgated, branch_sum_backward(v, 0, a, dx), a->delta_norm, 0);
     if (has_rule(v->layer)) {
         gated_norm_backward(v, a, dgated, dprojected);
         delta_backward(v, a, state_before(s, v->c), dgated, dprojected);

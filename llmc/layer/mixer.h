@@ -172,7 +172,7 @@ static Activations recompute(const Visit *v) {
 
 static void mixer_backward(const Visit *v, Activations *a, Stored *dx) {
     const size_t mark = arena_mark(v->s->arena);
-    if (mixer_parts(v) > 1) mixer_gradient_begin(v, a, dx), mixer_sum_backward(v, a, dx); // for all parts
+    if (mixer_parts(v) > 1) mixer_gradient_begin(v, a, dx), branch_sum_backward(v, 0, a, dx); // for all parts
     for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->backward(v, j, a, dx);
     arena_pop(v->s->arena, mark);
 }

@@ -202,7 +202,7 @@ static void scan_output_backward(const Visit *v, Activations *a, Stored *dx, Sto
     Stored *dprojected =
         push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * v->layer->shape.linear.E);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_backward_scratch(&shape));
-    linear_backward(v, OUT_WEIGHT, ddelta_out, mixer_sum_backward(v, a, dx), a->delta_norm, 0);
+    linear_backward(v, OUT_WEIGHT, ddelta_out, branch_sum_backward(v, 0, a, dx), a->delta_norm, 0);
     gated_norm_backward(v, a, ddelta_out, dprojected);
     mixer_input_backward(v, a, linear_part(v, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_Z_WEIGHT),
                          projected_part(v, dprojected, IN_Z_WEIGHT));

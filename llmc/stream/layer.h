@@ -92,8 +92,7 @@ typedef enum {
     PART_LINEAR,
     PART_DENSE,
     PART_EXPERTS,
-    PART_OWN_INPUT,
-    PARTS
+    PART_OWN_INPUT
 } PartKind;
 
 enum { BRANCHES_MOST = 3, PARTS_MOST = 2 };
