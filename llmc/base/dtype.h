@@ -115,7 +115,7 @@ static void elements_from_float(void *out, DType type, const float *in, size_t c
     case DTYPE_FP64:
         for (size_t i = 0; i < count; i++) ((double *)out)[i] = (double)in[i];
         break;
-    default: die("weights cannot be converted to %s", dtype_name(type)); // fp16 is only read
+    default: die("weights cannot be converted to %s; choose fp32 or bf16", dtype_name(type)); // fp16 is only read
     }
 }
 

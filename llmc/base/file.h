@@ -157,7 +157,7 @@ static InputFile input_open(const char *path) {
     file.fd = file_open(path, O_RDONLY);
     if (file.fd < 0) die("%s: %s", path, file_fault());
     if (fstat(file.fd, &status) != 0) die("%s: cannot be examined: %s", path, error_text(errno));
-    if (status.st_size == 0) die("%s: is empty", path);
+    if (status.st_size == 0) die("%s: is empty; copy or write it again", path);
     file.path = checked_strdup(path);
     file.bytes = (uint64_t)status.st_size;
     return file;
@@ -178,8 +178,8 @@ static void input_read(const InputFile *file, uint64_t offset, void *out, size_t
             die("%s: reading %zu bytes at byte %llu failed: %s", file->path, bytes, (unsigned long long)offset,
                 error_text(errno));
         if (got == 0)
-            die("%s: ends at byte %llu, %zu more bytes were expected; was it cut while being read?", file->path,
-                (unsigned long long)offset, bytes);
+            die("%s: ends at byte %llu, but %zu more bytes were expected; leave the file alone while it is read",
+                file->path, (unsigned long long)offset, bytes);
         cursor += got, offset += (uint64_t)got, bytes -= (size_t)got;
     }
 }
@@ -197,7 +197,7 @@ static size_t input_begin(const char *path, void *begin, size_t room) {
 static char *input_read_text(const char *path, size_t limit, size_t *length) {
     InputFile file = input_open(path);
     if (file.bytes > limit)
-        die("%s: has %llu bytes; a file of this kind may have at most %zu", path, (unsigned long long)file.bytes,
+        die("%s: has %llu bytes, but a file of this kind may have at most %zu", path, (unsigned long long)file.bytes,
             limit);
     *length = (size_t)file.bytes;
     char *text = (char *)checked_malloc(*length + 1, path);
@@ -260,7 +260,7 @@ static char *stream_read_text(FILE *stream, const char *name, size_t limit, size
     *length = 0;
     while ((got = fread(text + *length, 1, capacity - *length - 1, stream)) > 0) {
         *length += got;
-        if (*length > limit) die("%s: has more than %zu bytes", name, limit);
+        if (*length > limit) die("%s: has more than the %zu bytes that are read; shorten it", name, limit);
         if (capacity - *length > 1) continue;
         text = (char *)checked_realloc(text, capacity *= 2, name);
     }

@@ -127,7 +127,7 @@ static int is_temporary_of(const char *name, const char *base) {
 // stays.
 static void temporary_name(char temporary[PATH_MAX], const char *path, int attempt) {
     if (snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), attempt) >= PATH_MAX)
-        die("%.200s...: this path is too long to write to", path);
+        die("%.200s...: this path is too long; choose a shorter path", path);
 }
 
 // ---- inputs ---------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ __attribute__((noreturn, format(printf, 3, 4))) static void output_fail(const Ou
 static void output_resolve(OutputFile *file, const char *path) {
     struct stat link, status;
     if (snprintf(file->path, sizeof(file->path), "%s", path) >= (int)sizeof(file->path))
-        die("%.200s...: this path is too long to write to", path);
+        die("%.200s...: this path is too long; choose a shorter path", path);
     if (lstat(path, &link) != 0) return; // a new file; if it cannot be made, open says why
     if (stat(path, &status) != 0)
         die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
@@ -254,7 +254,8 @@ static void output_resolve(OutputFile *file, const char *path) {
 
 // Opens an output of `bytes` bytes. Reserves the space, so that a full disk fails now and not at the end.
 static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
-    if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
+    if (output_pending)
+        die("internal: %s: cannot be written while %s is being written; please report it", path, output_pending->path);
     signals_prepare();
     output_resolve(file, path);
     if (!folder_pending) output_clear_stale(file->path, NULL); // a folder's files are cleared together with the folder
@@ -339,7 +340,8 @@ static int folder_begin(OutputFolder *folder, size_t files) {
 // Opens a file in the folder, or in a folder within it. Close it with output_commit.
 static void folder_open_file(OutputFolder *folder, OutputFile *file, const char *name, uint64_t bytes) {
     char path[PATH_MAX], above[PATH_MAX];
-    if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
+    if (folder->count == folder->capacity)
+        die("internal: %s: more files than were announced; please report it", folder->path);
     snprintf(folder->names[folder->count], sizeof(folder->names[0]), "%s", name);
     folder->count = folder->count + 1; // only after its name is set, since a signal may come at once
     path_join(path, folder->temporary, name);
@@ -378,7 +380,8 @@ static void folder_commit(OutputFolder *folder) {
     }
     folder_pending = NULL;
     sync_folder_of(folder->path);
-    if (fd >= 0 && !folder_remove(old, fd, "", folder->ours)) note("%s is kept, because it holds other files", old);
+    if (fd >= 0 && !folder_remove(old, fd, "", folder->ours))
+        note("%s is kept, because it holds other files; move them away and remove it", old);
     close(folder->fd);
     if (folder->names != folder->few) free(folder->names);
 }
@@ -389,7 +392,7 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
     struct stat status, here;
     const struct dirent *entry;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 300)
-        die("%.200s...: this path is too long to write to", path);
+        die("%.200s...: this path is too long; choose a shorter path", path);
     for (size_t length = strlen(path); length > 1 && folder->path[length - 1] == '/';) folder->path[--length] = 0;
     if (lstat(folder->path, &status) != 0) return; // a new folder; if it cannot be made, mkdir says why
     if (stat(folder->path, &status) != 0)
@@ -454,7 +457,7 @@ static size_t make_folder(const char *path) {
     for (size_t i = 1; path[i - 1]; i++) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
-            die("%.200s...: this path is too long", path);
+            die("%.200s...: this path is too long; choose a shorter path", path);
         const int error = mkdir(part, 0777) ? errno : 0;
         errno = 0; // stat below may tell more
         if (!error)

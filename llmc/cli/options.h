@@ -164,7 +164,7 @@ static void options_set_defaults(Options *options) {
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         if (row->fallback && !option_set(row, options, row->fallback))
-            die("internal: the default of --%s, '%s', is not allowed", row->name, row->fallback);
+            die("internal: the default of --%s, '%s', is not allowed; please report it", row->name, row->fallback);
     }
 }
 

@@ -53,7 +53,7 @@ static void words_from_lines(OptionWords *w, const char *c, const char *path) {
         for (first = 0; !strchr(" \t\r\n", *c);) {
             const size_t quoted = *c == '\'' || *c == '"';
             const size_t length = quoted ? strcspn(c + 1, *c == '"' ? "\"\n" : "'\n") : strcspn(c, " \t\r\n'\"");
-            if (quoted && c[1 + length] != *c) die("%s:%zu: a quote is not closed on its line", path, line);
+            if (quoted && c[1 + length] != *c) die("%s:%zu: a quote is not closed on its line; close it", path, line);
             words_put(w, c + quoted, length);
             c += length + 2 * quoted;
         }
@@ -70,7 +70,7 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
         const int first = !list || value == item->child;
         const char *text = cJSON_IsString(value) ? value->valuestring : json_scalar_text(value, number, sizeof(number));
         if (!cJSON_IsNumber(value) && !cJSON_IsString(value))
-            die("%s: \"%.64s\" is %s, which no option takes", path, item->string, text);
+            die("%s: \"%.64s\" is %s, but every option takes text or a number", path, item->string, text);
         if (!first && paths) {
             *w->end++ = 0;
             words_begin(w, w->line[w->count - 1]);
@@ -92,7 +92,8 @@ static int option_is_gone(const cJSON *item, const char *path) {
         if (strcmp(item->string, options_gone[i].key) != 0) continue;
         const char *text = cJSON_IsString(item) ? item->valuestring : json_scalar_text(item, number, sizeof(number));
         if (!strcmp(text, options_gone[i].usual)) return 1;
-        die("%s: its run had --%s %.32s, which is not in this version; give the run's other options without --config",
+        die("%s: its run had --%s %.32s, which this version does not have; give the run's other options without "
+            "--config",
             path, item->string, text);
     }
     return 0;
@@ -156,7 +157,7 @@ static const OptionWords *option_words_read(const char *given, int resumes) {
     const int log = text_ends_with(path, ".jsonl");
     char *text = log ? option_record(path, &line) : input_read_text(path, OPTION_FILE_LIMIT, &length);
     if (log) length = strlen(text);
-    if (strlen(text) != length) die("%s: holds a zero byte; it is no file of options", path);
+    if (strlen(text) != length) die("%s: holds a zero byte; give a file of options", path);
     if (!strncmp(text, "\xef\xbb\xbf", 3)) memset(text, ' ', 3); // a byte order mark
     w->word = (char **)checked_calloc(length + 1, sizeof(char *), path);
     w->line = (size_t *)checked_calloc(length + 1, sizeof(size_t), path);
@@ -173,7 +174,7 @@ static const OptionWords *option_words_read(const char *given, int resumes) {
         words_from_lines(w, text, path);
     }
     for (size_t i = 0; i < w->count; i++)
-        if (!word_is_text(w->word[i])) die("%s:%zu: holds control characters; take them out", path, w->line[i]);
+        if (!word_is_text(w->word[i])) die("%s:%zu: holds control characters; remove them", path, w->line[i]);
     free(text);
     return w;
 }

@@ -30,7 +30,7 @@ static int option_find(const char *name) {
 
 static int option_given(const Options *options, const char *name) {
     int index = option_find(name);
-    if (index < 0) die("internal: no option is called '%s'", name);
+    if (index < 0) die("internal: no option is called '%s'; please report it", name);
     return options->given[index];
 }
 

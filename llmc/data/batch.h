@@ -110,7 +110,8 @@ static void batch_set_positions(Batch *batch) {
 // be of exactly this size.
 static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     if (batch->N != B * T || batch->documents != B)
-        die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
+        die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu; please report it", batch->N,
+            batch->documents, B, T);
     for (size_t b = 0; b < B; b++) {
         batch->document_start[b] = b * T;
         for (size_t t = 0; t <= T; t++) {

@@ -98,7 +98,8 @@ static const EpochSequences *dataloader_epoch(DataLoader *d, uint64_t position) 
     EpochSequences *e = &d->epoch[epoch & 1];
     if (e->epoch != epoch) packing_epoch(&d->packing, e, epoch);
     if (position % d->samples >= e->sequences)
-        die("position %llu is not in this data: epoch %llu has %zu sequences; give the data of that run",
+        die("position %llu is not in this data: epoch %llu has %zu sequences; resume with the --data that the run "
+            "began with",
             (unsigned long long)position, (unsigned long long)epoch, e->sequences);
     return e;
 }
@@ -118,7 +119,9 @@ static uint64_t dataloader_after(DataLoader *d, uint64_t position, size_t count)
         const uint64_t epoch = position / d->samples;
         position = position % d->samples + 1 < e->sequences ? position + 1 : (epoch + 1) * d->samples;
         if (position >= POSITIONS_MAX)
-            die("epoch %llu of %zu samples exceeds the largest position", (unsigned long long)(epoch + 1), d->samples);
+            die("epoch %llu of %zu samples is beyond the last position that can be counted; give fewer --steps or "
+                "--epochs",
+                (unsigned long long)(epoch + 1), d->samples);
     }
     return position;
 }

@@ -296,18 +296,21 @@ static void documents_note(const DataLoader *d) {
         note("%s%s: %zu of %zu %s, so they give no gradient", path, others(d), d->alike, documents_total_groups(d),
              pairs ? "pairs have two equal answers" : "groups have equal rewards");
     if (d->single)
-        note("%s%s: %zu of %zu documents have an answer of one token, for example the end of an empty answer", path,
-             others(d), d->single, d->documents);
+        note("%s%s: %zu of %zu documents have an answer of one token (an empty answer is only its end); check the "
+             "answers in the data",
+             path, others(d), d->single, d->documents);
     if (d->long_documents)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are %s %zu %s", path, others(d),
              d->long_documents, d->documents, T, split ? "split;" : "truncated, by",
              split ? d->segments : d->positions_cut,
-             split ? "segments in all (--long truncate or refuse)" : "tokens in all");
+             split ? "segments in all; --long truncate or refuse avoids this" : "tokens in all");
     if (d->left_out && d->sample)
-        note("%s%s: %zu of %zu %s are left out: one of their documents has no target within --seq-len %zu", path,
-             others(d), d->left_out, documents_total_groups(d), pairs ? "pairs" : "groups", T);
+        note("%s%s: %zu of %zu %s are left out: one of their documents has no target within --seq-len %zu; a longer "
+             "--seq-len keeps them",
+             path, others(d), d->left_out, documents_total_groups(d), pairs ? "pairs" : "groups", T);
     else if (d->left_out)
-        note("%s%s: %zu segments of documents are left out: they have no target", path, others(d), d->left_out);
+        note("%s%s: %zu segments of documents are left out: none of their tokens is trained on", path, others(d),
+             d->left_out);
 }
 
 static void documents_index(DataLoader *d, ShardDocument *entry) {
@@ -326,8 +329,9 @@ static void documents_index(DataLoader *d, ShardDocument *entry) {
     if (!d->sample) d->samples = d->segments, d->largest_sample = 1;
     documents_note(d);
     if (!d->segments)
-        die("%s%s: holds nothing to train on: no target within %s", d->shard[0].header.path, others(d),
-            d->documents ? "--seq-len" : "its 0 documents");
+        die("%s%s: holds nothing to train on: %s", d->shard[0].header.path, others(d),
+            d->documents ? "no document has a target within --seq-len; raise --seq-len"
+                         : "it has 0 documents; prepare it again");
     if (d->long_documents)
         d->checked = (unsigned char *)checked_calloc(d->documents / 8 + 1, 1, "the checked documents");
 }
@@ -341,8 +345,8 @@ static size_t prompts_text_tokens(const DocumentRef *at) {
 static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begins) {
     if (!begins) return;
     if (!at->entry.prompt)
-        die("%s: document %zu does not mark the end of its prompt, which --rollout needs; prepare samples of "
-            "prompt and completion, or of prompts alone",
+        die("%s: document %zu does not mark the end of its prompt, which --rollout needs; prepare the data from "
+            "prompts with completions, or from prompts alone",
             at->shard->header.path, at->number);
     d->longest_prompt = max_size(d->longest_prompt, at->entry.prompt);
     d->longest_text = max_size(d->longest_text, prompts_text_tokens(at));
@@ -524,7 +528,9 @@ static void documents_read_tables(DataLoader *d) {
     if (d->settings.use == DATA_PROMPTS) {
         d->prompt = (uint32_t *)checked_calloc(d->documents, sizeof(uint32_t), "the index of the prompts");
         documents_walk(d, entry, documents_add_prompt);
-        if (!d->prompts) die("%s%s: holds no prompts", d->shard[0].header.path, others(d));
+        if (!d->prompts)
+            die("%s%s: holds no prompts; give shards that data/prepare.py made from prompts", d->shard[0].header.path,
+                others(d));
     } else {
         documents_index(d, entry);
     }

@@ -88,7 +88,8 @@ static int32_t documents_checked_id(const DocumentRef *at, size_t token, uint32_
     const TokenShard *s = &at->shard->header;
     if (id < s->vocabulary) return (int32_t)id;
     if (s->regular)
-        die("%s: token %zu is %u, outside the model's vocabulary of %zu; the shard was made for another tokenizer",
+        die("%s: token %zu is %u, outside the model's vocabulary of %zu; prepare the data again with this model's "
+            "tokenizer",
             s->path, at->entry.first + token, id, s->vocabulary);
     die("%s: document %zu, token %zu is %u, outside the vocabulary of %zu ids that the shard was made with; write it "
         "again",
@@ -139,8 +140,8 @@ static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, con
         targets += mask;
     }
     if (targets != segment->targets)
-        die("%s: document %zu has %zu targets where its table says %u; write it again", s->path, at->number, targets,
-            segment->targets);
+        die("%s: document %zu has %zu targets, but the document table says %u; prepare the shard again", s->path,
+            at->number, targets, segment->targets);
 }
 
 // Copies the advantages of a segment's n targets.
@@ -148,7 +149,7 @@ static void documents_fill_advantages(const DocumentRef *at, const SegmentBytes 
     memcpy(advantage, bytes->values + sizeof(float), n * sizeof(float));
     for (size_t i = 0; i < n; i++)
         if (!isfinite(advantage[i]))
-            die("%s: document %zu, token %zu has the advantage %f; prepare it with finite numbers",
+            die("%s: document %zu, token %zu has the advantage %f; prepare the data again with finite advantages",
                 at->shard->header.path, at->number, bytes->first + i + 1, (double)advantage[i]);
 }
 
@@ -189,7 +190,7 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
     for (; i < end; i++) {
         const Segment segment = documents_segment(d, i);
         if (batch->documents == d->bound.documents || segment.positions > d->bound.N - batch->N)
-            die("internal: a sequence is larger than the bound of its data");
+            die("internal: a sequence is larger than the bound of its data; please report it");
         if (batch->group) batch->group[batch->documents] = group;
         documents_read_segment(d, &segment, batch);
     }

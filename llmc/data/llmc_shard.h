@@ -53,8 +53,9 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
     s.documents = s.tokens ? (s.tokens - 1) / (B * T) * B : 0; // a target is one token after its input
     const size_t expected = s.ids + s.tokens * s.id_bytes;
     if (expected != s.begin.bytes)
-        die("%s: the header says %zu tokens, so %zu bytes, but the file has %zu; it is %s", path, s.tokens, expected,
-            s.begin.bytes, s.begin.bytes < expected ? "truncated" : "not what its header says");
+        die("%s: the header says %zu tokens, so %zu bytes, but the file has %zu; it is %s; copy or write it again",
+            path, s.tokens, expected, s.begin.bytes,
+            s.begin.bytes < expected ? "truncated" : "not what its header says");
     return s;
 }
 

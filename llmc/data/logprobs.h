@@ -103,7 +103,7 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
 // Writes values of tokens [token, token + n), counted over all shards. Tokens may come in any order, each at most once.
 static void logprobs_write(LogprobWriter *w, size_t token, size_t n, const float *value) {
     if (token > w->header.tokens || n > w->header.tokens - token)
-        die("internal: log-probabilities of tokens that are not in the data");
+        die("internal: log-probabilities of tokens that are not in the data; please report it");
     output_write(&w->output, logprobs_offset(token), value, n * sizeof(float));
 }
 
@@ -203,8 +203,8 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
             path, h->model, dtype_name((DType)h->dtype), (unsigned long long)h->model_key, wanted->model,
             dtype_name((DType)wanted->dtype), (unsigned long long)wanted->model_key);
     if (h->temperature != wanted->temperature)
-        die("%s: holds log-probabilities at temperature %g, this run's is %g; compute them again with --temperature "
-            "%g (verb logprobs)",
+        die("%s: holds log-probabilities at temperature %g, this run has temperature %g; compute them again with "
+            "--temperature %g (verb logprobs)",
             path, h->temperature, wanted->temperature, wanted->temperature);
     if (!logprobs_cut_serves(h, wanted))
         die("%s: holds log-probabilities of documents that are %s, this run has them %s; compute them again with this "
@@ -216,7 +216,8 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
 // Reads the values of tokens [token, token + n), counted over all shards. Any thread may call it.
 static void logprobs_read(const LogprobFile *f, size_t token, size_t n, float *out) {
     if (token > f->header.tokens || n > f->header.tokens - token)
-        die("internal: %s: has no log-probabilities of tokens %zu to %zu", f->file.path, token, token + n);
+        die("internal: %s: has no log-probabilities of tokens %zu to %zu; please report it", f->file.path, token,
+            token + n);
     input_read(&f->file, logprobs_offset(token), out, n * sizeof(float));
 }
 

@@ -26,7 +26,7 @@ static void metric_merge(Metrics *m, const Metric *more) {
     size_t i;
     if (!m) return;
     for (i = 0; i < m->count && strcmp(m->metric[i].name, more->name) != 0; i++) continue;
-    if (i == METRICS_MOST) die("internal: more than %d metrics", METRICS_MOST);
+    if (i == METRICS_MOST) die("internal: more than %d metrics; please report it", METRICS_MOST);
     Metric *x = &m->metric[i];
     if (i == m->count) memset(x, 0, sizeof(*x)), x->name = more->name, x->kind = more->kind, m->count++;
     if (more->kind == METRIC_MIN || more->kind == METRIC_MAX) {

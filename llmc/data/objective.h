@@ -304,7 +304,7 @@ static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
 static PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     DocumentSums side[2];
     if (d + 1 >= batch->documents || batch->group[d] != batch->group[d + 1])
-        die("internal: document %zu of a sequence of pairs has no partner", d);
+        die("internal: document %zu of a sequence of pairs has no partner; please report it", d);
     side[0] = document_sums(o, batch, d, logp, type), side[1] = document_sums(o, batch, d + 1, logp, type);
     return pair_loss(o, side);
 }
@@ -444,12 +444,13 @@ static void policy_weights(const Objective *o, const Batch *batch, double Z, siz
 // ---- weights --------------------------------------------------------------------------------------------------------
 static void objective_check_batch(const Objective *o, const Batch *batch) {
     if (objective_is_of_pairs(o) && !batch->group)
-        die("internal: a batch of %s without groups", objective_names[o->kind]);
+        die("internal: a batch of %s without groups; please report it", objective_names[o->kind]);
     if (objective_is_of_policy(o) && !(batch->advantage && batch->document_weight))
-        die("internal: a batch of %s without advantages", objective_names[o->kind]);
-    if (o->kind == OBJECTIVE_KTO && !batch->reward) die("internal: a batch of kto without labels");
+        die("internal: a batch of %s without advantages; please report it", objective_names[o->kind]);
+    if (o->kind == OBJECTIVE_KTO && !batch->reward) die("internal: a batch of kto without labels; please report it");
     if (objective_needs_reference(o) && !batch->reference && !batch->document_reference)
-        die("internal: a batch of %s without the reference's log-probabilities", objective_names[o->kind]);
+        die("internal: a batch of %s without the reference's log-probabilities; please report it",
+            objective_names[o->kind]);
 }
 
 // Computes weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
@@ -459,7 +460,8 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
                               const void *logp, void *weight, DType type) {
     objective_check_batch(o, batch);
     if (objective_weights_wait(o) == WEIGHTS_BY_SEQUENCE && (begin != 0 || n != batch->N))
-        die("internal: weights of a part of a sequence, but %s needs all of it", objective_names[o->kind]);
+        die("internal: weights of a part of a sequence, but %s needs all of it; please report it",
+            objective_names[o->kind]);
     if (batch->empty) {
         for (size_t i = 0; i < n; i++) value_set(weight, type, i, 0);
     } else if (objective_is_of_pairs(o)) {

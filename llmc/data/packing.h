@@ -126,7 +126,8 @@ static void packing_window(Packing *p, EpochSequences *e, size_t first, size_t c
     }
     packing_sort(p->item, p->spare, count);
     size_t sequences = packing_first_fit(p, count);
-    if (e->sequences + sequences > p->max_sequences) die("internal: more sequences than two halves of the data make");
+    if (e->sequences + sequences > p->max_sequences)
+        die("internal: more sequences than two halves of the data make; please report it");
     for (size_t i = 0; i <= sequences; i++) end[i] = 0;
     for (size_t i = 0; i < count; i++) end[p->bin[i]]++;
     for (size_t i = 0; i < sequences; i++) end[i] += (uint32_t)(i ? end[i - 1] : first);

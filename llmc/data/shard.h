@@ -77,7 +77,8 @@ static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
         }
         int failed = glob(paths[i], 0, NULL, &found);
         if (failed == GLOB_NOMATCH) die("no file matches '%s'; check the folder and the pattern", paths[i]);
-        if (failed) die("cannot search for '%s': %s", paths[i], error_text(errno));
+        if (failed)
+            die("cannot search for shards '%s': %s; check the permissions of its folder", paths[i], error_text(errno));
         for (size_t j = 0; j < found.gl_pathc; j++) shard_paths_add(&list, found.gl_pathv[j]);
         globfree(&found);
     }

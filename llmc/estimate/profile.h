@@ -41,7 +41,8 @@ static TimedRow *timed_row(const char *op, size_t rows, size_t cols) {
     TimedRow *row;
     for (row = timing.row; row < timing.row + timing.count; row++)
         if (row->rows == rows && row->cols == cols && !strcmp(row->op, op)) return row;
-    if (timing.count == TIMED_ROWS) die("internal: a pass with more than %d kinds of ops", TIMED_ROWS);
+    if (timing.count == TIMED_ROWS)
+        die("internal: a pass with more than %d kinds of ops; please report it", TIMED_ROWS);
     timing.count++;
     row->op = op, row->rows = rows, row->cols = cols;
     return row;

@@ -111,7 +111,8 @@ static void adapter_check_key(const cJSON *item, const char *path) {
             die("%s: %s is %s: %s, which is not supported; train plain LoRA", path, key, value,
                 adapter_refused[i].what);
     if (!cJSON_IsNumber(item)) // a number may be the default of a feature that is off; skip it
-        die("%s: %.64s is %s, which this program does not know; only plain LoRA is supported", path, key, value);
+        die("%s: %.64s is %s, which this program does not know; train plain LoRA, the only supported kind", path, key,
+            value);
 }
 
 // Refuses initialisations that also change the base weights, so that the adapters fit no published model.
@@ -156,7 +157,7 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
     cJSON_ArrayForEach(item, root) adapter_check_key(item, path);
     adapter_check_initialisation(json_get(root, "init_lora_weights"), path);
     double rank = adapter_number(root, "r", NAN, 1, 65536, path);
-    if (rank != floor(rank)) die("%s: r is %g; it must be a whole number", path, rank);
+    if (rank != floor(rank)) die("%s: r is %g; it must be a whole number from 1 to 65536", path, rank);
     if (rslora && !cJSON_IsBool(rslora)) die("%s: use_rslora must be true or false", path);
     lora->rank = (size_t)rank;
     lora->alpha = adapter_number(root, "lora_alpha", NAN, -1e6, 1e6, path);
@@ -208,7 +209,8 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
             file->path);
     if (item && (!cJSON_IsString(item) ||
                  sscanf(item->valuestring, ADAPTER_BASE_VER "%16llx %16llx", &config, &weights) != 2 || !weights))
-        die("%s: its " ADAPTER_BASE_KEY " is damaged", file->path);
+        die("%s: its " ADAPTER_BASE_KEY " is damaged; take another copy, or save the adapter again with PEFT",
+            file->path);
     const BaseKey key = {config, weights};
     cJSON_Delete(header);
     return key;
@@ -281,8 +283,12 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         lora_expert_name(lora->table.config.family, layer, two ? i / 2 : i, part, name);
         snprintf(whole, sizeof(whole), "base_model.model.%s.lora_%c.weight", name, of_b ? 'B' : 'A');
         SafeTensor *tensor = safetensors_find(list, whole);
-        if (!tensor) die("%s: tensor %s is missing; an adapter has A and B of every expert", source->path, whole);
-        const TensorLocation place = source_take_shape(source, tensor, wanted, 2, asks, "; is it of another base?");
+        if (!tensor)
+            die("%s: tensor %s is missing, but every expert of an adapter needs A and B; save the adapter again with "
+                "PEFT",
+                source->path, whole);
+        const TensorLocation place =
+            source_take_shape(source, tensor, wanted, 2, asks, "; give the base that the adapter was trained on");
         if (!i) source->places[parameter] = place;
         if (place.type != source->places[parameter].type)
             die("%s: tensor %s is in %s, but tensors of other experts are in %s; save all experts in one type",
@@ -293,8 +299,8 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
         snprintf(whole, sizeof(whole), "base_model.model.%s.lora_A.weight", name);
         SafeTensor *up = safetensors_find(list, whole);
         if (!up || !hf_same_bytes(source, tensor, up)) // gate and up are one matrix here, with one A
-            die("%s: tensor %s differs from the up projection's; here gate and up of experts share one A, as PEFT 0.21 "
-                "saves them",
+            die("%s: tensor %s differs from the up projection's; gate and up of experts must share one A; save the "
+                "adapter with PEFT 0.21",
                 source->path, tensor->name);
         up->used = 1;
     }
@@ -364,8 +370,9 @@ static const char *adapter_why_refused(const Family *family, const char *name) {
     if (projection && strstr(name, joint))
         return "adapts one matrix for all layers, which is not supported; train with PEFT's exclude_modules=["
                "'per_layer_model_projection'], or merge it into the model (merge_and_unload)";
-    if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
-    if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
+    if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported; train plain LoRA";
+    if (strstr(name, ".lora_B.bias"))
+        return "is a bias of B, which is not supported; train with PEFT's lora_bias=False";
     if (!strstr(name, ".lora_A.") && !strstr(name, ".lora_B."))
         return "is a fully trained weight; only embed_tokens and lm_head are supported, in modules_to_save";
     return "belongs to no linear layer of this base; give the base that the adapter was trained on";
@@ -392,8 +399,9 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     if (root) {
         adapter_choose_copies(&targets, lora, &model->config);
         if (!adapter_choose(&targets, lora, &model->config, &list))
-            die("%s: holds no adapters for the linear layers of a %s model; it has %s; is it for another base?", path,
-                family->name, safetensors_unused(&list));
+            die("%s: holds no adapters for the linear layers of a %s model; it has %s; give the base that it was "
+                "trained on",
+                path, family->name, safetensors_unused(&list));
         lora_build(lora, model);
     }
     source->config = model->config, source->transposed = 1; // the embedding's A and the experts' B are transposed
@@ -410,12 +418,14 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
         }
         if (!tensor)
             die("%s: tensor %s is missing; %s", path, p->name,
-                part ? "an adapter has A and B" : "modules_to_save names its module");
+                part ? "an adapter needs both A and B; save it again with PEFT"
+                     : "modules_to_save names its module; save the adapter again with PEFT");
         snprintf(asks, sizeof(asks), part ? "rank %zu and this base ask" : "this base asks", part ? part->rank : 0);
-        source_take_tensor(source, i, tensor, asks,
-                           part && group_of(&lora->table, p->offset) < GROUP_EMBEDDING
-                               ? "; is it an adapter for another base?"
-                               : "; is it an adapter for another base, or for this one with --grow-vocabulary?");
+        source_take_tensor(
+            source, i, tensor, asks,
+            part && group_of(&lora->table, p->offset) < GROUP_EMBEDDING
+                ? "; give the base that the adapter was trained on"
+                : "; give the base that the adapter was trained on, or the --grow-vocabulary of its training");
     }
     for (size_t i = 0; i < list.count; i++)
         if (lora_has_outer(lora) && text_ends_with(list.tensors[i].name, ".base_layer.weight"))
@@ -434,8 +444,9 @@ static WeightSource *adapter_open(const char *folder, const Model *model, Lora *
     path_join(config, folder, ADAPTER_CONFIG_NAME);
     if (!path_found(path, folder, ADAPTER_FILE_NAME)) {
         const char *found = folder_matches(folder, "*{adapter,lora}*.{bin,gguf,pt,safetensors}");
-        die("%s: holds no " ADAPTER_FILE_NAME "%s%s%s", folder, *found ? "; not read: " : "", found,
-            *found ? "; save the adapters by PEFT's save_pretrained" : "");
+        die("%s: holds no " ADAPTER_FILE_NAME "%s%s%s", folder, *found ? "; it holds " : "", found,
+            *found ? ", which is not read; save the adapters by PEFT's save_pretrained"
+                   : "; save the adapters by PEFT's save_pretrained");
     }
     memset(lora, 0, sizeof(*lora));
     cJSON *root = adapter_config_read(config, lora);

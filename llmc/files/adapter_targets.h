@@ -113,7 +113,8 @@ static int adapter_targets(const AdapterTargets *t, const char *name, size_t lay
 // Returns the value of the first pattern that matches the name, or `otherwise`.
 static double adapter_pattern_value(const AdapterTargets *t, const char *key, const char *name, double otherwise) {
     const cJSON *patterns = json_get(t->root, key), *item;
-    if (patterns && !cJSON_IsObject(patterns)) die_with(t->code, "%s: %s is not an object", t->where, key);
+    if (patterns && !cJSON_IsObject(patterns))
+        die_with(t->code, "%s: %s must be an object of names and numbers", t->where, key);
     cJSON_ArrayForEach(item, patterns) {
         if (!cJSON_IsNumber(item)) die_with(t->code, "%s: %s must have a number for each name", t->where, key);
         if (pattern_matches(item->string, name, 1, t->where, t->code)) return item->valuedouble;
@@ -154,7 +155,8 @@ static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Con
             lora->saves[tensors[i]] = found = 1;
         }
         if (!found)
-            die_with(t->code, "%s: modules_to_save has %.64s, which is not supported; embed_tokens and lm_head are",
+            die_with(t->code,
+                     "%s: modules_to_save has %.64s, which is not supported; name only embed_tokens and lm_head",
                      t->where, cJSON_IsString(item) ? item->valuestring : "an entry that is not text");
     }
 }
@@ -218,11 +220,13 @@ static int adapter_has(const AdapterTargets *t, const char *name, size_t layer, 
                        int found, int named) {
     const int wanted = !list || named ? adapter_targets(t, name, layer, parameter) : found;
     if (list && wanted != found)
-        die_with(t->code,
-                 found ? "%s: has tensors of %s, which target_%ss does not name%s%s"
-                       : "%s: has no tensors of %s, which target_%ss names%s%s",
-                 t->where, name, parameter ? "parameter" : "module", found ? "" : "; it has ",
-                 found ? "" : safetensors_unused(list));
+        die_with(
+            t->code,
+            found
+                ? "%s: has tensors of %s, which target_%ss does not name%s%s; save the adapter again with PEFT"
+                : "%s: has no tensors of %s, which target_%ss names%s%s; give the base that the adapter was trained on",
+            t->where, name, parameter ? "parameter" : "module", found ? "" : "; it has ",
+            found ? "" : safetensors_unused(list));
     return wanted;
 }
 
@@ -239,14 +243,17 @@ static void adapter_check_parameters(const AdapterTargets *t, const Lora *lora, 
                 found |= lora_is_parameter(c->family, lora_tensor(c->family, i)) && lora_layer_has(c, l, i) &&
                          lora_names_module(name, item->valuestring, strlen(item->valuestring));
         if (!found)
-            die_with(t->code, "%s: target_parameters has %.64s, which is no matrix of a router or of experts here",
+            die_with(t->code,
+                     "%s: target_parameters has %.64s, but this model can adapt only matrices of routers and experts "
+                     "there; leave it out",
                      t->where, cJSON_IsString(item) ? item->valuestring : "an entry that is not text");
     }
     for (size_t l = 0; l < c->num_hidden_layers; l++)
         for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++)
             any |= lora_is_parameter(c->family, lora_tensor(c->family, i)) && lora_wanted(lora, c, l, i).rank;
     if (any && lora->dropout > 0)
-        die_with(t->code, "%s: adapters of experts and routers have no dropout, as in PEFT; leave out the rate of %g",
+        die_with(t->code,
+                 "%s: adapters of experts and routers have no dropout, as in PEFT; set the dropout to 0, not %g",
                  t->where, lora->dropout);
 }
 
@@ -278,8 +285,8 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
         lora_outer_name(c->family, outer, name);
         const int found = list && adapter_find_tensor(list, name, a);
         if (lora->saves[outer] && found)
-            die_with(t->code, "%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two",
-                     t->where, name);
+            die_with(t->code, "%s: has %s in modules_to_save and also an adapter of it; keep one of the two", t->where,
+                     name);
         if (!lora->saves[outer] && adapter_has(t, name, ADAPTER_OUTER, 0, list, found, named))
             lora->outer[outer] = adapter_module(t, name, lora), count++;
     }

@@ -126,7 +126,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     text[length] = 0;
     for (size_t i = 0; i < 2; i++)
         if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0])))
-            return manifest_fault(manifest, MANIFEST_OLDER, "it has version 1, this program reads version 2");
+            return manifest_fault(manifest, MANIFEST_OLDER, "it has version 1, but this program reads version 2");
     const char *cursor = text + strcspn(text, "\n"); // at the end of the previous line
     manifest->adapters = *cursor && !strncmp(cursor + 1, manifest_names[1][0], strlen(manifest_names[1][0]));
     manifest->waits = strstr(text, "\nrollout.bin ") != NULL;
@@ -148,7 +148,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         if (failed || !S_ISREG(status.st_mode))
             return manifest_fault(manifest, MANIFEST_DAMAGED, "%s is missing", name);
         if ((uint64_t)status.st_size != manifest->bytes[i])
-            return manifest_fault(manifest, MANIFEST_DAMAGED, "%s has %llu bytes, not %llu", name,
+            return manifest_fault(manifest, MANIFEST_DAMAGED, "%s has %llu bytes, but should have %llu", name,
                                   (unsigned long long)status.st_size, (unsigned long long)manifest->bytes[i]);
     }
     return NULL;
@@ -158,7 +158,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
 static const char *manifest_read(const char *checkpoint, Manifest *manifest) {
     const char *fault = manifest_check(checkpoint, manifest);
     if (fault && manifest->state == MANIFEST_UNKNOWN)
-        die("%s: cannot be read: %s; nothing is changed; correct the cause and try again", checkpoint, fault);
+        die("%s: cannot be read: %s; nothing was changed; check its permissions and try again", checkpoint, fault);
     return fault;
 }
 
@@ -209,7 +209,8 @@ static size_t checkpoint_before(const char *folder, size_t limit) {
         size_t step = checkpoint_step_of(entry->d_name);
         if (step < limit && (best == CHECKPOINT_NONE || step > best)) best = step;
     }
-    if (errno) die("%s: its checkpoints cannot be listed: %s; correct this and try again", folder, error_text(errno));
+    if (errno)
+        die("%s: its checkpoints cannot be listed: %s; check the folder's permissions", folder, error_text(errno));
     closedir(directory);
     return best;
 }
@@ -263,7 +264,7 @@ static int checkpoint_remove_from(const char *from, const char *folder, size_t s
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     const int held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (held || rename(path, removed) != 0) {
-        if (!held) note("%s is no longer needed, but cannot be removed: %s", path, error_text(errno));
+        if (!held) note("%s is no longer needed, but cannot be removed: %s; remove it", path, error_text(errno));
         if (fd >= 0) close(fd);
         return 0;
     }
@@ -407,7 +408,7 @@ static void replaced_open(const char *folder, const char *name) {
     if (replaced.files) closedir(replaced.files);
     replaced.out = folder_list(folder), replaced.files = folder_list(path);
     if (!replaced.out || !replaced.files)
-        die("%s: cannot be listed: %s; correct this and try again", path, error_text(errno));
+        die("%s: cannot be listed: %s; check its permissions and try again", path, error_text(errno));
     replaced.there = 1, replaced.begun = !strcmp(name, REPLACED_NAME), replaced.process = getpid();
     run_put_back = replaced_restore;
 }
@@ -450,7 +451,8 @@ static void replaced_settle(const char *folder) {
         return;
     }
     if (!replaced_restore())
-        die("%s/%s: the run in it cannot be put back: %s; correct this and try again", folder, name, error_text(errno));
+        die("%s/%s: the run in it cannot be put back: %s; check the folder's permissions and try again", folder, name,
+            error_text(errno));
     note("%s: the run that an interrupted --overwrite had set aside is put back", folder);
 }
 
@@ -471,7 +473,8 @@ static void checkpoint_replace(CheckpointFolder *folder) {
                 error_text(errno));
         usleep(100000);
     }
-    if (rename(moves, path) != 0) die("%s: cannot be renamed to %s: %s", moves, path, error_text(errno));
+    if (rename(moves, path) != 0)
+        die("%s: cannot be renamed to %s: %s; check the permissions of the folder", moves, path, error_text(errno));
     replaced.begun = 1;
     sync_folder_of(path);
 }
@@ -633,7 +636,7 @@ static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t k
     signals_prepare();
     folder->keep = keep, folder->lock = -1, folder->last = CHECKPOINT_NONE;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
-        die("%.200s...: this path is too long for --out", path);
+        die("%.200s...: this path is too long; choose a shorter --out", path);
     if (dist_rank() == 0) {
         if (use == FOLDER_RESUME) checkpoint_check_run(path);
         run_pending.there = make_folder(path);

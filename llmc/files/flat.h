@@ -48,7 +48,7 @@ static uint64_t flat_checksum(const FlatHeader *header) {
 // ---- reading --------------------------------------------------------------------------------------------------------
 static void flat_check_header(const FlatHeader *header, const char *path) {
     if (memcmp(header->magic, FLAT_MAGIC, sizeof(header->magic)) != 0)
-        die("%s: does not begin with " FLAT_MAGIC ", so it is not a flat .bin", path);
+        die("%s: does not begin with " FLAT_MAGIC ", so it is not a flat .bin; give a file that convert wrote", path);
     if (header->byte_order == FLAT_BYTE_ORDER_REV)
         die("%s: was written on a machine of the other byte order; convert the original again here", path);
     if (header->byte_order != FLAT_BYTE_ORDER)
@@ -58,8 +58,10 @@ static void flat_check_header(const FlatHeader *header, const char *path) {
             header->version, FLAT_VERSION);
     if (header->checksum != flat_checksum(header))
         die("%s: its header is damaged (checksum); copy or convert it again", path);
-    if (header->dtype >= DTYPE_FLOATS) die("%s: element type %u is unknown", path, header->dtype);
-    if (!memchr(header->config, 0, sizeof(header->config))) die("%s: the model in its header has no end", path);
+    if (header->dtype >= DTYPE_FLOATS)
+        die("%s: element type %u is unknown; copy or convert it again", path, header->dtype);
+    if (!memchr(header->config, 0, sizeof(header->config)))
+        die("%s: the name of the model in its header has no end; copy or convert it again", path);
 }
 
 static void flat_open(WeightSource *source) {

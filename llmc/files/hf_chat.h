@@ -128,7 +128,7 @@ static HfChat hf_chat_prepare(const char *folder, Tokenizer *t) {
         hf_chat_ids(&json, t, generation, model, ids);
     }
     chat.length = json_text_end(&json);
-    if (!chat.length) die("internal: the chat of a folder is longer than %zu bytes", room);
+    if (!chat.length) die("internal: the chat of a folder is longer than %zu bytes; please report it", room);
     free(own);
     cJSON_Delete(config), cJSON_Delete(model), cJSON_Delete(generation);
     return chat;

@@ -48,8 +48,8 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     for (int i = QUANT_NF4; i <= QUANT_FP4; i++) // fp4 is bitsandbytes' default
         if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
     if (format.type == QUANT_NONE)
-        die("%s: bnb_4bit_quant_type is %s; only nf4 and fp4 are supported", path,
-            json_scalar_text(type, value, sizeof(value)));
+        die("%s: bnb_4bit_quant_type is %s; only nf4 and fp4 are supported; take the original model and --base nf4",
+            path, json_scalar_text(type, value, sizeof(value)));
     format.nested = cJSON_IsTrue(json_get(quantised, "bnb_4bit_use_double_quant"));
     return format;
 }
@@ -154,7 +154,7 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     if (!architecture && !type)
         die("%s: has neither architectures nor model_type, so its family is unknown; add model_type", path);
     if (architecture && architecture->next && cJSON_IsArray(list))
-        die("%s: architectures names more than one class; keep one", path);
+        die("%s: architectures names more than one class; keep one of them", path);
     for (const Family *f = families; f < families + FAMILIES; f++) {
         const int twin = !strcmp(f->name, hf_twin.family) && json_is(architecture, hf_twin.architecture);
         if (twin || json_is(architecture, f->architecture)) family = f;
@@ -184,7 +184,7 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
     char value[64];
     json_scalar_text(item, value, sizeof(value));
     if (is_bool ? !cJSON_IsBool(item) : !is_text && !cJSON_IsNumber(item))
-        die("%s: %s is %s%s%s%s, %s was expected", path, name, *quote ? "the text " : "", quote, value, quote,
+        die("%s: %s is %s%s%s%s, but must be %s", path, name, *quote ? "the text " : "", quote, value, quote,
             is_bool ? "true or false" : "a number");
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
@@ -218,7 +218,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     const cJSON *shared = json_get(root, "n_shared_experts"), *only = json_get(root, "mlp_only_layers");
     uint64_t count = 1;
     if (one && other && !cJSON_Compare(one, other, 1))
-        die("%s: %s and %s are the same key, but have different values", path, names[0], names[1]);
+        die("%s: %s and %s are the same key, but have different values; remove one of them", path, names[0], names[1]);
     if (one || other) hf_set(config, "num_experts", one ? one : other, path);
     if (config->family->experts_beside) {
         const cJSON *own = cJSON_GetObjectItemCaseSensitive(root, "hidden_size_per_layer_input");
@@ -228,7 +228,8 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
         const int on = cJSON_IsTrue(json_get(root, "enable_moe_block"));
         if (on &&
             (!config->num_experts || !json_get(root, "top_k_experts") || !json_get(root, "moe_intermediate_size")))
-            die("%s: enable_moe_block is true, which needs num_experts, top_k_experts and moe_intermediate_size", path);
+            die("%s: enable_moe_block is true, so num_experts, top_k_experts and moe_intermediate_size must be given",
+                path);
         if (!on) config->num_experts = 0, config->num_experts_per_tok = config->moe_intermediate_size = 1;
     }
     if (only && family_has_key(config->family, "mlp_only_layers")) hf_read_layers(config, only, path);
@@ -269,7 +270,8 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
             continue; // hf_constants checks other names of the same activation
         if (common && original && !cJSON_Compare(common, original, 1))
-            die("%s: %s and %s are the same key, but have different values", path, key->name, key->alias);
+            die("%s: %s and %s are the same key, but have different values; remove one of them", path, key->name,
+                key->alias);
         if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
     }
 }
@@ -306,7 +308,8 @@ static void hf_check_required(const Config *config, const char *path) {
             continue;
         const char *alias = config->family->learned_positions ? key->alias : NULL;
         if (!config_given(config, key->name))
-            die("%s: %s%s%s%s is missing", path, key->name, alias ? " (or " : "", alias ? alias : "", alias ? ")" : "");
+            die("%s: %s%s%s%s is missing; add it, or download the file again", path, key->name, alias ? " (or " : "",
+                alias ? alias : "", alias ? ")" : "");
     }
 }
 
@@ -327,13 +330,13 @@ static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(rope, "rope_type");
     if (!type) type = cJSON_GetObjectItemCaseSensitive(rope, "type");
-    if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, name);
+    if (!cJSON_IsObject(rope)) die("%s: %s must be an object", path, name);
     cJSON_ArrayForEach(item, rope) {
         if (cJSON_IsNull(item) && (item == type || text_is_one_of(item->string, "rope_theta|partial_rotary_factor")))
             die("%s: %s.%s is null; give its value, or leave it out for the default", path, name, item->string);
         if (cJSON_IsObject(item) && text_is_one_of(item->string, SLIDING "|" FULL "|" LINEAR))
-            die("%s: %s.%s: rope settings per kind of layer are not supported for this family", path, name,
-                item->string);
+            die("%s: %s.%s: this family has one rope setting for all layers; give it without kinds of layers", path,
+                name, item->string);
     }
     if (factor && !family_has_key(config->family, "partial_rotary_factor") &&
         !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
@@ -347,7 +350,8 @@ static void hf_take_once(const cJSON **found, const cJSON *object, const char *k
                          const char *path) {
     const cJSON *inner = json_get(object, key);
     if (inner && *found && !cJSON_Compare(inner, *found, 1))
-        die("%s: %s is given twice, with different values (the other value is in %s); remove one", path, key, name);
+        die("%s: %s is given twice, with different values (the other value is in %s); remove one of the two", path, key,
+            name);
     if (inner) *found = inner;
 }
 
@@ -389,7 +393,8 @@ static void hf_check_proportional(Config *config, const cJSON *full, const cJSON
     if (!json_get(full, "rope_theta") || (sliding && !json_get(sliding, "rope_theta")))
         die("%s: rope_parameters must have a rope_theta for each kind of layer", path);
     if (factor && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
-        die("%s: rope_parameters.full_attention.factor is not supported; positions of this family are not scaled",
+        die("%s: rope_parameters.full_attention.factor is not supported; this family's positions are not scaled; leave "
+            "it out",
             path);
     config->partial_rotary_factor = 1;
 }
@@ -400,17 +405,17 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     char value[64];
     if (!cJSON_IsObject(rope)) die("%s: rope_parameters must be an object", path);
     if (cJSON_IsFalse(json_get(rope, "truncate")) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(rope, "truncate")))
-        die("%s: rope_parameters.truncate is false or null for all kinds of layers, which is not supported", path);
+        die("%s: rope_parameters.truncate must not be false or null for all kinds of layers; leave it out", path);
     if (!full && !sliding)
-        die("%s: rope_parameters has neither full_attention nor sliding_attention, which this family needs", path);
+        die("%s: rope_parameters must have full_attention or sliding_attention for this family", path);
     if (config->family->proportional) hf_check_proportional(config, full, sliding, path);
     if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", found, path);
     if (!sliding) return;
     const cJSON *type = hf_check_rope(config, sliding, "rope_parameters.sliding_attention", path);
     const cJSON *local = json_get(sliding, "rope_theta");
     if (type && !json_is(type, "default"))
-        die("%s: rope_parameters.sliding_attention of type %s is not supported; layers with a window have plain rotary "
-            "positions",
+        die("%s: rope_parameters.sliding_attention of type %s is not supported; layers with a window must have type "
+            "default",
             path, json_scalar_text(type, value, sizeof(value)));
     if (local) hf_set(config, "rope_local_base_freq", local, path);
 }
@@ -421,7 +426,7 @@ static void hf_check_growth(const Config *config, const cJSON *rope, const char 
     const cJSON *growth = json_get(rope, "llama_4_scaling_beta"),
                 *from = json_get(rope, "original_max_position_embeddings");
     if (!cJSON_IsNumber(growth) || !cJSON_IsNumber(from))
-        die("%s: rope_parameters has no %s, which %s needs", path,
+        die("%s: rope_parameters has no %s; add it, since %s needs it", path,
             growth ? "original_max_position_embeddings" : "llama_4_scaling_beta", config->family->architecture);
     if (growth->valuedouble != 0 && config->rope.type != ROPE_YARN && config->rope.type != ROPE_LLAMA3)
         die("%s: llama_4_scaling_beta is %g with rope_type %s; it is supported with yarn and llama3, or as 0", path,
@@ -499,7 +504,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
         if (!json_is(type, FULL) && !json_is(type, other))
-            die("%s: layer_types: layer %zu has %s, supported is " FULL "%s%s", path, layers,
+            die("%s: layer_types: layer %zu is %s, but must be " FULL "%s%s", path, layers,
                 json_scalar_text(type, value, sizeof(value)), strcmp(other, FULL) != 0 ? "|" : "",
                 strcmp(other, FULL) != 0 ? other : "");
         if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = type->valuestring[0];
@@ -508,7 +513,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (layers != config->num_hidden_layers)
         die("%s: layer_types names %zu layers, but num_hidden_layers is %zu; make the two equal", path, layers,
             config->num_hidden_layers);
-    if (layers > LAYER_TYPES_MAX) die("%s: layer_types has more layers than the limit of %d", path, LAYER_TYPES_MAX);
+    if (layers > LAYER_TYPES_MAX) die("%s: layer_types has more layers than the supported %d", path, LAYER_TYPES_MAX);
 }
 
 // Sets layer_types to the class's default pattern ("lllf"), but with `interval` layers in it: the last layer of an
@@ -539,7 +544,7 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     const size_t interval = hf_size(root, "no_rope_layer_interval", strlen(config->layer_types), path);
     const size_t L = config->num_hidden_layers;
     Config ignored = *config;
-    if (L > LAYER_TYPES_MAX) die("%s: has more than %d layers, the limit for this family", path, LAYER_TYPES_MAX);
+    if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
     if (types) hf_read_layer_types(&ignored, types, path);
     if (list && (!cJSON_IsArray(list) || (size_t)cJSON_GetArraySize(list) < L))
         die("%s: no_rope_layers must be a list of 0 or 1 for each of %zu layers", path, L);
@@ -568,14 +573,15 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     if (qwen && !window) config->sliding_window = HF_WINDOW;
     if (turned_off || (has && cJSON_IsNull(window))) config->sliding_window = 0;
     if (L > LAYER_TYPES_MAX && config->sliding_window && !everywhere)
-        die("%s: sliding_window with more than %d layers is not supported", path, LAYER_TYPES_MAX);
+        die("%s: sliding_window is supported in models of at most %d layers", path, LAYER_TYPES_MAX);
     if (types) {
         hf_read_layer_types(config, types, path);
         if (everywhere && config->sliding_window && strchr(config->layer_types, 'f'))
-            die("%s: layer_types has full_attention, but %s gives every layer the sliding_window", path,
-                family->architecture);
+            die("%s: layer_types has full_attention, but %s gives every layer the sliding_window; make all "
+                "sliding_attention, or set sliding_window to null",
+                path, family->architecture);
         if (strchr(config->layer_types, 's') && !config->sliding_window)
-            die("%s: layer_types has sliding_attention, but there is no sliding_window%s", path,
+            die("%s: layer_types has sliding_attention, but there is no sliding_window%s; give its size", path,
                 qwen ? " (or use_sliding_window is false)" : "");
     } else if (qwen && config->sliding_window) {
         size_t first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
@@ -612,8 +618,9 @@ static void hf_read_layer_heads(Config *config, const cJSON *root, const char *p
         const size_t dim = hf_size(entry, "head_dim", config->head_dim, path);
         const size_t kv = hf_size(entry, "num_key_value_heads", config->num_key_value_heads, path);
         entries += entry != NULL;
-        cJSON_ArrayForEach(key, entry) if (!text_is_one_of(key->string, "head_dim|num_key_value_heads")) die(
-            "%s: per_layer_config: layer %zu has %s, supported is head_dim|num_key_value_heads", path, l, key->string);
+        cJSON_ArrayForEach(key, entry) if (!text_is_one_of(key->string, "head_dim|num_key_value_heads"))
+            die("%s: per_layer_config: layer %zu has %s, but may have only head_dim and num_key_value_heads", path, l,
+                key->string);
         if (!heads[window][0]) heads[window][0] = dim, heads[window][1] = kv;
         if (dim != heads[window][0] || kv != heads[window][1])
             die("%s: per_layer_config: layer %zu needs the head_dim and num_key_value_heads of the other layers with "
@@ -621,7 +628,7 @@ static void hf_read_layer_heads(Config *config, const cJSON *root, const char *p
                 path, l, window ? "sliding" : "full");
     }
     if (entries != (size_t)cJSON_GetArraySize(layers))
-        die("%s: per_layer_config has a key that is not the number of one of %zu layers", path, L);
+        die("%s: per_layer_config has a key that is not a layer number below %zu", path, L);
     if (heads[0][1] != config->num_key_value_heads && !config->attention_k_eq_v)
         die("%s: per_layer_config: %zu num_key_value_heads in full attention, %zu else, are supported only with "
             "attention_k_eq_v",
@@ -782,7 +789,8 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     const int listed = family_names_key(config->family, "sliding_window") && !everywhere;
     size_t first;
     if (L > LAYER_TYPES_MAX && period && !everywhere)
-        die("config.json: layer_types of %zu layers cannot be written, at most %d are supported", L, LAYER_TYPES_MAX);
+        die("config.json: layer_types of %zu layers cannot be written; at most %d layers are supported", L,
+            LAYER_TYPES_MAX);
     if (family_has_linear(config->family)) hf_put_layer_types(json, config);
     if (*config->family->layer_types == 'n') {
         json_array(json, "no_rope_layers"); // 1: the layer has rotary positions
@@ -824,7 +832,7 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
         else if (c->written && hf_applies(c, config->family))
             json_word(&json, c->key, c->written);
     const size_t length = json_text_end(&json);
-    if (!length) die("internal: config.json is longer than %d bytes", HF_CONFIG_TEXT);
+    if (!length) die("internal: config.json is longer than %d bytes; please report it", HF_CONFIG_TEXT);
     return length;
 }
 

@@ -103,7 +103,7 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
     json_size(&json, keys[0], config->max_position_embeddings);
     json_size(&json, keys[1], config->rope.original_max_position_embeddings);
     const size_t written = json_text_end(&json);
-    if (!written) die("internal: rotary positions are longer than %d bytes", HF_ROPE_TEXT);
+    if (!written) die("internal: rotary positions are longer than %d bytes; please report it", HF_ROPE_TEXT);
     char *mrope = parameters ? hf_mrope(text, length) : NULL;
     for (size_t i = 0; i < 4; i++)
         if (json_value_span(rope, written, keys[i], &begin, &end))
@@ -121,21 +121,23 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
 static void hf_check_same_model(const Config *config, const char *source, const Config *like, const char *folder) {
     char value[LAYER_TYPES_MAX + 1], other[LAYER_TYPES_MAX + 1];
     if (config->family != like->family)
-        die("%s/config.json: is of another model: its model_type is %s, but %s has %s", folder, like->family->name,
-            source, config->family->name);
+        die("%s/config.json: is of another model: its model_type is %s, but %s has %s; give a folder of this model",
+            folder, like->family->name, source, config->family->name);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int ours = config_uses_key(config, key), theirs = config_uses_key(like, key);
         if (key->kind == KEY_GELU || !strcmp(key->name, "pad_token_id")) continue; // different values may mean the same
         config_key_text(config, key, value);
         config_key_text(like, key, other);
         if (ours && !theirs)
-            die("%s/config.json: is of another model: it lacks %s, which %s has", folder, key->name, source);
+            die("%s/config.json: is of another model: it lacks %s, which %s has; give a folder of this model", folder,
+                key->name, source);
         if (theirs && !ours)
-            die("%s/config.json: is of another model: its %s is %s, but %s has no such key", folder, key->name, other,
-                source);
+            die("%s/config.json: is of another model: its %s is %s, but %s has no such key; give a folder of this "
+                "model",
+                folder, key->name, other, source);
         if (ours && strcmp(value, other) != 0 && strcmp(key->name, "initializer_range") != 0)
-            die("%s/config.json: is of another model: its %s is %s, but in %s it is %s", folder, key->name, other,
-                source, value);
+            die("%s/config.json: is of another model: its %s is %s, but in %s it is %s; give a folder of this model",
+                folder, key->name, other, source, value);
     }
 }
 

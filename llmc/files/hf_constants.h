@@ -126,7 +126,7 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
         const cJSON *item = json_get(root, c->key);
         if (!item || !hf_applies(c, family)) continue;
         if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
-            die("%s: %s is %s, which is not supported; supported is %s", path, c->key, value, c->allowed);
+            die("%s: %s is %s; it must be %s", path, c->key, value, c->allowed);
         if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
             snprintf(remark, size, "config.json asks for dropout (%s = %g); this program applies none", c->key,
                      item->valuedouble);

@@ -114,7 +114,7 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
     QuantFormat format = {type, json_get(state, "nested_blocksize") != NULL, (size_t)fmax(block, 0),
                           hf_dtype_find(json_get(state, "dtype"))};
     if (format.rounding == DTYPE_COUNT)
-        hf_quantised_die(h, part, "has a dtype that is not float32, bfloat16 or float16");
+        hf_quantised_die(h, part, "has a dtype other than float32, bfloat16 and float16");
     if (!json_is(of, quant_type_names[type])) hf_quantised_die(h, part, "has another quant_type than its name");
     if (format.block < QUANT_BLOCK_LEAST || format.block > QUANT_BLOCK_MOST || (double)format.block != block ||
         format.block & (format.block - 1))
@@ -124,9 +124,9 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
     *offset = 0;
     if (format.nested) {
         if (hf_state_number(h, part, state, "nested_blocksize") != (double)QUANT_NESTED_BLOCK)
-            hf_quantised_die(h, part, "has a nested_blocksize that is not %d", QUANT_NESTED_BLOCK);
+            hf_quantised_die(h, part, "has a nested_blocksize other than %d", QUANT_NESTED_BLOCK);
         if (!json_is(json_get(state, "nested_dtype"), "float32"))
-            hf_quantised_die(h, part, "has a nested_dtype that is not float32");
+            hf_quantised_die(h, part, "has a nested_dtype other than float32");
         *offset = (float)hf_state_number(h, part, state, "nested_offset");
         if (!isfinite(*offset)) hf_quantised_die(h, part, "has a nested_offset that is not finite");
     }
@@ -170,8 +170,9 @@ static SafeTensor *hf_mxfp4_part(const WeightSource *source, const SafeTensors *
     if (!tensor) return NULL;
     if (strcmp(tensor->dtype, "U8") != 0 || tensor->rank != rank ||
         memcmp(tensor->shape, shape, rank * sizeof(shape[0])) != 0)
-        die("%s: tensor %s is %s %s, but config.json asks for U8 %s", source->files[tensor->file].path, full,
-            tensor->dtype, shape_text(tensor->shape, tensor->rank), shape_text(shape, rank));
+        die("%s: tensor %s is %s %s, but config.json asks for U8 %s; download the folder again",
+            source->files[tensor->file].path, full, tensor->dtype, shape_text(tensor->shape, tensor->rank),
+            shape_text(shape, rank));
     tensor->used = 1;
     return tensor;
 }
@@ -203,12 +204,12 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const size_t n = parameter_elements(p);
     float offset;
     if (!is_product(p->role) || p->experts || p->joined)
-        die("%s: tensor %s is in 4 bits, but not a matrix of a linear layer; this is not supported", h.path,
-            codes->name);
+        die("%s: tensor %s is in 4 bits, but is not a matrix of a linear layer; take the original model and --base nf4",
+            h.path, codes->name);
     const QuantFormat format = hf_state_read(&h, p, type, &offset);
     const QuantParts parts = quant_parts(format, n);
     if (codes->end - codes->begin != (n + 1) / 2)
-        die("%s: tensor %s has %llu bytes, but 4-bit codes of [%zu, %zu] are %zu: download the folder again", h.path,
+        die("%s: tensor %s has %llu bytes, but 4-bit codes of [%zu, %zu] are %zu; download the folder again", h.path,
             codes->name, (unsigned long long)(codes->end - codes->begin), p->rows, p->cols, (n + 1) / 2);
     const SafeTensor *absmax = hf_quantised_part(&h, "absmax", format.nested ? "U8" : "F32", parts.blocks);
     const SafeTensor *scales = absmax;

@@ -22,10 +22,12 @@ static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     if (!cJSON_IsObject(map) || !map->child) die("%s: has no weight_map; download the file again", path);
     cJSON_ArrayForEach(item, map) {
         const char *name = cJSON_IsString(item) ? item->valuestring : "";
-        if (!*name || !json_printable(name)) die("%s: weight_map names no file for tensor %.200s", path, item->string);
+        if (!*name || !json_printable(name))
+            die("%s: weight_map names no file for tensor %.200s; download the file again", path, item->string);
         if (strchr(name, '/') || name[0] == '.')
-            die("%s: weight_map puts tensor %.200s into \"%.200s\", which is not a file of this directory", path,
-                item->string, name);
+            die("%s: weight_map puts tensor %.200s into \"%.200s\", which is not a file of this directory; download "
+                "the file again",
+                path, item->string, name);
     }
     return map;
 }
@@ -81,8 +83,10 @@ static void hf_open_files(WeightSource *source, SafeTensors *list, const char *d
     }
     if (!path_found(path, directory, HF_INDEX_FILE)) {
         const char *found = folder_matches(directory, "{*model*.{bin,h5,safetensors},consolidated*,*.gguf}");
-        die("%s: holds neither " HF_SINGLE_FILE " nor " HF_INDEX_FILE "%s%s%s", directory, *found ? "; not read: " : "",
-            found, *found ? "; give the folder that save_pretrained writes" : "");
+        die("%s: holds neither " HF_SINGLE_FILE " nor " HF_INDEX_FILE "%s%s%s", directory, *found ? "; it holds " : "",
+            found,
+            *found ? ", which is not read; give the folder that save_pretrained writes"
+                   : "; give the folder of a Hugging Face model");
     }
     cJSON *index = json_read_object(path, HF_CONFIG_MAX);
     const cJSON *map = hf_weight_map(index, path);
@@ -149,8 +153,9 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     if (!head) return embedding;
     if (!embedding) return *name = second, head;
     if (head->rank != embedding->rank || memcmp(head->shape, embedding->shape, sizeof(head->shape)) != 0)
-        die("%s: tensor %s has shape %s, but config.json ties it to %s, which has %s", source->path, second,
-            shape_text(head->shape, head->rank), *name, shape_text(embedding->shape, embedding->rank));
+        die("%s: tensor %s has shape %s, but config.json ties it to %s, which has %s; set tie_word_embeddings to false",
+            source->path, second, shape_text(head->shape, head->rank), *name,
+            shape_text(embedding->shape, embedding->rank));
     if (!hf_same_bytes(source, head, embedding))
         die("%s: config.json ties %s to %s, but the files hold two different matrices; set tie_word_embeddings to "
             "false or remove one",
@@ -329,8 +334,8 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
         if (tensor->used || (tensor->used = hf_is_no_weight(&source->config, tensor->name, head)) != 0) continue;
         if (hf_is_other(&source->config, tensor->name)) {
             if (strlen(tensor->name) >= HF_NAME)
-                die("%s: tensor %.200s... has a name above the limit of %d bytes", source->files[tensor->file].path,
-                    tensor->name, HF_NAME - 1);
+                die("%s: tensor %.200s... has a longer name than the supported %d bytes; save it under a shorter name",
+                    source->files[tensor->file].path, tensor->name, HF_NAME - 1);
             others->tensors[others->count] = *tensor;
             others->tensors[others->count++].name = checked_strdup(tensor->name);
             tensor->used = 1;
@@ -346,8 +351,9 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
         die("%s: tensor %s is missing%s%s%s", source->path, source->missing, *unknown ? "; there are " : "", unknown,
             *unknown ? advice : "");
     if (*unknown)
-        die("%s: %s does not have these tensors with this config.json: %s", source->path,
-            source->config.family->architecture, unknown);
+        die("%s: %s does not have these tensors with this config.json: %s; take the config.json that belongs to the "
+            "weights",
+            source->path, source->config.family->architecture, unknown);
 }
 
 // Reads the configuration alone. `remark`: a line for users who train the model, or empty

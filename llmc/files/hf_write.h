@@ -172,7 +172,7 @@ static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
     const DType other = like ? like->places[i].type : type;
     const int wide = p->role == ROLE_ROUTER && source->config.family->router == ROUTER_SIGMOID;
     if (type == DTYPE_FP16 && own != DTYPE_FP16)
-        die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
+        die("%s: weights cannot be converted to fp16; choose fp32 or bf16", source->path);
     if (like && (!p->cols || wide) && dtype_size(other) > dtype_size(like->places[0].type) &&
         dtype_size(other) > dtype_size(type))
         return other;

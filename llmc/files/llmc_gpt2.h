@@ -34,8 +34,10 @@ static void llmc_gpt2_open(WeightSource *source) {
     char text[256];
     const char *path = source->path;
     source_open_header(source, "llm.c GPT-2 .bin", header, sizeof(header));
-    if (header[0] == LLMC_MAGIC_SWAPPED) die("%s: was written on a machine of the other byte order", path);
-    if (header[0] != LLMC_MODEL_MAGIC) die("%s: is not an llm.c model (magic %d)", path, header[0]);
+    if (header[0] == LLMC_MAGIC_SWAPPED)
+        die("%s: was written on a machine of the other byte order; write it again on this machine", path);
+    if (header[0] != LLMC_MODEL_MAGIC)
+        die("%s: is not an llm.c model (magic %d); give a file that llm.c's train_gpt2.py wrote", path, header[0]);
     if (header[1] != 3 && header[1] != 5)
         die("%s: is an llm.c model of version %d, not 3 (fp32) or 5 (bf16); write it again with a newer llm.c", path,
             header[1]);
@@ -45,8 +47,8 @@ static void llmc_gpt2_open(WeightSource *source) {
              header[2], header[3], header[4], header[5], header[6]);
     source->config = config_from_text(text, path, EXIT_RUNTIME);
     if (header[7] < header[3] || header[7] > 1 << 25)
-        die("%s: the padded vocabulary %d must be at least the vocabulary %d and at most 2^25", path, header[7],
-            header[3]);
+        die("%s: the padded vocabulary %d must be at least the vocabulary %d and at most 2^25; write the file again",
+            path, header[7], header[3]);
     source_set_table(source, model_build(&source->config, type));
     source_check_end(source, llmc_locate_tensors(source, type, (uint64_t)header[7]));
 }

@@ -91,7 +91,7 @@ static char *model_card(const WeightSource *source, const char *kept, DType type
     const int is_folder = base && path_is_directory(base);
     const char *objective = card_word(options, "objective", "sft"), *lora = card_word(settings, "LoRA", NULL);
     FILE *file = open_memstream(&text, length);
-    if (!file) die("%s: out of memory for its README.md", out);
+    if (!file) die("%s: out of memory for its README.md; free some memory", out);
     base = source->random || !base ? NULL : card_name(base, name, &hub);
     fputs("---\nlibrary_name: transformers\npipeline_tag: text-generation\n", file);
     if (base && (hub || (is_folder && !base[strspn(base, hub_letters)]))) fprintf(file, "base_model: %s\n", base);
@@ -120,7 +120,7 @@ static char *model_card(const WeightSource *source, const char *kept, DType type
         fprintf(file, "| peak learning rate | %g, %s |\n", cJSON_GetNumberValue(json_get(schedule, "peak")),
                 card_word(schedule, "kind", "?"));
     }
-    if (ferror(file) | fclose(file) || !text) die("%s: out of memory for its README.md", out);
+    if (ferror(file) | fclose(file) || !text) die("%s: out of memory for its README.md; free some memory", out);
     cJSON_Delete(state);
     cJSON_Delete(log);
     return text;

@@ -116,7 +116,9 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
     do {
         size_t last = checkpoint_find(path, CHECKPOINT_NONE, 0);
         if (last == CHECKPOINT_NONE)
-            die("%s: is the folder of a run, but none of its checkpoints is complete; restore one", path);
+            die("%s: is the folder of a run, but none of its checkpoints is complete; restore one from a copy, or give "
+                "another run",
+                path);
         checkpoint_path(checkpoint, path, last, "");
         if (tries == LOCK_TRIES)
             die("%s: is locked by another process, perhaps a run that removes it; end that process, or give another "

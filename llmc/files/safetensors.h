@@ -90,8 +90,9 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
         die("%s: the entry of tensor %.200s must be an object; download the file again", path, name);
     cJSON_ArrayForEach(item, entry) {
         if (!text_is_one_of(item->string, "dtype|shape|data_offsets"))
-            die("%s: tensor %.200s: its entry has the key \"%.100s\", which the format does not know", path, name,
-                item->string);
+            die("%s: tensor %.200s: its entry has the key \"%.100s\", which the format does not know; download the "
+                "file again",
+                path, name, item->string);
     }
     if (!cJSON_IsString(dtype)) die("%s: tensor %.200s has no dtype; download the file again", path, name);
     if (!cJSON_IsArray(shape)) die("%s: tensor %.200s has no shape; download the file again", path, name);
@@ -105,7 +106,7 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     uint64_t bytes = size;
     cJSON_ArrayForEach(item, shape) {
         if (tensor->rank == SAFETENSORS_RANK_MAX)
-            die("%s: tensor %.200s has more dimensions than the limit of %d", path, name, SAFETENSORS_RANK_MAX);
+            die("%s: tensor %.200s has more dimensions than the supported %d", path, name, SAFETENSORS_RANK_MAX);
         if (!json_whole_number(item, &tensor->shape[tensor->rank]))
             die("%s: tensor %.200s: its shape has an entry that is not a whole number; download it again", path, name);
         overflow |= __builtin_mul_overflow(bytes, tensor->shape[tensor->rank++], &bytes);
@@ -147,7 +148,7 @@ static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t 
         end = t->end;
     }
     if (end != data_bytes)
-        die("%s: %llu bytes after the last tensor belong to none; download it again", path,
+        die("%s: %llu bytes after the last tensor belong to no tensor; download it again", path,
             (unsigned long long)(data_bytes - end));
 }
 
@@ -162,8 +163,7 @@ static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_b
     *header_bytes = 0;
     for (int i = 7; i >= 0; i--) *header_bytes = *header_bytes << 8 | begin[i];
     if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)
-        die("%s: claims a header of %llu bytes; it has %llu bytes, and a header at most %u; is it a complete "
-            "safetensors file?",
+        die("%s: claims a header of %llu bytes; it has %llu bytes, and a header may have at most %u; download it again",
             file->path, (unsigned long long)*header_bytes, (unsigned long long)file->bytes, SAFETENSORS_HEADER_MAX);
     char *text = (char *)checked_malloc((size_t)*header_bytes + 1, "a safetensors header");
     input_read(file, 8, text, (size_t)*header_bytes);
@@ -178,7 +178,8 @@ static void safetensors_check_metadata(const cJSON *metadata, const char *path) 
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) die("%s: __metadata__ must be an object; download the file again", path);
     cJSON_ArrayForEach(item, metadata) {
-        if (!cJSON_IsString(item)) die("%s: __metadata__ has a value that is not text: %.100s", path, item->string);
+        if (!cJSON_IsString(item))
+            die("%s: __metadata__ has a value that is not text: %.100s; download the file again", path, item->string);
     }
 }
 
@@ -260,14 +261,15 @@ typedef struct {
 static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t length) {
     if (writer->file) output_write(writer->file, writer->at, text, length);
     if (writer->text && writer->at + length > writer->room)
-        die("internal: a safetensors header of more than %zu bytes", writer->room);
+        die("internal: a safetensors header of more than %zu bytes; please report it", writer->room);
     if (writer->text) memcpy(writer->text + writer->at, text, length);
     writer->at += length;
 }
 
 // Writes what the JSON has added to the entry.
 static void safetensors_put_entry(SafetensorsWriter *writer) {
-    if (writer->json.used > writer->json.room) die("internal: a safetensors entry of %zu bytes", writer->json.used);
+    if (writer->json.used > writer->json.room)
+        die("internal: a safetensors entry of %zu bytes; please report it", writer->json.used);
     safetensors_put(writer, writer->entry, writer->json.used);
     writer->json.used = 0;
 }

@@ -27,7 +27,7 @@ static StorageError *storage_error_of(StorageErrors *errors, const Parameter *p)
     while (i < errors->kinds &&
            (strncmp(errors->kind[i].name, name, (size_t)length) != 0 || errors->kind[i].name[length]))
         i++;
-    if (i == STORAGE_ERRORS) die("internal: more than %d kinds of matrices", STORAGE_ERRORS);
+    if (i == STORAGE_ERRORS) die("internal: more than %d kinds of matrices; please report it", STORAGE_ERRORS);
     if (i == errors->kinds) {
         snprintf(errors->kind[i].name, sizeof(errors->kind[i].name), "%.*s", length, name);
         errors->kinds++;

@@ -342,8 +342,8 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
                          void *out) {
     const size_t elements = parameter_elements(&source->model.parameters[parameter]);
     if (begin > elements || count > elements - begin)
-        die("internal: %s: elements %zu to %zu of %s, which has %zu", source->path, begin, begin + count,
-            source->model.parameters[parameter].name, elements);
+        die("internal: %s: elements %zu to %zu of %s, which has %zu; please report it", source->path, begin,
+            begin + count, source->model.parameters[parameter].name, elements);
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
@@ -413,8 +413,8 @@ static void source_open_header(WeightSource *source, const char *format, void *h
 static void source_check_end(const WeightSource *source, uint64_t wanted) {
     const uint64_t bytes = source->files[0].bytes;
     if (bytes != wanted)
-        die("%s: has %llu bytes, %s; %llu were expected", source->path, (unsigned long long)bytes,
-            bytes < wanted ? "so it is truncated" : "too many", (unsigned long long)wanted);
+        die("%s: has %llu bytes, %s; %llu were expected; copy or convert it again", source->path,
+            (unsigned long long)bytes, bytes < wanted ? "so it is truncated" : "too many", (unsigned long long)wanted);
 }
 
 // Sets the source's type: the type of all tensors, or a type that can hold every tensor's values.
@@ -432,7 +432,7 @@ static void source_finish(WeightSource *source) {
 static void source_grow(WeightSource *source, size_t rows) {
     const size_t old = source->config.vocab_size, cols = source->config.hidden_size;
     if (source->model.model_offset[INPUTS_NORM] != ABSENT)
-        die("%s: rows for new tokens cannot be added, since its layers have tables of their own; add them in "
+        die("%s: rows for new tokens cannot be added, since its layers have tables of their own; add the rows in "
             "transformers",
             source->path);
     double *sum = (double *)checked_calloc(cols, sizeof(double), "sums of the rows of the embedding");
@@ -470,7 +470,7 @@ static void source_grow(WeightSource *source, size_t rows) {
 // Ends the program if a model cannot be written as `dtype`.
 static void weights_check_output(const WeightSource *source, DType dtype) {
     if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
-        die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
+        die("%s: weights cannot be converted to fp16; choose fp32 or bf16", source->path);
 }
 
 #endif

@@ -26,7 +26,7 @@ static void weights_open_file(WeightSource *source, const char *path) {
         if (text_ends_with(path, ".safetensors") || text_ends_with(path, ".json"))
             die("%s: is a file of a Hugging Face model; give its directory", path);
         file_refuse_kind(path, "a model");
-        die("%s: is neither a flat .bin nor an llm.c GPT-2 .bin; a Hugging Face model is given as its directory", path);
+        die("%s: is neither a flat .bin nor an llm.c GPT-2 .bin; for a Hugging Face model give its directory", path);
     }
 }
 
@@ -93,7 +93,7 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
         const Parameter *p = &model->parameters[i], *stored = &source->model.parameters[i];
         if (model->parameter_count != source->model.parameter_count || p->rows != stored->rows ||
             p->cols != stored->cols)
-            die("internal: %s: holds another model than the one to be loaded", source->path);
+            die("internal: %s: holds another model than the one to be loaded; please report it", source->path);
     }
     const size_t size = dtype_size(model->dtype);
     const char *label = source->random ? "initialising" : "loading";
@@ -144,7 +144,7 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     const int off_device = place > PLACE_DEVICE;
     size_t bad = off_device ? weights_find_bad(model, sharding, ops, weights) : 0, whose = 0;
     double parts[SQUARES_PARTS], *const sums = (double *)ops->allocate(sizeof(parts));
-    if (!sums) die("no device memory for the %d partial sums of a norm", SQUARES_PARTS);
+    if (!sums) die("no device memory for the %d partial sums of a norm; lower --memory-limit", SQUARES_PARTS);
     for (; !off_device && bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
         if (!held.count) continue;

@@ -141,7 +141,8 @@ static void prompt_encode(Prompt *prompt, const Options *options, const char *te
 
 static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
     for (size_t i = 0; i < count; i++)
-        if ((size_t)id[i] >= V) die_usage("token %zu of the prompt is %d, outside the vocabulary of %zu", i, id[i], V);
+        if ((size_t)id[i] >= V)
+            die_usage("token %zu of the prompt is %d; ids must be below the model's vocabulary of %zu", i, id[i], V);
 }
 
 // Tells whether a chat has no prompt and so reads turns from standard input, one per line.

@@ -84,8 +84,8 @@ static void messages_encode(const Prompt *prompt, const Options *o, const cJSON 
             continue;
         }
         if (word != wanted)
-            die("%s: message %zu is the %s's; after a system's message or none, user and assistant take turns", where,
-                number, role->valuestring);
+            die("%s: message %zu is the %s's; after an optional system message, user and assistant must take turns",
+                where, number, role->valuestring);
         wanted = word == ROLE_USER ? ROLE_ASSISTANT : ROLE_USER;
         if (word == ROLE_USER)
             chat_append_turn(&text, t, system, content->valuestring, strlen(content->valuestring), users++ == 0);
@@ -109,7 +109,7 @@ static void line_encode(const Prompt *prompt, const Options *o, const char *text
         die("%s: %s decodes only, %s; give {\"prompt_ids\": [ID, ...]}", where, t->path,
             tokenizer_message(t, SECTION_REASON));
     const size_t valid = t ? utf8_valid_until(text, bytes) : bytes;
-    if (valid < bytes) die("%s: its byte %zu is not UTF-8 text", where, valid);
+    if (valid < bytes) die("%s: byte %zu is not UTF-8; write the file in UTF-8", where, valid);
     prompt_append(prompt, o, text, bytes, ids);
 }
 
@@ -164,7 +164,8 @@ static void prompt_file_check(const Run *run, const int32_t *ids, size_t tokens,
     if (!tokens) die("%s: the prompt is empty; give at least one token", where);
     for (size_t i = 0; i < tokens; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= c->vocab_size)
-            die("%s: token %zu of the prompt is %d, outside the vocabulary of %zu", where, i, ids[i], c->vocab_size);
+            die("%s: token %zu of the prompt is %d; ids must be below the model's vocabulary of %zu", where, i, ids[i],
+                c->vocab_size);
     if (all > limit)
         die("%s: the prompt of %zu tokens and --max-new-tokens %zu take %zu positions, above %s %zu; shorten the "
             "prompt or lower --max-new-tokens",

@@ -280,7 +280,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
     case KEY_ROPE_TYPE:
         for (config->rope.type = 0; strcmp(value, rope_type_names[config->rope.type]) != 0;)
             if (++config->rope.type == ROPE_TYPES)
-                die_with(code, "%s: rope_type=%.64s is not supported; default, linear, llama3 and yarn are", where,
+                die_with(code, "%s: rope_type=%.64s is not supported; give default, linear, llama3 or yarn", where,
                          value);
         break;
     case KEY_LAYER_TYPES:
@@ -295,7 +295,8 @@ static void config_set(Config *config, const char *name, const char *value, cons
     }
     if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
     if (number < key->least || number > key->most)
-        die_with(code, "%s: %s=%.64s is out of range, %g to %g are allowed", where, name, value, key->least, key->most);
+        die_with(code, "%s: %s=%.64s is out of range; give a number from %g to %g", where, name, value, key->least,
+                 key->most);
     config->given[index] = 1;
 }
 
@@ -310,7 +311,7 @@ static void config_set_pair(Config *config, char *pair, uint8_t seen[CONFIG_KEYS
     if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
         die_with(code, "%s: %s is not a key of %s; %s info --init %s shows the keys", where, pair, config->family->name,
                  program_called(), config->family->name);
-    if (index >= 0 && seen[index]) die_with(code, "%s: %s is given twice", where, pair);
+    if (index >= 0 && seen[index]) die_with(code, "%s: %s is given twice; give it once", where, pair);
     config_set(config, pair, equals + 1, where, code);
     seen[index] = 1;
 }
@@ -504,7 +505,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
     }
     const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
     if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
-        die_with(code, "%s: sliding_window=%zu, but no layer has it; give layer_types, such as s or sf", where,
+        die_with(code, "%s: sliding_window=%zu, but no layer has a window; give layer_types, such as s or sf", where,
                  config->sliding_window);
     if (!sliding && text_is_one_of(config->family->layer_types, "|s")) {
         config->layer_types[0] = 0, config->sliding_window = 0;
@@ -516,7 +517,8 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         if (l == L) break;
     }
     if (period > LAYER_TYPES_MAX)
-        die_with(code, "%s: layer_types has a period of %zu layers; give a shorter pattern", where, period);
+        die_with(code, "%s: layer_types has a period of %zu layers, too long here; give a shorter pattern", where,
+                 period);
     for (l = given; l < period; l++) config->layer_types[l] = config->layer_types[l % given];
     config->layer_types[period] = 0;
 }
@@ -540,8 +542,8 @@ static void config_finish_sharing(Config *c, const char *where, int code) {
     for (size_t l = L - c->num_kv_shared_layers; l < L; l++)
         if (key_value_layer(c, l) == l)
             die_with(code,
-                     "%s: layer %zu shares keys and values, but no earlier layer of its kind has any; lower "
-                     "num_kv_shared_layers",
+                     "%s: layer %zu shares keys and values, but no earlier layer of its kind has keys and values; "
+                     "lower num_kv_shared_layers",
                      where, l);
     if (!c->attention_k_eq_v || c->num_global_key_value_heads == c->num_key_value_heads)
         c->num_global_key_value_heads = 0;
@@ -575,10 +577,10 @@ static void config_finish_experts(Config *c, const char *where, int code) {
     if (c->family->router == ROUTER_SIGMOID && !config_given(c, "shared_expert_intermediate_size"))
         c->shared_expert_intermediate_size = c->moe_intermediate_size;
     if (c->family->router == ROUTER_SIGMOID && c->shared_expert_intermediate_size % c->moe_intermediate_size)
-        die_with(code, "%s: shared_expert_intermediate_size %zu is not a multiple of moe_intermediate_size %zu", where,
+        die_with(code, "%s: shared_expert_intermediate_size %zu must be a multiple of moe_intermediate_size %zu", where,
                  c->shared_expert_intermediate_size, c->moe_intermediate_size);
     if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step") && !c->family->experts_beside)
-        die_with(code, "%s: num_experts is 0, but %s has experts in its layers", where, c->family->name);
+        die_with(code, "%s: num_experts is 0, but must be at least 1, since %s has experts", where, c->family->name);
     if (!c->num_experts) return;
     if (c->num_experts_per_tok > c->num_experts)
         die_with(code, "%s: num_experts_per_tok %zu must be at most num_experts %zu", where, c->num_experts_per_tok,
@@ -596,8 +598,8 @@ static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
     config_resolve_layer_types(config, where, code);
     if (family->same_windows && strchr(config->layer_types, 'f'))
-        die_with(code, "%s: layer_types=%.64s, but the sliding_window of %s is in every layer or in none", where,
-                 config->layer_types, family->name);
+        die_with(code, "%s: layer_types=%.64s, but in %s either every layer has a sliding_window or none; give s or f",
+                 where, config->layer_types, family->name);
     config_resolve_rope(config, where, code);
     config_finish_experts(config, where, code);
     config_finish_sharing(config, where, code);
@@ -608,23 +610,23 @@ static void config_finish(Config *config, const char *where, int code) {
     if (!config->head_dim) {
         if (config->hidden_size % config->num_attention_heads)
             die_with(code,
-                     "%s: hidden_size %zu is not a multiple of num_attention_heads %zu, and head_dim is not given",
+                     "%s: hidden_size %zu is not a multiple of num_attention_heads %zu; give head_dim, or a multiple",
                      where, config->hidden_size, config->num_attention_heads);
         config->head_dim = config->hidden_size / config->num_attention_heads;
     }
     if (family->activation == ACTIVATION_GELU && !config_given(config, "intermediate_size"))
         config->intermediate_size = 4 * config->hidden_size;
     if (config->num_attention_heads % config->num_key_value_heads)
-        die_with(code, "%s: num_attention_heads %zu is not a multiple of num_key_value_heads %zu", where,
+        die_with(code, "%s: num_attention_heads %zu must be a multiple of num_key_value_heads %zu", where,
                  config->num_attention_heads, config->num_key_value_heads);
     if (family_has_linear(family) && config->linear_num_value_heads % config->linear_num_key_heads)
-        die_with(code, "%s: linear_num_value_heads %zu is not a multiple of linear_num_key_heads %zu", where,
+        die_with(code, "%s: linear_num_value_heads %zu must be a multiple of linear_num_key_heads %zu", where,
                  config->linear_num_value_heads, config->linear_num_key_heads);
     if (family_has_linear(family) &&
         config->linear_num_value_heads * config->linear_key_head_dim > LINEAR_STATE_MAX / config->linear_value_head_dim)
         die_with(code,
-                 "%s: linear_num_value_heads %zu x linear_key_head_dim %zu x linear_value_head_dim %zu is a state "
-                 "of more than %d elements a layer, the limit here",
+                 "%s: linear_num_value_heads %zu x linear_key_head_dim %zu x linear_value_head_dim %zu is a state of "
+                 "more than %d elements a layer; lower one of the three",
                  where, config->linear_num_value_heads, config->linear_key_head_dim, config->linear_value_head_dim,
                  LINEAR_STATE_MAX);
     for (int global = 0; global < 2; global++)
@@ -632,10 +634,11 @@ static void config_finish(Config *config, const char *where, int code) {
             die_with(code, "%s: %s %zu must be even for rotary positions", where,
                      global ? "global_head_dim" : "head_dim", global ? config->global_head_dim : config->head_dim);
     if (config->num_global_key_value_heads && config->num_attention_heads % config->num_global_key_value_heads)
-        die_with(code, "%s: num_attention_heads %zu is not a multiple of num_global_key_value_heads %zu", where,
+        die_with(code, "%s: num_attention_heads %zu must be a multiple of num_global_key_value_heads %zu", where,
                  config->num_attention_heads, config->num_global_key_value_heads);
     if (!family->learned_positions && (rotary_width(config) % 2 || !rotary_width(config)))
-        die_with(code, "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements; the number must be even",
+        die_with(code,
+                 "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements; it must rotate an even number",
                  where, config->partial_rotary_factor, rotary_width(config), config->head_dim);
 }
 
@@ -727,10 +730,10 @@ static Config config_scale(const Config *config, const char *scaling, const char
     const char *keys = scaling + strcspn(scaling, ",");
     Config plain = *config, scaled;
     if (config->family->learned_positions)
-        die_with(code, "%s: %s has a table of positions, which cannot be scaled", where, config->family->name);
+        die_with(code, "%s: %s has a table of positions, which cannot be scaled; leave the scaling out", where,
+                 config->family->name);
     if (config->family->plain_rope)
-        die_with(code,
-                 "%s: rotary positions of %s cannot be scaled by linear, llama3 or yarn, which transformers refuses",
+        die_with(code, "%s: rotary positions of %s cannot be scaled; leave the scaling out, as transformers does",
                  where, config->family->name);
     plain.rope = rope_unscaled;
     config_to_text(&plain, text, sizeof(text));
@@ -749,11 +752,12 @@ static Config config_scale(const Config *config, const char *scaling, const char
     for (size_t i = 0; i < CONFIG_KEYS; i++)
         if (scaled.given[i] &&
             (config_keys[i].kind == KEY_ROPE_TYPE || !(config_keys[i].scaling >> scaled.rope.type & 1)))
-            die_with(code, "%s: %s is not a key of %s scaling", where, config_keys[i].name, type);
+            die_with(code, "%s: %s is not a key of %s scaling; leave it out", where, config_keys[i].name, type);
     for (size_t i = 0; i < CONFIG_KEYS; i++) scaled.given[i] |= plain.given[i];
     config_finish(&scaled, where, code);
     if (scaled.rope.factor < 1)
-        die_with(code, "%s: factor=%g would leave fewer positions; give 1 or more", where, scaled.rope.factor);
+        die_with(code, "%s: factor=%g would leave fewer positions; give a factor of 1 or more", where,
+                 scaled.rope.factor);
     config_to_text(config, text, sizeof(text)), config_to_text(&scaled, same, sizeof(same));
     const double positions = scaled.rope.factor * (double)scaled.rope.original_max_position_embeddings;
     scaled.max_position_embeddings = (size_t)fmax(1, fmin(positions, 1e9));

@@ -202,7 +202,8 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
     const Config *c = &model->config;
     const int joined = tensor == INPUT_TABLE || tensor == INPUT_PROJECTION;
     if (!name) {
-        if (!model->parameter_count) die("internal: the parameter table begins with a part of a tensor");
+        if (!model->parameter_count)
+            die("internal: the parameter table begins with a part of a tensor; please report it");
         model->parameters[model->parameter_count - 1].rows += shape.rows;
     } else {
         Parameter *parameter = &model->parameters[model->parameter_count++];

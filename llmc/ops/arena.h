@@ -105,7 +105,8 @@ static void arena_check_zones(const Arena *arena) {
         arena->copy_out(zone, arena->base + region->begin + region->bytes, sizeof(zone));
         for (size_t j = 0; j < sizeof(zone); j++)
             if (zone[j] != ARENA_PATTERN)
-                die("%s: byte %zu after its %zu bytes was overwritten, between the arena's last pop and this one",
+                die("%s: byte %zu after its %zu bytes was overwritten between the arena's last pop and this one; "
+                    "please report it",
                     region->name, j, region->bytes);
     }
 }
@@ -116,13 +117,15 @@ static void *arena_push(Arena *arena, Share share, const char *name, size_t coun
     const size_t zone = arena_red_zone();
     size_t bytes = count * size;
     if (count && (size > SIZE_MAX / count || bytes > SIZE_MAX - ARENA_NOWHERE - 2 * ARENA_ALIGNMENT))
-        die("%s: %zu elements of %zu bytes are more than any memory holds", name, count, size);
+        die("%s: %zu elements of %zu bytes are more than any memory holds; give a smaller --seq-len or --batch", name,
+            count, size);
     bytes = (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
     if (bytes + zone > arena->capacity - arena->used)
         die("%s: %zu bytes do not fit in addition to %zu of %zu planned bytes: the run does not follow its plan, "
             "please report it",
             name, bytes, arena->used, arena->capacity);
-    if (arena->regions == ARENA_REGIONS) die("%s: more than %d regions in one arena", name, ARENA_REGIONS);
+    if (arena->regions == ARENA_REGIONS)
+        die("internal: %s: more than %d regions in one arena; please report it", name, ARENA_REGIONS);
     Region *region = &arena->region[arena->regions++];
     region->name = name, region->share = share;
     region->begin = arena->used, region->bytes = bytes;

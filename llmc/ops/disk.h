@@ -263,7 +263,9 @@ static void disk_start(const DiskDevice *device) {
     sigset_t all, before;
     disk.late = transfers && !strcmp(transfers, "late"), disk.running = disk.helping = 1, disk.failed = 0;
     disk.device = device, disk.pieces = (char *)device->allocate(DISK_PIECES);
-    if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)DISK_PIECES));
+    if (!disk.pieces)
+        die("no memory for the %s that transfers to --disk pass through; free some memory",
+            human_bytes((double)DISK_PIECES));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread handles signals
     for (int way = 0; way < DISK_WAYS; way++) {
@@ -423,11 +425,11 @@ static void *disk_file_allocate(const DiskDevice *device, const char *folder, si
             human_bytes((double)bytes), human_bytes((double)left));
     signal(SIGXFSZ, SIG_IGN); // then writing beyond a file size limit is an error of write(), not a signal
     file->fd = disk_open(folder);
-    if (file->fd < 0) die("--disk %s: no file can be made there: %s", folder, error_text(errno));
+    if (file->fd < 0) die("--disk %s: no file can be made there: %s; give another folder", folder, error_text(errno));
     if (fallocate(file->fd, 0, 0, (off_t)file->bytes) &&
         ((errno != EOPNOTSUPP && errno != ENOSYS) || ftruncate(file->fd, (off_t)file->bytes)))
-        die("--disk %s: %s cannot be reserved there: %s; %s were free", folder, human_bytes((double)bytes),
-            error_text(errno), human_bytes((double)left));
+        die("--disk %s: %s cannot be reserved there: %s; %s were free; give another folder or lower --disk-limit",
+            folder, human_bytes((double)bytes), error_text(errno), human_bytes((double)left));
     if (!disk.files) disk_start(device);
     // uses direct I/O if it can write the first block
     const int flags = fcntl(file->fd, F_GETFL);

@@ -66,7 +66,7 @@ static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_
 // Sizes attention by our own kernels: the dot product dout . out of each query and head.
 static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     (void)NKV;
-    if (HD > GPU_MOST_HEAD) die("head_dim is %zu; op set cuda has attention up to %d", HD, GPU_MOST_HEAD);
+    if (HD > GPU_MOST_HEAD) die("head_dim is %zu, but op set cuda supports at most %d", HD, GPU_MOST_HEAD);
     return n * NH;
 }
 

@@ -49,8 +49,8 @@ enum { EXPERTS_TILE = 128 }; // rows of a tile in op set "cuda"
 
 static void dry_range(const char *tensor, const void *pointer, size_t count, size_t size) {
     if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
-        die("%s: %s, %zu elements of %zu bytes, is not within one live region of the arena", dry.op, tensor, count,
-            size);
+        die("%s: %s, %zu elements of %zu bytes, is not within one live region of the arena; please report it", dry.op,
+            tensor, count, size);
 }
 
 // Checks that a range lies within one live region of some place.

@@ -263,7 +263,7 @@ static void update_slice(Update *u) {
 
 // Steps all elements before `end`. Afterwards their stored weights can be loaded, and at the table's end all tensors.
 static void update_until(Update *u, size_t end) {
-    if (!u->slice) die("internal: weights are used before a step that waits for a pass");
+    if (!u->slice) die("internal: weights are used before a step that waits for a pass; please report it");
     while (u->next.count && u->next.first < end) update_slice(u);
     for (size_t slot = 0; slot < UPDATE_SLOTS; slot++)
         if (u->tensor[UPDATE_WEIGHTS].slots || !u->next.count) page_finish(u->r->ops, &u->slot[slot]);

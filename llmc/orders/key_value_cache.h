@@ -321,8 +321,9 @@ static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, 
     const size_t position = (size_t)cache->pass_position[cache->last.row + row] + 1;
     double logit; // room for any type
     s->ops->copy_out(&logit, stored_row(s, logits, id, 1), dtype_size(s->model->dtype));
-    die("the logit of token %zu at position %zu is %g: the weights are damaged or training has diverged", id, position,
-        element_to_double(&logit, s->model->dtype, 0));
+    die("the logit of token %zu at position %zu is %g: the weights are damaged or training has diverged; take another "
+        "copy or an earlier checkpoint",
+        id, position, element_to_double(&logit, s->model->dtype, 0));
 }
 
 // Draws token[n] (host) with uniform[n] (host) from logits of the last token appended (n = 1), or of the n tokens of

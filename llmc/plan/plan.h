@@ -80,7 +80,8 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     setup->layer = layers_make(settings->model);
     for (size_t l = 0; l < settings->model->config.num_hidden_layers && world_sp(settings->world) > 1; l++)
         if (!layer_is_shareable(&setup->layer[l]))
-            die("ranks cannot share a sequence whose layer %zu has a convolution alone or sums two mixers; use --sp 1",
+            die("ranks cannot share a sequence if a layer (here %zu) has only a convolution or sums two mixers; give "
+                "--sp 1",
                 l);
     return setup;
 }
@@ -304,8 +305,8 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     size_t longest =
         max_size(max_size(batch->N, settings->cache_tokens), settings->rollout_slots * settings->rollout_tokens);
     if (!plan_countable(settings->model, longest))
-        die("a plan of %zu tokens through %zu layers of this width is beyond 64 bits; take fewer tokens", longest,
-            settings->model->config.num_hidden_layers);
+        die("a plan of %zu tokens through %zu layers of this width needs numbers beyond 64 bits; give fewer tokens",
+            longest, settings->model->config.num_hidden_layers);
     Plan plan = {0};
     const AdamW step = {0};
     Update update;

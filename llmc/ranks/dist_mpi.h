@@ -141,7 +141,7 @@ void dist_split(size_t sp) {
     for (job.split = 0; job.split < job.splits && job.made[job.split].sp != sp;) job.split++;
     job.group = job.made[job.split].group;
     if (job.split < job.splits) return;
-    if (job.splits++ == SPLITS_MOST) die("internal: groups of more than %d sizes", SPLITS_MOST);
+    if (job.splits++ == SPLITS_MOST) die("internal: groups of more than %d sizes; please report it", SPLITS_MOST);
     job.made[job.split].sp = sp, job.group[RANKS_ALL] = MPI_COMM_WORLD;
     MPI_Comm_split(MPI_COMM_WORLD, stream, place, &job.group[RANKS_SEQUENCE]);
     MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &job.group[RANKS_SEQUENCE_REVERSED]);
@@ -247,8 +247,8 @@ static size_t first_other(uint64_t key) {
 void dist_check(const char *what, uint64_t key) {
     const size_t other = first_other(key);
     if (other)
-        die("rank %zu on %s has other %s than rank 0 on %s; give all ranks the same", other, dist_host(other), what,
-            dist_host(0));
+        die("rank %zu on %s has other %s than rank 0 on %s; give all ranks the same %s", other, dist_host(other), what,
+            dist_host(0), what);
 }
 
 static void check_arguments(int argc, char **argv) {

@@ -189,8 +189,8 @@ static size_t watch_missing(char *names, size_t size) {
 __attribute__((noreturn)) static void watch_stuck(double waited) {
     for (size_t r = 0; r < watch.ranks; r++)
         if (r != watch.rank && strcmp(watch.heard[r].where, watch.own.where) != 0)
-            die("deadlock: waiting for %s for %.0f s while rank %zu on %s waits for %s", watch.own.where, waited, r,
-                watch.host[r], watch.heard[r].where);
+            die("deadlock: waiting for %s for %.0f s while rank %zu on %s waits for %s; please report it",
+                watch.own.where, waited, r, watch.host[r], watch.heard[r].where);
     die("all ranks have waited in %s for %.0f s; check the network between the hosts", watch.own.where, waited);
 }
 

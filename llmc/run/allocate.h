@@ -30,7 +30,8 @@ static void run_allocate(Run *run, SequenceBound bound) {
     const size_t available = ops_device->memory_available(), limit = memory_limit(run->options, available);
     Batch shape = batch_shape(bound);
     if (shape.N > INT32_MAX)
-        die_usage("--batch x --seq-len: %zu tokens in one sequence, at most %d can be indexed; use --grad-accum",
+        die_usage("--batch x --seq-len: %zu tokens in one sequence, but at most %d can be indexed; lower --batch and "
+                  "raise --grad-accum",
                   shape.N, INT32_MAX);
     run->available = limit;
     if (run->settings.deals)
@@ -51,7 +52,8 @@ static void run_allocate(Run *run, SequenceBound bound) {
     const size_t host = run->plan.arena[PLACE_HOST].peak;
     if (host) run->host_memory = ops_device->host_allocate(host);
     if (host && !run->host_memory)
-        die("the system refused %s of host memory; give a shorter --seq-len, a lower --host-limit, or other places",
+        die("the system refused %s of host memory; give a shorter --seq-len, a lower --host-limit, or other places "
+            "(--inputs, --weights, --optimizer)",
             human_bytes((double)host));
     if (run->plan.disk_bytes) run->disk_memory = ops_device->disk_allocate(run->options->disk, run->plan.disk_bytes);
     if (run->disk_memory) note_slow_disk(run);

@@ -7,7 +7,8 @@ The largest sequence of a run, for which its memory is planned, and a batch of i
 
 // Returns the bound of B documents of T tokens. B = 0: only generation
 static SequenceBound regular_bound(size_t B, size_t T) {
-    if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
+    if (B && T > PLAN_LONGEST / B)
+        die_usage("--batch %zu x --seq-len %zu must be at most %zu tokens", B, T, PLAN_LONGEST);
     SequenceBound bound = {B * T, B, T};
     return bound;
 }

@@ -157,9 +157,12 @@ static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const 
         const char *text = names ? item->valuestring : item->string;
         if (lora_names_some(t, lora, c, text, !names)) continue;
         if (names) lora_modules(c->family, text, "--lora-targets", EXIT_USAGE);
-        if (names) die_usage("--lora-targets %s: this model has no linear layer of that name", text);
-        die_usage("--lora-%s-pattern: '%s' matches no module that has an adapter", *key == 'r' ? "rank" : "alpha",
-                  text);
+        if (names)
+            die_usage("--lora-targets %s: this model has no linear layer of that name; name its layers, such as "
+                      "q_proj,v_proj",
+                      text);
+        die_usage("--lora-%s-pattern: '%s' matches no module that has an adapter; name a module of --lora-targets",
+                  *key == 'r' ? "rank" : "alpha", text);
     }
 }
 
@@ -170,13 +173,16 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     const cJSON *layers = json_get(root, "layers_to_transform"), *layer;
     cJSON_ArrayForEach(layer, layers) {
         if (layer->valuedouble >= (double)c->num_hidden_layers)
-            die_usage("--lora-layers: there is no layer %g; this model has 0 to %zu", layer->valuedouble,
+            die_usage("--lora-layers: there is no layer %g; give layers from 0 to %zu", layer->valuedouble,
                       c->num_hidden_layers - 1);
     }
     adapter_choose_copies(&targets, lora, c);
     const size_t chosen = adapter_choose(&targets, lora, c, NULL);
     if (!lora_word(o->lora_targets, c)) lora_check_entries(&targets, lora, c, "target_modules");
-    if (!chosen) die_usage("--lora-targets %s: this model has no linear layer of that name", o->lora_targets);
+    if (!chosen)
+        die_usage(
+            "--lora-targets %s: this model has no linear layer of that name; name its layers, such as q_proj,v_proj",
+            o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
     cJSON_Delete(root);
     const char *joint = c->family->names.layer[INPUT_PROJECTION];

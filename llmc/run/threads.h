@@ -129,7 +129,8 @@ static void use_threads(size_t wanted) {
 #else
     (void)share, (void)stack;
 #endif
-    if (wanted > team) note("--threads %zu: the OpenMP runtime grants this process %zu", wanted, team);
+    if (wanted > team)
+        note("--threads %zu: the OpenMP runtime grants this process only %zu; check OMP_THREAD_LIMIT", wanted, team);
 }
 
 static int cpu_threads(void) {

@@ -179,7 +179,8 @@ static Layer layer_make(const Model *model, unsigned form) {
     layer_part(&layer, c, b, attention, O_WEIGHT, LAYER_TENSORS);
     layer_part(&layer, c, b, PART_LINEAR, OUT_WEIGHT, LAYER_TENSORS);
     const int in_place = layer.form & FORM_NO_MLP && b->pre == LAYER_TENSORS; // the output may overwrite the input
-    if (in_place && b->parts > 1) die("two summed mixers read the layer's input in place; give them a norm");
+    if (in_place && b->parts > 1)
+        die("internal: two summed mixers read the layer's input in place without a norm; please report it");
     b = layer_branch(&layer, c, NORM2_WEIGHT, NORM2_BIAS, POST_NORM2);
     layer_part(&layer, c, b, PART_DENSE, DOWN_WEIGHT, DENSE_POST_NORM);
     layer_part(&layer, c, b, PART_EXPERTS, EXPERTS_DOWN, EXPERTS_POST_NORM);

@@ -284,8 +284,9 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
         objective_has_entropy(&s->setup->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
     if (!has_values(s)) return;
     if (batch->N > s->now.host_tokens || batch->documents > s->now.host_documents)
-        die("a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
-            batch->documents, s->now.host_tokens, s->now.host_documents);
+        die("internal: a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu; please report "
+            "it",
+            batch->N, batch->documents, s->now.host_tokens, s->now.host_documents);
     own_copy(s, s->now.tokens, batch->tokens, sizeof(int32_t), 1);
     own_copy(s, s->now.targets, batch->targets, sizeof(int32_t), 1);
     own_copy(s, s->now.position, batch->position, sizeof(int32_t), 1);

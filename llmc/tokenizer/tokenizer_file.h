@@ -395,7 +395,7 @@ static Tokenizer *tokenizer_load(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(*t), "a tokenizer");
     InputFile file = input_open(path);
     if (file.bytes > TOKENIZER_MAX)
-        die("%s: has %llu bytes, more than a tokenizer file may have; write it again", path,
+        die("%s: has %llu bytes, more than a tokenizer file may have; write it again with data/tokenizer_file.py", path,
             (unsigned long long)file.bytes);
     t->path = checked_strdup(path);
     t->bytes = file.bytes;

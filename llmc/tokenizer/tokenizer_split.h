@@ -80,8 +80,9 @@ static Split split_open(const char *pattern, size_t bytes, uint32_t behaviour, c
     split.code = pcre2_compile((PCRE2_SPTR)pattern, bytes, PCRE2_NEVER_UTF, &error, &at, NULL);
     if (!split.code) {
         pcre2_get_error_message(error, (PCRE2_UCHAR *)why, sizeof(why));
-        die("%s: PCRE2 cannot read pattern %zu of its pre-tokenizer: %s, at byte %zu of %zu", path, number, why, at,
-            bytes);
+        die("%s: PCRE2 cannot read pattern %zu of its pre-tokenizer: %s, at byte %zu of %zu; write the tokenizer file "
+            "again",
+            path, number, why, at, bytes);
     }
     split.match = pcre2_match_data_create_from_pattern(split.code, NULL);
     split.limits = pcre2_match_context_create(NULL);

@@ -56,7 +56,7 @@ static const char *metric_name_kept(const char *name) {
     static char kept[2 * METRICS_MOST][METRIC_NAME];
     size_t i;
     for (i = 0; i < 2 * METRICS_MOST && *kept[i] && strcmp(kept[i], name) != 0; i++) continue;
-    if (i == 2 * METRICS_MOST) die("internal: more than %d names of metrics", 2 * METRICS_MOST);
+    if (i == 2 * METRICS_MOST) die("internal: more than %d names of metrics; please report it", 2 * METRICS_MOST);
     if (!*kept[i]) snprintf(kept[i], METRIC_NAME, "%s", name);
     return kept[i];
 }

@@ -399,12 +399,12 @@ static void load_weights(CheckpointPass *p) {
     config_to_text(&model->config, wanted, sizeof(wanted));
     if (strcmp(saved, wanted) != 0) {
         size_t i = first_difference(saved, wanted);
-        die("%s: holds another model: %.*s, not %.*s", path, (int)strcspn(saved + i, ","), saved + i,
-            (int)strcspn(wanted + i, ","), wanted + i);
+        die("%s: holds another model: %.*s, not %.*s; resume with the model that the run began with", path,
+            (int)strcspn(saved + i, ","), saved + i, (int)strcspn(wanted + i, ","), wanted + i);
     }
     if (source->dtype != model->dtype)
-        die("%s: holds %s weights, this program trains in %s; resume with one built by make PRECISION=%s", path,
-            dtype_name(source->dtype), dtype_name(model->dtype), dtype_name(source->dtype));
+        die("%s: holds %s weights, this program trains in %s; resume with a program that make PRECISION=%s builds",
+            path, dtype_name(source->dtype), dtype_name(model->dtype), dtype_name(source->dtype));
     load_sections(p, MANIFEST_MODEL, &source->files[0], flat_header_bytes(model));
     model_copy_constants(model, &source->model);
     weights_close(source);
@@ -437,21 +437,25 @@ static void checkpoint_check_kind(const char *checkpoint, const Manifest *manife
             "options that the run began with",
             checkpoint);
     if (!manifest->adapters && lora)
-        die("%s: holds a whole model, but --lora-rank or --adapter trains adapters; resume without, or begin a new run "
-            "with --model %s and another --out",
+        die("%s: holds a whole model, but --lora-rank or --adapter trains adapters; resume without these options, or "
+            "begin a new run with --model %s and another --out",
             checkpoint, checkpoint);
 }
 
 static void load_check_optimizer(const char *path, const OptimizerHeader *found, const OptimizerHeader *wanted) {
     if (memcmp(found->magic, wanted->magic, sizeof(found->magic)) != 0)
-        die("%s: does not begin with " OPTIMIZER_MAGIC ", so it is not an optimizer state", path);
+        die("%s: does not begin with " OPTIMIZER_MAGIC
+            ", so it is not an optimizer state; resume an earlier checkpoint",
+            path);
     if (found->byte_order != wanted->byte_order)
         die("%s: was written on a machine of the other byte order; resume on such a machine", path);
     if (found->version != wanted->version || found->header_bytes != wanted->header_bytes)
-        die("%s: is of version %u, this program reads version %u", path, found->version, wanted->version);
+        die("%s: is of version %u, but this program reads version %u; resume with the program that wrote it", path,
+            found->version, wanted->version);
     if (found->elements != wanted->elements)
-        die("%s: is for a model of %llu elements, but this model has %llu", path, (unsigned long long)found->elements,
-            (unsigned long long)wanted->elements);
+        die("%s: is for a model of %llu elements, but this model has %llu; resume with the model that the run began "
+            "with",
+            path, (unsigned long long)found->elements, (unsigned long long)wanted->elements);
     if (found->moments != wanted->moments)
         die("%s: holds moments in %s, this run has %s; resume with the same --moments", path,
             dtype_name((DType)found->moments), dtype_name((DType)wanted->moments));
@@ -504,7 +508,8 @@ static void checkpoint_load(const CheckpointFolder *folder, size_t step, const T
     checkpoint_path(pass.folder.path, folder->path, step, "");
     const char *fault = manifest_read(pass.folder.path, &pass.manifest);
     if (fault)
-        die("%s: is not a complete checkpoint: %s; --resume auto takes an earlier checkpoint", pass.folder.path, fault);
+        die("%s: is not a complete checkpoint: %s; type --resume auto, which takes an earlier checkpoint",
+            pass.folder.path, fault);
     checkpoint_check_kind(pass.folder.path, &pass.manifest, t->lora != NULL);
     char *state = load_small(&pass, MANIFEST_STATE, RUN_STATE_LIMIT, &length, path);
     run_state_resume(run, state, length, pass.folder.path, path);

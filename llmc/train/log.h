@@ -87,7 +87,9 @@ static void records_shorten(const char *path, size_t step, int again) {
         at += n, begins = end != NULL;
         if (begins) whole = kept;
     }
-    if (n != 0 || ftruncate(fd, whole)) die("cannot shorten %s to step %zu: %s", path, step, error_text(errno));
+    if (n != 0 || ftruncate(fd, whole))
+        die("cannot shorten %s to step %zu: %s; check its permissions, then type --resume again", path, step,
+            error_text(errno));
     close(fd);
 }
 
@@ -123,7 +125,8 @@ static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t st
 
 static void runlog_close(RunLog *log) {
     progress_end(&log->progress);
-    if (log->records && fclose(log->records)) die("cannot write %s: %s", log->path, error_text(errno));
+    if (log->records && fclose(log->records))
+        die("cannot write %s: %s; make room, then continue with --resume", log->path, error_text(errno));
     log->records = NULL;
 }
 

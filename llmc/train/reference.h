@@ -75,7 +75,8 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
             sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
             if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
                 DocumentRef document = documents_find_token(d, token + k);
-                die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
+                die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass; "
+                    "check the model's weights, or run doctor",
                     document.shard->header.path, (unsigned long long)document.number,
                     (unsigned long long)(token + k - document.shard->tokens_before - document.entry.first), found);
             }
@@ -128,7 +129,9 @@ static uint64_t reference_key_of(const char *checkpoint) {
     if (json_get(settings, "reference")) {
         const char *word = state_string(settings, "reference", path);
         key = strtoull(word, &end, 16);
-        if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
+        if (strlen(word) != 16 || *end || !key)
+            die("%s: \"reference\" is '%.40s', which is not the key of a model; resume an earlier checkpoint", path,
+                word);
     }
     cJSON_Delete(root);
     return key;

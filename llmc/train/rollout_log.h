@@ -36,7 +36,8 @@ static off_t file_size_or_0(const char *path) {
 }
 
 static void rollout_log_close(RolloutLog *log) {
-    if (log->file && fclose(log->file)) die("cannot write %s: %s", log->path, error_text(errno));
+    if (log->file && fclose(log->file))
+        die("cannot write %s: %s; make room, then continue with --resume", log->path, error_text(errno));
     free(log->piece), free(log->text);
     memset(log, 0, sizeof(*log));
 }
@@ -61,7 +62,8 @@ static RolloutLog rollout_log_open(const Rollout *r, const char *folder, size_t 
     records_truncate(log.path, step);
     records_truncate(log.before, step);
     if (rollouts % keep && !file_size_or_0(log.path) && file_size_or_0(log.before) && rename(log.before, log.path))
-        die("cannot rename %s: %s", log.before, error_text(errno));
+        die("cannot rename %s: %s; check the permissions of its folder, then continue with --resume", log.before,
+            error_text(errno));
     log.file = records_open(log.path);
     return log;
 }
@@ -77,7 +79,8 @@ static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t r
     if (!log->file) return;
     if (rollouts % log->keep == 0 && file_size_or_0(log->path)) {
         if (fclose(log->file) || rename(log->path, log->before))
-            die("cannot rename %s: %s", log->path, error_text(errno));
+            die("cannot rename %s: %s; check the permissions of its folder, then continue with --resume", log->path,
+                error_text(errno));
         log->file = records_open(log->path);
     }
     for (size_t i = 0; i < texts && !error; i++) {

@@ -53,7 +53,7 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
     double size = 0;
     s->rewards = o->reward_command.count;
     if (s->rewards > REWARD_COMMANDS)
-        die_usage("--reward-command: %zu commands were given, at most %d are possible", s->rewards, REWARD_COMMANDS);
+        die_usage("--reward-command: %zu commands were given; give at most %d", s->rewards, REWARD_COMMANDS);
     for (size_t k = 0; k < s->rewards; k++) {
         s->reward_command[k] = o->reward_command.path[k], s->reward_weight[k] = 1;
         reward_name_of(s->reward_command[k], s->reward_name[k]);
@@ -62,9 +62,9 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
         reward_list("reward-names", o->reward_names, s->rewards, text, sizeof(text), entry);
         for (size_t k = 0; k < s->rewards; k++) {
             if (!*entry[k] || strlen(entry[k]) >= REWARD_NAME || strpbrk(entry[k], "\"\\/ \t\n"))
-                die_usage(
-                    "--reward-names: '%.60s' is not a name of at most %d characters without quotes, slashes and blanks",
-                    entry[k], REWARD_NAME - 1);
+                die_usage("--reward-names: '%.60s' must be a name of at most %d characters without quotes, slashes and "
+                          "blanks",
+                          entry[k], REWARD_NAME - 1);
             snprintf(s->reward_name[k], REWARD_NAME, "%s", entry[k]);
         }
     }
@@ -78,7 +78,7 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
         char *end;
         s->reward_weight[k] = strtod(entry[k], &end);
         if (!*entry[k] || *end || !(fabs(s->reward_weight[k]) <= 1e6))
-            die_usage("--reward-weights: '%.60s' is not a number from -1e6 to 1e6", entry[k]);
+            die_usage("--reward-weights: '%.60s' must be a number from -1e6 to 1e6", entry[k]);
         size += fabs(s->reward_weight[k]);
     }
     if (size == 0) die_usage("--reward-weights are all 0; give at least one weight that is not 0");

@@ -146,8 +146,9 @@ static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed
             "its %zu; answer each line with a number",
             step, whose, message, sums[2], prompts * r->settings.group_size, r->settings.group_size);
     if (r->failures == ROLLOUT_FAILURES)
-        die("step %zu: %s%s; no group got a reward for each completion in %d steps", step, whose, message,
-            ROLLOUT_FAILURES);
+        die("step %zu: %s%s; no group got a reward for each completion in %d steps; try the command by hand on a line "
+            "of JSON",
+            step, whose, message, ROLLOUT_FAILURES);
     if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
     note("step %zu: %s%s%s;%s %.0f of %zu groups are left out", step, whose, message, others,
          sums[0] > 0 ? " it is restarted;" : "", sums[1], prompts);

@@ -55,19 +55,21 @@ static const cJSON *state_get(const cJSON *object, const char *key, const char *
 
 static const char *state_string(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = state_get(object, key, path);
-    if (!cJSON_IsString(item)) die("%s: \"%s\" is not text", path, key);
+    if (!cJSON_IsString(item)) die("%s: \"%s\" must be text; resume an earlier checkpoint", path, key);
     return item->valuestring;
 }
 
 static size_t state_size(const cJSON *object, const char *key, const char *path) {
     uint64_t value;
-    if (!json_whole_number(state_get(object, key, path), &value)) die("%s: \"%s\" is not a whole number", path, key);
+    if (!json_whole_number(state_get(object, key, path), &value))
+        die("%s: \"%s\" must be a whole number; resume an earlier checkpoint", path, key);
     return (size_t)value;
 }
 
 static double state_number(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = state_get(object, key, path);
-    if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) die("%s: \"%s\" is not a number", path, key);
+    if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble))
+        die("%s: \"%s\" must be a number; resume an earlier checkpoint", path, key);
     return item->valuedouble;
 }
 
@@ -76,7 +78,8 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     const char *name = state_string(object, "kind", path);
     int kind = 0;
     while (kind < SCHEDULES && strcmp(schedule_names[kind], name) != 0) kind++;
-    if (kind == SCHEDULES) die("%s: the schedule \"%.64s\" is unknown", path, name);
+    if (kind == SCHEDULES)
+        die("%s: the schedule \"%.64s\" is unknown; resume with the program that wrote it", path, name);
     Schedule schedule = {0};
     schedule.kind = (ScheduleKind)kind;
     schedule.peak = state_number(object, "peak", path);
@@ -180,8 +183,8 @@ static size_t first_difference(const char *a, const char *b) {
 static const char *keep_chunks_saved(const char *saved, char *text, size_t size, const char *checkpoint) {
     const char *rest = strchr(saved, ',');
     if (rest && strcmp(rest, ", draw=independent, clamp=0") != 0)
-        die("%s: its run had --keep-chunks %s, which is not in this version; resume with the version that began it, or "
-            "begin a new run with another --out",
+        die("%s: its run had --keep-chunks %s, which this version does not have; resume with the version that began "
+            "it, or begin a new run with another --out",
             checkpoint, saved);
     snprintf(text, size, "%.*s", (int)strcspn(saved, ","), saved);
     return text;
@@ -234,7 +237,7 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
         die("%s: is already at step %zu, --steps is %zu; give a larger --steps", checkpoint, run->step,
             run->schedule.steps);
     if (saved->begin && saved->begin != run->schedule.begin && run->step > run->schedule.begin)
-        die("%s: was extended beyond step %zu; give --extend --steps %zu, as then", checkpoint, saved->begin,
+        die("%s: was extended beyond step %zu; give --extend --steps %zu again", checkpoint, saved->begin,
             saved->steps);
     for (size_t step = run->schedule.begin + 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
@@ -256,8 +259,8 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     if (strcmp(state_string(root, "format", path), RUN_STATE_FORMAT) != 0)
         die("%s: is not the state of a run; resume an earlier checkpoint", path);
     if (state_size(root, "version", path) != RUN_STATE_VERSION)
-        die("%s: is of version %zu, this program reads version %d", path, state_size(root, "version", path),
-            RUN_STATE_VERSION);
+        die("%s: is of version %zu, but this program reads version %d; resume with the program that wrote it", path,
+            state_size(root, "version", path), RUN_STATE_VERSION);
     run->step = state_size(root, "step", path);
     run->next_batch = state_size(root, "next_batch", path);
     run->tokens = state_size(root, "tokens", path);
@@ -272,8 +275,8 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     cJSON_ArrayForEach(item, settings) {
         for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;
         if (i == run->setting_count)
-            die("%s: the run began with \"%.64s\", which this one lacks; resume with the options and the version "
-                "that it began with",
+            die("%s: the run began with \"%.64s\", which the current options lack; resume with the options and the "
+                "version that it began with",
                 path, item->string);
     }
     run_state_compare_data(run, root, checkpoint);

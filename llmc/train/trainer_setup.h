@@ -15,12 +15,12 @@ nothing.
 static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
     Manifest manifest;
     const char *fault = manifest_read(last, &manifest);
-    if (fault) die("%s: %s", last, fault);
+    if (fault) die("%s: %s; resume another checkpoint", last, fault);
     checkpoint_check_kind(last, &manifest, o->lora_rank || o->adapter);
     if (!manifest.adapters)
         path_join(path, last, manifest_file(&manifest, MANIFEST_MODEL));
     else if (!o->model && !o->init)
-        die("%s: holds only adapters; give the model they were trained on with --model", last);
+        die("%s: holds only adapters; give the model that they were trained on with --model", last);
 }
 
 // Opens --out. If it holds a checkpoint to resume from, sets `last` to the checkpoint's path and `model` to the path of
@@ -39,7 +39,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
     } else if (o->resume && (o->resume == RESUME_ON || (!o->model && !o->init))) {
         if (!o->model && !o->init)
             die("%s holds no checkpoint to resume from; give --model or --init to begin", o->out);
-        note("%s holds no checkpoint: beginning at step 1", o->out);
+        note("%s holds no checkpoint, so the run begins at step 1", o->out);
     }
 }
 
@@ -55,7 +55,8 @@ static SequenceBound trainer_allocate(Trainer *t) {
     run_choose_length(&t->run, o, 0);
     t->data = run_open_data(&t->run, &o->data, shuffle_from_options(o));
     if (!o->sp && t->data.regular)
-        die_usage("--sp auto deals documents of different lengths; llm.c's shards have only one length: give --sp S");
+        die_usage(
+            "--sp auto deals documents of different lengths, but llm.c's shards have only one length; give --sp S");
     RolloutSettings rollout = {0};
     if (o->rollout) {
         prompt_choose_tokenizer(&t->rollout_text, &t->run);
@@ -68,7 +69,9 @@ static SequenceBound trainer_allocate(Trainer *t) {
         dataloader_check_pair(&t->data, &t->validation);
         const char *shared = dataloader_find_shared(&t->data, &t->validation);
         if (shared && !o->quiet)
-            note("%.100s of --val-data is also in --data, so the validation loss is one of training", shared);
+            note("%.100s of --val-data is also in --data, so the validation loss is not of unseen data; give other "
+                 "--val-data",
+                 shared);
         if (o->rollout)
             rollout_plan(&rollout, &t->validation, &t->run.settings, o->seq_len);
         else
@@ -136,7 +139,8 @@ static void trainer_schedule(Trainer *t, const char *last) {
             steps / o->epochs, epoch, o->rollout ? "prompts" : "micro-batches", taken);
     schedule->warmup = isnan(o->warmup_ratio) ? o->warmup : (size_t)ceil((double)schedule->steps * o->warmup_ratio);
     if (o->warmup > schedule->steps && !o->quiet)
-        note("--warmup %zu is more than the run's steps, %zu: --lr is never reached", o->warmup, schedule->steps);
+        note("--warmup %zu is more than the run's %zu steps, so --lr is never reached; lower --warmup", o->warmup,
+             schedule->steps);
     if (o->extend && *last) trainer_extend(t, last);
 }
 
@@ -163,8 +167,8 @@ static void trainer_find_reference(Trainer *t, const char *last) {
     else
         t->reference_key = begins ? start : reference_key_of(last);
     if (!t->reference_key && !begins && o->adapter)
-        die("%s: was trained against the base model, not against --adapter %s; resume with the --lora-rank it began "
-            "with, or begin a new run with another --out",
+        die("%s: was trained against the base model, not against --adapter %s; resume with the --lora-rank that it "
+            "began with, or begin a new run with another --out",
             last, o->adapter);
 }
 
@@ -191,7 +195,7 @@ static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batch
 static RunSetting *add_setting(Trainer *t, const char *name, SettingChange change, const char *format, ...) {
     size_t i = t->state.setting_count++;
     va_list args;
-    if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run", TRAINER_SETTINGS);
+    if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run; please report it", TRAINER_SETTINGS);
     va_start(args, format);
     vsnprintf(t->setting_text[i], sizeof(t->setting_text[i]), format, args);
     va_end(args);
@@ -368,7 +372,7 @@ static void trainer_load(Trainer *t, const char *last) {
     char best[PATH_MAX];
     Manifest manifest;
     if (resumes && keeps && !t->run.options->model && !t->run.options->init)
-        die("%s: the reference of its run is the model that it began with; give it with --model", last);
+        die("%s: its run needs the model that it began with as reference; give that model with --model", last);
     if (!resumes || keeps)
         run_load_weights(&t->run);
     else if (t->run.lora.rank)

@@ -131,9 +131,13 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     free(counted);
     sum_over_sequences(world, &result.loss, 1);
     metrics_over_sequences(world, &result.metrics);
-    if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
+    if (!isfinite(result.loss))
+        die("the loss is %f: NaN or Inf in the forward pass; check the model's weights, or run doctor", result.loss);
     result.grad_norm = gradient_norm(&run->streambp.memory, &bad);
-    if (bad) die("the gradient of %s is not finite: NaN or Inf in the backward pass", bad->name);
+    if (bad)
+        die("the gradient of %s is not finite: NaN or Inf in the backward pass; check the model's weights, or run "
+            "doctor",
+            bad->name);
     const Machine *machine = machine_from_options(run->options);
     const double each = result.seconds * (double)world_ranks(world), peak = machine ? machine->value[PEAK_FLOPS] : NAN;
     result.executed = 1e-12 * result.flops / each;

@@ -22,7 +22,8 @@ static int convert_to_folder(const Options *options) {
                       i ? "" : ", then run llama.cpp's convert_hf_to_gguf.py on it");
     if (folder && text_ends_with(out, ".bin"))
         die_usage("--out %s: --to %s writes a folder; give it a name without .bin", out, option_chosen(options, "to"));
-    if (!strcmp(options->tokenizer, "bytes")) die_usage("--tokenizer bytes: convert takes auto, none or a file");
+    if (!strcmp(options->tokenizer, "bytes"))
+        die_usage("--tokenizer bytes: for convert it must be auto, none or a file");
     for (size_t i = 0; i < sizeof(only) / sizeof(only[0]); i++)
         if (!folder && option_given(options, only[i]))
             die_usage("--%s applies to Hugging Face folders, but --out %s is one file; give a folder name, or --to hf",
@@ -159,7 +160,7 @@ static int convert_adapter(const Options *options) {
 
 static void convert_begin_merge(Run *run, Merge *merge, DType dtype, const RunSource *began) {
     if (dtype == DTYPE_FP16)
-        die("%s: merged weights are not written in fp16; choose --dtype fp32 or bf16", run->source->path);
+        die("%s: merged weights cannot be written in fp16; choose --dtype fp32 or bf16", run->source->path);
     if (run->adapter_base.weights) {
         const BaseKey found = convert_base_key(run, began);
         adapter_check_base(run->adapter->path, &run->adapter_base, &found, run->options->model);

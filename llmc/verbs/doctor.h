@@ -177,7 +177,7 @@ static int doctor_try(DoctorLook *look, DoctorRow *row, size_t i) {
 static void doctor_probe(DoctorRow *row, size_t i) {
     void *memory = doctor.ops->allocate(1 << 20);
     (void)row, (void)i;
-    if (!memory) die("no memory is left; end what else uses it");
+    if (!memory) die("no memory is left; end other programs that use it");
     doctor.ops->zero(memory, 1 << 20);
     doctor.ops->finish();
     doctor.ops->release(memory, 1 << 20);
@@ -357,7 +357,7 @@ static void doctor_rate(DoctorRow *row, double rate, MachineConstant constant, d
                    "%.4g%s, %s; %.4g expected of an %s%s", rate / unit, machine_constants[constant].suffix, what,
                    expected / unit, machine->gpu,
                    rate > 2 * expected     ? ": more than it can do, so part of the work was not done; report this line"
-                   : rate < 0.5 * expected ? ": does something else use it? nvidia-smi -q -d PERFORMANCE,CLOCK"
+                   : rate < 0.5 * expected ? ": another program may use it; type nvidia-smi -q -d PERFORMANCE,CLOCK"
                                            : "");
 }
 
@@ -367,7 +367,7 @@ static void *rate_memory(size_t most, size_t *bytes) {
         void *memory = doctor.ops->allocate(*bytes);
         if (memory) return memory;
     }
-    die("no memory left for %s; end what else uses it", human_bytes((double)*bytes));
+    die("no memory is left for %s; end other programs that use it", human_bytes((double)*bytes));
 }
 
 static void look_at_copies(DoctorRow *row, size_t i) {
@@ -396,7 +396,7 @@ static void look_at_link(DoctorRow *row, size_t i) {
     char *const device = (char *)rate_memory((size_t)(i ? 64 : 256) << 20, &bytes);
     char *const place =
         (char *)(i ? doctor.ops->disk_allocate(doctor.options->disk, bytes) : doctor.ops->host_allocate(bytes));
-    if (!place) die("no host memory left for %s; end what else uses it", human_bytes((double)bytes));
+    if (!place) die("no host memory is left for %s; end other programs that use it", human_bytes((double)bytes));
     const LinkRates rates = link_rates(doctor.ops, place, device, bytes / 2);
     (i ? doctor.ops->disk_release : doctor.ops->host_release)(place, bytes);
     doctor.ops->release(device, bytes);
@@ -425,7 +425,7 @@ static void look_at_products(DoctorRow *row, size_t i) {
     arena_init(run.arena, memory, bytes);
     const double rate = run_peak_flops(&run);
     doctor.ops->release(memory, bytes);
-    if (!(rate > 0)) die("no memory for two matrices; end what else uses it");
+    if (!(rate > 0)) die("no memory is left for two matrices; end other programs that use it");
     doctor_rate(row, rate, PRODUCT_FLOPS, 1, "the best of a few products of random numbers");
 }
 
@@ -449,7 +449,7 @@ static void look_at_attention(DoctorRow *row, size_t i) {
         const size_t bytes =
             (4 * q + 2 * kv) * stored + (own[0] + own[1] + own[2] + own[3]) * summed + 16 * ARENA_ALIGNMENT;
         void *memory = doctor.ops->allocate(bytes);
-        if (!memory) die("no memory for %s; end what else uses it", human_bytes((double)bytes));
+        if (!memory) die("no memory is left for %s; end other programs that use it", human_bytes((double)bytes));
         Arena arena;
         arena_init(&arena, memory, bytes);
         Stored *x[6];
@@ -509,7 +509,7 @@ static void look_at_collective(DoctorRow *row, size_t i) {
     Collectives c = {doctor.ops, dist_ranks(), dist_rank(), dtype_size(ops_device->summed), NULL, (size_t)32 << 20};
     double found, seconds[3];
     c.x = (char *)ops_device->allocate(2 * c.most);
-    if (!c.x) die("no memory for %s; end what else uses it", human_bytes(2.0 * (double)c.most));
+    if (!c.x) die("no memory is left for %s; end other programs that use it", human_bytes(2.0 * (double)c.most));
     for (size_t k = 0; k < 6; k++) {
         const size_t count = counts[k / 2], bad = collective_check(&c, i, count, units[k % 2], &found);
         if (bad < count && row->finding == FINDING_OK)
@@ -538,7 +538,8 @@ static void doctor_begin(const Options *o) {
     if (!(doctor.patience > 0)) doctor.patience = 120;
     doctor.bar = progress_begin(stderr, "doctor", 0, 12.0 + OP_CASES); // about this many rows
     pthread_mutex_init(&doctor.lock, NULL);
-    if (pthread_create(&thread, NULL, doctor_watch, NULL)) die("cannot start a thread: %s", strerror(errno));
+    if (pthread_create(&thread, NULL, doctor_watch, NULL))
+        die("cannot start a thread: %s; raise the limit with ulimit -u", strerror(errno));
     pthread_detach(thread);
 }
 

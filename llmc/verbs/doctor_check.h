@@ -85,7 +85,7 @@ static size_t sample_at(const Tensor *t, size_t i) {
 
 static const void *random_elements(DType type) {
     float *values = NULL;
-    if ((unsigned)type >= DTYPE_FLOATS) die("internal: random elements of %s", dtype_name(type));
+    if ((unsigned)type >= DTYPE_FLOATS) die("internal: random elements of %s; please report it", dtype_name(type));
     if (check.random[type]) return check.random[type];
     values = (float *)checked_malloc(RANDOM_ELEMENTS * sizeof(float), "random elements");
     for (size_t i = 0; i < RANDOM_ELEMENTS; i++) values[i] = (float)normal_of(random_mix(i));
@@ -101,7 +101,7 @@ static Tensor *tensor_make(TensorUse use, const char *name, DType type, Dim rows
     t->first = check_below(RANDOM_ELEMENTS);
     t->memory = (char *)check.ops->allocate(tensor_bytes(t) + 2 * GUARD);
     if (!t->memory)
-        die("%s of %s were refused; end what else uses the memory, or take a smaller --init",
+        die("%s of %s were refused; end other programs that use it, or take a smaller --init",
             human_bytes((double)tensor_bytes(t)), !strcmp(check.ops->name, "cuda") ? "device memory" : "memory");
     t->next = check.tensors;
     return check.tensors = t;
@@ -194,8 +194,9 @@ static void tensor_read(Tensor *t) {
     const size_t bytes = tensor_bytes(t), count = tensor_count(t), size = dtype_size(t->type);
     char *before = tensor_image(t), *now = (char *)checked_malloc(bytes + 2 * GUARD, "a check");
     check.ops->copy_out(now, t->memory, bytes + 2 * GUARD);
-    if (memcmp(now, before, GUARD) != 0) check_fail("writes before %s", t->name);
-    if (memcmp(now + GUARD + bytes, before + GUARD + bytes, GUARD) != 0) check_fail("writes behind %s", t->name);
+    if (memcmp(now, before, GUARD) != 0) check_fail("writes before the beginning of %s", t->name);
+    if (memcmp(now + GUARD + bytes, before + GUARD + bytes, GUARD) != 0)
+        check_fail("writes after the end of %s", t->name);
     if (t->use == TENSOR_READ && memcmp(now, before, bytes + GUARD) != 0) check_fail("changes its input %s", t->name);
     const size_t bad = output ? first_not_finite(now + GUARD, t->type, count) : count;
     if (bad < count) check_fail("%s[%zu] of %zu is NaN, infinite or not written", t->name, bad, count);

@@ -84,7 +84,8 @@ static int verb_eval(const Options *given) {
     report_run(&run, &loader, bound, "");
     double begin = seconds_now();
     Evaluation found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
-    if (!isfinite(found.loss)) die("the loss is %f: NaN or Inf in the forward pass", found.loss);
+    if (!isfinite(found.loss))
+        die("the loss is %f: NaN or Inf in the forward pass; check the model's weights, or run doctor", found.loss);
     Traffic sent = {0};
     sent = sent_since(run.settings.world, &sent, &run.streambp.memory.sent, 1);
     if (!options->quiet || !options->json) eval_report(&run, &found, with_curve ? &curve : NULL);

@@ -33,7 +33,8 @@ static Lengths lengths_open(const Options *o) {
         int end = 0;
         sscanf(o->lengths, "lognormal,median=%lf,sigma=%lf,max=%lf%n", &median, &sigma, &most, &end);
         if (!end || o->lengths[end] || !(median >= 1 && median <= most && most <= MOST_TOKENS && sigma >= 0))
-            die_usage("--lengths: '%.64s' is not lognormal,median=M,sigma=S,max=L", o->lengths);
+            die_usage("--lengths: '%.64s' must be lognormal,median=M,sigma=S,max=L with 1 <= M <= L and S >= 0",
+                      o->lengths);
         all.count = 100000, all.longest = (size_t)most;
         all.length = (uint32_t *)checked_calloc(all.count, sizeof(uint32_t), o->lengths);
         for (size_t i = 0; i < all.count; i++) {

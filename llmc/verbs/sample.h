@@ -64,7 +64,8 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
         TextOut out = text_out_to(stdout, NULL);
         if (terminal) fputs("> ", stderr);
         ssize_t bytes = getline(&line, &capacity, stdin);
-        if (bytes < 0 && !feof(stdin) && errno == ENOMEM) die("out of host memory for a line of the chat");
+        if (bytes < 0 && !feof(stdin) && errno == ENOMEM)
+            die("out of host memory for a line of the chat; free some memory");
         if (bytes < 0 && terminal) fputc('\n', stderr);
         if (bytes < 0) break;
         while (bytes && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;

@@ -39,7 +39,8 @@ typedef struct WayBounds {
 static void option_type(Options *o, const char *typed, const char *value) {
     char name[64];
     const int i = option_find(option_name(typed, name));
-    if (i < 0 || !option_set(&option_rows[i], o, value)) die("internal: --%s %s is not allowed", typed, value);
+    if (i < 0 || !option_set(&option_rows[i], o, value))
+        die("internal: --%s %s is not allowed; please report it", typed, value);
     o->given[i] = 1;
 }
 
@@ -204,9 +205,9 @@ static char *way_command(const WayToTrain *w) {
     char *text = NULL;
     size_t length;
     FILE *file = open_memstream(&text, &length);
-    if (!file) die("out of memory for a command line");
+    if (!file) die("out of memory for a command line; free some memory");
     way_echo(file, w, 0);
-    if (ferror(file) | fclose(file) || !text) die("out of memory for a command line");
+    if (ferror(file) | fclose(file) || !text) die("out of memory for a command line; free some memory");
     text[length - 1] = 0; // drops the line end
     return text;
 }

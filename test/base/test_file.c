@@ -110,7 +110,8 @@ TEST(places_that_cannot_be_written) {
     for (size_t i = 0; i < COUNT_OF(lengths); i++) {
         memset(path, 'x', lengths[i]);
         expect_refused(write_body, path, 1,
-                       i ? "...: this path is too long to write to" : ": cannot be created: File name too long");
+                       i ? "...: this path is too long; choose a shorter path"
+                         : ": cannot be created: File name too long");
     }
 }
 

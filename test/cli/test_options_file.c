@@ -144,13 +144,14 @@ TEST(files_are_refused) {
     static const char *const broken[][3] = {
         {"i.args", "prompt 'it\nlr 1", "i.args:1: a quote is not closed on its line"},
         {"j.json", "{\"lr\": 1", "j.json: is not valid JSON"},
-        {"k.json", "{\"lr\": {}}", "k.json: \"lr\" is an object, which no option takes"},
-        {"l.json", "{\"data\": [\"a\", true]}", "l.json: \"data\" is true, which no option takes"},
+        {"k.json", "{\"lr\": {}}", "k.json: \"lr\" is an object, but every option takes text"},
+        {"l.json", "{\"data\": [\"a\", true]}", "l.json: \"data\" is true, but every option takes text"},
         {"m.jsonl", "{\"step\": 1}\n", "m.jsonl: holds no record of a run's options"},
         {"n.args", "", "n.args: is empty"},
         {"o.args", "lr 1\ndata '\033[31m'", "o.args:2: holds control characters"},
         {"p.json", "{\"data\": \"a\\n\", \"out\": \"\\u009b\"}", "p.json:1: holds control characters"},
-        {"q.jsonl", "{\"options\": {\"draw\": \"fixed\"}}", "q.jsonl: its run had --draw fixed, which is not in this"},
+        {"q.jsonl", "{\"options\": {\"draw\": \"fixed\"}}",
+         "q.jsonl: its run had --draw fixed, which this version does"},
         {"r.jsonl", "{\"options\": {\"draw\": \"independent\", \"clamp\": 2}}",
          "r.jsonl: its run had --clamp 2, which"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

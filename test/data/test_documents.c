@@ -365,7 +365,7 @@ TEST(counts_that_the_table_does_not_know) { // with a right checksum: a faulty w
     entry[16]--, image.bytes[48]--;
     put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids + 20, 36), counts + 5, 9), 4);
     shard_image_seal(&image, 4);
-    refused(write_image("bad.bin", image), "targets where its table says");
+    refused(write_image("bad.bin", image), "targets, but the document table says");
     image = small_image(), entry = image.bytes + image.table, counts = image.bytes + image.counts;
     counts[4] = 2; // of the last token
     put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids, 20), counts, 5), 4);
@@ -413,7 +413,7 @@ TEST(what_was_done_is_said_once) {
     } rows[] = {{40,
                  LONG_SPLIT,
                  {"2 of 3 documents are longer than --seq-len 40 and are split; 5 segments in all",
-                  "2 segments of documents are left out: they have no target"}},
+                  "2 segments of documents are left out: none of their tokens is trained on"}},
                 {40,
                  LONG_TRUNCATE,
                  {"2 of 3 documents are longer than --seq-len 40 and are truncated, by 120 tokens in all",

@@ -264,7 +264,7 @@ TEST(another_model_or_data_is_refused) {
         {WANTED(tokens, TOKENS + 1), "train-00000.bin has 10001 in 40"},
         {WANTED(documents, DOCUMENTS - 1), "train-00000.bin has 10000 in 39"},
         {WANTED(temperature, 0x3ff0000000000000),
-         "at temperature 0.75, this run's is 1; compute them again with --temperature 1"},
+         "at temperature 0.75, this run has temperature 1; compute them again with --temperature 1"},
         {WANTED(cut, DOCUMENTS_SPLIT),
          "of documents that are truncated to 300 positions, this run has them split into 300 positions"},
         {WANTED(cut, DOCUMENTS_WHOLE), "truncated to 300 positions, this run has them whole"}};

@@ -136,7 +136,7 @@ TEST(configs_are_refused_by_name) {
         KEY("bias", "\"none\"", "\"all\"", "bias is all: trained biases"),
         KEY("modules_to_save", "null", "[\"lm_head\"]", "lm_head.weight is missing; modules_to_save names its module"),
         KEY("modules_to_save", "null", "[\"norm\"]",
-            "modules_to_save has norm, which is not supported; embed_tokens and"),
+            "modules_to_save has norm, which is not supported; name only embed_tokens"),
         KEY("modules_to_save", "null", "[1]", "modules_to_save has an entry that is not text, which is"),
         KEY("modules_to_save", "null", "\"lm_head\"", "modules_to_save must be a list of names"),
         KEY("modules_to_save", "null", "[]", NULL),
@@ -144,7 +144,7 @@ TEST(configs_are_refused_by_name) {
         KEY("rank_pattern", "{}", "{\"q_proj\": 3, \"layers.0\": 7}", NULL),
         KEY("rank_pattern", "{}", "{\"model.layers.1.self_attn.q_proj\": 0}",
             "rank_pattern is 0 for model.layers.1.self"),
-        KEY("rank_pattern", "{}", "[3]", "rank_pattern is not an object"),
+        KEY("rank_pattern", "{}", "[3]", "rank_pattern must be an object"),
         KEY("rank_pattern", "{}", "{\"q_proj\": \"3\"}", "rank_pattern must have a number for each name"),
         KEY("alpha_pattern", "{}", "{\"q_proj\": 1e7}", "alpha_pattern is 1e+07 for model.layers.0.self_attn.q_proj"),
         KEY("alpha_pattern", "{}", "{\"q_proj\": 1}", NULL),
@@ -188,7 +188,7 @@ TEST(tensors_are_refused_by_name) {
             "},\"base_model.model." name "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},\"base", words)
     static const Damage rows[] = {
         RENAMED(LAST, "base_model.model.model.layers.1.mlp.down_proj.lora_B.bias",
-                "is missing; an adapter has A and B"),
+                "is missing; an adapter needs both A and B"),
         RENAMED(LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight", "lora_B.weight is missing; an"),
         RENAMED("\"shape\":[16,3]", "\"shape\":[3,16]", "has shape [3, 16], but rank 3 and this base ask for [16, 3]"),
         RENAMED("\"F32\"", "\"I32\"", "has dtype I32; F32, F16"),
@@ -272,7 +272,7 @@ TEST(folders_within_are_named) {
     expect_refused(open_model, scratch_path("out"), 1, "out: holds no config.json; give ");
     expect_refused(open_model, scratch_path("out"), 1, "/out/default or ");
     run_command("cd '%s/default' && mv adapter_model.safetensors adapter_model.bin%s", scratch_path("out"), "");
-    expect_refused(open_default, usual_model, 1, "/default/adapter_model.bin; save the adapters by PEFT's save_pret");
+    expect_refused(open_default, usual_model, 1, "/default/adapter_model.bin, which is not read; save the adapters");
 }
 
 // ---- the key of a base ----------------------------------------------------------------------------------------------

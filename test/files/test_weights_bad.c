@@ -41,7 +41,7 @@ static const Damage changed_texts[] = {
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"\\n\"", "architectures ? is not"),
     KEY("llama", "model_type", "\"llama\"", "\"qwen2\"", "LlamaForCausalLM, but model_type says qwen2"),
     // computation
-    CONFIG("llama", "\"silu\"", "\"gelu\"", "hidden_act is gelu, which is not supported; supported is silu"),
+    CONFIG("llama", "\"silu\"", "\"gelu\"", "hidden_act is gelu; it must be silu"),
     CONFIG("gpt2", "\"gelu_new\"", "\"relu\"", "activation_function is relu"),
     KEY("gpt2", "scale_attn_weights", "true", "false", "scale_attn_weights is false"),
     KEY("gpt2", "scale_attn_by_inverse_layer_idx", "false", "true", "scale_attn_by_inverse_layer_idx is true"),
@@ -94,12 +94,12 @@ static const Damage changed_texts[] = {
         "rope_type llama3 needs low_freq_factor"),
     KEY("llama-sharded", "rope_scaling", "null", "{\"type\": \"longrope\", \"factor\": 2.0}",
         "rope_scaling of type longrope is not supported"),
-    KEY("llama-sharded", "rope_scaling", "null", "\"linear\"", "rope_scaling is not an object"),
+    KEY("llama-sharded", "rope_scaling", "null", "\"linear\"", "rope_scaling must be an object"),
     // windows
     CONFIG("qwen2", "\"full_attention\",\n    \"full_attention\"\n", "\"full_attention\",\n    \"sliding_attention\"\n",
            "layer_types has sliding_attention, but there is no sliding_window (or use_sliding_window is false)"),
     CONFIG("qwen2", "\"full_attention\",\n    \"full_attention\"\n", "\"full_attention\",\n    \"linear_attention\"\n",
-           "layer_types: layer 2 has linear_attention"),
+           "layer_types: layer 2 is linear_attention"),
     KEY("gemma3", "sliding_window", "8", "null", "there is no sliding_window"),
     KEY("gemma3-linear", "sliding_window", "5", "null", "sliding_window is null, but layers have sliding attention"),
     CONFIG("mistral-full", "{", "{\"layer_types\":[\"sliding_attention\"],",
@@ -112,10 +112,9 @@ static const Damage changed_texts[] = {
     KEY("phi3", "rope_type", "\"default\"", "\"yarn\",\"factor\":2", "of type yarn is not supported for this family"),
     KEY("granite", "residual_multiplier", "0.4", "0", "residual_multiplier=0 is out of range"),
     KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
-    KEY("smollm3", "use_sliding_window", "false", "true", "use_sliding_window is true, which is not supported"),
+    KEY("smollm3", "use_sliding_window", "false", "true", "use_sliding_window is true; it must be false"),
     KEY("ministral3", "sliding_window", "null", "0", "sliding_window 0 would mask every token"),
-    KEY("olmo3", "hidden_act", "\"silu\"", "\"silu\", \"is_causal\": false",
-        "is_causal is false, which is not supported"),
+    KEY("olmo3", "hidden_act", "\"silu\"", "\"silu\", \"is_causal\": false", "is_causal is false; it must be true"),
     KEY("llama", "hidden_act", "\"silu\"", "\"silu\", \"is_causal\": null", "is_causal is null"),
     KEY("olmo3", "sliding_window", "5", "5, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}",
         "rope_scaling has a type but no rope_type, which Olmo3ForCausalLM needs"),
@@ -128,10 +127,10 @@ static const Damage changed_texts[] = {
     KEY("olmo3", "rope_theta", "3000.0,\n      \"rope_type\": \"default\"", "3000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
     // variants of Gemma
-    KEY("gemma3", "attn_logit_softcapping", "null", "50.0", "attn_logit_softcapping is 50, which is not supported;"),
+    KEY("gemma3", "attn_logit_softcapping", "null", "50.0", "attn_logit_softcapping is 50; it must be null"),
     KEY("gemma3", "use_bidirectional_attention", "false", "true", "use_bidirectional_attention is true"),
     CONFIG("gemma3", "\"rope_parameters\": {", "\"rope_parameters\": {\"truncate\": false,",
-           "truncate is false or null for all kinds"),
+           "truncate must not be false or null for all kinds"),
     KEY("gemma3", "rope_theta", "10000.0,\n      \"rope_type\": \"default\"",
         "10000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
@@ -150,14 +149,14 @@ static const Damage changed_texts[] = {
     KEY("qwen3_moe", "num_local_experts", "5", "null", "num_local_experts is null"),
     KEY("qwen3_moe", "num_experts_per_tok", "2", "6", "num_experts_per_tok 6 must be at most num_experts 5"),
     KEY("qwen3_moe", "mlp_only_layers", "[", "[1.5,", "mlp_only_layers has an entry that is not a layer's number"),
-    KEY("qwen3_moe", "use_sliding_window", "false", "true", "use_sliding_window is true, which is not supported"),
+    KEY("qwen3_moe", "use_sliding_window", "false", "true", "use_sliding_window is true; it must be false"),
     KEY("qwen3_moe", "mlp_only_layers", "[\n    1\n  ]", "null", "tensor model.layers.1.mlp.gate.weight is missing"),
-    KEY("mixtral", "num_local_experts", "4", "0", "num_experts is 0, but mixtral has experts in its layers"),
-    KEY("mixtral", "router_jitter_noise", "0.0", "0.1", "router_jitter_noise is 0.10000000000000001, which is not"),
+    KEY("mixtral", "num_local_experts", "4", "0", "num_experts is 0, but must be at least 1, since mixtral"),
+    KEY("mixtral", "router_jitter_noise", "0.0", "0.1", "router_jitter_noise is 0.10000000000000001; it must be"),
     KEY("glm4_moe", "n_group", "2", "6", "equal groups of num_experts 6 must hold num_experts_per_tok 2"),
     KEY("glm4_moe", "n_shared_experts", "2", "3",
         "shared_experts.gate_proj.weight has shape [40, 32], but config.json"),
-    KEY("gpt_oss", "hidden_act", "\"silu\"", "\"gelu\"", "hidden_act is gelu, which is not supported"),
+    KEY("gpt_oss", "hidden_act", "\"silu\"", "\"gelu\"", "hidden_act is gelu; it must be"),
     KEY("gpt_oss", "num_local_experts", "5", "null", "num_local_experts is null"),
     KEY("gpt_oss", "num_local_experts", "5", "6", "router.weight has shape [5, 32], but config.json asks for [6, 32]"),
     KEY("gpt_oss", "swiglu_limit", "0.8", "0", "swiglu_limit=0 is out of range"),
@@ -184,12 +183,12 @@ static const Damage changed_texts[] = {
     KEY("gemma4-e", "use_bidirectional_attention", "null", "\"all\"", "use_bidirectional_attention is all, which is"),
     KEY("gemma4-e", "num_kv_shared_layers", "3", "4",
         "layer 1 shares keys and values, but no earlier layer of its kind"),
-    KEY("gemma4-e", "enable_moe_block", "false", "true", "enable_moe_block is true, which needs num_experts, top_k_"),
+    KEY("gemma4-e", "enable_moe_block", "false", "true", "enable_moe_block is true, so num_experts, top_k_"),
     CONFIG(
         "gemma4-e", "\"1\": {\n      \"head_dim\": 16", "\"1\": {\n      \"head_dim\": 8",
         "per_layer_config: layer 4 needs the head_dim and num_key_value_heads of the other layers with full attention"),
     CONFIG("gemma4-e", "\"1\": {", "\"7\": {}, \"1\": {",
-           "per_layer_config has a key that is not the number of one of 5 layers"),
+           "per_layer_config has a key that is not a layer number below 5"),
     CONFIG("gemma4-e", "\"1\": {", "\"1\": {\"sliding_window\": 3, ", "per_layer_config: layer 1 has sliding_window"),
     CONFIG("gemma4-e", "\"1\": {\n      \"head_dim\": 16\n    },\n    \"4\": {\n      \"head_dim\": 16",
            "\"1\": {\"num_key_value_heads\": 1}, \"04\": {\"num_key_value_heads\": 1",
@@ -214,7 +213,7 @@ static const Damage changed_texts[] = {
         "LlamaForCausalLM does not have these tensors with this config.json: model.layers.1.input_layernorm.weight, "
         "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight and 6 more, all beginning with "
         "model.layers.1."),
-    KEY("llama", "num_key_value_heads", "2", "3", "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+    KEY("llama", "num_key_value_heads", "2", "3", "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
     KEY("qwen2", "num_key_value_heads", "2", "null", "[16, 32], but config.json asks for [32, 32]"),
     KEY("llama", "head_dim", "10", "9", "head_dim 9 must be even"),
     KEY("llama", "vocab_size", "131", "132", "[131, 40], but config.json asks for [132, 40]"),
@@ -224,10 +223,10 @@ static const Damage changed_texts[] = {
     CONFIG("gpt2", "\"n_embd\": 24", "\"hidden_size\": 32, \"n_embd\": 24", "hidden_size and n_embd are the same"),
     KEY("gpt2", "n_head", "3", "5", "hidden_size 24 is not a multiple of num_attention_heads 5"),
     // the text of config.json
-    CONFIG("llama", "}\n", "", "config.json: is not valid JSON; the error is near byte"),
+    CONFIG("llama", "}\n", "", "config.json: is not valid JSON; correct the error near byte"),
     CONFIG("llama", "{", "[{", "config.json: is not valid JSON"),
-    CONFIG("llama", "\"silu\"", "\"si\xed\xa0\x80lu\"", "is not UTF-8 text"),
-    CONFIG("llama", "\"silu\"", "\"si\001lu\"", "is not UTF-8 text"),
+    CONFIG("llama", "\"silu\"", "\"si\xed\xa0\x80lu\"", "is not UTF-8"),
+    CONFIG("llama", "\"silu\"", "\"si\001lu\"", "is not UTF-8"),
     CONFIG("llama", "\"mlp_bias\": false", "\"hidden_size\": 40", "the key \"hidden_size\" is given twice"),
     CONFIG("llama", "\"mlp_bias\": false", "\"a\\u001bb\": 1", "a key has a control character"),
     // the header of a safetensors file
@@ -246,7 +245,7 @@ static const Damage changed_texts[] = {
     SHAPE("[8,17031093,33847548851]", "which is not the size of shape"),
     HEADER("\"shape\":[40],\"data_offsets\":[165440,165600]", "\"shape\":[40,1],\"data_offsets\":[165440,165600]",
            "model.norm.weight has shape [40, 1], but config.json asks for [40]"),
-    SHAPE("[1,1,1,1,1,1,1,131,40]", "lm_head.weight has more dimensions than the limit of 8"),
+    SHAPE("[1,1,1,1,1,1,1,131,40]", "lm_head.weight has more dimensions than the supported 8"),
     SHAPE("{}", "lm_head.weight has no shape"), OFFSETS("[0,20960,0]", "data_offsets are not two numbers"),
     OFFSETS("[20960,0]", "[20960, 0] end before they begin"),
     OFFSETS("[-1,20959]", "data_offsets has an entry that is not a whole"),
@@ -256,7 +255,7 @@ static const Damage changed_texts[] = {
     OFFSETS("[165600,186560]", "bytes 0 to 20960 of the data, before tensor model.embed_tokens.weight, belong to no"),
     HEADER("{\"dtype\":\"F32\",\"shape\":[131,40],\"data_offsets\":[0,20960]}", "[1,2]",
            "the entry of tensor lm_head.weight must be an object"),
-    HEADER("lm_head.weight", "lm_head.\xc0\x80", "is not UTF-8 text"),
+    HEADER("lm_head.weight", "lm_head.\xc0\x80", "is not UTF-8"),
     SHAPE("[131,40],\"dtype\":\"I32\"", "the key \"dtype\" is given twice"),
     SHAPE("[131,40],\"strides\":[1,131]", "lm_head.weight: its entry has the key \"strides\", which the format does"),
     SHAPE("[]", "which is not the size of shape [] in F32"),
@@ -326,7 +325,7 @@ TEST(wrong_bytes) {
     static const Damage rows[] = {
         WHOLE_TEXT(CONFIG_JSON, "", "config.json: is empty"),
         WHOLE_TEXT(CONFIG_JSON, "{}", "config.json: has neither architectures nor model_type"),
-        WHOLE_TEXT(CONFIG_JSON, "[]", "config.json: is not a JSON object"),
+        WHOLE_TEXT(CONFIG_JSON, "[]", "config.json: must be a JSON object"),
         OTHER_NUMBER(CONFIG_JSON, 1, 1, 0, "config.json: is not valid JSON"),
         EXTENDED_BY(CONFIG_JSON, HF_CONFIG_MAX, "a file of this kind may have at most 16777216"),
         REMOVED(MODEL, "llama: holds neither model.safetensors nor model.safetensors.index.json"),
@@ -334,7 +333,7 @@ TEST(wrong_bytes) {
         CUT_TO(MODEL, 7, "is too short for a safetensors file"),
         CUT_TO(MODEL, 1000, "model.safetensors: claims a header of 2120 bytes; it has 1000 bytes"),
         CUT_TO(MODEL, -1, "ends at byte 165600 of the data, but the file has 165599; download"),
-        EXTENDED_BY(MODEL, 1, "1 bytes after the last tensor belong to none"),
+        EXTENDED_BY(MODEL, 1, "1 bytes after the last tensor belong to no tensor"),
         OTHER_NUMBER(MODEL, 0, 8, UINT64_MAX, "claims a header of 18446744073709551615 bytes"),
         OTHER_NUMBER(MODEL, 0, 8, 0, "model.safetensors: is not valid JSON"),
     };
@@ -358,9 +357,9 @@ TEST(wrong_folders) {
     assert_int_equal(truncate(path, 200000000), 0);
     expect_bad(copy, "claims a header of 100000001 bytes");
     run_command("rm '%s/model.safetensors' && echo > '%s/pytorch_model.bin'", copy, copy);
-    expect_bad(copy, "llama/pytorch_model.bin; give the folder that save_pretrained writes");
+    expect_bad(copy, "llama/pytorch_model.bin, which is not read; give the folder that save_pretrained writes");
     run_command("mv '%s/pytorch_model.bin' '%s/consolidated.00.pth'", copy, copy);
-    expect_bad(copy, "nor model.safetensors.index.json; not read: ");
+    expect_bad(copy, "nor model.safetensors.index.json; it holds ");
     expect_bad(suite.folder, "golden: holds no config.json; give ");
     expect_bad(suite.folder, "/golden/llama\n");
     run_command("mkdir '%s/model.safetensors'", copy, "");
@@ -411,7 +410,7 @@ TEST(wrong_flat_files) {
         OTHER_NUMBER(FLAT, 32, 8, 25249, "claims 25249 elements, but its model has 25248"),
         OTHER_NUMBER(FLAT, 32, 8, UINT64_MAX, "claims 18446744073709551615 elements"),
         FLIPPED_BIT(FLAT, 57, 0, "its header is damaged (checksum)"),
-        OTHER_NUMBER(FLAT, 48, 4048, 0x6161616161616161, "the model in its header has no end"),
+        OTHER_NUMBER(FLAT, 48, 4048, 0x6161616161616161, "the name of the model in its header has no end"),
         OTHER_NUMBER(FLAT, 48, 4048, 0, "unknown model ''"),
         CHANGED_TEXT(FLAT, "llama,", "mamba,", "flat.bin: unknown model 'mamba'"),
         CHANGED_TEXT(FLAT, "hidden_size=32", "hidden_size=-4", "flat.bin: hidden_size=-4 is not a whole number"),

@@ -130,7 +130,7 @@ TEST(settings_must_agree) {
     save_usual();
     expect_resumes(&r, NULL);
     r.run.setting_count = USUAL_SETTINGS - 1;
-    expect_refused(resume_body, &r, 1, "began with \"--chunk\", which this one lacks");
+    expect_refused(resume_body, &r, 1, "began with \"--chunk\", which the current options lack");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         r = with_setting(cases[i].setting, cases[i].name, cases[i].value, SETTING_KEPT);
         expect_refused(resume_body, &r, 1, cases[i].words);
@@ -198,9 +198,9 @@ TEST(biased_gradients_are_refused) {
         {"0.25", NULL},
         {"0.25, draw=independent, clamp=0", NULL},
         {"0.5, draw=independent, clamp=0", "was trained with --keep-chunks 0.5, now it is 0.25; resume with the same"},
-        {"0.25, draw=fixed, clamp=0", "its run had --keep-chunks 0.25, draw=fixed, clamp=0, which is not in this"},
+        {"0.25, draw=fixed, clamp=0", "its run had --keep-chunks 0.25, draw=fixed, clamp=0, which this version does"},
         {"0.25, draw=independent, clamp=2",
-         "draw=independent, clamp=2, which is not in this version; resume with the"}};
+         "draw=independent, clamp=2, which this version does not have; resume with"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("%s", cases[i][0]);
         const Child *child = run_child(keep_chunks_body, cases[i][0]);
@@ -345,14 +345,14 @@ TEST(other_states_are_refused) {
 #define STATE "\"format\": \"streambp.c run state\", \"version\": "
 #define BEGUN STATE "1, \"step\": 7, \"next_batch\": 1, \"tokens\": 1, "
     static const Damage rows[] = {
-        WHOLE_TEXT("state.json", "[1]", "state.json: is not a JSON object"),
+        WHOLE_TEXT("state.json", "[1]", "state.json: must be a JSON object"),
         WHOLE_TEXT("state.json", "{\"format\": \"other\"}", "state.json: is not the state of a run"),
         WHOLE_TEXT("state.json", "{\"version\": 1}", "state.json: has no \"format\""),
-        WHOLE_TEXT("state.json", "{" STATE "2}", "state.json: is of version 2, this program reads version 1"),
-        WHOLE_TEXT("state.json", "{" STATE "1, \"step\": -1}", "state.json: \"step\" is not a whole number"),
-        WHOLE_TEXT("state.json", "{" BEGUN "\"seconds\": \"1\"}", "state.json: \"seconds\" is not a number"),
+        WHOLE_TEXT("state.json", "{" STATE "2}", "state.json: is of version 2, but this program reads version 1"),
+        WHOLE_TEXT("state.json", "{" STATE "1, \"step\": -1}", "state.json: \"step\" must be a whole number"),
+        WHOLE_TEXT("state.json", "{" BEGUN "\"seconds\": \"1\"}", "state.json: \"seconds\" must be a number"),
         WHOLE_TEXT("state.json", "{" BEGUN "\"seconds\": 1, \"settings\": {\"the model\": 3}}",
-                   "state.json: \"the model\" is not text"),
+                   "state.json: \"the model\" must be text"),
     };
     Resumption r = usual_resumption(0);
     const DamageSuite suite = {scratch_path("out/checkpoint-00000007"), resume_body, &r, mend_manifest, 0};
@@ -369,8 +369,9 @@ TEST(checkpoints_of_version_1_are_refused) {
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
     for (size_t i = 0; i < 2; i++) {
         write_file(file_in("checkpoint-00000009", "DONE"), seals[i], strlen(seals[i]));
-        expect_refused(resume_body, &r, 1,
-                       "checkpoint-00000009: has version 1, this program reads version 2; continue with the version");
+        expect_refused(
+            resume_body, &r, 1,
+            "checkpoint-00000009: has version 1, but this program reads version 2; continue with the version");
     }
 }
 

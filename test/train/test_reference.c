@@ -410,10 +410,11 @@ static const char *state_with(const char *settings) {
 static void key_body(const void *folder) { reference_key_of((const char *)folder); }
 
 TEST(a_resumed_run_knows_its_reference) {
-    static const char *const refused[][2] = {{"\"reference\": 5", "\"reference\" is not text"},
-                                             {"\"reference\": \"0123\"", "\"reference\" is '0123', no key of a model"},
-                                             {"\"reference\": \"0123456789abcdeg\"", "no key of a model"},
-                                             {"\"reference\": \"0000000000000000\"", "no key of a model"}};
+    static const char *const refused[][2] = {
+        {"\"reference\": 5", "\"reference\" must be text"},
+        {"\"reference\": \"0123\"", "\"reference\" is '0123', which is not the key of a model"},
+        {"\"reference\": \"0123456789abcdeg\"", "which is not the key of a model"},
+        {"\"reference\": \"0000000000000000\"", "which is not the key of a model"}};
     assert_true(reference_key_of(state_with("\"reference\": \"0123456789abcdef\"")) == 0x0123456789abcdef);
     assert_true(reference_key_of(state_with("\"a\": \"b\"")) == 0);
     for (size_t i = 0; i < COUNT_OF(refused); i++)

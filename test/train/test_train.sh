@@ -96,7 +96,7 @@ for signal in INT TERM HUP; do
     check "SIG$signal leaves nothing half written" [ -z "$(find "$WORK/ended-$signal" -name '*partial*' -o -name '*tmp')" ]
 done
 succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 7 --warmup 8 --out none --logging-steps 3
-says err '^note: --warmup 8 is more than the run.s steps, 7: '
+says err '^note: --warmup 8 is more than the run.s 7 steps, so '
 check 'lines of a third of its steps, of the first and the last' [ "$(sed -n 's/^step \([0-9]\).7  loss .*/\1/p' "$WORK/out" | xargs)" = '1 3 6 7' ]
 refuses 2 "logging-steps is '0.5', it must be " train --init $TINY --data $SHARD --logging-steps 0.5
 for warmup in '--warmup 2' '--warmup-ratio 0.4'; do # of 4 steps, rounded up

@@ -42,7 +42,7 @@ done
 check 'the reference is the model at the start' awk 'NR > 2 && !($1 > 0) { bad = 1 } END { exit bad || NR != 8 }' <<END
 $(sed -n 's/.*"kl": \([^,}]*\).*/\1/p' "$folder-b/log.jsonl")
 END
-refuses 1 'the model that it began with; give it with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
+refuses 1 'the model that it began with as reference; give that model with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
     --max-new-tokens 4 --objective gspo --beta 0.1 --steps 10 --reward-command "$reward" --out "$folder-b" --resume
 # ---- equal rewards after two steps: the run goes on, or ends; the last checkpoint before stays -----------------------------
 cat >"$WORK/flat.sh" <<'END'

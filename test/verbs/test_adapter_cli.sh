@@ -41,7 +41,7 @@ refuses 1 'was trained with LoRA .*layers=' train $(echo $varied | sed 's/q_proj
 check 'the adapter says its ranks' grep -q '"rank_pattern": {"down_proj": 3, "gate_proj": 3, "q_proj": 2, "up_proj": 3}' \
     "$WORK/varied/checkpoint-00000004/adapter_config.json"
 refuses 2 "lora-rank-pattern: 'layers.9.*' matches no module that has an adapter" bp --model $base $data --lora-rank 4 --lora-rank-pattern 'layers.9.*=2'
-refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 1-2
+refuses 2 'lora-layers: there is no layer 2; give layers from 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 1-2
 refuses 2 "lora-layers: '1-0' is neither a layer nor a range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
 refuses 2 "take NAME=NUMBER,..., not 'q_proj'" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
 refuses 2 "'layers.7.mlp.up_proj' is not a linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
@@ -51,7 +51,7 @@ succeeds train $copies --lr 0 --weight-decay 0 --steps 1 --quiet --out "$WORK/co
 succeeds convert --model "$base" --adapter "$WORK/copies-start" --merge --out "$WORK/copies.bin"
 check 'a copy begins as what it is of' cmp -s "$base" "$WORK/copies.bin"
 check 'a copy is named' grep -q '"modules_to_save": \["embed_tokens", "lm_head"\]' "$WORK/copies/checkpoint-00000002/adapter_config.json"
-refuses 2 'modules_to_save has norm, which is not supported; embed_tokens and lm_head are' bp --model "$base" $data --lora-rank 2 \
+refuses 2 'modules_to_save has norm, which is not supported; name only embed_tokens and lm_head' bp --model "$base" $data --lora-rank 2 \
     --lora-modules-to-save norm
 refuses 2 'but this model.s head is its embedding' bp --init $TINY,tie_word_embeddings=true $data --lora-rank 2 --lora-modules-to-save lm_head
 outer="--model $base $data --lora-rank 2 --lora-targets q_proj,embed_tokens,lm_head"
@@ -81,7 +81,7 @@ refuses 1 'its settings differ; give that model with its --rope-scaling and --gr
     --adapter "$WORK/grown" $data
 succeeds train $grown --lora-modules-to-save embed_tokens,lm_head --base nf4 --steps 1 --out "$WORK/grown-copies" --quiet
 succeeds eval --model "$WORK/grown-copies" $data --val-steps 1 --quiet
-refuses 1 'or for this one with --grow-vocabulary' eval --model "$base" --adapter "$WORK/grown-copies" --base nf4 $data
+refuses 1 'give the base that the adapter was trained on, or the --grow-vocabulary' eval --model "$base" --adapter "$WORK/grown-copies" --base nf4 $data
 succeeds convert --model "$WORK/grown" --out "$WORK/grown.bin"
 succeeds convert --model "$base" --grow-vocabulary 104 --out "$WORK/grown-base.bin"
 check 'merged as it began' cmp -s "$WORK/grown.bin" "$WORK/grown-base.bin"
@@ -109,7 +109,7 @@ change_keys() { # old, new: of a copy's adapter_config.json
 }
 mkdir "$WORK/wrong" && cp "$WORK/experts/checkpoint-00000004/adapter_model.safetensors" "$WORK/wrong"
 change_keys '"gate.weight"' '"gate.weight", "foo.weight"'
-refuses 1 'target_parameters has foo.weight, which is no matrix of a router or of experts' eval ${experts% --lora-rank 3} --adapter "$WORK/wrong"
+refuses 1 'target_parameters has foo.weight, but this model can adapt only matrices of routers and experts' eval ${experts% --lora-rank 3} --adapter "$WORK/wrong"
 change_keys '"gate.weight", ' ''
 refuses 1 'has tensors of .*mlp.gate.weight, which target_parameters does not name' eval ${experts% --lora-rank 3} --adapter "$WORK/wrong"
 change_keys 'rank_pattern": {}' 'rank_pattern": {"experts.down_proj": 4}'
@@ -125,7 +125,7 @@ refuses 2 "'per_layer_model_projection' is not a linear layer that can have an a
 # ---- refusals on resuming -------------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")
-refuses 1 'holds only adapters; give the model they were trained on with --model' train $without_base --out "$WORK/run" --resume
+refuses 1 'holds only adapters; give the model that they were trained on with --model' train $without_base --out "$WORK/run" --resume
 refuses 1 'was trained on another base than .*other.bin: its weights differ' train $without_base --model "$WORK/other.bin" \
     --out "$WORK/run" --resume
 refuses 1 'holds adapters, but without --lora-rank or --adapter' train --model "$base" $data --steps 12 --out "$WORK/run" --resume
@@ -194,7 +194,7 @@ check 'and later ones are not' [ "$(losses "$WORK/dpo" | sort -u -k2 | wc -l)" =
 succeeds train $plain --lr 0 --steps 1 --out "$WORK/still"
 succeeds eval --model "$WORK/still" $pairs --json
 check 'eval takes the reference of the run, not the base model' close "$(json loss)" 0.693147 1e-5
-refuses 1 'the run began with "reference", which this one lacks' train --model "$base" --lora-rank 4 $pairs --lr 1e-3 \
+refuses 1 'the run began with "reference", which the current options lack' train --model "$base" --lora-rank 4 $pairs --lr 1e-3 \
     --lora-targets q_proj,v_proj,down_proj,up_proj --schedule constant --steps 5 --out "$WORK/dpo-parts" --resume
 
 # ---- merged ---------------------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ TEST(rows_stand_for_themselves) {
     expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, 9);
     test_case("the device is full");
     ops = ops_planted(), ops.allocate = allocate_nothing;
-    expect_doctor(&ops, 1, "copies", "end what else uses it", 1, 7);
+    expect_doctor(&ops, 1, "copies", "end other programs that use it", 1, 7);
     test_case("no device");
     ops = ops_planted(), ops.device_problem = no_device;
     expect_doctor(&ops, 1, "machine", "no GPU was found", 1, 1);

@@ -112,8 +112,8 @@ bad() { # pattern, line, options...
     shift 2
     refuses 1 "^train: $WORK/bad:3: $pattern" sample --init $TINY --max-new-tokens 4 --prompts "$WORK/bad" "$@"
 }
-bad 'is not valid JSON; the error is near byte' '{"prompt": "x"'
-bad 'is not valid JSON: its byte 12 is not UTF-8' '{"prompt": "\377"}'
+bad 'is not valid JSON; correct the error near byte' '{"prompt": "x"'
+bad 'is not valid JSON: byte 12 is not UTF-8' '{"prompt": "\377"}'
 bad 'the key "a" is given twice' '{"prompt_ids": [1], "a": 1, "a": 2}'
 bad 'has none of "prompt", "messages" and "prompt_ids"; give one' '{"text_": "x"}'
 bad 'has more than one of' '{"prompt": "x", "prompt_ids": [1]}'
@@ -135,7 +135,7 @@ read_with() { # tokenizer, pattern, line, options...
     refuses 1 "^train: $WORK/bad:2: $pattern" sample --init $init --tokenizer $TOKENIZERS/$tokenizer.tok --prompts "$WORK/bad" "$@"
 }
 user='{"role": "user", "content": "x"}'
-read_with qwen3.5 'its byte 1 is not UTF-8' 'a\377'
+read_with qwen3.5 'byte 1 is not UTF-8' 'a\377'
 read_with qwen3.5 'the prompt is empty' '{"prompt": ""}'
 read_with qwen3.5 'message 1 must be' '{"messages": [{"role": "tool", "content": "x"}]}'
 read_with qwen3.5 'message 2 must be' "{\"messages\": [$user, {\"role\": \"assistant\", \"content\": null}]}"

@@ -129,7 +129,7 @@ static int64_t cpu_all_gather(RankGroup group, void *x, size_t count, size_t uni
 
 static int64_t cpu_exchange(RankGroup group, const Message *messages, size_t n) {
     const int64_t ticket = enqueue(EXCHANGE, group, NULL, n, 1, 1);
-    if (n > MESSAGES) die("internal: an exchange of %zu messages, at most %d", n, MESSAGES);
+    if (n > MESSAGES) die("internal: an exchange of %zu messages, at most %d; please report it", n, MESSAGES);
     memcpy(queue[(ticket - 1) % COLLECTIVES].message, messages, n * sizeof(*messages));
     return ticket;
 }

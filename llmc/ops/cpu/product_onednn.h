@@ -194,7 +194,7 @@ static void *onednn_scratch(size_t bytes) {
         cpu_release(onednn.scratch, onednn.scratch_bytes);
         onednn.scratch = cpu_allocate(bytes);
         onednn.scratch_bytes = bytes;
-        if (!onednn.scratch) die("out of memory: %zu bytes wanted for oneDNN's scratchpad", bytes);
+        if (!onednn.scratch) die("out of memory: %zu bytes wanted for oneDNN's scratchpad; free some memory", bytes);
     }
     return onednn.scratch;
 }

@@ -327,7 +327,8 @@ static floatS *product_scratch(size_t elements) {
         memory_unmap(scratch, bytes);
         bytes = elements * sizeof(floatS);
         scratch = (floatS *)cpu_allocate(bytes);
-        if (!scratch) die("out of memory: %zu bytes wanted for packed panels of a matrix product", bytes);
+        if (!scratch)
+            die("out of memory: %zu bytes wanted for packed panels of a matrix product; free some memory", bytes);
     }
     return scratch;
 }

@@ -231,8 +231,8 @@ void cudnn_attention_backward(const CudnnAttention *shape, void *dq, void *dk, v
                               const void *out, const void *q, const void *k, const void *v, const float *lse,
                               void *workspace) {
     if (shape->queries % 128 || shape->keys % 128)
-        die("%s:%d: attention backward of %zu queries and %zu keys: no multiples of 128", __FILE__, __LINE__,
-            shape->queries, shape->keys);
+        die("%s:%d: attention backward of %zu queries and %zu keys: not multiples of 128; please report it", __FILE__,
+            __LINE__, shape->queries, shape->keys);
     execute(shape, 1,
             {{Q, (void *)q},
              {K, (void *)k},

@@ -72,7 +72,7 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
         s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
     }
     if (s.count + 4 != gpu_delta_scratch(shape, backward))
-        die("internal: gpu_scratch.h has another size of the delta rule");
+        die("internal: gpu_scratch.h has another size of the delta rule; please report it");
     return s;
 }
 

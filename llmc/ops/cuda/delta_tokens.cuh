@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
 template <typename F> static void with_delta_rows(size_t K, F launch) {
     const size_t rows = blocks_for(K, DELTA_PARTS);
     if (K > DELTA_MOST_K)
-        die("op set cuda: linear attention with keys of %zu elements; at most %zu are possible", K, DELTA_MOST_K);
+        die("op set cuda: linear attention has keys of %zu elements, but at most %zu are possible", K, DELTA_MOST_K);
     if (rows <= 4)
         launch(Width<4>());
     else if (rows <= 16)

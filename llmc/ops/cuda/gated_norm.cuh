@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
 template <typename F> static void with_gated_norm(bool aligned, size_t V, size_t stride, F launch) {
     constexpr int MOST = NORM_PACKS[0];
     if (V > NORM_MOST_THREADS * MOST)
-        die("op set cuda: gated norm of heads of %zu elements; at most %u are possible", V, NORM_MOST_THREADS * MOST);
+        die("op set cuda: gated norm has heads of %zu elements, but at most %u are possible", V,
+            NORM_MOST_THREADS * MOST);
     with_width<floatX>(aligned && V % full_pack<floatX> == 0 && stride % full_pack<floatX> == 0, [&](auto W) {
         const NormShape shape = norm_shape(blocks_for(V, W), MOST);
         if (shape.P == 1)

@@ -87,7 +87,8 @@ static void cublas_require(void) {
     CUBLAS_CHECK(cublaslt.Create(&cublas.handle), "starting cuBLASLt");
     cublas.workspace = memory_allocate(CUBLAS_WORKSPACE);
     if (!cublas.workspace)
-        die("no device memory for cuBLASLt's workspace of %s", human_bytes((double)CUBLAS_WORKSPACE));
+        die("no device memory for cuBLASLt's workspace of %s; lower --memory-limit",
+            human_bytes((double)CUBLAS_WORKSPACE));
 }
 
 // Makes a layout. stride: elements from column to column; 0: rows
@@ -188,8 +189,9 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
         return;
     }
     if (!kept->possible)
-        die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu], addresses multiples of %zu bytes", p.n,
-            p.k, p.k, p.m, p.alignment);
+        die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu], with addresses that are multiples of "
+            "%zu bytes; please report it",
+            p.n, p.k, p.k, p.m, p.alignment);
     if (bias) matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     CUBLAS_CHECK(cublaslt.Matmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
                                  kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE,
