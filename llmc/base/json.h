@@ -76,11 +76,14 @@ static size_t json_escapes_valid_until(const char *text, size_t length) {
 static cJSON *json_parse_object(const char *text, size_t length, const char *where) {
     size_t valid = json_valid_until((const unsigned char *)text, length), values = 0;
     const char *end = text;
-    if (valid < length) die("%s: is not valid JSON: byte %zu is not UTF-8, or is a control character", where, valid);
+    if (valid < length)
+        die("%s: is not valid JSON: byte %zu is not UTF-8, or is a control character; correct it", where, valid);
     valid = json_escapes_valid_until(text, length);
-    if (valid < length) die("%s: is not valid JSON: the \\u escape at byte %zu is not a character", where, valid);
+    if (valid < length)
+        die("%s: is not valid JSON: the \\u escape at byte %zu is not a character; correct it", where, valid);
     for (size_t i = 0; i < length; i++) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    if (values > JSON_VALUES_MAX) die("%s: has more JSON values than the limit of %zu", where, JSON_VALUES_MAX);
+    if (values > JSON_VALUES_MAX)
+        die("%s: has more JSON values than the limit of %zu; shorten it", where, JSON_VALUES_MAX);
     cJSON *root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
     if (!root) die("%s: is not valid JSON; correct the error near byte %zu", where, (size_t)(end - text));
     if (!cJSON_IsObject(root)) die("%s: must be a JSON object", where);

@@ -154,7 +154,7 @@ static int folder_holds(const char *folder, const struct stat *file, int levels)
     int found = 0;
     DIR *directory = folder_list(folder);
     if (!directory && !error_is_absence(errno) && errno != EACCES)
-        die("%s: cannot be listed: %s", folder, error_text(errno));
+        die("%s: cannot be listed: %s; check its permissions", folder, error_text(errno));
     while (directory && !found && (entry = readdir(directory))) {
         char path[PATH_MAX];
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;

@@ -148,7 +148,8 @@ static int allocation_guard;
 
 // Changes the size of `memory`, or allocates it if it is NULL.
 static void *checked_realloc(void *memory, size_t bytes, const char *what) {
-    if (allocation_guard) die("allocation of %zu bytes for %s after the first step (allocation guard)", bytes, what);
+    if (allocation_guard)
+        die("allocation of %zu bytes for %s after the first step (allocation guard); please report it", bytes, what);
     memory = realloc(memory, bytes ? bytes : 1);
     if (!memory)
         die("out of host memory: %zu bytes wanted for %s; free some memory or use a smaller model", bytes, what);
@@ -159,7 +160,8 @@ static void *checked_malloc(size_t bytes, const char *what) { return checked_rea
 
 static void *checked_calloc(size_t count, size_t size, const char *what) {
     if (allocation_guard)
-        die("allocation of %zu x %zu bytes for %s after the first step (allocation guard)", count, size, what);
+        die("allocation of %zu x %zu bytes for %s after the first step (allocation guard); please report it", count,
+            size, what);
     void *memory = calloc(count ? count : 1, size ? size : 1);
     if (!memory)
         die("out of host memory: %zu x %zu bytes wanted for %s; free some memory or use a smaller model", count, size,

@@ -276,7 +276,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     const OptionRow *row = &option_rows[index];
     char earlier[96], later[96];
     if (options->given[index] && !options->quiet)
-        note("%s%s ... %s: the last counts", options_where,
+        note("%s%s ... %s: the last value counts", options_where,
              options_typed(argc, argv, options->argument[index], earlier), options_typed(argc, argv, i, later));
     if (options->given[index] && row->kind == OPTION_IDS) free(((IdList *)(void *)((char *)options + row->offset))->id);
     options->argument[index] = (short)i;

@@ -125,7 +125,7 @@ static char *option_record(const char *path, size_t *line) {
          *last = (char *)checked_malloc(OPTION_FILE_LIMIT, path);
     InputFile input = input_open(path);
     FILE *file = fdopen(input.fd, "r");
-    if (!file) die("%s: cannot be read: %s", path, error_text(errno));
+    if (!file) die("%s: cannot be read: %s; check its permissions", path, error_text(errno));
     *last = 0;
     for (size_t number = 1; fgets(text, OPTION_FILE_LIMIT, file); number += strchr(text, '\n') != NULL)
         if (strstr(text, "\"options\": {")) strcpy(last, text), *line = number;

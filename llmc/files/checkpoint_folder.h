@@ -313,7 +313,7 @@ static void checkpoint_prune(const CheckpointFolder *folder) {
 static void checkpoint_clear(const char *folder) {
     const struct dirent *entry;
     DIR *directory = folder_list(folder);
-    if (!directory) die("%s: cannot be listed: %s", folder, error_text(errno));
+    if (!directory) die("%s: cannot be listed: %s; check its permissions", folder, error_text(errno));
     while ((entry = folder_next(directory))) {
         char name[64], path[PATH_MAX];
         if ((size_t)snprintf(name, sizeof(name), "%s", entry->d_name) >= sizeof(name)) continue;
@@ -586,7 +586,7 @@ static int records_have_step(const char *path) {
     if (!file && errno != ENOENT) die("%s: %s", path, file_fault());
     while (file && !found && getline(&line, &room, file) > 0)
         found = !strncmp(line, "{\"step\": ", 9) && strstr(line, "\"loss\": ") != NULL;
-    if (file && !found && !feof(file)) die("%s: cannot be read: %s", path, error_text(errno));
+    if (file && !found && !feof(file)) die("%s: cannot be read: %s; check its permissions", path, error_text(errno));
     free(line);
     if (file) fclose(file);
     return found;

@@ -44,7 +44,7 @@ typedef struct {
 static void hf_check_link(const char *folder, const char *path) {
     char root[PATH_MAX], above[PATH_MAX];
     struct stat status;
-    if (!realpath(folder, root)) die("%s: cannot be resolved: %s", folder, error_text(errno));
+    if (!realpath(folder, root)) die("%s: cannot be resolved: %s; check the path", folder, error_text(errno));
     folder_above(above, root);
     if (text_ends_with(above, "/snapshots")) folder_above(root, above);
     if (stat(root, &status) == 0 && !path_lies_in(path, &status))
@@ -63,7 +63,7 @@ static void hf_find_kept(HfKeptFiles *kept, const char *folder, const char *with
     const struct dirent *entry;
     path_join(path, folder, within);
     DIR *directory = opendir(path);
-    if (!directory) die("%s: cannot be listed: %s", path, error_text(errno));
+    if (!directory) die("%s: cannot be listed: %s; check its permissions", path, error_text(errno));
     while ((entry = readdir(directory))) {
         struct stat status;
         snprintf(name, sizeof(name), "%s%s", within, entry->d_name);

@@ -74,7 +74,9 @@ static void hf_find_tokenizer(HfWrite *write, const char *word) {
     } else if (given) {
         die("--tokenizer %s was not made from a tokenizer.json in %s; give --like FOLDER of its model", found, kept);
     } else {
-        note("%s is not copied: it was not made from a tokenizer.json in %s", found, kept);
+        note("%s is not copied, because it was not made from a tokenizer.json in %s; write it again with "
+             "data/tokenizer_file.py",
+             found, kept);
         tokenizer_close(t);
     }
 }

@@ -70,7 +70,9 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
     if (!file) {
         const int bytes = !strcmp(word, "bytes");
         if (bytes && V < 256)
-            die_usage("--tokenizer bytes needs a vocabulary of at least 256, but this model has %zu", V);
+            die_usage(
+                "--tokenizer bytes needs a vocabulary of at least 256, but this model has %zu; give --tokenizer FILE",
+                V);
         prompt->bytes = bytes || (!strcmp(word, "auto") && V == 256);
         return;
     }

@@ -219,8 +219,8 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
         const int taken = place == PLACE_HOST && available && available < allowed;
         const int kept = run->settings.place[PLACED_KEPT] == (Place)place && run->settings.keep;
         if (bytes[place] <= (taken ? available : allowed)) continue;
-        die("the plan has %s in %s, %s of it are %s; %s%s%s", placed_text(run, place, text, sizeof(text)), words[place],
-            human_bytes((double)(taken ? available : allowed)), taken ? "available" : "allowed", length,
+        die("the plan has %s in %s, but only %s are %s; %s%s%s", placed_text(run, place, text, sizeof(text)),
+            words[place], human_bytes((double)(taken ? available : allowed)), taken ? "available" : "allowed", length,
             !kept                                 ? ""
             : run->options->keep_on == PLACE_AUTO ? ", or"
                                                   : ", or --keep-on device or",

@@ -101,7 +101,7 @@ static void run_scale(Run *run, Config *config) {
     const Config scaled = config_scale(config, run->options->rope_scaling, "--rope-scaling", EXIT_USAGE);
     config_scaling_text(config, old, sizeof(old)), config_scaling_text(&scaled, own, sizeof(own));
     if (config->rope.type != ROPE_DEFAULT && strcmp(old, own) != 0)
-        note("--rope-scaling replaces the model's own, %s", old);
+        note("--rope-scaling replaces the model's own scaling, %s", old);
     *config = scaled;
     if (run->source) run->source->config = run->source->model.config = scaled;
 }

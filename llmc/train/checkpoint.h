@@ -448,7 +448,7 @@ static void load_check_optimizer(const char *path, const OptimizerHeader *found,
             ", so it is not an optimizer state; resume an earlier checkpoint",
             path);
     if (found->byte_order != wanted->byte_order)
-        die("%s: was written on a machine of the other byte order; resume on such a machine", path);
+        die("%s: was written on a machine of the other byte order; resume on a machine of its byte order", path);
     if (found->version != wanted->version || found->header_bytes != wanted->header_bytes)
         die("%s: is of version %u, but this program reads version %u; resume with the program that wrote it", path,
             found->version, wanted->version);

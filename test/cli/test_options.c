@@ -377,17 +377,18 @@ TEST(options_of_others_have_answers) {
 
 TEST(the_last_of_two_counts) {
     static const char *const cases[][3] = {
-        {"info --init x --seed 3 --init=y", "note: --init x ... --init=y: the last counts\n",
+        {"info --init x --seed 3 --init=y", "note: --init x ... --init=y: the last value counts\n",
          "train info --init y --seed 3\n"},
         {"train --init x --data a --out o --lr 1e-5 --learning-rate 1e-4",
-         "note: --lr 1e-5 ... --learning-rate 1e-4: the last counts\n",
+         "note: --lr 1e-5 ... --learning-rate 1e-4: the last value counts\n",
          "train train --init x --data a --lr 0.0001 --out o\n"},
         {"bp --init x --json --json=false --data a b --data=c --quiet --json --packing", "",
          "train bp --init x --data c --json --quiet\n"},
-        {"bp --init x --data a b --data c d", "note: --data a ... --data c: the last counts\n",
+        {"bp --init x --data a b --data c d", "note: --data a ... --data c: the last value counts\n",
          "train bp --init x --data c d\n"},
         {"sample --init x --prompt-ids 1,2 --prompt-ids 3",
-         "note: --prompt-ids 1,2 ... --prompt-ids 3: the last counts\n", "train sample --init x --prompt-ids 3\n"}};
+         "note: --prompt-ids 1,2 ... --prompt-ids 3: the last value counts\n",
+         "train sample --init x --prompt-ids 3\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("%s", cases[i][0]);
         expect_taken(cases[i][0], cases[i][1], cases[i][2]);

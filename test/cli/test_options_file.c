@@ -70,7 +70,8 @@ TEST(the_last_of_a_file_counts) {
     CommandLine line =
         words(with_file("train --init gpt2 --data d --out o --lr 0.5", "t.args", "steps 8\nlr 1\nmax_steps 9"));
     const Child *child = run_child(parse_in_child, &line);
-    snprintf(note, sizeof(note), "note: %s:3: --steps 8 ... --max_steps 9: the last counts\n", scratch_path("t.args"));
+    snprintf(note, sizeof(note), "note: %s:3: --steps 8 ... --max_steps 9: the last value counts\n",
+             scratch_path("t.args"));
     assert_string_equal(child->err, note);
     Options o = parse(with_file("train --init gpt2 --data d --out o --lr 0.5", "t.args", "steps 8\nlr 1\nmax_steps 9"));
     assert_true(o.steps == 9 && o.lr == 0.5);

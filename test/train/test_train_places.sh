@@ -59,14 +59,14 @@ check 'as it was not' [ -z "$(grep -- '"--keep": "attention"' "$WORK/windows/che
 # ---- a full or missing disk: one line before the first step, and the last checkpoint resumes -----------------------------------------
 checkpoints() { ls "$WORK/killed" | grep -x 'checkpoint-[0-9]*'; } # without unfinished ones
 left=$(checkpoints)
-for folder in "$WORK/none:is not a folder" "Makefile:is not a folder" "/proc:disk space, 0 B of it are allowed|cannot be used"; do
+for folder in "$WORK/none:is not a folder" "Makefile:is not a folder" "/proc:disk space, but only 0 B are allowed|cannot be used"; do
     refuses 1 "${folder#*:}" train $common --out "$WORK/killed" --resume --optimizer disk --disk "${folder%%:*}"
 done
-refuses 1 'in disk space, 100.00 KiB of it are allowed' train $common --out "$WORK/killed" --resume $disk --disk-limit 100KiB
+refuses 1 'in disk space, but only 100.00 KiB are allowed' train $common --out "$WORK/killed" --resume $disk --disk-limit 100KiB
 limited=$( (
     ulimit -f 128 # of 512 bytes; a refused run writes no longer file
     failed=0
-    refuses 1 'in disk space, 64.00 KiB of it are allowed' train $common --out "$WORK/killed" --resume $disk
+    refuses 1 'in disk space, but only 64.00 KiB are allowed' train $common --out "$WORK/killed" --resume $disk
     echo "$failed"
 ) )
 check "a limit on the size of files: $limited" [ "$limited" = 0 ]

@@ -197,7 +197,7 @@ beyond() {
 check 'the peak with a disk is planned' [ $(($(beyond --inputs disk --disk build) - $(beyond --inputs host))) -lt 4000000 ]
 placed '"gradients": "host", .*"host_bytes": [1-9]' --memory-limit $((whole - 1)) --host-limit 3MiB --verbose
 says err '^placed   in host memory: gradients ' '^  *the fastest that fits, estimated [0-9.]* % slower than all on the device'
-refuses 1 'the plan has inputs .* in host memory, 1.00 MiB of it are allowed; --seq-len [0-9]* would fit' \
+refuses 1 'the plan has inputs .* in host memory, but only 1.00 MiB are allowed; --seq-len [0-9]* would fit' \
     bp --init $TINY --seq-len 65536 --inputs host --host-limit 1MiB
 refuses 1 'with these options --seq-len [0-9]* would fit, and this one with --host-limit 1GiB' \
     bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --memory-limit $((whole - 1))

@@ -72,7 +72,7 @@ static void nccl_load(void) {
 static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char *doing) {
     if (result == ncclSuccess || result == ncclInProgress) return;
     const char *cause = nccl.GetLastError(communicator);
-    die("NCCL, %s: %s%s%s", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
+    die("NCCL, %s: %s%s%s; NCCL_DEBUG=INFO shows more", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
 }
 
 // ---- the queue of collectives ---------------------------------------------------------------------------------------
