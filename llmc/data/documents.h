@@ -419,7 +419,7 @@ static void documents_pack(DataLoader *d) {
     const int shuffle = d->settings.shuffle == SHUFFLE_AUTO ? !d->regular : d->settings.shuffle == SHUFFLE_ON;
     if (T > INT32_MAX / (B * n))
         die_usage("--batch %zu x --seq-len %zu x %zu (documents of a sample): at most %d tokens of one sequence can be "
-                  "indexed; use --grad-accum",
+                  "indexed; lower --batch and raise --grad-accum",
                   B, T, n, INT32_MAX);
     if (d->regular && d->settings.step % B)
         die_usage("--samples %zu: with llm.c's shards a step is whole micro-batches of --batch %zu; give a multiple",

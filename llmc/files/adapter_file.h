@@ -69,7 +69,8 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     json_text(&json, "task_type", "CAUSAL_LM");
     json_bool(&json, "use_rslora", lora->rslora);
     const size_t length = json_text_end(&json);
-    if (!length) die("%s: does not fit into %zu bytes; give --model a shorter path", path, ADAPTER_CONFIG_TEXT);
+    if (!length)
+        die("%s: its text does not fit into %zu bytes; give --model a shorter path", path, ADAPTER_CONFIG_TEXT);
     return length;
 }
 

@@ -28,7 +28,7 @@ refuses 2 "machine: 'rtx4091' is no machine; give a100, .* or rtx3060, then host
 refuses 2 'machine H100x8: 8 cards, but the run has 4 ranks; leave x8 out' plan --init gpt2 --machine H100x8 --ranks 4
 refuses 2 'machine h100x8: 8 cards, but the run has 1 rank; leave x8 out' bp --init $TINY --seq-len 64 --machine h100x8
 succeeds plan --init gemma3-4b --rope-scaling linear,factor=16 --seq-len 300000
-says err 'note: --rope-scaling replaces the model.s own, linear,factor=8$'
+says err 'note: --rope-scaling replaces the model.s own scaling, linear,factor=8$'
 says out '^positions the model has seen 262144; for 300000 add --rope-scaling yarn,factor=19$'
 refuses 1 '^train: --json: ' eval --init $TINY --data=--json
 refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025

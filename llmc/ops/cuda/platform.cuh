@@ -56,8 +56,8 @@ template <typename Kernel> struct Launch {
         if (shared > *granted) { // more than 48 KiB must be requested, and not every GPU has that much
             const size_t left = shared_memory_left((const void *)kernel);
             if (shared > left)
-                die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: head_dim is too large for this "
-                    "GPU in this precision",
+                die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: head_dim is too large for it in "
+                    "this precision; use another GPU",
                     file, line, name, human_bytes((double)shared), human_bytes((double)left));
             cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), file,
                        line, name);
