@@ -239,7 +239,7 @@ static void visit_forward(Visit *v) {
     v->w = weights_acquire(memory, v->l);
     v->s->loops->forward(v);
     weights_release(memory, v->l);
-    arena_pop(v->s->arena, mark);
+    pop_layer_memory(v->s, mark);
 }
 
 static void layers_forward(StreamBP *s) {
@@ -269,7 +269,7 @@ static void layers_backward(StreamBP *s) {
         s->loops->backward(&v);
         grads_release(&s->memory, v.l, v.dw);
         weights_release(&s->memory, v.l);
-        arena_pop(s->arena, layer_mark);
+        pop_layer_memory(s, layer_mark);
     }
     walk_end(s, mark);
 }
@@ -283,8 +283,6 @@ static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     push_inputs(s);
     push_saved(s);
     grads_begin(&s->memory, last);
-    const size_t kv_mark = arena_mark(s->arena);
-    if (keeps_activations(s)) push_kept_keys(s); // method full
     embedding_forward(s);
     layers_forward(s);
     head_forward_backward(s);
@@ -292,7 +290,6 @@ static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     const double loss = sequence_loss(s, metrics);
     s->now.pass = PASS_BACKWARD;
     layers_backward(s);
-    arena_pop(s->arena, kv_mark);
     embedding_backward(s);
     grads_end(&s->memory);
     marks_pop(s->arena, mark);

@@ -62,6 +62,12 @@ typedef struct {
     double seconds;
 } Interval;
 
+// A choice, and the number of layers that it is for; 0: all
+typedef struct {
+    int word;
+    size_t layers;
+} LayersChoice;
+
 // ---- types of choices, in the order of their words; others are declared in their own rooms -------------------------
 #define PLACE_WORDS "auto|device|host|disk"
 #define DTYPE_AUTO  (-1) // the build's dtype, or the dtype that the run's other settings ask for
@@ -69,7 +75,7 @@ typedef struct {
 typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4, BASE_MXFP4 } BaseWeights;
-typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;
+typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_PRODUCTS, KEEP_ALL, KEEP_AUTO } KeepActivations; // KeepLevel, or auto
 typedef enum { UPDATE_NOW, UPDATE_FORWARD, UPDATE_AUTO } WhenUpdated;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
@@ -110,6 +116,7 @@ typedef enum {
     OPTION_BYTES,
     OPTION_TEXT,
     OPTION_CHOICE,
+    OPTION_LAYERS,
     OPTION_PATHS,
     OPTION_IDS,
     OPTION_INTERVAL

@@ -66,7 +66,8 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
                                         : "bytes with a unit, such as 80GiB or 900MB");
         if (option_takes_card(row)) words_text(MACHINE_NAMES, text + strlen(text), size - strlen(text));
         break;
-    case OPTION_CHOICE: words_text(row->value, text, size); break;
+    case OPTION_CHOICE:
+    case OPTION_LAYERS: words_text(row->value, text, size); break;
     case OPTION_IDS: snprintf(text, size, "token ids separated by commas, such as 1,2,3"); break;
     case OPTION_INTERVAL: snprintf(text, size, "a number of steps, a time such as 90s, 30min or 2h, or off"); break;
     default: snprintf(text, size, "%s", row->value); break;
@@ -85,6 +86,17 @@ static int choice_parse(const OptionRow *row, const char *text, void *field) {
     if (value < (int)row->least) return 0;
     memcpy(field, &value, sizeof(value));
     return 1;
+}
+
+// Parses a choice's word, and after "=" a number of layers.
+static int layers_parse(const OptionRow *row, const char *text, LayersChoice *field) {
+    char word[16];
+    const size_t length = strcspn(text, "=");
+    if (length >= sizeof(word)) return 0;
+    memcpy(word, text, length), word[length] = 0;
+    field->layers = 0;
+    if (text[length] && (!parse_size(text + length + 1, &field->layers) || !field->layers)) return 0;
+    return choice_parse(row, word, &field->word) && (!field->layers || strcmp(word, "auto") != 0);
 }
 
 static const Machine *option_card(const OptionRow *row, const char *text) {
@@ -138,6 +150,7 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
     case OPTION_FLAG: *(int *)field = 1; return 1;
     case OPTION_TEXT: *(const char **)field = text; return *text != 0;
     case OPTION_CHOICE: return choice_parse(row, text, field);
+    case OPTION_LAYERS: return layers_parse(row, text, (LayersChoice *)field);
     case OPTION_IDS: return ids_parse(row, text, (IdList *)field);
     case OPTION_INTERVAL: return interval_parse(text, (Interval *)field);
     case OPTION_REAL: {

@@ -67,7 +67,7 @@ static void options_check_files(const Options *o) {
     const int prompts = one + (o->prompts != NULL);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
-                        o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK ||
+                        o->optimizer == PLACE_DISK || o->keep_on.word == PLACE_DISK || o->reference_on == PLACE_DISK ||
                         o->context_on == PLACE_DISK;
     const OptionRule rules[] = {
         {on_disk && !o->disk && verb != VERB_PLAN, "an option places tensors on disk: give --disk FOLDER"},

@@ -190,6 +190,15 @@ static const char *interval_text(const Interval *interval, char *buffer, size_t 
     return buffer;
 }
 
+// Writes a choice for `layers` layers (0: all) as a user would type it. Valid until the eighth next call
+static const char *layers_text(const char *word, size_t layers) {
+    static char buffers[8][40];
+    static int next;
+    char *text = buffers[next++ % 8];
+    snprintf(text, sizeof(buffers[0]), layers ? "%s=%zu" : "%s", word, layers);
+    return text;
+}
+
 // Returns a scalar's value as a user would type it; a number is written to `buffer`. NULL: the option is unset, a flag,
 // or a list
 static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
@@ -205,6 +214,7 @@ static const char *option_text(const OptionRow *row, const Options *options, cha
         snprintf(buffer, size, "%s", number_text(*(const double *)field, number));
         return word && isnan(*(const double *)field) ? word : buffer;
     case OPTION_CHOICE: return option_chosen(options, row->name);
+    case OPTION_LAYERS: return layers_text(option_chosen(options, row->name), ((const LayersChoice *)field)->layers);
     case OPTION_INTERVAL: return interval_text((const Interval *)field, buffer, size);
     case OPTION_TEXT: return *(const char *const *)field;
     default: return NULL;

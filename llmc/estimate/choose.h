@@ -72,7 +72,7 @@ static int is_placed(const RunSettings *s, int kind) {
     case PLACED_INPUTS: return s->context.window || (s->backward && s->method != METHOD_FULL);
     case PLACED_GRADIENTS: return s->backward;
     case PLACED_OPTIMIZER: return s->optimizer;
-    case PLACED_KEPT: return s->keep;
+    case PLACED_KEPT: return s->keep.level > LEVEL_NONE;
     case PLACED_REFERENCE: return s->reference == REFERENCE_START && !s->lora;
     default: return 1;
     }
@@ -80,7 +80,7 @@ static int is_placed(const RunSettings *s, int kind) {
 
 static RunSettings candidate_settings(const Search *search, const Candidate *c) {
     RunSettings s = search->open;
-    s.ring = c->ring, s.method = (Method)c->method, s.keep = c->keep, s.inputs_every = (size_t)c->inputs_every;
+    s.ring = c->ring, s.method = (Method)c->method, s.keep.level = (KeepLevel)c->keep, s.inputs_every = (size_t)c->inputs_every;
     s.chunk = (size_t)c->chunk, s.defers = c->defers;
     if (search->logits_chunk) s.logits_chunk = min_size(s.logits_chunk, s.chunk / 2);
     for (int kind = 0; kind < PLACED; kind++)
@@ -92,7 +92,7 @@ static RunSettings candidate_settings(const Search *search, const Candidate *c) 
 static int candidate_is_open(const Search *search, const Candidate *c) {
     const RunSettings s = candidate_settings(search, c);
     int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;
-    if (method_is_chunk_major(s.method)) open &= !s.keep && s.inputs_every <= 1; // chunk-major methods have neither
+    if (method_is_chunk_major(s.method)) open &= !s.keep.level && s.inputs_every <= 1; // chunk-major methods have neither
     open &= s.chunk <= search->open.chunk && 16 * s.chunk >= search->open.chunk;
     if (search->defers && s.defers)
         open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // only transfers of the optimizer overlap
@@ -113,7 +113,7 @@ static int candidate_varies(const Candidate *a, const Candidate *b) {
 // Makes the candidates; the first candidate has all open places on the device. The caller frees them.
 static Candidates candidates_make(const Search *search) {
     const RunSettings *open = &search->open;
-    const Candidate named = {open->ring, open->method, open->keep, (int)open->chunk, (int)open->inputs_every,
+    const Candidate named = {open->ring, open->method, open->keep.level, (int)open->chunk, (int)open->inputs_every,
                              {0},        open->defers};
     Candidates all = {(Candidate *)checked_calloc(1, sizeof(Candidate), "candidates of a plan"), 1};
     *all.candidate = named;
@@ -194,7 +194,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         Choice *choice = &(*choices)[count];
         choice->candidate = i, choice->settings = candidate_settings(search, c);
         const RunSettings *s = &choice->settings;
-        const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // see inputs.h
+        const int again = s->inputs_every > 1 && s->keep.level && s->place[PLACED_KEPT] > PLACE_DEVICE; // see inputs.h
         PassWork *work = &works[again];
         // 1. Leave out a candidate that takes longer than the best, or does not fit by the tensors it holds outside
         // passes.
@@ -205,7 +205,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         const Plan plan = plan_make(s, shape);
         const double pressure = plan_pressure(&plan, &search->limits);
         if (pressure < lowest) lowest = pressure, *least = i;
-        if (pressure > 1 - (s->keep && search->keep ? search->spare : 0)) continue;
+        if (pressure > 1 - (s->keep.level && search->keep ? search->spare : 0)) continue;
         plan_bytes(&plan, choice->bytes);
         // 3. Estimate seconds. Candidates that differ only in places share their work.
         RunSettings device = *s;
@@ -245,7 +245,7 @@ static size_t search_longest(const Search *search, size_t B) {
     Search least = *search;
     Candidates all = candidates_make(&least);
     size_t longest = 0;
-    if (least.keep) least.keep = least.open.keep = 0;
+    if (least.keep) least.keep = 0, least.open.keep.level = LEVEL_NONE;
     if (least.defers) least.defers = least.open.defers = 0;
     for (size_t i = 0; i < all.count && least.chunk; i++)
         least.open.chunk = min_size(least.open.chunk, (size_t)all.candidate[i].chunk);

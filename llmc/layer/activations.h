@@ -5,8 +5,11 @@ The room of a chunk and the room of all layers follow from that table. A layer h
 For a tensor that a layer lacks another one may stand in (mixer_stand_ins, mlp_stand_ins): for a norm its input.
 
     LEVEL_NONE        no activation stays: backward recomputes all
-    LEVEL_ATTENTION   --keep attention: attention's outputs stay (kept_attention.h)
+    LEVEL_ATTENTION   attention's outputs stay
+    LEVEL_PRODUCTS    outputs of matrix products stay, and what recurrences make: backward recomputes no product
     LEVEL_ALL         all activations stay: of all chunks (method full) or of one chunk (chunk-major orders)
+
+A step computes a tensor unless it is found: kept by an earlier pass. So one forward serves all levels.
 */
 #ifndef LLMC_ACTIVATIONS_H
 #define LLMC_ACTIVATIONS_H
@@ -45,8 +48,14 @@ struct Activations {
     Stored *dnorm;                // [n,C]      backward of the mixer: gradient of norm[0]
     int arrived;                  // a part of it is in dnorm
     const Stored *dsum[BRANCHES_MOST]; // [n,C] gradient of the sum of a branch's parts; NULL: not computed yet
+    uint32_t found;                    // bit i: an earlier pass kept the tensor of row i
     size_t mark;                       // the arena's, before all of them
 };
+
+// Returns the level of a tensor that is a product's output, unless the layer has the norm between product and tensor.
+static KeepLevel of_product(const Layer *layer, const Config *c, LayerTensor norm) {
+    return layer_tensor_shape(c, layer->form, norm).rows ? LEVEL_ALL : LEVEL_PRODUCTS;
+}
 
 // Fills a layer's table of activations, in the order of the arena, from the weights that the layer has. The tables of
 // all layers have the same rows.
@@ -57,50 +66,50 @@ static void activation_rows(Layer *layer, const Config *c) {
     const size_t after_mixer = layer->branch[0].parts && layer->branches > 1 ? C : 0; // else it is x_l or x_{l+1}
     const char *const up = d->activation.kind == ACTIVATION_GELU ? "before GELU" : "gate and up";
 #define FIELD(name) offsetof(Activations, name)
-#define MIXER(of, field, width, name)                                                                                  \
-    { SIDE_MIXER, of, FIELD(field), width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
-#define MLP(of, field, width, name)                                                                                    \
-    { SIDE_MLP, of, FIELD(field), width, 0, LEVEL_ALL, {name, NULL, NULL}, 0 }
+#define MIXER(of, field, width, level, name)                                                                           \
+    { SIDE_MIXER, of, FIELD(field), width, 0, level, {name, NULL, NULL}, 0 }
+#define MLP(of, field, width, level, name)                                                                             \
+    { SIDE_MLP, of, FIELD(field), width, 0, level, {name, NULL, NULL}, 0 }
 #define KEPT(of, field, width, summed, name)                                                                           \
     {                                                                                                                  \
         SIDE_MIXER, of, FIELD(field), width, summed, LEVEL_ATTENTION,                                                  \
             {name, name " of all layers", name " on its way"}, 0                                                       \
     }
 #define LOGITS(of, field, width, name)                                                                                 \
-    { SIDE_MLP, of, FIELD(field), width, 1, LEVEL_ALL, {name, NULL, NULL}, 0 }
+    { SIDE_MLP, of, FIELD(field), width, 1, LEVEL_PRODUCTS, {name, NULL, NULL}, 0 }
     const ActivationRow all[ACTIVATION_ROWS] = {
-        MIXER(NORM1_WEIGHT, norm[0], C, "first norm"),
-        MIXER(Q_NORM, q_linear, d->Q, "queries before QK-norm"),
-        MIXER(O_WEIGHT, q, d->Q, "queries"),
+        MIXER(NORM1_WEIGHT, norm[0], C, LEVEL_ALL, "first norm"),
+        MIXER(Q_NORM, q_linear, d->Q, LEVEL_PRODUCTS, "queries before QK-norm"),
+        MIXER(O_WEIGHT, q, d->Q, of_product(layer, c, Q_NORM), "queries"),
         KEPT(O_WEIGHT, attention_out, d->Q, 0, "attention output"),
         KEPT(O_WEIGHT, lse, d->NH, 1, "log-sum-exp"),
-        MIXER(O_WEIGHT, gate, d->gate, "gate of attention output"),
-        MIXER(O_WEIGHT, gated, d->gate, "attention output behind its gate"),
-        MIXER(OUT_WEIGHT, projected, linear->E, "inputs of linear attention"),
-        MIXER(OUT_WEIGHT, mixed, linear->W, "after the convolution"),
-        MIXER(GATED_NORM, delta_out, linear->DVs, "delta rule's output"),
-        MIXER(GATED_NORM, delta_norm, linear->DVs, "delta rule's output behind its norm"),
-        MIXER(POST_NORM1, inner[0], C, "attention before its norm"),
-        MIXER(LAYER_TENSORS, x[1], after_mixer, "after attention"),
-        MLP(NORM2_WEIGHT, norm[1], C, "second norm"),
-        MLP(DOWN_WEIGHT, gate_up, d->H, up),
-        MLP(DOWN_WEIGHT, activated, d->FF, "after activation"),
+        MIXER(O_WEIGHT, gate, d->gate, LEVEL_PRODUCTS, "gate of attention output"),
+        MIXER(O_WEIGHT, gated, d->gate, LEVEL_ALL, "attention output behind its gate"),
+        MIXER(OUT_WEIGHT, projected, linear->E, LEVEL_PRODUCTS, "inputs of linear attention"),
+        MIXER(OUT_WEIGHT, mixed, linear->W, LEVEL_ALL, "after the convolution"),
+        MIXER(GATED_NORM, delta_out, linear->DVs, LEVEL_PRODUCTS, "delta rule's output"),
+        MIXER(GATED_NORM, delta_norm, linear->DVs, LEVEL_ALL, "delta rule's output behind its norm"),
+        MIXER(POST_NORM1, inner[0], C, LEVEL_PRODUCTS, "attention before its norm"),
+        MIXER(LAYER_TENSORS, x[1], after_mixer, of_product(layer, c, POST_NORM1), "after attention"),
+        MLP(NORM2_WEIGHT, norm[1], C, LEVEL_ALL, "second norm"),
+        MLP(DOWN_WEIGHT, gate_up, d->H, LEVEL_PRODUCTS, up),
+        MLP(DOWN_WEIGHT, activated, d->FF, LEVEL_ALL, "after activation"),
         LOGITS(EXPERTS_DOWN, router_logits, d->router.E, "logits of the router"),
-        MLP(EXPERTS_DOWN, expert_gate_up, k * 2 * d->I, "experts' gate and up"),
-        MLP(EXPERTS_DOWN, expert_activated, k * d->I, "experts after activation"),
-        MLP(EXPERTS_DOWN, shared_gate_up, 2 * d->shared, "the shared expert's gate and up"),
-        MLP(EXPERTS_DOWN, shared_activated, d->shared, "the shared expert after activation"),
+        MLP(EXPERTS_DOWN, expert_gate_up, k * 2 * d->I, LEVEL_PRODUCTS, "experts' gate and up"),
+        MLP(EXPERTS_DOWN, expert_activated, k * d->I, LEVEL_ALL, "experts after activation"),
+        MLP(EXPERTS_DOWN, shared_gate_up, 2 * d->shared, LEVEL_PRODUCTS, "the shared expert's gate and up"),
+        MLP(EXPERTS_DOWN, shared_activated, d->shared, LEVEL_ALL, "the shared expert after activation"),
         LOGITS(SHARED_SCALE_WEIGHT, shared_logit, 1, "the shared expert's logit"),
-        MLP(EXPERTS_PRE_NORM, expert_norm, C, "norm before experts"),
-        MLP(ROUTER_NORM, router_norm, C, "norm before the router"),
-        MLP(EXPERTS_POST_NORM, sum[1], C, "experts before their norm"),
-        MLP(DENSE_POST_NORM, sum[0], C, "the dense MLP before its norm"),
-        MLP(POST_NORM2, inner[1], C, "MLP before its norm"),
-        MLP(INPUT_OUT, x[2], C, "after the MLP"),
-        MLP(INPUT_OUT, input_product, d->P, "the layer's own input before its norm"),
-        MLP(INPUT_OUT, input_gate, 2 * d->P, "gate and own input"),
-        MLP(INPUT_OUT, input_activated, d->P, "own input, gated"),
-        MLP(INPUT_OUT, inner[2], C, "own input before its last norm"),
+        MLP(EXPERTS_PRE_NORM, expert_norm, C, LEVEL_ALL, "norm before experts"),
+        MLP(ROUTER_NORM, router_norm, C, LEVEL_ALL, "norm before the router"),
+        MLP(EXPERTS_POST_NORM, sum[1], C, LEVEL_PRODUCTS, "experts before their norm"),
+        MLP(DENSE_POST_NORM, sum[0], C, LEVEL_PRODUCTS, "the dense MLP before its norm"),
+        MLP(POST_NORM2, inner[1], C, of_product(layer, c, EXPERTS_POST_NORM), "MLP before its norm"),
+        MLP(INPUT_OUT, x[2], C, of_product(layer, c, POST_NORM2), "after the MLP"),
+        MLP(INPUT_OUT, input_product, d->P, LEVEL_PRODUCTS, "the layer's own input before its norm"),
+        MLP(INPUT_OUT, input_gate, 2 * d->P, LEVEL_PRODUCTS, "gate and own input"),
+        MLP(INPUT_OUT, input_activated, d->P, LEVEL_ALL, "own input, gated"),
+        MLP(INPUT_OUT, inner[2], C, LEVEL_PRODUCTS, "own input before its last norm"),
     };
 #undef FIELD
 #undef KEPT
@@ -113,28 +122,53 @@ static void activation_rows(Layer *layer, const Config *c) {
     }
 }
 
-// Sets the counts of earlier layers in *layer, the layer after l: the counts of layer l plus layer l itself.
-static void layer_count_before(Layer *layer, const Config *c, size_t l, const Layer *before) {
-    memcpy(layer->number, before->number, sizeof(before->number));
-    layer->number[layer_kind(c, l)]++;
-    layer->state = before->state + (size_t)has_state(before);
-    for (size_t i = 0; i < ACTIVATION_ROWS; i++) layer->row[i].before = before->row[i].before + before->row[i].width;
+// Sets the levels at which a layer's keys and values stay. Keys that other layers read stay anyway (attention_memory.h).
+static void layer_keeps_keys(Layer *layer) {
+    const Shapes *d = &layer->shape;
+    const int own = has_own_keys(layer), alone = own && !layer->lends, norm = own && d->qk_norm;
+    const int apart = own && d->value_norm && !d->values_are_keys; // the product of values differs from the values
+    layer->key[KEYS_LINEAR] = norm ? LEVEL_PRODUCTS : LEVEL_NEVER;
+    layer->key[VALUES_LINEAR] = apart ? LEVEL_PRODUCTS : LEVEL_NEVER;
+    layer->key[KEYS] = !alone ? LEVEL_NEVER : norm ? LEVEL_ALL : LEVEL_PRODUCTS;
+    layer->key[VALUES] = !alone ? LEVEL_NEVER : apart || (d->values_are_keys && norm) ? LEVEL_ALL : LEVEL_PRODUCTS;
 }
 
-// Makes all layers of a run; the caller frees them. Layers of one form are copies.
-static Layer *layers_make(const Model *model) {
+static int keeps_row(const Layer *layer, size_t i) { return layer->row[i].width && layer->row[i].level <= layer->level; }
+
+// Sets the counts of earlier layers in layers[l], and the layer that it is like.
+static void layer_count_before(Layer *layers, const Config *c, const Lora *lora, size_t l) {
+    Layer *layer = &layers[l];
+    for (size_t e = 0; e < l; e++) {
+        const Layer *before = &layers[e];
+        layer->number[layer_kind(c, e)]++, layer->state += (size_t)has_state(before);
+        for (size_t i = 0; i < ACTIVATION_ROWS; i++)
+            if (before->off == layer->off && keeps_row(before, i)) layer->row[i].before += before->row[i].width;
+    }
+    for (layer->like = 0; layer->like < l; layer->like++) {
+        const Layer *first = &layers[layer->like];
+        const int kind = layer_kind(c, layer->like) == layer_kind(c, l) && first->form == layer->form;
+        if (kind && (!lora || lora->like[layer->like] == lora->like[l]) && first->level == layer->level &&
+            first->off == layer->off)
+            break;
+    }
+}
+
+// Makes all layers of a run; the caller frees them. Layers of one form are copies. lora NULL: the model itself trains
+static Layer *layers_make(const Model *model, const Lora *lora, Keeping keeping) {
     const Config *c = &model->config;
-    Layer *layer = (Layer *)checked_calloc(c->num_hidden_layers, sizeof(*layer), "the layers of a run");
-    for (size_t l = 0; l < c->num_hidden_layers; l++) {
-        const unsigned form = layer_form(c, l);
+    const size_t L = c->num_hidden_layers;
+    Layer *layer = (Layer *)checked_calloc(2 * L, sizeof(*layer), "the layers of a run"), *form = layer + L;
+    for (size_t l = 0, forms = 0; l < L; l++) {
         size_t like = 0;
-        while (like < l && layer[like].form != form) like++;
-        if (like < l)
-            layer[l] = layer[like];
-        else
-            layer[l] = layer_make(model, form), activation_rows(&layer[l], c);
-        if (l) layer_count_before(&layer[l], c, l - 1, &layer[l - 1]);
+        while (like < forms && form[like].form != layer_form(c, l)) like++;
+        if (like == forms) {
+            form[forms] = layer_make(model, layer_form(c, l));
+            activation_rows(&form[forms], c), layer_keeps_keys(&form[forms++]);
+        }
+        layer[l] = form[like];
         layer[l].rotates = layer_rotates(c, l);
+        layer[l].level = keep_level(keeping, l, L), layer[l].off = keep_off(keeping, l, L);
+        layer_count_before(layer, c, lora, l);
     }
     return layer;
 }
@@ -191,33 +225,65 @@ static void push_side(const Visit *v, Activations *a, Side side) {
 static void drop(const Visit *v, const Activations *a) { arena_pop(v->s->arena, a->mark); }
 
 // ---- what stays from forward to backward ----------------------------------------------------------------------------
-// Pushes the activations that stay: for each row of the table one tensor, [s->now.rows,width] of each layer in turn.
+// Tells whether activations of a level stay from forward to backward, in this pass and layer.
+static int keeps(const Visit *v, KeepLevel level) { return v->layer->level >= level && v->s->now.pass >= PASS_FORWARD; }
+
+// Tells whether the layer's kept tensors move between the device and another place, in this pass.
+static int keeps_off_device(const Visit *v) { return v->layer->off && keeps(v, LEVEL_ATTENTION); }
+
+// Tells whether this pass finds the layer's kept tensors: backward, and on the device a pass that restores inputs.
+static int finds_kept(const Visit *v) {
+    return v->s->now.pass == PASS_BACKWARD || (v->s->now.pass == PASS_RESTORE && !v->layer->off);
+}
+
+// Pushes the activations that stay: for each row of the table and each place a tensor, [s->now.rows,width] of each
+// layer that keeps it in turn. Chunk-major orders keep one chunk.
 static void push_kept_activations(StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
-    const int all = s->setup->level == LEVEL_ALL;
-    Arena *memory = all ? s->arena : memory_of(&s->memory, PLACED_KEPT);
+    const int chunk = method_is_chunk_major(s->setup->method);
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
-        const ActivationRow *row = &layer_of(s, L - 1)->row[i];
-        const size_t width = row->before + row->width;
-        s->kept.row[i] = NULL;
-        if (width && row->level <= s->setup->level)
-            s->kept.row[i] = arena_push(memory, all ? SHARE_WORKSPACE : SHARE_KEPT, row->name[!all],
-                                        width * s->now.rows, row_size(s, row));
+        const ActivationRow *row = &layer_of(s, 0)->row[i];
+        const char *name = row->name[!chunk] ? row->name[!chunk] : row->name[0];
+        size_t width[2] = {0, 0};
+        for (size_t l = 0; l < L; l++)
+            if (keeps_row(layer_of(s, l), i)) width[layer_of(s, l)->off] += layer_of(s, l)->row[i].width;
+        for (int off = 0; off < 2; off++)
+            s->kept.row[off][i] =
+                width[off] ? arena_push(off ? memory_of(&s->memory, PLACED_KEPT) : s->arena,
+                                        chunk ? SHARE_WORKSPACE : SHARE_KEPT, name, width[off] * s->now.rows,
+                                        row_size(s, row))
+                           : NULL;
     }
 }
 
 // Returns layer l's kept tensor for row i of the table, from row `row` of the tokens on.
 static void *kept_row(const StreamBP *s, size_t l, size_t i, size_t row) {
-    const ActivationRow *r = &layer_of(s, l)->row[i];
-    return at(s->kept.row[i], r->before * s->now.rows + (row - s->inputs.begin) * r->width, row_size(s, r));
+    const Layer *layer = layer_of(s, l);
+    const ActivationRow *r = &layer->row[i];
+    return at(s->kept.row[layer->off][i], r->before * s->now.rows + (row - s->inputs.begin) * r->width, row_size(s, r));
 }
 
-// Points chunk c's tensors of levels up to `level` at the kept tensors.
-static void kept_set(const Visit *v, Activations *a, KeepLevel level) {
+// Returns the slot of a chunk's kept tensors off-device. Visits that follow each other take turns.
+static size_t kept_slot(const StreamBP *s, size_t l, size_t index) { return (l * chunk_count(s) + index) % 2; }
+
+// Points chunk c's kept tensors at their memory: at home, or off-device a slot.
+static void kept_set(const Visit *v, Activations *a) {
+    const StreamBP *s = v->s;
+    const int off = keeps_off_device(v);
+    if (!keeps(v, LEVEL_ATTENTION) || (off && s->now.pass == PASS_RESTORE)) return;
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
-        const ActivationRow *row = &v->layer->row[i];
-        if (row->width && row->level <= level) activation_set(a, row, kept_row(v->s, v->l, i, v->c.row));
+        if (!keeps_row(v->layer, i)) continue;
+        activation_set(a, &v->layer->row[i],
+                       off ? s->kept.chunk[kept_slot(s, v->l, v->c.index)][i] : kept_row(s, v->l, i, v->c.row));
+        if (finds_kept(v)) a->found |= (uint32_t)1 << i;
     }
+}
+
+// Tells whether an earlier pass kept this tensor of the activations, so that it is not computed again.
+static int is_found(const Visit *v, const Activations *a, const void *tensor) {
+    for (size_t i = 0; i < ACTIVATION_ROWS && tensor; i++)
+        if (a->found >> i & 1 && activation_get(a, &v->layer->row[i]) == tensor) return 1;
+    return 0;
 }
 
 // Begins chunk c's activations with x_l and the arena's mark.
@@ -226,15 +292,6 @@ static Activations activations_begin(const Visit *v) {
     a.mark = arena_mark(v->s->arena);
     a.x[0] = layer_input(v->s, v->l, v->c.row);
     if (!v->layer->branch[0].parts) a.x[1] = a.x[0];
-    return a;
-}
-
-// Returns chunk c's activations at LEVEL_ALL, all of them kept tensors.
-static Activations kept_activations(const Visit *v) {
-    Activations a = activations_begin(v);
-    kept_set(v, &a, LEVEL_ALL);
-    mixer_stand_ins(&a);
-    mlp_stand_ins(&a);
     return a;
 }
 

@@ -7,18 +7,41 @@ stores only the window's keys and values; the window slides with the chunks (str
 #define LLMC_ATTENTION_H
 #include "branch.h"
 
+// Keys and values of chunk c. Products go to k_linear and v_linear, which are k and v themselves unless kept.
+typedef struct {
+    Stored *k, *v, *k_linear, *v_linear;
+} ChunkKeys;
+
+static ChunkKeys chunk_keys(const Visit *v) {
+    const KeyValue *kv = &v->s->kv;
+    ChunkKeys c;
+    c.k = key_value_at(v->s, kv->k, v->l, v->c.token), c.v = key_value_at(v->s, kv->v, v->l, v->c.token);
+    c.k_linear = kv->k_linear ? key_value_at(v->s, kv->k_linear, v->l, v->c.token) : c.k;
+    c.v_linear = kv->v_linear                      ? key_value_at(v->s, kv->v_linear, v->l, v->c.token)
+                 : v->layer->shape.values_are_keys ? c.k_linear
+                                                   : c.v;
+    return c;
+}
+
+// Makes K[c], V[c] from their products, by the norms and RoPE. Skips what is found.
+static void keys_finish(const Visit *v, ChunkKeys c) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const int again = keys_found(v);
+    if (d->value_norm && !(again && layer_keeps_key(v->layer, VALUES)))
+        s->ops->norm_forward(c.v, c.v_linear, NULL, NULL, NULL, v->c.n * d->NKV, d->HD, norm_of(s));
+    if (!(again && layer_keeps_key(v->layer, KEYS))) rotary_forward(v, K_NORM, c.k, c.k_linear);
+}
+
 // Projects K[c], V[c] from the mixer's norm.
 static void kv_project(const Visit *v, const Activations *a) {
-    StreamBP *s = v->s;
-    const Shapes *d = &v->layer->shape;
-    window_slide_forward(s, v->l, v->c); // makes room for K[c], V[c] in a layer with a window
-    Stored *k = key_value_at(s, s->kv.k, v->l, v->c.token), *values = key_value_at(s, s->kv.v, v->l, v->c.token);
-    Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, v->l, v->c.token) : k;
-    linear_forward(v, K_WEIGHT, k_linear, a->norm[0], NULL);
-    Stored *v_linear = d->values_are_keys ? k_linear : values;
-    linear_forward(v, V_WEIGHT, v_linear, a->norm[0], NULL);
-    if (d->value_norm) s->ops->norm_forward(values, v_linear, NULL, NULL, NULL, v->c.n * d->NKV, d->HD, norm_of(s));
-    rotary_forward(v, K_NORM, k, k_linear);
+    window_slide_forward(v->s, v->l, v->c); // makes room for K[c], V[c] in a layer with a window
+    const ChunkKeys c = chunk_keys(v);
+    if (!keys_found(v)) {
+        linear_forward(v, K_WEIGHT, c.k_linear, a->norm[0], NULL);
+        linear_forward(v, V_WEIGHT, c.v_linear, a->norm[0], NULL);
+    }
+    keys_finish(v, c);
 }
 
 // The product of Q_WEIGHT: queries and gates of attention's output, interleaved by head. Without a gate the queries
@@ -44,13 +67,14 @@ static void queries_linear(const Visit *v, const Activations *a, Stored *q_linea
 }
 
 static void queries_project(const Visit *v, const Activations *a) {
-    queries_linear(v, a, a->q_linear, a->gate);
-    rotary_forward(v, Q_NORM, a->q, a->q_linear);
+    if (!is_found(v, a, a->q_linear)) queries_linear(v, a, a->q_linear, a->gate);
+    if (!is_found(v, a, a->q)) rotary_forward(v, Q_NORM, a->q, a->q_linear);
 }
 
 // Runs the gate and attention's last product. It goes to x_1 = x_l + the branch, or to the branch's sum (part_target).
 static void attention_output(const Visit *v, const Activations *a) {
-    if (a->gate) v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * v->layer->shape.Q);
+    if (a->gate && !is_found(v, a, a->gated))
+        v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * v->layer->shape.Q);
     part_product(v, 0, 0, a, a->gated);
 }
 
@@ -73,7 +97,7 @@ static void attention_forward(const Visit *v, const Activations *a) {
     const size_t mark = arena_mark(s->arena);
     Summed *scratch = push_attention_scratch(v);
     queries_project(v, a);
-    if (!attention_saved(s)) {
+    if (!is_found(v, a, a->attention_out)) {
         const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
         s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, v->l),
                                   layer_keys(s, s->kv.v, v->l), &shape, scratch);
@@ -133,13 +157,16 @@ static void values_backward(const Visit *v, Activations *a, Stored *dkv, Stored 
     const Shapes *d = &v->layer->shape;
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, v->l, v->c.token), v->c.n * d->KV);
     if (v_linear) {
-        linear_forward(v, V_WEIGHT, v_linear, a->norm[0], NULL);
+        if (s->kv.v_linear)
+            v_linear = key_value_at(s, s->kv.v_linear, v->l, v->c.token);
+        else
+            linear_forward(v, V_WEIGHT, v_linear, a->norm[0], NULL);
         norm_rows_backward(s, dkv, NULL, NULL, dkv, v_linear, NULL, v->c.n * d->NKV, d->HD, 0);
     }
     mixer_input_backward(v, a, linear_of(v, V_WEIGHT), dkv);
 }
 
-// Returns keys before QK-norm: projected again and pushed, unless method full kept them. NULL without QK-norm
+// Returns keys before QK-norm: kept, or projected again and pushed. NULL without QK-norm
 static Stored *keys_linear(const Visit *v, const Activations *a) {
     const StreamBP *s = v->s;
     if (!v->layer->shape.qk_norm) return NULL;
@@ -179,20 +206,29 @@ static void chunk_kv_project(const Visit *v) {
     drop(v, &a);
 }
 
-// Projects K, V of all tokens again, once per pass; dK = dV = 0. A layer with a window gets its keys in window_project.
+// Projects K, V of all tokens again, once per pass, or makes them from kept products; dK = dV = 0. A layer with a window
+// gets its keys in window_project, unless they are kept.
 static void keys_begin(const Visit *v) {
     StreamBP *s = v->s;
     Visit of = *v;
+    kept_keys_load(v);
     s->kv.first = s->now.N;
     if (layer_slides(s, v->l)) return;
     zero_key_value_gradients(s, v->l, s->kv.rows[v->layer->window != 0]);
-    for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++) {
+    for (size_t i = 0; i < chunk_count(s); i++) {
         of.c = visit(s, chunk_at(s, i));
-        chunk_kv_project(&of);
+        if (keys_found(v))
+            keys_finish(&of, chunk_keys(&of));
+        else
+            chunk_kv_project(&of);
     }
 }
 
-static void lent_keys_begin(const Visit *v) { v->s->kv.first = v->s->now.N; } // lent keys stay from forward
+// Lent keys stay from forward; their products may be kept.
+static void lent_keys_begin(const Visit *v) {
+    kept_keys_load(v);
+    v->s->kv.first = v->s->now.N;
+}
 
 // Slides a layer's window back to chunk c. Projects the keys that enter the window again, in chunks.
 static void window_project(const Visit *v) {

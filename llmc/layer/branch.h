@@ -5,16 +5,32 @@ calls part_finish after the product. Without the norm `pre`, f reads x itself an
 */
 #ifndef LLMC_BRANCH_H
 #define LLMC_BRANCH_H
-#include "kept_attention.h"
+#include "kept.h"
 #include "llmc/stream/modules.h"
 
 static const Branch *branch_of(const Visit *v, size_t i) { return &v->layer->branch[i]; }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
+// out[n,out] = x[n,in] W^T (+ residual) + adapters; out[n,C] = norm(x[n,C]) + residual. Unless out is found
+static void make_product(const Visit *v, const Activations *a, LayerTensor tensor, Stored *out, const Stored *x,
+                         const Stored *residual) {
+    if (!is_found(v, a, out)) linear_forward(v, tensor, out, x, residual);
+}
+
+static void make_norm(const Visit *v, const Activations *a, LayerTensor weight, LayerTensor bias, Stored *out,
+                      const Stored *x, const Stored *residual) {
+    if (!is_found(v, a, out)) norm_forward(v, weight, bias, out, x, residual);
+}
+
+static void make_activation(const Visit *v, const Activations *a, Stored *out, const Stored *in, size_t rows,
+                            size_t width) {
+    if (!is_found(v, a, out)) v->s->ops->activation_forward(out, in, v->layer->shape.activation, rows, width);
+}
+
 // Runs the norm before the parts of branch i: a->norm[i] = pre(x_i).
 static void branch_in(const Visit *v, size_t i, Activations *a) {
     const Branch *b = branch_of(v, i);
-    norm_forward(v, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
+    make_norm(v, a, b->pre, b->pre_bias, a->norm[i], a->x[i], NULL);
 }
 
 // A product's output, and the tensor that is added to it. out NULL: nothing reads the product
@@ -41,14 +57,14 @@ static ProductTarget part_target(const Visit *v, size_t i, size_t j, const Activ
 static void part_finish(const Visit *v, size_t i, size_t j, const Activations *a) {
     const Branch *b = branch_of(v, i);
     const ProductTarget sum = branch_target(v, i, j, a);
-    norm_forward(v, b->part[j].post, LAYER_TENSORS, sum.out, a->sum[j], sum.residual);
-    if (j + 1 == b->parts && a->x[i + 1]) norm_forward(v, b->post, LAYER_TENSORS, a->x[i + 1], a->inner[i], a->x[i]);
+    make_norm(v, a, b->part[j].post, LAYER_TENSORS, sum.out, a->sum[j], sum.residual);
+    if (j + 1 == b->parts && a->x[i + 1]) make_norm(v, a, b->post, LAYER_TENSORS, a->x[i + 1], a->inner[i], a->x[i]);
 }
 
 // Runs the last product of part j, from its input f.
 static void part_product(const Visit *v, size_t i, size_t j, const Activations *a, const Stored *f) {
     const ProductTarget target = part_target(v, i, j, a);
-    if (target.out) linear_forward(v, branch_of(v, i)->part[j].product, target.out, f, target.residual);
+    if (target.out) make_product(v, a, branch_of(v, i)->part[j].product, target.out, f, target.residual);
     part_finish(v, i, j, a);
 }
 
@@ -114,11 +130,10 @@ static void mixer_gradient_end(const Visit *v, const Activations *a, Stored *dx)
     branch_in_backward(v, 0, a, dx, a->dnorm);
 }
 
-// Begins activations with the mixer's norm of chunk c alone. Method full in backward: returns the kept activations.
+// Begins activations with the mixer's norm of chunk c, and what is kept of the chunk on the device.
 static Activations mixer_norm(const Visit *v) {
-    const StreamBP *s = v->s;
-    if (keeps_activations(s) && s->now.pass == PASS_BACKWARD) return kept_activations(v);
     Activations a = activations_begin(v);
+    if (!v->layer->off) kept_set(v, &a);
     activation_push(v, &a, &v->layer->row[ROW_FIRST_NORM]);
     mixer_stand_ins(&a);
     branch_in(v, 0, &a);

@@ -56,10 +56,12 @@ static void rows_gather(const Visit *v, const Routed *r, const Stored *x) {
 static void router_forward(const Visit *v, const Activations *a, uint16_t *route) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    norm_forward(v, EXPERTS_PRE_NORM, LAYER_TENSORS, a->expert_norm, a->x[1], NULL);
-    norm_forward(v, ROUTER_NORM, LAYER_TENSORS, a->router_norm, a->x[1], NULL);
-    logits_forward(v, ROUTER_WEIGHT, a->router_logits, a->router_norm, d->router.E);
-    multiply(s, a->router_logits, dtype_of_sums(s->model->dtype), d->router_scale, v->c.n * d->router.E);
+    make_norm(v, a, EXPERTS_PRE_NORM, LAYER_TENSORS, a->expert_norm, a->x[1], NULL);
+    make_norm(v, a, ROUTER_NORM, LAYER_TENSORS, a->router_norm, a->x[1], NULL);
+    if (!is_found(v, a, a->router_logits)) {
+        logits_forward(v, ROUTER_WEIGHT, a->router_logits, a->router_norm, d->router.E);
+        multiply(s, a->router_logits, dtype_of_sums(s->model->dtype), d->router_scale, v->c.n * d->router.E);
+    }
     routes_choose(s, v->l, v->c.token, v->c.n, route, a->router_logits);
 }
 
@@ -81,17 +83,18 @@ static void rows_sort(const Visit *v, const Activations *a, const Routed *r) {
 
 // Runs experts and the shared expert up to their activations, from x.
 static void experts_activate(const Visit *v, const Activations *a, const Routed *r) {
-    const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
     router_forward(v, a, r->route);
     rows_sort(v, a, r);
-    rows_gather(v, r, a->expert_norm);
-    expert_forward(v, EXPERTS_GATE_UP, r->rows, NULL, a->expert_gate_up, r->inner);
-    s->ops->activation_forward(a->expert_activated, a->expert_gate_up, d->activation, r->rows.count, d->I);
+    if (!is_found(v, a, a->expert_gate_up)) {
+        rows_gather(v, r, a->expert_norm);
+        expert_forward(v, EXPERTS_GATE_UP, r->rows, NULL, a->expert_gate_up, r->inner);
+    }
+    make_activation(v, a, a->expert_activated, a->expert_gate_up, r->rows.count, d->I);
     if (!d->shared) return;
-    linear_forward(v, SHARED_GATE_WEIGHT, a->shared_gate_up, a->norm[1], NULL);
-    s->ops->activation_forward(a->shared_activated, a->shared_gate_up, d->activation, v->c.n, d->shared);
-    logits_forward(v, SHARED_SCALE_WEIGHT, a->shared_logit, a->norm[1], 1);
+    make_product(v, a, SHARED_GATE_WEIGHT, a->shared_gate_up, a->norm[1], NULL);
+    make_activation(v, a, a->shared_activated, a->shared_gate_up, v->c.n, d->shared);
+    if (!is_found(v, a, a->shared_logit)) logits_forward(v, SHARED_SCALE_WEIGHT, a->shared_logit, a->norm[1], 1);
 }
 
 // Returns the shared expert's activation times its scale, pushed. *scale: [n], pushed; NULL if the family has no scale
@@ -116,7 +119,10 @@ static void experts_sum(const Visit *v, size_t i, size_t j, const Activations *a
     ProductTarget target = part_target(v, i, j, a);
     Stored *weighed = a->expert_activated;
     Summed *scale;
-    if (!target.out) return;
+    if (!target.out || is_found(v, a, target.out)) {
+        part_finish(v, i, j, a);
+        return;
+    }
     if (!spare) weighed = push_stored(s, SHARE_WORKSPACE, "experts, weighed", R * d->I);
     s->ops->route_weigh(weighed, a->expert_activated, r->weight, r->rows.source, R, d->I);
     expert_forward(v, EXPERTS_DOWN, r->rows, r->weight, r->inner, weighed);
@@ -132,7 +138,7 @@ static void experts_sum(const Visit *v, size_t i, size_t j, const Activations *a
 // Runs experts and the shared expert, part j of branch i. r NULL (forward): pushes the rows, and may overwrite
 // activations unless they are kept
 static void experts_part_forward(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r) {
-    const int spare = !r && !keeps_activations(v->s);
+    const int spare = !r && !keeps(v, LEVEL_ALL);
     const Routed rows = r ? *r : push_routed(v);
     experts_activate(v, a, &rows);
     experts_sum(v, i, j, a, &rows, spare);

@@ -31,19 +31,29 @@ static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed
     const size_t mark = arena_mark(s->arena);
     if (!has_rule(v->layer)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_forward_scratch(&shape));
-    s->ops->delta_forward(out, layer_state(s, v->l), transfer, a->mixed, projected_part(v, a->projected, IN_B_WEIGHT),
+    if (!is_found(v, a, out))
+        s->ops->delta_forward(out, layer_state(s, v->l), transfer, a->mixed, projected_part(v, a->projected, IN_B_WEIGHT),
                           projected_part(v, a->projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS),
                           &shape, scratch);
-    if (out)
+    if (out && !is_found(v, a, a->delta_norm))
         s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, IN_Z_WEIGHT),
                                    weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, s->model->config.norm_eps);
     arena_pop(s->arena, mark);
 }
 
+// Saves the state before chunk c at intervals, in a forward pass of a layer that keeps states.
+static void state_save(const Visit *v) {
+    const StreamBP *s = v->s;
+    const size_t first = own_half(s, v->c.token) ? range_chunks(s, 0, layer_chunk(s)) : 0;
+    if (s->now.pass != PASS_FORWARD || !keeps(v, LEVEL_PRODUCTS) || s->linear.one_state) return;
+    if ((v->c.index - first) % state_spacing(layer_chunk(s), 0) == 0) state_copy(s, state_before(s, v->c), 1);
+}
+
 // Runs linear attention: the mixer's norm, S before chunk c -> x_1, S after chunk c.
 static void linear_attention_forward(const Visit *v, size_t j, const Activations *a) {
-    linear_forward(v, IN_QKV_WEIGHT, a->projected, a->norm[0], NULL);
-    convolution_forward(v, a);
+    state_save(v);
+    make_product(v, a, IN_QKV_WEIGHT, a->projected, a->norm[0], NULL);
+    if (!is_found(v, a, a->mixed)) convolution_forward(v, a);
     delta_step(v, a, a->delta_out, NULL);
     part_product(v, 0, j, a, a->delta_norm);
 }
@@ -121,18 +131,19 @@ static void linear_attention_backward(const Visit *v, size_t j, Activations *a, 
     arena_pop(s->arena, mark);
 }
 
-// Recomputes the delta rule's inputs q, k, v, b, a of chunk c. Method full in backward: returns the kept activations.
+// Recomputes the delta rule's inputs q, k, v, b, a of chunk c, unless they are found.
 static Activations state_activations(const Visit *v) {
-    const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
     Activations a = mixer_norm(v);
-    if (a.mixed) return a;
-    a.projected = push_stored(s, SHARE_WORKSPACE, "inputs of linear attention", v->c.n * d->E);
-    a.mixed = push_stored(s, SHARE_WORKSPACE, "after the convolution", v->c.n * d->W);
-    linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected, a.norm[0], NULL);
-    linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
-                        projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL); // no columns without the rule
-    convolution_forward(v, &a);
+    if (!a.projected) a.projected = push_stored(v->s, SHARE_WORKSPACE, "inputs of linear attention", v->c.n * d->E);
+    if (!a.mixed) a.mixed = push_stored(v->s, SHARE_WORKSPACE, "after the convolution", v->c.n * d->W);
+    if (!is_found(v, &a, a.projected)) {
+        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected, a.norm[0],
+                            NULL);
+        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
+                            projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL); // no columns without the rule
+    }
+    convolution_forward(v, &a); // in any case: its last inputs pass on
     return a;
 }
 
@@ -165,18 +176,20 @@ static void states_count(const Visit *v, size_t half, size_t visits) {
     chunk_state(&of, NULL);
 }
 
-// Saves the layer's states at intervals; gradient of the last state = 0. The dry run counts states_restore here, too.
+// Saves the layer's states at intervals, unless forward did; gradient of the last state = 0. The dry run counts
+// states_restore here, too.
 static void states_begin(const Visit *v) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
+    const int kept = keeps(v, LEVEL_PRODUCTS);
     s->ops->zero(s->linear.dstate, d->linear.S * d->summed);
     if (d->linear.columns) s->ops->zero(s->linear.dcolumns, d->linear.columns * d->summed);
-    for (size_t half = 0; half < 2 && !keeps_activations(s); half++) {
-        const size_t chunks = chunks_of_range(s, half), spacing = state_spacing(layer_chunk(s), 0);
+    for (size_t half = 0; half < 2; half++) {
+        const size_t chunk = layer_chunk(s), chunks = chunks_of_range(s, half), spacing = state_spacing(chunk, 0);
         const Range all = {0, chunks ? (chunks - 1) / spacing * spacing : 0};
         if (visits_shapes(s))
-            states_count(v, half, chunks_visited_again(layer_chunk(s), 0, chunks));
-        else
+            states_count(v, half, kept ? chunks_visited_below(chunk, chunks) : chunks_visited_again(chunk, 0, chunks));
+        else if (!kept)
             states_walk(v, half, all, spacing);
     }
 }
@@ -186,7 +199,7 @@ static void states_begin(const Visit *v) {
 static void states_restore(const Visit *v, size_t half, size_t index) {
     StreamBP *s = v->s;
     Range block = {0, chunks_of_range(s, half)}; // the level's block that contains chunk `index`
-    for (size_t level = 0; !visits_shapes(s) && !keeps_activations(s); level++) {
+    for (size_t level = 0; !visits_shapes(s); level++) {
         const size_t spacing = state_spacing(layer_chunk(s), level), end = block.begin + block.count;
         const Range chunks = {block.begin, (block.count - 1) / spacing * spacing};
         if (level && index + 1 == end) states_walk(v, half, chunks, spacing);

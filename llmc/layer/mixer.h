@@ -29,19 +29,9 @@ typedef struct {
 
 static void keys_restore(const Visit *v, size_t i) { (void)v, (void)i; } // K, V of all tokens are stored
 
-static void lent_keys_push(const Visit *v) { select_lent_keys(v->s, v->l); }
-
-static void keys_push(const Visit *v) {
-    StreamBP *s = v->s;
-    if (!keeps_activations(s)) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
-    if (s->now.pass == PASS_BACKWARD) push_key_value_gradients(s);
-}
-
 static void attention_part_forward(const Visit *v, size_t j, const Activations *a) {
-    const Range rows = {v->c.row, v->c.n};
     (void)j; // attention is part 0
     attention_forward(v, a);
-    kept_store(v, a, rows, v->c.index % 2);
 }
 
 static void attention_part_backward(const Visit *v, size_t j, Activations *a, Stored *dx) {
@@ -58,25 +48,16 @@ static void borrower_backward(const Visit *v, size_t j, Activations *a, Stored *
 
 static void no_keys(const Visit *v, const Activations *a) { (void)v, (void)a; }
 
-static void states_push(const Visit *v) {
-    StreamBP *s = v->s;
-    push_states(s, 1, 1, 0);
-    if (s->now.pass == PASS_BACKWARD) push_state_gradients(s);
-    if (s->now.pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
-}
-
 static void states_restore_alone(const Visit *v, size_t i) { states_restore(v, 0, i); }
 
-static void state_go_back(const Visit *v) {
-    if (!keeps_activations(v->s)) state_copy(v->s, state_before(v->s, v->c), 0);
-}
+static void state_go_back(const Visit *v) { state_copy(v->s, state_before(v->s, v->c), 0); }
 
 static const MixerPart mixer_part[] = {
-    {keys_push, keys_begin, keys_restore, window_project, kv_project, attention_part_forward, attention_part_backward},
-    {lent_keys_push, lent_keys_begin, keys_restore, window_project, kv_project, attention_part_forward,
+    {push_keys, keys_begin, keys_restore, window_project, kv_project, attention_part_forward, attention_part_backward},
+    {push_keys, lent_keys_begin, keys_restore, window_project, kv_project, attention_part_forward,
      attention_part_backward},
-    {lent_keys_push, lent_keys_begin, keys_restore, window_project, no_keys, attention_part_forward, borrower_backward},
-    {states_push, states_begin, states_restore_alone, state_go_back, no_keys, linear_attention_forward,
+    {push_keys, lent_keys_begin, keys_restore, window_project, no_keys, attention_part_forward, borrower_backward},
+    {push_layer_states, states_begin, states_restore_alone, state_go_back, no_keys, linear_attention_forward,
      linear_attention_backward}};
 
 // Returns the number of the mixer's parts: 0 in a layer without a mixer.
@@ -87,12 +68,18 @@ static const MixerPart *mixer_part_of(const Visit *v, size_t j) {
 }
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
-// Pushes the K, V or states that a layer's chunks share, in a pass that walks layer by layer. Returns the arena's mark
-// before them. Method full has pushed K, V of all layers already.
+// Pushes the K, V or states that a layer's chunks share, unless they are kept, in a pass that walks layer by layer.
+// Returns the arena's mark before them.
 static size_t push_layer_memory(const Visit *v) {
     const size_t mark = arena_mark(v->s->arena);
     for (size_t j = mixer_parts(v); j-- > 0;) mixer_part_of(v, j)->push(v);
     return mark;
+}
+
+// Pops this memory, once its keys are stored off-device.
+static void pop_layer_memory(StreamBP *s, size_t mark) {
+    for (size_t i = 0; i < 2; i++) page_finish(s->ops, &s->kept.slot[i]);
+    arena_pop(s->arena, mark);
 }
 
 // Begins a walk over the layers: step 1 goes first to last, -1 last to first. Returns the arena's mark before the walk.
@@ -110,25 +97,20 @@ static void walk_end(StreamBP *s, size_t mark) {
     arena_pop(s->arena, mark);
 }
 
-// Pushes the tensors of all layers that stay until backward: routes, lent keys, states of a rank's ranges, activations.
+// Pushes the tensors of all layers that stay until backward: routes, keys, activations, states.
 static void push_saved(StreamBP *s) {
     routes_push(s, s->now.rows);
     push_lent_keys(s, 0);
+    push_kept_keys(s);
     push_kept_activations(s);
+    push_kept_states(s);
     push_range_states(s, layers_with_state(&s->model->config));
 }
 
-// Pushes K, V of all layers, and K before QK-norm (method full).
-static void push_kept_keys(StreamBP *s) {
-    const Shapes d = shapes_of(s->model);
-    push_key_value(s, d.L, s->now.N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
-}
-
-// Returns chunk c's activations up to the MLP, pushed; with method full the kept activations.
+// Returns chunk c's activations up to the MLP: kept, or pushed.
 static Activations chunk_activations(const Visit *v) {
-    if (keeps_activations(v->s)) return kept_activations(v);
     Activations a = activations_begin(v);
-    kept_attention_set(v, &a);
+    kept_await(v, &a);
     push_side(v, &a, SIDE_MIXER);
     return a;
 }
@@ -136,7 +118,7 @@ static Activations chunk_activations(const Visit *v) {
 // Pushes all of chunk c's activations for forward, and runs the mixer's norm.
 static Activations forward_activations(const Visit *v) {
     Activations a = chunk_activations(v);
-    if (!keeps_activations(v->s)) push_side(v, &a, SIDE_MLP);
+    push_side(v, &a, SIDE_MLP);
     output_begin(v, &a, 1);
     branch_in(v, 0, &a);
     return a;
@@ -159,12 +141,12 @@ static void mixer_restore(const Visit *v, size_t i) {
     for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->restore(v, i);
 }
 
-// Goes back to chunk c (the window slides, the state is reset). Recomputes c's activations up to the MLP.
+// Goes back to chunk c (the window slides, the state is reset). Recomputes c's activations up to the MLP that are not
+// kept.
 static Activations recompute(const Visit *v) {
     for (size_t j = 0; j < mixer_parts(v); j++) mixer_part_of(v, j)->go_back(v);
     Activations a = chunk_activations(v);
     kept_prefetch(v, v->c.index);
-    if (keeps_activations(v->s)) return a;
     branch_in(v, 0, &a);
     mixer_forward(v, &a);
     return a;

@@ -10,8 +10,8 @@ MLP, experts (experts.h) or the layer's own input (own_input.h).
 static void dense_forward(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r) {
     const Shapes *d = &v->layer->shape;
     (void)r;
-    linear_forward(v, GATE_WEIGHT, a->gate_up, a->norm[i], NULL);
-    v->s->ops->activation_forward(a->activated, a->gate_up, d->activation, v->c.n, d->FF);
+    make_product(v, a, GATE_WEIGHT, a->gate_up, a->norm[i], NULL);
+    make_activation(v, a, a->activated, a->gate_up, v->c.n, d->FF);
     part_product(v, i, j, a, a->activated);
 }
 
@@ -76,20 +76,19 @@ static void mlp_forward(const Visit *v, Activations *a) {
     output_begin(v, a, last);
     for (size_t i = 1; i < last; i++) branch_run(v, i, a, NULL);
     output_scale(v, a->x[last]);
+    kept_store(v, a);
     input_save(v->s, v->l + 1, v->c);
 }
 
 // Runs the branches after the mixer backward: dx of x_{l+1}[c] -> dx of y[c] (without a mixer of x_l[c]), in place; dW
-// +=. Recomputes their activations, unless they are kept. Skips a last product whose output nothing reads.
+// +=. Recomputes their activations that are not kept. Skips a last product whose output nothing reads.
 static void mlp_backward(const Visit *v, Activations *a, Stored *dx) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), last = v->layer->branches;
-    const int kept = keeps_activations(s);
-    if (!kept) push_side(v, a, SIDE_MLP);
+    push_side(v, a, SIDE_MLP);
     const Routed r = push_routed(v);
     output_scale(v, dx);
-    for (size_t i = 1; i < last && !kept; i++) branch_run(v, i, a, &r);
-    if (kept) rows_sort(v, a, &r);
+    for (size_t i = 1; i < last; i++) branch_run(v, i, a, &r);
     for (size_t i = last; i-- > 1;) branch_backward(v, i, a, &r, dx);
     arena_pop(s->arena, mark);
 }

@@ -25,9 +25,8 @@ static Norm own_norm(const StreamBP *s) {
     return norm;
 }
 
-// Runs the branch, from the MLP's output.
-static void own_input_forward(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r) {
-    (void)r;
+// Makes input_gate[n,2P], gate and own input side by side, from the MLP's output and x_0.
+static void own_input_gate(const Visit *v, size_t i, const Activations *a) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), n = v->c.n, P = v->layer->shape.P;
     Stored *own = push_stored(s, SHARE_WORKSPACE, "own input", n * P);
@@ -40,9 +39,16 @@ static void own_input_forward(const Visit *v, size_t i, size_t j, const Activati
     s->ops->scale(own, s->model->dtype, sqrt(0.5), n * P);
     linear_forward(v, INPUT_GATE, gate, a->x[i], NULL);
     s->ops->split_heads(a->input_gate, gate, own, n, 1, P, 1);
-    s->ops->activation_forward(a->input_activated, a->input_gate, own_activation, n, P);
-    part_product(v, i, j, a, a->input_activated);
     arena_pop(s->arena, mark);
+}
+
+// Runs the branch, from the MLP's output.
+static void own_input_forward(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r) {
+    (void)r;
+    if (!is_found(v, a, a->input_gate)) own_input_gate(v, i, a);
+    if (!is_found(v, a, a->input_activated))
+        v->s->ops->activation_forward(a->input_activated, a->input_gate, own_activation, v->c.n, v->layer->shape.P);
+    part_product(v, i, j, a, a->input_activated);
 }
 
 // Adds down[n,P], the gradient of the own input, to dW of table, projection and norm, and to dx_0. Overwrites

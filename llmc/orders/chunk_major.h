@@ -106,7 +106,8 @@ static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, 
         v.c = c;
         v.w = weights_acquire(&s->memory, v.l), v.dw = grads_held(&s->memory, v.l);
         weights_prefetch(&s->memory, v.l);
-        Activations a = kept_activations(&v);
+        Activations a = chunk_activations(&v);
+        branch_in(&v, 0, &a);
         mlp_backward(&v, &a, dx);
         keys_select(s, m, v.l, c);
         keys_ask_ahead(s, m, v.l, c, -1);

@@ -182,7 +182,7 @@ static void gather_layer_backward(Visit *v) {
     int64_t ticket[2] = {0, 0};
     if (!shares) zero_key_value_gradients(s, v->l, s->kv.rows[v->layer->window != 0]);
     kept_prefetch(v, chunk_count(s));
-    if (!keeps_activations(s) && !shares) gather_keys(v, ticket);
+    if (!keeps(v, LEVEL_ALL) && !shares) gather_keys(v, ticket);
     weights_prefetch(&s->memory, v->l);
     for (size_t half = 0; half < 2; half++) s->ops->await(ticket[half]); // the second ticket may be 0
     for (size_t half = 2; half-- > 0;) {

@@ -27,28 +27,32 @@ typedef struct {
     Summed *dq;             // [rows,NH*HD]
 } RingLayer;
 
+// Tells whether this pass reads attention's output in place of a round.
+static int saved_round(const Visit *v) {
+    return finds_kept(v) && keeps(v, LEVEL_ATTENTION) && !keeps(v, LEVEL_ALL);
+}
+
 // Pushes a layer's tensors, or points at kept tensors. Backward starts loading attention's output if it was saved.
 static RingLayer ring_begin(Visit *v) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    const Range all = {0, s->now.rows};
     const size_t count = s->now.rows * d->Q;
     Activations a = {0};
     v->c.row = 0;
-    if (keeps_activations(s)) {
-        a = kept_activations(v);
+    if (keeps(v, LEVEL_ALL)) {
+        kept_set(v, &a);
     } else {
         a.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", count);
         if (d->gate) a.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", count);
-        if (saves_attention(s) && !saves_off_device(s)) {
-            kept_set(v, &a, LEVEL_ATTENTION);
+        if (keeps(v, LEVEL_ATTENTION) && !v->layer->off) {
+            kept_set(v, &a);
         } else {
             a.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", count);
             a.lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->now.rows * d->NH);
-            if (attention_saved(s)) kept_move_set(v, &a, all, 0, 1);
+            if (saved_round(v)) kept_load_layer(v, &a);
         }
     }
-    RingLayer r = {a.q, a.attention_out, NULL, a.lse, keeps_activations(s) ? NULL : a.gate, NULL};
+    RingLayer r = {a.q, a.attention_out, NULL, a.lse, keeps(v, LEVEL_ALL) ? NULL : a.gate, NULL};
     if (s->now.pass == PASS_BACKWARD)
         r.dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", count);
     return r;
@@ -58,7 +62,7 @@ static RingLayer ring_begin(Visit *v) {
 static Activations ring_activations(const Visit *v, const RingLayer *r) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    if (keeps_activations(s)) return kept_activations(v);
+    if (keeps(v, LEVEL_ALL)) return chunk_activations(v);
     Activations a = activations_begin(v);
     a.q = stored_row(s, r->q, v->c.row, d->Q);
     a.attention_out = stored_row(s, r->attention_out, v->c.row, d->Q);
@@ -150,11 +154,9 @@ static void ring_forward(const Visit *v, const RingLayer *r) {
     StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
     const size_t mark = arena_mark(s->arena), count = s->now.rows * d->Q;
-    const Range all = {0, s->now.rows};
-    Activations saved = {0};
     Block passing[2];
     int64_t ticket = 0;
-    if (attention_saved(s)) {
+    if (saved_round(v)) {
         kept_finish(s);
         return;
     }
@@ -169,8 +171,6 @@ static void ring_forward(const Visit *v, const RingLayer *r) {
     }
     s->ops->round_sums(r->attention_out, sums, count);
     sinks_forward(v, r->attention_out, r->lse, s->now.rows);
-    saved.attention_out = r->attention_out, saved.lse = r->lse;
-    kept_store(v, &saved, all, 0);
     arena_pop(s->arena, mark);
 }
 
@@ -240,7 +240,7 @@ static void ring_layer_forward(Visit *v) {
     for (size_t i = 0; i < chunk_count(s); i++) {
         v->c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(v, &r);
-        if (!keeps_activations(s)) push_side(v, &a, SIDE_MLP);
+        push_side(v, &a, SIDE_MLP);
         output_begin(v, &a, 1);
         attention_output(v, &a);
         mlp_forward(v, &a);
@@ -258,7 +258,7 @@ static void ring_queries_backward(const Visit *v, Activations *a, const RingLaye
     mixer_gradient_begin(v, a, gradient_at(s, v->c.row));
     const size_t mark = arena_mark(s->arena), count = v->c.n * d->Q;
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", count);
-    if (d->qk_norm && !keeps_activations(s)) queries_linear(v, a, a->q_linear, a->gated);
+    if (d->qk_norm && !keeps(v, LEVEL_ALL)) queries_linear(v, a, a->q_linear, a->gated);
     s->ops->round_sums(dq, summed_row(s, r->dq, v->c.row, d->Q), count);
     queries_backward(v, a, dq);
     arena_pop(s->arena, mark);
@@ -268,7 +268,7 @@ static void ring_layer_backward(Visit *v) {
     StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q;
     RingLayer r = ring_begin(v);
-    if (!keeps_activations(s)) {
+    if (!keeps(v, LEVEL_ALL)) {
         ring_project(v, &r);
         ring_forward(v, &r);
     }
@@ -277,7 +277,7 @@ static void ring_layer_backward(Visit *v) {
         v->c = visit(s, chunk_at(s, i));
         Stored *dx = gradient_at(s, v->c.row);
         Activations a = ring_activations(v, &r);
-        if (!keeps_activations(s)) attention_output(v, &a);
+        attention_output(v, &a);
         mlp_backward(v, &a, dx);
         output_backward(v, &a, branch_out_backward(v, 0, &a, dx), stored_row(s, r.dattention_out, v->c.row, Q));
         drop(v, &a);
@@ -288,7 +288,7 @@ static void ring_layer_backward(Visit *v) {
         v->c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(v, &r);
         Stored *dx = gradient_at(s, v->c.row);
-        if (!keeps_activations(s)) branch_in(v, 0, &a);
+        branch_in(v, 0, &a);
         ring_queries_backward(v, &a, &r);
         if (v->layer->borrows)
             mixer_gradient_end(v, &a, dx);

@@ -35,8 +35,32 @@ static int layer_restores(const RunSettings *settings, size_t l) {
     return l + 1 < settings->model->config.num_hidden_layers && (l + 1) % max_size(settings->inputs_every, 1) > 0;
 }
 
-// Tells whether layer l's keys are kept from forward to backward, because other layers read them (attention_memory.h).
-static int layer_keeps_keys(const RunSettings *settings, size_t l) { return layer_lends(&settings->model->config, l); }
+// Tells whether a layer keeps a level from forward to backward.
+static int layer_keeps(const RunSettings *settings, size_t l, KeepLevel level) {
+    return keep_level(run_keeping(settings), l, settings->model->config.num_hidden_layers) >= level;
+}
+
+static int layer_keeps_off(const RunSettings *settings, size_t l) {
+    return keep_off(run_keeping(settings), l, settings->model->config.num_hidden_layers);
+}
+
+// Tells whether a pass that restores inputs finds the layer's kept tensors: they are on the device.
+static int layer_restores_by(const RunSettings *settings, size_t l, KeepLevel level) {
+    return layer_restores(settings, l) && layer_keeps(settings, l, level) && !layer_keeps_off(settings, l);
+}
+
+// Tells whether backward recomputes layer l's products; whether it does so for keys that layer l lends; whether a pass
+// that restores inputs computes all of layer l's products, or only its last.
+static int layer_recomputes(const RunSettings *settings, size_t l) { return !layer_keeps(settings, l, LEVEL_PRODUCTS); }
+static int layer_lends_again(const RunSettings *settings, size_t l) {
+    return layer_lends(&settings->model->config, l) && layer_recomputes(settings, l);
+}
+static int layer_restores_all(const RunSettings *settings, size_t l) {
+    return layer_restores(settings, l) && !layer_restores_by(settings, l, LEVEL_PRODUCTS);
+}
+static int layer_restores_last(const RunSettings *settings, size_t l) {
+    return layer_restores_by(settings, l, LEVEL_PRODUCTS);
+}
 
 // Tells whether layer l's attention passes keys round a ring of ranks.
 static int layer_in_ring(const RunSettings *settings, size_t l) {
@@ -70,22 +94,22 @@ static ProductFlops all_products_flops(const RunSettings *settings, const Lora *
     return product_flops(settings, lora, chosen, NORM1_WEIGHT, INPUT_NORM);
 }
 
-// Counts, per token, the last products of MLPs. Their outputs are the next layers' inputs, so backward does not
-// recompute them.
-static double last_products_flops(const RunSettings *settings, const Lora *lora) {
+// Counts, per token, the last products of MLPs of the layers `chosen`. Their outputs are the next layers' inputs, so
+// backward does not recompute them.
+static double last_products_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
     if (settings->model->config.family->post_norms) return 0; // post norms need their inputs
-    return product_flops(settings, lora, NULL, EXPERTS_DOWN, EXPERTS_DOWN).forward +
-           product_flops(settings, lora, NULL, SHARED_DOWN_WEIGHT, SHARED_DOWN_WEIGHT).forward +
-           product_flops(settings, lora, NULL, DOWN_WEIGHT, DOWN_WEIGHT).forward;
+    return product_flops(settings, lora, chosen, EXPERTS_DOWN, EXPERTS_DOWN).forward +
+           product_flops(settings, lora, chosen, SHARED_DOWN_WEIGHT, SHARED_DOWN_WEIGHT).forward +
+           product_flops(settings, lora, chosen, DOWN_WEIGHT, DOWN_WEIGHT).forward;
 }
 
-// Counts the products of keys and values before their norms, which backward recomputes in addition. kept: K is kept
-static double norm_inputs_flops(const RunSettings *settings, const Lora *lora, int kept) {
+// Counts the products of keys and values before their norms, which backward recomputes in addition, in the layers
+// `chosen`.
+static double norm_inputs_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
     const Model *model = settings->model;
     double flops = 0;
-    if (config_qk_norm(&model->config) && !kept)
-        flops += product_flops(settings, lora, NULL, K_WEIGHT, K_WEIGHT).forward;
-    if (model->config.family->value_norm) flops += product_flops(settings, lora, NULL, V_WEIGHT, V_WEIGHT).forward;
+    if (config_qk_norm(&model->config)) flops += product_flops(settings, lora, chosen, K_WEIGHT, K_WEIGHT).forward;
+    if (model->config.family->value_norm) flops += product_flops(settings, lora, chosen, V_WEIGHT, V_WEIGHT).forward;
     return flops;
 }
 
@@ -102,22 +126,27 @@ static ProductFlops outer_flops(const Model *model, const Lora *lora) {
 
 // One rank's share of a batch, in sums over layers and chunks
 typedef struct {
-    double tokens, elements, elements_again; // attention_elements of all layers, and of the layers that restore inputs
-    double linear_again;                     // number of linear-attention layers that restore inputs
-    double states_again;                     // tokens of a linear layer whose states are recomputed (linear_memory.h)
-    double states_below,
-        tails; // shared sequences (scan.h): tokens recomputed again below level 0; last tokens of ranges
+    double tokens, elements; // elements: attention_elements of all layers
+    double elements_again;   // and of the layers that recompute attention, counted each time
+    double linear;           // linear-attention layers that recompute the delta rule, counted each time
+    double states_again;     // tokens of a linear layer whose states are recomputed (linear_memory.h)
+    double states_below;     // and those below level 0 alone
+    double tails;            // shared sequences (scan.h): last tokens of ranges
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
-    double again[LAYER_KINDS] = {0}; // for layers that restore inputs: widths of queries, number of linear layers
+    double again[LAYER_KINDS] = {0}; // of layers that recompute: widths of queries, number of linear layers
     PassSize size = {0};
-    for (size_t l = 0; l < config->num_hidden_layers; l++)
-        if (layer_restores(settings, l))
-            again[layer_kind(config, l)] += layer_is_linear(config, l) ? 1 : (double)query_width(config, l);
-    size.linear_again = again[LAYER_LINEAR];
+    for (size_t l = 0; l < config->num_hidden_layers; l++) {
+        const int linear = layer_is_linear(config, l);
+        const KeepLevel level = linear ? LEVEL_PRODUCTS : LEVEL_ATTENTION; // that keeps the output
+        const int times = !layer_keeps(settings, l, level) +
+                          (layer_restores(settings, l) && !layer_restores_by(settings, l, level));
+        again[layer_kind(config, l)] += times * (linear ? 1 : (double)query_width(config, l));
+    }
+    size.linear = again[LAYER_LINEAR];
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
         const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first half is not shorter
@@ -129,22 +158,27 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
             size.elements_again += again[LAYER_WINDOW] * range_pairs(batch, own, config->sliding_window);
         if (settings->method == METHOD_STREAM)
             size.states_again += (double)(chunk * chunks_visited_again(chunk, 0, (own.count + chunk - 1) / chunk));
-        if (settings->method == METHOD_STREAM && S > 1)
+        if (settings->method == METHOD_STREAM)
             size.states_below += (double)(chunk * chunks_visited_below(chunk, (own.count + chunk - 1) / chunk));
         if (S > 1) size.tails += (double)min_size(own.count, max_size(config->linear_conv_kernel_dim, 1) - 1);
     }
     return size;
 }
 
-// Counts the products of the layers whose inputs are restored, once more forward.
-static double flops_restored(const RunSettings *settings, const Batch *batch) {
-    return pass_size(settings, batch).tokens * all_products_flops(settings, settings->lora, layer_restores).forward;
+// Counts, per token, the products of the layers whose inputs are restored, once more forward.
+static double restored_flops(const RunSettings *settings) {
+    return all_products_flops(settings, settings->lora, layer_restores_all).forward +
+           last_products_flops(settings, settings->lora, layer_restores_last);
 }
 
-// Counts, per token, the products of all layers from which linear attention's states follow.
-static double state_inputs_flops(const RunSettings *settings, const Lora *lora) {
-    return product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_A_WEIGHT).forward -
-           product_flops(settings, lora, NULL, IN_Z_WEIGHT, IN_Z_WEIGHT).forward;
+static double flops_restored(const RunSettings *settings, const Batch *batch) {
+    return pass_size(settings, batch).tokens * restored_flops(settings);
+}
+
+// Counts, per token, the products from which linear attention's states follow, in the layers `chosen`.
+static double state_inputs_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
+    return product_flops(settings, lora, chosen, IN_QKV_WEIGHT, IN_A_WEIGHT).forward -
+           product_flops(settings, lora, chosen, IN_Z_WEIGHT, IN_Z_WEIGHT).forward;
 }
 
 // Counts linear attention's additional FLOPs for a shared sequence (scan.h), forward or backward.
@@ -154,7 +188,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     if (layers == 0 || world_sp(settings->world) == 1) return 0;
     const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
-    const double inputs = state_inputs_flops(settings, lora), state = layers * delta_token_flops(model, DELTA_STATE);
+    const double inputs = state_inputs_flops(settings, lora, NULL), state = layers * delta_token_flops(model, DELTA_STATE);
     double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, passes through both ranges
     if (!backward)
         return flops + size->tokens * (inputs + state + layers * delta_token_flops(model, DELTA_TRANSFER)) +
@@ -176,6 +210,12 @@ static double flops_forward(const RunSettings *settings, const Batch *batch, int
            flops_scan(settings, lora, &size, 0);
 }
 
+// Tells whether layer l's inputs of linear attention are kept off-device. Then states below level 0 are recomputed from
+// the layer's input.
+static int layer_loads_inputs(const RunSettings *settings, size_t l) {
+    return layer_keeps(settings, l, LEVEL_PRODUCTS) && layer_keeps_off(settings, l);
+}
+
 // Counts the delta rule's backward, including recomputation, and the products that restore its states.
 static double flops_rule(const RunSettings *settings, const PassSize *size) {
     const Model *model = settings->model;
@@ -184,9 +224,14 @@ static double flops_rule(const RunSettings *settings, const PassSize *size) {
     const double rule = delta_token_flops(model, DELTA_FORWARD);
     double flops = layers * size->tokens * delta_token_flops(model, DELTA_BACKWARD);
     if (!method_recomputes(settings->method)) return flops;
-    flops += (layers + size->linear_again) * size->tokens * rule;
-    return flops + size->states_again *
-                       (state_inputs_flops(settings, settings->lora) + layers * delta_token_flops(model, DELTA_STATE));
+    double recompute = 0; // linear layers whose states at intervals are not kept
+    for (size_t l = 0; l < model->config.num_hidden_layers; l++)
+        recompute += layer_is_linear(&model->config, l) && layer_recomputes(settings, l);
+    const double state = delta_token_flops(model, DELTA_STATE);
+    flops += size->linear * size->tokens * rule;
+    flops += size->states_again * (state_inputs_flops(settings, settings->lora, layer_recomputes) + recompute * state);
+    return flops + size->states_below * (state_inputs_flops(settings, settings->lora, layer_loads_inputs) +
+                                         (layers - recompute) * state);
 }
 
 // Counts forward and backward. Recomputation follows each method's steps in streambp.h.
@@ -198,15 +243,15 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     ProductFlops head = outer_flops(model, lora);
     double layers = all.backward, flops = 10 * size.elements + flops_rule(settings, &size);
     flops += flops_scan(settings, lora, &size, 1);
-    layers += norm_inputs_flops(settings, lora, settings->method == METHOD_FULL);
+    // Chunk-major orders keep neither keys nor values before their norms.
+    layers += norm_inputs_flops(settings, lora, method_is_chunk_major(settings->method) ? NULL : layer_recomputes);
     if (method_recomputes(settings->method)) {
-        layers += all.forward - last_products_flops(settings, lora);
-        layers -= product_flops(settings, lora, layer_keeps_keys, K_WEIGHT, V_WEIGHT).forward;
+        layers += all_products_flops(settings, lora, layer_recomputes).forward -
+                  last_products_flops(settings, lora, layer_recomputes);
+        layers -= product_flops(settings, lora, layer_lends_again, K_WEIGHT, V_WEIGHT).forward;
         if (config_qk_norm(&model->config)) // a ring's queries before their norm
             layers += product_flops(settings, lora, layer_in_ring, Q_WEIGHT, Q_WEIGHT).forward;
-        if (!settings->keep) flops += 4 * size.elements;
-        layers += all_products_flops(settings, lora, layer_restores).forward;
-        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * size.elements_again;
+        layers += restored_flops(settings), flops += 4 * size.elements_again;
     }
     layers += head.backward;
     if (lora) head.forward -= 2 * (double)(lora->outer[EMBEDDING].rank * model->config.hidden_size);

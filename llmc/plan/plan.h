@@ -44,7 +44,7 @@ typedef struct {
     int gpu;                  // 1: plan for a GPU, with any linked op set
     ReferenceModel reference; // reference whose forward pass precedes each micro-batch
     int ring;                 // see StreamBP.ring
-    int keep;                 // 1: save attention's outputs
+    Keeping keep;             // what stays of which layers; zeros: nothing. off 0: all, if place[PLACED_KEPT] says so
     AttentionChoice attention;
     Sparse sparse;       // for method spaco; a plan ignores drawn and seed
     Place place[PLACED]; // AUTO counts as DEVICE
@@ -62,13 +62,22 @@ static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t 
     return (N + count - 1) / count;
 }
 
+// Returns what stays from forward to backward: methods that recompute nothing keep all of each layer, on the device.
+static Keeping run_keeping(const RunSettings *settings) {
+    const Keeping all = {LEVEL_ALL, 0, 0};
+    Keeping keep = settings->keep;
+    if (!method_recomputes(settings->method)) return all;
+    if (settings->place[PLACED_KEPT] <= PLACE_DEVICE) keep.off = 0;
+    if (settings->place[PLACED_KEPT] > PLACE_DEVICE && !keep.off) keep.off = KEPT_OFF;
+    return keep;
+}
+
 // Decides what is fixed for the run. The caller frees the result. Device memory: frequency, [2] for the kinds of
 // layers; router_bias
 static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2],
                                float *router_bias, size_t longest) {
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
     setup->method = settings->method, setup->ring = settings->ring;
-    setup->level = method_recomputes(settings->method) ? settings->keep ? LEVEL_ATTENTION : LEVEL_NONE : LEVEL_ALL;
     setup->objective = settings->objective;
     if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // no temperature was set
     setup->objective.temperature.divisor *= settings->model->config.logits_scaling;
@@ -77,7 +86,7 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
     setup->router_bias = router_bias;
-    setup->layer = layers_make(settings->model);
+    setup->layer = layers_make(settings->model, settings->lora, run_keeping(settings));
     for (size_t l = 0; l < settings->model->config.num_hidden_layers && world_sp(settings->world) > 1; l++)
         if (!layer_is_shareable(&setup->layer[l]))
             die("ranks cannot share a sequence if a layer (here %zu) has only a convolution or sums two mixers; give "

@@ -33,7 +33,7 @@ static const char *placed_text(const Run *run, int place, char *text, size_t siz
                        {SHARE_WEIGHTS, "weights"},
                        {SHARE_GRADIENTS, "gradients"},
                        {SHARE_OPTIMIZER, "optimizer"},
-                       {SHARE_KEPT, "kept attention"},
+                       {SHARE_KEPT, "kept activations"},
                        {SHARE_WEIGHTS, "reference"}};
     *text = 0;
     for (int kind = 0; kind < PLACED; kind++) {
@@ -217,12 +217,12 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
     for (int place = PLACE_HOST; place < PLACES; place++) {
         const size_t allowed = search.limits.bytes[place];
         const int taken = place == PLACE_HOST && available && available < allowed;
-        const int kept = run->settings.place[PLACED_KEPT] == (Place)place && run->settings.keep;
+        const int kept = run->settings.place[PLACED_KEPT] == (Place)place && run->settings.keep.level;
         if (bytes[place] <= (taken ? available : allowed)) continue;
         die("the plan has %s in %s, but only %s are %s; %s%s%s", placed_text(run, place, text, sizeof(text)),
             words[place], human_bytes((double)(taken ? available : allowed)), taken ? "available" : "allowed", length,
             !kept                                 ? ""
-            : run->options->keep_on == PLACE_AUTO ? ", or"
+            : run->options->keep_on.word == PLACE_AUTO ? ", or"
                                                   : ", or --keep-on device or",
             kept ? " --keep none" : "");
     }

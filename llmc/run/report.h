@@ -257,6 +257,18 @@ static void report_places(FILE *out, const Run *run) {
 }
 
 // Writes places into an open object. Shares of the same names are numbers, so places have an object of their own.
+// Returns where a run keeps it, as --keep-on takes it.
+static const char *keep_on_text(const RunSettings *s) {
+    const Place place = s->place[PLACED_KEPT] > PLACE_DEVICE ? s->place[PLACED_KEPT] : PLACE_DEVICE;
+    return layers_text(place_names[place], place > PLACE_DEVICE ? s->keep.off : 0);
+}
+
+// Returns what a run keeps, as --keep takes it.
+static const char *keep_text(const RunSettings *s) {
+    static const char *const words[] = {"none", "attention", "products", "all"};
+    return layers_text(words[s->keep.level], s->keep.layers);
+}
+
 static void report_places_json(JsonOut *json, const Run *run) {
     json_object(json, "placed");
     for (int kind = 0; kind < PLACED; kind++)
@@ -267,7 +279,7 @@ static void report_places_json(JsonOut *json, const Run *run) {
     json_size(json, "disk_bytes", run->plan.disk_bytes);
     json_number(json, "host_moved_bytes", moved_in_step(run, WAY_HOST_OUT) + moved_in_step(run, WAY_HOST_IN));
     json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
-    json_text(json, "keep", run->settings.keep ? "attention" : "none");
+    json_text(json, "keep", keep_text(&run->settings));
     json_text(json, "update", run->settings.defers ? "forward" : "now");
     if (run->settings.rollout_slots) json_size(json, "slots", run->settings.rollout_slots);
 }
@@ -337,7 +349,7 @@ static void report_planned(const Run *run) {
                 world_sp(w), w.zero, s->ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
     fprintf(out, "; %s", method_text(run));
     report_chunk(out, run);
-    if (s->keep) fputs(", attention kept", out);
+    if (s->keep.level) fprintf(out, ", %s kept", keep_text(s));
     if (s->defers) fputs(", update in forward", out);
     if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
     for (int place = PLACE_HOST; place < PLACES && !o->verbose; place++) // else report_places prints it

@@ -126,9 +126,9 @@ static void settings_note(const Options *o, World world) {
     if (!method_has_chunks(o->method) && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
              option_chosen(o, "method"));
-    if (!method_recomputes(o->method) && o->keep == KEEP_ATTENTION)
-        note("--method %s keeps every activation%s: --keep attention is ignored", option_chosen(o, "method"),
-             o->method == METHOD_FULL ? "" : " of a chunk");
+    if (!method_recomputes(o->method) && o->keep.word != KEEP_NONE && o->keep.word != KEEP_AUTO)
+        note("--method %s keeps every activation%s: --keep %s is ignored", option_chosen(o, "method"),
+             o->method == METHOD_FULL ? "" : " of a chunk", option_chosen(o, "keep"));
     if (world.zero && world_ranks(world) == 1)
         note("--zero %zu has no effect in a single process: start N with mpirun -n N, plan them with --ranks N",
              world.zero);
@@ -137,10 +137,11 @@ static void settings_note(const Options *o, World world) {
 // Sets the choices that options name; the rest stays open for the planner (choose_plan.h).
 static void settings_name_places(RunSettings *settings, const Options *o) {
     const Place inputs = o->context_memory ? o->context_on : o->inputs;
-    const Place named[PLACED] = {inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
+    const Place named[PLACED] = {inputs, o->weights, o->gradients, o->optimizer, (Place)o->keep_on.word, o->reference_on};
     memcpy(settings->place, named, sizeof(named));
     settings->ring = o->kv == KEYS_RING;
-    settings->keep = o->keep == KEEP_ATTENTION && method_recomputes(o->method);
+    const Keeping nothing = {LEVEL_NONE, 0, 0}, keep = {(KeepLevel)o->keep.word, o->keep.layers, o->keep_on.layers};
+    settings->keep = o->keep.word == KEEP_AUTO || !method_recomputes(o->method) ? nothing : keep;
     settings->inputs_every = method_recomputes(o->method) ? o->inputs_every : 1;
     settings->defers = settings->optimizer && o->update == UPDATE_FORWARD;
 }

@@ -67,16 +67,6 @@ static void set_key_rows(StreamBP *s, size_t layers, size_t tokens, size_t chunk
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
 }
 
-// Pushes keys and values of `layers` layers at a time, for `tokens` tokens visited in chunks of at most `chunk`.
-// linear: pushes keys before QK-norm, too
-static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
-    set_key_rows(s, layers, tokens, chunk);
-    const size_t count = keys_of_layers(s, layers > 1);
-    s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count);
-    s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count);
-    if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count);
-}
-
 // Pushes keys and values of all layers for generation. staged: adds rows for one layer's keys of a pass, at tokens from
 // `tokens` on; 0: adds none
 static void push_all_key_values(StreamBP *s, size_t tokens, size_t chunk, size_t staged) {
@@ -100,11 +90,11 @@ window. dK, dV of all readers add up in one sum, which the lender's own backward
 */
 static int shares_keys(const Layer *layer) { return layer->borrows || layer->lends; }
 
-// Pushes K, V of the layers that lend them, or their gradients, set to 0. Method full has K, V of all layers already.
+// Pushes K, V of the layers that lend them, or their gradients, set to 0.
 static void push_lent_keys(StreamBP *s, int gradients) {
     const Config *c = &s->model->config;
     if (!c->num_kv_shared_layers) return;
-    if (!keeps_activations(s)) set_key_rows(s, 1, s->now.N, s->now.N);
+    set_key_rows(s, 1, s->now.N, s->now.N);
     for (size_t l = 0; l < c->num_hidden_layers; l++) {
         const size_t count = keys_of_layer(s, l), bytes = count * dtype_size(dtype_of_sums(s->model->dtype));
         LentKeys *lent = &s->lent[layer_of(s, l)->window != 0];
@@ -113,7 +103,7 @@ static void push_lent_keys(StreamBP *s, int gradients) {
             lent->dk = push_summed(s, SHARE_KV, "gradient of keys that other layers read", count);
             lent->dv = push_summed(s, SHARE_KV, "gradient of values that other layers read", count);
             s->ops->zero(lent->dk, bytes), s->ops->zero(lent->dv, bytes);
-        } else if (!keeps_activations(s)) {
+        } else {
             lent->k = push_stored(s, SHARE_KV, "keys that other layers read", count);
             lent->v = push_stored(s, SHARE_KV, "values that other layers read", count);
         }
@@ -123,10 +113,8 @@ static void push_lent_keys(StreamBP *s, int gradients) {
 // Points s->kv at the lender's K, V (in backward also dK, dV), for a layer l that lends or borrows them.
 static void select_lent_keys(StreamBP *s, size_t l) {
     const LentKeys *lent = &s->lent[layer_of(s, l)->window != 0];
-    if (!keeps_activations(s)) {
-        set_key_rows(s, 1, s->now.N, s->now.N);
-        s->kv.k = lent->k, s->kv.v = lent->v;
-    }
+    set_key_rows(s, 1, s->now.N, s->now.N);
+    s->kv.k = lent->k, s->kv.v = lent->v;
     s->kv.dk = lent->dk, s->kv.dv = lent->dv;
 }
 

@@ -184,7 +184,7 @@ static Visit first_missing(const Visit *v) {
     Visit r = *v;
     if (walk->dry) {
         for (size_t i = 0; i < s->model->config.num_hidden_layers; i++)
-            alike += layer_like(&s->memory, i) == v->l && !input_is_last(s, i);
+            alike += layer_of(s, i)->like == v->l && !input_is_last(s, i);
         missing.begin = v->l, missing.count = alike > 0;
     }
     inputs_await(s);

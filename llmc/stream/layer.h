@@ -111,7 +111,7 @@ typedef struct {
 
 // A row of the table of activations (layer/activations.h): the tensor's side of the layer, its level, its size
 typedef enum { SIDE_MIXER, SIDE_MLP } Side;
-typedef enum { LEVEL_NONE, LEVEL_ATTENTION, LEVEL_ALL } KeepLevel;
+typedef enum { LEVEL_NONE, LEVEL_ATTENTION, LEVEL_PRODUCTS, LEVEL_ALL, LEVEL_NEVER } KeepLevel;
 
 typedef struct {
     Side side;
@@ -119,11 +119,34 @@ typedef struct {
     size_t field, width; // offset in Activations; elements of a token, 0: the layer has no such tensor
     int summed;
     KeepLevel level;     // least level at which the tensor stays until backward
-    const char *name[3]; // on the arena: of a chunk or method full; kept alone (--keep attention); in flight
-    size_t before;       // sum of the widths of earlier layers
+    const char *name[3]; // on the arena: of a chunk; kept, in flight (NULL: name[0])
+    size_t before;       // kept: elements of a token in earlier layers that keep this row in the same place
 } ActivationRow;
 
 enum { ROW_FIRST_NORM = 0, ACTIVATION_ROWS = 32 };
+
+// Keys and values of a layer, and before their norms
+typedef enum { KEYS, VALUES, KEYS_LINEAR, VALUES_LINEAR, KEY_TENSORS } KeyTensor;
+
+// Which layers keep what: the last `layers` layers (0: all) keep `level`, layers before them at most attention's
+// outputs. `off`: how many of the last `layers`, from the first on, keep it off-device; KEPT_OFF: all layers do
+#define KEPT_OFF SIZE_MAX
+typedef struct {
+    KeepLevel level;
+    size_t layers, off;
+} Keeping;
+
+// Returns the level that layer l of L keeps.
+static KeepLevel keep_level(Keeping keeping, size_t l, size_t L) {
+    const KeepLevel less = keeping.level > LEVEL_ATTENTION ? LEVEL_ATTENTION : LEVEL_NONE;
+    return !keeping.layers || l + keeping.layers >= L ? keeping.level : less;
+}
+
+// Tells whether layer l of L keeps its tensors off-device.
+static int keep_off(Keeping keeping, size_t l, size_t L) {
+    const size_t first = keeping.layers && keeping.layers < L ? L - keeping.layers : 0;
+    return keeping.off == KEPT_OFF || (l >= first && l - first < keeping.off);
+}
 
 typedef struct {
     Shapes shape;
@@ -136,7 +159,11 @@ typedef struct {
     int rotates;        // 1: rotary embedding of queries and keys
     size_t number[LAYER_KINDS]; // earlier layers of each kind
     size_t state;               // earlier layers with a state
+    KeepLevel level;            // activations up to this level stay from forward to backward
+    int off;                    // 1: they stay off-device
+    size_t like;                // the first layer of this kind with equal adapters and equal kept tensors
     ActivationRow row[ACTIVATION_ROWS];
+    KeepLevel key[KEY_TENSORS]; // least level that keeps this tensor of the layer
 } Layer;
 
 static int has_part(const Layer *layer, PartKind kind) { return layer->has >> kind & 1; }

@@ -84,16 +84,17 @@ static void push_states(StreamBP *s, size_t layers, size_t slots, size_t slot_to
         push_stored(s, SHARE_KV, "inputs before a chunk's convolution", layers * slots * d.linear.columns);
 }
 
-// Pushes the state's memory for backward: the gradient of the current state, and the states at intervals.
-static void push_state_gradients(StreamBP *s) {
+// Pushes the state's memory for backward: the gradient of the current state; with `states` the states at intervals.
+static void push_state_gradients(StreamBP *s, int states) {
     const Shapes d = shapes_of(s->model);
     const size_t half = states_kept(layer_chunk(s), chunks_of_range(s, 0)),
                  kept = half + states_kept(layer_chunk(s), chunks_of_range(s, 1));
     s->linear.dstate = push_summed(s, SHARE_KV, "gradient of the state", d.linear.S);
     s->linear.dcolumns = push_summed(s, SHARE_KV, "gradient of the convolution's earlier inputs", d.linear.columns);
+    s->linear.kept_half = half;
+    if (!states) return;
     s->linear.kept = push_summed(s, SHARE_KV, "states at intervals", kept * d.linear.S);
     s->linear.kept_columns = push_stored(s, SHARE_KV, "the convolution's inputs at intervals", kept * d.linear.columns);
-    s->linear.kept_half = half;
 }
 
 // Pushes the states before the rank's ranges, and T of the ranges (scan.h), of `layers` layers, for shared sequences.

@@ -126,15 +126,6 @@ static Arena *memory_of(const Residency *r, Placed placed) {
     return &r->arena[is_off_device(r, placed) ? r->place[placed] : PLACE_DEVICE];
 }
 
-// Returns the first layer of the same kind with the same adapters. The dry run visits it for all layers like it.
-static size_t layer_like(const Residency *r, size_t l) {
-    const Config *c = &r->model->config;
-    size_t first = 0;
-    if (r->lora) return r->lora->like[l];
-    while (layer_kind(c, first) != layer_kind(c, l) || layer_form(c, first) != layer_form(c, l)) first++;
-    return first;
-}
-
 // Returns the layer that backward loads after `layer`: layer - 1, or after a kept input the layer of the kept input
 // before it. Before layer 0 the result is no layer's number.
 static size_t layer_before(const Residency *r, size_t layer) { return layer - (layer % r->every ? 1 : r->every); }

@@ -167,8 +167,8 @@ static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first)
 }
 
 // ---- layers ---------------------------------------------------------------------------------------------------------
-// Tells whether the dry run visits layer l, for all layers of its kind with the same adapters.
-static int layer_is_listed(const StreamBP *s, size_t l) { return layer_like(&s->memory, l) == l; }
+// Tells whether the dry run visits layer l, for all layers like it.
+static int layer_is_listed(const StreamBP *s, size_t l) { return layer_of(s, l)->like == l; }
 
 // Returns the number of layers that the dry run visits.
 static size_t layers_listed(const StreamBP *s) {
@@ -192,7 +192,7 @@ static void layer_visit(Visit *v, size_t l) {
     Walk *walk = &s->memory.walk;
     size_t alike = 0;
     for (size_t i = l; i < s->model->config.num_hidden_layers && walk->dry; i++)
-        alike += layer_like(&s->memory, i) == l;
+        alike += layer_of(s, i)->like == l;
     v->l = l, v->layer = layer_of(s, l), v->times = walk->layers = (double)max_size(alike, 1);
 }
 

@@ -83,10 +83,11 @@ typedef struct {
 // Keys and values of a layer, or of every layer (attention_memory.h)
 typedef struct {
     Stored *k, *v;    // [rows,NKV*HD]  keys after QK-norm and RoPE; values
-    Stored *k_linear; // [rows,NKV*HD]  keys before QK-norm; method full only
+    Stored *k_linear; // [rows,NKV*HD]  keys before QK-norm; NULL unless kept (layer/kept.h)
+    Stored *v_linear; // [rows,NKV*HD]  values before their norm; NULL unless kept
     Summed *dk, *dv;  // [rows,NKV*HD]  their gradients, of one layer at a time
     size_t rows[2];   // rows of a full-attention layer, of a layer with a window
-    size_t layers;    // layers stored at a time: 1 or all
+    size_t layers;    // layers stored at a time: 1, in generation all
     size_t first;     // token in row 0 of layers with a window; moves with the window
     size_t staged;    // generation: tokens from here on lie after all layers' keys, one layer at a time; 0: none
     Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
@@ -119,11 +120,14 @@ typedef struct {
     size_t layers;      // layers stored at a time: 1 or all
 } RangeStates;
 
-// Activations that stay from forward to backward (layer/activations.h)
+// What stays from forward to backward (layer/kept.h). Home 0: on the device, 1: off-device
 typedef struct {
-    void *row[ACTIVATION_ROWS];      // kept tensors of all layers, at home
-    void *chunk[2][ACTIVATION_ROWS]; // off-device: slots of a chunk of even index, of odd index
-    PageSlot slot[2];
+    void *row[2][ACTIVATION_ROWS];   // activations of all layers that keep them
+    Stored *keys[2][KEY_TENSORS];    // keys and values of all layers that keep them
+    Summed *state;                   // states at intervals of all layers that keep them; on the device
+    Stored *columns;                 // and the convolution's inputs
+    void *chunk[2][ACTIVATION_ROWS]; // off-device: two slots of a chunk, which take turns
+    PageSlot slot[2], keys_slot;
 } Kept;
 
 // Experts: the routes of tokens, and their sums for the routers' losses (routes.h)
@@ -157,7 +161,6 @@ typedef struct {
 // Fixed from run_begin to run_end
 typedef struct {
     Method method;
-    KeepLevel level;            // level of the activations that stay until backward
     size_t chunk, logits_chunk; // in tokens; capped by effective_chunk
     int ring;                   // shared sequences: full-attention layers run ring attention
     Objective objective;
@@ -220,11 +223,6 @@ static double attention_scale(const Model *model) {
 
 // Returns the window of the layers that have one, else 0.
 static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
-
-// Tells whether activations of a level stay from forward to backward, in this pass.
-static int keeps(const StreamBP *s, KeepLevel level) { return s->setup->level >= level && s->now.pass >= PASS_FORWARD; }
-
-static int keeps_activations(const StreamBP *s) { return keeps(s, LEVEL_ALL); }
 
 // ---- room on the arena, weights and sums ----------------------------------------------------------------------------
 static Stored *push_stored(const StreamBP *s, Share share, const char *name, size_t count) {

@@ -321,7 +321,7 @@ static void trainer_settings(Trainer *t) {
     else
         add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), ring);
     if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // without windows --keep changes no bit
-    add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none")->absent = "none";
+    add_setting(t, "--keep", SETTING_ROUNDS, "%s", keep_text(&t->run.settings))->absent = "none";
 }
 
 // Returns the setting with that name, which must exist.
@@ -426,11 +426,11 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     }
     if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // with --sp auto, o->sp is 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
-    if (o->keep == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
-        o->keep = *run_state_setting(last, "--keep") ? KEEP_ATTENTION : KEEP_NONE;
+    if (o->keep.word == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
+        o->keep.word = *run_state_setting(last, "--keep") ? KEEP_ATTENTION : KEEP_NONE;
     if (o->method == METHOD_AUTO && !strcmp(method, method_names[METHOD_STREAM])) o->method = METHOD_STREAM;
     if (run_search(&t->run, 0).method && !strcmp(method, method_names[METHOD_SECO]) && o->inputs_every <= 1 &&
-        o->keep != KEEP_ATTENTION)
+        (o->keep.word == KEEP_NONE || o->keep.word == KEEP_AUTO))
         o->method = METHOD_SECO;
     if (o->method != METHOD_AUTO) t->run.settings.method = o->method;
 }

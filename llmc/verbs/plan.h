@@ -63,8 +63,12 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
         fprintf(out, "memory    %s%s", human_bytes((double)w->bytes[PLACE_DEVICE]),
                 strcmp(ops_device->name, "cpu") || machine ? "" : " of the CPU (--machine CARD plans for a GPU)");
     } else {
-        fprintf(out, "fits      %s: %s of %s", w->fits ? "yes" : "no", human_bytes((double)w->bytes[PLACE_DEVICE]),
+        const int more = w->run.settings.keep.level > LEVEL_ATTENTION && w->run.needed < w->bytes[PLACE_DEVICE];
+        fprintf(out, "fits      %s: %s of %s", w->fits ? "yes" : "no",
+                human_bytes((double)(more ? w->run.needed : w->bytes[PLACE_DEVICE])),
                 human_bytes((double)r->bounds.limit));
+        if (more)
+            fprintf(out, ", takes %s for speed (--keep none: less)", human_bytes((double)w->bytes[PLACE_DEVICE]));
         if (machine) fprintf(out, " (%s)", machine->gpu);
         if (!w->fits && tables) fprintf(out, " and %s of page tables", human_bytes((double)tables));
     }
@@ -99,7 +103,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     fprintf(out, "chosen    %s, %s", dtype_name(run->model.dtype), method_text(run));
     report_chunk(out, run);
     if (s->inputs_every > 1) fprintf(out, ", inputs of one layer in %zu", s->inputs_every);
-    if (s->keep) fputs(", attention kept", out);
+    if (s->keep.level) fprintf(out, ", %s kept", keep_text(s));
     if (s->defers) fputs(", update in the next forward pass", out);
     if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
     if (r->bounds.divisions) fprintf(out, ", --zero %zu --sp %zu", s->world.zero, s->world.sp);

@@ -183,7 +183,8 @@ static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     if (o.seq_len > c->max_position_embeddings && !c->family->learned_positions && !c->family->plain_rope)
         option_type(&o, "rope-scaling", scaling_text(c, o.seq_len, scaling));
     for (int kind = 0; kind < PLACED; kind++)
-        if (is_placed(s, kind)) option_type(&o, placed_names[kind], place_names[s->place[kind]]);
+        if (is_placed(s, kind))
+            option_type(&o, placed_names[kind], kind == PLACED_KEPT ? keep_on_text(s) : place_names[s->place[kind]]);
     option_type_size(&o, "inputs-every", max_size(s->inputs_every, 1));
     if (method_is_chunk_major(s->method)) option_leave(&o, "inputs-every");
     if (option_given(&o, "method")) option_type(&o, "method", method_names[s->method]);
@@ -193,7 +194,7 @@ static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
         option_type_size(&o, "chunk", s->chunk ? s->chunk : w->run.plan.chunk);
         option_type_size(&o, "logits-chunk", s->logits_chunk ? s->logits_chunk : w->run.plan.logits_chunk);
     }
-    option_type(&o, "keep", s->keep ? "attention" : "none");
+    option_type(&o, "keep", keep_text(s));
     option_type(&o, "update", s->defers ? "forward" : "now");
     if (world_sp(s->world) > 1) option_type(&o, "kv", s->ring ? "ring" : "gather");
     if (world_ranks(s->world) > 1) fprintf(out, "mpirun -n %zu ", world_ranks(s->world));
@@ -281,7 +282,7 @@ static void ways_json(JsonOut *json, const char *key, const WayToTrain *ways, si
             json_object_end(json);
             json_size(json, "chunk", w->run.plan.chunk);
             json_size(json, "inputs_every", max_size(s->inputs_every, 1));
-            json_text(json, "keep", s->keep ? "attention" : "none");
+            json_text(json, "keep", keep_text(s));
             json_text(json, "update", s->defers ? "forward" : "now");
             json_number(json, "estimated_tokens_per_second", w->estimate.tokens_per_second);
             json_number(json, "estimated_mfu", w->estimate.mfu);

@@ -194,7 +194,7 @@ TEST(kept_attention_by_hand) {
     StepShape step = one_sequence;
     SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
-    c.settings.keep = 1;
+    c.settings.keep.level = LEVEL_ATTENTION;
     close_to("kept", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
     c.settings.place[PLACED_KEPT] = PLACE_HOST;
     close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
@@ -205,7 +205,7 @@ TEST(kept_attention_by_hand) {
     // around a ring: keys and values once in either pass
     SCOPED(planned_end) Planned r;
     planned(&r, SMALL, SMALL_N, 2, 1, 2);
-    r.settings.gradient_type = DTYPE_FP32, r.settings.ring = 1, r.settings.keep = 1;
+    r.settings.gradient_type = DTYPE_FP32, r.settings.ring = 1, r.settings.keep.level = LEVEL_ATTENTION;
     m = round_machine(FREE, FREE, 1, 1);
     close_to("a ring", estimate_step(&m, &r.settings, &r.batch, step).seconds,
              0.5 * ((double)r.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
@@ -350,7 +350,7 @@ TEST(figures_of_a_pass) {
             SCOPED(planned_end) Planned c;
             planned(&c, "qwen3-8b", N, 1, 0, 1);
             c.settings.optimizer = c.settings.master = 0;
-            c.settings.chunk = CUDA_CHUNK, c.settings.logits_chunk = CUDA_LOGITS_CHUNK, c.settings.keep = k / 2;
+            c.settings.chunk = CUDA_CHUNK, c.settings.logits_chunk = CUDA_LOGITS_CHUNK, c.settings.keep.level = (KeepLevel)(k / 2);
             c.settings.attention.any_order = k % 2, c.settings.attention.workspace = (size_t)5 << 30;
             const StepShape step = {1, (double)N, model_flops(&c.model, NULL, &c.batch, 1), 0};
             const Estimate e = estimate_step(&machines[MACHINE_H200], &c.settings, &c.batch, step);
@@ -521,7 +521,7 @@ TEST(choices_are_the_best_of_all) {
             if (seconds > 1.02 * known[best].seconds)
                 test_fail("%g s by choice %zu, %g s by %zu", seconds, choices[0].candidate, known[best].seconds, best);
             for (int kind = 0; kind < PLACED; kind++) placed[chosen->place[kind]]++;
-            fitted++, kept += chosen->keep, sparse += chosen->inputs_every > 1;
+            fitted++, kept += chosen->keep.level > LEVEL_NONE, sparse += chosen->inputs_every > 1;
             const size_t thin = choices_thin(choices, count);
             for (size_t i = 1; i < thin; i++)
                 assert_true(choices[i].seconds >= choices[i - 1].seconds &&
@@ -541,9 +541,9 @@ TEST(choices_are_the_best_of_all) {
 TEST(kept_attention_leaves_memory_free) {
     SCOPED(planned_end) Planned c;
     planned(&c, "qwen3-0.6b", 8192, 1, 0, 1);
-    c.settings.keep = 1;
+    c.settings.keep.level = LEVEL_ATTENTION;
     const size_t bytes = plan_make(&c.settings, &c.batch).total_bytes;
-    c.settings.keep = 0;
+    c.settings.keep.level = LEVEL_NONE;
     Search search = {0};
     search.open = c.settings, search.machine = &machines[MACHINE_H100], search.sequences = 1, search.keep = 1;
     for (int k = 0; k < 3; k++) { // it fits with nothing to spare; does not with a quarter; does again
@@ -553,7 +553,7 @@ TEST(kept_attention_leaves_memory_free) {
         Choice *choices;
         const Candidates all = candidates_make(&search);
         const size_t count = search_choices(&search, &all, &c.batch, &choices, &least);
-        if (!count || choices[0].settings.keep != (k != 1)) test_fail("case %d: %zu choices", k, count);
+        if (!count || (choices[0].settings.keep.level > LEVEL_NONE) != (k != 1)) test_fail("case %d: %zu choices", k, count);
         free(choices), free(all.candidate);
     }
 }

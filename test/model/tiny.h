@@ -157,9 +157,18 @@ static void *poisoned(const Ops *ops, void *memory, size_t bytes) {
     return memory;
 }
 
-// Attention's outputs: recomputed (0), saved on the device (1), in host memory (2)
+// What stays from forward to backward: nothing (0), or in turn on the device and in host memory attention's outputs (1,
+// 2), products (3, 4), all (5, 6), all of the last layer, attention's outputs of the others (7), products of the last
+// two, of them the first layer's off-device (8)
+enum { TINY_KEEPS = 9 };
+
 static void tiny_keep(RunSettings *settings, size_t keep) {
-    settings->keep = keep > 0, settings->place[PLACED_KEPT] = keep == 2 ? PLACE_HOST : PLACE_DEVICE;
+    static const Keeping keeping[TINY_KEEPS] = {
+        {LEVEL_NONE, 0, 0},     {LEVEL_ATTENTION, 0, 0}, {LEVEL_ATTENTION, 0, 0},
+        {LEVEL_PRODUCTS, 0, 0}, {LEVEL_PRODUCTS, 0, 0},  {LEVEL_ALL, 0, 0},
+        {LEVEL_ALL, 0, 0},      {LEVEL_ALL, 1, 0},       {LEVEL_PRODUCTS, 2, 1}};
+    settings->keep = keeping[keep];
+    settings->place[PLACED_KEPT] = keep && keep % 2 == 0 ? PLACE_HOST : PLACE_DEVICE;
 }
 
 // ---- a run: planned first, in memory that begins as NaN -------------------------------------------------------------

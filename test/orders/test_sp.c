@@ -156,7 +156,7 @@ static void expect_sent(const Case *c, const Result *r) {
     const size_t linear = layers_of_kind(config, LAYER_LINEAR);
     const double others = (double)(S - 1) / (double)S;
     const double passes = settings->method == METHOD_FULL ? 1 : 2;
-    const double rounds = settings->method == METHOD_FULL || settings->keep ? 2 : 3; // of the ring
+    const double rounds = settings->method == METHOD_FULL || settings->keep.level ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
     for (const Batch *batch = c->batch + own.begin; batch < c->batch + own.begin + own.count; batch++) {
         const size_t N = batch->N, rows = (N + S - 1) / S * S; // gathered in equal shares

@@ -322,8 +322,8 @@ TEST(formula_counts_what_the_walk_counts) {
             RunSettings settings = pass_settings(&model, method, chunks[i / 9 % 3], 1);
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
             settings.sparse.keep = 0.25;
-            settings.keep = i / 3 % 3 > 0 && !method_is_chunk_major(method),
-            settings.place[PLACED_KEPT] = i / 3 % 3 == 2 ? PLACE_HOST : PLACE_DEVICE;
+            const size_t keeps = method > METHOD_CHECKPOINT || i / 216 ? 3 : TINY_KEEPS; // sp takes attention alone
+            tiny_keep(&settings, method_is_chunk_major(method) ? 0 : (i / 3 + i / 27 * 2 + m) % keeps);
             settings.inputs_every = method_recomputes(method) ? 1 + i % 4 : 1;
             settings.lora = i / 108 % 2 ? &lora : NULL;
             settings.objective.kind = kinds[i % 7 % 4];

@@ -265,7 +265,8 @@ TEST(dropout_follows_a) {
         TinyCase c = case_make(m, ADAPTERS - 1);
         uint64_t seed[3], other_layer, other_step;
         Adapter adapter[ADAPTERS_MOST];
-        Layer *layers = layers_make(&c.model);
+        const Keeping nothing = {LEVEL_NONE, 0, 0};
+        Layer *layers = layers_make(&c.model, NULL, nothing);
         StreamBP s = {0};
         Visit v = {0}, next = {0};
         v.s = next.s = &s, v.layer = next.layer = layers, next.l = 1;

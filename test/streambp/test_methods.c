@@ -332,6 +332,40 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
     free(expected.gradient);
 }
 
+// What else stays, all the same: one element of the bits, of a layer's or of a place's choice.
+static void keeping_changes_nothing(TinyCase *c, size_t chunk, const Batch *batches, size_t keep) {
+    RunSettings settings = tiny_settings(c, chunk ? METHOD_STREAM : METHOD_CHECKPOINT, chunk, 11);
+    const int windows = layers_of_kind(&c->model.config, LAYER_WINDOW) > 0;
+    TinyResult expected = tiny_run_on(ops_device, settings, c->weights, batches, 2);
+    tiny_keep(&settings, keep), settings.inputs_every = 1 + keep % 3;
+    if (keep % 4 == 2) settings.place[PLACED_INPUTS] = PLACE_HOST;
+    TinyResult found = tiny_run_on(ops_device, settings, c->weights, batches, 2);
+    if (windows)
+        tiny_expect_same(&c->model, found, expected, bound(), 0, 0.01);
+    else
+        tiny_expect_bits(found, expected, "recomputed");
+    free(found.gradient), free(expected.gradient);
+}
+
+TEST(kept_levels) {
+    static const size_t chunks[] = {0, 1, 7, 23, 24, 46, 47};
+    const size_t length[] = {23, 9, 14}, shorter[] = {8, 5};
+    FOR_MODELS(i, 2) {
+        TinyCase c = tiny_case(models[i], 0);
+        const size_t V = c.model.config.vocab_size;
+        Batch batches[2] = {tiny_batch(length, 3, V, 1, 5), tiny_batch(shorter, 2, V, 1, 6)};
+        c.settings.gradient_type = dtype_of_sums(c.model.dtype);
+        for (size_t keep = 3; keep < TINY_KEEPS; keep++) {
+            const size_t j = (keep + i) % COUNT_OF(chunks);
+            if (EMULATED && (j == 1 || keep % 3 != i % 3)) continue;
+            test_case("%.40s..., chunk %zu, keep %zu", models[i], chunks[j], keep);
+            keeping_changes_nothing(&c, chunks[j], batches, keep);
+        }
+        batch_free(&batches[0]), batch_free(&batches[1]);
+        tiny_case_free(&c);
+    }
+}
+
 TEST(kept_attention) {
     static const size_t chunks[] = {0, 1, 7, 23, 24, 46, 47};
     const size_t length[] = {23, 9, 14}, shorter[] = {8, 5};

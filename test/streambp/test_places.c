@@ -187,7 +187,7 @@ static RunSettings case_settings(const Case *c, const Levels *levels, int placed
     RunSettings s =
         tiny_settings(&c->tiny, methods[of[METHOD]], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
     s.world = world, s.world.zero = of[STAGE], s.ring = of[SHARED] == 2;
-    s.keep = of[KEPT] > 0, s.accumulates = of[MICRO_BATCHES] > 0;
+    s.keep.level = of[KEPT] ? LEVEL_ATTENTION : LEVEL_NONE, s.accumulates = of[MICRO_BATCHES] > 0;
     s.inputs_every = 1;
     if (!placed) return s;
     s.inputs_every = everies[of[EVERY]], s.defers = (int)of[DEFERS];
