@@ -25,6 +25,22 @@ static void note_slow_disk(const Run *run) {
              run->options->disk, r.out * 1e-6, r.in * 1e-6, human_bytes(out + in), out / r.out + in / r.in);
 }
 
+// Returns the run's device memory; NULL: refused. If a rank's memory is refused, all ranks keep fewer activations.
+static void *allocate_kept(Run *run, const Batch *shape) {
+    const double planned = (double)run->plan.total_bytes;
+    for (int less = 0;; less = 1) {
+        const size_t bytes = run->plan.total_bytes;
+        void *memory = ops_device->allocate(bytes);
+        double refused = !memory;
+        dist_sum(RANKS_ALL, &refused, 1);
+        if (refused == 0 && less)
+            note("one allocation of %s was refused: keeps %s of the layers, in %s", human_bytes(planned),
+                 keep_text(&run->settings), human_bytes((double)run->plan.total_bytes));
+        if (refused == 0 || !run_keep_less(run, shape)) return memory;
+        if (memory) ops_device->release(memory, bytes);
+    }
+}
+
 // Plans and allocates the run. Nothing is allocated after it; the weights are still to be loaded.
 static void run_allocate(Run *run, SequenceBound bound) {
     const size_t available = ops_device->memory_available(), limit = memory_limit(run->options, available);
@@ -42,7 +58,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
                  limit == run->options->memory_limit ? "--memory-limit" : ops_device->memory_name());
     dist_barrier(); // a rank that went on would take memory before the host's other ranks have measured it
-    run->memory = ops_device->allocate(run->plan.total_bytes);
+    run->memory = allocate_kept(run, &shape);
     if (!run->memory)
         die("the device refused one allocation of %s: %s were free before, %s are now; check what else takes memory%s, "
             "and `%s plan`",

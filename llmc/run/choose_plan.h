@@ -267,8 +267,10 @@ static void run_keep(Run *run, const Batch *shape, size_t limit) {
     const RunSettings *s = &run->settings;
     KeptChoice best = {&search, shape, kept_limits(run, &search), *s, run->plan, s->model->config.num_hidden_layers, 0, {0}};
     double still;
-    run->needed = run->plan.total_bytes;
-    if (!search.keep || s->method > METHOD_CHECKPOINT || world_sp(s->world) > 1 || s->deals || !shape->N) return;
+    run->needed = run->plan.total_bytes, run->needs = s->keep.level;
+    if (!search.keep || s->method > METHOD_CHECKPOINT || world_sp(s->world) > 1 || s->deals || !shape->N ||
+        best.limits.bytes[PLACE_DEVICE] == SIZE_MAX)
+        return;
     if (!kept_fits(&best, s->keep.level, 0, 0, s->place[PLACED_KEPT])) return;
     static PassWorks here;
     PassWorks *const outside = pass_works;
@@ -294,6 +296,21 @@ static void run_keep(Run *run, const Batch *shape, size_t limit) {
     }
     pass_works = outside;
     run->settings = best.settings, run->plan = best.plan;
+}
+
+// Keeps less than planned, after an allocation was refused: products of half as many layers, at last what the run needs.
+// Returns 0 if less is not possible. Collective.
+static int run_keep_less(Run *run, const Batch *shape) {
+    Keeping *keep = &run->settings.keep;
+    const size_t L = run->model.config.num_hidden_layers, layers = (keep->layers ? keep->layers : L) / 2;
+    const Keeping needed = {run->needs, 0, 0};
+    if (run->options->keep.word != KEEP_AUTO || keep->level <= LEVEL_ATTENTION) return 0;
+    if (layers)
+        keep->layers = layers, keep->off = min_size(keep->off, layers);
+    else
+        *keep = needed;
+    run->plan = plan_make(&run->settings, shape);
+    return 1;
 }
 
 // ---- texts written in parallel -------------------------------------------------------------------------------------

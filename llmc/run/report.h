@@ -257,18 +257,6 @@ static void report_places(FILE *out, const Run *run) {
 }
 
 // Writes places into an open object. Shares of the same names are numbers, so places have an object of their own.
-// Returns where a run keeps it, as --keep-on takes it.
-static const char *keep_on_text(const RunSettings *s) {
-    const Place place = s->place[PLACED_KEPT] > PLACE_DEVICE ? s->place[PLACED_KEPT] : PLACE_DEVICE;
-    return layers_text(place_names[place], place > PLACE_DEVICE ? s->keep.off : 0);
-}
-
-// Returns what a run keeps, as --keep takes it.
-static const char *keep_text(const RunSettings *s) {
-    static const char *const words[] = {"none", "attention", "products", "all"};
-    return layers_text(words[s->keep.level], s->keep.layers);
-}
-
 static void report_places_json(JsonOut *json, const Run *run) {
     json_object(json, "placed");
     for (int kind = 0; kind < PLACED; kind++)
@@ -280,6 +268,8 @@ static void report_places_json(JsonOut *json, const Run *run) {
     json_number(json, "host_moved_bytes", moved_in_step(run, WAY_HOST_OUT) + moved_in_step(run, WAY_HOST_IN));
     json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
     json_text(json, "keep", keep_text(&run->settings));
+    json_text(json, "keep_on", keep_on_text(&run->settings));
+    json_size(json, "needed_bytes", min_size(run->needed, run->plan.total_bytes));
     json_text(json, "update", run->settings.defers ? "forward" : "now");
     if (run->settings.rollout_slots) json_size(json, "slots", run->settings.rollout_slots);
 }

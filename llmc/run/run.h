@@ -44,7 +44,8 @@ typedef struct {
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
-    size_t needed; // bytes of device memory that the run needs; the plan may take more to keep activations
+    size_t needed;   // bytes of device memory that the run needs; the plan may take more to keep activations
+    KeepLevel needs; // the level of that plan
     DealTable table; // levels of --sp auto
     size_t home;     // with --sp auto: ranks that share a sequence outside of steps
     Choice choice;   // if `chosen`, the fastest of several that fit

@@ -93,6 +93,9 @@ static void options_check_method(const Options *o, const Config *config, World w
         die_usage("--method spaco needs --keep-chunks Q, the probability of a chunk's backward, such as 0.25");
     if (method_is_chunk_major(o->method) && o->inputs_every > 1)
         die_usage("--method %s keeps no layer inputs; leave --inputs-every out", name);
+    if ((o->keep.word == KEEP_PRODUCTS || o->keep.word == KEEP_ALL) && (world_sp(world) > 1 || o->method == METHOD_MST))
+        die_usage("--keep %s: %s keeps attention's outputs at most; give --keep attention, or --keep none",
+                  option_chosen(o, "keep"), world_sp(world) > 1 ? "a shared sequence (--sp)" : "--method mst");
     if (o->method < METHOD_MST || o->method > METHOD_SPACO) return;
     if (world_sp(world) > 1)
         die_usage("--sp %zu: --method %s cannot share a sequence; give --method stream", world_sp(world), name);
@@ -234,6 +237,17 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     if (stored == DTYPE_FP64) settings.gradient_type = DTYPE_FP64;
     if (stored == DTYPE_FP64 && o->moments != MOMENTS_INT8) settings.moment_type = DTYPE_FP64;
     return settings;
+}
+
+// Returns what a run keeps, as --keep takes it, and where, as --keep-on takes it.
+static const char *keep_text(const RunSettings *s) {
+    static const char *const words[] = {"none", "attention", "products", "all"};
+    return layers_text(words[s->keep.level], s->keep.layers);
+}
+
+static const char *keep_on_text(const RunSettings *s) {
+    const Place place = s->place[PLACED_KEPT] > PLACE_DEVICE ? s->place[PLACED_KEPT] : PLACE_DEVICE;
+    return layers_text(place_names[place], place > PLACE_DEVICE ? s->keep.off : 0);
 }
 
 // Returns --shuffle for training; bp and eval read the files in order.

@@ -427,7 +427,8 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // with --sp auto, o->sp is 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
     if (o->keep.word == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
-        o->keep.word = *run_state_setting(last, "--keep") ? KEEP_ATTENTION : KEEP_NONE;
+        option_set(&option_rows[option_find("keep")], o,
+                   *run_state_setting(last, "--keep") ? run_state_setting(last, "--keep") : "none");
     if (o->method == METHOD_AUTO && !strcmp(method, method_names[METHOD_STREAM])) o->method = METHOD_STREAM;
     if (run_search(&t->run, 0).method && !strcmp(method, method_names[METHOD_SECO]) && o->inputs_every <= 1 &&
         (o->keep.word == KEEP_NONE || o->keep.word == KEEP_AUTO))
