@@ -77,10 +77,11 @@ share a sequence, generation. orders.h chooses the order.
 #include "llmc/stream/residency.h" // weights and gradients: acquire, prefetch, release
 
 // ---- one layer, chunk by chunk --------------------------------------------------------------------------------------
-// Runs mixer and MLP of the visited layer on chunk c, after its mixer_keys. Drops the activations.
+// Runs mixer and MLP of the visited layer on chunk c, after its mixer_keys. Drops the activations that do not stay.
 static void rest_forward(const Visit *v, Activations *a) {
     mixer_forward(v, a);
     mlp_forward(v, a);
+    kept_store(v, a);
     drop(v, a);
 }
 
@@ -239,7 +240,7 @@ static void visit_forward(Visit *v) {
     v->w = weights_acquire(memory, v->l);
     v->s->loops->forward(v);
     weights_release(memory, v->l);
-    pop_layer_memory(v->s, mark);
+    pop_layer_memory(v, mark);
 }
 
 static void layers_forward(StreamBP *s) {
@@ -269,7 +270,7 @@ static void layers_backward(StreamBP *s) {
         s->loops->backward(&v);
         grads_release(&s->memory, v.l, v.dw);
         weights_release(&s->memory, v.l);
-        pop_layer_memory(s, layer_mark);
+        pop_layer_memory(&v, layer_mark);
     }
     walk_end(s, mark);
 }

@@ -76,9 +76,11 @@ static size_t push_layer_memory(const Visit *v) {
     return mark;
 }
 
-// Pops this memory, once its keys are stored off-device.
-static void pop_layer_memory(StreamBP *s, size_t mark) {
-    for (size_t i = 0; i < 2; i++) page_finish(s->ops, &s->kept.slot[i]);
+// Pops this memory, in forward once the layer's keys are stored off-device.
+static void pop_layer_memory(const Visit *v, size_t mark) {
+    const StreamBP *s = v->s;
+    const int stores = s->now.pass == PASS_FORWARD && keeps_off_device(v) && keeps(v, LEVEL_PRODUCTS);
+    for (size_t i = 0; i < 2 && stores; i++) page_finish(s->ops, &s->kept.slot[i]);
     arena_pop(s->arena, mark);
 }
 

@@ -76,7 +76,6 @@ static void mlp_forward(const Visit *v, Activations *a) {
     output_begin(v, a, last);
     for (size_t i = 1; i < last; i++) branch_run(v, i, a, NULL);
     output_scale(v, a->x[last]);
-    kept_store(v, a);
     input_save(v->s, v->l + 1, v->c);
 }
 

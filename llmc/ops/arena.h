@@ -54,7 +54,7 @@ typedef struct {
     size_t begin, bytes; // bytes are rounded up to the alignment
 } Region;
 
-#define ARENA_REGIONS   96
+#define ARENA_REGIONS   160
 #define ARENA_ALIGNMENT 256
 #define ARENA_NOWHERE   ((uintptr_t)1 << 52) // base of a dry run, doubled for each further place: no machine maps it
 

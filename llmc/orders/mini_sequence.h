@@ -33,6 +33,7 @@ static void mst_layer_forward(Visit *v) {
     branch_in(v, 0, &a);
     mixer_keys(v, &a);
     mixer_forward(v, &a);
+    kept_store(v, &a);
     for (size_t i = 0; i < mlp_chunk_count(s); i++) {
         v->c = visit(s, mlp_chunk_at(s, i));
         Activations part = mlp_part(v, &a);

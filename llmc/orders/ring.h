@@ -244,6 +244,7 @@ static void ring_layer_forward(Visit *v) {
         output_begin(v, &a, 1);
         attention_output(v, &a);
         mlp_forward(v, &a);
+        kept_store(v, &a);
         drop(v, &a);
     }
     kept_finish(s);

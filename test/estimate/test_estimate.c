@@ -417,6 +417,7 @@ TEST(workspaces) {
                     (char *)"--seq-len=40000",
                     (char *)"--chunk=4096",
                     (char *)"--logits-chunk=2048",
+                    (char *)"--keep=none",
                     (char *)"--dtype=bf16"};
     Run run;
     for (int any_order = 0; any_order < 2; any_order++) {

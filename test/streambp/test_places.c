@@ -19,7 +19,8 @@ enum {
     WEIGHTS,
     GRADIENTS,
     OPTIMIZER,
-    KEPT, // 0: recomputed; else 1 + place
+    KEPT, // 0: recomputed; 1 to 3: attention's outputs, 1 + place; 4: products on the device; 5: all in host memory;
+          // 6: products of the last two layers, of them the first layer's on disk
     EVERY,
     METHOD,
     CHUNK,
@@ -65,7 +66,7 @@ static const size_t everies[] = {1, 2, 3, 9};
 static const struct { size_t chunk, logits_chunk; } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
-    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, COUNT_OF(methods), 3, COUNT_OF(models), 3, 2,
+    static const size_t levels[FACTORS] = {3, 3, 3, 3, 7, 4, COUNT_OF(methods), 3, COUNT_OF(models), 3, 2,
                                            2, 2, 3, 4, 3, 2};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
     if (factor == MODEL && ops_device->stored == DTYPE_BF16 && !all_cases()) return FEWER; // all in fp32, double
@@ -76,10 +77,13 @@ static size_t levels_of(int factor) {
 // Whether two levels combine. Methods full and seco keep every activation. Chunk-major methods run in a process alone;
 // stage 3 cannot gather weights for ranks with different chunks. Their layers cannot share keys.
 static int possible(int a, size_t x, int b, size_t y) {
+    if (a == SHARED && b == KEPT) return possible(b, y, a, x);
+    if (a == KEPT && b == SHARED) return x < 4 || !y;
     if (b == METHOD) return possible(b, y, a, x);
     if (a != METHOD || y == 0) return 1;
     if (b == MODEL) return y != SHARED_KEYS || methods[x] != METHOD_SECO;
     const Method method = methods[x];
+    if (b == KEPT && y > 3) return method <= METHOD_CHECKPOINT;
     if (b == KEPT || b == EVERY) return method_recomputes(method);
     if (b == SHARED) return method < METHOD_MST;
     return b != STAGE || y < ZERO_WEIGHTS || method != METHOD_SECO;
@@ -187,13 +191,18 @@ static RunSettings case_settings(const Case *c, const Levels *levels, int placed
     RunSettings s =
         tiny_settings(&c->tiny, methods[of[METHOD]], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
     s.world = world, s.world.zero = of[STAGE], s.ring = of[SHARED] == 2;
-    s.keep.level = of[KEPT] ? LEVEL_ATTENTION : LEVEL_NONE, s.accumulates = of[MICRO_BATCHES] > 0;
+    static const Keeping keeping[] = {{LEVEL_NONE, 0, 0},     {LEVEL_ATTENTION, 0, 0}, {LEVEL_ATTENTION, 0, 0},
+                                      {LEVEL_ATTENTION, 0, 0}, {LEVEL_PRODUCTS, 0, 0},  {LEVEL_ALL, 0, 0},
+                                      {LEVEL_PRODUCTS, 2, 1}};
+    static const Place kept_on[] = {PLACE_DEVICE, PLACE_DEVICE, PLACE_HOST, PLACE_DISK,
+                                    PLACE_DEVICE, PLACE_HOST,   PLACE_DISK};
+    s.keep = keeping[of[KEPT]], s.accumulates = of[MICRO_BATCHES] > 0;
     s.inputs_every = 1;
     if (!placed) return s;
     s.inputs_every = everies[of[EVERY]], s.defers = (int)of[DEFERS];
     s.place[PLACED_INPUTS] = (Place)of[INPUTS], s.place[PLACED_WEIGHTS] = (Place)of[WEIGHTS];
     s.place[PLACED_GRADIENTS] = (Place)of[GRADIENTS], s.place[PLACED_OPTIMIZER] = (Place)of[OPTIMIZER];
-    s.place[PLACED_KEPT] = of[KEPT] ? (Place)(of[KEPT] - 1) : PLACE_DEVICE;
+    s.place[PLACED_KEPT] = kept_on[of[KEPT]];
     return s;
 }
 
@@ -409,6 +418,8 @@ TEST(every_wait_is_needed) {
     } cases[] = {
         {{{PLACE_HOST, PLACE_HOST, PLACE_HOST, PLACE_HOST, 1 + PLACE_HOST}}, 20},
         {{{PLACE_DISK, PLACE_DISK, PLACE_DISK, PLACE_DISK, 1 + PLACE_DISK}}, 20},
+        {{{[KEPT] = 5, [CHUNK] = 1}}, 8},
+        {{{[KEPT] = 6, [MODEL] = 3}}, 8},
         {{{[INPUTS] = PLACE_HOST, [METHOD] = 4, [CHUNK] = 1}}, 8},
         {{{[INPUTS] = PLACE_HOST, [METHOD] = 4, [MODEL] = 1}}, 4},
         {{{[INPUTS] = PLACE_DISK, [METHOD] = 4, [MODEL] = 3, [CHUNK] = 1}}, 2},
