@@ -22,7 +22,7 @@ once. Backward visits layers and chunks last to first and recomputes the activat
     mlp_forward      y[c] -> x_{l+1}[c]
     head_backward    x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c], over x_L[c]; dW +=
     mixer_begin      once a layer: x_l -> K_l, V_l of all tokens again; dK = dV = 0
-    recompute        x_l[c] -> y[c] again, with the activations between them; method full finds them kept
+    recompute        x_l[c] -> y[c] again, with the activations between them that are not kept
     mlp_backward     the MLP's activations again; dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
     mixer_backward   dx[c] of y -> dx[c] of x_l, in place; dK[:t1], dV[:t1] +=; dW +=
     input_done       x_l[c] is used up: with inputs off-device, starts loading x_{l-1}[c] over it
@@ -63,7 +63,8 @@ pairs: N (N + 1) / 2 of one document:
     recompute   R = 2 N L (P - FF C) + 4 L Q pairs       all of a layer's forward except the last product
 
     full F + B; checkpoint and stream F + B + R for any chunk: backward projects K and V of all tokens once, not once
-    per chunk. --keep attention saves attention's outputs, so R loses the 4 L Q pairs.
+    per chunk. --keep attention saves attention's outputs, so R loses the 4 L Q pairs. --keep products saves outputs of
+    products, too: R = 0. Between them lies a number of layers (layer/kept.h).
 
 plan/flops.h counts FLOPs for layers of every family, plan/plan.h memory: a plan is this same code on op set "dry",
 where each push on the arena counts. Linear layers include their adapters (stream/modules.h): with LoRA dW is the

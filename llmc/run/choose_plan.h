@@ -261,9 +261,11 @@ static void kept_compare(KeptChoice *best, const KeptChoice *other) {
 }
 
 // Keeps products or all of as many layers as free memory takes, if that is faster: the other choices stay as they are.
-// On the device, and if a place for kept tensors is open there, too, as far as its link is free.
+// On the device, and if a place for kept tensors is open there, too, as far as its link is free. A plan without a limit
+// has the limit of a run on this machine.
 static void run_keep(Run *run, const Batch *shape, size_t limit) {
-    const Search search = run_search(run, limit);
+    const int unlimited = !limit && run->options->verb == VERB_PLAN && !option_given(run->options, "machine");
+    const Search search = run_search(run, unlimited ? ops_device->memory_available() : limit);
     const RunSettings *s = &run->settings;
     KeptChoice best = {&search, shape, kept_limits(run, &search), *s, run->plan, s->model->config.num_hidden_layers, 0, {0}};
     double still;

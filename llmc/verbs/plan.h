@@ -115,6 +115,28 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     fputc('\n', out);
 }
 
+// Prints bytes and time of five points between recomputing all of a layer and nothing, on the device.
+static void plan_print_scale(FILE *out, const PlanResult *r) {
+    static const struct {
+        KeepLevel level;
+        size_t of; // 1 / the share of the layers
+    } points[] = {{LEVEL_NONE, 1}, {LEVEL_ATTENTION, 1}, {LEVEL_PRODUCTS, 2}, {LEVEL_PRODUCTS, 1}, {LEVEL_ALL, 1}};
+    const Run *run = &r->plan.run;
+    RunSettings s = run->settings;
+    if (!r->bounds.machine || r->bounds.no_estimate || s.method > METHOD_CHECKPOINT || world_sp(s.world) > 1 || s.deals)
+        return;
+    s.place[PLACED_KEPT] = PLACE_DEVICE;
+    for (size_t i = 0; i < sizeof(points) / sizeof(points[0]); i++) {
+        const size_t L = run->model.config.num_hidden_layers;
+        const Keeping keep = {points[i].level, points[i].of > 1 ? max_size(L / points[i].of, 1) : 0, 0};
+        s.keep = keep;
+        const Plan plan = plan_make(&s, &r->bounds.shape);
+        const Estimate e = estimate_step(r->bounds.machine, &s, &r->bounds.shape, way_step(run, r->bounds.whole));
+        fprintf(out, "%s %-12s %10s  %.3g s\n", i ? "        " : "--keep  ", keep_text(&s),
+                human_bytes((double)plan.total_bytes), e.seconds);
+    }
+}
+
 // Prints by how much the planned length exceeds the model's positions.
 static void plan_print_positions(FILE *out, const Run *run) {
     const Config *c = &run->model.config;
@@ -139,6 +161,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (best && best != &r->plan) way_print(out, "instead", best);
     if (!o->verbose) report_places(out, run);
     plan_print_step(out, r);
+    if (o->verbose) plan_print_scale(out, r);
     if (!run->settings.optimizer) {
         fprintf(out, "train     the same options with an optimizer need %s", human_bytes((double)r->train_bytes));
         if (r->train_longest) fprintf(out, "; longest --seq-len %zu", r->train_longest);

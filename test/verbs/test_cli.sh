@@ -157,9 +157,9 @@ check 'ranks of one stream send keys and values' [ "$(json keys_values | cut -d.
 check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
 # Attention's outputs: recomputed to the bit when kept, with fewer operations; on the device, or in host memory if they do not fit.
 kept() { succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 20000 --json "$@"; }
-kept
+kept --keep none
 without=$(json total_bytes)
-check 'nothing is kept unasked' [ "$(json kept_attention) $(json host_bytes)" = '0 0' ]
+check 'nothing is kept if told so' [ "$(json kept_attention) $(json host_bytes)" = '0 0' ]
 bytes=$((36 * 20000 * 32 * (128 * 2 + 4)))
 kept --keep attention
 check 'kept on the device' [ "$(json kept_attention) $(json host_bytes)" = "$bytes 0" ]
@@ -172,26 +172,38 @@ succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --ke
 check 'the command that is echoed can be pasted' \
     [ "$(sed -n ':a;/\\$/{N;s/ *\\\n */ /;ba};s/^command  //p' "$WORK/out")" = \
     "${TRAIN_PLAIN:-$TRAIN} plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose" ]
-check 'a plan tells people' grep -q '^placed   in host memory: kept attention 5.58 GiB' "$WORK/out"
+check 'a plan tells people' grep -q '^placed   in host memory: kept activations 5.58 GiB' "$WORK/out"
+# What is free keeps products, or all; a resumable choice, which --keep names.
+kept --seq-len 4096 --lora-rank 16 --memory-limit h100
+check 'all activations are kept where they fit' [ "$(json keep)" = all ]
+kept --seq-len 32768 --lora-rank 16 --memory-limit h100
+check 'or products of some layers' sh -c "echo '$(json keep)' | grep -q '^products=[1-9]'"
+check 'and the need is told' [ "$(json needed_bytes)" -lt "$(json total_bytes)" ]
+succeeds plan --init qwen3-8b --dtype bf16 --seq-len 32768 --lora-rank 16 --machine h100,host=200GiB --verbose
+says out '^fits  .* takes [0-9.]* GiB for speed' '^--keep   none  *[0-9.]* GiB  [0-9.]* s$' '^  *products=18  *' '--keep products --keep-on host=[0-9]'
+refuses 2 '--keep is .most., it must be none, attention, products, all or auto' plan --init qwen3-8b --keep most
+refuses 2 '--keep is .products=0., it must be' plan --init qwen3-8b --keep products=0
+refuses 2 'a shared sequence .--sp. keeps attention' plan --init qwen3-8b --keep products --ranks 2 --sp 2
+refuses 2 'method mst keeps attention' plan --init qwen3-8b --keep all --method mst
 # Places: as named, or chosen by the planner; the plan equals the pass's to the byte in each place.
 placed() { # expected: places, inputs_every; arguments
     expected=$1 && shift
-    succeeds bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json "$@"
+    succeeds bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --keep none --json "$@"
     ran=$(sed 's/.*"placed": {\([^}]*\)}.*\("inputs_every": [0-9]*, "host_bytes": [0-9]*, "disk_bytes": [0-9]*, "host_moved_bytes": [0-9]*, "disk_written_bytes": [0-9]*\).*/\1 \2/' \
         "$WORK/out") bytes=$(json plan_bytes)
     check "places of bp $*" sh -c "echo '$ran' | grep -q '$expected'"
-    succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json "$@"
+    succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --keep none --json "$@"
     check "the plan of bp $*" [ "$(json total_bytes) $(sed 's/.*"placed": {\([^}]*\)}.*\("inputs_every": .*, "disk_written_bytes": [0-9]*\).*/\1 \2/' \
         "$WORK/out")" = "$bytes $ran" ]
 }
 placed '"inputs": "host", "weights": "device".*"inputs_every": 2, "host_bytes": [1-9][0-9]*, "disk_bytes": 0, ' --inputs host --inputs-every 2
-whole=$(succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json && json total_bytes)
+whole=$(succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --keep none --json && json total_bytes)
 placed '"inputs": "device", .*"host_bytes": 0, ' --memory-limit "$whole" --host-limit 3MiB
 placed '"inputs": "disk", .*"host_bytes": 16777216, "disk_bytes": [1-9][0-9]*, .*"disk_written_bytes": [1-9]' --inputs disk --disk build
 # Memory of a pass outside its plan is no more with a disk than with host memory: the plan holds the transfers' pieces.
 beyond() {
     succeeds bp --init gpt2,vocab_size=64,hidden_size=1024,num_hidden_layers=2,num_attention_heads=16,intermediate_size=64 \
-        --seq-len 1024 --batch 3 --method checkpoint --json --weights host "$@"
+        --seq-len 1024 --batch 3 --method checkpoint --keep none --json --weights host "$@"
     echo $(($(json peak_bytes) - $(json plan_bytes) - $(json host_bytes)))
 }
 check 'the peak with a disk is planned' [ $(($(beyond --inputs disk --disk build) - $(beyond --inputs host))) -lt 4000000 ]
@@ -200,7 +212,7 @@ says err '^placed   in host memory: gradients ' '^  *the fastest that fits, esti
 refuses 1 'the plan has inputs .* in host memory, but only 1.00 MiB are allowed; --seq-len [0-9]* would fit' \
     bp --init $TINY --seq-len 65536 --inputs host --host-limit 1MiB
 refuses 1 'with these options --seq-len [0-9]* would fit, and this one with --host-limit 1GiB' \
-    bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --memory-limit $((whole - 1))
+    bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --keep none --memory-limit $((whole - 1))
 refuses 2 'places tensors on disk: give --disk' bp --init $TINY --weights disk
 refuses 2 '--disk-limit has no meaning without --disk' bp --init $TINY --disk-limit 1GiB
 refuses 1 'what would fit|no length fits: .* take one of the above' plan --init qwen3-8b --dtype bf16 --seq-len 32768 --memory-limit 24GiB
@@ -209,7 +221,7 @@ says err '^  --host-limit 1[0-9][0-9]GiB *gives --seq-len [0-9]' '^  --disk-limi
 wide=llama,hidden_size=2,intermediate_size=2,num_hidden_layers=64,num_attention_heads=1,head_dim=1024,vocab_size=9
 refuses 1 'the memory available is .* --seq-len [0-9]* would fit' bp --init $wide --seq-len 1000000000 --keep attention --keep-on host
 fits=$(sed -n 's/^train: .*--seq-len \([0-9]*\) would fit.*/\1/p' "$WORK/err")
-refuses 1 'has kept attention .* in host memory, .* are available; --seq-len [0-9]* would fit, or --keep-on device or --keep none' \
+refuses 1 'has kept activations .* in host memory, .* are available; --seq-len [0-9]* would fit, or --keep-on device or --keep none' \
     bp --init $wide --seq-len $((3 * fits)) --keep attention --keep-on host
 succeeds plan --for bp --init $wide --seq-len "$fits" --keep attention --keep-on host --json
 check 'a length that fits is one with host memory' awk -v n=$(($(json total_bytes) + $(json host_bytes))) \
@@ -344,7 +356,7 @@ says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": t
 # A profile: one more pass, and no other change.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
 export STREAMBP_ALLOCATION_GUARD=1
-succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/profiled.safetensors" --json --profile --machine h200
+succeeds bp --init $TINY --seq-len 64 --chunk 16 --keep none --grads-out "$WORK/profiled.safetensors" --json --profile --machine h200
 unset STREAMBP_ALLOCATION_GUARD
 check '--profile changes no gradient' cmp -s "$WORK/plain.safetensors" "$WORK/profiled.safetensors"
 tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then its rows
