@@ -92,12 +92,12 @@ SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS | ON(SAMPLE),
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS | ON(SAMPLE), "N",
      "tokens whose logits exist at the same time")
 LAYERS(keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|products|all|auto",
-       "stream, checkpoint: what forward saves for backward in addition to layer inputs; attention: attention's outputs; "
-       "products: outputs of all matrix products; all: backward computes nothing again; products=N: of the last N "
-       "layers, of others attention's outputs; auto: the fastest that fits; bp: none by default")
+       "stream, checkpoint: what stays from forward to backward in addition to layer inputs; attention: attention's "
+       "outputs; products: outputs of all matrix products; all: backward computes nothing again; products=N: of the "
+       "last N layers, of others attention's outputs; auto: the fastest that fits")
 LAYERS(keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
-       "where to store what --keep saves; host=N: of the first N of these layers, of others on the device; auto, here and below: "
-       "the fastest place that fits")
+       "where to store what --keep saves; host=N: of the first N of these layers, of others on the device; auto, here "
+       "and below: the fastest place that fits")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where layer inputs are stored; seco and spaco: keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",

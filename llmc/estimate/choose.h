@@ -80,7 +80,8 @@ static int is_placed(const RunSettings *s, int kind) {
 
 static RunSettings candidate_settings(const Search *search, const Candidate *c) {
     RunSettings s = search->open;
-    s.ring = c->ring, s.method = (Method)c->method, s.keep.level = (KeepLevel)c->keep, s.inputs_every = (size_t)c->inputs_every;
+    s.ring = c->ring, s.method = (Method)c->method, s.keep.level = (KeepLevel)c->keep,
+    s.inputs_every = (size_t)c->inputs_every;
     s.chunk = (size_t)c->chunk, s.defers = c->defers;
     if (search->logits_chunk) s.logits_chunk = min_size(s.logits_chunk, s.chunk / 2);
     for (int kind = 0; kind < PLACED; kind++)
@@ -92,7 +93,8 @@ static RunSettings candidate_settings(const Search *search, const Candidate *c) 
 static int candidate_is_open(const Search *search, const Candidate *c) {
     const RunSettings s = candidate_settings(search, c);
     int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;
-    if (method_is_chunk_major(s.method)) open &= !s.keep.level && s.inputs_every <= 1; // chunk-major methods have neither
+    if (method_is_chunk_major(s.method))
+        open &= !s.keep.level && s.inputs_every <= 1; // chunk-major methods have neither
     open &= s.chunk <= search->open.chunk && 16 * s.chunk >= search->open.chunk;
     if (search->defers && s.defers)
         open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // only transfers of the optimizer overlap

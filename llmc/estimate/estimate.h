@@ -152,7 +152,8 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, co
     const double dkv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
     const double chain = (double)world_sp(w) * sent->bytes[TRAFFIC_STATES]; // sent by all ranks, one after another
     const double states = ring_seconds(m, world_ranks(w), world_sp(w), chain, sent->hops[TRAFFIC_STATES]);
-    const double again = settings->keep.level || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring in backward
+    const double again =
+        settings->keep.level || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring in backward
     const double *out = moved->bytes[PHASE_FORWARD], *back = moved->bytes[PHASE_BACKWARD];
     const double forward = fmax(work->forward + moved_work(m, out), moved_seconds(m, w, out));
     const double backward = fmax(work->backward + moved_work(m, back), moved_seconds(m, w, back));

@@ -122,7 +122,7 @@ static void activation_rows(Layer *layer, const Config *c) {
     }
 }
 
-// Sets the levels at which a layer's keys and values stay. Keys that other layers read stay anyway (attention_memory.h).
+// Sets the levels at which a layer's keys and values stay. Keys that other layers read stay at every level.
 static void layer_keeps_keys(Layer *layer) {
     const Shapes *d = &layer->shape;
     const int own = has_own_keys(layer), alone = own && !layer->lends, norm = own && d->qk_norm;
@@ -133,7 +133,9 @@ static void layer_keeps_keys(Layer *layer) {
     layer->key[VALUES] = !alone ? LEVEL_NEVER : apart || (d->values_are_keys && norm) ? LEVEL_ALL : LEVEL_PRODUCTS;
 }
 
-static int keeps_row(const Layer *layer, size_t i) { return layer->row[i].width && layer->row[i].level <= layer->level; }
+static int keeps_row(const Layer *layer, size_t i) {
+    return layer->row[i].width && layer->row[i].level <= layer->level;
+}
 
 // Sets the counts of earlier layers in layers[l], and the layer that it is like.
 static void layer_count_before(Layer *layers, const Config *c, const Lora *lora, size_t l) {
@@ -248,11 +250,10 @@ static void push_kept_activations(StreamBP *s) {
         for (size_t l = 0; l < L; l++)
             if (keeps_row(layer_of(s, l), i)) width[layer_of(s, l)->off] += layer_of(s, l)->row[i].width;
         for (int off = 0; off < 2; off++)
-            s->kept.row[off][i] =
-                width[off] ? arena_push(off ? memory_of(&s->memory, PLACED_KEPT) : s->arena,
-                                        chunk ? SHARE_WORKSPACE : SHARE_KEPT, name, width[off] * s->now.rows,
-                                        row_size(s, row))
-                           : NULL;
+            s->kept.row[off][i] = width[off] ? arena_push(off ? memory_of(&s->memory, PLACED_KEPT) : s->arena,
+                                                          chunk ? SHARE_WORKSPACE : SHARE_KEPT, name,
+                                                          width[off] * s->now.rows, row_size(s, row))
+                                             : NULL;
     }
 }
 

@@ -206,8 +206,8 @@ static void chunk_kv_project(const Visit *v) {
     drop(v, &a);
 }
 
-// Projects K, V of all tokens again, once per pass, or makes them from kept products; dK = dV = 0. A layer with a window
-// gets its keys in window_project, unless they are kept.
+// Projects K, V of all tokens again, once per pass, or makes them from kept products; dK = dV = 0. A layer whose window
+// slides gets its keys in window_project.
 static void keys_begin(const Visit *v) {
     StreamBP *s = v->s;
     Visit of = *v;

@@ -39,10 +39,9 @@ static void push_kept_keys(StreamBP *s) {
             for (size_t l = 0; l < s->model->config.num_hidden_layers; l++)
                 if (layer_of(s, l)->off == off && layer_keeps_key(layer_of(s, l), (KeyTensor)i))
                     count += keys_of_layer(s, l);
-            s->kept.keys[off][i] =
-                count ? (Stored *)arena_push(off ? memory_of(&s->memory, PLACED_KEPT) : s->arena, SHARE_KV, names[i],
-                                             count, dtype_size(s->model->dtype))
-                      : NULL;
+            s->kept.keys[off][i] = count ? (Stored *)arena_push(off ? memory_of(&s->memory, PLACED_KEPT) : s->arena,
+                                                                SHARE_KV, names[i], count, dtype_size(s->model->dtype))
+                                         : NULL;
         }
 }
 
@@ -112,7 +111,8 @@ static void push_kept_states(StreamBP *s) {
     if (!layers) return;
     const size_t states = layers * states_of_layer(s);
     s->kept.state = push_summed(s, SHARE_KV, "states at intervals of all layers", states * d.S);
-    s->kept.columns = push_stored(s, SHARE_KV, "the convolution's inputs at intervals of all layers", states * d.columns);
+    s->kept.columns =
+        push_stored(s, SHARE_KV, "the convolution's inputs at intervals of all layers", states * d.columns);
 }
 
 // Pushes the visited layer's states: the current state, in backward its gradient, and the states at intervals, unless

@@ -32,9 +32,9 @@ static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed
     if (!has_rule(v->layer)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_forward_scratch(&shape));
     if (!is_found(v, a, out))
-        s->ops->delta_forward(out, layer_state(s, v->l), transfer, a->mixed, projected_part(v, a->projected, IN_B_WEIGHT),
-                          projected_part(v, a->projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS),
-                          &shape, scratch);
+        s->ops->delta_forward(
+            out, layer_state(s, v->l), transfer, a->mixed, projected_part(v, a->projected, IN_B_WEIGHT),
+            projected_part(v, a->projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS), &shape, scratch);
     if (out && !is_found(v, a, a->delta_norm))
         s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, IN_Z_WEIGHT),
                                    weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, s->model->config.norm_eps);
@@ -141,7 +141,8 @@ static Activations state_activations(const Visit *v) {
         linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected, a.norm[0],
                             NULL);
         linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
-                            projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL); // no columns without the rule
+                            projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0],
+                            NULL); // no columns without the rule
     }
     convolution_forward(v, &a); // in any case: its last inputs pass on
     return a;

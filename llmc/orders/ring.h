@@ -28,9 +28,7 @@ typedef struct {
 } RingLayer;
 
 // Tells whether this pass reads attention's output in place of a round.
-static int saved_round(const Visit *v) {
-    return finds_kept(v) && keeps(v, LEVEL_ATTENTION) && !keeps(v, LEVEL_ALL);
-}
+static int saved_round(const Visit *v) { return finds_kept(v) && keeps(v, LEVEL_ATTENTION) && !keeps(v, LEVEL_ALL); }
 
 // Pushes a layer's tensors, or points at kept tensors. Backward starts loading attention's output if it was saved.
 static RingLayer ring_begin(Visit *v) {

@@ -296,8 +296,8 @@ static void scan_layer_backward(Visit *v) {
     }
     states_pass(s, l, own, behind, 1); // 2. the chain, back
     weights_prefetch(&s->memory, l);
-    for (size_t half = 2; half-- > 0;) {               // 3. the rest of the mixer
-        if (visits_shapes(s)) // counts the second states_restore
+    for (size_t half = 2; half-- > 0;) { // 3. the rest of the mixer
+        if (visits_shapes(s))            // counts the second states_restore
             states_count(v, half, chunks_visited_below(size, chunks_of_range(s, half)));
         s->ops->copy(s->linear.dstate, summed_row(s, behind, half, linear->S), state_bytes);
         if (columns) s->ops->zero(s->linear.dcolumns, columns * d->summed);

@@ -142,8 +142,8 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     for (size_t l = 0; l < config->num_hidden_layers; l++) {
         const int linear = layer_is_linear(config, l);
         const KeepLevel level = linear ? LEVEL_PRODUCTS : LEVEL_ATTENTION; // that keeps the output
-        const int times = !layer_keeps(settings, l, level) +
-                          (layer_restores(settings, l) && !layer_restores_by(settings, l, level));
+        const int times =
+            !layer_keeps(settings, l, level) + (layer_restores(settings, l) && !layer_restores_by(settings, l, level));
         again[layer_kind(config, l)] += times * (linear ? 1 : (double)query_width(config, l));
     }
     size.linear = again[LAYER_LINEAR];
@@ -188,7 +188,8 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     if (layers == 0 || world_sp(settings->world) == 1) return 0;
     const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
-    const double inputs = state_inputs_flops(settings, lora, NULL), state = layers * delta_token_flops(model, DELTA_STATE);
+    const double inputs = state_inputs_flops(settings, lora, NULL),
+                 state = layers * delta_token_flops(model, DELTA_STATE);
     double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, passes through both ranges
     if (!backward)
         return flops + size->tokens * (inputs + state + layers * delta_token_flops(model, DELTA_TRANSFER)) +

@@ -3,7 +3,7 @@ Says what a plan holds. Refuses a plan that does not fit, with the options that 
 */
 #ifndef LLMC_ADVICE_H
 #define LLMC_ADVICE_H
-#include "choose_plan.h"
+#include "keep_plan.h"
 
 // Prints one line per region alive at the peak: its bytes, a bar of its share of the total, its name.
 static void report_regions(FILE *out, const Arena *plan) {
@@ -221,9 +221,9 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
         if (bytes[place] <= (taken ? available : allowed)) continue;
         die("the plan has %s in %s, but only %s are %s; %s%s%s", placed_text(run, place, text, sizeof(text)),
             words[place], human_bytes((double)(taken ? available : allowed)), taken ? "available" : "allowed", length,
-            !kept                                 ? ""
+            !kept                                      ? ""
             : run->options->keep_on.word == PLACE_AUTO ? ", or"
-                                                  : ", or --keep-on device or",
+                                                       : ", or --keep-on device or",
             kept ? " --keep none" : "");
     }
 }

@@ -1,6 +1,6 @@
 /*
 Chooses what the options leave open so that the plan of the largest sequence fits: chunk, places, method, workspaces,
-slots, levels of --sp auto. Allocates nothing.
+slots. Allocates nothing.
 */
 #ifndef LLMC_CHOOSE_PLAN_H
 #define LLMC_CHOOSE_PLAN_H
@@ -188,133 +188,6 @@ static void run_plan_places(Run *run, const Batch *shape, size_t limit) {
     free(choices), free(all.candidate);
 }
 
-// ---- what stays of a layer ------------------------------------------------------------------------------------------
-#define KEPT_SHARE_GPU 0.95 // share of a GPU's memory that plans with kept products take, less 1 GiB
-#define KEPT_SHARE_CPU 0.5  // share of a CPU's available memory, of which other programs use the rest
-
-// Returns the limits of plans with kept products.
-static Limits kept_limits(const Run *run, const Search *search) {
-    const int gpu = run->settings.gpu || strcmp(ops_device->name, "cpu") != 0;
-    Limits limits = search->limits;
-    if (limits.bytes[PLACE_DEVICE] == SIZE_MAX || run->options->memory_limit) return limits;
-    limits.bytes[PLACE_DEVICE] =
-        (size_t)((gpu ? KEPT_SHARE_GPU : KEPT_SHARE_CPU) * (double)limits.bytes[PLACE_DEVICE]);
-    if (gpu) limits.bytes[PLACE_DEVICE] -= min_size(limits.bytes[PLACE_DEVICE], GIBIBYTE);
-    return limits;
-}
-
-typedef struct {
-    const Search *search;
-    const Batch *shape;
-    Limits limits;
-    RunSettings settings; // settings tried
-    Plan plan;
-    size_t layers;     // most layers to keep
-    double seconds;    // of a step
-    size_t bytes[PLACES];
-} KeptChoice;
-
-// Plans a choice. Returns 0 if it does not fit on every rank. Collective.
-static int kept_fits(KeptChoice *c, KeepLevel level, size_t layers, size_t off, Place place) {
-    const Keeping keep = {level, layers < c->layers ? layers : 0, place > PLACE_DEVICE && off < layers ? off : 0};
-    c->settings.keep = keep, c->settings.place[PLACED_KEPT] = place;
-    c->plan = plan_make(&c->settings, c->shape);
-    double beyond = plan_pressure(&c->plan, &c->limits) > 1;
-    dist_sum(RANKS_ALL, &beyond, 1);
-    plan_bytes(&c->plan, c->bytes);
-    return beyond == 0;
-}
-
-// Returns the most layers that keep a level on the device; 0: none fits.
-static size_t kept_most(KeptChoice *c, KeepLevel level) {
-    size_t fits = 0, beyond = c->layers + 1;
-    for (size_t n = c->layers; beyond - fits > 1; n = fits + (beyond - fits) / 2)
-        *(kept_fits(c, level, n, 0, PLACE_DEVICE) ? &fits : &beyond) = n;
-    return fits;
-}
-
-// Returns how few of `layers` layers must keep their products off-device so that the plan fits; 0: too many.
-static size_t kept_fewest_off(KeptChoice *c, size_t layers, Place place) {
-    size_t beyond = 0, fits = layers + 1;
-    for (size_t off = layers; fits - beyond > 1; off = beyond + (fits - beyond) / 2)
-        *(kept_fits(c, LEVEL_PRODUCTS, layers, off, place) ? &fits : &beyond) = off;
-    return fits <= layers ? fits : 0;
-}
-
-// Sets the seconds of a step by a choice that was planned last. *still: seconds if nothing moved
-static void kept_time(KeptChoice *c, double *still) {
-    const Moved none = {PHASE_FORWARD, {{0}}};
-    RunSettings device = c->settings; // places change no work
-    for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
-    device.defers = 0;
-    const PassWork work = pass_work(c->search->machine, &device, c->shape);
-    c->seconds = of_main_rank(step_seconds(c->search->machine, &c->settings, &work, &c->plan.moved, c->search->sequences));
-    *still = of_main_rank(step_seconds(c->search->machine, &c->settings, &work, &none, c->search->sequences));
-}
-
-// Takes `other` in place of *best if it is faster by more than 1 %, or less than 1 % slower with fewer bytes.
-static void kept_compare(KeptChoice *best, const KeptChoice *other) {
-    const int less = other->bytes[PLACE_DEVICE] + other->bytes[PLACE_HOST] + other->bytes[PLACE_DISK] <
-                     best->bytes[PLACE_DEVICE] + best->bytes[PLACE_HOST] + best->bytes[PLACE_DISK];
-    const double ratio = other->seconds / best->seconds;
-    if (of_main_rank(ratio < 0.99 || (ratio < 1.01 && less)) > 0) *best = *other;
-}
-
-// Keeps products or all of as many layers as free memory takes, if that is faster: the other choices stay as they are.
-// On the device, and if a place for kept tensors is open there, too, as far as its link is free. A plan without a limit
-// has the limit of a run on this machine.
-static void run_keep(Run *run, const Batch *shape, size_t limit) {
-    const int unlimited = !limit && run->options->verb == VERB_PLAN && !option_given(run->options, "machine");
-    const Search search = run_search(run, unlimited ? ops_device->memory_available() : limit);
-    const RunSettings *s = &run->settings;
-    KeptChoice best = {&search, shape, kept_limits(run, &search), *s, run->plan, s->model->config.num_hidden_layers, 0, {0}};
-    double still;
-    run->needed = run->plan.total_bytes, run->needs = s->keep.level;
-    if (!search.keep || s->method > METHOD_CHECKPOINT || world_sp(s->world) > 1 || s->deals || !shape->N ||
-        best.limits.bytes[PLACE_DEVICE] == SIZE_MAX)
-        return;
-    if (!kept_fits(&best, s->keep.level, 0, 0, s->place[PLACED_KEPT])) return;
-    static PassWorks here;
-    PassWorks *const outside = pass_works;
-    if (!outside) pass_works = &here, here.count = 0;
-    kept_time(&best, &still);
-    KeptChoice other = best;
-    for (int level = LEVEL_ALL; level >= LEVEL_PRODUCTS && s->place[PLACED_KEPT] <= PLACE_DEVICE; level--) {
-        const size_t most = kept_most(&other, (KeepLevel)level);
-        if (!most || !kept_fits(&other, (KeepLevel)level, most, 0, PLACE_DEVICE)) continue;
-        kept_time(&other, &still);
-        kept_compare(&best, &other);
-        if (most == best.layers) break;
-    }
-    for (int place = PLACE_HOST; place < PLACES && !(best.settings.keep.level > LEVEL_ATTENTION && !best.settings.keep.layers); place++) {
-        if (!(search.places[PLACED_KEPT] >> place & 1) || search.open.place[PLACED_KEPT] != PLACE_AUTO) continue;
-        for (size_t fits = 0, beyond = best.layers + 1, n = beyond - 1; beyond - fits > 1; n = fits + (beyond - fits) / 2) {
-            const size_t off = kept_fewest_off(&other, n, (Place)place);
-            int free_link = off && kept_fits(&other, LEVEL_PRODUCTS, n, off, (Place)place);
-            if (free_link) kept_time(&other, &still), free_link = other.seconds <= 1.02 * still;
-            if (free_link) kept_compare(&best, &other);
-            *(free_link ? &fits : &beyond) = n;
-        }
-    }
-    pass_works = outside;
-    run->settings = best.settings, run->plan = best.plan;
-}
-
-// Keeps less than planned, after an allocation was refused: products of half as many layers, at last what the run needs.
-// Returns 0 if less is not possible. Collective.
-static int run_keep_less(Run *run, const Batch *shape) {
-    Keeping *keep = &run->settings.keep;
-    const size_t L = run->model.config.num_hidden_layers, layers = (keep->layers ? keep->layers : L) / 2;
-    const Keeping needed = {run->needs, 0, 0};
-    if (run->options->keep.word != KEEP_AUTO || keep->level <= LEVEL_ATTENTION) return 0;
-    if (layers)
-        keep->layers = layers, keep->off = min_size(keep->off, layers);
-    else
-        *keep = needed;
-    run->plan = plan_make(&run->settings, shape);
-    return 1;
-}
-
 // ---- texts written in parallel -------------------------------------------------------------------------------------
 // Returns whether a planned run fits on every rank, with weights in this place. Collective.
 static int run_fits_with(const Run *run, size_t limit, Place weights) {
@@ -347,37 +220,6 @@ static void run_plan_slots(Run *run, const Batch *shape, size_t limit) {
         *(good ? &fits : &beyond) = slots;
         if (good) *run = trial;
     }
-}
-
-// Plans like run_plan_slots, then keeps what fits.
-static void run_plan(Run *run, const Batch *shape, size_t limit) {
-    run_plan_slots(run, shape, limit);
-    run_keep(run, shape, limit);
-}
-
-// Plans the levels of --sp auto, in place of run_plan. Tries levels up to the first with weights and gradients on the
-// device, as larger ones would save no transfers. The fastest of them becomes the home level.
-static void run_plan_levels(Run *run, const Batch *shape, SequenceBound bound, size_t limit) {
-    const size_t batches = run->assignment.batches; // counted for any number of ranks
-    const DealLevels levels = deal_levels(world_ranks(run->settings.world));
-    const Run open = *run;
-    double least = INFINITY;
-    for (size_t k = 0, on_device = 0; k < levels.levels && !on_device; k++) {
-        Run trial = open;
-        trial.settings.world.sp = levels.level[k].ranks;
-        run_plan(&trial, shape, limit);
-        const Search search = run_search(&trial, limit);
-        const Place *place = trial.settings.place;
-        double beyond = plan_pressure(&trial.plan, &search.limits) > 1, seconds = INFINITY;
-        dist_sum(RANKS_ALL, &beyond, 1);
-        if (beyond == 0) seconds = run_levels(&trial, bound, &search);
-        on_device = beyond == 0 && place[PLACED_WEIGHTS] <= PLACE_DEVICE && place[PLACED_GRADIENTS] <= PLACE_DEVICE;
-        if (seconds < least || least == INFINITY) *run = trial, least = seconds;
-    }
-    run->home = world_sp(run->settings.world);
-    run->assignment = assign_evaluation(run->settings.world, 1);
-    run->assignment.batches = batches;
-    dist_split(run->home);
 }
 
 // Notes that --deterministic off has no effect with our own attention. Call after run_plan.

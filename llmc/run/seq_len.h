@@ -3,7 +3,7 @@
 */
 #ifndef LLMC_SEQ_LEN_H
 #define LLMC_SEQ_LEN_H
-#include "choose_plan.h"
+#include "keep_plan.h"
 
 // Returns T, or the largest length below it whose micro-batch fits `limit` bytes on every rank. tokens: of all data.
 // Plans full documents; reserves a 64th of `limit` for micro-batches of more, shorter documents.

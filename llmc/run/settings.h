@@ -140,7 +140,8 @@ static void settings_note(const Options *o, World world) {
 // Sets the choices that options name; the rest stays open for the planner (choose_plan.h).
 static void settings_name_places(RunSettings *settings, const Options *o) {
     const Place inputs = o->context_memory ? o->context_on : o->inputs;
-    const Place named[PLACED] = {inputs, o->weights, o->gradients, o->optimizer, (Place)o->keep_on.word, o->reference_on};
+    const Place named[PLACED] = {inputs,         o->weights, o->gradients, o->optimizer, (Place)o->keep_on.word,
+                                 o->reference_on};
     memcpy(settings->place, named, sizeof(named));
     settings->ring = o->kv == KEYS_RING;
     const Keeping nothing = {LEVEL_NONE, 0, 0}, keep = {(KeepLevel)o->keep.word, o->keep.layers, o->keep_on.layers};

@@ -191,8 +191,7 @@ static void layer_visit(Visit *v, size_t l) {
     StreamBP *s = v->s;
     Walk *walk = &s->memory.walk;
     size_t alike = 0;
-    for (size_t i = l; i < s->model->config.num_hidden_layers && walk->dry; i++)
-        alike += layer_of(s, i)->like == l;
+    for (size_t i = l; i < s->model->config.num_hidden_layers && walk->dry; i++) alike += layer_of(s, i)->like == l;
     v->l = l, v->layer = layer_of(s, l), v->times = walk->layers = (double)max_size(alike, 1);
 }
 

@@ -67,8 +67,7 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
         fprintf(out, "fits      %s: %s of %s", w->fits ? "yes" : "no",
                 human_bytes((double)(more ? w->run.needed : w->bytes[PLACE_DEVICE])),
                 human_bytes((double)r->bounds.limit));
-        if (more)
-            fprintf(out, ", takes %s for speed (--keep none: less)", human_bytes((double)w->bytes[PLACE_DEVICE]));
+        if (more) fprintf(out, ", takes %s for speed (--keep none: less)", human_bytes((double)w->bytes[PLACE_DEVICE]));
         if (machine) fprintf(out, " (%s)", machine->gpu);
         if (!w->fits && tables) fprintf(out, " and %s of page tables", human_bytes((double)tables));
     }

@@ -350,7 +350,8 @@ TEST(figures_of_a_pass) {
             SCOPED(planned_end) Planned c;
             planned(&c, "qwen3-8b", N, 1, 0, 1);
             c.settings.optimizer = c.settings.master = 0;
-            c.settings.chunk = CUDA_CHUNK, c.settings.logits_chunk = CUDA_LOGITS_CHUNK, c.settings.keep.level = (KeepLevel)(k / 2);
+            c.settings.chunk = CUDA_CHUNK, c.settings.logits_chunk = CUDA_LOGITS_CHUNK,
+            c.settings.keep.level = (KeepLevel)(k / 2);
             c.settings.attention.any_order = k % 2, c.settings.attention.workspace = (size_t)5 << 30;
             const StepShape step = {1, (double)N, model_flops(&c.model, NULL, &c.batch, 1), 0};
             const Estimate e = estimate_step(&machines[MACHINE_H200], &c.settings, &c.batch, step);
@@ -554,7 +555,8 @@ TEST(kept_attention_leaves_memory_free) {
         Choice *choices;
         const Candidates all = candidates_make(&search);
         const size_t count = search_choices(&search, &all, &c.batch, &choices, &least);
-        if (!count || (choices[0].settings.keep.level > LEVEL_NONE) != (k != 1)) test_fail("case %d: %zu choices", k, count);
+        if (!count || (choices[0].settings.keep.level > LEVEL_NONE) != (k != 1))
+            test_fail("case %d: %zu choices", k, count);
         free(choices), free(all.candidate);
     }
 }

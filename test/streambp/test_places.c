@@ -191,7 +191,7 @@ static RunSettings case_settings(const Case *c, const Levels *levels, int placed
     RunSettings s =
         tiny_settings(&c->tiny, methods[of[METHOD]], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
     s.world = world, s.world.zero = of[STAGE], s.ring = of[SHARED] == 2;
-    static const Keeping keeping[] = {{LEVEL_NONE, 0, 0},     {LEVEL_ATTENTION, 0, 0}, {LEVEL_ATTENTION, 0, 0},
+    static const Keeping keeping[] = {{LEVEL_NONE, 0, 0},      {LEVEL_ATTENTION, 0, 0}, {LEVEL_ATTENTION, 0, 0},
                                       {LEVEL_ATTENTION, 0, 0}, {LEVEL_PRODUCTS, 0, 0},  {LEVEL_ALL, 0, 0},
                                       {LEVEL_PRODUCTS, 2, 1}};
     static const Place kept_on[] = {PLACE_DEVICE, PLACE_DEVICE, PLACE_HOST, PLACE_DISK,
