@@ -332,7 +332,8 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
     free(expected.gradient);
 }
 
-// What else stays, all the same: one element of the bits, of a layer's or of a place's choice.
+// Kept tensors have the recomputed bits at every level, in every place, with inputs of some layers restored. Layers with
+// a window keep forward's keys, which backward otherwise projects in other chunks.
 static void keeping_changes_nothing(TinyCase *c, size_t chunk, const Batch *batches, size_t keep) {
     RunSettings settings = tiny_settings(c, chunk ? METHOD_STREAM : METHOD_CHECKPOINT, chunk, 11);
     const int windows = layers_of_kind(&c->model.config, LAYER_WINDOW) > 0;
@@ -358,6 +359,7 @@ TEST(kept_levels) {
         for (size_t keep = 3; keep < TINY_KEEPS; keep++) {
             const size_t j = (keep + i) % COUNT_OF(chunks);
             if (EMULATED && (j == 1 || keep % 3 != i % 3)) continue;
+            if (thinned() && !EMULATED && (i + keep) % 2) continue;
             test_case("%.40s..., chunk %zu, keep %zu", models[i], chunks[j], keep);
             keeping_changes_nothing(&c, chunks[j], batches, keep);
         }
