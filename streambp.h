@@ -154,7 +154,7 @@ static HeadActivations head_logits(const Visit *v) {
     matrix_forward(v, s->model->model_offset[LM_HEAD] - group_begin(s->model, GROUP_HEAD), h.matrix, h.logits,
                    h.norm_out, NULL, NULL, d.C, d.V, d.logits_stride);
     h.adapted = outer_adapter(s, v->w, LM_HEAD, &h.adapter);
-    if (h.adapted) adapter_add(v, &h.adapter, d.C, d.logits_stride, h.logits, h.norm_out);
+    if (h.adapted) adapter_forward(v, &h.adapter, d.C, d.logits_stride, h.logits, h.norm_out, h.logits);
     return h;
 }
 
@@ -178,7 +178,7 @@ static void logits_backward(const Visit *v, const HeadActivations *h) {
         s->ops->linear_backward_weight(v->dw.head, NULL, dlogits, h->norm_out, v->c.n, d.C, d.V, d.logits_stride);
     Stored *dh = h->adapted ? adapter_backward(v, &h->adapter, linear, dlogits, h->norm_out) : NULL;
     s->ops->linear_backward_input(dnorm_out, dlogits, h->matrix, v->c.n, d.C, d.V, d.logits_stride, 0);
-    if (h->adapted) adapter_backward_input(v, &h->adapter, d.C, dnorm_out, dh);
+    if (h->adapted) adapter_backward_input(v, &h->adapter, d.C, dnorm_out, dh, 1);
     norm_rows_backward(s, x, v->dw.norm, dnorm_bias, dnorm_out, x, h->norm, v->c.n, d.C, 0);
 }
 

@@ -207,24 +207,30 @@ static void product_forward(const Visit *v, Linear linear, Stored *out, const St
     }
 }
 
-// out[n,.] += adapter(x[n,in]), rows of out `stride` apart
-static void adapter_add(const Visit *v, const Adapter *adapter, size_t in, size_t stride, Stored *out,
-                        const Stored *x) {
+// out[n,.] = adapter(x[n,in]) (+ residual, which may be out), rows of both `stride` apart
+static void adapter_forward(const Visit *v, const Adapter *adapter, size_t in, size_t stride, Stored *out,
+                            const Stored *x, const Stored *residual) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena);
     const Stored *h = adapter_narrow(v, adapter, adapter_input(v, adapter, x, in), in);
-    Stored *columns = stored_row(s, out, adapter->column, 1);
-    s->ops->linear_forward(columns, h, adapter->b, NULL, columns, v->c.n, adapter->part->rank, adapter->part->columns,
-                           stride);
+    s->ops->linear_forward(stored_row(s, out, adapter->column, 1), h, adapter->b, NULL,
+                           residual ? stored_row(s, (Stored *)residual, adapter->column, 1) : NULL, v->c.n,
+                           adapter->part->rank, adapter->part->columns, stride);
     arena_pop(s->arena, mark);
 }
 
-// out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
+// out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters. Adapters that write all columns come
+// first: an adapter's product takes as long as its output's transfer, and the larger product adds in the same time.
 static void linear_forward_part(const Visit *v, Linear linear, Stored *out, const Stored *x, const Stored *residual) {
     Adapter adapter[ADAPTERS_MOST];
-    size_t count = adapters_of(v, linear, adapter);
-    product_forward(v, linear, out, x, residual);
-    for (size_t i = 0; i < count; i++) adapter_add(v, &adapter[i], linear.in, linear.stride, out, x);
+    const size_t count = adapters_of(v, linear, adapter);
+    size_t columns = 0;
+    for (size_t i = 0; i < count; i++) columns += adapter[i].part->columns;
+    const int first = columns == linear.out;
+    if (!first) product_forward(v, linear, out, x, residual);
+    for (size_t i = 0; i < count; i++)
+        adapter_forward(v, &adapter[i], linear.in, linear.stride, out, x, first ? residual : out);
+    if (first) product_forward(v, linear, out, x, out);
 }
 
 // Runs a linear layer. Does nothing if the visited layer lacks it.
@@ -253,17 +259,19 @@ static Stored *adapter_backward(const Visit *v, const Adapter *adapter, Linear l
     return dh;
 }
 
-// dx[n,in] += the gradient through one adapter
-static void adapter_backward_input(const Visit *v, const Adapter *adapter, size_t in, Stored *dx, const Stored *dh) {
+// dx[n,in] = (accumulate: +=) the gradient through one adapter
+static void adapter_backward_input(const Visit *v, const Adapter *adapter, size_t in, Stored *dx, const Stored *dh,
+                                   int accumulate) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), rank = adapter->part->rank, n = v->c.n;
     const double rate = dropout_rate(s);
     if (rate > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", n * in);
         s->ops->linear_backward_input(dinput, dh, adapter->a, n, in, rank, rank, 0);
-        s->ops->dropout(dx, dinput, n, in, s->now.batch->first + v->c.token, rate, adapter->seed, 1);
+        s->ops->dropout(dx, dinput, n, in, s->now.batch->first + v->c.token, rate, adapter->seed,
+                        accumulate);
     } else {
-        s->ops->linear_backward_input(dx, dh, adapter->a, n, in, rank, rank, 1);
+        s->ops->linear_backward_input(dx, dh, adapter->a, n, in, rank, rank, accumulate);
     }
     arena_pop(s->arena, mark);
 }
@@ -281,9 +289,10 @@ static void linear_backward_part(const Visit *v, Linear linear, Stored *dx, cons
         s->ops->linear_backward_weight(sum_of(v, linear.weight), sum_of(v, linear.bias), dout, x, v->c.n, linear.in,
                                        linear.out, linear.stride);
     for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(v, &adapter[i], linear, dout, x);
+    for (size_t i = 0; i < count; i++)
+        adapter_backward_input(v, &adapter[i], linear.in, dx, dh[i], accumulate || i > 0);
     s->ops->linear_backward_input(dx, dout, weight_of(v, linear.weight), v->c.n, linear.in, linear.out, linear.stride,
-                                  accumulate);
-    for (size_t i = 0; i < count; i++) adapter_backward_input(v, &adapter[i], linear.in, dx, dh[i]);
+                                  accumulate || count > 0);
     arena_pop(s->arena, mark);
 }
 
