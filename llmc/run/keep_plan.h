@@ -78,44 +78,58 @@ static void kept_compare(KeptChoice *best, const KeptChoice *other) {
     if (of_main_rank(ratio < 0.99 || (ratio < 1.01 && less)) > 0) *best = *other;
 }
 
-// Keeps products or all of as many layers as free memory takes, if that is faster: the other choices stay as they are.
-// On the device, and if a place for kept tensors is open there, too, as far as its link is free. A plan without a limit
-// has the limit of a run on this machine.
+// Compares `best` with what fits on the device: all, then products, of as many layers as possible.
+static void keep_on_device(KeptChoice *best) {
+    KeptChoice other = *best;
+    double still;
+    for (int level = LEVEL_ALL; level >= LEVEL_PRODUCTS; level--) {
+        const size_t most = kept_most(&other, (KeepLevel)level);
+        if (!most || !kept_fits(&other, (KeepLevel)level, most, 0, PLACE_DEVICE)) continue;
+        kept_time(&other, &still);
+        kept_compare(best, &other);
+        if (most == best->layers) return;
+    }
+}
+
+// Compares `best` with products of more layers, of which some lie off-device, as far as the link is free: transfers make
+// the step at most 2 % longer.
+static void keep_off_device(KeptChoice *best, Place place) {
+    KeptChoice other = *best;
+    double still;
+    for (size_t fits = 0, beyond = best->layers + 1, n = beyond - 1; beyond - fits > 1;
+         n = fits + (beyond - fits) / 2) {
+        const size_t off = kept_fewest_off(&other, n, place);
+        int is_free = off && kept_fits(&other, LEVEL_PRODUCTS, n, off, place);
+        if (is_free) kept_time(&other, &still), is_free = other.seconds <= 1.02 * still;
+        if (is_free) kept_compare(best, &other);
+        *(is_free ? &fits : &beyond) = n;
+    }
+}
+
+// Keeps products or all of as many layers as free memory takes, if that is faster. The other choices stay as they are. A
+// plan without a limit has the limit of a run on this machine.
 static void run_keep(Run *run, const Batch *shape, size_t limit) {
     const int unlimited = !limit && run->options->verb == VERB_PLAN && !option_given(run->options, "machine");
     const Search search = run_search(run, unlimited ? ops_device->memory_available() : limit);
     const RunSettings *s = &run->settings;
-    KeptChoice best = {&search, shape, kept_limits(run, &search), *s, run->plan, s->model->config.num_hidden_layers,
-                       0,       {0}};
-    double still;
-    run->needed = run->plan.total_bytes, run->needs = s->keep.level;
-    if (!search.keep || s->method > METHOD_CHECKPOINT || world_sp(s->world) > 1 || s->deals || !shape->N ||
-        best.limits.bytes[PLACE_DEVICE] == SIZE_MAX)
-        return;
-    if (!kept_fits(&best, s->keep.level, 0, 0, s->place[PLACED_KEPT])) return;
+    const Place named = search.open.place[PLACED_KEPT];
+    const size_t L = s->model->config.num_hidden_layers;
+    KeptChoice best = {&search, shape, kept_limits(run, &search), *s, run->plan, L, 0, {0}};
     static PassWorks here;
     PassWorks *const outside = pass_works;
+    double still;
+    run->needed = run->plan.total_bytes, run->needs = s->keep.level;
+    const int one = world_sp(s->world) == 1 && !s->deals; // a process has all of a sequence
+    if (!search.keep || s->method > METHOD_CHECKPOINT || !one || !shape->N) return;
+    if (best.limits.bytes[PLACE_DEVICE] == SIZE_MAX) return;
+    if (!kept_fits(&best, s->keep.level, 0, 0, s->place[PLACED_KEPT])) return;
     if (!outside) pass_works = &here, here.count = 0;
     kept_time(&best, &still);
-    KeptChoice other = best;
-    for (int level = LEVEL_ALL; level >= LEVEL_PRODUCTS && s->place[PLACED_KEPT] <= PLACE_DEVICE; level--) {
-        const size_t most = kept_most(&other, (KeepLevel)level);
-        if (!most || !kept_fits(&other, (KeepLevel)level, most, 0, PLACE_DEVICE)) continue;
-        kept_time(&other, &still);
-        kept_compare(&best, &other);
-        if (most == best.layers) break;
-    }
-    for (int place = PLACE_HOST;
-         place < PLACES && !(best.settings.keep.level > LEVEL_ATTENTION && !best.settings.keep.layers); place++) {
-        if (!(search.places[PLACED_KEPT] >> place & 1) || search.open.place[PLACED_KEPT] != PLACE_AUTO) continue;
-        for (size_t fits = 0, beyond = best.layers + 1, n = beyond - 1; beyond - fits > 1;
-             n = fits + (beyond - fits) / 2) {
-            const size_t off = kept_fewest_off(&other, n, (Place)place);
-            int free_link = off && kept_fits(&other, LEVEL_PRODUCTS, n, off, (Place)place);
-            if (free_link) kept_time(&other, &still), free_link = other.seconds <= 1.02 * still;
-            if (free_link) kept_compare(&best, &other);
-            *(free_link ? &fits : &beyond) = n;
-        }
+    if (named <= PLACE_DEVICE) keep_on_device(&best);
+    for (int place = PLACE_HOST; place < PLACES; place++) {
+        const int open = named == PLACE_AUTO && search.places[PLACED_KEPT] >> place & 1;
+        const int whole = best.settings.keep.level > LEVEL_ATTENTION && !best.settings.keep.layers;
+        if ((open || named == (Place)place) && !whole) keep_off_device(&best, (Place)place);
     }
     pass_works = outside;
     run->settings = best.settings, run->plan = best.plan;
