@@ -50,11 +50,11 @@ static size_t kept_most(KeptChoice *c, KeepLevel level) {
     return fits;
 }
 
-// Returns how few of `layers` layers must keep their products off-device so that the plan fits; 0: too many.
-static size_t kept_fewest_off(KeptChoice *c, size_t layers, Place place) {
+// Returns how few of `layers` layers must keep a level off-device so that the plan fits; 0: too many.
+static size_t kept_fewest_off(KeptChoice *c, KeepLevel level, size_t layers, Place place) {
     size_t beyond = 0, fits = layers + 1;
     for (size_t off = layers; fits - beyond > 1; off = beyond + (fits - beyond) / 2)
-        *(kept_fits(c, LEVEL_PRODUCTS, layers, off, place) ? &fits : &beyond) = off;
+        *(kept_fits(c, level, layers, off, place) ? &fits : &beyond) = off;
     return fits <= layers ? fits : 0;
 }
 
@@ -91,14 +91,14 @@ static void keep_on_device(KeptChoice *best) {
     }
 }
 
-// Compares `best` with products of more layers, of which some lie off-device, as far as the link is free: transfers make
-// the step at most 2 % longer.
+// Compares `best` with products of more layers, of which some lie off-device, as far as the link is free: transfers
+// make the step at most 2 % longer.
 static void keep_off_device(KeptChoice *best, Place place) {
     KeptChoice other = *best;
     double still;
     for (size_t fits = 0, beyond = best->layers + 1, n = beyond - 1; beyond - fits > 1;
          n = fits + (beyond - fits) / 2) {
-        const size_t off = kept_fewest_off(&other, n, place);
+        const size_t off = kept_fewest_off(&other, LEVEL_PRODUCTS, n, place);
         int is_free = off && kept_fits(&other, LEVEL_PRODUCTS, n, off, place);
         if (is_free) kept_time(&other, &still), is_free = other.seconds <= 1.02 * still;
         if (is_free) kept_compare(best, &other);
@@ -106,8 +106,19 @@ static void keep_off_device(KeptChoice *best, Place place) {
     }
 }
 
-// Keeps products or all of as many layers as free memory takes, if that is faster. The other choices stay as they are. A
-// plan without a limit has the limit of a run on this machine.
+// Keeps what a resumed run began to keep, if it fits. Returns 0 if it does not.
+static int keep_as_begun(KeptChoice *best, Keeping begun, Place place) {
+    KeptChoice other = *best;
+    const size_t layers = begun.layers ? begun.layers : best->layers;
+    other.limits = best->search->limits;
+    const size_t off = place > PLACE_DEVICE ? kept_fewest_off(&other, begun.level, layers, place) : 0;
+    if ((place > PLACE_DEVICE && !off) || !kept_fits(&other, begun.level, layers, off, place)) return 0;
+    *best = other;
+    return 1;
+}
+
+// Keeps products or all of as many layers as free memory takes, if that is faster. The other choices stay as they are.
+// A plan without a limit has the limit of a run on this machine. A resumed run keeps what it began to keep.
 static void run_keep(Run *run, const Batch *shape, size_t limit) {
     const int unlimited = !limit && run->options->verb == VERB_PLAN && !option_given(run->options, "machine");
     const Search search = run_search(run, unlimited ? ops_device->memory_available() : limit);
@@ -125,11 +136,14 @@ static void run_keep(Run *run, const Batch *shape, size_t limit) {
     if (!kept_fits(&best, s->keep.level, 0, 0, s->place[PLACED_KEPT])) return;
     if (!outside) pass_works = &here, here.count = 0;
     kept_time(&best, &still);
-    if (named <= PLACE_DEVICE) keep_on_device(&best);
+    int begun = run->begun.level && named <= PLACE_DEVICE && keep_as_begun(&best, run->begun, PLACE_DEVICE);
+    if (!begun && named <= PLACE_DEVICE) keep_on_device(&best);
     for (int place = PLACE_HOST; place < PLACES; place++) {
         const int open = named == PLACE_AUTO && search.places[PLACED_KEPT] >> place & 1;
         const int whole = best.settings.keep.level > LEVEL_ATTENTION && !best.settings.keep.layers;
-        if ((open || named == (Place)place) && !whole) keep_off_device(&best, (Place)place);
+        if ((!open && named != (Place)place) || begun) continue;
+        begun = run->begun.level && keep_as_begun(&best, run->begun, (Place)place);
+        if (!begun && !whole) keep_off_device(&best, (Place)place);
     }
     pass_works = outside;
     run->settings = best.settings, run->plan = best.plan;

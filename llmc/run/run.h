@@ -40,6 +40,7 @@ typedef struct {
     Assignment assignment; // micro-batches of a step
     const char *attention; // the library that computes attention, "cuDNN 9.19.0"; NULL: our own kernels
     int has_begun;         // 1: the run is resumed
+    Keeping begun;         // what it began to keep, if bits depend on that; LEVEL_NONE: free
     size_t workspace;      // AttentionChoice.workspace with which the resumed run began
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p

@@ -426,9 +426,12 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     }
     if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // with --sp auto, o->sp is 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
-    if (o->keep.word == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
-        option_set(&option_rows[option_find("keep")], o,
-                   *run_state_setting(last, "--keep") ? run_state_setting(last, "--keep") : "none");
+    if (o->keep.word == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW)) {
+        const char *kept = run_state_setting(last, "--keep");
+        option_set(&option_rows[option_find("keep")], o, *kept ? kept : "none");
+        const Keeping begun = {(KeepLevel)o->keep.word, o->keep.layers, 0};
+        if (begun.level > LEVEL_ATTENTION) t->run.begun = begun, o->keep.word = KEEP_AUTO, o->keep.layers = 0;
+    }
     if (o->method == METHOD_AUTO && !strcmp(method, method_names[METHOD_STREAM])) o->method = METHOD_STREAM;
     if (run_search(&t->run, 0).method && !strcmp(method, method_names[METHOD_SECO]) && o->inputs_every <= 1 &&
         (o->keep.word == KEEP_NONE || o->keep.word == KEEP_AUTO))

@@ -56,6 +56,15 @@ check 'chunks are those that it began with' [ "$(grep -o '"--[a-z]*-*chunk": "[0
     '"--chunk": "7" "--logits-chunk": "9"' ]
 check 'as it was not' [ -z "$(grep -- '"--keep": "attention"' "$WORK/windows/checkpoint-00000002/state.json")" ]
 
+# Products of the last layer, whose keys have forward's bits: so after a resume without the option, on a disk too.
+for part in whole begin go-on; do
+    succeeds train --init $windows --data $SHARD --seq-len 50 --lr 1e-2 --out "$WORK/kept-$([ $part = whole ] && echo whole || echo parts)" \
+        --save-every 1 --chunk 7 --logits-chunk 9 $([ $part = begin ] && echo --steps 1 || echo --steps 2) --schedule constant \
+        $([ $part = go-on ] && echo --resume --keep-on disk --disk "$DISK" || echo --keep products=1)
+done
+check 'a resumed run keeps what it kept' cmp -s "$WORK/kept-whole/checkpoint-00000002/model.safetensors" "$WORK/kept-parts/checkpoint-00000002/model.safetensors"
+check 'as it says' grep -q -- '"--keep": "products=1"' "$WORK/kept-parts/checkpoint-00000002/state.json"
+
 # ---- a full or missing disk: one line before the first step, and the last checkpoint resumes -----------------------------------------
 checkpoints() { ls "$WORK/killed" | grep -x 'checkpoint-[0-9]*'; } # without unfinished ones
 left=$(checkpoints)
