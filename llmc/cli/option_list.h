@@ -9,7 +9,7 @@ kind share:
     FLAG(field, name, verbs, help)                      TEXT(field, name, default, verbs, value, help)
     PATHS, IDS(field, name, verbs, value, help)         INTERVAL(field, name, default, verbs, value, help)
     CHOICE(type, field, name, default, first, last, verbs, words, help)
-    LAYERS(field, name, default, first, last, verbs, words, help)
+    CHOICE_OF_LAYERS(field, name, default, first, last, verbs, words, help)
     SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
 A row whose verbs stand in SHORT(...) is in the short --help of these verbs, with the first part of its help, up to ";
@@ -18,8 +18,8 @@ A row whose verbs stand in SHORT(...) is in the short --help of these verbs, wit
 A default is written as it would be typed. A number whose default is a word ("auto", "off") also accepts that word: the
 field is then 0, or NAN if it is a double. A row whose `most` is MOST_TOKENS counts tokens: 32k is 32768 there, in other
 rows 32000. A choice is stored as an enum value: the row gives the values of its first and last word, and its words
-follow the enum's order. A choice of off, on and more may be typed without a word, which means on. LAYERS is a choice
-with a number of layers that may follow the word: products=24. An interval counts steps (100) or time (30min).
+follow the enum's order. A choice of off, on and more may be typed without a word, which means on. CHOICE_OF_LAYERS
+is a choice whose word a number of layers may follow: products=24. An interval counts steps (100) or time (30min).
 */
 #define FLAG(field, name, verbs, help)   OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
 #define TEXT(field, name, text, ...)     OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)
@@ -29,7 +29,7 @@ with a number of layers that may follow the word: products=24. An interval count
 #define BYTES(field, name, ...)          OPTION(size_t, field, name, BYTES, __VA_ARGS__)
 #define REAL(field, name, ...)           OPTION(double, field, name, REAL, __VA_ARGS__)
 #define CHOICE(type, field, name, ...)   OPTION(type, field, name, CHOICE, __VA_ARGS__)
-#define LAYERS(field, name, ...)         OPTION(LayersChoice, field, name, LAYERS, __VA_ARGS__)
+#define CHOICE_OF_LAYERS(field, name, ...) OPTION(LayersChoice, field, name, LAYERS, __VA_ARGS__)
 #define INTERVAL(field, name, text, ...) OPTION(Interval, field, name, INTERVAL, text, 0, 0, __VA_ARGS__)
 // clang-format off
 
@@ -91,11 +91,11 @@ SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS | ON(SAMPLE),
      "mst: intermediate_size / hidden_size chunks, vocab_size / hidden_size of logits")
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS | ON(SAMPLE), "N",
      "tokens whose logits exist at the same time")
-LAYERS(keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|products|all|auto",
+CHOICE_OF_LAYERS(keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|products|all|auto",
        "stream, checkpoint: what stays from forward to backward in addition to layer inputs; attention: attention's "
        "outputs; products: outputs of all matrix products; all: backward computes nothing again; products=N: of the "
        "last N layers, of others attention's outputs; auto: the fastest that fits")
-LAYERS(keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
+CHOICE_OF_LAYERS(keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where to store what --keep saves; host=N: of the first N of these layers, of others on the device; auto, here "
        "and below: the fastest place that fits")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
@@ -402,6 +402,7 @@ FLAG(version, "version", EVERYWHERE, "the version")
 #undef BYTES
 #undef REAL
 #undef CHOICE
+#undef CHOICE_OF_LAYERS
 #undef INTERVAL
 #undef OPTION
 #undef SECTION

@@ -80,6 +80,10 @@ static int row_differs(const OptionRow *row, const Options *a, const Options *b)
     switch (row->kind) {
     case OPTION_FLAG:
     case OPTION_CHOICE: return memcmp(x, y, sizeof(int)) != 0;
+    case OPTION_LAYERS: {
+        const LayersChoice *c = (const LayersChoice *)x, *d = (const LayersChoice *)y;
+        return c->word != d->word || c->layers != d->layers;
+    }
     case OPTION_PATHS: return paths_differ((const PathList *)x, (const PathList *)y);
     case OPTION_IDS: return i->count != j->count || (i->count && memcmp(i->id, j->id, 4 * i->count) != 0);
     case OPTION_TEXT: return text_differs(*(const char *const *)x, *(const char *const *)y);
@@ -187,6 +191,7 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
         while (i--) choice += strcspn(choice, "|") + (choice[strcspn(choice, "|")] != 0);
         if (!*choice) return NULL;
         snprintf(text, size, "%.*s", (int)strcspn(choice, "|"), choice);
+        if (row->kind == OPTION_LAYERS && strcmp(text, "auto") != 0) strcat(text, "=12");
     }
     return text;
 }

@@ -22,6 +22,8 @@ static void check_row(const OptionRow *row, Verb verb, const char *value) {
     options_set_defaults(&defaults);
     if (row->kind == OPTION_CHOICE)
         assert_string_equal(option_chosen(&a, row->name), value);
+    else if (row->kind == OPTION_LAYERS)
+        assert_string_equal(option_text(row, &a, joined, sizeof(joined)), value);
     else if (!row_differs(row, &a, &defaults))
         test_fail("'%s' was not stored", value);
     expect_round_trip(&without);
