@@ -181,6 +181,8 @@ check 'or products of some layers' sh -c "echo '$(json keep)' | grep -q '^produc
 check 'and the need is told' [ "$(json needed_bytes)" -lt "$(json total_bytes)" ]
 succeeds plan --init qwen3-8b --dtype bf16 --seq-len 32768 --lora-rank 16 --machine h100,host=200GiB --verbose
 says out '^fits  .* takes [0-9.]* GiB for speed' '^--keep   none  *[0-9.]* GiB  [0-9.]* s$' '^  *products=18  *' '--keep products --keep-on host=[0-9]'
+kept --seq-len 4096 --lora-rank 16 --memory-limit h100 --method stream
+check 'a method that bp is told to measure keeps nothing' [ "$(json keep)" = none ]
 refuses 2 '--keep is .most., it must be none, attention, products, all or auto' plan --init qwen3-8b --keep most
 refuses 2 '--keep is .products=0., it must be' plan --init qwen3-8b --keep products=0
 refuses 2 'a shared sequence .--sp. keeps attention' plan --init qwen3-8b --keep products --ranks 2 --sp 2
