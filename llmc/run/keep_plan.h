@@ -14,7 +14,7 @@ run_plan makes all choices of a run, run_plan_levels those of --sp auto.
 static Limits kept_limits(const Run *run, const Search *search) {
     const int gpu = run->settings.gpu || strcmp(ops_device->name, "cpu") != 0;
     Limits limits = search->limits;
-    if (limits.bytes[PLACE_DEVICE] == SIZE_MAX || run->options->memory_limit) return limits;
+    if (limits.bytes[PLACE_DEVICE] == SIZE_MAX || (!gpu && run->options->memory_limit)) return limits;
     limits.bytes[PLACE_DEVICE] = (size_t)((gpu ? KEPT_SHARE_GPU : KEPT_SHARE_CPU) * (double)limits.bytes[PLACE_DEVICE]);
     if (gpu) limits.bytes[PLACE_DEVICE] -= min_size(limits.bytes[PLACE_DEVICE], GIBIBYTE);
     return limits;

@@ -17,7 +17,8 @@ for path in sorted(glob.glob("dev/results/passes-*.json")):
     card = next(name for name in ("h100", "h200", "a100") if name in ran["device"].lower())
     slower = DELTA_SLOWER.get(ran["commit"], 1)
     for each in ran["passes"]:
-        options = shlex.split(f"plan --for bp --machine {card},host=128GiB --memory-limit {ran['memory_limit']} --json --quiet {each['options']}")
+        keep = "" if "--keep" in each["options"] else "--keep none"  # a pass kept nothing unasked
+        options = shlex.split(f"plan --for bp {keep} --machine {card},host=128GiB --memory-limit {ran['memory_limit']} --json --quiet {each['options']}")
         plan = json.loads(subprocess.run([os.environ.get("TRAIN", "./train"), *options], stdout=subprocess.PIPE, check=True).stdout)
         short = plan["chunk"] < 2048
         seconds = plan["estimated_seconds"] + plan["estimated_work"].get("delta", 0) * (slower - 1)

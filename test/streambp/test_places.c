@@ -36,7 +36,7 @@ enum {
     DEFERS, // 1: defers the step to the next pass
     FACTORS
 };
-enum { MOST_LEVELS = 7, MOST_CASES = 64, TRAINED_STEPS = 2 };
+enum { MOST_LEVELS = 7, MOST_CASES = 96, TRAINED_STEPS = 2 };
 
 typedef struct {
     size_t of[FACTORS];
