@@ -62,7 +62,7 @@ for part in whole begin go-on; do
         --save-every 1 --chunk 7 --logits-chunk 9 $([ $part = begin ] && echo --steps 1 || echo --steps 2) --schedule constant \
         $([ $part = go-on ] && echo --resume --keep-on disk --disk "$DISK" || echo --keep products=1)
 done
-check 'a resumed run keeps what it kept' cmp -s "$WORK/kept-whole/checkpoint-00000002/model.safetensors" "$WORK/kept-parts/checkpoint-00000002/model.safetensors"
+check 'a resumed run keeps what it kept' cmp -s "$WORK/kept-whole/checkpoint-00000002/model.bin" "$WORK/kept-parts/checkpoint-00000002/model.bin"
 check 'as it says' grep -q -- '"--keep": "products=1"' "$WORK/kept-parts/checkpoint-00000002/state.json"
 
 # ---- a full or missing disk: one line before the first step, and the last checkpoint resumes -----------------------------------------
