@@ -508,6 +508,16 @@ def topk_of_the_lowest(scores, k, dim=-1, sorted=True):
     return torch.return_types.topk((best.values[..., :k], best.indices[..., :k]))
 
 
+def kept(r, method, config):
+    """Returns options for what stays from forward to backward: a level, a number of layers, a place."""
+    if method not in ("stream", "checkpoint"):
+        return []
+    layers = config.num_hidden_layers
+    level, place = r.choice(["none", "attention", "products", "products", "all", "all"]), r.choice(["device", "host", "host"])
+    words = f"{level}={r.randrange(1, layers + 1)}" if level != "none" and r.random() < 0.5 else level
+    return ["--keep", words, "--keep-on", f"host={r.randrange(1, layers + 1)}" if place == "host" and r.random() < 0.5 else place]
+
+
 def trial(seed, number, names, work, verbose):
     """Returns the family, and the errors of the loss, of the norm of the gradients and of the worst gradient."""
     r = random.Random(f"{seed} {number}")
@@ -533,6 +543,7 @@ def trial(seed, number, names, work, verbose):
     losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
     routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
     every = ["--inputs-every", r.choice([1, 1, 2, 3])] if method[0] in ("stream", "checkpoint", "mst") else []
+    keep = kept(random.Random(f"{seed} {number} keep"), method[0], config)
     rng = np.random.default_rng(case.seed)
     documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
     for ids in documents:
@@ -542,8 +553,15 @@ def trial(seed, number, names, work, verbose):
         counted[0], counted[-1] = 0, 1  # some target of each counts
     data = write_shard(work, documents, counts, config.vocab_size)
     chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
-    out = json.loads(ours("bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths),
-                          "--method", method[0], *chunks, *every, *routers, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
+    command = ["bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths), "--method",
+               method[0], *chunks, *every, *routers, "--threads", 1, "--json", "--quiet", "--grads-out"]
+    out = json.loads(ours(*command, work / "grads.safetensors", *keep))
+    about += f" {' '.join(map(str, keep))}"
+    if keep and "sliding_attention" not in (getattr(config, "layer_types", None) or []):  # else keys are projected in other chunks
+        ours(*command, work / "unkept.safetensors", "--keep", "none")
+        same = (work / "grads.safetensors").read_bytes() == (work / "unkept.safetensors").read_bytes()
+        (work / "unkept.safetensors").unlink()
+        assert same, f"{about}: other bits than with --keep none"
     found = load_file(work / "grads.safetensors")
     with make_golden.rmsnorm_in_the_models_dtype():
         model = make_golden.load_model(folder, torch.float64)
