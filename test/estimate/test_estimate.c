@@ -484,7 +484,7 @@ TEST(keeps_what_fits) {
     for (size_t steps = 0; run_keep_less(&run, &shape); steps++)
         if (steps > 4 || run.plan.total_bytes < run.needed) test_fail("%zu bytes", run.plan.total_bytes);
     assert_int_equal(run.plan.total_bytes, run.needed);
-    free(shape.document_start), model_free(&run.model);
+    free(shape.document_start), lora_free(&run.lora), model_free(&run.model);
 }
 
 // ---- levels of --sp auto -------------------------------------------------------------------------------------------
