@@ -93,7 +93,11 @@ static void options_check_method(const Options *o, const Config *config, World w
         die_usage("--method spaco needs --keep-chunks Q, the probability of a chunk's backward, such as 0.25");
     if (method_is_chunk_major(o->method) && o->inputs_every > 1)
         die_usage("--method %s keeps no layer inputs; leave --inputs-every out", name);
-    if ((o->keep.word == KEEP_PRODUCTS || o->keep.word == KEEP_ALL) && (world_sp(world) > 1 || o->method == METHOD_MST))
+    const int more = o->keep.word == KEEP_PRODUCTS || o->keep.word == KEEP_ALL;
+    if (more && method_is_chunk_major(o->method))
+        die_usage("--keep %s: --method %s keeps the activations of one chunk, and no others; leave --keep out",
+                  option_chosen(o, "keep"), name);
+    if (more && (world_sp(world) > 1 || o->method == METHOD_MST))
         die_usage("--keep %s: %s keeps attention's outputs at most; give --keep attention, or --keep none",
                   option_chosen(o, "keep"), world_sp(world) > 1 ? "a shared sequence (--sp)" : "--method mst");
     if (o->method < METHOD_MST || o->method > METHOD_SPACO) return;

@@ -186,6 +186,7 @@ check 'a method that bp is told to measure keeps nothing' [ "$(json keep)" = non
 refuses 2 '--keep is .most., it must be none, attention, products, all or auto' plan --init qwen3-8b --keep most
 refuses 2 '--keep is .products=0., it must be' plan --init qwen3-8b --keep products=0
 refuses 2 'a shared sequence .--sp. keeps attention' plan --init qwen3-8b --keep products --ranks 2 --sp 2
+refuses 2 'method seco keeps the activations of one chunk' plan --init qwen3-8b --keep products --method seco
 refuses 2 'method mst keeps attention' plan --init qwen3-8b --keep all --method mst
 # Places: as named, or chosen by the planner; the plan equals the pass's to the byte in each place.
 placed() { # expected: places, inputs_every; arguments
