@@ -1,8 +1,9 @@
 /*
 What stays of a layer from forward to backward: activations by row of the table (activations.h), keys and values, and
-the states of linear attention. From --keep products on, backward uses the keys that forward made, of all tokens. A
-layer with a window then stores the keys of the whole sequence. Below that level backward projects its keys again, in
-other chunks, so gradients of such a layer differ in rounding. In other layers a kept tensor has the recomputed bits.
+the states of linear attention. From --keep products on, backward uses the keys and states that forward made. A layer
+with a window then stores the keys of the whole sequence. Below that level backward projects its keys again, in other
+chunks, and states of linear attention from other products, so gradients of these layers differ in rounding
+(level_changes_bits). In other layers a kept tensor has the recomputed bits.
 
 Kept tensors lie on the device or off-device. Off-device, forward stores a chunk's tensors when the chunk is done, while
 the next chunk runs. Backward loads them one chunk ahead, across layers, too. Two slots of one chunk each take turns.

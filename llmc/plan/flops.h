@@ -231,8 +231,8 @@ static double flops_rule(const RunSettings *settings, const PassSize *size) {
     const double state = delta_token_flops(model, DELTA_STATE);
     flops += size->linear * size->tokens * rule;
     flops += size->states_again * (state_inputs_flops(settings, settings->lora, layer_recomputes) + recompute * state);
-    return flops + size->states_below * (state_inputs_flops(settings, settings->lora, layer_loads_inputs) +
-                                         (layers - recompute) * state);
+    const ProductFlops loaded = product_flops(settings, settings->lora, layer_loads_inputs, IN_QKV_WEIGHT, IN_A_WEIGHT);
+    return flops + size->states_below * (loaded.forward + (layers - recompute) * state);
 }
 
 // Counts forward and backward. Recomputation follows each method's steps in streambp.h.

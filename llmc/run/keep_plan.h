@@ -136,7 +136,9 @@ static void run_keep(Run *run, const Batch *shape, size_t limit) {
     if (!kept_fits(&best, s->keep.level, 0, 0, s->place[PLACED_KEPT])) return;
     if (!outside) pass_works = &here, here.count = 0;
     kept_time(&best, &still);
-    int begun = run->begun.level && named <= PLACE_DEVICE && keep_as_begun(&best, run->begun, PLACE_DEVICE);
+    const Keeping all = {LEVEL_ALL, run->begun.layers, 0}; // has the bits of products
+    int begun = run->begun.level && named <= PLACE_DEVICE &&
+                (keep_as_begun(&best, all, PLACE_DEVICE) || keep_as_begun(&best, run->begun, PLACE_DEVICE));
     if (!begun && named <= PLACE_DEVICE) keep_on_device(&best);
     for (int place = PLACE_HOST; place < PLACES; place++) {
         const int open = named == PLACE_AUTO && search.places[PLACED_KEPT] >> place & 1;

@@ -94,6 +94,17 @@ static void options_check_method(const Options *o, const Config *config, World w
     if (method_is_chunk_major(o->method) && o->inputs_every > 1)
         die_usage("--method %s keeps no layer inputs; leave --inputs-every out", name);
     const int more = o->keep.word == KEEP_PRODUCTS || o->keep.word == KEEP_ALL;
+    const size_t layers = o->keep.layers ? o->keep.layers : config->num_hidden_layers;
+    if (layers > config->num_hidden_layers || (o->keep.layers && o->keep.word == KEEP_NONE))
+        die_usage(
+            "--keep %s=%zu: a number belongs to attention, products or all, and is at most the %zu layers of this "
+            "model",
+            option_chosen(o, "keep"), o->keep.layers, config->num_hidden_layers);
+    if (o->keep_on.layers && (o->keep_on.layers > layers || o->keep_on.word <= PLACE_DEVICE ||
+                              o->keep.word == KEEP_NONE || o->keep.word == KEEP_AUTO))
+        die_usage("--keep-on %s=%zu: a number belongs to host or disk, and is at most the layers of --keep; give "
+                  "--keep products, or leave the number out",
+                  option_chosen(o, "keep-on"), o->keep_on.layers);
     if (more && method_is_chunk_major(o->method))
         die_usage("--keep %s: --method %s keeps the activations of one chunk, and no others; leave --keep out",
                   option_chosen(o, "keep"), name);
@@ -148,7 +159,9 @@ static void settings_name_places(RunSettings *settings, const Options *o) {
                                  o->reference_on};
     memcpy(settings->place, named, sizeof(named));
     settings->ring = o->kv == KEYS_RING;
-    const Keeping nothing = {LEVEL_NONE, 0, 0}, keep = {(KeepLevel)o->keep.word, o->keep.layers, o->keep_on.layers};
+    const size_t L = settings->model->config.num_hidden_layers, layers = o->keep.layers < L ? o->keep.layers : 0;
+    const size_t off = o->keep_on.layers < (layers ? layers : L) ? o->keep_on.layers : 0; // 0: all
+    const Keeping nothing = {LEVEL_NONE, 0, 0}, keep = {(KeepLevel)o->keep.word, layers, off};
     settings->keep = o->keep.word == KEEP_AUTO || !method_recomputes(o->method) ? nothing : keep;
     settings->inputs_every = method_recomputes(o->method) ? o->inputs_every : 1;
     settings->defers = settings->optimizer && o->update == UPDATE_FORWARD;

@@ -320,8 +320,10 @@ static void trainer_settings(Trainer *t) {
                     (unsigned long long)checksum_of(0, &t->run.table, sizeof(t->run.table)), ring);
     else
         add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), ring);
-    if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // without windows --keep changes no bit
-    add_setting(t, "--keep", SETTING_ROUNDS, "%s", keep_text(&t->run.settings))->absent = "none";
+    RunSettings kept = t->run.settings; // all activations have the bits of products
+    if (kept.keep.level == LEVEL_ALL) kept.keep.level = LEVEL_PRODUCTS;
+    if (level_changes_bits(&t->run.model.config))
+        add_setting(t, "--keep", SETTING_ROUNDS, "%s", keep_text(&kept))->absent = "none";
 }
 
 // Returns the setting with that name, which must exist.
@@ -426,7 +428,7 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     }
     if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // with --sp auto, o->sp is 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
-    if (o->keep.word == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW)) {
+    if (o->keep.word == KEEP_AUTO && level_changes_bits(&t->run.model.config)) {
         const char *kept = run_state_setting(last, "--keep");
         option_set(&option_rows[option_find("keep")], o, *kept ? kept : "none");
         const Keeping begun = {(KeepLevel)o->keep.word, o->keep.layers, 0};

@@ -283,6 +283,7 @@ static void ways_json(JsonOut *json, const char *key, const WayToTrain *ways, si
             json_size(json, "chunk", w->run.plan.chunk);
             json_size(json, "inputs_every", max_size(s->inputs_every, 1));
             json_text(json, "keep", keep_text(s));
+            json_text(json, "keep_on", keep_on_text(s));
             json_text(json, "update", s->defers ? "forward" : "now");
             json_number(json, "estimated_tokens_per_second", w->estimate.tokens_per_second);
             json_number(json, "estimated_mfu", w->estimate.mfu);

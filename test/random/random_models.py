@@ -557,7 +557,8 @@ def trial(seed, number, names, work, verbose):
                method[0], *chunks, *every, *routers, "--threads", 1, "--json", "--quiet", "--grads-out"]
     out = json.loads(ours(*command, work / "grads.safetensors", *keep))
     about += f" {' '.join(map(str, keep))}"
-    if keep and "sliding_attention" not in (getattr(config, "layer_types", None) or []):  # else keys are projected in other chunks
+    kinds_of = set(getattr(config, "layer_types", None) or [])
+    if keep and not kinds_of & {"sliding_attention", "linear_attention"}:  # else keys and states are made in another way
         ours(*command, work / "unkept.safetensors", "--keep", "none")
         same = (work / "grads.safetensors").read_bytes() == (work / "unkept.safetensors").read_bytes()
         (work / "unkept.safetensors").unlink()

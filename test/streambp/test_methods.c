@@ -332,11 +332,11 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
     free(expected.gradient);
 }
 
-// Kept tensors have the recomputed bits at every level, in every place, with inputs of some layers restored. Layers with
-// a window keep forward's keys, which backward otherwise projects in other chunks.
+// Kept tensors have the recomputed bits at every level, in every place, with inputs of some layers restored. Windows and
+// linear attention keep forward's keys and states, which backward otherwise makes in another way.
 static void keeping_changes_nothing(TinyCase *c, size_t chunk, const Batch *batches, size_t keep) {
     RunSettings settings = tiny_settings(c, chunk ? METHOD_STREAM : METHOD_CHECKPOINT, chunk, 11);
-    const int windows = layers_of_kind(&c->model.config, LAYER_WINDOW) > 0;
+    const int windows = level_changes_bits(&c->model.config);
     TinyResult expected = tiny_run_on(ops_device, settings, c->weights, batches, 2);
     tiny_keep(&settings, keep), settings.inputs_every = 1 + keep % 3;
     if (keep % 4 == 2) settings.place[PLACED_INPUTS] = PLACE_HOST;

@@ -185,6 +185,9 @@ kept --seq-len 4096 --lora-rank 16 --memory-limit h100 --method stream
 check 'a method that bp is told to measure keeps nothing' [ "$(json keep)" = none ]
 refuses 2 '--keep is .most., it must be none, attention, products, all or auto' plan --init qwen3-8b --keep most
 refuses 2 '--keep is .products=0., it must be' plan --init qwen3-8b --keep products=0
+for wrong in products=37 none=2 'products --keep-on device=2' 'products=3 --keep-on host=4' 'auto --keep-on host=1'; do
+    refuses 2 'a number belongs to' plan --init qwen3-8b --keep $wrong
+done
 refuses 2 'a shared sequence .--sp. keeps attention' plan --init qwen3-8b --keep products --ranks 2 --sp 2
 refuses 2 'method seco keeps the activations of one chunk' plan --init qwen3-8b --keep products --method seco
 refuses 2 'method mst keeps attention' plan --init qwen3-8b --keep all --method mst
