@@ -131,14 +131,14 @@ static void linear_attention_backward(const Visit *v, size_t j, Activations *a, 
     arena_pop(s->arena, mark);
 }
 
-// Recomputes the delta rule's inputs q, k, v, b, a of chunk c, unless they are found. In a layer that keeps products by
-// forward's product, z included: the parts may round differently.
+// Recomputes the delta rule's inputs q, k, v, b, a of chunk c, unless they are found. Backward of a layer that keeps
+// products runs forward's product, z included: its parts may round differently.
 static Activations state_activations(const Visit *v) {
     const LinearShape *d = &v->layer->shape.linear;
     Activations a = mixer_norm(v);
     if (!a.projected) a.projected = push_stored(v->s, SHARE_WORKSPACE, "inputs of linear attention", v->c.n * d->E);
     if (!a.mixed) a.mixed = push_stored(v->s, SHARE_WORKSPACE, "after the convolution", v->c.n * d->W);
-    if (keeps(v, LEVEL_PRODUCTS)) {
+    if (v->s->now.pass == PASS_BACKWARD && keeps(v, LEVEL_PRODUCTS)) {
         make_product(v, &a, IN_QKV_WEIGHT, a.projected, a.norm[0], NULL);
     } else {
         linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected, a.norm[0],
