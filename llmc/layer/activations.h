@@ -133,8 +133,8 @@ static void layer_keeps_keys(Layer *layer) {
     layer->key[VALUES] = !alone ? LEVEL_NEVER : apart || (d->values_are_keys && norm) ? LEVEL_ALL : LEVEL_PRODUCTS;
 }
 
-// Tells whether bits of a model's gradients depend on the level: below LEVEL_PRODUCTS backward makes keys of windows and
-// states of linear attention in another way than forward.
+// Tells whether bits of a model's gradients depend on the level. Below LEVEL_PRODUCTS backward makes keys of windows,
+// and states of linear attention, in another way than forward.
 static int level_changes_bits(const Config *c) {
     return layers_of_kind(c, LAYER_WINDOW) > 0 || layers_with_state(c) > 0;
 }

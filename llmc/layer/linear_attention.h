@@ -22,8 +22,8 @@ static void convolution_forward(const Visit *v, const Activations *a) {
     v->s->ops->conv_forward(a->mixed, layer_columns(v->s, v->l), a->projected, weight_of(v, CONV_WEIGHT), &shape);
 }
 
-// Passes the delta rule's state through chunk c, if the layer has the rule. out[n,HV*DV]: the rule's output, of which
-// the gated norm is computed, or NULL. transfer: T of scan.h, or NULL
+// Passes the delta rule's state through chunk c, if the layer has the rule. out[n,HV*DV]: the rule's output, which the
+// gated norm reads, or NULL. transfer: T of scan.h, or NULL
 static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed *transfer) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;

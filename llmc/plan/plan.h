@@ -44,7 +44,7 @@ typedef struct {
     int gpu;                  // 1: plan for a GPU, with any linked op set
     ReferenceModel reference; // reference whose forward pass precedes each micro-batch
     int ring;                 // see StreamBP.ring
-    Keeping keep;             // what stays of which layers; zeros: nothing. off 0: all, if place[PLACED_KEPT] says so
+    Keeping keep;             // what each layer keeps; zeros: nothing. off 0 with a place off-device: all layers
     AttentionChoice attention;
     Sparse sparse;       // for method spaco; a plan ignores drawn and seed
     Place place[PLACED]; // AUTO counts as DEVICE

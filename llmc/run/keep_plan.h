@@ -8,7 +8,7 @@ run_plan makes all choices of a run, run_plan_levels those of --sp auto.
 #include "choose_plan.h"
 
 #define KEPT_SHARE_GPU 0.95 // share of a GPU's memory that plans with kept products take, less 1 GiB
-#define KEPT_SHARE_CPU 0.5  // share of a CPU's available memory, of which other programs use the rest
+#define KEPT_SHARE_CPU 0.5  // share of a CPU's available memory; other programs use the rest
 
 // Returns the limits of plans with kept products.
 static Limits kept_limits(const Run *run, const Search *search) {
@@ -91,8 +91,8 @@ static void keep_on_device(KeptChoice *best) {
     }
 }
 
-// Compares `best` with products of more layers, of which some lie off-device, as far as the link is free: transfers
-// make the step at most 2 % longer.
+// Compares `best` with products of more layers, some of them off-device, while the link is free: transfers make the
+// step at most 2 % longer.
 static void keep_off_device(KeptChoice *best, Place place) {
     KeptChoice other = *best;
     double still;

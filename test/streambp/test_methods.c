@@ -332,8 +332,8 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
     free(expected.gradient);
 }
 
-// Kept tensors have the recomputed bits at every level, in every place, with inputs of some layers restored. Windows and
-// linear attention keep forward's keys and states, which backward otherwise makes in another way.
+// Kept tensors have the recomputed bits at every level, in every place, with inputs of some layers restored. Windows
+// and linear attention keep forward's keys and states, which backward otherwise makes in another way.
 static void keeping_changes_nothing(TinyCase *c, size_t chunk, const Batch *batches, size_t keep) {
     RunSettings settings = tiny_settings(c, chunk ? METHOD_STREAM : METHOD_CHECKPOINT, chunk, 11);
     const int windows = level_changes_bits(&c->model.config);
