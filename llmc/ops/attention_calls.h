@@ -27,9 +27,9 @@ With a sliding window a piece of backward is one causal call with the window, or
 (library_takes_window). The call covers the piece's own keys, and whole steps of the earlier keys that its first query
 sees. Our kernels take the remaining keys.
 
-A call has as many heads as the workspace allows, and as leave dS, a term for each pair and head, fewer than 2^31 elements:
-the library may count them in 32 bits. Blocks of keys grow while a quarter of the heads fits: to 4 blocks, or
-to any length if sums may be added in any order.
+A call has as many heads as the workspace allows, and as leave dS, a term for each pair and head, fewer than 2^31
+elements, since the library may count them in 32 bits. Blocks of keys grow while a quarter of the heads fits: to 4
+blocks, or to any length if sums may be added in any order.
 */
 #ifndef LLMC_ATTENTION_CALLS_H
 #define LLMC_ATTENTION_CALLS_H
