@@ -74,6 +74,10 @@ CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "a
        "llm.c's shards")
 CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
        "longer documents: split into segments of T that do not see each other, truncate to T tokens, or refuse")
+CHOICE(SharePrefixes, share_prefixes, "share-prefixes", "auto", SHARE_PREFIXES_AUTO, SHARE_PREFIXES_OFF, READS,
+       "auto|on|off",
+       "compute tokens with which documents begin alike once, with equal results; auto: prompts of pairs, groups and "
+       "rollouts; on: also beginnings of plain documents, which then lie in one sequence")
 FLAG(any_tokenizer, "any-tokenizer", READS,
      "accept shards made with another tokenizer than the model's tokenizer.json, or of several chat templates")
 

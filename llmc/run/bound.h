@@ -9,12 +9,17 @@ The largest sequence of a run, for which its memory is planned, and a batch of i
 static SequenceBound regular_bound(size_t B, size_t T) {
     if (B && T > PLAN_LONGEST / B)
         die_usage("--batch %zu x --seq-len %zu must be at most %zu tokens", B, T, PLAN_LONGEST);
-    SequenceBound bound = {B * T, B, T};
+    const SequenceBound bound = {B * T, B, T, 0, 0};
     return bound;
 }
 
+// Returns how many rows are computed: positions that documents share count once.
+static size_t bound_rows(SequenceBound bound) { return bound.forks ? bound.rows : bound.N; }
+
 static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
-    SequenceBound bound = {max_size(a.N, b.N), max_size(a.documents, b.documents), max_size(a.longest, b.longest)};
+    const size_t forks = max_size(a.forks, b.forks), rows = max_size(bound_rows(a), bound_rows(b));
+    const SequenceBound bound = {max_size(a.N, b.N), max_size(a.documents, b.documents), max_size(a.longest, b.longest),
+                                 forks ? rows : 0, forks};
     return bound;
 }
 

@@ -60,7 +60,8 @@ static Search run_search(const Run *run, size_t limit) {
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs use this memory too
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals &&
-               !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers;
+               !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers &&
+               !prefixes_from_options(o, run->settings.lora);
     c.every = !o->inputs_every && c.places[PLACED_INPUTS] != 1u << PLACE_DEVICE && c.open.backward &&
               method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
