@@ -46,7 +46,7 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     if (o->data.count)
         loader->next = number, dataloader_next(loader, whole);
     else
-        batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed);
+        batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed, 0);
     if (!o->data.count && whole->group) bp_answers(run, whole);
     return batch_part(whole, run->assignment.parts, run->assignment.part);
 }
