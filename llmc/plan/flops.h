@@ -12,10 +12,10 @@ tokens.
 // without causal mask and window.
 static double model_flops_full_attention(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     const Range all = {0, batch->N};
-    double squares = 0, width = 0; // width of queries, summed over all layers
-    for (size_t i = 0; i < batch->documents; i++) {
+    double squares = 0, width = 0;                  // width of queries, summed over all layers
+    for (size_t i = 0; i < batch->documents; i++) { // a chain's rows see the rows above them, too
         const double T = (double)(batch->document_start[i + 1] - batch->document_start[i]);
-        squares += T * T;
+        squares += T * (T + (batch->depth ? (double)batch->depth[i] : 0));
     }
     for (size_t l = 0; l < model->config.num_hidden_layers; l++) width += (double)query_width(&model->config, l);
     return model_flops(model, lora, batch, backward) +

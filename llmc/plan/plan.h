@@ -12,6 +12,7 @@ A run, its plan, and what fits. Everything here is exact; estimate/ has the assu
 #include "llmc/optimizer/deferred_update.h"
 #include "llmc/orders/context_memory.h"
 #include "llmc/orders/orders.h"
+#include "shape.h"
 
 // Which model is the reference: the base below adapters, the model itself, or a second set of the trained weights as
 // they were at the start
@@ -201,9 +202,9 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     if (settings->model->router_bias)
         router_bias = (float *)arena_push(arena, SHARE_WEIGHTS, "biases of routers",
                                           model_router_biases(settings->model), sizeof(float));
-    s->setup = setup_make(settings, ops, frequency, router_bias, largest->N);
+    s->setup = setup_make(settings, ops, frequency, router_bias, batch_rows(largest)->N);
     s->routes.coefficient = settings->router_aux_loss, s->routes.z_coefficient = settings->router_z_loss;
-    s->memory.visits = pass_visits(s, largest->N);
+    s->memory.visits = pass_visits(s, batch_rows(largest)->N);
     s->now.host_tokens = largest->N, s->now.host_documents = largest->documents;
     s->now.sparse = settings->sparse;
     s->now.span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1),
@@ -271,11 +272,11 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
            (backward ? 3 : 1) * 4 * attention_elements(&model->config, batch, all);
 }
 
-// Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward only for some chunks.
+// Counts a run's pass over a batch's rows by model_flops or model_flops_full_attention. spaco runs backward only for some chunks.
 static double pass_model_flops(double (*count)(const Model *, const Lora *, const Batch *, int),
                                const RunSettings *settings, const Batch *batch) {
-    const double all = count(settings->model, settings->lora, batch, settings->backward);
-    const double forward = count(settings->model, settings->lora, batch, 0);
+    const double all = count(settings->model, settings->lora, batch_rows(batch), settings->backward);
+    const double forward = count(settings->model, settings->lora, batch_rows(batch), 0);
     return settings->method == METHOD_SPACO ? forward + settings->sparse.keep * (all - forward) : all;
 }
 
@@ -297,8 +298,10 @@ static int plan_countable(const Model *model, size_t N) {
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
     const int reference = settings->reference != REFERENCE_MODEL;
     if (objective_needs_mismatched(&s->setup->objective)) {
-        forward_logprobs(s, batch, 1, 0);
-        forward_logprobs(s, batch, 1, reference);
+        Batch mismatched = *batch; // they share nothing
+        mismatched.tree = NULL;
+        forward_logprobs(s, &mismatched, 1, 0);
+        forward_logprobs(s, &mismatched, 1, reference);
     }
     if (settings->reference) forward_logprobs(s, batch, 1, reference);
     if (settings->backward)
@@ -311,8 +314,8 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     StreamBP s;
     OptimizerState state;
-    size_t longest =
-        max_size(max_size(batch->N, settings->cache_tokens), settings->rollout_slots * settings->rollout_tokens);
+    size_t longest = max_size(max_size(batch_rows(batch)->N, settings->cache_tokens),
+                              settings->rollout_slots * settings->rollout_tokens);
     if (!plan_countable(settings->model, longest))
         die("a plan of %zu tokens through %zu layers of this width needs numbers beyond 64 bits; give fewer tokens",
             longest, settings->model->config.num_hidden_layers);
@@ -423,37 +426,40 @@ static double held_pressure(const RunSettings *settings, const Batch *batch, con
     size_t bytes[PLACES] = {arena[PLACE_DEVICE].peak, arena[PLACE_HOST].peak, arena[PLACE_DISK].peak};
     if (settings->backward && method_recomputes(settings->method))
         bytes[settings->place[PLACED_INPUTS] > PLACE_DEVICE ? settings->place[PLACED_INPUTS] : PLACE_DEVICE] +=
-            batch->N / world_sp(settings->world) * kept * dtype_size(settings->model->dtype);
+            batch_rows(batch)->N / world_sp(settings->world) * kept * dtype_size(settings->model->dtype);
     return places_pressure(bytes, limits);
 }
 
 #define PLAN_LONGEST ((size_t)1 << 36) // most tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // most tokens of a document, since positions are int32
 
-static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const Limits *limits) {
+static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t shared, const Limits *limits) {
+    const size_t rows = rows_of_shared(batch->documents, T, shared);
     for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
-    batch->N = batch->documents * T;
+    batch->N = batch->documents * T, batch->tree = NULL;
+    if (rows < batch->N) shape_share(batch, rows, 1, T);
     if (!plan_countable(settings->model, batch->N) || held_pressure(settings, batch, limits) > 1) return 0;
     const Plan plan = plan_make(settings, batch);
     return plan_pressure(&plan, limits) <= 1;
 }
 
-// Returns the longest T above `least` with which B documents of T tokens fit, or 0. T stays within a learned position
-// table and the range of --seq-len.
-static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, const Limits *limits) {
-    size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+// Returns the longest T above `least` with which B documents of T tokens fit, or 0. All begin with the same `shared`
+// tokens. T stays within a learned position table and the range of --seq-len.
+static size_t plan_longest(const RunSettings *settings, size_t B, size_t shared, size_t least, const Limits *limits) {
     const Config *config = &settings->model->config;
     const size_t positions = config->family->learned_positions ? config->max_position_embeddings : LONGEST_SEQ;
     size_t low = least, high = least + 1, end = 1 + min_size(positions, LONGEST_SEQ);
     Batch batch = {0};
-    batch.documents = B, batch.document_start = start;
-    while (high < end && plan_fits(settings, &batch, high, limits)) low = high, high *= 2;
+    batch.documents = B;
+    batch.document_start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+    if (shared) batch.room = tree_allocate(0, max_size(B, 2));
+    while (high < end && plan_fits(settings, &batch, high, shared, limits)) low = high, high *= 2;
     high = min_size(high, end);
     while (high - low > 1) { // low fits (or equals `least`), high does not
         const size_t middle = low + (high - low) / 2;
-        *(plan_fits(settings, &batch, middle, limits) ? &low : &high) = middle;
+        *(plan_fits(settings, &batch, middle, shared, limits) ? &low : &high) = middle;
     }
-    free(start);
+    batch_free(&batch);
     return low > least ? low : 0;
 }
 

@@ -32,7 +32,7 @@ static Plan level_plan(const Run *run, size_t sp, SequenceBound bound, size_t N)
     const SequenceBound part = {N, min_size(bound.documents, N), min_size(bound.longest, N), 0, 0};
     Batch shape = batch_shape(part);
     const Plan plan = plan_make(&settings, &shape);
-    free(shape.document_start);
+    batch_free(&shape);
     return plan;
 }
 
@@ -78,7 +78,7 @@ static double level_seconds(const Run *run, const Machine *machine, size_t sp, s
     Batch shape = batch_shape(bound);
     const PassWork work = pass_work(machine, &device, &shape);
     const Moved moved = plan_make(part == LEVEL_ALONE ? &device : &settings, &shape).moved;
-    free(shape.document_start);
+    batch_free(&shape);
     return part == LEVEL_STEP ? step_seconds(machine, &settings, &work, &moved, 1)
                               : sequence_seconds(machine, &settings, &work, &moved, &work.other);
 }

@@ -147,14 +147,22 @@ static const char *prefixes_excluded(const Options *o, const Lora *lora) {
     return text;
 }
 
-// Tells whether --share-prefixes auto shares something if no option excludes it: the prompts of pairs and groups.
-static int prefixes_auto(const Options *o) { return (OF(o->objective) & (OF_PREFERENCES | OF_GROUPS)) != 0; }
+// Tells whether --share-prefixes auto shares something if no option excludes it: prompts of pairs and groups, or
+// --shared-tokens.
+static int prefixes_auto(const Options *o) {
+    return o->shared_tokens || (o->data.count && OF(o->objective) & (OF_PREFERENCES | OF_GROUPS));
+}
 
 // Returns which documents share prefixes in this run.
 static Prefixes prefixes_from_options(const Options *o, const Lora *lora) {
     if (o->share_prefixes == SHARE_PREFIXES_OFF || prefixes_excluded(o, lora)) return PREFIXES_NONE;
     if (o->share_prefixes == SHARE_PREFIXES_ON) return PREFIXES_OF_ALL;
     return prefixes_auto(o) ? PREFIXES_OF_PROMPTS : PREFIXES_NONE;
+}
+
+// Returns how many tokens all random documents share, as rows that are computed once.
+static size_t shared_tokens(const Options *o, const Lora *lora) {
+    return prefixes_from_options(o, lora) ? o->shared_tokens : 0;
 }
 
 // Refuses --share-prefixes on with an option that excludes it. With auto says why nothing is shared.

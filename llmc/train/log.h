@@ -44,6 +44,7 @@ typedef struct {
     size_t steps, every; // steps of the run; steps from one printed line to the next
     int verbose;         // 1: step lines have all columns
     int by_rewards;      // 1: the loss is 0 by construction, and not shown
+    int shares;          // 1: documents share prefixes: step lines say which part of the tokens was computed
     unsigned seen;       // bits of the metrics shown in step lines so far
     StepReport since;    // sums over the steps since the last line
     size_t gathered;     // number of these steps
@@ -221,7 +222,7 @@ static void step_line(RunLog *log) {
     line_add(&line, "  norm %s", human_fixed(r->grad_norm, 6) + 1);
     line_add(&line, "  lr %.2e", r->learning_rate);
     if (!log->by_rewards || log->verbose) line_add(&line, "  %7.0f tok/s", r->tokens * per_second);
-    if (r->computed < r->tokens) line_add(&line, " (%2.0f %% computed)", 100 * r->computed / r->tokens);
+    if (log->shares) line_add(&line, "  %3.0f %% computed", r->tokens > 0 ? 100 * r->computed / r->tokens : 0);
     if (log->verbose) {
         line_add(&line, "  %s TFLOP/s", human_fixed(1e-12 * r->flops * per_second, 6) + 1);
         if (r->peak_flops > 0) line_add(&line, " %3.0f %% of peak", 100 * r->flops * per_second / r->peak_flops);

@@ -181,7 +181,7 @@ static size_t longest_in(const char *name, size_t limit, Method method) {
     SCOPED(model_free) Model model = planned_model(name, DTYPE_BF16);
     const RunSettings settings = pass_settings(&model, method, 0, 1);
     const Limits limits = device_limit(limit);
-    return plan_longest(&settings, 1, 0, &limits);
+    return plan_longest(&settings, 1, 0, 0, &limits);
 }
 
 TEST(longest_is_the_boundary) {
@@ -210,7 +210,7 @@ TEST(answers_at_once) {
         RunSettings settings = pass_settings(&model, METHOD_STREAM, chunk, 1);
         settings.logits_chunk = chunk, settings.optimizer = 1;
         plan_make(&settings, &batch);
-        plan_longest(&settings, 1, 0, &limits);
+        plan_longest(&settings, 1, 0, 0, &limits);
         const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
         if (seconds > 0.5) test_fail("%g seconds with chunks of %zu", seconds, chunk);
     }
