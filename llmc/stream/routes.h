@@ -74,8 +74,8 @@ static void routes_choose(const StreamBP *s, size_t l, size_t token, size_t n, u
     if (!routes_are_stored(s)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "router's scratch", s->ops->router_count_scratch(n, router.E));
     double *sums = router.kind == ROUTER_SOFTMAX ? s->routes.sums : NULL; // other routers have no losses
-    s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), sums, logits, route, n,
-                         &router, scratch);
+    s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), sums, logits, route, NULL,
+                         n, &router, scratch);
     arena_pop(s->arena, mark);
 }
 
