@@ -22,10 +22,11 @@ static void shape_add_chain(Tree *tree, size_t n, size_t depth, size_t parent, s
 }
 
 // Gives the shape a tree of `rows` rows in its room. forks > 0: as many roots with one fork each, and branches of equal
-// length; roots are as long as the shape's positions say. forks 0: chains of `longest` rows.
+// length; roots are as long as the shape's positions say. forks 0: chains of `longest` rows. The shape has at least 2
+// documents a fork.
 static void shape_share(Batch *shape, size_t rows, size_t forks, size_t longest) {
     Tree *const tree = shape->tree = shape->room;
-    const size_t chains = max_size(min_size(shape->documents, rows - forks), 2 * forks);
+    const size_t chains = max_size(min_size(shape->documents, rows - min_size(forks, rows)), 2 * forks);
     tree->rows.N = rows, tree->rows.documents = tree->forks = 0;
     for (size_t row = 0; !forks && row < rows; row += longest)
         shape_add_chain(tree, min_size(longest, rows - row), 0, SIZE_MAX, 0);

@@ -58,10 +58,11 @@ static Batch batch_shape(SequenceBound bound) {
     Batch batch = {0};
     batch.N = bound.N, batch.documents = bound.documents;
     if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
+    batch.documents = max_size(batch.documents, 2 * bound.forks); // a fork has two branches
     batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
     for (size_t d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
     if (!bound.rows || bound.rows >= bound.N) return batch;
-    batch.room = tree_allocate(0, max_size(batch.documents, 2 * bound.forks));
+    batch.room = tree_allocate(0, batch.documents);
     shape_share(&batch, bound.rows, bound.forks, bound.longest);
     return batch;
 }

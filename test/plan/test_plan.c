@@ -468,4 +468,6 @@ TEST(ranges_are_checked) {
     assert_int_equal(run_child(too_far, "popped")->code, EXIT_RUNTIME);           // in a dead region
 }
 
+#include "test_plan_tree.h"
+
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
