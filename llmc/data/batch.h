@@ -152,7 +152,7 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
     return a;
 }
 
-// Returns how many tokens the model computes.
+// Returns the tokens of the batch's documents. batch_computed (tree.h): how many tokens the model computes
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- mismatched documents -------------------------------------------------------------------------------------------

@@ -268,7 +268,33 @@ static Tree *tree_of_prefix(const Batch *texts, size_t tokens) {
     return tree_build(tree, texts, tree->order, tree->common, 1);
 }
 
-// Returns what the model computes of a batch: its tree's rows, or the batch itself.
+// ---- what the model computes ----------------------------------------------------------------------------------------
+// Returns a batch's rows: its tree's, or the batch itself.
 static const Batch *batch_rows(const Batch *batch) { return batch->tree ? &batch->tree->rows : batch; }
+
+// Returns how many tokens the model computes.
+static double batch_computed(const Batch *batch) { return batch->empty ? 0 : (double)batch_rows(batch)->N; }
+
+// Text positions [text, text + n) lie on rows [row, row + n).
+typedef struct {
+    size_t text, row, n;
+} TextPart;
+
+enum { TEXT_PARTS = 64 }; // most parts of a text: 1 + log2(documents)
+
+// Finds the parts of text d on rows of a range, in order. Returns their number.
+static size_t text_parts(const Batch *texts, size_t d, Range rows, TextPart part[TEXT_PARTS]) {
+    const Tree *tree = texts->tree;
+    const Range whole = {texts->document_start[d], text_length(texts, d)};
+    const Range *piece = tree ? tree->piece + tree->first_piece[d] : &whole;
+    size_t text = texts->document_start[d], count = 0;
+    for (size_t i = tree ? tree->first_piece[d + 1] - tree->first_piece[d] : 1; i > 0; i--, text += piece++->count) {
+        const size_t begin = max_size(piece->begin, rows.begin);
+        const size_t end = min_size(piece->begin + piece->count, rows.begin + rows.count);
+        const TextPart found = {text + begin - piece->begin, begin, end - begin};
+        if (begin < end) part[count++] = found;
+    }
+    return count;
+}
 
 #endif

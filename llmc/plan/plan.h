@@ -141,9 +141,10 @@ static void push_trained(Residency *memory, OptimizerState *state, const RunSett
 }
 
 // Allocates values per token on the host, and computes rotary frequencies.
-static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
+static void run_begin_host(StreamBP *s, const RunSettings *settings, const Batch *largest) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
+    const size_t N = largest->N;
     const Model *trained = trained_table(&s->memory);
     Sequence *now = &s->now;
     if (settings->backward)
@@ -153,6 +154,11 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     if (settings->method == METHOD_SPACO)
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->setup->objective)) now->host_entropy = checked_calloc(N, sum, "entropies");
+    if (largest->tree) {
+        now->host_tree_rows = largest->tree->rows.N;
+        now->host_rows = checked_calloc(now->host_tree_rows, sum, "values per row");
+        now->host_added = (double *)checked_calloc(now->host_tree_rows, sizeof(double), "sums per row");
+    }
     if (S > 1 || settings->deals) // a rank's own values and its group's: at most (S + 1) sequence_share_max(N, S)
         now->host_gathered = checked_calloc(N + N / 2 + world_ranks(settings->world), sum, "gathered values");
     const Shapes d = shapes_of(settings->model);
@@ -209,13 +215,16 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->now.sparse = settings->sparse;
     s->now.span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1),
                                          sizeof(Span), "spans");
-    if (!s->memory.walk.dry) run_begin_host(s, settings, largest->N);
+    if (largest->tree)
+        s->now.call = (TreeCall *)checked_calloc(tree_most_calls(largest), sizeof(TreeCall), "calls of attention");
+    if (!s->memory.walk.dry) run_begin_host(s, settings, largest);
 }
 
 static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
     free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
+    free(s->now.host_rows), free(s->now.host_added), free(s->now.call);
     if (s->setup) free(s->setup->layer); // NULL: the run did not begin
     free((void *)s->setup);
 }
@@ -236,7 +245,8 @@ static size_t query_width(const Config *c, size_t l) {
     return layer_is_linear(c, l) ? 0 : c->num_attention_heads * head_dim_of(c, layer_form(c, l));
 }
 
-// Returns (query-key pairs of a range of the batch's tokens) * (width of queries), summed over the layers.
+// Returns (query-key pairs of a range of the computed tokens) * (width of queries), summed over the layers. batch: of
+// batch_rows
 static double attention_elements(const Config *c, const Batch *batch, Range range) {
     double width[LAYER_KINDS] = {0};
     for (size_t l = 0; l < c->num_hidden_layers; l++) width[layer_kind(c, l)] += (double)query_width(c, l);
@@ -253,7 +263,8 @@ static double delta_token_flops(const Model *model, DeltaWork work) {
 
 static double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     const Shapes d = shapes_of(model);
-    const Range all = {0, batch->N};
+    const Batch *rows = batch_rows(batch);
+    const Range all = {0, rows->N};
     const double linear = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     double parameters = (double)(d.V * d.C), adapters = lora ? (double)(lora->table.elements - lora_copied(lora)) : 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -268,15 +279,15 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C); // dW of the head's copy
     if (backward && lora && !lora_trains_embedding(lora)) parameters -= (double)(d.L * d.P * d.C); // x_0 needs no dx
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
-    return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
-           (backward ? 3 : 1) * 4 * attention_elements(&model->config, batch, all);
+    return (2 * parameters + (backward ? 3 : 1) * delta) * (double)rows->N +
+           (backward ? 3 : 1) * 4 * attention_elements(&model->config, rows, all);
 }
 
-// Counts a run's pass over a batch's rows by model_flops or model_flops_full_attention. spaco runs backward only for some chunks.
+// Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward only for some chunks.
 static double pass_model_flops(double (*count)(const Model *, const Lora *, const Batch *, int),
                                const RunSettings *settings, const Batch *batch) {
-    const double all = count(settings->model, settings->lora, batch_rows(batch), settings->backward);
-    const double forward = count(settings->model, settings->lora, batch_rows(batch), 0);
+    const double all = count(settings->model, settings->lora, batch, settings->backward);
+    const double forward = count(settings->model, settings->lora, batch, 0);
     return settings->method == METHOD_SPACO ? forward + settings->sparse.keep * (all - forward) : all;
 }
 
@@ -297,11 +308,11 @@ static int plan_countable(const Model *model, size_t N) {
 // Walks a run's passes over one micro-batch. last: it is the step's last micro-batch
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
     const int reference = settings->reference != REFERENCE_MODEL;
+    Batch apart = *batch;
+    apart.tree = NULL;
     if (objective_needs_mismatched(&s->setup->objective)) {
-        Batch mismatched = *batch; // they share nothing
-        mismatched.tree = NULL;
-        forward_logprobs(s, &mismatched, 1, 0);
-        forward_logprobs(s, &mismatched, 1, reference);
+        forward_logprobs(s, &apart, 1, 0);
+        forward_logprobs(s, &apart, 1, reference);
     }
     if (settings->reference) forward_logprobs(s, batch, 1, reference);
     if (settings->backward)
@@ -314,8 +325,8 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     StreamBP s;
     OptimizerState state;
-    size_t longest = max_size(max_size(batch_rows(batch)->N, settings->cache_tokens),
-                              settings->rollout_slots * settings->rollout_tokens);
+    size_t longest =
+        max_size(max_size(batch->N, settings->cache_tokens), settings->rollout_slots * settings->rollout_tokens);
     if (!plan_countable(settings->model, longest))
         die("a plan of %zu tokens through %zu layers of this width needs numbers beyond 64 bits; give fewer tokens",
             longest, settings->model->config.num_hidden_layers);
