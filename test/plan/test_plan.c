@@ -75,6 +75,11 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, OpCounts
     run_begin(&s, &state, settings, &ops, arena, batch);
     s.memory.walk.dry = 0;
     s.now.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
+    if (batch->tree) {
+        s.now.host_tree_rows = batch->tree->rows.N;
+        s.now.host_rows = checked_calloc(batch->N, sizeof(double), "values per row");
+        s.now.host_added = (double *)checked_calloc(batch->N, sizeof(double), "sums per row");
+    }
     s.routes.host_sums = (double *)checked_calloc(1 + EXPERTS_MOST, sizeof(double), "sums of the routers");
     s.routes.host_count = (double *)checked_calloc(d.L * (1 + d.router.E), sizeof(double), "rows of each expert");
     forward_backward(&s, batch, 1, 1, NULL);
