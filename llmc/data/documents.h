@@ -27,6 +27,9 @@ allocated after opening.
 
 typedef enum { SHUFFLE_AUTO, SHUFFLE_ON, SHUFFLE_OFF } Shuffle;
 typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_REFUSE } LongDocuments;
+// Documents whose common prefixes are computed once: none; those of a pair, a group or a rollout, up to the end of the
+// prompt; all
+typedef enum { PREFIXES_NONE, PREFIXES_OF_PROMPTS, PREFIXES_OF_ALL } Prefixes;
 typedef enum {
     DATA_TRAINS, // packed sequences, for training with the objective
     DATA_READS,  // packed sequences of all documents of any kind, as independent documents
@@ -39,6 +42,7 @@ typedef struct {
     int deals;       // 1: a step's samples are packed anew (step_deal.h)
     Shuffle shuffle; // auto: shuffles documents, but not llm.c's shards
     LongDocuments long_documents;
+    Prefixes prefixes;
     uint64_t seed;
     const char *tokenizer_path; // the model's tokenizer, with which shards must have been made; NULL: unknown
     int any_template;           // 1: shards may have been rendered with different chat templates
@@ -51,6 +55,7 @@ typedef struct {
 // Bounds of the largest sequence, for plans
 typedef struct {
     size_t N, documents, longest; // positions; documents; positions of the longest document
+    size_t rows, forks;           // if documents share prefixes (Tree): rows that are computed, forks; else 0
 } SequenceBound;
 
 typedef struct {
@@ -374,7 +379,7 @@ static Segment documents_segment(const DataLoader *d, size_t i) {
 // many of the shortest fit.
 static SequenceBound documents_bound_shuffled(const DataLoader *d) {
     const size_t together = d->packing.step ? d->packing.step : d->samples;
-    SequenceBound bound = {0, 0, 0};
+    SequenceBound bound = {0};
     size_t N = 0;
     PackingItem *item = (PackingItem *)checked_calloc(2 * d->segments, sizeof(PackingItem), "the lengths of documents");
     for (size_t i = 0; i < d->samples; i++) item[i].positions = packing_length(&d->packing, i);
@@ -398,7 +403,7 @@ static SequenceBound documents_bound_shuffled(const DataLoader *d) {
 // Bounds the sequences of data that is packed alike in every epoch.
 static SequenceBound documents_bound_in_order(const DataLoader *d) {
     const EpochSequences *e = &d->epoch[0];
-    SequenceBound bound = {0, 0, 0};
+    SequenceBound bound = {0};
     for (size_t s = 0; s < e->sequences; s++) {
         size_t N = 0, documents = 0;
         for (size_t i = e->begin[s]; i < e->begin[s + 1]; i++) {
@@ -413,7 +418,7 @@ static SequenceBound documents_bound_in_order(const DataLoader *d) {
 
 static void documents_pack(DataLoader *d) {
     const size_t B = d->settings.B, T = d->settings.T, n = d->regular ? 1 : d->largest_sample;
-    const SequenceBound regular = {B * T, B, T};
+    const SequenceBound regular = {B * T, B, T, 0, 0};
     const uint32_t *length = d->sample ? &d->sample[0].positions : &d->segment[0].positions;
     const size_t stride = d->regular ? 0 : d->sample ? sizeof(Sample) : sizeof(Segment);
     const int shuffle = d->settings.shuffle == SHUFFLE_AUTO ? !d->regular : d->settings.shuffle == SHUFFLE_ON;

@@ -12,6 +12,7 @@ A run, its plan, and what fits. Everything here is exact; estimate/ has the assu
 #include "llmc/optimizer/deferred_update.h"
 #include "llmc/orders/context_memory.h"
 #include "llmc/orders/orders.h"
+#include "shape.h"
 
 // Which model is the reference: the base below adapters, the model itself, or a second set of the trained weights as
 // they were at the start
@@ -443,30 +444,33 @@ static double held_pressure(const RunSettings *settings, const Batch *batch, con
 #define PLAN_LONGEST ((size_t)1 << 36) // most tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // most tokens of a document, since positions are int32
 
-static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const Limits *limits) {
+static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t shared, const Limits *limits) {
+    const size_t rows = rows_of_shared(batch->documents, T, shared);
     for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
-    batch->N = batch->documents * T;
+    batch->N = batch->documents * T, batch->tree = NULL;
+    if (rows < batch->N) shape_share(batch, rows, 1, T);
     if (!plan_countable(settings->model, batch->N) || held_pressure(settings, batch, limits) > 1) return 0;
     const Plan plan = plan_make(settings, batch);
     return plan_pressure(&plan, limits) <= 1;
 }
 
-// Returns the longest T above `least` with which B documents of T tokens fit, or 0. T stays within a learned position
-// table and the range of --seq-len.
-static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, const Limits *limits) {
-    size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+// Returns the longest T above `least` with which B documents of T tokens fit, or 0. All begin with the same `shared`
+// tokens. T stays within a learned position table and the range of --seq-len.
+static size_t plan_longest(const RunSettings *settings, size_t B, size_t shared, size_t least, const Limits *limits) {
     const Config *config = &settings->model->config;
     const size_t positions = config->family->learned_positions ? config->max_position_embeddings : LONGEST_SEQ;
     size_t low = least, high = least + 1, end = 1 + min_size(positions, LONGEST_SEQ);
     Batch batch = {0};
-    batch.documents = B, batch.document_start = start;
-    while (high < end && plan_fits(settings, &batch, high, limits)) low = high, high *= 2;
+    batch.documents = B;
+    batch.document_start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+    if (shared) batch.room = tree_allocate(0, max_size(B, 2));
+    while (high < end && plan_fits(settings, &batch, high, shared, limits)) low = high, high *= 2;
     high = min_size(high, end);
     while (high - low > 1) { // low fits (or equals `least`), high does not
         const size_t middle = low + (high - low) / 2;
-        *(plan_fits(settings, &batch, middle, limits) ? &low : &high) = middle;
+        *(plan_fits(settings, &batch, middle, shared, limits) ? &low : &high) = middle;
     }
-    free(start);
+    batch_free(&batch);
     return low > least ? low : 0;
 }
 

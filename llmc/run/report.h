@@ -309,6 +309,19 @@ static void report_data(const Run *run, const DataLoader *data, const char *sche
     fputs(")\n", out);
 }
 
+// Prints how many rows documents that share prefixes take in the largest sequence.
+static void report_shared(FILE *out, const Run *run, const Batch *shape) {
+    const Range texts = {0, shape->N}, rows = {0, batch_rows(shape)->N};
+    const size_t shared = shared_tokens(run->options, run->settings.lora);
+    if (!shape->tree) return;
+    fputs("shared   ", out);
+    if (shared)
+        fprintf(out, "%zu documents share %zu tokens: ", shape->documents, min_size(shared, run->options->seq_len));
+    fprintf(out, "%zu rows instead of %zu, %zu fork%s; %.1fx fewer pairs\n", rows.count, texts.count,
+            shape->tree->forks, shape->tree->forks == 1 ? "" : "s",
+            range_pairs(shape, texts, 0) / range_pairs(batch_rows(shape), rows, 0));
+}
+
 // Prints the chunk, and how many of its rows an expert gets if experts share them evenly.
 static void report_chunk(FILE *out, const Run *run) {
     const Config *c = &run->model.config;
@@ -376,6 +389,11 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     report_model(out, run);
     report_experts(out, run);
     report_data(run, data, schedule);
+    if (shared_tokens(o, run->settings.lora)) {
+        Batch shape = batch_shape(bound);
+        report_shared(out, run, &shape);
+        batch_free(&shape);
+    }
     report_planned(run);
     fflush(out);
     if (!o->verbose) return;
@@ -397,6 +415,16 @@ static void report_method_json(JsonOut *json, const Run *run) {
     if (run->settings.method == METHOD_SPACO) json_number(json, "keep_chunks", run->settings.sparse.keep);
     json_size(json, "chunk", run->plan.chunk);
     json_size(json, "logits_chunk", run->plan.logits_chunk);
+}
+
+// Writes the rows of documents that share prefixes into an open object, and query-key pairs with and without sharing.
+static void report_shared_json(JsonOut *json, const Batch *shape) {
+    const Range texts = {0, shape->N}, rows = {0, batch_rows(shape)->N};
+    json_size(json, "positions", texts.count);
+    json_size(json, "rows", rows.count);
+    json_size(json, "forks", shape->tree->forks);
+    json_number(json, "pairs", range_pairs(batch_rows(shape), rows, 0));
+    json_number(json, "pairs_alone", range_pairs(shape, texts, 0));
 }
 
 // Writes method, chunks and FLOPs of a step into an open object.

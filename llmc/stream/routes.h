@@ -12,7 +12,8 @@ share of rows of expert e times k, and P_e the mean of p_e. Both are taken over 
     z         coefficient mean of log(sum_e exp z_e)^2
 
 each divided by the micro-batches of the step, as TRL does. N is tokens times layers with experts, as in transformers'
-load_balancing_loss_func. Forward counts rows; backward needs f alone.
+load_balancing_loss_func. Forward counts rows; backward needs f alone. A row that documents share counts once for each
+of them (tree.h), so both losses are those of separate documents.
 */
 #ifndef LLMC_ROUTES_H
 #define LLMC_ROUTES_H
@@ -39,6 +40,10 @@ static void routes_push(StreamBP *s, size_t rows) {
     r->rows = rows;
     r->route = (uint16_t *)arena_push(s->arena, SHARE_KEPT, "routes of all layers", layers * rows * d.router.k,
                                       sizeof(uint16_t));
+    r->times = s->now.tree
+                   ? (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "documents of each row", rows, sizeof(int32_t))
+                   : NULL;
+    if (r->times && r->host_sums) s->ops->copy_in(r->times, s->now.tree->times, rows * sizeof(int32_t));
     r->count = (int64_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of each expert", layers * E, sizeof(int64_t));
     r->sums = (double *)arena_push(s->arena, SHARE_WORKSPACE, "sums of the routers", E + 1, sizeof(double));
     r->balance = push_summed(s, SHARE_WORKSPACE, "balance of the experts", E);
@@ -84,8 +89,8 @@ static void routes_choose(const StreamBP *s, size_t l, size_t token, size_t n, u
     if (!routes_are_stored(s)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "router's scratch", s->ops->router_count_scratch(n, router.E));
     double *sums = router.kind == ROUTER_SOFTMAX ? s->routes.sums : NULL; // other routers have no losses
-    s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), sums, logits, route, n,
-                         &router, scratch);
+    s->ops->router_count((int64_t *)at(s->routes.count, layer * router.E, sizeof(int64_t)), sums, logits, route,
+                         s->routes.times ? s->routes.times + token : NULL, n, &router, scratch);
     arena_pop(s->arena, mark);
 }
 

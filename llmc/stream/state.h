@@ -147,6 +147,7 @@ typedef struct {
     uint16_t *route;                   // [layers with experts,rows,k] of the sequence; NULL without experts
     size_t rows;                       // tokens of a layer in `route`
     uint16_t *fed;                     // [layers with experts,n,k] generation: routes of a pass of n tokens
+    int32_t *times;                    // [rows] documents that share a row; NULL: one each
     int64_t *count;                    // [layers with experts,E] rows of each expert
     double *sums;                      // [E + 1] sums of router_count, over all layers
     Summed *balance;                   // [E] factors of the balance loss, for router_backward

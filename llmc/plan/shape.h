@@ -1,0 +1,47 @@
+/*
+Shapes: batches without tokens, all that a plan needs. A shape has positions and documents; if documents share prefixes,
+also a tree with rows, chains and forks (llmc/data/tree.h), but no pieces.
+*/
+#ifndef LLMC_SHAPE_H
+#define LLMC_SHAPE_H
+#include "llmc/data/tree.h"
+
+// Returns the rows of B documents of T tokens that all begin with the same `shared` tokens: all but the last of them
+// are common rows.
+static size_t rows_of_shared(size_t B, size_t T, size_t shared) {
+    const size_t common = max_size(min_size(shared, T), 1) - 1;
+    return common + B * (T - common);
+}
+
+// Adds a chain of n rows at a depth. parent, fork: see Tree
+static void shape_add_chain(Tree *tree, size_t n, size_t depth, size_t parent, size_t fork) {
+    Batch *const rows = &tree->rows;
+    const size_t c = rows->documents++;
+    rows->document_start[c + 1] = rows->document_start[c] + n, rows->depth[c] = depth;
+    tree->parent[c] = parent, tree->fork[c] = fork;
+}
+
+// Gives the shape a tree of `rows` rows in its room. forks > 0: as many roots with one fork each, and branches of equal
+// length; roots are as long as the shape's positions say. forks 0: chains of `longest` rows. The shape has at least 2
+// documents a fork.
+static void shape_share(Batch *shape, size_t rows, size_t forks, size_t longest) {
+    Tree *const tree = shape->tree = shape->room;
+    const size_t chains = max_size(min_size(shape->documents, rows - min_size(forks, rows)), 2 * forks);
+    tree->rows.N = rows, tree->rows.documents = tree->forks = 0;
+    for (size_t row = 0; !forks && row < rows; row += longest)
+        shape_add_chain(tree, min_size(longest, rows - row), 0, SIZE_MAX, 0);
+    const size_t most = forks ? (rows - min_size(chains, rows)) / forks : 0;
+    const size_t common = forks ? max_size(min_size((shape->N - rows) / (chains - forks), most), 1) : 0;
+    const size_t left = rows - forks * common;
+    for (size_t g = 0; g < forks; g++) {
+        const size_t root = tree->rows.documents, end = chains * (g + 1) / forks;
+        const size_t fork = tree->fork_row[tree->forks++] = tree->rows.document_start[root] + common;
+        for (size_t c = root; c < end; c++) {
+            const size_t own = left * (c + 1) / chains - left * c / chains;
+            shape_add_chain(tree, c == root ? common + own : own, c == root ? 0 : common, c == root ? SIZE_MAX : root,
+                            c == root ? 0 : fork);
+        }
+    }
+}
+
+#endif
