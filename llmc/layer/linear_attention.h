@@ -32,12 +32,12 @@ static void convolution_forward(const Visit *v, const Activations *a) {
 }
 
 // Passes the delta rule's state through a piece of chunk c. Arguments: as of delta_step
-static void delta_piece(const Visit *v, StatePiece p, const Activations *a, Stored *out, Summed *transfer) {
+static void delta_piece(const Visit *v, StatePiece p, const Activations *a, Stored *out, Summed *transfer,
+                        Summed *scratch) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
-    const size_t mark = arena_mark(s->arena), bytes = d->S * v->layer->shape.summed;
+    const size_t bytes = d->S * v->layer->shape.summed;
     const DeltaShape shape = delta_shape(s, p.c, *d);
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_forward_scratch(&shape));
     Summed *state = layer_state(s, v->l);
     Stored *projected = stored_row(s, a->projected, p.skipped, d->E);
     if (p.branches) s->ops->copy(state, fork_state(s, p.before).state, bytes);
@@ -46,7 +46,6 @@ static void delta_piece(const Visit *v, StatePiece p, const Activations *a, Stor
                           projected_part(v, projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS), &shape,
                           scratch);
     if (p.fork != SIZE_MAX) s->ops->copy(fork_state(s, p.fork).state, state, bytes);
-    arena_pop(s->arena, mark);
 }
 
 // Passes the delta rule's state through chunk c, if the layer has the rule. out[n,HV*DV]: the rule's output, which the
@@ -54,13 +53,16 @@ static void delta_piece(const Visit *v, StatePiece p, const Activations *a, Stor
 static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed *transfer) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
+    const DeltaShape shape = visit_delta_shape(v); // a piece needs no more scratch than the chunk
+    const size_t mark = arena_mark(s->arena);
     if (!has_rule(v->layer)) return;
-    if (!is_found(v, a, out))
-        for (StatePiece p = first_piece(s, v->c); p.c.n; p = piece_after(s, v->c, p))
-            delta_piece(v, p, a, out, transfer);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_forward_scratch(&shape));
+    for (StatePiece p = first_piece(s, v->c); p.c.n && !is_found(v, a, out); p = piece_after(s, v->c, p))
+        delta_piece(v, p, a, out, transfer, scratch);
     if (out && !is_found(v, a, a->delta_norm))
         s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, IN_Z_WEIGHT),
                                    weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, s->model->config.norm_eps);
+    arena_pop(s->arena, mark);
 }
 
 // Saves the state before chunk c at intervals, in a forward pass of a layer that keeps states.
@@ -96,14 +98,10 @@ static void gated_norm_backward(const Visit *v, const Activations *a, Stored *dg
 
 // Runs a piece of chunk c backward. dout, dmixed, dprojected: of the piece; else as of delta_backward
 static void piece_backward(const Visit *v, StatePiece p, const Activations *a, KeptState before, const Stored *dout,
-                           Stored *dmixed, Stored *dprojected) {
+                           Stored *dmixed, Stored *dprojected, Summed *scratch) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
-    const size_t mark = arena_mark(s->arena);
     const DeltaShape shape = delta_shape(s, p.c, *d);
-    const size_t conv = s->ops->conv_backward_scratch(&shape);
-    const size_t delta = has_rule(v->layer) ? s->ops->delta_backward_scratch(&shape) : 0;
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "linear attention's scratch", max_size(conv, delta));
     Stored *projected = stored_row(s, a->projected, p.skipped, d->E);
     fork_gradient_take(s, p);
     if (p.before != SIZE_MAX) before = fork_state(s, p.before);
@@ -116,7 +114,6 @@ static void piece_backward(const Visit *v, StatePiece p, const Activations *a, K
     s->ops->conv_backward(dprojected, sum_of(v, CONV_WEIGHT), s->linear.dcolumns, dmixed, projected, before.columns,
                           weight_of(v, CONV_WEIGHT), &shape, scratch);
     fork_gradient_give(s, p);
-    arena_pop(s->arena, mark);
 }
 
 // Writes dprojected[n,E], except z's columns, from dout[n,out]; dW +=. dout: the gradient of the rule's output, or of
@@ -125,13 +122,16 @@ static void piece_backward(const Visit *v, StatePiece p, const Activations *a, K
 static void delta_backward(const Visit *v, const Activations *a, KeptState before, Stored *dout, Stored *dprojected) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
-    const size_t mark = arena_mark(s->arena);
-    Stored *dmixed =
-        has_rule(v->layer) ? push_stored(s, SHARE_WORKSPACE, "gradient behind the convolution", v->c.n * d->W) : dout;
+    const int rule = has_rule(v->layer);
+    const DeltaShape shape = visit_delta_shape(v); // a piece needs no more scratch than the chunk
+    const size_t mark = arena_mark(s->arena), conv = s->ops->conv_backward_scratch(&shape);
+    const size_t delta = rule ? s->ops->delta_backward_scratch(&shape) : 0;
+    Stored *dmixed = rule ? push_stored(s, SHARE_WORKSPACE, "gradient behind the convolution", v->c.n * d->W) : dout;
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "linear attention's scratch", max_size(conv, delta));
     for (size_t end = v->c.token + v->c.n; end > v->c.token;) {
         const StatePiece p = piece_at(s, v->c, end - 1);
         piece_backward(v, p, a, before, stored_row(s, dout, p.skipped, d->out), stored_row(s, dmixed, p.skipped, d->W),
-                       stored_row(s, dprojected, p.skipped, d->E));
+                       stored_row(s, dprojected, p.skipped, d->E), scratch);
         end = p.c.token;
     }
     arena_pop(s->arena, mark);
