@@ -48,6 +48,7 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     else
         batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed, 0);
     if (!o->data.count && whole->group) bp_answers(run, whole);
+    if (o->data.count) return dataloader_part(loader, whole, run->assignment.parts, run->assignment.part);
     return batch_part(whole, run->assignment.parts, run->assignment.part);
 }
 
