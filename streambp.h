@@ -322,7 +322,7 @@ static double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *m
     return sequence_loss(s, metrics);
 }
 
-// Computes out[N], the log-probabilities of the targets by the model, or by the reference.
+// Computes out[N], the log-probabilities of the batch's targets by the model, or by the reference.
 static void forward_policy(StreamBP *s, const Batch *batch, int reference, float *out) {
     const DType type = dtype_of_sums(s->model->dtype);
     forward_logprobs(s, batch, 1, reference);

@@ -48,7 +48,7 @@ static BenchPass pass_open(const char *text, Method method, size_t B, size_t T, 
     pass.settings.backward = 1, pass.settings.gradient_type = ops_device->stored;
     pass.settings.optimizer = optimizer, pass.settings.moment_type = dtype_of_sums(ops_device->stored);
     pass.batch = batch_allocate(B * T, B);
-    batch_random(&pass.batch, B, T, 0, config.vocab_size, 1);
+    batch_random(&pass.batch, B, T, 0, config.vocab_size, 1, 0);
     return pass;
 }
 

@@ -74,6 +74,12 @@ CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "a
        "llm.c's shards")
 CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
        "longer documents: split into segments of T that do not see each other, truncate to T tokens, or refuse")
+CHOICE(SharePrefixes, share_prefixes, "share-prefixes", "auto", SHARE_PREFIXES_AUTO, SHARE_PREFIXES_OFF, READS,
+       "auto|on|off",
+       "compute tokens with which documents begin alike once, with equal results; auto: prompts of pairs, groups and "
+       "rollouts; on: also beginnings of plain documents, which then lie in one sequence")
+SIZE(shared_tokens, "shared-tokens", "0", 0, MOST_TOKENS, ON(BP) | ON(PLAN), "P",
+     "without --data: all documents begin with the same P tokens, which --share-prefixes computes once")
 FLAG(any_tokenizer, "any-tokenizer", READS,
      "accept shards made with another tokenizer than the model's tokenizer.json, or of several chat templates")
 

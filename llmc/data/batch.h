@@ -17,6 +17,8 @@ typedef struct {
     int replays;              // 1: the batch uses these experts; 0: the routers choose experts
 } BatchRoutes;
 
+typedef struct Tree Tree; // tree.h
+
 typedef struct {
     size_t N;
     size_t first;       // tokens of the micro-batch before this part (batch_part); 0 for a whole micro-batch
@@ -29,9 +31,15 @@ typedef struct {
     size_t *document_start; // [documents + 1], the last entry is N
     size_t *origin;         // [documents] index in the data of the document's first token, counted over all shards;
                             // NULL: unknown
+    Tree *tree;             // documents that share prefixes, as rows that are computed once; NULL: every position is a
+                            // row
+    Tree *room;             // memory for `tree`, or NULL
+    size_t *depth;          // [documents] position of the document's first token, in Tree.rows; NULL: 0; not owned
+    size_t *common; // [documents] rows (tree.h) that a document of a sample shares with the one before it; 0: it is
+                    // the first. NULL: documents share no rows
     // for objectives over answers (objective.h), else NULL; documents of a pair or a group are contiguous
-    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair or group in the sequence; the chosen document of a
-                   // pair comes first
+    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair, group or family in the sequence; the chosen
+                   // document of a pair comes first
     double *document_weight; // [documents] sum of the loss weights of the document's targets (batch_count)
     float *reward;           // [documents] the document's reward, or label: 1 desirable, 0 not
     float *advantage;        // [N] advantage of each target
@@ -91,7 +99,8 @@ static void batch_free(Batch *batch) {
     free(batch->position);
     free(batch->document_start), free(batch->origin);
     free(batch->group), free(batch->document_weight), free(batch->reward), free(batch->advantage);
-    free(batch->reference), free(batch->old), free(batch->routes.expert);
+    free(batch->reference), free(batch->old), free(batch->routes.expert), free(batch->room);
+    free(batch->common);
     memset(batch, 0, sizeof(*batch));
 }
 
@@ -106,16 +115,18 @@ static void batch_set_positions(Batch *batch) {
 }
 
 // Fills B documents with T+1 random ids below vocab_size each: documents first, first + 1, ... of one random sequence.
-// Document b reads ids [b(T+1), b(T+1) + T); its targets are the ids one position later, with weight 1. The batch must
-// be of exactly this size.
-static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
+// Document b reads ids [b(T+1), b(T+1) + T); its targets are the ids one position later, with weight 1. All B documents
+// begin with the first document's `shared` ids. The batch must be of exactly this size.
+static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed,
+                         size_t shared) {
     if (batch->N != B * T || batch->documents != B)
         die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu; please report it", batch->N,
             batch->documents, B, T);
     for (size_t b = 0; b < B; b++) {
         batch->document_start[b] = b * T;
         for (size_t t = 0; t <= T; t++) {
-            int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, (first + b) * (T + 1) + t, vocab_size);
+            const size_t number = (t < shared ? first : first + b) * (T + 1) + t;
+            const int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, number, vocab_size);
             if (t < T) batch->tokens[b * T + t] = id, batch->loss_weight[b * T + t] = 1;
             if (t > 0) batch->targets[b * T + t - 1] = id;
         }
@@ -144,7 +155,7 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
     return a;
 }
 
-// Returns how many tokens the model computes.
+// Returns the tokens of the batch's documents. batch_computed (tree.h): how many tokens the model computes
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- mismatched documents -------------------------------------------------------------------------------------------
@@ -183,6 +194,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
     b.document_start += documents;
     if (b.origin) b.origin += documents;
+    if (b.common) b.common += documents;
     if (b.group) b.group += documents;
     if (b.document_weight) b.document_weight += documents;
     if (b.reward) b.reward += documents;
@@ -198,7 +210,7 @@ static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = batch_behind(*whole, first, begin);
     part.N = whole->document_start[end] - first, part.first = first;
-    part.documents = end - begin;
+    part.documents = end - begin, part.tree = NULL;
     for (size_t d = begin; d <= end; d++) whole->document_start[d] -= first;
     return part;
 }
@@ -206,7 +218,7 @@ static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
 // Returns a sequence without effect in the memory of a batch: the batch's first token, without a target.
 static Batch batch_empty(Batch *whole) {
     Batch empty = *whole;
-    empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0;
+    empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0, empty.tree = NULL;
     empty.targets[0] = -1, empty.position[0] = 0;
     empty.document_start[0] = 0, empty.document_start[1] = 1;
     if (empty.document_weight) empty.document_weight[0] = 0;

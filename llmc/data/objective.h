@@ -54,7 +54,7 @@ on it.
 */
 #ifndef LLMC_OBJECTIVE_H
 #define LLMC_OBJECTIVE_H
-#include "batch.h"
+#include "tree.h"
 #include "metrics.h"
 #include "llmc/ops/ops.h"
 #include <math.h>

@@ -28,6 +28,7 @@ typedef struct {
     double spare; // share of the limits that attention's outputs must leave free
     const Machine *machine;
     size_t sequences; // sequences of a rank in a step
+    size_t shared;    // tokens that all documents share (--shared-tokens)
 } Search;
 
 // ---- candidates ----------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ static size_t search_longest(const Search *search, size_t B) {
     all = candidates_make(&least);
     for (size_t i = all.count; i-- > 0;) { // candidates that leave most of the device free come first
         const RunSettings s = candidate_settings(&least, &all.candidate[i]);
-        longest = max_size(longest, plan_longest(&s, B, longest, &search->limits));
+        longest = max_size(longest, plan_longest(&s, B, search->shared, longest, &search->limits));
     }
     free(all.candidate);
     return longest;

@@ -98,7 +98,7 @@ typedef struct {
 typedef struct {
     const Machine *machine;
     RunSettings settings;
-    size_t N, documents, first; // shape of the part; first: tokens of the part's first document
+    size_t N, documents, first, forks; // shape of the part's rows; first: tokens of its first document or chain
     PassWork work;
 } KnownWork;
 
@@ -119,11 +119,12 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     RunSettings here = *settings;
     OpCounts update = {0};
     PassWork work;
-    const size_t first = part->documents ? part->document_start[1] : 0;
+    const Batch *const rows = batch_rows(part);
+    const size_t first = rows->documents ? rows->document_start[1] : 0, forks = part->tree ? part->tree->forks : 0;
     for (size_t i = 0; pass_works && i < pass_works->count; i++) {
         const KnownWork *k = &pass_works->known[i];
-        if (k->machine == m && k->N == part->N && k->documents == part->documents && k->first == first &&
-            !memcmp(&k->settings, settings, sizeof(*settings)))
+        if (k->machine == m && k->N == rows->N && k->documents == rows->documents && k->first == first &&
+            k->forks == forks && !memcmp(&k->settings, settings, sizeof(*settings)))
             return k->work;
     }
     work.last = plan_traffic(settings, part, 1);
@@ -137,7 +138,7 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     update.moved = update_bytes(settings);
     work.update = work_seconds(m, update);
     if (pass_works && pass_works->count < sizeof(pass_works->known) / sizeof(KnownWork)) {
-        const KnownWork known = {m, *settings, part->N, part->documents, first, work};
+        const KnownWork known = {m, *settings, rows->N, rows->documents, first, forks, work};
         pass_works->known[pass_works->count++] = known;
     }
     return work;

@@ -91,6 +91,49 @@ static Summed *push_attention_scratch(const Visit *v) {
                        v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD));
 }
 
+// Runs the attention op in a tree with forks: a call over the chains' own keys, then a call for each range of ancestors'
+// keys. Sums are rounded once, after the last call.
+static void tree_attention_forward(const Visit *v, const Activations *a, AttentionShape shape, Summed *scratch) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q, NH = v->layer->shape.NH;
+    const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
+    Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", v->c.n * Q);
+    shape.partial = 1;
+    s->ops->attention_forward(sums, a->lse, a->q, k, values, &shape, scratch);
+    const size_t calls = tree_calls(s, v->c, v->layer->window);
+    for (size_t i = 0; i < calls; i++) {
+        const size_t row = s->now.call[i].row;
+        attention_shape_call(&shape, &s->now.call[i]);
+        s->ops->attention_forward(summed_row(s, sums, row, Q), summed_row(s, a->lse, row, NH),
+                                  stored_row(s, a->q, row, Q), k, values, &shape, scratch);
+    }
+    s->ops->round_sums(a->attention_out, sums, v->c.n * Q);
+    arena_pop(s->arena, mark);
+}
+
+// Runs its backward: dq[n,NH*HD]; dK, dV +=
+static void tree_attention_backward(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
+                                    AttentionShape shape, Summed *scratch) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q, NH = v->layer->shape.NH;
+    const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
+    Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", v->c.n * Q);
+    shape.partial = 1;
+    s->ops->attention_backward(sums, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q, k, values, a->lse,
+                               &shape, scratch);
+    const size_t calls = tree_calls(s, v->c, v->layer->window);
+    for (size_t i = 0; i < calls; i++) {
+        const size_t row = s->now.call[i].row;
+        attention_shape_call(&shape, &s->now.call[i]);
+        s->ops->attention_backward(summed_row(s, sums, row, Q), s->kv.dk, s->kv.dv,
+                                   stored_row(s, dattention_out, row, Q), stored_row(s, a->attention_out, row, Q),
+                                   stored_row(s, a->q, row, Q), k, values, summed_row(s, a->lse, row, NH), &shape,
+                                   scratch);
+    }
+    s->ops->round_sums(dq, sums, v->c.n * Q);
+    arena_pop(s->arena, mark);
+}
+
 // Runs attention: the mixer's norm, K[:t1], V[:t1] -> x_1. Skips the attention op if its output was saved.
 static void attention_forward(const Visit *v, const Activations *a) {
     StreamBP *s = v->s;
@@ -99,8 +142,11 @@ static void attention_forward(const Visit *v, const Activations *a) {
     queries_project(v, a);
     if (!is_found(v, a, a->attention_out)) {
         const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
-        s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, v->l),
-                                  layer_keys(s, s->kv.v, v->l), &shape, scratch);
+        if (has_forks(s))
+            tree_attention_forward(v, a, shape, scratch);
+        else
+            s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, v->l),
+                                      layer_keys(s, s->kv.v, v->l), &shape, scratch);
         sinks_forward(v, a->attention_out, a->lse, v->c.n);
     }
     attention_output(v, a);
@@ -145,8 +191,11 @@ static void attention_backward(const Visit *v, Activations *a, Stored *dx) {
     Summed *scratch = push_attention_scratch(v);
     output_backward(v, a, branch_sum_backward(v, 0, a, dx), dattention_out);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
-    s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
-                               layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);
+    if (has_forks(s))
+        tree_attention_backward(v, a, dq, dattention_out, shape, scratch);
+    else
+        s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
+                                   layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);
     queries_backward(v, a, dq);
     arena_pop(s->arena, mark);
 }

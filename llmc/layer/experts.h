@@ -181,8 +181,9 @@ static void weigher_backward(const Visit *v, Weigher of, const Summed *dweight, 
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), count = v->c.n * of.shape->E;
     const Summed *balance = of.route && s->routes.coefficient > 0 ? s->routes.balance : NULL;
+    const int32_t *times = of.route && s->routes.times ? s->routes.times + v->c.row : NULL;
     Stored *dlogits = push_stored(s, SHARE_WORKSPACE, "gradient of the router's logits", count);
-    s->ops->router_backward(dlogits, dweight, of.logits, of.route, balance, of.route ? s->routes.z : 0, v->c.n,
+    s->ops->router_backward(dlogits, dweight, of.logits, of.route, balance, of.route ? s->routes.z : 0, times, v->c.n,
                             of.shape);
     multiply(s, dlogits, s->model->dtype, of.scale, count);
     linear_backward(v, of.tensor, dx, dlogits, of.x, accumulate);

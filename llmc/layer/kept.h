@@ -103,7 +103,7 @@ static size_t states_of_layer(const StreamBP *s) {
     return states_kept(layer_chunk(s), chunks_of_range(s, 0)) + states_kept(layer_chunk(s), chunks_of_range(s, 1));
 }
 
-// Pushes the states at intervals of all layers that keep them.
+// Pushes the states at intervals and at forks of all layers that keep them.
 static void push_kept_states(StreamBP *s) {
     const LinearShape d = shapes_of(s->model).linear;
     size_t layers = 0;
@@ -114,10 +114,14 @@ static void push_kept_states(StreamBP *s) {
     s->kept.state = push_summed(s, SHARE_KV, "states at intervals of all layers", states * d.S);
     s->kept.columns =
         push_stored(s, SHARE_KV, "the convolution's inputs at intervals of all layers", states * d.columns);
+    if (!has_forks(s)) return;
+    s->kept.fork = push_summed(s, SHARE_KV, "states at forks of all layers", layers * fork_count(s) * d.S);
+    s->kept.fork_columns =
+        push_stored(s, SHARE_KV, "the convolution's inputs at forks of all layers", layers * fork_count(s) * d.columns);
 }
 
-// Pushes the visited layer's states: the current state, in backward its gradient, and the states at intervals, unless
-// they are kept.
+// Pushes the visited layer's states: the current state, in backward its gradient, and the states at intervals and at
+// forks, unless they are kept.
 static void push_layer_states(const Visit *v) {
     StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
@@ -125,11 +129,15 @@ static void push_layer_states(const Visit *v) {
     push_states(s, 1, 1, 0);
     if (s->now.pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
     if (s->now.pass == PASS_BACKWARD) push_state_gradients(s, !keeps(v, LEVEL_PRODUCTS));
+    push_fork_states(s, !keeps(v, LEVEL_PRODUCTS));
     s->linear.kept_half = states_kept(layer_chunk(s), chunks_of_range(s, 0));
     for (size_t l = 0; l < v->l; l++) before += has_state(layer_of(s, l)) && layer_of(s, l)->level >= LEVEL_PRODUCTS;
     if (!keeps(v, LEVEL_PRODUCTS)) return;
     s->linear.kept = summed_row(s, s->kept.state, before * states_of_layer(s), d->S);
     s->linear.kept_columns = stored_row(s, s->kept.columns, before * states_of_layer(s), d->columns);
+    if (!has_forks(s)) return;
+    s->linear.fork = summed_row(s, s->kept.fork, before * fork_count(s), d->S);
+    s->linear.fork_columns = stored_row(s, s->kept.fork_columns, before * fork_count(s), d->columns);
 }
 
 // ---- activations in flight ------------------------------------------------------------------------------------------

@@ -18,8 +18,34 @@ static DeltaShape visit_delta_shape(const Visit *v) { return delta_shape(v->s, v
 
 // mixed[n,W] = silu(causal convolution of q | k | v). The convolution's last inputs pass on in layer_columns.
 static void convolution_forward(const Visit *v, const Activations *a) {
-    const DeltaShape shape = visit_delta_shape(v);
-    v->s->ops->conv_forward(a->mixed, layer_columns(v->s, v->l), a->projected, weight_of(v, CONV_WEIGHT), &shape);
+    const StreamBP *s = v->s;
+    const LinearShape *d = &v->layer->shape.linear;
+    Stored *columns = layer_columns(s, v->l);
+    for (StatePiece p = first_piece(s, v->c); p.c.n; p = piece_after(s, v->c, p)) {
+        const DeltaShape shape = delta_shape(s, p.c, *d);
+        const size_t bytes = d->columns * v->layer->shape.stored;
+        if (p.branches && bytes) s->ops->copy(columns, fork_state(s, p.before).columns, bytes);
+        s->ops->conv_forward(stored_row(s, a->mixed, p.skipped, d->W), columns,
+                             stored_row(s, a->projected, p.skipped, d->E), weight_of(v, CONV_WEIGHT), &shape);
+        if (p.fork != SIZE_MAX && bytes) s->ops->copy(fork_state(s, p.fork).columns, columns, bytes);
+    }
+}
+
+// Passes the delta rule's state through a piece of chunk c. Arguments: as of delta_step
+static void delta_piece(const Visit *v, StatePiece p, const Activations *a, Stored *out, Summed *transfer,
+                        Summed *scratch) {
+    const StreamBP *s = v->s;
+    const LinearShape *d = &v->layer->shape.linear;
+    const size_t bytes = d->S * v->layer->shape.summed;
+    const DeltaShape shape = delta_shape(s, p.c, *d);
+    Summed *state = layer_state(s, v->l);
+    Stored *projected = stored_row(s, a->projected, p.skipped, d->E);
+    if (p.branches) s->ops->copy(state, fork_state(s, p.before).state, bytes);
+    s->ops->delta_forward(out ? stored_row(s, out, p.skipped, d->DVs) : NULL, state, transfer,
+                          stored_row(s, a->mixed, p.skipped, d->W), projected_part(v, projected, IN_B_WEIGHT),
+                          projected_part(v, projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS), &shape,
+                          scratch);
+    if (p.fork != SIZE_MAX) s->ops->copy(fork_state(s, p.fork).state, state, bytes);
 }
 
 // Passes the delta rule's state through chunk c, if the layer has the rule. out[n,HV*DV]: the rule's output, which the
@@ -27,14 +53,12 @@ static void convolution_forward(const Visit *v, const Activations *a) {
 static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed *transfer) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
-    const DeltaShape shape = visit_delta_shape(v);
+    const DeltaShape shape = visit_delta_shape(v); // a piece needs no more scratch than the chunk
     const size_t mark = arena_mark(s->arena);
     if (!has_rule(v->layer)) return;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_forward_scratch(&shape));
-    if (!is_found(v, a, out))
-        s->ops->delta_forward(
-            out, layer_state(s, v->l), transfer, a->mixed, projected_part(v, a->projected, IN_B_WEIGHT),
-            projected_part(v, a->projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS), &shape, scratch);
+    for (StatePiece p = first_piece(s, v->c); p.c.n && !is_found(v, a, out); p = piece_after(s, v->c, p))
+        delta_piece(v, p, a, out, transfer, scratch);
     if (out && !is_found(v, a, a->delta_norm))
         s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, IN_Z_WEIGHT),
                                    weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, s->model->config.norm_eps);
@@ -72,42 +96,44 @@ static void gated_norm_backward(const Visit *v, const Activations *a, Stored *dg
     arena_pop(s->arena, mark);
 }
 
-// Writes the columns q | k | v of dprojected[n,E] from dmixed[n,W]; dW +=. dcolumns: in, the gradient at the chunk's
-// end; out, the gradient at the chunk's start.
-static void convolution_backward(const Visit *v, const Activations *a, KeptState before, const Stored *dmixed,
-                                 Stored *dprojected, const DeltaShape *shape, Summed *scratch) {
-    v->s->ops->conv_backward(dprojected, sum_of(v, CONV_WEIGHT), v->s->linear.dcolumns, dmixed, a->projected,
-                             before.columns, weight_of(v, CONV_WEIGHT), shape, scratch);
+// Runs a piece of chunk c backward. dout, dmixed, dprojected: of the piece; else as of delta_backward
+static void piece_backward(const Visit *v, StatePiece p, const Activations *a, KeptState before, const Stored *dout,
+                           Stored *dmixed, Stored *dprojected, Summed *scratch) {
+    const StreamBP *s = v->s;
+    const LinearShape *d = &v->layer->shape.linear;
+    const DeltaShape shape = delta_shape(s, p.c, *d);
+    Stored *projected = stored_row(s, a->projected, p.skipped, d->E);
+    fork_gradient_take(s, p);
+    if (p.before != SIZE_MAX) before = fork_state(s, p.before);
+    if (has_rule(v->layer))
+        s->ops->delta_backward(dmixed, projected_part(v, dprojected, IN_B_WEIGHT),
+                               projected_part(v, dprojected, IN_A_WEIGHT), sum_of(v, A_LOG), sum_of(v, DT_BIAS),
+                               s->linear.dstate, dout, stored_row(s, a->mixed, p.skipped, d->W),
+                               projected_part(v, projected, IN_B_WEIGHT), projected_part(v, projected, IN_A_WEIGHT),
+                               weight_of(v, A_LOG), weight_of(v, DT_BIAS), before.state, &shape, scratch);
+    s->ops->conv_backward(dprojected, sum_of(v, CONV_WEIGHT), s->linear.dcolumns, dmixed, projected, before.columns,
+                          weight_of(v, CONV_WEIGHT), &shape, scratch);
+    fork_gradient_give(s, p);
 }
 
-// Writes dprojected[n,E], except z's columns, from ddelta_out[n,HV*DV]; dW +=. dstate, dcolumns: gradients at the
-// chunk's end become gradients at its start. before: the state at the chunk's start
-static void delta_backward(const Visit *v, const Activations *a, KeptState before, const Stored *ddelta_out,
-                           Stored *dprojected) {
+// Writes dprojected[n,E], except z's columns, from dout[n,out]; dW +=. dout: the gradient of the rule's output, or of
+// `mixed` in a mixer that is a convolution alone. dstate, dcolumns: gradients at the chunk's end become gradients at
+// its start. before: the state at the chunk's start
+static void delta_backward(const Visit *v, const Activations *a, KeptState before, Stored *dout, Stored *dprojected) {
     const StreamBP *s = v->s;
-    const DeltaShape shape = visit_delta_shape(v);
-    const size_t mark = arena_mark(s->arena);
-    const size_t conv = s->ops->conv_backward_scratch(&shape), delta = s->ops->delta_backward_scratch(&shape);
-    Stored *dmixed =
-        push_stored(s, SHARE_WORKSPACE, "gradient behind the convolution", v->c.n * v->layer->shape.linear.W);
+    const LinearShape *d = &v->layer->shape.linear;
+    const int rule = has_rule(v->layer);
+    const DeltaShape shape = visit_delta_shape(v); // a piece needs no more scratch than the chunk
+    const size_t mark = arena_mark(s->arena), conv = s->ops->conv_backward_scratch(&shape);
+    const size_t delta = rule ? s->ops->delta_backward_scratch(&shape) : 0;
+    Stored *dmixed = rule ? push_stored(s, SHARE_WORKSPACE, "gradient behind the convolution", v->c.n * d->W) : dout;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "linear attention's scratch", max_size(conv, delta));
-    s->ops->delta_backward(dmixed, projected_part(v, dprojected, IN_B_WEIGHT),
-                           projected_part(v, dprojected, IN_A_WEIGHT), sum_of(v, A_LOG), sum_of(v, DT_BIAS),
-                           s->linear.dstate, ddelta_out, a->mixed, projected_part(v, a->projected, IN_B_WEIGHT),
-                           projected_part(v, a->projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS),
-                           before.state, &shape, scratch);
-    convolution_backward(v, a, before, dmixed, dprojected, &shape, scratch);
-    arena_pop(s->arena, mark);
-}
-
-// Writes dprojected[n,W] from dmixed[n,W] in a mixer that is a convolution alone; dW +=
-static void convolution_alone_backward(const Visit *v, const Activations *a, const Stored *dmixed, Stored *dprojected) {
-    const StreamBP *s = v->s;
-    const DeltaShape shape = visit_delta_shape(v);
-    const size_t mark = arena_mark(s->arena);
-    Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "linear attention's scratch", s->ops->conv_backward_scratch(&shape));
-    convolution_backward(v, a, state_before(s, v->c), dmixed, dprojected, &shape, scratch);
+    for (size_t end = v->c.token + v->c.n; end > v->c.token;) {
+        const StatePiece p = piece_at(s, v->c, end - 1);
+        piece_backward(v, p, a, before, stored_row(s, dout, p.skipped, d->out), stored_row(s, dmixed, p.skipped, d->W),
+                       stored_row(s, dprojected, p.skipped, d->E), scratch);
+        end = p.c.token;
+    }
     arena_pop(s->arena, mark);
 }
 
@@ -120,12 +146,8 @@ static void linear_attention_backward(const Visit *v, size_t j, Activations *a, 
     Stored *dgated = push_stored(s, SHARE_WORKSPACE, "gradient of the delta rule's output", v->c.n * d->out);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * d->E);
     linear_backward(v, OUT_WEIGHT, dgated, branch_sum_backward(v, 0, a, dx), a->delta_norm, 0);
-    if (has_rule(v->layer)) {
-        gated_norm_backward(v, a, dgated, dprojected);
-        delta_backward(v, a, state_before(s, v->c), dgated, dprojected);
-    } else {
-        convolution_alone_backward(v, a, dgated, dprojected);
-    }
+    if (has_rule(v->layer)) gated_norm_backward(v, a, dgated, dprojected);
+    delta_backward(v, a, state_before(s, v->c), dgated, dprojected);
     mixer_input_backward(v, a, linear_of(v, IN_QKV_WEIGHT), dprojected);
     if (j == 0) mixer_gradient_end(v, a, dx);
     arena_pop(s->arena, mark);

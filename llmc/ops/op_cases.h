@@ -21,6 +21,7 @@ typedef struct {
     uint64_t seed;
     int accumulate, back;      // back: backward of rope, joining of heads, or the transposed transfer
     int learned, bias, joined; // optional tensors: learned positions; bias; a residual
+    int times;                 // a router's tokens count a number of times
     int bare;                  // 1: a norm has no weight
     int in_ranges, documents;  // attention in two ranges of keys; spans of several documents
     int sinks;                 // attention's out and lse include sinks before backward

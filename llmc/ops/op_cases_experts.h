@@ -34,6 +34,9 @@ static Tensor *tensor_logits(const OpShape *s) {
     return tensor_make(TENSOR_READ, "logits", check.ops->summed, all_of(s->n), all_of(s->router.E));
 }
 
+// Makes the times that a token counts: 0 to 6, or NULL, once each.
+static Tensor *tensor_times(const OpShape *s) { return s->times ? tensor_indices("times", all_of(s->n), 7, 0) : NULL; }
+
 // ---- the router -----------------------------------------------------------------------------------------------------
 static void case_router_logits(const OpShape *s) {
     check_begin("%zu x %zu x %zu", s->n, s->C, s->router.E);
@@ -82,8 +85,9 @@ static void case_router_backward(const OpShape *s) {
     Tensor *dweight = tensor_make(TENSOR_READ, "dweight", summed, N, k), *logits = tensor_logits(s);
     Tensor *route = s->router.E > 1 ? tensor_routes(s) : NULL;
     Tensor *balance = s->joined ? tensor_make(TENSOR_READ, "balance", summed, one, E) : NULL;
-    Tensor *dlogits = tensor_out("dlogits", N, E);
-    CHECK(router_backward, of(dlogits), of(dweight), of(logits), of(route), of(balance), s->factor, s->n, &s->router);
+    Tensor *times = tensor_times(s), *dlogits = tensor_out("dlogits", N, E);
+    CHECK(router_backward, of(dlogits), of(dweight), of(logits), of(route), of(balance), s->factor, of(times), s->n,
+          &s->router);
     expect(dlogits, 2, s->router.k < 3); // with one or two experts the terms cancel
 }
 
@@ -96,7 +100,8 @@ static void case_router_count(const OpShape *s) {
     Tensor *sums = tensor_make(TENSOR_CHANGED, "sums", DTYPE_FP64, all_of(1), all_of(E + 1));
     Tensor *logits = tensor_logits(s), *route = tensor_routes(s);
     Tensor *scratch = tensor_scratch(SCRATCH_FOR(router_count, s->n, E));
-    CHECK(router_count, of(count), of(sums), of(logits), of(route), s->n, &s->router, of(scratch));
+    Tensor *times = tensor_times(s);
+    CHECK(router_count, of(count), of(sums), of(logits), of(route), of(times), s->n, &s->router, of(scratch));
     expect_integers(count);
     expect(sums, 1, 1);
 }

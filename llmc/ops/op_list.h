@@ -422,20 +422,20 @@ OP(void, router_weights, (Summed *weight, const Summed *logits, const uint16_t *
    TENSOR(route, n * shape->k, sizeof(uint16_t)) COUNT(dry_move(n * (shape->E + shape->k), SUMMED)))
 // dlogits[n,E] = the gradient through the weights, dweight[n,k], and through two losses. With p = softmax(z) of a token
 // these add p_e (balance_e - sum_j p_j balance_j) for balance[E] (may be NULL), and 2 z log(sum_j exp z_j) p_e for the
-// factor z
+// factor z, each times[n] times (NULL: once)
 OP(void, router_backward, (Stored *dlogits, const Summed *dweight, const Summed *logits, const uint16_t *route,
-                           const Summed *balance, double z, size_t n, const RouterShape *shape),
-   (dlogits, dweight, logits, route, balance, z, n, shape),
+                           const Summed *balance, double z, const int32_t *times, size_t n, const RouterShape *shape),
+   (dlogits, dweight, logits, route, balance, z, times, n, shape),
    TENSOR(dlogits, n * shape->E, STORED) TENSOR(dweight, n * shape->k, SUMMED) TENSOR(logits, n * shape->E, SUMMED)
    TENSOR(route, n * shape->k, sizeof(uint16_t)) TENSOR(balance, shape->E, SUMMED)
-   COUNT(dry_move(2 * n * shape->E, SUMMED)))
+   TENSOR(times, n, sizeof(int32_t)) COUNT(dry_move(2 * n * shape->E, SUMMED)))
 // count[E] += rows of each expert. sums[e] += the tokens' softmax(z) of expert e; sums[E] += the tokens' (log(sum_j exp
-// z_j))^2; sums may be NULL
-OP(void, router_count, (int64_t *count, double *sums, const Summed *logits, const uint16_t *route, size_t n,
-                        const RouterShape *shape, Summed *scratch),
-   (count, sums, logits, route, n, shape, scratch),
+// z_j))^2; sums may be NULL. A token counts times[n] times (NULL: once)
+OP(void, router_count, (int64_t *count, double *sums, const Summed *logits, const uint16_t *route,
+                        const int32_t *times, size_t n, const RouterShape *shape, Summed *scratch),
+   (count, sums, logits, route, times, n, shape, scratch),
    TENSOR(count, shape->E, sizeof(int64_t)) TENSOR(sums, shape->E + 1, sizeof(double))
-   TENSOR(logits, n * shape->E, SUMMED) TENSOR(route, n * shape->k, sizeof(uint16_t))
+   TENSOR(logits, n * shape->E, SUMMED) TENSOR(route, n * shape->k, sizeof(uint16_t)) TENSOR(times, n, sizeof(int32_t))
    TENSOR(scratch, OPS->router_count_scratch(n, shape->E), SUMMED) COUNT(dry_move(n * shape->E, SUMMED)))
 OP_SCRATCH(router_count_scratch, (size_t n, size_t E), (n, E))
 // Sorts rows by expert, then by token: rows first[e] .. first[e + 1] belong to expert e, first[E + 1]. source[R]: token

@@ -140,10 +140,33 @@ static double head_slowness(size_t HD, int library, int backward) {
 // Keys outside a window that a kernel computes for a query on average, as part of a tile: measured on an H200
 #define WINDOW_EDGE 128.0
 
+// Returns the keys that a span reads.
+static KeyRange dry_span_keys(const AttentionShape *shape, const Span *span) {
+    const KeyRange keys = {max_size(first_key(span->document, span->begin, shape->spans.window), shape->keys.begin),
+                           min_size(span->end, shape->keys.end)};
+    return keys;
+}
+
+// Checks that no two spans of a call read the same keys: a kernel owns dK and dV of its span's keys.
+static void dry_keys_apart(const AttentionShape *shape) {
+    size_t end = 0; // of the keys of all spans before
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const KeyRange keys = dry_span_keys(shape, &shape->spans.span[i]);
+        if (keys.begin >= keys.end) continue;
+        for (size_t j = 0; keys.begin < end && j < i; j++) {
+            const KeyRange other = dry_span_keys(shape, &shape->spans.span[j]);
+            if (other.begin < other.end && max_size(keys.begin, other.begin) < min_size(keys.end, other.end))
+                die("%s: spans %zu and %zu of a call read the same keys; please report it", dry.op, j, i);
+        }
+        end = max_size(end, keys.end);
+    }
+}
+
 // Counts products of length HD for each pair and query head: q k^T, p v; in backward q k^T, dp, dq, dk, dv.
 static void dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;
+    dry_keys_apart(shape);
     const AttentionCounts c = dry_library(shape, backward);
     const double each = flops / fmax(c.own + c.library, 1), own = each * c.own, masked = each * c.masked;
     OpCounts *const counts = &dry.counts;
@@ -193,10 +216,9 @@ static void dry_combine(const DeltaShape *shape) {
 static void dry_keys(const char *name, const void *base, const AttentionShape *shape, size_t size) {
     const size_t row = shape->NKV * shape->HD;
     for (size_t i = 0; i < shape->spans.count; i++) {
-        const Span *span = &shape->spans.span[i];
-        const size_t begin = max_size(first_key(span->document, span->begin, shape->spans.window), shape->keys.begin);
-        const size_t end = min_size(span->end, shape->keys.end);
-        if (begin < end) dry_range(name, (const char *)base + begin * row * size, (end - begin) * row, size);
+        const KeyRange keys = dry_span_keys(shape, &shape->spans.span[i]);
+        if (keys.begin < keys.end)
+            dry_range(name, (const char *)base + keys.begin * row * size, (keys.end - keys.begin) * row, size);
     }
 }
 

@@ -81,8 +81,8 @@ static void reference_router_weights(double *weight, const double *logits, const
 
 // Computes, with w_j = scale q_j / S, S the sum of a token's scores q:   dq_j = scale (g_j / S - sum_i g_i q_i / S^2)
 static void reference_router_backward(double *dlogits, const double *dweight, const double *logits,
-                                      const uint16_t *route, const double *balance, double z, size_t n,
-                                      const RouterShape *shape) {
+                                      const uint16_t *route, const double *balance, double z, const int32_t *times,
+                                      size_t n, const RouterShape *shape) {
     const size_t E = shape->E, k = shape->k;
     double *score = (double *)checked_calloc(3 * E, sizeof(double), "scores of experts");
     double *dscore = score + E, *p = score + 2 * E;
@@ -103,22 +103,25 @@ static void reference_router_backward(double *dlogits, const double *dweight, co
         for (size_t e = 0; e < E; e++) {
             dz[e] =
                 shape->kind == ROUTER_SIGMOID ? dscore[e] * score[e] * (1.0 - score[e]) : p[e] * (dscore[e] - through);
-            dz[e] += p[e] * ((balance ? balance[e] - pulled : 0.0) + 2.0 * z * lse);
+            dz[e] += (times ? times[t] : 1) * p[e] * ((balance ? balance[e] - pulled : 0.0) + 2.0 * z * lse);
         }
     }
     free(score);
 }
 
-static void reference_router_count(int64_t *count, double *sums, const double *logits, const uint16_t *route, size_t n,
-                                   const RouterShape *shape, void *scratch) {
-    const size_t E = shape->E;
+// Counts each token times[t] times, one after the other.
+static void reference_router_count(int64_t *count, double *sums, const double *logits, const uint16_t *route,
+                                   const int32_t *times, size_t n, const RouterShape *shape, void *scratch) {
+    const size_t E = shape->E, k = shape->k;
     double *p = (double *)checked_calloc(E, sizeof(double), "scores of experts");
     (void)scratch;
-    for (size_t i = 0; i < n * shape->k; i++) count[route[i]]++;
-    for (size_t t = 0; t < n && sums; t++) {
-        sums[E] += pow(reference_scores(p, logits + t * E, E, ROUTER_SOFTMAX), 2.0);
-        for (size_t e = 0; e < E; e++) sums[e] += p[e];
-    }
+    for (size_t t = 0; t < n; t++)
+        for (int32_t i = 0; i < (times ? times[t] : 1); i++) {
+            const double lse = reference_scores(p, logits + t * E, E, ROUTER_SOFTMAX);
+            for (size_t j = 0; j < k; j++) count[route[t * k + j]]++;
+            for (size_t e = 0; sums && e < E; e++) sums[e] += p[e];
+            if (sums) sums[E] += lse * lse;
+        }
     free(p);
 }
 

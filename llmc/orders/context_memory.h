@@ -135,7 +135,8 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     cache->rows = min_size(context_chunk(m->set, s->setup->chunk), cache->capacity), cache->used[0] = 0;
     memset(m->blocks->block, 0, m->layers * m->slots * sizeof(size_t));
     for (size_t l = 0; l < m->layers; l++) memset(&m->blocks[l].page, 0, sizeof(PageSlot));
-    s->now.pass = PASS_FORWARD_ONLY, s->now.batch = &cache->documents;
+    s->now.pass = PASS_FORWARD_ONLY;
+    sequence_set(s, &cache->documents);
     sequence_split(s, 1);
     set_key_rows(s, L, cache->capacity, cache->rows);
     s->kv.rows[0] = window;

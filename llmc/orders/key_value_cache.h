@@ -98,7 +98,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     cache->rows = cache_rows(cache, s->setup->chunk);
     memset(cache->used, 0, cache->slots * sizeof(size_t));
     s->now.pass = PASS_FORWARD_ONLY;
-    s->now.batch = &cache->documents;
+    sequence_set(s, &cache->documents);
     sequence_split(s, 1); // every rank generates for itself
     push_all_key_values(s, tokens, several ? tokens : cache->rows, several ? cache->rows : 0);
     if (linear) push_states(s, linear, several ? cache->slots + 1 : 1, several ? cache->capacity : 0);

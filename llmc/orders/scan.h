@@ -214,7 +214,7 @@ static void scan_output_backward(const Visit *v, Activations *a, Stored *dx, Sto
 }
 
 // Runs the rest of the mixer backward; dx += the gradient through q, k, v, b, a and the mixer's norm.
-static void scan_inputs_backward(const Visit *v, Stored *dx, const Stored *ddelta_out) {
+static void scan_inputs_backward(const Visit *v, Stored *dx, Stored *ddelta_out) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
     const KeptState before = state_before(s, v->c);

@@ -9,17 +9,18 @@ tokens.
 #include "plan.h"
 
 // Counts FLOPs for an MFU of 6 N + 12 l h q t per token: T^2 query-key pairs in every layer of a document of T tokens,
-// without causal mask and window.
+// without causal mask and window. Each row of a chain has as many pairs as the chain's last row.
 static double model_flops_full_attention(const Model *model, const Lora *lora, const Batch *batch, int backward) {
-    const Range all = {0, batch->N};
+    const Batch *rows = batch_rows(batch);
+    const Range all = {0, rows->N};
     double squares = 0, width = 0; // width of queries, summed over all layers
-    for (size_t i = 0; i < batch->documents; i++) {
-        const double T = (double)(batch->document_start[i + 1] - batch->document_start[i]);
-        squares += T * T;
+    for (size_t i = 0; i < rows->documents; i++) {
+        const double T = (double)(rows->document_start[i + 1] - rows->document_start[i]);
+        squares += T * (T + (rows->depth ? (double)rows->depth[i] : 0));
     }
     for (size_t l = 0; l < model->config.num_hidden_layers; l++) width += (double)query_width(&model->config, l);
     return model_flops(model, lora, batch, backward) +
-           (backward ? 12 : 4) * (width * squares - attention_elements(&model->config, batch, all));
+           (backward ? 12 : 4) * (width * squares - attention_elements(&model->config, rows, all));
 }
 
 // FLOPs per token: forward, and backward without recomputation
@@ -134,7 +135,8 @@ typedef struct {
     double tails;            // shared sequences (scan.h): last tokens of ranges
 } PassSize;
 
-static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
+static PassSize pass_size(const RunSettings *settings, const Batch *texts) {
+    const Batch *batch = batch_rows(texts);
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
     double again[LAYER_KINDS] = {0}; // of layers that recompute: widths of queries, number of linear layers

@@ -12,6 +12,7 @@ A run, its plan, and what fits. Everything here is exact; estimate/ has the assu
 #include "llmc/optimizer/deferred_update.h"
 #include "llmc/orders/context_memory.h"
 #include "llmc/orders/orders.h"
+#include "shape.h"
 
 // Which model is the reference: the base below adapters, the model itself, or a second set of the trained weights as
 // they were at the start
@@ -140,9 +141,10 @@ static void push_trained(Residency *memory, OptimizerState *state, const RunSett
 }
 
 // Allocates values per token on the host, and computes rotary frequencies.
-static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
+static void run_begin_host(StreamBP *s, const RunSettings *settings, const Batch *largest) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
+    const size_t N = largest->N;
     const Model *trained = trained_table(&s->memory);
     Sequence *now = &s->now;
     if (settings->backward)
@@ -152,6 +154,11 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     if (settings->method == METHOD_SPACO)
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->setup->objective)) now->host_entropy = checked_calloc(N, sum, "entropies");
+    if (largest->tree) {
+        now->host_tree_rows = largest->tree->rows.N;
+        now->host_rows = checked_calloc(now->host_tree_rows, sum, "values per row");
+        now->host_added = (double *)checked_calloc(now->host_tree_rows, sizeof(double), "sums per row");
+    }
     if (S > 1 || settings->deals) // a rank's own values and its group's: at most (S + 1) sequence_share_max(N, S)
         now->host_gathered = checked_calloc(N + N / 2 + world_ranks(settings->world), sum, "gathered values");
     const Shapes d = shapes_of(settings->model);
@@ -201,20 +208,23 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     if (settings->model->router_bias)
         router_bias = (float *)arena_push(arena, SHARE_WEIGHTS, "biases of routers",
                                           model_router_biases(settings->model), sizeof(float));
-    s->setup = setup_make(settings, ops, frequency, router_bias, largest->N);
+    s->setup = setup_make(settings, ops, frequency, router_bias, batch_rows(largest)->N);
     s->routes.coefficient = settings->router_aux_loss, s->routes.z_coefficient = settings->router_z_loss;
-    s->memory.visits = pass_visits(s, largest->N);
+    s->memory.visits = pass_visits(s, batch_rows(largest)->N);
     s->now.host_tokens = largest->N, s->now.host_documents = largest->documents;
     s->now.sparse = settings->sparse;
     s->now.span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1),
                                          sizeof(Span), "spans");
-    if (!s->memory.walk.dry) run_begin_host(s, settings, largest->N);
+    if (largest->tree)
+        s->now.call = (TreeCall *)checked_calloc(tree_most_calls(largest), sizeof(TreeCall), "calls of attention");
+    if (!s->memory.walk.dry) run_begin_host(s, settings, largest);
 }
 
 static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
     free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
+    free(s->now.host_rows), free(s->now.host_added), free(s->now.call);
     if (s->setup) free(s->setup->layer); // NULL: the run did not begin
     free((void *)s->setup);
 }
@@ -235,7 +245,8 @@ static size_t query_width(const Config *c, size_t l) {
     return layer_is_linear(c, l) ? 0 : c->num_attention_heads * head_dim_of(c, layer_form(c, l));
 }
 
-// Returns (query-key pairs of a range of the batch's tokens) * (width of queries), summed over the layers.
+// Returns (query-key pairs of a range of the computed tokens) * (width of queries), summed over the layers. batch: of
+// batch_rows
 static double attention_elements(const Config *c, const Batch *batch, Range range) {
     double width[LAYER_KINDS] = {0};
     for (size_t l = 0; l < c->num_hidden_layers; l++) width[layer_kind(c, l)] += (double)query_width(c, l);
@@ -252,7 +263,8 @@ static double delta_token_flops(const Model *model, DeltaWork work) {
 
 static double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     const Shapes d = shapes_of(model);
-    const Range all = {0, batch->N};
+    const Batch *rows = batch_rows(batch);
+    const Range all = {0, rows->N};
     const double linear = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     double parameters = (double)(d.V * d.C), adapters = lora ? (double)(lora->table.elements - lora_copied(lora)) : 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -267,8 +279,8 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C); // dW of the head's copy
     if (backward && lora && !lora_trains_embedding(lora)) parameters -= (double)(d.L * d.P * d.C); // x_0 needs no dx
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
-    return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
-           (backward ? 3 : 1) * 4 * attention_elements(&model->config, batch, all);
+    return (2 * parameters + (backward ? 3 : 1) * delta) * (double)rows->N +
+           (backward ? 3 : 1) * 4 * attention_elements(&model->config, rows, all);
 }
 
 // Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward only for some chunks.
@@ -296,9 +308,11 @@ static int plan_countable(const Model *model, size_t N) {
 // Walks a run's passes over one micro-batch. last: it is the step's last micro-batch
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
     const int reference = settings->reference != REFERENCE_MODEL;
+    Batch apart = *batch;
+    apart.tree = NULL;
     if (objective_needs_mismatched(&s->setup->objective)) {
-        forward_logprobs(s, batch, 1, 0);
-        forward_logprobs(s, batch, 1, reference);
+        forward_logprobs(s, &apart, 1, 0);
+        forward_logprobs(s, &apart, 1, reference);
     }
     if (settings->reference) forward_logprobs(s, batch, 1, reference);
     if (settings->backward)
@@ -423,37 +437,40 @@ static double held_pressure(const RunSettings *settings, const Batch *batch, con
     size_t bytes[PLACES] = {arena[PLACE_DEVICE].peak, arena[PLACE_HOST].peak, arena[PLACE_DISK].peak};
     if (settings->backward && method_recomputes(settings->method))
         bytes[settings->place[PLACED_INPUTS] > PLACE_DEVICE ? settings->place[PLACED_INPUTS] : PLACE_DEVICE] +=
-            batch->N / world_sp(settings->world) * kept * dtype_size(settings->model->dtype);
+            batch_rows(batch)->N / world_sp(settings->world) * kept * dtype_size(settings->model->dtype);
     return places_pressure(bytes, limits);
 }
 
 #define PLAN_LONGEST ((size_t)1 << 36) // most tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // most tokens of a document, since positions are int32
 
-static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const Limits *limits) {
+static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t shared, const Limits *limits) {
+    const size_t rows = rows_of_shared(batch->documents, T, shared);
     for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
-    batch->N = batch->documents * T;
+    batch->N = batch->documents * T, batch->tree = NULL;
+    if (rows < batch->N) shape_share(batch, rows, 1, T);
     if (!plan_countable(settings->model, batch->N) || held_pressure(settings, batch, limits) > 1) return 0;
     const Plan plan = plan_make(settings, batch);
     return plan_pressure(&plan, limits) <= 1;
 }
 
-// Returns the longest T above `least` with which B documents of T tokens fit, or 0. T stays within a learned position
-// table and the range of --seq-len.
-static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, const Limits *limits) {
-    size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+// Returns the longest T above `least` with which B documents of T tokens fit, or 0. All begin with the same `shared`
+// tokens. T stays within a learned position table and the range of --seq-len.
+static size_t plan_longest(const RunSettings *settings, size_t B, size_t shared, size_t least, const Limits *limits) {
     const Config *config = &settings->model->config;
     const size_t positions = config->family->learned_positions ? config->max_position_embeddings : LONGEST_SEQ;
     size_t low = least, high = least + 1, end = 1 + min_size(positions, LONGEST_SEQ);
     Batch batch = {0};
-    batch.documents = B, batch.document_start = start;
-    while (high < end && plan_fits(settings, &batch, high, limits)) low = high, high *= 2;
+    batch.documents = B;
+    batch.document_start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+    if (shared) batch.room = tree_allocate(0, max_size(B, 2));
+    while (high < end && plan_fits(settings, &batch, high, shared, limits)) low = high, high *= 2;
     high = min_size(high, end);
     while (high - low > 1) { // low fits (or equals `least`), high does not
         const size_t middle = low + (high - low) / 2;
-        *(plan_fits(settings, &batch, middle, limits) ? &low : &high) = middle;
+        *(plan_fits(settings, &batch, middle, shared, limits) ? &low : &high) = middle;
     }
-    free(start);
+    batch_free(&batch);
     return low > least ? low : 0;
 }
 

@@ -143,7 +143,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         recommend(&half, B, limit, "--dtype bf16", text);
         run_close(&half);
     }
-    Batch shape = batch_shape(regular_bound(B, o->seq_len));
+    Batch shape = batch_shape(random_bound(run, B, 1));
     for (int place = PLACE_HOST; place < PLACES && s->backward; place++) {
         const size_t gib = place_needed(run, &shape, limit, (Place)place, &more);
         if (!gib || (place == PLACE_DISK && o->verb != VERB_PLAN)) continue;
@@ -152,7 +152,7 @@ static void recommendations(const Run *run, size_t B, size_t limit, char *text) 
         recommend(&trial, B, limit, options, text);
         trial = *run;
     }
-    free(shape.document_start);
+    batch_free(&shape);
     if (s->backward && !s->storage) recommend_adapters(run, B, limit, text);
     if (s->optimizer && run->model.dtype != DTYPE_FP64 && (s->moment_type == DTYPE_FP32 || s->master)) {
         const int fewer = s->moment_type == DTYPE_INT8;
@@ -168,7 +168,7 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
     char recommended[RECOMMENDED_BYTES] = "", parts[128] = "";
     Batch shape = batch_shape(regular_bound(B, 1));
     const Plan least = plan_make(&run->settings, &shape);
-    free(shape.document_start);
+    batch_free(&shape);
     for (int share = SHARE_WEIGHTS; share <= SHARE_OPTIMIZER; share++)
         if (least.share[share])
             snprintf(parts + strlen(parts), sizeof(parts) - strlen(parts), "%s%s %s", *parts ? ", " : "",
@@ -206,7 +206,7 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
                 texts > 1 ? ", or give fewer --slots" : "");
         if (!longest) die_no_length(run, B, limit, whose);
         Options more;
-        Batch shape = batch_shape(regular_bound(B, run->options->seq_len));
+        Batch shape = batch_shape(random_bound(run, B, 1));
         const int hosted = search.places[PLACED_INPUTS] >> PLACE_HOST & 1; // 0: host memory was not asked for
         const size_t gib = hosted ? 0 : place_needed(run, &shape, limit, PLACE_HOST, &more);
         if (gib) snprintf(text, sizeof(text), ", and this one with --host-limit %zuGiB", gib);

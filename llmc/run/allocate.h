@@ -55,7 +55,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
     else
         run_plan(run, &shape, limit);
     note_attention(run);
-    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
+    check_memory(run, bound.N ? bound_documents(run, bound, run->options->seq_len) : 0, limit,
                  limit == run->options->memory_limit ? "--memory-limit" : ops_device->memory_name());
     dist_barrier(); // a rank that went on would take memory before the host's other ranks have measured it
     run->memory = allocate_kept(run, &shape);
@@ -78,7 +78,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
     arena_init(&run->arena[PLACE_DISK], run->disk_memory, run->plan.disk_bytes);
     arena_watch(run->arena, ops_device->copy_in, ops_device->copy_out);
     run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, run->arena, &shape);
-    free(shape.document_start);
+    batch_free(&shape);
 }
 
 #endif

@@ -9,12 +9,27 @@ The largest sequence of a run, for which its memory is planned, and a batch of i
 static SequenceBound regular_bound(size_t B, size_t T) {
     if (B && T > PLAN_LONGEST / B)
         die_usage("--batch %zu x --seq-len %zu must be at most %zu tokens", B, T, PLAN_LONGEST);
-    SequenceBound bound = {B * T, B, T};
+    const SequenceBound bound = {B * T, B, T, 0, 0};
     return bound;
 }
 
+// Returns the bound of B documents of random tokens, of --seq-len tokens each, in `parts` parts. The documents of a
+// part begin with --shared-tokens tokens.
+static SequenceBound random_bound(const Run *run, size_t B, size_t parts) {
+    const size_t T = run->options->seq_len, shared = shared_tokens(run->options, run->settings.lora);
+    SequenceBound bound = regular_bound(B, T);
+    if (shared > 1 && T > 1 && B > parts)
+        bound.rows = parts * rows_of_shared(B / parts, T, shared), bound.forks = parts;
+    return bound;
+}
+
+// Returns how many rows are computed: positions that documents share count once.
+static size_t bound_rows(SequenceBound bound) { return bound.rows ? bound.rows : bound.N; }
+
 static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
-    SequenceBound bound = {max_size(a.N, b.N), max_size(a.documents, b.documents), max_size(a.longest, b.longest)};
+    const size_t forks = max_size(a.forks, b.forks), rows = max_size(bound_rows(a), bound_rows(b));
+    const SequenceBound bound = {max_size(a.N, b.N), max_size(a.documents, b.documents), max_size(a.longest, b.longest),
+                                 a.rows || b.rows ? rows : 0, forks};
     return bound;
 }
 
@@ -24,7 +39,7 @@ static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = o->samples || run->settings.deals ? 1 : run->assignment.parts;
     if (!(data && !data->regular) && parts > 1) assign_check_regular(run->assignment, run->settings.world, o->batch);
-    if (!data) return regular_bound(o->batch / parts * sample_documents(o), o->seq_len);
+    if (!data) return random_bound(run, o->batch / parts * sample_documents(o), 1);
     SequenceBound bound = dataloader_part_bound(data, parts);
     if (!data->regular && objective_needs_mismatched(&run->settings.objective))
         // Mismatched documents may be longer than any document of the data.
@@ -32,17 +47,23 @@ static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     return bound;
 }
 
-// Returns how many documents of T tokens fill the largest sequence.
-static size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
+// Returns how many documents of T tokens fill the largest sequence, or share tokens there.
+static size_t bound_documents(const Run *run, SequenceBound bound, size_t T) {
+    return shared_tokens(run->options, run->settings.lora) ? bound.documents : (bound_rows(bound) + T - 1) / T;
+}
 
 // Returns a batch of this shape without tokens: all that a plan needs. Documents have the longest length; leftovers are
-// empty.
+// empty. Free it with batch_free.
 static Batch batch_shape(SequenceBound bound) {
     Batch batch = {0};
     batch.N = bound.N, batch.documents = bound.documents;
     if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
+    batch.documents = max_size(batch.documents, 2 * bound.forks); // a fork has two branches
     batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
     for (size_t d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
+    if (!bound.rows) return batch;
+    batch.room = tree_allocate(0, batch.documents); // also if the largest sequence shares nothing: others may
+    shape_share(&batch, min_size(bound.rows, bound.N), bound.forks, bound.longest);
     return batch;
 }
 

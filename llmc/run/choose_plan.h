@@ -36,6 +36,7 @@ static Search run_search(const Run *run, size_t limit) {
     c.machine = named ? named : plans ? NULL : machine_of_device(ops_device->device_name());
     if (!c.machine) c.machine = &machines[MACHINE_H100];
     c.sequences = max_size(1, assigned_batches(run->assignment));
+    c.shared = world_sp(world) > 1 ? 0 : shared_tokens(o, run->settings.lora);
     const double node = fmin((double)world_ranks(world), c.machine->value[GPUS_PER_NODE]);
     const double sharing = plans ? node : (double)dist_local_ranks();
     const double most[PLACES] = {0, plans && named ? machine_host_gib(named, node) : 0,
@@ -60,7 +61,8 @@ static Search run_search(const Run *run, size_t limit) {
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs use this memory too
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !run->settings.deals &&
-               !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers;
+               !(world_ranks(world) > 1 && world.zero == 3) && !run->model.config.num_kv_shared_layers &&
+               !prefixes_from_options(o, run->settings.lora);
     c.every = !o->inputs_every && c.places[PLACED_INPUTS] != 1u << PLACE_DEVICE && c.open.backward &&
               method_recomputes(c.open.method);
     if (!method_has_chunks(c.open.method) || c.open.method == METHOD_MST) return c;
@@ -112,7 +114,7 @@ static size_t run_workspace(const Run *run, const RunSettings *settings, const B
     const size_t chunk = settings->chunk ? settings->chunk : (size_t)CUDA_CHUNK;
     const AttentionChoice smallest = {settings->attention.any_order, 0};
     const AttentionCut cut = attention_cut(c->num_attention_heads, c->num_key_value_heads, c->head_dim, 0, smallest);
-    const size_t keys = shape->N - min_size(shape->N, chunk); // keys before the last chunk
+    const size_t rows = batch_rows(shape)->N, keys = rows - min_size(rows, chunk); // keys before the last chunk
     if (!(run->settings.library & LIBRARY_BACKWARD) || !settings->backward) return 0;
     if (!run->has_begun) return attention_workspace_choice(cut, keys, index);
     return index ? min_size(attention_workspace_choice(cut, keys, index - 1), run->workspace) : run->workspace;

@@ -29,10 +29,10 @@ static RunSettings level_settings(const Run *run, size_t sp) {
 // Returns the plan of N positions on groups of sp ranks.
 static Plan level_plan(const Run *run, size_t sp, SequenceBound bound, size_t N) {
     const RunSettings settings = level_settings(run, sp);
-    const SequenceBound part = {N, min_size(bound.documents, N), min_size(bound.longest, N)};
+    const SequenceBound part = {N, min_size(bound.documents, N), min_size(bound.longest, N), 0, 0};
     Batch shape = batch_shape(part);
     const Plan plan = plan_make(&settings, &shape);
-    free(shape.document_start);
+    batch_free(&shape);
     return plan;
 }
 
@@ -69,7 +69,7 @@ typedef enum {
 // Estimates the seconds of `documents` documents of n positions each, on groups of sp ranks.
 static double level_seconds(const Run *run, const Machine *machine, size_t sp, size_t documents, size_t n,
                             LevelPart part) {
-    const SequenceBound bound = {documents * n, documents, n};
+    const SequenceBound bound = {documents * n, documents, n, 0, 0};
     RunSettings settings = level_settings(run, sp);
     if (part == LEVEL_ALONE) settings.world.zero = 0;
     RunSettings device = settings; // places change no work
@@ -78,7 +78,7 @@ static double level_seconds(const Run *run, const Machine *machine, size_t sp, s
     Batch shape = batch_shape(bound);
     const PassWork work = pass_work(machine, &device, &shape);
     const Moved moved = plan_make(part == LEVEL_ALONE ? &device : &settings, &shape).moved;
-    free(shape.document_start);
+    batch_free(&shape);
     return part == LEVEL_STEP ? step_seconds(machine, &settings, &work, &moved, 1)
                               : sequence_seconds(machine, &settings, &work, &moved, &work.other);
 }

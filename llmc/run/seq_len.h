@@ -11,7 +11,7 @@ static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t
     const Options *o = run->options;
     const int deals = run->settings.deals;
     const size_t B = o->batch * sample_documents(o), parts = o->samples || deals ? 1 : run->assignment.parts;
-    SequenceBound bound = {min_size(B * T, tokens), B, T};
+    SequenceBound bound = {min_size(B * T, tokens), B, T, 0, 0};
     Run trial = *run;
     if (deals) trial.settings.world.sp = world_ranks(run->settings.world);
     const Search search = run_search(&trial, limit - limit / 64);
@@ -19,8 +19,9 @@ static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t
     if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + T);
     Batch shape = batch_shape(bound);
     run_plan(&trial, &shape, limit - limit / 64);
-    free(shape.document_start);
-    if (plan_pressure(&trial.plan, &search.limits) > 1) longest = search_longest(&search, bound_documents(bound, T));
+    batch_free(&shape);
+    if (plan_pressure(&trial.plan, &search.limits) > 1)
+        longest = search_longest(&search, bound_documents(run, bound, T));
     return dist_smallest(longest ? min_size(T, longest) : T, &whose); // 0: check_memory refuses the run
 }
 

@@ -136,11 +136,49 @@ static void options_check_deals(const Options *o, const RunSettings *settings) {
             "--router-bias-update needs sequence groups of equal size, but --sp auto varies their size; give --sp S");
 }
 
+// Returns the option that excludes shared prefixes; NULL: none does. lora: may be NULL
+static const char *prefixes_excluded(const Options *o, const Lora *lora) {
+    if (o->sp != 1) return "--sp";
+    if (method_is_chunk_major(o->method)) return o->method == METHOD_SECO ? "--method seco" : "--method spaco";
+    return lora && lora->dropout > 0 ? "--lora-dropout" : NULL;
+}
+
+// Tells whether --share-prefixes auto shares something if no option excludes it: prompts of pairs and groups, or
+// --shared-tokens.
+static int prefixes_auto(const Options *o) {
+    return o->shared_tokens || (o->data.count && OF(o->objective) & (OF_PREFERENCES | OF_GROUPS));
+}
+
+// Returns which documents share prefixes in this run.
+static Prefixes prefixes_from_options(const Options *o, const Lora *lora) {
+    if (o->share_prefixes == SHARE_PREFIXES_OFF || prefixes_excluded(o, lora)) return PREFIXES_NONE;
+    if (o->share_prefixes == SHARE_PREFIXES_ON) return PREFIXES_OF_ALL;
+    return prefixes_auto(o) ? PREFIXES_OF_PROMPTS : PREFIXES_NONE;
+}
+
+// Returns how many tokens all random documents share, as rows that are computed once.
+static size_t shared_tokens(const Options *o, const Lora *lora) {
+    return prefixes_from_options(o, lora) ? o->shared_tokens : 0;
+}
+
+// Refuses --share-prefixes on with an option that excludes it. With auto says why nothing is shared.
+static void options_check_prefixes(const Options *o, const Lora *lora) {
+    const char *const why = prefixes_excluded(o, lora);
+    if (!why || o->share_prefixes == SHARE_PREFIXES_OFF) return;
+    if (o->share_prefixes == SHARE_PREFIXES_ON)
+        die_usage("--share-prefixes on: not with %s; leave one of them out", why);
+    if (prefixes_auto(o) && (o->sp == 1 || option_given(o, "sp")))
+        note("--share-prefixes auto: with %s every document is computed alone", why);
+}
+
 // Notes options that have no effect.
-static void settings_note(const Options *o, World world) {
+static void settings_note(const Options *o, World world, const Lora *lora) {
     const int gathers = world.zero == ZERO_WEIGHTS && world_ranks(world) > 1;
-    if (o->method == METHOD_AUTO && (world_sp(world) > 1 || gathers))
-        note("--method auto: with --%s only stream applies, not seco", gathers ? "zero 3" : "sp");
+    const int shares = prefixes_from_options(o, lora) != PREFIXES_NONE;
+    if (o->method == METHOD_AUTO && (world_sp(world) > 1 || gathers || shares))
+        note("--method auto: with --%s only stream applies, not seco", gathers  ? "zero 3"
+                                                                       : shares ? "share-prefixes"
+                                                                                : "sp");
     if (!method_has_chunks(o->method) && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
              option_chosen(o, "method"));
@@ -244,7 +282,8 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.gpu = o->verb == VERB_PLAN && option_given(o, "machine");
     settings.context = context_from_options(o, &model->config);
     settings_name_places(&settings, o);
-    settings_note(o, settings.world);
+    options_check_prefixes(o, lora);
+    settings_note(o, settings.world, lora);
     options_check_deals(o, &settings);
     settings.backward = trains || o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
     settings.accumulates = sums;
@@ -285,7 +324,7 @@ static DataSettings data_settings_from_options(const Options *o, const RunSettin
     settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;
     settings.objective = &run->objective;
     settings.scale_rewards = scales_rewards(o);
-    settings.long_documents = o->long_documents;
+    settings.long_documents = o->long_documents, settings.prefixes = prefixes_from_options(o, run->lora);
     settings.any_template = o->any_tokenizer;
     return settings;
 }

@@ -12,8 +12,10 @@ first query sees.
 #ifndef LLMC_ATTENTION_MEMORY_H
 #define LLMC_ATTENTION_MEMORY_H
 #include "inputs.h"
+#include "tree_spans.h"
 
-// Tells whether the layer stores only the keys of its window.
+// Tells whether the layer stores only the keys of its window. In a tree with forks it stores all: keys of a window lie
+// on several chains.
 static int layer_slides(const StreamBP *s, size_t l) { return layer_of(s, l)->window && s->kv.rows[1] < s->now.N; }
 
 // Tells whether the layer's keys travel round a ring of ranks.
@@ -62,7 +64,8 @@ static void set_key_rows(StreamBP *s, size_t layers, size_t tokens, size_t chunk
                     : s->setup->ring ? sequence_share_max(s->now.N, s->now.ranks)
                                      : sequence_rows(s->now.N, s->now.ranks);
     s->kv.rows[1] = tokens;
-    if (window) s->kv.rows[1] = min_size(tokens, shared ? s->now.rows + 2 * (window - 1) : window - 1 + chunk);
+    if (window && !has_forks(s))
+        s->kv.rows[1] = min_size(tokens, shared ? s->now.rows + 2 * (window - 1) : window - 1 + chunk);
     for (size_t half = 0; half < 2 && shared; half++)
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
 }
@@ -156,6 +159,14 @@ static AttentionShape attention_shape(const StreamBP *s, size_t l, Spans spans) 
     const Shapes *d = &layer_of(s, l)->shape;
     const AttentionShape shape = {spans, d->NH, d->NKV, d->HD, attention_scale(s->model), all_keys, 0, 0};
     return shape;
+}
+
+// Makes `shape` the shape of a call over an ancestor's keys, whose results are merged with earlier calls'.
+static void attention_shape_call(AttentionShape *shape, const TreeCall *call) {
+    const size_t window = shape->spans.window;
+    const Spans spans = {&call->span, 1, window, span_pairs(call->span, call->keys, window)};
+    shape->spans = spans, shape->keys = call->keys;
+    shape->partial = shape->accumulate = 1;
 }
 
 static void zero_key_value_gradients(const StreamBP *s, size_t l, size_t rows) {

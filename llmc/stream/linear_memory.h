@@ -10,6 +10,11 @@ V, the states of one layer exist at a time.
 
     level        0                        1                  ...   last
     every        STATE_INTERVAL tokens    1/STATE_FAN of it        chunk
+
+In a tree (llmc/data/tree.h) a state passes along a chain, and from a fork into each branch. Chunks are cut into pieces
+where a fork lies or a branch begins. The state at each fork is saved until the layer is done: branches come after the
+whole chain. In backward a fork's state also collects the gradients of its branches' first states. Every chunk before
+the current one has been walked, so backward finds the states at forks, too.
 */
 #ifndef LLMC_LINEAR_MEMORY_H
 #define LLMC_LINEAR_MEMORY_H
@@ -97,6 +102,26 @@ static void push_state_gradients(StreamBP *s, int states) {
     s->linear.kept_columns = push_stored(s, SHARE_KV, "the convolution's inputs at intervals", kept * d.linear.columns);
 }
 
+static size_t fork_count(const StreamBP *s) { return s->now.tree ? s->now.tree->forks : 0; }
+
+// Pushes the states at forks of one layer, if `states`, and in backward their gradients, set to 0.
+static void push_fork_states(StreamBP *s, int states) {
+    const Shapes d = shapes_of(s->model);
+    const size_t forks = fork_count(s);
+    if (!forks) return;
+    if (states) {
+        s->linear.fork = push_summed(s, SHARE_KV, "states at forks", forks * d.linear.S);
+        s->linear.fork_columns =
+            push_stored(s, SHARE_KV, "the convolution's inputs at forks", forks * d.linear.columns);
+    }
+    if (s->now.pass != PASS_BACKWARD) return;
+    s->linear.dfork = push_summed(s, SHARE_KV, "gradients of states at forks", forks * d.linear.S);
+    s->linear.dfork_columns =
+        push_summed(s, SHARE_KV, "gradients of the convolution's inputs at forks", forks * d.linear.columns);
+    s->ops->zero(s->linear.dfork, forks * d.linear.S * d.summed);
+    s->ops->zero(s->linear.dfork_columns, forks * d.linear.columns * d.summed);
+}
+
 // Pushes the states before the rank's ranges, and T of the ranges (scan.h), of `layers` layers, for shared sequences.
 static void push_range_states(StreamBP *s, size_t layers) {
     const Shapes d = shapes_of(s->model);
@@ -122,9 +147,12 @@ static Stored *layer_columns(const StreamBP *s, size_t l) {
     return stored_row(s, s->linear.columns, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).linear.columns);
 }
 
-// Returns the delta rule's shape for chunk c. It is valid until the next make_spans.
+// Returns the delta rule's shape for chunk c, or a piece of it. It is valid until the next make_spans. A branch's rows
+// continue a document that began as many tokens before as their position says.
 static DeltaShape delta_shape(const StreamBP *s, Chunk c, LinearShape d) {
     const DeltaShape shape = {make_spans(s, c, 0, 0), d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
+    if (s->now.tree && shape.spans.count)
+        s->now.span[0].document -= s->now.batch->depth[document_of(s->now.batch, c.token)];
     return shape;
 }
 
@@ -158,6 +186,89 @@ static void state_copy(const StreamBP *s, KeptState kept, int keep) {
     void *state[2] = {s->linear.state, kept.state}, *columns[2] = {s->linear.columns, kept.columns};
     s->ops->copy(state[keep], state[!keep], d.linear.S * d.summed);
     if (d.linear.columns) s->ops->copy(columns[keep], columns[!keep], d.linear.columns * d.stored);
+}
+
+// ---- states at forks ------------------------------------------------------------------------------------------------
+// Rows of a chunk through which one state passes, and that begin at a branch or after a fork. Roots within them begin
+// anew. Without forks: the whole chunk
+typedef struct {
+    Chunk c;
+    size_t skipped;      // rows of the chunk before it
+    size_t before, fork; // indices of the forks with the state before its first row, and after its last row; SIZE_MAX:
+                         // the state passes on
+    int branches;        // 1: a branch begins; `before` is its fork
+} StatePiece;
+
+// Returns the index of the fork before row `row`; SIZE_MAX: there is none.
+static size_t fork_index(const StreamBP *s, size_t row) {
+    const Tree *tree = s->now.tree;
+    const size_t i = last_at_most(tree->fork_row, sizeof(size_t), tree->forks, row);
+    return tree->fork_row[i] == row ? i : SIZE_MAX;
+}
+
+// Returns the piece of chunk c that contains `token`. The dry run that visits one chunk for many cuts none.
+static StatePiece piece_at(const StreamBP *s, Chunk c, size_t token) {
+    StatePiece p = {c, 0, SIZE_MAX, SIZE_MAX, 0};
+    const Tree *tree = s->now.tree;
+    if (!has_forks(s) || visits_shapes(s)) return p;
+    const size_t *start = s->now.batch->document_start, chains = s->now.batch->documents;
+    const size_t near = last_at_most(tree->fork_row, sizeof(size_t), tree->forks, token);
+    size_t first = document_of(s->now.batch, token), next = first + 1;
+    const size_t forked = tree->fork_row[near] <= token ? near + 1 : near; // the first fork after `token`
+    while (first > 0 && tree->parent[first] == SIZE_MAX) first--;
+    while (next < chains && tree->parent[next] == SIZE_MAX) next++;
+    size_t begin = max_size(c.token, tree->parent[first] == SIZE_MAX ? 0 : start[first]);
+    size_t end = min_size(c.token + c.n, next < chains ? start[next] : SIZE_MAX);
+    if (tree->fork_row[near] <= token) begin = max_size(begin, tree->fork_row[near]);
+    if (forked < tree->forks) end = min_size(end, tree->fork_row[forked]);
+    p.skipped = begin - c.token, p.c.token = begin, p.c.row += p.skipped, p.c.n = end - begin;
+    p.branches = begin == start[first] && tree->parent[first] != SIZE_MAX;
+    p.before = fork_index(s, p.branches ? tree->fork[first] : begin), p.fork = fork_index(s, end);
+    return p;
+}
+
+// Returns the first piece of a chunk, and the piece after p; c.n = 0: there is none.
+static StatePiece first_piece(const StreamBP *s, Chunk c) { return piece_at(s, c, c.token); }
+
+static StatePiece piece_after(const StreamBP *s, Chunk c, StatePiece p) {
+    const size_t end = p.c.token + p.c.n;
+    if (end < c.token + c.n) return piece_at(s, c, end);
+    p.c.n = 0;
+    return p;
+}
+
+// Returns the state at a fork.
+static KeptState fork_state(const StreamBP *s, size_t fork) {
+    const Shapes d = shapes_of(s->model);
+    const KeptState kept = {summed_row(s, s->linear.fork, fork, d.linear.S),
+                            stored_row(s, s->linear.fork_columns, fork, d.linear.columns)};
+    return kept;
+}
+
+// Adds to the current state's gradient at the end of a piece: the branches' part, if the piece ends at a fork.
+static void fork_gradient_take(const StreamBP *s, StatePiece p) {
+    const Shapes d = shapes_of(s->model);
+    const DType type = dtype_of_sums(s->model->dtype);
+    const LinearMemory *m = &s->linear;
+    if (p.fork == SIZE_MAX) return;
+    s->ops->gradient_add(m->dstate, type, summed_row(s, m->dfork, p.fork, d.linear.S), d.linear.S);
+    if (d.linear.columns)
+        s->ops->gradient_add(m->dcolumns, type, summed_row(s, m->dfork_columns, p.fork, d.linear.columns),
+                             d.linear.columns);
+}
+
+// Hands the current state's gradient at the start of a branch to its fork; the row before belongs to another chain.
+static void fork_gradient_give(const StreamBP *s, StatePiece p) {
+    const Shapes d = shapes_of(s->model);
+    const DType type = dtype_of_sums(s->model->dtype);
+    const LinearMemory *m = &s->linear;
+    if (!p.branches) return;
+    s->ops->gradient_add(summed_row(s, m->dfork, p.before, d.linear.S), type, m->dstate, d.linear.S);
+    s->ops->zero(m->dstate, d.linear.S * d.summed);
+    if (!d.linear.columns) return;
+    s->ops->gradient_add(summed_row(s, m->dfork_columns, p.before, d.linear.columns), type, m->dcolumns,
+                         d.linear.columns);
+    s->ops->zero(m->dcolumns, d.linear.columns * d.summed);
 }
 
 #endif

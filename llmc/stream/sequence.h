@@ -8,6 +8,10 @@ each length and one layer of each kind (walk.h). make_spans gives attention the 
 Tokens, targets and their weights are copied to the device, log-probabilities and entropies to the host. An objective
 needs the values of the whole sequence: ranks that share it copy their own tokens' values and all-gather them on the
 host.
+
+Documents that share prefixes (llmc/data/tree.h) are computed as the rows of their tree, s->now.batch; its documents are
+chains. An objective sees s->now.texts, the documents: log-probabilities and entropies are spread from rows to texts,
+weights are added from texts to rows.
 */
 #ifndef LLMC_SEQUENCE_H
 #define LLMC_SEQUENCE_H
@@ -19,6 +23,11 @@ static size_t sequence_rank(const StreamBP *s) {
     if (s->now.ranks == 1) return 0;
     return s->memory.walk.dry ? sequence_largest_rank(s->now.N, s->now.ranks)
                               : rank_in(s->memory.world, RANKS_SEQUENCE);
+}
+
+// Makes `texts` the current sequence.
+static void sequence_set(StreamBP *s, const Batch *texts) {
+    s->now.texts = texts, s->now.tree = texts->tree, s->now.batch = batch_rows(texts);
 }
 
 // Splits the tokens of s->now.batch over `ranks` ranks.
@@ -42,13 +51,14 @@ static size_t document_of(const Batch *batch, size_t token) {
     return last_at_most(start, sizeof(*start), max_size(batch->documents, 1), token);
 }
 
-// Returns the query-key pairs of a range's queries in one layer.
+// Returns the query-key pairs of a range's queries in one layer. Queries of a chain see the rows before its fork, too.
 static double range_pairs(const Batch *batch, Range range, size_t window) {
     const size_t *start = batch->document_start, end = range.begin + range.count;
     double pairs = 0;
     for (size_t d = 0; d < batch->documents; d++) {
         const size_t from = max_size(start[d], range.begin), to = min_size(start[d + 1], end);
-        if (from < to) pairs += query_key_pairs(from - start[d], to - start[d], window);
+        const size_t depth = batch->depth ? batch->depth[d] : 0;
+        if (from < to) pairs += query_key_pairs(depth + from - start[d], depth + to - start[d], window);
     }
     return pairs;
 }
@@ -137,12 +147,10 @@ static Chunk visit(StreamBP *s, Chunk c) {
     return c;
 }
 
-// Returns the mean query-key pairs of the c.times whole chunks that c counts for.
+// Returns the mean query-key pairs of the c.times chunks that c counts for, in a tree over all keys of their paths.
 static double mean_pairs(const StreamBP *s, Chunk c, size_t window) {
-    const Range range = s->now.own[own_half(s, c.token)];
-    const size_t whole = (size_t)c.times * c.n;
-    const Range rest = {range.begin + whole, range.count - whole};
-    return (range_pairs(s->now.batch, range, window) - range_pairs(s->now.batch, rest, window)) / c.times;
+    const Range range = {c.token, (size_t)c.times * c.n};
+    return range_pairs(s->now.batch, range, window) / c.times;
 }
 
 static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
@@ -152,7 +160,8 @@ static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
 }
 
 // Makes the spans of documents in chunk c, for attention with a window (0: none) over keys that begin at token `first`.
-// Cuts documents at `first`, as no query of the chunk sees earlier keys. The spans are valid until the next call.
+// Cuts documents at `first`, as no query of the chunk sees earlier keys. In a tree the spans are of chains, without the
+// keys before their forks (tree_spans.h). The spans are valid until the next call.
 static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first) {
     const size_t *start = s->now.batch->document_start, end = c.token + c.n, documents = s->now.batch->documents;
     Spans spans = {s->now.span, 0, window, 0};
@@ -162,7 +171,7 @@ static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first)
         const Span span = {start[i], begin, min_size(start[i + 1], end), begin - c.token};
         if (begin < span.end) spans_add(&spans, s->now.span, span, first); // skips an empty document
     }
-    if (c.times > 1) spans.pairs = mean_pairs(s, c, window);
+    if (c.times > 1 || (visits_shapes(s) && s->now.tree)) spans.pairs = mean_pairs(s, c, window);
     return spans;
 }
 
@@ -248,11 +257,35 @@ static void host_gather(const StreamBP *s, void *host) {
 // Tells whether the host holds values of tokens: not in the dry run.
 static int has_values(const StreamBP *s) { return s->now.host_sums != NULL; }
 
-// Collects device[rows] of all ranks in host[N].
+// of_texts[positions] = the values of_rows[rows] of the texts' rows, `size` bytes each, for the rows of a range
+static void texts_spread(const Batch *texts, Range rows, void *of_texts, void *of_rows, size_t size) {
+    TextPart part[TEXT_PARTS];
+    for (size_t d = 0; d < texts->documents; d++)
+        for (size_t i = text_parts(texts, d, rows, part); i-- > 0;)
+            memcpy(at(of_texts, part[i].text, size), at(of_rows, part[i].row, size), part[i].n * size);
+}
+
+// of_rows[rows] = the sums of the weights of_texts[positions] on each row of a range, added in double in the order of
+// documents. added[rows]: scratch
+static void texts_gather(const Batch *texts, Range rows, void *of_rows, const void *of_texts, DType type,
+                         double *added) {
+    TextPart part[TEXT_PARTS];
+    for (size_t r = rows.begin; r < rows.begin + rows.count; r++) added[r] = 0;
+    for (size_t d = 0; d < texts->documents; d++)
+        for (size_t i = text_parts(texts, d, rows, part); i-- > 0;)
+            for (size_t j = 0; j < part[i].n; j++) added[part[i].row + j] += value_at(of_texts, type, part[i].text + j);
+    for (size_t r = rows.begin; r < rows.begin + rows.count; r++) value_set(of_rows, type, r, added[r]);
+}
+
+// Collects device[rows] of all ranks in host[positions of texts].
 static void host_collect(const StreamBP *s, void *host, Summed *device) {
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
+    const Range all = {0, s->now.N};
+    void *rows = s->now.tree ? s->now.host_rows : host;
     if (!has_values(s)) return;
-    own_copy(s, device, host, dtype_size(dtype_of_sums(s->model->dtype)), 0);
-    host_gather(s, host);
+    own_copy(s, device, rows, size, 0);
+    host_gather(s, rows);
+    if (s->now.tree) texts_spread(s->now.texts, all, host, rows, size);
 }
 
 // Computes dL/dlogp of all targets, from log-probabilities in host_sums if the objective needs them. Copies it to the
@@ -260,18 +293,41 @@ static void host_collect(const StreamBP *s, void *host, Summed *device) {
 static void sequence_weights(const StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE;
+    const Range all = {0, s->now.N};
+    void *const weights = s->now.host_sums, *const rows = s->now.tree ? s->now.host_rows : weights;
     if (!has_values(s)) return;
-    objective_weights(&s->setup->objective, s->now.batch, s->now.Z, 0, s->now.N, at_once ? NULL : s->now.host_sums,
-                      s->now.host_sums, type);
-    own_copy(s, s->now.token_weight, s->now.host_sums, dtype_size(type), 1);
+    objective_weights(&s->setup->objective, s->now.texts, s->now.Z, 0, s->now.texts->N, at_once ? NULL : weights,
+                      weights, type);
+    if (s->now.tree) texts_gather(s->now.texts, all, rows, weights, type, s->now.host_added);
+    own_copy(s, s->now.token_weight, rows, dtype_size(type), 1);
+}
+
+// Checks that the run has memory for the sequence on the host, and that its method can compute a tree.
+static void sequence_check(const StreamBP *s) {
+    const Batch *texts = s->now.texts;
+    const Lora *lora = s->memory.lora;
+    const int drops = lora && lora->dropout > 0 && s->now.pass != PASS_FORWARD_ONLY;
+    if (s->now.tree && (s->now.ranks > 1 || method_is_chunk_major(s->setup->method) || drops))
+        die("documents that share prefixes are not computed once with --sp above 1, --method seco or spaco, or "
+            "--lora-dropout; give --share-prefixes off");
+    if (!has_values(s)) return;
+    if (texts->N > s->now.host_tokens || texts->documents > s->now.host_documents)
+        die("internal: a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu; please report "
+            "it",
+            texts->N, texts->documents, s->now.host_tokens, s->now.host_documents);
+    if (s->now.tree && s->now.N > s->now.host_tree_rows)
+        die("internal: a tree of %zu rows, but the run was set up for %zu; please report it", s->now.N,
+            s->now.host_tree_rows);
 }
 
 // Splits the sequence over ranks, pushes its tensors and copies it to the device. Z: the loss denominator
 // (objective_normaliser) of the whole accumulated batch
-static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass) {
-    s->now.batch = batch, s->now.Z = Z, s->now.pass = pass;
+static void sequence_begin(StreamBP *s, const Batch *texts, double Z, Pass pass) {
+    s->now.Z = Z, s->now.pass = pass;
     s->memory.moved.phase = PHASE_FORWARD;
+    sequence_set(s, texts);
     sequence_split(s, world_sp(s->memory.world));
+    sequence_check(s);
     size_t n = s->now.rows;
     if (s->memory.hook.context) s->memory.hook.begin(&s->memory);
     s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
@@ -282,13 +338,9 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     s->now.entropy =
         objective_has_entropy(&s->setup->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
     if (!has_values(s)) return;
-    if (batch->N > s->now.host_tokens || batch->documents > s->now.host_documents)
-        die("internal: a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu; please report "
-            "it",
-            batch->N, batch->documents, s->now.host_tokens, s->now.host_documents);
-    own_copy(s, s->now.tokens, batch->tokens, sizeof(int32_t), 1);
-    own_copy(s, s->now.targets, batch->targets, sizeof(int32_t), 1);
-    own_copy(s, s->now.position, batch->position, sizeof(int32_t), 1);
+    own_copy(s, s->now.tokens, s->now.batch->tokens, sizeof(int32_t), 1);
+    own_copy(s, s->now.targets, s->now.batch->targets, sizeof(int32_t), 1);
+    own_copy(s, s->now.position, s->now.batch->position, sizeof(int32_t), 1);
     if (objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
@@ -299,21 +351,40 @@ static void sequence_end(StreamBP *s) {
     if (s->now.pass == PASS_FORWARD) routes_balance(s);
 }
 
+// Computes the weights host_rows of a range of a tree's rows from the log-probabilities there, part by part of the
+// texts.
+static void tree_weights(const StreamBP *s, Range rows, DType type) {
+    const Batch *texts = s->now.texts;
+    const size_t size = dtype_size(type);
+    TextPart part[TEXT_PARTS];
+    texts_spread(texts, rows, s->now.host_sums, s->now.host_rows, size);
+    for (size_t d = 0; d < texts->documents; d++)
+        for (size_t i = text_parts(texts, d, rows, part); i-- > 0;) {
+            void *values = at(s->now.host_sums, part[i].text, size);
+            objective_weights(&s->setup->objective, texts, s->now.Z, part[i].text, part[i].n, values, values, type);
+        }
+    texts_gather(texts, rows, s->now.host_rows, s->now.host_sums, type, s->now.host_added);
+}
+
 // Computes dL/dlogp of chunk c's targets from their log-probabilities alone.
 static void sequence_chunk_weights(const StreamBP *s, Chunk c) {
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t size = dtype_size(type);
-    void *values = at(s->now.host_sums, c.token, size);
+    const Range rows = {c.token, c.n};
+    void *values = at(s->now.tree ? s->now.host_rows : s->now.host_sums, c.token, size);
     if (!has_values(s)) return;
     s->ops->copy_out(values, summed_row(s, s->now.logp, c.row, 1), c.n * size);
-    objective_weights(&s->setup->objective, s->now.batch, s->now.Z, c.token, c.n, values, values, type);
+    if (s->now.tree)
+        tree_weights(s, rows, type);
+    else
+        objective_weights(&s->setup->objective, s->now.texts, s->now.Z, c.token, c.n, values, values, type);
     s->ops->copy_in(summed_row(s, s->now.token_weight, c.row, 1), values, c.n * size);
 }
 
 static double sequence_loss(const StreamBP *s, Metrics *metrics) {
     if (!has_values(s)) return 0;
     routes_metrics(s, metrics);
-    return objective_loss(&s->setup->objective, s->now.batch, s->now.Z, s->now.host_sums,
+    return objective_loss(&s->setup->objective, s->now.texts, s->now.Z, s->now.host_sums,
                           s->now.entropy ? s->now.host_entropy : NULL, dtype_of_sums(s->model->dtype), metrics);
 }
 

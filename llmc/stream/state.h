@@ -80,6 +80,13 @@ typedef struct {
     uint8_t *drawn; // [chunks] 1: drawn, of the current sequence; NULL in the dry run
 } Sparse;
 
+// A call of attention over a range of an ancestor's keys (tree_spans.h)
+typedef struct {
+    Span span;     // its queries, as if they followed the keys; row: 0
+    KeyRange keys; // rows of the ancestor before the fork
+    size_t row;    // the first query's row within the chunk
+} TreeCall;
+
 // Keys and values of a layer, or of every layer (attention_memory.h)
 typedef struct {
     Stored *k, *v;    // [rows,NKV*HD]  keys after QK-norm and RoPE; values
@@ -101,15 +108,18 @@ typedef struct {
 
 // States that linear attention passes from chunk to chunk: one layer's, or all layers' (linear_memory.h)
 typedef struct {
-    Summed *state;             // [layers,slots,HV,DK,DV] states of the delta rule
-    Stored *columns;           // [layers,slots,taps-1,W] the convolution's last inputs
-    size_t layers, slots;      // layers and documents with a state here; in training 1, 1
-    size_t slot_tokens;        // DeltaShape.slot_tokens
-    Summed *dstate, *dcolumns; // gradient of the current state
-    Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the current layer
-    Stored *kept_columns;      // [states,taps-1,W]
-    size_t kept_half;          // number of the first range's states; the second range's states follow
-    int one_state;             // chunk-major orders: `kept` is one state, before the current chunk
+    Summed *state;                 // [layers,slots,HV,DK,DV] states of the delta rule
+    Stored *columns;               // [layers,slots,taps-1,W] the convolution's last inputs
+    size_t layers, slots;          // layers and documents with a state here; in training 1, 1
+    size_t slot_tokens;            // DeltaShape.slot_tokens
+    Summed *dstate, *dcolumns;     // gradient of the current state
+    Summed *kept;                  // [states,HV,DK,DV] backward: states before chunks of the current layer
+    Stored *kept_columns;          // [states,taps-1,W]
+    size_t kept_half;              // number of the first range's states; the second range's states follow
+    int one_state;                 // chunk-major orders: `kept` is one state, before the current chunk
+    Summed *fork;                  // [forks,HV,DK,DV] states of the current layer at a tree's forks
+    Stored *fork_columns;          // [forks,taps-1,W]
+    Summed *dfork, *dfork_columns; // backward: gradients of these states through the branches
 } LinearMemory;
 
 // Shared sequences: states of a rank's ranges in linear attention (llmc/orders/scan.h), kept from forward to backward
@@ -126,6 +136,8 @@ typedef struct {
     Stored *keys[2][KEY_TENSORS];    // keys and values of all layers that keep them
     Summed *state;                   // states at intervals of all layers that keep them; on the device
     Stored *columns;                 // and the convolution's inputs
+    Summed *fork;                    // states at a tree's forks of these layers
+    Stored *fork_columns;            // and the convolution's inputs
     void *chunk[2][ACTIVATION_ROWS]; // off-device: two slots of a chunk, which take turns
     PageSlot slot[2], keys_slot;
 } Kept;
@@ -135,6 +147,7 @@ typedef struct {
     uint16_t *route;                   // [layers with experts,rows,k] of the sequence; NULL without experts
     size_t rows;                       // tokens of a layer in `route`
     uint16_t *fed;                     // [layers with experts,n,k] generation: routes of a pass of n tokens
+    int32_t *times;                    // [rows] documents that share a row; NULL: one each
     int64_t *count;                    // [layers with experts,E] rows of each expert
     double *sums;                      // [E + 1] sums of router_count, over all layers
     Summed *balance;                   // [E] factors of the balance loss, for router_backward
@@ -172,17 +185,23 @@ typedef struct {
 // The current sequence
 typedef struct {
     Pass pass;
-    const Batch *batch;
-    size_t N;                           // tokens of the sequence
+    const Batch *texts;                 // the documents, as objectives see them
+    const Batch *batch;                 // what the model computes: texts, or the rows of their tree
+    const Tree *tree;                   // NULL: every position of texts is a row
+    size_t N;                           // tokens of `batch`
     size_t rows;                        // tokens on this rank
     size_t ranks;                       // ranks that share the sequence
     Range own[2];                       // tokens on this rank, in rows 0, 1, ...; one process: {0, N}, {}
     Span *span;                         // [documents, or slots of a step] room for make_spans
+    TreeCall *call;                     // room for tree_calls (tree_spans.h)
     double Z;                           // loss denominator
-    void *host_sums;                    // [N] Summed: dL/dlogp for the device, or log-probabilities from it
-    void *host_entropy;                 // [N] Summed; NULL unless the objective uses it
+    void *host_sums;                    // [positions of texts] Summed: dL/dlogp, or log-probabilities
+    void *host_entropy;                 // [positions of texts] Summed; NULL unless the objective uses it
+    void *host_rows;                    // [N] Summed: values of a tree's rows; NULL: sequences have no tree
+    double *host_added;                 // [N] sums of texts' weights on a tree's rows
     void *host_gathered;                // [ranks + 1, most tokens of a rank] Summed; NULL in a single process
-    size_t host_tokens, host_documents; // most tokens and documents of a sequence
+    size_t host_tokens, host_documents; // most positions and documents of texts
+    size_t host_tree_rows;              // most rows of a tree
     uint64_t dropout_seed;              // seed of the adapters' dropout
     Sparse sparse;
     // Tensors [rows] on the device

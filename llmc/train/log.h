@@ -24,6 +24,7 @@ typedef struct {
     size_t step;
     double loss, grad_norm, learning_rate;
     double tokens, seconds; // tokens and seconds of this step
+    double computed;        // tokens that the model computed: those that documents share count once
     double flops;           // FLOPs executed in this step
     double peak_flops;      // FLOP/s of the machine's matrix product; 0: unknown
     double memory_bytes;    // peak bytes of this rank
@@ -43,6 +44,7 @@ typedef struct {
     size_t steps, every; // steps of the run; steps from one printed line to the next
     int verbose;         // 1: step lines have all columns
     int by_rewards;      // 1: the loss is 0 by construction, and not shown
+    int shares;          // 1: documents share prefixes: step lines say which part of the tokens was computed
     unsigned seen;       // bits of the metrics shown in step lines so far
     StepReport since;    // sums over the steps since the last line
     size_t gathered;     // number of these steps
@@ -183,6 +185,7 @@ static void report_gather(StepReport *sum, const StepReport *r) {
     const StepReport before = *sum;
     *sum = *r;
     sum->loss += before.loss, sum->tokens += before.tokens, sum->flops += before.flops;
+    sum->computed += before.computed;
     sum->seconds += before.seconds, sum->data_seconds += before.data_seconds, sum->sent_bytes += before.sent_bytes;
     sum->rollout_seconds += before.rollout_seconds, sum->reward_seconds += before.reward_seconds;
     sum->metrics = before.metrics;
@@ -219,6 +222,7 @@ static void step_line(RunLog *log) {
     line_add(&line, "  norm %s", human_fixed(r->grad_norm, 6) + 1);
     line_add(&line, "  lr %.2e", r->learning_rate);
     if (!log->by_rewards || log->verbose) line_add(&line, "  %7.0f tok/s", r->tokens * per_second);
+    if (log->shares) line_add(&line, "  %3.0f %% computed", r->tokens > 0 ? 100 * r->computed / r->tokens : 0);
     if (log->verbose) {
         line_add(&line, "  %s TFLOP/s", human_fixed(1e-12 * r->flops * per_second, 6) + 1);
         if (r->peak_flops > 0) line_add(&line, " %3.0f %% of peak", 100 * r->flops * per_second / r->peak_flops);
@@ -263,6 +267,7 @@ static void runlog_step(RunLog *log, const StepReport *r) {
         json_number(&json, "grad_norm", r->grad_norm);
         json_number(&json, "lr", r->learning_rate);
         json_number(&json, "tokens", r->tokens);
+        json_number(&json, "computed", r->computed);
         json_number(&json, "seconds", r->seconds);
         json_number(&json, "data_seconds", r->data_seconds);
         if (r->rollout_seconds > 0) {

@@ -196,6 +196,7 @@ static void trainer_pass(Trainer *t, const Batch *batch, double Z, int last, Ste
     Metrics *const metrics = once_per_sequence(world, 1) > 0 ? &report->metrics : NULL;
     report->loss += once_per_sequence(world, forward_backward(&t->run.streambp, batch, Z, last, metrics));
     report->tokens += once_per_sequence(world, batch_tokens(batch));
+    report->computed += once_per_sequence(world, batch_tokens(batch_rows(batch)));
     report->flops += flops_forward_backward(&t->run.settings, batch);
 }
 
@@ -216,6 +217,7 @@ static void trainer_all_reduce(Trainer *t, StepReport *report) {
     each.sp = 1;
     dist_sum(RANKS_ALL, &report->loss, 1);
     dist_sum(RANKS_ALL, &report->tokens, 1);
+    dist_sum(RANKS_ALL, &report->computed, 1);
     dist_sum(RANKS_ALL, &report->flops, 1);
     metrics_over_sequences(each, &report->metrics);
     if (t->run.settings.deals) run_share(&t->run, t->run.home);

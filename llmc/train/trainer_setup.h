@@ -268,7 +268,9 @@ static void trainer_reward_settings(Trainer *t) {
     add_setting(t, "--reward-command", SETTING_ROUNDS, "%s", text);
 }
 
+#define PREFIXES_SETTING "--share-prefixes" // as in force: off, if another option excludes auto
 static void trainer_settings(Trainer *t) {
+    static const char *const prefixes[] = {"off", "auto", "on"}; // of Prefixes
     const Options *o = t->run.options;
     const World world = t->run.settings.world;
     char config[4096], base[64];
@@ -286,6 +288,8 @@ static void trainer_settings(Trainer *t) {
         add_setting(t, "--long", SETTING_KEPT, "%s", option_chosen(o, "long"));
     }
     add_setting(t, "data", SETTING_KEPT, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data, o->batch));
+    add_setting(t, PREFIXES_SETTING, SETTING_KEPT, "%s", prefixes[prefixes_from_options(o, t->run.settings.lora)])
+        ->absent = prefixes[PREFIXES_NONE];
     trainer_objective_settings(t);
     add_setting(t, "--grad-accum", SETTING_KEPT, "%zu", o->grad_accum);
     if (o->samples) add_setting(t, "--samples", SETTING_KEPT, "%zu", o->samples);
@@ -488,6 +492,12 @@ static void trainer_set_defaults(Options *o, const char *last) {
     if (*last && policy && o->kl_correction == KL_CORRECTION_AUTO)
         o->kl_correction =
             strcmp(run_state_setting(last, "--kl-correction"), "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
+    if (*last && o->share_prefixes == SHARE_PREFIXES_AUTO) {
+        const char *kept = run_state_setting(last, PREFIXES_SETTING);
+        if (!*kept && prefixes_from_options(o, NULL))
+            note("this run began without shared prefixes and goes on without: a new run computes prompts once");
+        option_set(&option_rows[option_find("share-prefixes")], o, *kept ? kept : "off");
+    }
     if (*last && !option_given(o, "seq-len") && parse_size(run_state_setting(last, "--seq-len"), &o->seq_len))
         o->given[option_find("seq-len")] = 1;
 }
@@ -540,6 +550,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out, !*last);
     t->log.verbose = o->verbose, t->log.every = lines_every(&t->log, o->log_every);
     t->log.by_rewards = (OF_GROUPS & OF(o->objective)) != 0;
+    t->log.shares = prefixes_from_options(o, t->run.settings.lora) != PREFIXES_NONE;
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
     t->ending.chats = trainer_chats(t);

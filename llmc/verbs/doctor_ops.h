@@ -90,7 +90,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     const char *const kind = special[row].op;
     *s = model_shape(c, min_size(n, special[row].tokens));
     s->factor = special[row].factor, shapes = special[row].shapes;
-    s->accumulate = i == 0, s->back = s->documents = s->in_ranges = i == 1, s->bias = s->joined = i == 0;
+    s->accumulate = i == 0, s->back = s->documents = s->in_ranges = i == 1, s->bias = s->joined = s->times = i == 0;
     s->format = formats[i % 3], s->sampling = settings[i % 3], s->sampling.cap = s->cap;
     if (!strcmp(kind, "embedding")) s->positions = min_size(n, c->max_position_embeddings), s->type = check.ops->summed;
     if (!strcmp(kind, "rope")) s->positions = 131072;

@@ -159,6 +159,8 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (o->quiet) return;
     if (best && best != &r->plan) way_print(out, "instead", best);
     if (!o->verbose) report_places(out, run);
+    if (!o->verbose) report_prefixes(out, run, data->shards ? data : NULL);
+    if (!o->verbose) report_shared(out, run, &r->bounds.shape);
     plan_print_step(out, r);
     if (o->verbose) plan_print_scale(out, r);
     if (!run->settings.optimizer) {
@@ -202,7 +204,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "attention_own_share", own_share(&e->counts));
 }
 
-static void plan_result_json(const PlanResult *r) {
+static void plan_result_json(const PlanResult *r, const DataLoader *data) {
     const Run *run = &r->plan.run;
     const Machine *machine = machine_from_options(run->options);
     const StepShape step = way_step(run, r->bounds.whole);
@@ -224,6 +226,7 @@ static void plan_result_json(const PlanResult *r) {
     const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
     if (host < SIZE_MAX) json_size(&json, "usable_host_bytes", host);
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
+    if (r->bounds.shape.tree) report_shared_json(&json, data, &r->bounds.shape);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
     if (r->lengths.levels) lengths_json(&json, &r->lengths);
     json_finish(&json);
@@ -238,7 +241,7 @@ static int plan_sample(Run *run, size_t limit) {
     char text[160];
     run->settings.cache_tokens = chat_tokens(run);
     run_plan(run, &shape, limit);
-    free(shape.document_start);
+    batch_free(&shape);
     r.bounds.limit = limit, r.plan.run = *run;
     plan_bytes(&run->plan, r.plan.bytes);
     const Search search = run_search(run, limit);
@@ -280,7 +283,8 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
     WayBounds bound = {.limit = limit};
     const int here = o->data.count && (o->rollout || plan_has_shards(o, &o->data));
     if (here) *data = run_open_data(run, &o->data, shuffle_from_options(o));
-    bound.whole = here ? data->bound : regular_bound(o->batch * sample_documents(o), o->seq_len);
+    bound.whole =
+        here ? data->bound : random_bound(run, o->batch * sample_documents(o), o->samples ? 1 : run->assignment.parts);
     bound.part = o->rollout ? plan_rollout(run, data) : run_bound(run, here ? data : NULL);
     if (o->val_data.count && o->plan_for == VERB_TRAIN && plan_has_shards(o, &o->val_data)) {
         DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);
@@ -291,7 +295,9 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
             bound.part = larger_bound(bound.part, run_bound(run, &validation));
         dataloader_close(&validation);
     }
-    bound.shape = batch_shape(bound.part), bound.documents = bound_documents(bound.part, o->seq_len);
+    if (here && data->rows < data->positions) // tokens of as many rows on average, for tokens/s
+        bound.whole.N = (size_t)((double)bound_rows(bound.whole) * (double)data->positions / (double)data->rows);
+    bound.shape = batch_shape(bound.part), bound.documents = bound_documents(run, bound.part, o->seq_len);
     bound.no_estimate = machine_from_options(o) ? estimate_missing(run) : NULL;
     bound.machine = machine_from_options(o);
     return bound;
@@ -436,13 +442,13 @@ static int verb_plan(const Options *given) {
     pass_works = NULL;
     free(lengths.length);
     plan_print(&r, &data);
-    if (o->json) plan_result_json(&r);
+    if (o->json) plan_result_json(&r, data.segments ? &data : NULL);
     const int nothing = limit && !r.plan.longest;
     if (nothing && !(o->json && o->quiet)) // with --json the object says it
         die_no_length(&r.plan.run, r.bounds.documents, limit,
                       o->memory_limit ? "--memory-limit" : "what the card leaves");
-    free(r.bounds.shape.document_start);
-    for (size_t i = 0; i < r.bounds.divisions; i++) free(division[i].shape.document_start);
+    batch_free(&r.bounds.shape);
+    for (size_t i = 0; i < r.bounds.divisions; i++) batch_free(&division[i].shape);
     if (data.shards) dataloader_close(&data);
     for (size_t i = 0; i < r.ways_count; i++) way_close(&r.ways[i], &run);
     run_close(&run);

@@ -61,7 +61,7 @@ static StepShape way_step(const Run *run, SequenceBound whole) {
     step.tokens = batches * (double)shape.N;
     step.model_flops = batches * pass_model_flops(model_flops, &run->settings, &shape);
     step.full_flops = batches * pass_model_flops(model_flops_full_attention, &run->settings, &shape);
-    free(shape.document_start);
+    batch_free(&shape);
     return step;
 }
 
@@ -365,13 +365,13 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         o.seq_len = run.model.config.family->learned_positions ? min_size(named.seq_len, positions) : named.seq_len;
         WayBounds b = {.limit = limit, .machine = m};
         b.whole = b.part = run_bound(&run, NULL);
-        b.documents = bound_documents(b.part, o.seq_len), b.shape = batch_shape(b.part);
+        b.documents = bound_documents(&run, b.part, o.seq_len), b.shape = batch_shape(b.part);
         for (int lora = 0; lora < 2; lora++) {
             way_open(&ways[lora], &run, lora);
             way_plan(&ways[lora], &b);
             way_close(&ways[lora], &run);
         }
-        free(b.shape.document_start);
+        batch_free(&b.shape);
         presets_row(&json, presets[i].name, &run, ways);
         run_close(&run);
     }

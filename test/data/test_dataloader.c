@@ -376,7 +376,8 @@ TEST(random_batches) {
     enum { B = 4, T = 1000, V = 50 };
     size_t seen[V] = {0};
     SCOPED_BATCH a = batch_allocate(B * T, B), other = batch_allocate(B * T, B), longer = batch_allocate(2 * T, 1);
-    batch_random(&a, B, T, 0, V, 42), batch_random(&other, B, T, 0, V, 43), batch_random(&longer, 1, 2 * T, 0, V, 42);
+    batch_random(&a, B, T, 0, V, 42, 0), batch_random(&other, B, T, 0, V, 43, 0),
+        batch_random(&longer, 1, 2 * T, 0, V, 42, 0);
     for (size_t t = 0; t < B * T; t++) { // any part of the program would draw the same
         const size_t index = t / T * (T + 1) + t % T;
         assert_int_equal(a.tokens[t], random_below(42, RANDOM_STREAM_TOKENS, index, V));

@@ -402,7 +402,7 @@ static size_t planned_workspace(Run *run, size_t limit, int begun, size_t worksp
     run->settings = settings_from_options(run->options, &run->model, NULL);
     run->has_begun = begun, run->workspace = workspace;
     run_plan(run, &shape, limit);
-    free(shape.document_start);
+    batch_free(&shape);
     return run->settings.attention.workspace;
 }
 
@@ -484,7 +484,7 @@ TEST(keeps_what_fits) {
     for (size_t steps = 0; run_keep_less(&run, &shape); steps++)
         if (steps > 4 || run.plan.total_bytes < run.needed) test_fail("%zu bytes", run.plan.total_bytes);
     assert_int_equal(run.plan.total_bytes, run.needed);
-    free(shape.document_start), lora_free(&run.lora), model_free(&run.model);
+    batch_free(&shape), lora_free(&run.lora), model_free(&run.model);
 }
 
 // Returns the logits chunk that a pass of one document of 16,384 tokens takes with a limit. Checks its plan.
@@ -738,7 +738,7 @@ TEST(thousands_of_ranks_at_once) {
         SCOPED(planned_end) Planned c;
         planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);
         c.settings.ring = cases[i].ring;
-        size_t longest = plan_longest(&c.settings, 1, 0, &limits);
+        size_t longest = plan_longest(&c.settings, 1, 0, 0, &limits);
         c.batch.N = c.start[1] = longest;
         estimate_step(&machines[MACHINE_H100], &c.settings, &c.batch, step);
         double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;

@@ -223,9 +223,9 @@ TEST(plan_counts_the_cache) {
     }
     settings.optimizer = 0, settings.backward = 1, settings.cache_tokens = 1000;
     const Limits limits = device_limit(limit);
-    assert_true(plan_longest(&settings, 1, 0, &limits) > 100000);
+    assert_true(plan_longest(&settings, 1, 0, 0, &limits) > 100000);
     settings.cache_tokens = 700000; // leaves no room for a stream
-    assert_int_equal(plan_longest(&settings, 1, 0, &limits), 0);
+    assert_int_equal(plan_longest(&settings, 1, 0, 0, &limits), 0);
     model_free(&model);
 }
 

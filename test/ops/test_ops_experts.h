@@ -79,8 +79,8 @@ TEST(router_weights) {
 TEST(router_backward) {
     for (size_t i = 0; i < 2 * ROUTER_CASES; i++) {
         OpShape s = router_shape(i / 2);
-        s.joined = (int)(i % 3 > 0), s.factor = i % 4 < 2 ? 0.0 : 0.3;
-        case_of(all_chosen(&s, i), "balance %d, z %g", s.joined, s.factor);
+        s.joined = (int)(i % 3 > 0), s.factor = i % 4 < 2 ? 0.0 : 0.3, s.times = (int)(i % 5 < 3);
+        case_of(all_chosen(&s, i), "balance %d, z %g, times %d", s.joined, s.factor, s.times);
         drawn("logits", 0.0, 2.0);
         case_router_backward(&s);
     }
@@ -90,7 +90,8 @@ TEST(router_count) {
     for (size_t i = 0; i < ROUTER_CASES; i++) {
         OpShape s = router_shape(i);
         if (i % COUNT_OF(routers) == 0) s.n *= 13; // several blocks of tokens
-        case_of(i % 3 ? "" : ", no sums", "counted");
+        s.times = (int)(i % 5 < 3);
+        case_of(i % 3 ? "" : ", no sums", "counted, times %d", s.times);
         drawn("logits", 0.0, 3.0);
         case_router_count(&s);
     }
@@ -203,10 +204,11 @@ TEST(experts_forward_quantised) {
 // ---- the reference against central differences ----------------------------------------------------------------------
 enum { FEW_TOKENS = 3 };
 static const uint16_t few_routes[] = {2, 0, 5, 1, 3, 5};
+static const int32_t few_times[] = {1, 3, 0};
 static const int32_t few_first[] = {0, 1, 2, 3, 4, 4, 6}, few_sources[] = {1, 3, 0, 4, 2, 5},
                      few_places[] = {2, 0, 4, 1, 3, 5};
 
-// The weights, then the sum of both losses' gradients: balance[E] p, and log(sum_j exp z_j)^2
+// The weights, then the sum of both losses' gradients: balance[E] p, and log(sum_j exp z_j)^2, few_times each
 static void router_forward(double *out, double *const *x, const RouterShape *shape) {
     const size_t E = shape->E, k = shape->k;
     double p[6];
@@ -215,15 +217,15 @@ static void router_forward(double *out, double *const *x, const RouterShape *sha
     out[0] = out[1] = 0.0;
     for (size_t t = 0; t < FEW_TOKENS; t++) {
         const double lse = reference_scores(p, x[0] + t * E, E, ROUTER_SOFTMAX);
-        for (size_t e = 0; e < E; e++) out[0] += ((double)e - 1.5) * p[e];
-        out[1] += lse * lse;
+        for (size_t e = 0; e < E; e++) out[0] += few_times[t] * ((double)e - 1.5) * p[e];
+        out[1] += few_times[t] * lse * lse;
     }
 }
 static void router_backward_of(double *const *d, const double *dout, double *const *x, const RouterShape *shape) {
     const size_t E = shape->E, k = shape->k;
     double balance[6];
     for (size_t e = 0; e < E; e++) balance[e] = ((double)e - 1.5) * dout[FEW_TOKENS * k];
-    reference_router_backward(d[0], dout, x[0], k < E ? few_routes : NULL, balance, dout[FEW_TOKENS * k + 1],
+    reference_router_backward(d[0], dout, x[0], k < E ? few_routes : NULL, balance, dout[FEW_TOKENS * k + 1], few_times,
                               FEW_TOKENS, shape);
 }
 

@@ -75,6 +75,11 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, OpCounts
     run_begin(&s, &state, settings, &ops, arena, batch);
     s.memory.walk.dry = 0;
     s.now.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
+    if (batch->tree) {
+        s.now.host_tree_rows = batch->tree->rows.N;
+        s.now.host_rows = checked_calloc(batch->N, sizeof(double), "values per row");
+        s.now.host_added = (double *)checked_calloc(batch->N, sizeof(double), "sums per row");
+    }
     s.routes.host_sums = (double *)checked_calloc(1 + EXPERTS_MOST, sizeof(double), "sums of the routers");
     s.routes.host_count = (double *)checked_calloc(d.L * (1 + d.router.E), sizeof(double), "rows of each expert");
     forward_backward(&s, batch, 1, 1, NULL);
@@ -181,7 +186,7 @@ static size_t longest_in(const char *name, size_t limit, Method method) {
     SCOPED(model_free) Model model = planned_model(name, DTYPE_BF16);
     const RunSettings settings = pass_settings(&model, method, 0, 1);
     const Limits limits = device_limit(limit);
-    return plan_longest(&settings, 1, 0, &limits);
+    return plan_longest(&settings, 1, 0, 0, &limits);
 }
 
 TEST(longest_is_the_boundary) {
@@ -210,7 +215,7 @@ TEST(answers_at_once) {
         RunSettings settings = pass_settings(&model, METHOD_STREAM, chunk, 1);
         settings.logits_chunk = chunk, settings.optimizer = 1;
         plan_make(&settings, &batch);
-        plan_longest(&settings, 1, 0, &limits);
+        plan_longest(&settings, 1, 0, 0, &limits);
         const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
         if (seconds > 0.5) test_fail("%g seconds with chunks of %zu", seconds, chunk);
     }
@@ -467,5 +472,7 @@ TEST(ranges_are_checked) {
     assert_int_equal(run_child(too_far, "one row too many")->code, EXIT_RUNTIME); // it ends in the next region
     assert_int_equal(run_child(too_far, "popped")->code, EXIT_RUNTIME);           // in a dead region
 }
+
+#include "test_plan_tree.h"
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -69,6 +69,7 @@ static StepReport report_of(size_t step) {
                           .grad_norm = 1.5,
                           .learning_rate = 3e-4,
                           .tokens = 8192,
+                          .computed = 2048,
                           .seconds = 0.5,
                           .flops = 1e12,
                           .peak_flops = 4e12,
@@ -91,7 +92,8 @@ static void run_steps(RunLog *log, size_t first, size_t last) {
 
 TEST(records_are_complete_lines) {
 #define OF_A_STEP                                                                                                      \
-    ", \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, \"seconds\": 0.5, \"data_seconds\": 0.001, "              \
+    ", \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, \"computed\": 2048, \"seconds\": 0.5, \"data_seconds\": " \
+    "0.001, "                                                                                                          \
     "\"tokens_per_second\": 16384, \"flops_per_second\": 2000000000000, \"peak_share\": 0.5, "                         \
     "\"memory_bytes\": 3000000000" AT_A_TIME
     RunLog log = runlog_open(NULL, scratch_path("records"), 0, 4);
@@ -339,7 +341,7 @@ TEST(metrics) {
     for (size_t i = 0; i < COUNT_OF(metrics); i++)
         metric_add(&found.metrics, metrics[i].name, metrics[i].sum, metrics[i].count);
     r.metrics = found.metrics;
-    log.verbose = 1;
+    log.verbose = log.shares = 1;
     allocation_guard = 1;
     runlog_step(&log, &r);
     runlog_validation(&log, 2, &found);
@@ -351,6 +353,7 @@ TEST(metrics) {
     if (!strstr(records, step) || !strstr(records, validation)) test_fail("log.jsonl: %s", records);
     child_slurp(people, text, sizeof(text));
     if (!strstr(text, "step 2/9  loss  5.00000  " SHOWN "  norm 1.5000  ") ||
+        !strstr(text, "  16384 tok/s   25 % computed  ") ||
         !strstr(text, "step 2/9  validation loss  0.50000  100 tokens  " SHOWN "\n") ||
         !strstr(text, "step 3/9  loss  3.33333  acc      -  margin       -  "))
         test_fail("%s", text);

@@ -198,6 +198,27 @@ done
 refuses 2 'a shared sequence .--sp. keeps attention' plan --init qwen3-8b --keep products --ranks 2 --sp 2
 refuses 2 'method seco keeps the activations of one chunk' plan --init qwen3-8b --keep products --method seco
 refuses 2 'method mst keeps attention' plan --init qwen3-8b --keep all --method mst
+# Documents that share prefixes: rows and pairs in the plan, and what excludes sharing.
+shared='plan --init qwen3-8b --dtype bf16 --batch 8 --seq-len 36864 --shared-tokens 32768'
+succeeds $shared --json
+shares=$(json total_bytes)
+check 'rows of eight answers to a prompt' [ "$(json positions) $(json rows) $(json forks)" = '294912 65543 1' ]
+check 'and their pairs' [ "$(json pairs) $(json pairs_alone)" = '1677983744 5435965440' ]
+succeeds $shared
+says out '^shared   8 documents share 32768 tokens: 65543 rows instead of 294912, 1 fork; 3.2x fewer pairs$'
+succeeds $shared --share-prefixes off --json
+check 'documents alone need more' [ "$(json total_bytes)" -gt "$shares" -a -z "$(json rows)" ]
+alone=$(json total_bytes)
+succeeds $shared --method mst --for bp --json
+check 'other orders share, too' [ "$(json rows)" = 65543 ]
+for other in '--method seco' '--method spaco --keep-chunks 0.5' '--lora-rank 4 --lora-dropout 0.1' '--ranks 2 --sp 2'; do
+    refuses 2 '--share-prefixes on: not with --' $shared $other --share-prefixes on
+    succeeds $shared $other --json
+    says err '^note: --share-prefixes auto: with --.* every document is computed alone$'
+    check "nothing is shared with $other" [ -z "$(json rows)" ]
+done
+refuses 2 'shared-tokens is of random documents' $shared --data $SHARD
+refuses 2 'shared-tokens above --seq-len' plan --init qwen3-8b --seq-len 10 --shared-tokens 11
 # Places: as named, or chosen by the planner; the plan equals the pass's to the byte in each place.
 placed() { # expected: places, inputs_every; arguments
     expected=$1 && shift

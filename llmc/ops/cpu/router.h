@@ -159,21 +159,22 @@ static void cpu_router_weights(Summed *weight, const Summed *logits, const uint1
 }
 
 // ---- gradient -------------------------------------------------------------------------------------------------------
-// Adds p_e (balance_e + shift - sum_j p_j balance_j) to dz[E].
-VECTOR_INLINE void router_all_back(floatS *dz, const TokenRouter *r, const floatS *balance, floatS shift, size_t E) {
+// Adds p_e (shift + times (balance_e - sum_j p_j balance_j)) to dz[E].
+VECTOR_INLINE void router_all_back(floatS *dz, const TokenRouter *r, const floatS *balance, floatS shift, floatS times,
+                                   size_t E) {
     const floatS inverse = 1 / r->sum;
     Vector pulled = {0};
     for (size_t e = 0; e < E && balance; e += VECTOR_LANES)
         pulled += vector_load(r->p + e) * router_lanes(balance, e, E, 0);
-    shift -= vector_sum_across(pulled) * inverse;
+    shift -= times * vector_sum_across(pulled) * inverse;
     for (size_t e = 0; e < E; e += VECTOR_LANES) {
-        const Vector by = balance ? router_lanes(balance, e, E, 0) + shift : vector_of(shift);
+        const Vector by = balance ? times * router_lanes(balance, e, E, 0) + shift : vector_of(shift);
         vector_store(dz + e, vector_load(dz + e) + vector_load(r->p + e) * inverse * by);
     }
 }
 
 static VECTOR_FUNCTION void router_token_back(floatX *dlogits, const floatS *g, const floatS *z, const uint16_t *route,
-                                              const floatS *balance, floatS z_factor, size_t t,
+                                              const floatS *balance, floatS z_factor, floatS times, size_t t,
                                               const RouterShape *shape) {
     const size_t E = shape->E, k = shape->k;
     const int of_all = shape->kind == ROUTER_SOFTMAX && !shape->normalised;
@@ -189,32 +190,34 @@ static VECTOR_FUNCTION void router_token_back(floatX *dlogits, const floatS *g, 
     if (of_all || balance || z_factor != 0) {
         if (!of_all) router_all(&r, z, E);
         if (of_all) shift -= scale * inner;
-        if (z_factor != 0) shift += z_factor * 2 * ((floatS)log((double)r.sum) + r.largest);
-        router_all_back(dz, &r, balance, shift, E);
+        if (z_factor != 0) shift += times * z_factor * 2 * ((floatS)log((double)r.sum) + r.largest);
+        router_all_back(dz, &r, balance, shift, times, E);
     }
     for (size_t e = 0; e < E; e += VECTOR_LANES) vector_store_first(dlogits + e, vector_load(dz + e), E - e);
 }
 
 static void cpu_router_backward(Stored *dlogits, const Summed *dweight, const Summed *logits, const uint16_t *route,
-                                const Summed *balance, double z, size_t n, const RouterShape *shape) {
+                                const Summed *balance, double z, const int32_t *times, size_t n,
+                                const RouterShape *shape) {
     const size_t E = shape->E, k = shape->k;
 #pragma omp parallel for schedule(static) if (n * E >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++)
         router_token_back((floatX *)dlogits + t * E, (const floatS *)dweight + t * k, (const floatS *)logits + t * E,
-                          route, (const floatS *)balance, (floatS)z, t, shape);
+                          route, (const floatS *)balance, (floatS)z, times ? (floatS)times[t] : 1, t, shape);
 }
 
 // ---- counts ---------------------------------------------------------------------------------------------------------
-// Sums over tokens [begin, end) into sums[E + 1].
-static VECTOR_FUNCTION void count_group(floatS *sums, const floatS *logits, size_t begin, size_t end, size_t E) {
+// Sums over tokens [begin, end), each times[.] times, into sums[E + 1].
+static VECTOR_FUNCTION void count_group(floatS *sums, const floatS *logits, const int32_t *times, size_t begin,
+                                        size_t end, size_t E) {
     floatS p[ROUTER_ROW], total[ROUTER_ROW], squares = 0, largest;
     memset(total, 0, round_up(E, VECTOR_LANES) * sizeof(*total));
     for (size_t t = begin; t < end; t++) {
         const floatS sum = router_exponentials(p, logits + t * E, E, &largest);
-        const floatS lse = (floatS)log((double)sum) + largest, inverse = 1 / sum;
+        const floatS lse = (floatS)log((double)sum) + largest, by = times ? (floatS)times[t] : 1, inverse = by / sum;
         for (size_t e = 0; e < E; e += VECTOR_LANES)
             vector_store(total + e, vector_load(total + e) + vector_load(p + e) * inverse);
-        squares += lse * lse;
+        squares += by * lse * lse;
     }
     memcpy(sums, total, E * sizeof(*sums));
     sums[E] = squares;
@@ -224,15 +227,16 @@ static VECTOR_FUNCTION void count_group(floatS *sums, const floatS *logits, size
 static size_t router_groups(size_t n) { return (n + TOKEN_GROUP - 1) / TOKEN_GROUP; }
 static size_t cpu_router_count_scratch(size_t n, size_t E) { return router_groups(n) * (E + 1); }
 
-static void cpu_router_count(int64_t *count, double *sums, const Summed *logits, const uint16_t *route, size_t n,
-                             const RouterShape *shape, Summed *scratch) {
+static void cpu_router_count(int64_t *count, double *sums, const Summed *logits, const uint16_t *route,
+                             const int32_t *times, size_t n, const RouterShape *shape, Summed *scratch) {
     const size_t E = shape->E, groups = router_groups(n);
     floatS *part = (floatS *)scratch;
-    for (size_t i = 0; i < n * shape->k; i++) count[route[i]]++;
+    for (size_t i = 0; i < n * shape->k; i++) count[route[i]] += times ? times[i / shape->k] : 1;
     if (!sums) return;
 #pragma omp parallel for schedule(static) if (n * E >= PARALLEL_MIN)
     for (size_t g = 0; g < groups; g++)
-        count_group(part + g * (E + 1), (const floatS *)logits, g * TOKEN_GROUP, min_size((g + 1) * TOKEN_GROUP, n), E);
+        count_group(part + g * (E + 1), (const floatS *)logits, times, g * TOKEN_GROUP,
+                    min_size((g + 1) * TOKEN_GROUP, n), E);
     for (size_t g = 0; g < groups; g++)
         for (size_t e = 0; e <= E; e++) sums[e] += (double)part[g * (E + 1) + e];
 }

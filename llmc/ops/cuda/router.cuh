@@ -185,8 +185,8 @@ static void cuda_router_weights(Summed *weight, const Summed *logits, const uint
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 __global__ void router_backward_kernel(floatX *dlogits, const float *dweight, const float *logits,
-                                       const uint16_t *route, const float *balance, float z_factor, size_t n,
-                                       RouterShape shape) {
+                                       const uint16_t *route, const float *balance, float z_factor,
+                                       const int32_t *times, size_t n, RouterShape shape) {
     SHARED(float, pulls, ROUTER_WARPS *CHOSEN_MOST);
     const size_t t = router_token();
     const unsigned lane = threadIdx.x % LANES, E = (unsigned)shape.E, k = (unsigned)shape.k;
@@ -212,32 +212,36 @@ __global__ void router_backward_kernel(floatX *dlogits, const float *dweight, co
     const auto probability = [&](unsigned e) { return expf(w.z[e] - all.largest) / all.sum; };
     for (unsigned e = lane; balance && e < E; e += LANES) mean += probability(e) * balance[e];
     mean = warp_sum(mean);
-    const float of_p = z_factor * 2.0f * (logf(all.sum) + all.largest) - (spread ? scale * inner : 0.0f);
+    const float by = times ? (float)times[t] : 1.0f;
+    const float of_p = by * z_factor * 2.0f * (logf(all.sum) + all.largest) - (spread ? scale * inner : 0.0f);
     for (unsigned e = lane; e < E; e += LANES) {
         float dz = route ? 0.0f : pull_of(e);
         for (unsigned j = 0; route && j < k; j++)
             if (w.route[j] == e) dz += pull[j];
         if (spread || z_factor != 0.0f) dz += of_p * probability(e);
-        if (balance) dz += probability(e) * (balance[e] - mean);
+        if (balance) dz += by * probability(e) * (balance[e] - mean);
         dlogits[t * E + e] = store(dz);
     }
 }
 
 static void cuda_router_backward(Stored *dlogits, const Summed *dweight, const Summed *logits, const uint16_t *route,
-                                 const Summed *balance, double z, size_t n, const RouterShape *shape) {
+                                 const Summed *balance, double z, const int32_t *times, size_t n,
+                                 const RouterShape *shape) {
     LAUNCH((router_backward_kernel), router_grid(n), ROUTER_THREADS, 0)
-    ((floatX *)dlogits, (const float *)dweight, (const float *)logits, route, (const float *)balance, (float)z, n,
-     *shape);
+    ((floatX *)dlogits, (const float *)dweight, (const float *)logits, route, (const float *)balance, (float)z, times,
+     n, *shape);
 }
 
 // ---- counts: parts[blocks, E], and of softmax sums[blocks, E + 1] ---------------------------------------------------
-__global__ void router_count_kernel(int32_t *parts, float *sums, const float *logits, const uint16_t *route, size_t n,
-                                    unsigned E, unsigned k) {
+__global__ void router_count_kernel(int32_t *parts, float *sums, const float *logits, const uint16_t *route,
+                                    const int32_t *times, size_t n, unsigned E, unsigned k) {
     SHARED(uint16_t, chosen, (size_t)GPU_COUNT_TOKENS * CHOSEN_MOST);
     SHARED(Softmax, softmax, GPU_COUNT_TOKENS);
+    SHARED(int32_t, held, GPU_COUNT_TOKENS); // times of each token
     const size_t begin = (size_t)blockIdx.x * GPU_COUNT_TOKENS;
     const unsigned tokens = n - begin < GPU_COUNT_TOKENS ? (unsigned)(n - begin) : (unsigned)GPU_COUNT_TOKENS;
     for (unsigned i = threadIdx.x; i < tokens * k; i += COUNT_THREADS) chosen[i] = route[begin * k + i];
+    for (unsigned i = threadIdx.x; i < tokens; i += COUNT_THREADS) held[i] = times ? times[begin + i] : 1;
     for (unsigned i = threadIdx.x / LANES; sums && i < tokens; i += COUNT_THREADS / LANES) {
         const Softmax own = router_softmax(logits + (begin + i) * E, E);
         if (threadIdx.x % LANES == 0) softmax[i] = own;
@@ -245,14 +249,16 @@ __global__ void router_count_kernel(int32_t *parts, float *sums, const float *lo
     __syncthreads();
     for (unsigned e = threadIdx.x; e < E; e += COUNT_THREADS) {
         int32_t count = 0;
-        for (unsigned i = 0; i < tokens * k; i++) count += chosen[i] == e;
+        for (unsigned i = 0; i < tokens; i++)
+            for (unsigned j = 0; j < k; j++) count += chosen[i * k + j] == e ? held[i] : 0;
         parts[(size_t)blockIdx.x * E + e] = count;
     }
     for (unsigned e = threadIdx.x; sums && e <= E; e += COUNT_THREADS) {
         float sum = 0.0f;
         for (unsigned i = 0; i < tokens; i++) {
             const float log_sum = logf(softmax[i].sum) + softmax[i].largest;
-            sum += e == E ? log_sum * log_sum : expf(logits[(begin + i) * E + e] - softmax[i].largest) / softmax[i].sum;
+            const float *const z = logits + (begin + i) * E;
+            sum += (float)held[i] * (e == E ? log_sum * log_sum : expf(z[e] - softmax[i].largest) / softmax[i].sum);
         }
         sums[(size_t)blockIdx.x * (E + 1) + e] = sum;
     }
@@ -272,14 +278,14 @@ __global__ void router_add_kernel(int64_t *count, double *sums, const int32_t *p
     if (sums) sums[e] += sum;
 }
 
-static void cuda_router_count(int64_t *count, double *sums, const Summed *logits, const uint16_t *route, size_t n,
-                              const RouterShape *shape, Summed *scratch) {
+static void cuda_router_count(int64_t *count, double *sums, const Summed *logits, const uint16_t *route,
+                              const int32_t *times, size_t n, const RouterShape *shape, Summed *scratch) {
     const size_t blocks = blocks_for(n, GPU_COUNT_TOKENS);
     int32_t *const parts = (int32_t *)scratch;
     float *const part_sums = sums ? (float *)scratch + blocks * shape->E : NULL;
     const unsigned E = (unsigned)shape->E;
     LAUNCH((router_count_kernel), (unsigned)blocks, COUNT_THREADS, 0)
-    (parts, part_sums, (const float *)logits, route, n, E, (unsigned)shape->k);
+    (parts, part_sums, (const float *)logits, route, times, n, E, (unsigned)shape->k);
     LAUNCH((router_add_kernel), (unsigned)blocks_for(E + 1, COUNT_THREADS), COUNT_THREADS, 0)
     (count, sums, (const int32_t *)parts, (const float *)part_sums, blocks, E);
 }
