@@ -61,9 +61,9 @@ static Batch batch_shape(SequenceBound bound) {
     batch.documents = max_size(batch.documents, 2 * bound.forks); // a fork has two branches
     batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
     for (size_t d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
-    if (!bound.rows || bound.rows >= bound.N) return batch;
-    batch.room = tree_allocate(0, batch.documents);
-    shape_share(&batch, bound.rows, bound.forks, bound.longest);
+    if (!bound.rows) return batch;
+    batch.room = tree_allocate(0, batch.documents); // also if the largest sequence shares nothing: others may
+    shape_share(&batch, min_size(bound.rows, bound.N), bound.forks, bound.longest);
     return batch;
 }
 

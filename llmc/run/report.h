@@ -309,6 +309,29 @@ static void report_data(const Run *run, const DataLoader *data, const char *sche
     fputs(")\n", out);
 }
 
+// Prints which documents of the data share prefixes, and which part of their positions is computed.
+static void report_prefixes(FILE *out, const Run *run, const DataLoader *data) {
+    const Options *o = run->options;
+    char who[96] = "documents of a sequence that begin alike are computed once";
+    if (!data || data->regular || !prefixes_from_options(o, run->settings.lora)) return;
+    const int families = data->common != NULL, pairs = data->shard->header.kind == KIND_PAIRS;
+    if (o->rollout)
+        snprintf(who, sizeof(who), "%zu completions share their prompt, which is computed once", o->group_size);
+    else if (data->rows < data->positions)
+        snprintf(who, sizeof(who),
+                 families ? "up to %zu documents begin alike" : "%zu documents of a %s share their prompt",
+                 data->largest_sample, pairs ? "pair" : "group");
+    else if (o->share_prefixes != SHARE_PREFIXES_ON)
+        return;
+    fprintf(out, "prefixes  %s", who);
+    if (!o->rollout && data->rows < data->positions) {
+        fprintf(out, ": %s of", human_count((double)data->rows));
+        fprintf(out, " %s positions are computed (%.0f %%)", human_count((double)data->positions),
+                100 * (double)data->rows / (double)data->positions);
+    }
+    fputs(", --share-prefixes\n", out);
+}
+
 // Prints how many rows documents that share prefixes take in the largest sequence.
 static void report_shared(FILE *out, const Run *run, const Batch *shape) {
     const Range texts = {0, shape->N}, rows = {0, batch_rows(shape)->N};
@@ -389,6 +412,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     report_model(out, run);
     report_experts(out, run);
     report_data(run, data, schedule);
+    report_prefixes(out, run, data);
     if (shared_tokens(o, run->settings.lora)) {
         Batch shape = batch_shape(bound);
         report_shared(out, run, &shape);

@@ -333,9 +333,6 @@ static void sequence_begin(StreamBP *s, const Batch *texts, double Z, Pass pass)
     s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
     s->now.targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
     s->now.position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
-    s->now.times = NULL;
-    if (s->now.tree && expert_layers(s))
-        s->now.times = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "documents of each row", n, sizeof(int32_t));
     s->now.token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
     s->now.logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
     s->now.entropy =
@@ -344,7 +341,6 @@ static void sequence_begin(StreamBP *s, const Batch *texts, double Z, Pass pass)
     own_copy(s, s->now.tokens, s->now.batch->tokens, sizeof(int32_t), 1);
     own_copy(s, s->now.targets, s->now.batch->targets, sizeof(int32_t), 1);
     own_copy(s, s->now.position, s->now.batch->position, sizeof(int32_t), 1);
-    if (s->now.times) own_copy(s, s->now.times, s->now.tree->times, sizeof(int32_t), 1);
     if (objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 

@@ -206,7 +206,6 @@ typedef struct {
     Sparse sparse;
     // Tensors [rows] on the device
     int32_t *tokens, *targets, *position;
-    int32_t *times;       // documents of a tree's row; NULL without a tree or without experts: 1
     Summed *token_weight; // dL/dlogp
     Summed *logp;
     Summed *entropy; // entropies over the vocabulary; NULL unless the objective uses them

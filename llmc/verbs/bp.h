@@ -17,10 +17,11 @@ The verb `bp`: one forward and backward pass, measured, over the first micro-bat
 typedef struct {
     double Z; // the loss denominator
     double loss, grad_norm;
-    double *seconds_each; // [repeats] seconds in order; the first of several is a warm-up
-    double seconds;       // median of the seconds without the warm-up
-    double profiled;      // seconds of the pass with timed ops
-    double tokens, flops, model_flops, full_flops;
+    double *seconds_each;    // [repeats] seconds in order; the first of several is a warm-up
+    double seconds;          // median of the seconds without the warm-up
+    double profiled;         // seconds of the pass with timed ops
+    double tokens, computed; // tokens of documents; of them the model computes so many
+    double flops, model_flops, full_flops;
     double executed;      // TFLOP/s that a rank executes
     double mfu, mfu_full; // shares of a machine's peak in bf16: causal, and counting all T^2 pairs; NAN: no machine
     Metrics metrics;
@@ -46,10 +47,13 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     if (o->data.count)
         loader->next = number, dataloader_next(loader, whole);
     else
-        batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed, 0);
+        batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed,
+                     o->shared_tokens);
     if (!o->data.count && whole->group) bp_answers(run, whole);
     if (o->data.count) return dataloader_part(loader, whole, run->assignment.parts, run->assignment.part);
-    return batch_part(whole, run->assignment.parts, run->assignment.part);
+    Batch part = batch_part(whole, run->assignment.parts, run->assignment.part);
+    if (part.room && !part.empty) part.tree = tree_of_prefix(&part, shared_tokens(o, run->settings.lora));
+    return part;
 }
 
 // Counts loss denominator, tokens and FLOPs of a pass.
@@ -57,20 +61,20 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     TargetCounts counts = {0};
     PassResult result = {0};
-    double once[3] = {0, 0, 0};
+    double once[4] = {0, 0, 0, 0};
     for (size_t i = 0; i < assigned_batches(run->assignment); i++) {
         Batch batch = bp_batch(run, loader, i, whole);
         counts = target_counts_add(counts, batch_count(&batch));
         result.flops += flops_forward_backward(&run->settings, &batch);
         result.flops += flops_reference(run, &batch);
-        once[0] += batch_tokens(&batch);
+        once[0] += batch_tokens(&batch), once[3] += batch_computed(&batch);
         if (batch.empty) continue;
         once[1] += pass_model_flops(model_flops, &run->settings, &batch);
         once[2] += pass_model_flops(model_flops_full_attention, &run->settings, &batch);
     }
-    sum_over_sequences(world, once, 3);
+    sum_over_sequences(world, once, 4);
     dist_sum(RANKS_ALL, &result.flops, 1);
-    result.tokens = once[0], result.model_flops = once[1], result.full_flops = once[2];
+    result.tokens = once[0], result.computed = once[3], result.model_flops = once[1], result.full_flops = once[2];
     counts = target_counts_over_sequences(world, counts);
     run->streambp.routes.micro_batches = counts.batches;
     result.Z = objective_normaliser(&run->settings.objective, counts);
@@ -180,6 +184,8 @@ static DataLoader bp_open_data(Run *run) {
 static void bp_report(const Run *run, const PassResult *result) {
     fprintf(run->text, "loss %.6f  norm %.6g  %.3f s  %.1f tok/s", result->loss, result->grad_norm, result->seconds,
             result->tokens / result->seconds);
+    if (result->computed < result->tokens)
+        fprintf(run->text, "  %.0f of %.0f tokens computed", result->computed, result->tokens);
     if (run->options->repeat > 1)
         fprintf(run->text, "  median of %zu after a warm-up of %.3f s", run->options->repeat - 1,
                 result->seconds_each[0]);
@@ -200,6 +206,7 @@ static void bp_json(const Run *run, const PassResult *result) {
     json_number(&json, "loss", result->loss);
     metrics_json(&json, &result->metrics, "");
     json_size(&json, "tokens", (size_t)result->tokens);
+    if (result->computed < result->tokens) json_size(&json, "computed", (size_t)result->computed);
     json_number(&json, "seconds", result->seconds);
     json_number(&json, "warmup_seconds", run->options->repeat > 1 ? result->seconds_each[0] : NAN);
     json_numbers(&json, "seconds_each", result->seconds_each, run->options->repeat);
@@ -239,6 +246,8 @@ static int verb_bp(const Options *given) {
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
         batch_allocate_answers(&batch, objective_needs_reference(objective) && !objective_needs_mismatched(objective),
                                0);
+    if (!options->data.count && shared_tokens(options, run.settings.lora))
+        batch_allocate_tree(&batch, bound_rows(bound));
     kl_allocate(&run, bound);
     run_load_weights(&run);
     report_run(&run, options->data.count ? &loader : NULL, bound, "");

@@ -159,6 +159,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (o->quiet) return;
     if (best && best != &r->plan) way_print(out, "instead", best);
     if (!o->verbose) report_places(out, run);
+    if (!o->verbose) report_prefixes(out, run, data->shards ? data : NULL);
     if (!o->verbose) report_shared(out, run, &r->bounds.shape);
     plan_print_step(out, r);
     if (o->verbose) plan_print_scale(out, r);
@@ -276,6 +277,16 @@ static int plan_has_shards(const Options *o, const PathList *list) {
     return !missing;
 }
 
+// Returns a bound of rows with the positions and documents that such rows hold on average, for estimates. They take no
+// memory of the device.
+static SequenceBound bound_on_average(SequenceBound bound, const Run *run, const DataLoader *data) {
+    if (!bound.rows || !data->segments || objective_needs_mismatched(&run->settings.objective)) return bound;
+    const double each = (double)bound.rows / (double)data->rows; // sequences of all data
+    bound.N = max_size(bound.rows, (size_t)(each * (double)data->positions));
+    bound.documents = max_size(1, (size_t)(each * (double)data->segments));
+    return bound;
+}
+
 // Finds the largest micro-batch, and a rank's part of it.
 static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
     const Options *o = run->options;
@@ -294,6 +305,8 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
             bound.part = larger_bound(bound.part, run_bound(run, &validation));
         dataloader_close(&validation);
     }
+    if (here && !o->rollout)
+        bound.whole = bound_on_average(bound.whole, run, data), bound.part = bound_on_average(bound.part, run, data);
     bound.shape = batch_shape(bound.part), bound.documents = bound_documents(run, bound.part, o->seq_len);
     bound.no_estimate = machine_from_options(o) ? estimate_missing(run) : NULL;
     bound.machine = machine_from_options(o);
