@@ -110,7 +110,8 @@ static SequenceBound documents_bound(const DataLoader *d) {
                                                                     : documents_bound_shuffled(d);
     if (d->shares == PREFIXES_OF_ALL) {
         if (!d->sample) bound.rows = bound.N;
-        bound.forks += prefix_budget(bound.rows);
+        bound.forks = min_size(bound.forks + prefix_budget(bound.rows), bound.rows / PREFIX_LEAST);
+        bound.forks = min_size(bound.forks, bound.documents - 1);
     }
     return bound;
 }
