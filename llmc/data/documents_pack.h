@@ -166,9 +166,10 @@ static void documents_pack(DataLoader *d) {
     d->bound = documents_bound(d);
     if (d->bound.documents < 2) d->shares = PREFIXES_NONE, d->bound.rows = d->bound.forks = 0;
     if (d->families_cut)
-        note("%s%s: families of documents that begin alike are cut %zu times, because a sequence takes %zu tokens; "
-             "raise --batch or --seq-len to compute fewer",
-             d->shard[0].header.path, others(d), d->families_cut, capacity);
+        note(
+            "%s%s: a sequence takes %zu tokens, so families of documents that begin alike are cut at %zu places; raise "
+            "--batch or --seq-len to compute fewer tokens",
+            d->shard[0].header.path, others(d), capacity, d->families_cut);
     if (d->bound.N > INT32_MAX)
         die_usage("--share-prefixes: up to %zu tokens of a sequence share prefixes, at most %d can be indexed; lower "
                   "--batch",
