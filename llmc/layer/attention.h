@@ -88,7 +88,7 @@ static void sinks_forward(const Visit *v, Stored *attention_out, Summed *lse, si
 static Summed *push_attention_scratch(const Visit *v) {
     const Shapes *d = &v->layer->shape;
     return push_summed(v->s, SHARE_WORKSPACE, "attention scratch",
-                       v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD));
+                       v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD, v->s->kv.slots));
 }
 
 // Runs attention: the mixer's norm, K[:t1], V[:t1] -> x_1. Skips the attention op if its output was saved.
