@@ -79,7 +79,7 @@ static void bench_attention(size_t repeats, size_t only) {
         floatX **stored[] = {&b.q, &b.out, &b.dout, &b.dq, &b.k, &b.v};
         for (size_t j = 0; j < 6; j++) *stored[j] = bench_tensor(j < 4 ? rows : keys);
         b.lse = sums(c.T * c.NH), b.dk = sums(keys), b.dv = sums(keys);
-        b.scratch = sums(cpu_attention_scratch(b.chunk, c.NH, c.NKV, c.HD));
+        b.scratch = sums(cpu_attention_scratch(b.chunk, c.NH, c.NKV, c.HD, no_slots));
         const double pairs = query_key_pairs(0, c.T, c.window) * (double)c.NH * (double)c.HD;
         attention_pass(&b, 0), attention_pass(&b, 1); // warms up
         for (size_t r = 0; r < repeats; r++) {
@@ -93,7 +93,7 @@ static void bench_attention(size_t repeats, size_t only) {
         fflush(stdout);
         for (size_t j = 0; j < 6; j++) cpu_release(*stored[j], (j < 4 ? rows : keys) * sizeof(floatX));
         floatS *summed[] = {b.lse, b.dk, b.dv, b.scratch};
-        const size_t counts[] = {c.T * c.NH, keys, keys, cpu_attention_scratch(b.chunk, c.NH, c.NKV, c.HD)};
+        const size_t counts[] = {c.T * c.NH, keys, keys, cpu_attention_scratch(b.chunk, c.NH, c.NKV, c.HD, no_slots)};
         for (size_t j = 0; j < 4; j++) cpu_release(summed[j], counts[j] * sizeof(floatS));
     }
 }

@@ -33,7 +33,7 @@ struct Attention {
     }
     size_t document(size_t t) const { return t < shape.cut ? 0 : shape.cut; }
     AttentionShape call() const {
-        return AttentionShape{{spans, span_count, 0, 0}, shape.NH, shape.NKV, HEAD, scale, all_keys, 0, 0};
+        return AttentionShape{{spans, span_count, 0, 0}, shape.NH, shape.NKV, HEAD, scale, all_keys, 0, 0, {0, 0}};
     }
     double work() const {
         double pairs = 0;

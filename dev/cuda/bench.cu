@@ -73,11 +73,11 @@ static size_t scratch_of_all(void) {
     size_t attention = 0;
     for (size_t i = 0; i < ATTENTION_CHOICES; i++) {
         ops_device->attention_choose(attention_choice(i));
-        attention = std::max(attention, ops_device->attention_scratch(n, NH, NKV, HD));
+        attention = std::max(attention, ops_device->attention_scratch(n, NH, NKV, HD, no_slots));
     }
     const Span span = {0, T - n, T, 0};
     const DeltaShape delta = delta_shape(&span);
-    return std::max({attention, ops_device->attention_scratch(n, WIDE_NH, WIDE_NKV, WIDE_HD),
+    return std::max({attention, ops_device->attention_scratch(n, WIDE_NH, WIDE_NKV, WIDE_HD, no_slots),
                      ops_device->sink_backward_scratch(n, SINK_NH), ops_device->embedding_backward_scratch(T, V, C),
                      ops_device->conv_backward_scratch(&delta), ops_device->delta_forward_scratch(&delta),
                      ops_device->delta_backward_scratch(&delta), ops_device->gated_norm_backward_scratch(n, HV, DV),
@@ -281,7 +281,7 @@ static void bench_cudnn(const Bench &b, const AttentionShape &shape, AttentionCh
 static void bench_attention(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;
-    const AttentionShape shape = {t.spans(), NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
+    const AttentionShape shape = {t.spans(), NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0, {0, 0}};
     b.flops("attention_forward", "the last chunk", n, NH * HD, 4.0 * NH * HD * PAIRS, [&] {
         ops->attention_forward(t.out.stored(), t.lse.summed(), t.q.stored(), t.k.stored(), t.v.stored(), &shape,
                                t.scratch.summed());
@@ -308,7 +308,7 @@ static void bench_attention(const Bench &b) {
 static void bench_wide_heads_and_sinks(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;
-    const AttentionShape shape = {t.spans(), WIDE_NH, WIDE_NKV, WIDE_HD, 1 / sqrt((double)WIDE_HD), all_keys, 0, 0};
+    const AttentionShape shape = {t.spans(), WIDE_NH, WIDE_NKV, WIDE_HD, 1 / sqrt((double)WIDE_HD), all_keys, 0, 0, {0, 0}};
     Stored *const out = t.weight.stored(), *const dq = (Stored *)(t.weight.data + WIDE_OUT);
     const double flops = 2.0 * WIDE_NH * WIDE_HD * PAIRS;
     b.flops("attention_forward", "heads of 512", n, WIDE_NH * WIDE_HD, 2 * flops, [&] {

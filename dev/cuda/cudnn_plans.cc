@@ -105,7 +105,7 @@ static void ask_call(void *to, const AttentionCall *call) {
 
 static void ask_chunk(int backward, size_t HD, size_t window, AttentionChoice choice) {
     const Span span = {100, 126976, 126976 + 4000, 0}; // every kind of piece and block
-    const AttentionShape shape = {{&span, 1, window, 0}, 32, 8, HD, 0.1, all_keys, 0, 0};
+    const AttentionShape shape = {{&span, 1, window, 0}, 32, 8, HD, 0.1, all_keys, 0, 0, {0, 0}};
     const AttentionCut cut = attention_cut_of(&shape, choice);
     Asked asked = {&cut, backward, 0, 0, 0};
     most_used = 0;

@@ -88,7 +88,7 @@ static void sinks_forward(const Visit *v, Stored *attention_out, Summed *lse, si
 static Summed *push_attention_scratch(const Visit *v) {
     const Shapes *d = &v->layer->shape;
     return push_summed(v->s, SHARE_WORKSPACE, "attention scratch",
-                       v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD));
+                       v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD, v->s->kv.slots));
 }
 
 // Runs the attention op in a tree with forks: a call over the chains' own keys, then a call for each range of ancestors'

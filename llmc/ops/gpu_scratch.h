@@ -13,6 +13,9 @@ enum {
     GPU_SORT_TILE = 1024,
     GPU_COUNT_TOKENS = 64,
     GPU_MOST_HEAD = 512,
+    GPU_SPLIT_BLOCKS = 264,           // blocks that decode a step's texts: two per multiprocessor of an H100
+    GPU_SPLIT_KEYS = 128,             // least keys of a part, of a full cache
+    GPU_SPLIT_ROWS = 64,              // most queries of a span, times heads of a group, whose keys are split
     GPU_FORWARD_WORKSPACE = 64 << 10, // bytes; cuDNN 9.19 asks for 256
     GPU_ROW_MULTIPLE = 8,
 #ifdef CUDA_ON_CPU
@@ -63,20 +66,35 @@ static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
 static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
 
-// Sizes attention by our own kernels: the dot product dout . out of each query and head.
-static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
-    (void)NKV;
+// Returns into how many parts attention cuts a text's keys in decoding (cuda/attention_split.cuh); 0: this is no
+// decoding. It depends on the cache alone.
+static size_t gpu_key_parts(TextSlots slots, size_t NKV) {
+    const size_t blocks = slots.count * NKV;
+    if (!blocks) return 0;
+    return max_size(min_size((GPU_SPLIT_BLOCKS + blocks - 1) / blocks, slots.tokens / GPU_SPLIT_KEYS), 1);
+}
+
+// Sizes the parts' results: a line of HD + 1 for each part of each of the 16 rows of a tile.
+static size_t gpu_split_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
+    const size_t parts = gpu_key_parts(slots, NKV), tiles = (NH / NKV + 15) / 16;
+    const size_t row_tiles = min_size(n * tiles, slots.count * max_size(GPU_SPLIT_ROWS / 16, tiles));
+    return parts > 1 ? row_tiles * NKV * 16 * parts * (HD + 1) : 0;
+}
+
+// Sizes attention by our own kernels: the dot product dout . out of each query and head, or parts in decoding.
+static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
     if (HD > GPU_MOST_HEAD) die("head_dim is %zu, but op set cuda supports at most %d", HD, GPU_MOST_HEAD);
-    return n * NH;
+    return max_size(n * NH, gpu_split_scratch(n, NH, NKV, HD, slots));
 }
 
 static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Sizes attention by cuDNN, with our own kernels for the remaining calls: the larger of what forward and backward stage
 // (forward_stage, cudnn_stage in cuda/attention_cudnn.cuh). size: bytes of an element
-static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t n, size_t NH, size_t NKV, size_t HD) {
+static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t n, size_t NH, size_t NKV, size_t HD,
+                                    TextSlots slots) {
     AttentionCut cut = attention_cut(NH, NKV, HD, 0, choice);
-    const size_t floats = sizeof(float), own = cuda_attention_scratch(n, NH, NKV, HD) * floats, row = NH * HD;
+    const size_t floats = sizeof(float), own = cuda_attention_scratch(n, NH, NKV, HD, slots) * floats, row = NH * HD;
     const size_t most = min_size(n, cut.block), rows = max_size(cut.grid, most);
     const size_t padded = aligned_256(cut.grid * row * size);
     if (size != 2 || !cudnn_has_head(HD)) return own / floats;

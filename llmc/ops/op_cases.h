@@ -32,7 +32,8 @@ typedef struct {
     Rotation rotation;
     QuantFormat format;
     SamplingSettings sampling;
-    Spans spans; // attention's queries. Empty: three spans; the first span has n earlier keys
+    Spans spans;     // attention's queries. Empty: three spans; the first span has n earlier keys
+    TextSlots slots; // AttentionShape.slots
     DeltaShape delta;
     RouterShape router;
 } OpShape;
@@ -381,7 +382,7 @@ typedef struct {
 static AttentionCase attention_sample(const OpShape *s, int backward) {
     const size_t n = s->n, NH = s->NH, NKV = s->NKV, HD = s->HD, group = NH / NKV;
     const size_t few = some_of(NKV, n > 64 ? 1 : NKV).count;
-    const AttentionShape shape = {s->spans, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
+    const AttentionShape shape = {s->spans, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0, s->slots};
     const Dim H = backward ? columns_of(all_of(few), 1, check_below(NKV - few + 1), NKV) : some_of(NKV, 4);
     AttentionCase a = {0};
     a.shape = a.sample = shape;
@@ -424,7 +425,7 @@ static AttentionCase attention_begin(const OpShape *s, int backward) {
     a.q = tensor_in("q", a.rows, a.queries), a.k = tensor_in("k", a.keys, a.values);
     a.v = tensor_in("v", a.keys, a.values), a.out = tensor_make(TENSOR_WRITTEN, "out", type, a.rows, a.queries);
     a.lse = tensor_found("lse", a.rows, a.heads);
-    a.scratch = tensor_scratch(SCRATCH_FOR(attention, s->n, s->NH, s->NKV, s->HD));
+    a.scratch = tensor_scratch(SCRATCH_FOR(attention, s->n, s->NH, s->NKV, s->HD, s->slots));
     return a;
 }
 

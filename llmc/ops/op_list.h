@@ -338,7 +338,8 @@ OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stor
    (out, lse, q, k, v, shape, scratch),
    COUNT(dry_attention(shape, 0)) TENSOR(out, attention_rows(shape) * shape->HD, shape->partial ? SUMMED : STORED)
    TENSOR(lse, attention_rows(shape), SUMMED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
-   TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
+   TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD, shape->slots),
+          SUMMED)
    KEYS(k, STORED) KEYS(v, STORED))
 // dq[n,NH,HD] = (or += with accumulate); dk, dv[.,NKV,HD] += for the keys that a query of the spans sees. out and lse
 // belong to all ranges together. dq: Stored, partial: Summed
@@ -349,10 +350,11 @@ OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *do
    COUNT(dry_attention(shape, 1)) TENSOR(dq, attention_rows(shape) * shape->HD, shape->partial ? SUMMED : STORED)
    TENSOR(lse, attention_rows(shape), SUMMED) TENSOR(dout, attention_rows(shape) * shape->HD, STORED)
    TENSOR(out, attention_rows(shape) * shape->HD, STORED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
-   TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
+   TENSOR(scratch, OPS->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD, shape->slots),
+          SUMMED)
    KEYS(k, STORED) KEYS(v, STORED) KEYS(dk, SUMMED) KEYS(dv, SUMMED))
 // enough for forward and backward; never decreases with n: plans rely on it
-OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
+OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots), (n, NH, NKV, HD, slots))
 // sets how later calls and attention_scratch work; call it before planning. An op set may ignore it
 OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
 // name and version of the library that computes attention with these heads ("cuDNN 9.19.0"); NULL: our own kernels

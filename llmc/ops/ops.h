@@ -74,15 +74,22 @@ static double span_pairs(Span span, KeyRange keys, size_t window) {
     return span_pairs_from(span, keys.begin, window) - span_pairs_from(span, keys.end, window);
 }
 
+// Documents of a key/value cache: their number, and most tokens of each. Zeros: no cache
+typedef struct {
+    size_t count, tokens;
+} TextSlots;
+static const TextSlots no_slots = {0, 0};
+
 // One call of attention: queries of the spans over their documents' keys
 typedef struct {
     Spans spans;
     size_t NH, NKV, HD; // query head h reads key/value head h / (NH/NKV)
     double scale;       // factor of the scores
     KeyRange keys;      // keys that the call reads
-    int partial;    // 1: the keys are one range of several. out and dq are then Summed; round_sums rounds them after
-                    // the last range
-    int accumulate; // with partial: this range adds to the ranges already in out, lse and dq
+    int partial;     // 1: the keys are one range of several. out and dq are then Summed; round_sums rounds them after
+                     // the last range
+    int accumulate;  // with partial: this range adds to the ranges already in out, lse and dq
+    TextSlots slots; // generation: the documents of the cache; forward only
 } AttentionShape;
 
 // Returns the rows of lse. q, out, dout and dq have as many rows of HD elements: one for each query and head.

@@ -140,6 +140,7 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     sequence_split(s, 1);
     set_key_rows(s, L, cache->capacity, cache->rows);
     s->kv.rows[0] = window;
+    s->kv.slots.count = 1, s->kv.slots.tokens = window;
     s->kv.k = push_stored(s, SHARE_KV, "keys in windows", keys_of_layers(s, 1));
     s->kv.v = push_stored(s, SHARE_KV, "values in windows", keys_of_layers(s, 1));
     if (linear) push_states(s, linear, 1, 0);
@@ -312,8 +313,8 @@ static void context_part(StreamBP *s, size_t l, void *out, Summed *lse, const St
                          const Stored *v, size_t n, size_t before, int own, int partial) {
     const Shapes d = layer_of(s, l)->shape;
     const size_t mark = arena_mark(s->arena);
-    Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(n, d.NH, d.NKV, d.HD));
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
+                                  s->ops->attention_scratch(n, d.NH, d.NKV, d.HD, s->kv.slots));
     Span span = {0, before, before + n, 0};
     const double pairs = own ? query_key_pairs(before, before + n, 0) : (double)n * (double)before;
     const Spans spans = {&span, 1, 0, pairs};

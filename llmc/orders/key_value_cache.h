@@ -101,6 +101,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     sequence_set(s, &cache->documents);
     sequence_split(s, 1); // every rank generates for itself
     push_all_key_values(s, tokens, several ? tokens : cache->rows, several ? cache->rows : 0);
+    s->kv.slots.count = cache->slots, s->kv.slots.tokens = cache->capacity;
     if (linear) push_states(s, linear, several ? cache->slots + 1 : 1, several ? cache->capacity : 0);
     s->now.rows = cache->rows;
     push_inputs(s);

@@ -112,9 +112,9 @@ static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block blo
     const size_t mark = arena_mark(s->arena), owner = block_owner(s, step);
     const size_t row = d->KV * d->stored, sums_row = d->KV * d->summed;
     const Range first = sequence_part(s->now.N, s->now.ranks, owner, 0);
-    Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "attention scratch",
-                    s->ops->attention_scratch(min_size(layer_chunk(s), s->now.rows), d->NH, d->NKV, d->HD));
+    Summed *scratch = push_summed(
+        s, SHARE_WORKSPACE, "attention scratch",
+        s->ops->attention_scratch(min_size(layer_chunk(s), s->now.rows), d->NH, d->NKV, d->HD, s->kv.slots));
     for (size_t half = 0; half < 2 && !(s->memory.walk.dry && step > 2); half++) {
         const Range part = sequence_part(s->now.N, s->now.ranks, owner, half);
         const size_t skipped = part.begin - (half ? first.count : 0);

@@ -157,7 +157,7 @@ static Spans layer_spans(const StreamBP *s, size_t l, Chunk c) {
 
 static AttentionShape attention_shape(const StreamBP *s, size_t l, Spans spans) {
     const Shapes *d = &layer_of(s, l)->shape;
-    const AttentionShape shape = {spans, d->NH, d->NKV, d->HD, attention_scale(s->model), all_keys, 0, 0};
+    const AttentionShape shape = {spans, d->NH, d->NKV, d->HD, attention_scale(s->model), all_keys, 0, 0, s->kv.slots};
     return shape;
 }
 

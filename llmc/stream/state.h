@@ -97,6 +97,7 @@ typedef struct {
     size_t layers;    // layers stored at a time: 1, in generation all
     size_t first;     // token in row 0 of layers with a window; moves with the window
     size_t staged;    // generation: tokens from here on lie after all layers' keys, one layer at a time; 0: none
+    TextSlots slots;  // generation: texts and most tokens of each
     Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
 } KeyValue;
 

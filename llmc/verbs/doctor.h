@@ -442,10 +442,10 @@ static void look_at_attention(DoctorRow *row, size_t i) {
     char what[96];
     for (T = min_size(doctor.options->seq_len, 512);; T *= 2) {
         const Span span = {0, 0, T, 0};
-        const AttentionShape shape = {{&span, 1, 0, 0}, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
+        const AttentionShape shape = {{&span, 1, 0, 0}, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0, {0, 0}};
         // q, k, v, out, dout, dq, then lse, dk, dv, scratch
         const size_t q = T * NH * HD, kv = T * NKV * HD,
-                     own[4] = {T * NH, kv, kv, doctor.ops->attention_scratch(T, NH, NKV, HD)};
+                     own[4] = {T * NH, kv, kv, doctor.ops->attention_scratch(T, NH, NKV, HD, shape.slots)};
         const size_t bytes =
             (4 * q + 2 * kv) * stored + (own[0] + own[1] + own[2] + own[3]) * summed + 16 * ARENA_ALIGNMENT;
         void *memory = doctor.ops->allocate(bytes);

@@ -35,14 +35,14 @@ TEST(short_texts_are_as_usual) {
 }
 
 // ---- long texts, of one layer, again in double ---------------------------------------------------------------------
-enum { C = 16, HEADS = 4, KEYS = 2, HD = 8, WIDTH = 20, V = 17, WINDOW = 24, BLOCK = 8, LOADED = 2, LONG = 120 };
+enum { C = 16, HEADS = 4, KEY_HEADS = 2, HD = 8, WIDTH = 20, V = 17, WINDOW = 24, BLOCK = 8, LOADED = 2, LONG = 120 };
 #define ONE_LAYER                                                                                                      \
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,"       \
     "head_dim=8,vocab_size=17"
 
 typedef struct {
-    double x[LONG][C], q[LONG][HEADS * HD], k[LONG][KEYS * HD], v[LONG][KEYS * HD];
-    double received[LONG], block_key[LONG][KEYS * HD]; // of block b: tokens BLOCK b, ...
+    double x[LONG][C], q[LONG][HEADS * HD], k[LONG][KEY_HEADS * HD], v[LONG][KEY_HEADS * HD];
+    double received[LONG], block_key[LONG][KEY_HEADS * HD]; // of block b: tokens BLOCK b, ...
 } Reference;
 
 static const double *layer_tensor(const Model *model, const double *weights, LayerTensor tensor) {
@@ -105,7 +105,7 @@ static void reference_block_key(Reference *r, size_t b) {
         size_t best = b * BLOCK;
         for (size_t j = best; j < (b + 1) * BLOCK; j++)
             if (r->received[j] > r->received[best]) best = j;
-        for (size_t e = 0; e < KEYS * HD; e++) r->block_key[b][e] += r->k[best][e];
+        for (size_t e = 0; e < KEY_HEADS * HD; e++) r->block_key[b][e] += r->k[best][e];
         r->received[best] = -1;
     }
 }
@@ -123,8 +123,10 @@ static void reference_text(const Run *run, const double *weights, const int32_t 
         memcpy(r->x[t], weights + m->model_offset[EMBEDDING] + (size_t)tokens[t] * C, sizeof(r->x[t]));
         reference_norm_forward(normed, r->x[t], layer_tensor(m, weights, NORM1_WEIGHT), NULL, NULL, 1, C, norm);
         reference_linear_forward(r->q[t], normed, layer_tensor(m, weights, Q_WEIGHT), NULL, NULL, 1, C, HEADS * HD, 0);
-        reference_linear_forward(r->k[t], normed, layer_tensor(m, weights, K_WEIGHT), NULL, NULL, 1, C, KEYS * HD, 0);
-        reference_linear_forward(r->v[t], normed, layer_tensor(m, weights, V_WEIGHT), NULL, NULL, 1, C, KEYS * HD, 0);
+        reference_linear_forward(r->k[t], normed, layer_tensor(m, weights, K_WEIGHT), NULL, NULL, 1, C, KEY_HEADS * HD,
+                                 0);
+        reference_linear_forward(r->v[t], normed, layer_tensor(m, weights, V_WEIGHT), NULL, NULL, 1, C, KEY_HEADS * HD,
+                                 0);
     }
     for (size_t from = 0, to; from < LONG; from = to) {
         to = from + min_size(chunk, from + 1 < LONG ? LONG - 1 - from : 1); // the last token alone

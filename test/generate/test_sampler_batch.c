@@ -248,6 +248,38 @@ TEST(graphs_keep_the_bits) {
     }
 }
 
+// Greedy texts after long prompts are the same whether keys are split into parts or not (op set "cuda").
+TEST(graphs_of_split_keys) {
+    enum { PROMPT = 270, NEW = 5, SLOTS = 3 };
+    static const SamplingSettings greedy = {0, 0, 0, 1, 0};
+    static const size_t slots[] = {1, SLOTS};
+    int32_t prompt[SLOTS][PROMPT], ids[2][SLOTS][NEW];
+    for (size_t i = 1; i < 6; i += EMULATED ? 4 : 1) // 5: windows
+        for (size_t k = 0; k < COUNT_OF(slots); k++)
+            for (size_t way = 0; way < 2; way++) {
+                Completion text[SLOTS];
+                SamplerBatch sampler;
+                RunSettings settings = sampling_run(64, PROMPT + NEW);
+                settings.logits_chunk = 2, settings.rollout_slots = slots[k], settings.rollout_tokens = PROMPT + NEW;
+                test_case("%.30s..., %zu texts", models[i], slots[k]);
+                setenv("STREAMBP_SPLIT_KEYS", way ? "0" : "1", 1);
+                Run *run = run_of(i, settings, NULL, 1);
+                for (size_t b = 0; b < slots[k]; b++) {
+                    const size_t n = PROMPT - 61 * b;
+                    const Completion of = {prompt[b], n, 0, ids[way][b], NEW, 0, 0, NULL};
+                    for (size_t t = 0; t < n; t++) prompt[b][t] = (int32_t)random_below(41, b, t, vocabulary(i));
+                    text[b] = of;
+                }
+                sampler_batch_allocate(&sampler, &run->model, slots[k], PROMPT + NEW);
+                sampler_batch(&sampler, &run->tiny.s, text, slots[k], &greedy, NULL, 0);
+                sampler_batch_free(&sampler);
+                run_close(run);
+                for (size_t b = 0; b < slots[k]; b++)
+                    if (way) assert_memory_equal(ids[1][b], ids[0][b], sizeof(ids[0][b]));
+            }
+    unsetenv("STREAMBP_SPLIT_KEYS");
+}
+
 // The plan holds a rollout's cache, and the run uses all of it. A step's loss and gradients keep their bits after a
 // rollout.
 TEST(plan_and_training) {

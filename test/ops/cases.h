@@ -458,6 +458,7 @@ typedef struct {
 
 // Window of the cases below; 0: none. Only the tests of windows set it.
 static size_t case_window;
+static TextSlots case_slots; // AttentionShape.slots; with a cache there is no backward
 
 // How a token's key is used: not at all; read by a library, which rounds up the keys of a window; seen by a query
 enum { KEY_UNREAD, KEY_READ, KEY_SEEN };
@@ -509,11 +510,13 @@ static void attention_spans_case(Spans spans, size_t N, Heads heads, double ampl
                        .positions = N,
                        .factor = amplitude,
                        .sinks = spans_rows(spans) % 3 == 0,
-                       .spans = spans};
+                       .spans = spans,
+                       .slots = case_slots};
     varied.slack = slack;
     drawn("q", 0.0, amplitude);
     given("k", values_of_seen(N, seen, row, amplitude)), given("v", values_of_seen(N, seen, row, 1.0));
     case_attention_forward(&s);
+    if (s.slots.count) return;
     case_attention_backward(&s);
     expect_untouched(tensor_of("dk"), seen, row);
     expect_untouched(tensor_of("dv"), seen, row);

@@ -14,16 +14,17 @@ enum { TWINS_ARE_DOUBLE = 1, SLACK = 1 };
 static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == DTYPE_FP32 ? 4 : 6; }
 #define CASE_STEP case_step()
 
-#include "test_ops_reference.h"      // tests of the reference itself
-#include "test_ops_attention.h"      // tests of attention
-#include "test_ops_attention_part.h" // the same, keys a range at a time
-#include "test_ops_adapter.h"        // tests of adapters, scaling, dropout and scattered rows
-#include "test_ops_adamw.h"          // tests of the optimizer
-#include "test_ops_moments.h"        // tests of its moments in 8 bits
-#include "test_ops_draw.h"           // tests of sampling
-#include "test_ops_linear.h"         // tests of linear attention
-#include "test_ops_quantise.h"       // tests of matrices in 4 bits
-#include "test_ops_experts.h"        // tests of experts
+#include "test_ops_reference.h"       // tests of the reference itself
+#include "test_ops_attention.h"       // tests of attention
+#include "test_ops_attention_part.h"  // the same, keys a range at a time
+#include "test_ops_attention_split.h" // the same, of few queries over the keys of a cache
+#include "test_ops_adapter.h"         // tests of adapters, scaling, dropout and scattered rows
+#include "test_ops_adamw.h"           // tests of the optimizer
+#include "test_ops_moments.h"         // tests of its moments in 8 bits
+#include "test_ops_draw.h"            // tests of sampling
+#include "test_ops_linear.h"          // tests of linear attention
+#include "test_ops_quantise.h"        // tests of matrices in 4 bits
+#include "test_ops_experts.h"         // tests of experts
 
 // One test allocates the impossible: the sanitizer must return NULL like malloc.
 const char *__asan_default_options(void);

@@ -155,8 +155,8 @@ static OneHead one_head(size_t begin, size_t end, size_t HD, double scale, doubl
                        normal(INPUT, "v", ops->stored, end * HD, mean, of_values),
                        output("out", n * HD),
                        sums_out("lse", n),
-                       scratch_of(SCRATCH_FOR(attention, n, 1, 1, HD)),
-                       {spans, 1, 1, HD, scale, all_keys, 0, 0}};
+                       scratch_of(SCRATCH_FOR(attention, n, 1, 1, HD, no_slots)),
+                       {spans, 1, 1, HD, scale, all_keys, 0, 0, {0, 0}}};
     return h;
 }
 
@@ -246,12 +246,13 @@ TEST(attention_scratch_of_any_threads) {
             case_of("", "%d threads, NH=%zu NKV=%zu HD=%zu", threads[i], head_shapes[h].NH, head_shapes[h].NKV,
                     head_shapes[h].HD);
             for (n = 1; n < 20000; n += 1 + n / 50) {
-                size_t now = ops_device->attention_scratch(n, head_shapes[h].NH, head_shapes[h].NKV, head_shapes[h].HD);
+                const Heads *of = &head_shapes[h];
+                size_t now = ops_device->attention_scratch(n, of->NH, of->NKV, of->HD, no_slots);
                 if (now < least) test_fail("n = %zu needs less than fewer queries: %zu after %zu", n, now, least);
                 least = now;
             }
         }
-        n = ops_device->attention_scratch(1024, 32, 8, 128);
+        n = ops_device->attention_scratch(1024, 32, 8, 128, no_slots);
         if (threads[i] == 16) sixteen = n;
         if (sixteen && n > 4 * sixteen) test_fail("%zu elements with %d threads, %zu with 16", n, threads[i], sixteen);
     }

@@ -30,7 +30,8 @@ static void *from_token_zero(const Guarded *t, size_t first, size_t row) {
 }
 
 static AttentionShape part_shape(const PartCase *c, const Part *p, int accumulate) {
-    const AttentionShape shape = {c->spans, c->heads.NH, c->heads.NKV, c->heads.HD, c->scale, p->keys, 1, accumulate};
+    const AttentionShape shape = {c->spans, c->heads.NH, c->heads.NKV, c->heads.HD, c->scale,
+                                  p->keys,  1,           accumulate,   case_slots};
     return shape;
 }
 
@@ -114,8 +115,8 @@ static PartCase part_case(Spans spans, size_t N, Heads heads, size_t parts, doub
     c.out_sum = guarded_poison(CHANGED, "sums of out", ops->summed, queries);
     c.lse = guarded_poison(CHANGED, "lse", ops->summed, c.n * heads.NH);
     c.out = guarded_poison(CHANGED, "out", ops->stored, queries);
-    c.scratch =
-        guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(c.n, heads.NH, heads.NKV, heads.HD));
+    c.scratch = guarded_poison(SCRATCH, "scratch", ops->summed,
+                               ops->attention_scratch(c.n, heads.NH, heads.NKV, heads.HD, case_slots));
     cut_parts(&c, row);
     return c;
 }

@@ -76,7 +76,7 @@ static void rope_backward(double *const *d, const double *dout, double *const *x
 // Tokens 0-1 and 2-6 are documents; the chunk begins inside the first one.
 static AttentionShape attention_of(size_t window) {
     static const Span span[] = {{0, 1, 2, 0}, {2, 2, 7, 1}};
-    const AttentionShape shape = {{span, 2, window, 0.0}, HEADS, KEY_HEADS, HEAD_DIM, 0.7, all_keys, 0, 0};
+    const AttentionShape shape = {{span, 2, window, 0.0}, HEADS, KEY_HEADS, HEAD_DIM, 0.7, all_keys, 0, 0, {0, 0}};
     return shape;
 }
 static void attention_forward(double *out, double *const *x, size_t window) {

@@ -68,7 +68,7 @@ TEST(attention_calls_cover_every_pair_once) {
         const size_t document = test_random_below(50), before = test_random_below(i % 2 ? 900 : 60);
         const size_t queries = 1 + test_random_below(300), begin = document + before, end = begin + queries;
         const Span span = {document, begin, end, test_random_below(40)};
-        AttentionShape shape = {{&span, 1, cut.window, 0}, 8, 4, 16, 1.0, all_keys, i % 4 == 1 && !cut.window, 0};
+        AttentionShape shape = {{&span, 1, cut.window, 0}, 8, 4, 16, 1.0, all_keys, i % 4 == 1 && !cut.window, 0, {0, 0}};
         if (shape.partial) shape.keys.begin = test_random_below(end);
         if (shape.partial) shape.keys.end = shape.keys.begin + test_random_below(end);
         test_case("queries %zu to %zu of document %zu, window %zu, keys %zu to %zu", begin, end, document, cut.window,
@@ -113,7 +113,7 @@ TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements a
     const AttentionChoice choice = {0, 0};
     AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
     const Span span = {0, 0, 1200000, 0};
-    const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
+    const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0, {0, 0}};
     AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0, 0};
     attention_forward_calls(&cut, &shape, attention_count, &forward);
     if (forward.calls > 1000 || forward.own > 1e-4 * forward.library) // 293 pieces, two calls before the last of each
@@ -151,7 +151,7 @@ TEST(attention_calls_counted_by_hand) {
     const AttentionChoice choice = {0, (size_t)8 << 30};
     const AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
     const Span span = {0, 8192, 12288, 0};
-    const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
+    const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0, {0, 0}};
     AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0, 0};
     const double square = 4096.0 * 4097 / 2, staged = 10.0 * 128 * (2 * 32 * 4096 + 2 * 8 * 12288);
     attention_forward_calls(&cut, &shape, attention_count, &forward);
@@ -174,7 +174,7 @@ TEST(attention_windows_go_to_the_faster) {
         const AttentionChoice choice = {0, 0};
         const size_t window = cases[i].window, rows = cases[i].rows;
         const Span span = {0, 8192 - rows, 8192, 0};
-        const AttentionShape shape = {{&span, 1, window, 0}, 8, 2, cases[i].HD, 1.0, all_keys, 0, 0};
+        const AttentionShape shape = {{&span, 1, window, 0}, 8, 2, cases[i].HD, 1.0, all_keys, 0, 0, {0, 0}};
         const AttentionCut cut = attention_cut_of(&shape, choice);
         AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0, 0};
         const double pairs = (double)(rows * window);
@@ -243,7 +243,7 @@ static void take_calls(Taken *t, const Batch *batch, size_t ranks, size_t window
         for (size_t half = 0; half < 2; half++) s.now.own[half] = sequence_part(s.now.N, ranks, rank, half);
         s.now.rows = s.now.own[0].count + s.now.own[1].count;
         for (size_t i = 0; i < chunk_count(&s); i++) {
-            AttentionShape shape = {make_spans(&s, chunk_at(&s, i), window, 0), 32, 8, 128, 1.0, all_keys, ring, 0};
+            AttentionShape shape = {make_spans(&s, chunk_at(&s, i), window, 0), 32, 8, 128, 1.0, all_keys, ring, 0, {0, 0}};
             if (!ring) take_chunk(t, shape, choice);
             for (size_t part = 0; ring && part < 2 * ranks; part++) {
                 const Range keys = sequence_part(s.now.N, ranks, part / 2, part % 2);

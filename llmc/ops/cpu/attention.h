@@ -67,7 +67,8 @@ static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size
 // Returns the size of the progress counters of backward's phases.
 static size_t progress_size(size_t tasks) { return round_up((2 * tasks + 2) * sizeof(unsigned), 64) / sizeof(floatS); }
 
-static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
+    (void)slots;
     const size_t threads = (size_t)omp_get_max_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
     const size_t rows = query_block_rows(query_block_tokens(n, group, HD, threads), group);
     AttentionScratch s;

@@ -10,6 +10,7 @@ computed once more. Head sizes are padded with zeros to the next of HEAD_SIZES.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
+#include "attention_split.cuh"
 #include "attention_wide.cuh"
 
 // ---- forward --------------------------------------------------------------------------------------------------------
@@ -255,30 +256,19 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
 }
 
 // ---- launches -------------------------------------------------------------------------------------------------------
-constexpr size_t MOST_HEAD_SIZE = GPU_MOST_HEAD;
-
-// Calls launch(HD) with the padded head size as a constant: the first of SIZE, LARGER... that is large enough.
-template <size_t SIZE, size_t... LARGER, typename F> static void with_head_size(size_t HD, F launch) {
-    if constexpr (sizeof...(LARGER))
-        if (HD > SIZE) return with_head_size<LARGER...>(HD, launch);
-    launch(Width<SIZE>());
-}
-#define HEAD_SIZES 32, 64, 96, 128, 256, MOST_HEAD_SIZE
-
-template <typename... Pointers> static HeadShape head_shape(const AttentionShape *shape, Pointers... pointers) {
-    const size_t HD = shape->HD;
-    return HeadShape{shape->NH, shape->NKV, HD, (float)shape->scale,
-                     HD % full_pack<floatX> == 0 && all_aligned(pointers...)};
-}
-
 // Runs forward attention. Plans call it, too, so a head size without a kernel is refused before anything is allocated.
 static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                   const AttentionShape *call, Summed *) {
+                                   const AttentionShape *call, Summed *scratch) {
     const HeadShape shape = head_shape(call, q, k, v);
+    const size_t few = split_queries(call);
+    if (few)
+        split_forward(out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, call, shape,
+                      (float *)scratch);
     const auto launch = [&](auto SUMS, unsigned rows, auto start) {
         SpanBlocks blocks;
         for (size_t from = 0; from < call->spans.count;) {
-            from = span_blocks(&blocks, call->spans, call->keys, from, rows, false);
+            from = span_blocks(&blocks, call->spans, call->keys, from, rows, false, few);
+            if (!blocks.first[blocks.count]) continue;
             start(dim3(blocks.first[blocks.count], (unsigned)shape.NH))(
                 (Result<SUMS> *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks,
                 shape, call->accumulate != 0);

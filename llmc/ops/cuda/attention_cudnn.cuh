@@ -214,8 +214,8 @@ static void backward_calls(const CudnnCut &cut, const AttentionShape *shape, siz
 }
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
-static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
-    return gpu_attention_scratch(attention_choice, sizeof(floatX), n, NH, NKV, HD);
+static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
+    return gpu_attention_scratch(attention_choice, sizeof(floatX), n, NH, NKV, HD, slots);
 }
 
 static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
@@ -309,7 +309,7 @@ static void cudnn_or_own_backward(void *dq, Summed *dk, Summed *dv, const Stored
         for (size_t row = 0; row < n; row += cut.block)
             backward_calls(cut, shape, row, cut.block, [&](const AttentionCall &call) { library += call.rows; });
     if (!library) return cuda_attention_backward(dq, dk, dv, dout, out, q, k, v, lse, shape, scratch);
-    const CudnnStage stage = cudnn_stage((char *)((float *)scratch + cuda_attention_scratch(n, NH, NKV, HD)), n, cut);
+    const CudnnStage stage = cudnn_stage((char *)((float *)scratch + cuda_attention_scratch(n, NH, NKV, HD, shape->slots)), n, cut);
     for (size_t row = 0; row < n; row += cut.block) {
         const size_t rows = min_size(cut.block, n - row), at = row * NH * HD;
         float *const sums = shape->partial ? (float *)dq + at : stage.dq_sums;

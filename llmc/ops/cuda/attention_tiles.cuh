@@ -39,8 +39,9 @@ __host__ __device__ inline KeyRange keys_seen(const SpanBlocks &blocks, size_t d
 }
 
 // Cuts spans, from `from` on, into blocks of `size` queries; by_keys: into blocks of `size` keys that some query sees.
-// Returns the next span.
-static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys) {
+// Leaves out spans of up to `left_out` queries. Returns the next span.
+static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys,
+                          size_t left_out = 0) {
     blocks->count = 0, blocks->first[0] = 0;
     blocks->window = spans.window && spans.window < MOST_POSITIONS ? (int)spans.window : MOST_POSITIONS;
     blocks->keys = range;
@@ -49,7 +50,8 @@ static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_
         const Span span = spans.span[from];
         const KeyRange keys =
             by_keys ? keys_seen(*blocks, span.document, span.begin, span.end) : KeyRange{span.begin, span.end};
-        const size_t length = keys.begin < keys.end ? keys.end - keys.begin : 0;
+        const bool taken = keys.begin < keys.end && span.end - span.begin > left_out;
+        const size_t length = taken ? keys.end - keys.begin : 0;
         blocks->span[blocks->count] = span;
         blocks->first[blocks->count + 1] = blocks->first[blocks->count] + (unsigned)blocks_for(length, size);
         blocks->count++;
@@ -143,6 +145,28 @@ __device__ inline void tile_fetch(floatX *tile, const floatX *x, HeadRows h, siz
         else
             for (unsigned j = 0; j < W; j++) to[j] = row < valid && d + j < h.HD ? from[j] : store(0.0f);
     }
+}
+
+// Fetches like tile_fetch, from a head's row `x` on; zeros from `valid` on.
+template <int HD, unsigned THREADS>
+__device__ inline void rows_fetch(floatX *tile, const floatX *x, const HeadRows &h, unsigned valid, unsigned rows) {
+    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // STEP: rows fetched at once
+    static_assert(STEP > 0);
+    const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
+    const size_t stride = h.heads * h.HD;
+    const floatX *from = x + first * stride + d;
+    floatX *to = tile + first * tile_stride<HD> + d;
+    if (THREADS % PACKS && first >= STEP) return; // threads beyond whole rows have no work
+    if (h.packed) {
+        if (d >= h.HD) valid = 0;
+#pragma unroll
+        for (unsigned i = 0; i < rows; i += STEP, from += STEP * stride, to += STEP * tile_stride<HD>)
+            if (rows % STEP == 0 || first + i < rows) fetch<16>(to, from, first + i < valid);
+        return;
+    }
+#pragma unroll 1
+    for (unsigned row = first; row < rows; row += STEP, from += STEP * stride, to += STEP * tile_stride<HD>)
+        for (unsigned j = 0; j < W; j++) to[j] = row < valid && d + j < h.HD ? from[j] : store(0.0f);
 }
 
 template <unsigned ROWS> __device__ inline unsigned tiles_in(size_t rows) {
@@ -322,5 +346,22 @@ struct HeadShape {
     float scale;
     bool packed;
 };
+
+// ---- launches -------------------------------------------------------------------------------------------------------
+constexpr size_t MOST_HEAD_SIZE = GPU_MOST_HEAD;
+
+// Calls launch(HD) with the padded head size as a constant: the first of SIZE, LARGER... that is large enough.
+template <size_t SIZE, size_t... LARGER, typename F> static void with_head_size(size_t HD, F launch) {
+    if constexpr (sizeof...(LARGER))
+        if (HD > SIZE) return with_head_size<LARGER...>(HD, launch);
+    launch(Width<SIZE>());
+}
+#define HEAD_SIZES 32, 64, 96, 128, 256, MOST_HEAD_SIZE
+
+template <typename... Pointers> static HeadShape head_shape(const AttentionShape *shape, Pointers... pointers) {
+    const size_t HD = shape->HD;
+    return HeadShape{shape->NH, shape->NKV, HD, (float)shape->scale,
+                     HD % full_pack<floatX> == 0 && all_aligned(pointers...)};
+}
 
 #endif

@@ -47,27 +47,6 @@ __device__ inline void hold_rows(OperandA (&a)[N / 16], const floatX *x, HeadRow
         }
 }
 
-// Fetches like tile_fetch, from a head's row `x` on; zeros from `valid` on.
-template <int HD, unsigned THREADS>
-__device__ inline void rows_fetch(floatX *tile, const floatX *x, const HeadRows &h, unsigned valid, unsigned rows) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // STEP: rows fetched at once
-    static_assert(THREADS % PACKS == 0);
-    const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
-    const size_t stride = h.heads * h.HD;
-    const floatX *from = x + first * stride + d;
-    floatX *to = tile + first * tile_stride<HD> + d;
-    if (h.packed) {
-        if (d >= h.HD) valid = 0;
-#pragma unroll
-        for (unsigned i = 0; i < rows; i += STEP, from += STEP * stride, to += STEP * tile_stride<HD>)
-            fetch<16>(to, from, first + i < valid);
-        return;
-    }
-#pragma unroll 1
-    for (unsigned row = first; row < rows; row += STEP, from += STEP * stride, to += STEP * tile_stride<HD>)
-        for (unsigned j = 0; j < W; j++) to[j] = row < valid && d + j < h.HD ? from[j] : store(0.0f);
-}
-
 // Adds a b[N, COLUMNS]^T to c[16 rows][N].
 template <int HD, int N, int COLUMNS>
 __device__ inline void product_of_held(float (*c)[4], const OperandA (&a)[COLUMNS / 16], const floatX *b) {
