@@ -7,7 +7,9 @@ within forks, documents that are a prefix of another or equal to it, masks that 
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
 
-static double bound(void) { return ops_device->stored == DTYPE_FP64 ? 1e-12 : 2e-4; }
+static double bound(void) {
+    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 2e-4 : 0.1;
+}
 
 // ---- forests --------------------------------------------------------------------------------------------------------
 typedef struct {
