@@ -35,9 +35,11 @@ typedef struct {
                             // row
     Tree *room;             // memory for `tree`, or NULL
     size_t *depth;          // [documents] position of the document's first token, in Tree.rows; NULL: 0; not owned
+    size_t *common; // [documents] rows (tree.h) that a document of a sample shares with the one before it; 0: it is
+                    // the first. NULL: documents share no rows
     // for objectives over answers (objective.h), else NULL; documents of a pair or a group are contiguous
-    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair or group in the sequence; the chosen document of a
-                   // pair comes first
+    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair, group or family in the sequence; the chosen
+                   // document of a pair comes first
     double *document_weight; // [documents] sum of the loss weights of the document's targets (batch_count)
     float *reward;           // [documents] the document's reward, or label: 1 desirable, 0 not
     float *advantage;        // [N] advantage of each target
@@ -98,6 +100,7 @@ static void batch_free(Batch *batch) {
     free(batch->document_start), free(batch->origin);
     free(batch->group), free(batch->document_weight), free(batch->reward), free(batch->advantage);
     free(batch->reference), free(batch->old), free(batch->routes.expert), free(batch->room);
+    free(batch->common);
     memset(batch, 0, sizeof(*batch));
 }
 
@@ -191,6 +194,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
     b.document_start += documents;
     if (b.origin) b.origin += documents;
+    if (b.common) b.common += documents;
     if (b.group) b.group += documents;
     if (b.document_weight) b.document_weight += documents;
     if (b.reward) b.reward += documents;

@@ -8,7 +8,7 @@ opening.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
-#include "documents_read.h"
+#include "documents_pack.h"
 
 #define POSITIONS_MAX ((uint64_t)1 << 53) // largest exact whole number in JSON
 
@@ -25,6 +25,7 @@ static DataLoader dataloader_open(const char *const *paths, size_t count, const 
         documents_index_llmc(&d);
     else
         documents_read_tables(&d);
+    families_find(&d);
     if (settings->use != DATA_PROMPTS) documents_pack(&d);
     return d;
 }
@@ -34,7 +35,7 @@ static void dataloader_close(DataLoader *d) {
         if (d->file[i].fd >= 0) close(d->file[i].fd);
     for (size_t i = 0; i < d->shards; i++) free(d->shard[i].header.path);
     free(d->shard), free(d->segment), free(d->sample), free(d->prompt), free(d->checked), free(d->buffer);
-    free(d->advantage);
+    free(d->advantage), free(d->common), free(d->prefix);
     packing_free(&d->packing);
     epoch_sequences_free(&d->epoch[0]), epoch_sequences_free(&d->epoch[1]);
     memset(d, 0, sizeof(*d));
@@ -88,6 +89,7 @@ static uint64_t dataloader_fingerprint(const DataLoader *d, size_t B) {
     if (d->regular && d->packing.shuffle) mixed = random_mix(mixed ^ RANDOM_STREAM_SEQUENCES);
     if (!d->regular) mixed = random_mix(random_mix(mixed ^ s->long_documents) ^ (uint64_t)d->packing.shuffle);
     if (d->packing.shuffle) mixed = random_mix(mixed ^ s->seed);
+    if (d->packs_rows) mixed = random_mix(random_mix(random_mix(mixed ^ d->shares) ^ PREFIX_LEAST) ^ PREFIX_MARGIN);
     return dataloader_mix_shards(d, mixed);
 }
 
@@ -190,6 +192,7 @@ static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
     }
     for (size_t i = 0; d->sample && i < d->samples; i++) longest = max_size(longest, d->sample[i].positions);
     if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + longest);
+    bound.rows = min_size(bound.rows, bound.N);
     return bound;
 }
 
@@ -202,14 +205,21 @@ static Batch dataloader_batch(const DataLoader *d) {
     Batch batch = batch_allocate(d->bound.N, d->bound.documents);
     if (!d->regular)
         batch.origin = (size_t *)checked_calloc(d->bound.documents, sizeof(size_t), "the documents of a batch");
-    if (s->use != DATA_TRAINS || objective == OBJECTIVE_SFT) return batch;
+    if (d->shares)
+        batch.common = (size_t *)checked_calloc(d->bound.documents, sizeof(size_t), "the documents of a batch");
+    if (d->shares) batch_allocate_tree(&batch, d->bound.rows);
+    if (s->use != DATA_TRAINS || objective == OBJECTIVE_SFT) {
+        if (d->common)
+            batch.group = (size_t *)checked_calloc(d->bound.documents, sizeof(size_t), "the families of a batch");
+        return batch;
+    }
     const int reference = objective_needs_reference(s->objective) && !objective_needs_mismatched(s->objective);
     batch_allocate_answers(&batch, reference, s->old != NULL);
     if (batch.reference)
         for (size_t t = 0; t < d->bound.N; t++) batch.reference[t] = NAN;
     const ShardKind kind = objective_data[objective];
     if (kind != KIND_GROUPS && kind != KIND_LABELS) free(batch.reward), batch.reward = NULL;
-    if (!kind_has_groups(kind)) free(batch.group), batch.group = NULL;
+    if (!kind_has_groups(kind) && !d->common) free(batch.group), batch.group = NULL;
     if (kind == KIND_PAIRS || kind == KIND_LABELS) free(batch.advantage), batch.advantage = NULL;
     return batch;
 }
@@ -227,9 +237,21 @@ static void dataloader_next(DataLoader *d, Batch *batch) {
     d->next = after;
 }
 
+// Returns a part of a micro-batch (batch_part), with the tree of its documents. Invalidates *whole, which must be from
+// dataloader_batch.
+static Batch dataloader_part(const DataLoader *d, Batch *whole, size_t parts, size_t part) {
+    Batch batch = batch_part(whole, parts, part);
+    if (d->shares == PREFIXES_NONE || batch.empty) return batch;
+    batch.tree = d->shares == PREFIXES_OF_ALL ? prefixes_tree(&batch, PREFIX_LEAST, d->bound.forks, d->prefix)
+                                              : samples_tree(&batch);
+    return batch;
+}
+
 // ---- for people -----------------------------------------------------------------------------------------------------
-// Returns what samples are called: "documents", "segments" of long documents, "pairs" or "groups".
+// Returns what samples are called: "documents", "segments" of long documents, "pairs", "groups", or "families" of
+// documents.
 static const char *dataloader_samples_name(const DataLoader *d) {
+    if (d->common) return "families";
     if (d->sample) return d->shard[0].header.kind == KIND_PAIRS ? "pairs" : "groups";
     return d->long_documents ? "segments" : "documents";
 }
@@ -241,6 +263,9 @@ static void dataloader_report(FILE *out, const DataLoader *d) {
             d->samples, samples, d->first_epoch_sequences, d->first_epoch_sequences > 1 ? "s" : "", d->packing.capacity,
             d->bound.longest, d->packing.shuffle ? "shuffled every epoch" : "in the order of the files",
             d->shard[0].header.tokenizer_name);
+    if (d->families)
+        fprintf(out, "families %zu of documents that begin alike, and %zu documents alone\n", d->families,
+                d->samples - d->families);
     if (!d->packing.step) return;
     fprintf(out, "steps    %zu an epoch, of %zu %s", d->packing.windows, d->packing.step, samples);
     fprintf(out, last < d->packing.step ? ", the last of %zu\n" : "\n", last);

@@ -10,7 +10,12 @@ are not split, lie in one sequence in their order, and are left out together. In
 Samples are packed (packing.h) into sequences of at most B*T positions, for pairs and groups times the most documents of
 a pair or group.
 
-Opening reads headers and tables, and the masks of long documents. The index takes 16 bytes per segment, 8 per pair or
+Documents may share prefixes (tree.h): the prompt of a pair or group is computed once. Then a sample has fewer rows than
+positions, and with --samples, or --share-prefixes on, packing counts rows. Rows follow from the table: the prompt of a
+sample is known without reading a token. PREFIX_MARGIN tokens at its end are not counted on, since a completion that
+continues a word may change the word's tokens. Families of plain documents: families.h.
+
+Opening reads headers and tables, and the masks of long documents. The index takes 16 bytes per segment, 16 per pair or
 group, and the order of two epochs. llm.c's shards need no index: a document's place follows from its number. Nothing is
 allocated after opening.
 */
@@ -21,9 +26,11 @@ allocated after opening.
 #include "logprobs.h"
 #include "objective.h"
 #include "packing.h"
+#include "prefixes.h"
 
 #define OPEN_SHARDS      32                // most files open at a time
 #define DOCUMENTS_BUFFER ((size_t)1 << 16) // least bytes of DataLoader.buffer
+#define PREFIX_MARGIN    16                // tokens at the end of a prompt that may differ within a pair or group
 
 typedef enum { SHUFFLE_AUTO, SHUFFLE_ON, SHUFFLE_OFF } Shuffle;
 typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_REFUSE } LongDocuments;
@@ -70,10 +77,12 @@ typedef struct {
     uint32_t targets;
 } Segment;
 
-// A pair or a group: segments [first, the next sample's first)
+// A pair, a group or a family: segments [first, the next sample's first)
 typedef struct {
     uint32_t first;
     uint32_t positions; // sum over the sample's segments
+    uint32_t rows;      // most rows that are computed: positions, without what the sample's documents share
+    uint32_t forks;     // most forks of the sample's tree
 } Sample;
 
 typedef struct {
@@ -86,13 +95,19 @@ typedef struct {
     // [samples + 1], the last entry begins after all segments; NULL: every segment is a sample. Regular: [1] for all
     // samples
     Sample *sample;
-    size_t samples, largest_sample; // largest_sample: most documents of a sample
-    size_t long_documents;          // number of documents with more than T positions
-    size_t left_out;                // number of segments, or of pairs and groups, without targets
-    size_t positions_cut;           // positions lost by truncation
-    size_t alike, single;           // number of pairs or groups without a preference; number of answers of one token
-    double rank;                    // reward (groups) or checksum (pairs) that all documents so far share; NAN: none
-    uint32_t *prompt;               // [prompts] documents of the prompts; only with DATA_PROMPTS
+    uint32_t *common;                 // [segments] rows that a segment shares with the one before it; NULL: no families
+    size_t samples, largest_sample;   // largest_sample: most documents of a sample
+    size_t positions, rows;           // sums over all samples
+    size_t families, families_cut;    // number of families; number of times that one was cut, to fit into a sequence
+    Prefixes shares;                  // prefixes that documents share
+    int packs_rows;                   // 1: packing counts rows, not positions
+    size_t long_documents;            // number of documents with more than T positions
+    size_t left_out;                  // number of segments, or of pairs and groups, without targets
+    size_t positions_cut;             // positions lost by truncation
+    size_t alike, single;             // number of pairs or groups without a preference; number of answers of one token
+    size_t least_prompt, most_prompt; // tokens of the shortest and the longest prompt of the sample
+    double rank;                      // reward (groups) or checksum (pairs) that all documents so far share; NAN: none
+    uint32_t *prompt;                 // [prompts] documents of the prompts; only with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // in tokens: longest prompt; longest prompt plus reference answer
     size_t longest_columns;                       // most bytes of a prompt's additional columns; 0: no prompt has any
     unsigned char *checked; // bit i: the checksum of document i, read in several segments, has been verified; or NULL
@@ -105,7 +120,8 @@ typedef struct {
     size_t file_shard[OPEN_SHARDS]; // shard of each open file
     unsigned char *buffer;          // [buffer_bytes] a segment's ids, masks and values in the shard's format
     size_t buffer_bytes;
-    double *advantage; // [largest_sample] advantages of a group's documents
+    double *advantage;  // [largest_sample] advantages of a group's documents
+    PrefixText *prefix; // [documents of a sequence] scratch of prefixes_tree; or NULL
 } DataLoader;
 
 // A document and where it lies
@@ -248,17 +264,32 @@ static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size
     return sum;
 }
 
+// Sets the rows of a pair or group whose documents share their prompt. p common tokens give p - 1 common rows.
+static void documents_share_prompt(DataLoader *d, Sample *sample) {
+    const size_t documents = d->segments - sample->first;
+    size_t tokens = d->least_prompt;
+    for (size_t i = sample->first; i < d->segments; i++) tokens = min_size(tokens, d->segment[i].positions + 1);
+    sample->rows = sample->positions;
+    if (d->settings.prefixes == PREFIXES_NONE || tokens < PREFIX_LEAST + PREFIX_MARGIN + 1) return;
+    if (d->most_prompt > d->least_prompt + PREFIX_MARGIN) return; // not one prompt
+    sample->rows -= (uint32_t)((documents - 1) * (tokens - 1 - PREFIX_MARGIN)), sample->forks = 1;
+}
+
+// Returns the rows that all documents of a pair or group share at least.
+static size_t sample_shared(const Sample *s) { return (s->positions - s->rows) / (s[1].first - s->first - 1); }
+
 // Completes the pair or group whose segments were added last. Drops it unless all of them have targets.
 static void documents_end_sample(DataLoader *d) {
     Sample *sample = &d->sample[d->samples];
     size_t with_targets = 0;
     if (sample->first == d->segments) return; // no pair or group has begun
     d->alike += !isnan(d->rank);
-    sample->positions = 0;
+    sample->positions = sample->forks = 0;
     for (size_t i = sample->first; i < d->segments; i++) {
         sample->positions += d->segment[i].positions;
         with_targets += d->segment[i].targets > 0;
     }
+    documents_share_prompt(d, sample);
     if (with_targets == d->segments - sample->first)
         d->samples++;
     else
@@ -278,6 +309,8 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
     if (d->sample && begins) documents_end_sample(d);
     const double rank = at->shard->header.kind == KIND_GROUPS ? (double)at->entry.reward : (double)at->entry.crc;
     d->rank = begins || rank == d->rank ? rank : NAN;
+    d->least_prompt = begins ? at->entry.prompt : min_size(d->least_prompt, at->entry.prompt);
+    d->most_prompt = begins ? at->entry.prompt : max_size(d->most_prompt, at->entry.prompt);
     d->single += at->entry.prompt && at->entry.targets == 1;
     d->long_documents += positions > T;
     if (positions > whole) d->positions_cut += positions - T;
@@ -372,73 +405,6 @@ static Segment documents_segment(const DataLoader *d, size_t i) {
     const uint32_t T = (uint32_t)d->settings.T;
     const Segment whole = {(uint32_t)i, 0, T, T};
     return d->regular ? whole : d->segment[i];
-}
-
-// ---- packing --------------------------------------------------------------------------------------------------------
-// Bounds shuffled sequences of any epoch: positions by the capacity or by a step's longest samples, documents by how
-// many of the shortest fit.
-static SequenceBound documents_bound_shuffled(const DataLoader *d) {
-    const size_t together = d->packing.step ? d->packing.step : d->samples;
-    SequenceBound bound = {0};
-    size_t N = 0;
-    PackingItem *item = (PackingItem *)checked_calloc(2 * d->segments, sizeof(PackingItem), "the lengths of documents");
-    for (size_t i = 0; i < d->samples; i++) item[i].positions = packing_length(&d->packing, i);
-    packing_sort(item, item + d->segments, d->samples);
-    for (size_t i = 0; i < together; i++) bound.N += item[i].positions;
-    bound.N = min_size(bound.N, d->packing.capacity);
-    for (size_t i = 0; i < d->segments; i++) item[i].positions = d->segment[i].positions;
-    packing_sort(item, item + d->segments, d->segments);
-    bound.longest = item[0].positions;
-    for (size_t i = d->segments; i-- > 0 && N + item[i].positions <= bound.N;) {
-        N += item[i].positions;
-        bound.documents++;
-    }
-    bound.documents = min_size(bound.documents, together * d->largest_sample);
-    if (d->settings.deals && !d->packing.step) // a step that crosses the end of an epoch may have samples twice
-        bound.documents = bound.N / max_size(item[d->segments - 1].positions, 1);
-    free(item);
-    return bound;
-}
-
-// Bounds the sequences of data that is packed alike in every epoch.
-static SequenceBound documents_bound_in_order(const DataLoader *d) {
-    const EpochSequences *e = &d->epoch[0];
-    SequenceBound bound = {0};
-    for (size_t s = 0; s < e->sequences; s++) {
-        size_t N = 0, documents = 0;
-        for (size_t i = e->begin[s]; i < e->begin[s + 1]; i++) {
-            size_t first, end = documents_sample(d, e->order[i], &first);
-            N += packing_length(&d->packing, e->order[i]), documents += end - first;
-        }
-        bound.N = max_size(bound.N, N), bound.documents = max_size(bound.documents, documents);
-    }
-    for (size_t i = 0; i < d->segments; i++) bound.longest = max_size(bound.longest, d->segment[i].positions);
-    return bound;
-}
-
-static void documents_pack(DataLoader *d) {
-    const size_t B = d->settings.B, T = d->settings.T, n = d->regular ? 1 : d->largest_sample;
-    const SequenceBound regular = {B * T, B, T, 0, 0};
-    const uint32_t *length = d->sample ? &d->sample[0].positions : &d->segment[0].positions;
-    const size_t stride = d->regular ? 0 : d->sample ? sizeof(Sample) : sizeof(Segment);
-    const int shuffle = d->settings.shuffle == SHUFFLE_AUTO ? !d->regular : d->settings.shuffle == SHUFFLE_ON;
-    if (T > INT32_MAX / (B * n))
-        die_usage("--batch %zu x --seq-len %zu x %zu (documents of a sample): at most %d tokens of one sequence can be "
-                  "indexed; lower --batch and raise --grad-accum",
-                  B, T, n, INT32_MAX);
-    if (d->regular && d->settings.step % B)
-        die_usage("--samples %zu: with llm.c's shards a step is whole micro-batches of --batch %zu; give a multiple",
-                  d->settings.step, B);
-    const size_t step = d->regular ? d->settings.step / B : d->settings.step;
-    d->packing = packing_allocate(length, stride, d->samples, B * T * n, step, shuffle, d->settings.seed);
-    d->epoch[0] = epoch_sequences_allocate(&d->packing);
-    if (shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
-    packing_epoch(&d->packing, &d->epoch[0], 0);
-    d->first_epoch_sequences = d->epoch[0].sequences;
-    d->bound = d->regular                          ? regular
-               : shuffle || d->settings.deals != 0 ? documents_bound_shuffled(d)
-                                                   : documents_bound_in_order(d);
-    d->advantage = (double *)checked_calloc(d->largest_sample, sizeof(double), "the advantages of a group");
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 /*
 Reads segments of documents into a batch, and prompts; documents.h has indexed them. Each document's checksum is
 verified when it is read (at the first of several segments); ids, masks and advantages are checked for their range. A
-shard that changes during a run is detected. At most OPEN_SHARDS files are open. Nothing is allocated, since this runs
+shard that changes during a run is detected, and so are documents that do not share what the index says. At most
+OPEN_SHARDS files are open. Nothing is allocated, since this runs
 during training.
 */
 #ifndef LLMC_DOCUMENTS_READ_H
@@ -183,6 +184,30 @@ static void documents_read_segment(DataLoader *d, const Segment *segment, Batch 
     batch->document_start[batch->documents] = batch->N;
 }
 
+// Sets the rows that the documents of a pair or group share, which are the batch's documents from `first` on.
+static void documents_share_rows(DataLoader *d, size_t sample, size_t first, Batch *batch) {
+    const size_t least = sample_shared(&d->sample[sample]);
+    size_t shared = least + PREFIX_MARGIN;
+    for (size_t i = first + 1; i < batch->documents; i++) {
+        shared = batch_common(batch, first, i, shared);
+        if (shared >= least) continue;
+        const DocumentRef at = documents_find(d, d->segment[d->sample[sample].first + i - first].document);
+        die("%s: document %zu marks a prompt of %zu tokens that its %s does not share; prepare the data again, or "
+            "give --share-prefixes off",
+            at.shard->header.path, at.number, at.entry.prompt, at.shard->header.kind == KIND_PAIRS ? "pair" : "group");
+    }
+    for (size_t i = first + 1; i < batch->documents; i++) batch->common[i] = shared;
+}
+
+// Checks that a document shares rows with the one before it, as when the family was found.
+static void documents_check_family(DataLoader *d, const Segment *segment, const Batch *batch) {
+    const size_t i = batch->documents - 1;
+    if (!batch->common[i] || batch_common(batch, i - 1, i, batch->common[i]) == batch->common[i]) return;
+    const DocumentRef at = documents_find(d, segment->document);
+    die("%s: document %zu begins otherwise than when the file was opened; leave the data alone while a run reads it",
+        at.shard->header.path, at.number);
+}
+
 // Appends a sample. Computes advantages from the group's rewards: one advantage for all positions of a document.
 static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Batch *batch) {
     const size_t first = batch->documents;
@@ -193,7 +218,10 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
             die("internal: a sequence is larger than the bound of its data; please report it");
         if (batch->group) batch->group[batch->documents] = group;
         documents_read_segment(d, &segment, batch);
+        if (batch->common) batch->common[batch->documents - 1] = d->common ? d->common[i] : 0;
+        if (batch->common && d->common) documents_check_family(d, &segment, batch);
     }
+    if (d->shares == PREFIXES_OF_PROMPTS && d->sample[sample].forks) documents_share_rows(d, sample, first, batch);
     if (!batch->reward || !batch->advantage) return;
     group_advantages(batch->reward + first, batch->documents - first, d->settings.scale_rewards, d->advantage);
     for (i = first; i < batch->documents; i++)

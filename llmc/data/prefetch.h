@@ -80,8 +80,8 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     if (number < p->step) dataloader_next(loader, &micro->whole);
     if (i + 1 == own) loader->next = dataloader_after(loader, loader->next, p->step - min_size(number + 1, p->step));
     micro->after = loader->next;
-    micro->batch =
-        number < p->step ? batch_part(&micro->whole, assignment.parts, assignment.part) : batch_empty(&micro->whole);
+    micro->batch = number < p->step ? dataloader_part(loader, &micro->whole, assignment.parts, assignment.part)
+                                    : batch_empty(&micro->whole);
     micro->number = number, micro->step_batches = own;
 }
 

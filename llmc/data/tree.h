@@ -65,15 +65,18 @@ static size_t tree_most_pieces(size_t texts) {
     return texts * chains;
 }
 
-// Returns memory for a tree of at most `rows` rows and `texts` texts, in one allocation that free() returns.
-static Tree *tree_allocate(size_t rows, size_t texts) {
+// Returns the bytes of a tree of at most `rows` rows and `texts` texts.
+static size_t tree_bytes(size_t rows, size_t texts) {
+    const size_t nodes = 2 * texts + 1, words = 9 * texts + 2 + nodes + rows;
+    return sizeof(Tree) + nodes * sizeof(TreeNode) + tree_most_pieces(texts) * sizeof(Range) + words * sizeof(size_t) +
+           4 * rows * sizeof(int32_t);
+}
+
+// Places a tree at memory[tree_bytes].
+static Tree *tree_place(char *memory, size_t rows, size_t texts) {
     const size_t pieces = tree_most_pieces(texts), nodes = 2 * texts + 1;
-    const size_t words = 9 * texts + 2 + nodes + rows;
-    char *memory = (char *)checked_calloc(1,
-                                          sizeof(Tree) + nodes * sizeof(TreeNode) + pieces * sizeof(Range) +
-                                              words * sizeof(size_t) + 4 * rows * sizeof(int32_t),
-                                          "the tree of a batch");
     Tree *tree = (Tree *)(void *)memory;
+    memset(tree, 0, sizeof(*tree));
     tree->most_rows = rows, tree->most_texts = texts;
     tree->node = (TreeNode *)(void *)(memory + sizeof(Tree));
     tree->piece = (Range *)(void *)(tree->node + nodes);
@@ -87,6 +90,11 @@ static Tree *tree_allocate(size_t rows, size_t texts) {
     tree->rows.targets = tree->rows.tokens + rows, tree->rows.position = tree->rows.targets + rows;
     tree->times = tree->rows.position + rows;
     return tree;
+}
+
+// Returns memory for a tree of at most `rows` rows and `texts` texts, in one allocation that free() returns.
+static Tree *tree_allocate(size_t rows, size_t texts) {
+    return tree_place((char *)checked_calloc(1, tree_bytes(rows, texts), "the tree of a batch"), rows, texts);
 }
 
 // Gives a batch memory for trees of its documents. Call after batch_allocate.

@@ -138,13 +138,9 @@ static void options_check_deals(const Options *o, const RunSettings *settings) {
 
 // Returns the option that excludes shared prefixes; NULL: none does. lora: may be NULL
 static const char *prefixes_excluded(const Options *o, const Lora *lora) {
-    static char text[48];
-    if (o->sp == 1 && !method_is_chunk_major(o->method)) return lora && lora->dropout > 0 ? "--lora-dropout" : NULL;
-    const char *const name = o->sp == 1 ? "method" : "sp";
-    char value[32];
-    snprintf(text, sizeof(text), "--%s %s", name,
-             option_text(&option_rows[option_find(name)], o, value, sizeof(value)));
-    return text;
+    if (o->sp != 1) return "--sp";
+    if (method_is_chunk_major(o->method)) return o->method == METHOD_SECO ? "--method seco" : "--method spaco";
+    return lora && lora->dropout > 0 ? "--lora-dropout" : NULL;
 }
 
 // Tells whether --share-prefixes auto shares something if no option excludes it: prompts of pairs and groups, or

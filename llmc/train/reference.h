@@ -91,7 +91,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
                                    Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
-    Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)data->packing.positions);
+    Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)data->positions);
     LogprobSum sum = {0, 0};
     double positions = 0;
     size_t streams = dataloader_batches(data);
@@ -99,7 +99,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
         const int any = done + assignment.first < streams;
         data->next = any ? done + assignment.first : 0;
         dataloader_next(data, batch);
-        Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
+        Batch part = any ? dataloader_part(data, batch, assignment.parts, assignment.part) : batch_empty(batch);
         const double advance = (double)(assignment.stride * assignment.parts) * batch_tokens(&part);
         progress_expect(&progress, positions, advance, (double)stream->model->config.num_hidden_layers);
         forward_logprobs(stream, &part, 1, 0);

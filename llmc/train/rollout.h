@@ -101,19 +101,19 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
 }
 
 // ---- sequences ------------------------------------------------------------------------------------------------------
-// Packs the groups with known rewards into sequences by first-fit decreasing.
+// Packs the groups with known rewards into sequences by first-fit decreasing of rows.
 static void rollout_pack(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, count = 0;
     for (size_t p = 0; p < s->prompts; p++) {
-        size_t positions = 0;
+        size_t tokens = 0;
         r->group_sequence[p] = SIZE_MAX;
         if (!rollout_group_rewarded(r, p)) continue;
-        for (size_t g = 0; g < G; g++)
-            positions += r->completion[p * G + g].prompt_tokens + r->completion[p * G + g].tokens - 1;
+        for (size_t g = 0; g < G; g++) tokens += r->completion[p * G + g].tokens;
         group_advantages(r->reward + p * G, G, s->scale_rewards, r->advantage + p * G);
         rollout_group_metrics(r, p);
-        r->packing.item[count].positions = (uint32_t)positions, r->packing.item[count++].sample = (uint32_t)p;
+        r->packing.item[count].positions = (uint32_t)rollout_rows(s, r->prompt_tokens[p], tokens);
+        r->packing.item[count++].sample = (uint32_t)p;
     }
     packing_sort(r->packing.item, r->packing.spare, count);
     r->sequences = count ? packing_first_fit(&r->packing, count) : 0;
@@ -143,9 +143,31 @@ static void rollout_add_document(Batch *b, const Completion *text, size_t group,
     b->document_start[++b->documents] = b->N;
 }
 
+// Builds the tree of a sequence of groups, at *memory, which it advances.
+static Tree *rollout_tree(Rollout *r, const Batch *b, size_t sequence, char **memory) {
+    const RolloutSettings *s = &r->settings;
+    size_t rows = 0, d = 0;
+    for (size_t p = 0; p < s->prompts; p++) {
+        size_t tokens = 0;
+        if (r->group_sequence[p] != sequence) continue;
+        for (size_t g = 0; g < s->group_size; g++) tokens += r->completion[p * s->group_size + g].tokens;
+        rows += rollout_rows(s, r->prompt_tokens[p], tokens);
+    }
+    Tree *tree = tree_place(*memory, rows, b->documents);
+    *memory += tree_bytes(rows, b->documents);
+    for (size_t p = 0; p < s->prompts; p++) {
+        const size_t shared = r->prompt_tokens[p] - 1;
+        if (r->group_sequence[p] != sequence) continue;
+        for (size_t g = 0; g < s->group_size; g++, d++)
+            tree->order[d] = d, tree->common[d] = g && shared >= PREFIX_LEAST ? shared : 0;
+    }
+    return tree_build(tree, b, tree->order, tree->common, PREFIX_LEAST);
+}
+
 static void rollout_fill(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t G = s->group_size;
+    char *trees = r->trees;
     Batch rest = r->all;
     memset(&r->counts, 0, sizeof(r->counts));
     for (size_t i = 0; i < r->sequences; i++) {
@@ -164,6 +186,8 @@ static void rollout_fill(Rollout *r) {
             b->tokens[0] = r->documents[0]; // this token is not trained on
             *b = batch_empty(b);
             memset(&b->routes, 0, sizeof(b->routes));
+        } else if (trees) {
+            b->tree = rollout_tree(r, b, i, &trees);
         }
         rest = batch_behind(rest, b->N, b->documents);
         rest.document_start++; // document_start has one entry more per sequence: the end
@@ -215,8 +239,9 @@ static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
 static void rollout_exchange(Rollout *r) {
     const Batch all = r->all;
     Batch *const sequence = r->sequence;
-    r->all = r->ahead, r->sequence = r->ahead_sequence;
-    r->ahead = all, r->ahead_sequence = sequence;
+    char *const trees = r->trees;
+    r->all = r->ahead, r->sequence = r->ahead_sequence, r->trees = r->ahead_trees;
+    r->ahead = all, r->ahead_sequence = sequence, r->ahead_trees = trees;
 }
 
 // Writes the completions of `step`, the step after rollout_step's, and asks for their rewards without waiting. Returns

@@ -94,6 +94,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.max_new_tokens = o->max_new_tokens;
     s.slots = slots_from_options(o, &run->settings, s.most_prompts * s.group_size);
     s.sequence_tokens = s.group_size * o->seq_len;
+    s.shares = s.group_size > 1 && prefixes_from_options(o, run->settings.lora) != PREFIXES_NONE;
     s.sampling = sampling_from_options(o);
     s.scale_rewards = scales_rewards(o);
     s.mask_truncated = o->mask_truncated;

@@ -25,6 +25,7 @@ typedef struct {
     size_t max_new_tokens;     // most tokens of a completion
     size_t slots;              // completions written in parallel
     size_t sequence_tokens;    // most positions of a sequence; 0: room for one group
+    int shares;                // 1: the completions of a group share their prompt (tree.h)
     SamplingSettings sampling; // settings of sampling, with the run's seed
     int in_order;              // 1: take prompts in the order of the data
     int scale_rewards;         // 1: divide advantages by the standard deviation of their group's rewards
@@ -84,6 +85,7 @@ typedef struct {
     Packing packing;                                    // packs groups
     size_t *group_sequence;                             // [P] sequence of each group; SIZE_MAX: left out
     Batch all;                                          // memory of all sequences
+    char *trees;                                        // memory of all sequences' trees; NULL: nothing is shared
     Batch *sequence;                                    // [P]
     size_t sequences;                                   // number of sequences on every replica
     TargetCounts counts;                                // totals of the step over all replicas
@@ -94,6 +96,7 @@ typedef struct {
     size_t waiting;        // step whose completions wait for rewards; 0: none
     float *old;            // [P*G,max_new_tokens] old log-probabilities of these completions
     Batch ahead;           // memory of the sequences with which they are computed
+    char *ahead_trees;     // memory of their trees
     Batch *ahead_sequence; // [P]
     pthread_t asking;      // thread that asks for rewards, if `asks`
     int asks;
@@ -109,9 +112,22 @@ static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader
     return data->longest_prompt + settings->max_new_tokens - 1;
 }
 
+// Returns the rows of a group, whose completions have `tokens` tokens together. A last token is only a target.
+static size_t rollout_rows(const RolloutSettings *settings, size_t prompt, size_t tokens) {
+    const int shares = settings->shares && prompt - 1 >= PREFIX_LEAST;
+    return (prompt - 1) * (shares ? 1 : settings->group_size) + tokens;
+}
+
+// Returns the rows of the largest group. A prompt that is too short to be shared may give more rows than the longest.
+static size_t rollout_most_rows(const RolloutSettings *settings, const DataLoader *data) {
+    const size_t tokens = settings->group_size * settings->max_new_tokens, longest = data->longest_prompt;
+    const size_t rows = rollout_rows(settings, longest, tokens);
+    return max_size(rows, rollout_rows(settings, min_size(longest, PREFIX_LEAST), tokens));
+}
+
 static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLoader *data) {
     size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
-    SequenceBound bound;
+    SequenceBound bound = {0};
     if (longest > POSITIONS_MAX / (P * G))
         die("a step of %zu x %zu completions of up to %zu tokens is too large to count; lower --batch, --group-size or "
             "--max-new-tokens",
@@ -124,7 +140,18 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
             G, G * longest, data->longest_prompt, settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);
     bound.documents = min_size(P, bound.N / G) * G; // a document has at least one position
+    if (!settings->shares || data->longest_prompt <= PREFIX_LEAST) return bound;
+    bound.rows = bound.N / (G * longest) * rollout_most_rows(settings, data); // as many groups, with fewer rows
+    bound.N = min_size(G * bound.rows, P * G * longest);
+    bound.documents = min_size(P, bound.rows / G) * G;
+    bound.forks = min_size(P, bound.rows / (PREFIX_LEAST + G));
     return bound;
+}
+
+// Returns the bytes of the trees of a step's sequences.
+static size_t rollout_tree_bytes(const RolloutSettings *settings, const DataLoader *data) {
+    const size_t P = settings->prompts;
+    return tree_bytes(P * rollout_most_rows(settings, data), P * settings->group_size) + P * tree_bytes(0, 0);
 }
 
 // Tells whether this rank asks for rewards: it is the first of the ranks that share sequences.
@@ -159,7 +186,8 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     static const char of_step[] = "a step's prompts and completions";
     memset(r, 0, sizeof(*r));
     r->settings = *settings, r->data = data;
-    r->settings.sequence_tokens = rollout_bound(settings, data).N;
+    const SequenceBound bound = rollout_bound(settings, data);
+    r->settings.sequence_tokens = bound.forks ? bound.rows : bound.N;
     sampler_batch_allocate(&r->sampler, model, settings->slots, capacity);
 
     rollout_allocate_text(r, settings->text);
@@ -199,7 +227,10 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
     if (experts) batch_allocate_routes(&r->all, experts, k, settings->replays);
+    const size_t trees = bound.forks ? rollout_tree_bytes(settings, data) : 0;
+    if (trees) r->trees = (char *)checked_calloc(1, trees, of_step);
     if (settings->overlap) {
+        if (trees) r->ahead_trees = (char *)checked_calloc(1, trees, of_step);
         r->old = (float *)checked_calloc(texts * settings->max_new_tokens, sizeof(float), of_step);
         r->ahead_sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
         r->ahead = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
@@ -225,7 +256,7 @@ static void rollout_free(Rollout *r) {
     free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch), free(r->columns);
     free(r->rewards_of), free(r->answered), free(r->lengths), free(r->route);
     packing_free(&r->packing);
-    free(r->group_sequence), free(r->sequence);
+    free(r->group_sequence), free(r->sequence), free(r->trees), free(r->ahead_trees);
     batch_free(&r->all);
     memset(r, 0, sizeof(*r));
 }

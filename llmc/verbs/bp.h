@@ -50,9 +50,9 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
         batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed,
                      o->shared_tokens);
     if (!o->data.count && whole->group) bp_answers(run, whole);
+    if (o->data.count) return dataloader_part(loader, whole, run->assignment.parts, run->assignment.part);
     Batch part = batch_part(whole, run->assignment.parts, run->assignment.part);
-    if (part.room && !o->data.count && !part.empty)
-        part.tree = tree_of_prefix(&part, shared_tokens(o, run->settings.lora));
+    if (part.room && !part.empty) part.tree = tree_of_prefix(&part, shared_tokens(o, run->settings.lora));
     return part;
 }
 

@@ -159,6 +159,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (o->quiet) return;
     if (best && best != &r->plan) way_print(out, "instead", best);
     if (!o->verbose) report_places(out, run);
+    if (!o->verbose) report_prefixes(out, run, data->shards ? data : NULL);
     if (!o->verbose) report_shared(out, run, &r->bounds.shape);
     plan_print_step(out, r);
     if (o->verbose) plan_print_scale(out, r);
@@ -203,7 +204,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "attention_own_share", own_share(&e->counts));
 }
 
-static void plan_result_json(const PlanResult *r) {
+static void plan_result_json(const PlanResult *r, const DataLoader *data) {
     const Run *run = &r->plan.run;
     const Machine *machine = machine_from_options(run->options);
     const StepShape step = way_step(run, r->bounds.whole);
@@ -225,7 +226,7 @@ static void plan_result_json(const PlanResult *r) {
     const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
     if (host < SIZE_MAX) json_size(&json, "usable_host_bytes", host);
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
-    if (r->bounds.shape.tree) report_shared_json(&json, &r->bounds.shape);
+    if (r->bounds.shape.tree) report_shared_json(&json, data, &r->bounds.shape);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
     if (r->lengths.levels) lengths_json(&json, &r->lengths);
     json_finish(&json);
@@ -294,6 +295,8 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
             bound.part = larger_bound(bound.part, run_bound(run, &validation));
         dataloader_close(&validation);
     }
+    if (here && data->rows < data->positions) // tokens of as many rows on average, for tokens/s
+        bound.whole.N = (size_t)((double)bound_rows(bound.whole) * (double)data->positions / (double)data->rows);
     bound.shape = batch_shape(bound.part), bound.documents = bound_documents(run, bound.part, o->seq_len);
     bound.no_estimate = machine_from_options(o) ? estimate_missing(run) : NULL;
     bound.machine = machine_from_options(o);
@@ -439,7 +442,7 @@ static int verb_plan(const Options *given) {
     pass_works = NULL;
     free(lengths.length);
     plan_print(&r, &data);
-    if (o->json) plan_result_json(&r);
+    if (o->json) plan_result_json(&r, data.segments ? &data : NULL);
     const int nothing = limit && !r.plan.longest;
     if (nothing && !(o->json && o->quiet)) // with --json the object says it
         die_no_length(&r.plan.run, r.bounds.documents, limit,
