@@ -271,7 +271,7 @@ static void documents_share_prompt(DataLoader *d, Sample *sample) {
     size_t tokens = d->least_prompt;
     for (size_t i = sample->first; i < d->segments; i++) tokens = min_size(tokens, d->segment[i].positions + 1);
     sample->rows = sample->positions;
-    if (d->settings.prefixes == PREFIXES_NONE || tokens < PREFIX_LEAST + PREFIX_MARGIN + 1) return;
+    if (d->settings.prefixes == PREFIXES_NONE || tokens <= PREFIX_LEAST) return;
     if (d->most_prompt > d->least_prompt + PREFIX_MARGIN) return; // not one prompt
     sample->rows -= (uint32_t)((documents - 1) * (tokens - 1 - PREFIX_MARGIN)), sample->forks = 1;
 }
