@@ -21,20 +21,34 @@ static void shape_add_chain(Tree *tree, size_t n, size_t depth, size_t parent, s
     tree->parent[c] = parent, tree->fork[c] = fork;
 }
 
-// Gives the shape a tree of `rows` rows in its room. forks > 0: as many roots with one fork each, and branches of equal
-// length; roots are as long as the shape's positions say. forks 0: chains of `longest` rows. The shape has at least 2
-// documents a fork.
+// Adds forks without branches, so that the tree has `forks`. They count as memory of states.
+static void shape_add_forks(Tree *tree, size_t forks) {
+    size_t real = tree->forks;
+    const size_t more = forks - real, rows = tree->rows.N;
+    for (size_t i = forks, j = more; i-- > 0;) // merges ascending rows, last to first
+        if (j && (!real || tree->fork_row[real - 1] <= j * rows / (more + 1)))
+            tree->fork_row[i] = j * rows / (more + 1), j--;
+        else
+            tree->fork_row[i] = tree->fork_row[--real];
+    tree->forks = forks;
+}
+
+// Gives the shape a tree of `rows` rows and `forks` forks in its room, as if every document had the `longest` length:
+// as many roots as fit, of equal length, each with a fork and branches of equal length. Without forks chains of the
+// longest length. The shape has at least 2 documents a fork.
 static void shape_share(Batch *shape, size_t rows, size_t forks, size_t longest) {
     Tree *const tree = shape->tree = shape->room;
-    const size_t chains = max_size(min_size(shape->documents, rows - min_size(forks, rows)), 2 * forks);
+    const size_t roots = forks ? max_size(min_size(forks, rows / longest), 1) : 0;
+    const size_t wanted = shape->documents * roots / max_size(forks, 1), most = rows - min_size(roots, rows);
+    const size_t chains = max_size(min_size(wanted, most), 2 * roots), all = chains * longest;
+    const size_t room = roots ? (rows - min_size(chains, rows)) / roots : 0; // most rows of a root
+    const size_t fits = roots && all > rows ? (all - rows) / (chains - roots) : 0;
+    const size_t common = max_size(min_size(fits, room), 1), left = rows - roots * common;
     tree->rows.N = rows, tree->rows.documents = tree->forks = 0;
-    for (size_t row = 0; !forks && row < rows; row += longest)
+    for (size_t row = 0; !roots && row < rows; row += longest)
         shape_add_chain(tree, min_size(longest, rows - row), 0, SIZE_MAX, 0);
-    const size_t most = forks ? (rows - min_size(chains, rows)) / forks : 0;
-    const size_t common = forks ? max_size(min_size((shape->N - rows) / (chains - forks), most), 1) : 0;
-    const size_t left = rows - forks * common;
-    for (size_t g = 0; g < forks; g++) {
-        const size_t root = tree->rows.documents, end = chains * (g + 1) / forks;
+    for (size_t g = 0; g < roots; g++) {
+        const size_t root = tree->rows.documents, end = chains * (g + 1) / roots;
         const size_t fork = tree->fork_row[tree->forks++] = tree->rows.document_start[root] + common;
         for (size_t c = root; c < end; c++) {
             const size_t own = left * (c + 1) / chains - left * c / chains;
@@ -42,6 +56,7 @@ static void shape_share(Batch *shape, size_t rows, size_t forks, size_t longest)
                             c == root ? 0 : fork);
         }
     }
+    shape_add_forks(tree, forks);
 }
 
 #endif

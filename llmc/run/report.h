@@ -309,40 +309,64 @@ static void report_data(const Run *run, const DataLoader *data, const char *sche
     fputs(")\n", out);
 }
 
+// Rows and query-key pairs of documents that share prefixes, and of the same documents alone
+typedef struct {
+    double rows, pairs, positions, pairs_alone;
+} SharedWork;
+
+// Counts all documents of the data. Prompts of pairs and groups: the rows that they share at least
+static SharedWork data_shared_work(const DataLoader *d) {
+    SharedWork work = {(double)d->rows, 0, (double)d->positions, 0};
+    for (size_t i = 0, sample = 0; d->sample && !d->regular && i < d->segments; i++) {
+        const size_t n = d->segment[i].positions;
+        while (d->sample[sample + 1].first <= i) sample++;
+        const Sample *s = &d->sample[sample];
+        const size_t shared = d->common ? d->common[i] : i > s->first ? sample_shared(s) : 0;
+        work.pairs += query_key_pairs(shared, n, 0), work.pairs_alone += query_key_pairs(0, n, 0);
+    }
+    return work;
+}
+
+static SharedWork shape_shared_work(const Batch *shape) {
+    const Range texts = {0, shape->N}, rows = {0, batch_rows(shape)->N};
+    const SharedWork work = {(double)rows.count, range_pairs(batch_rows(shape), rows, 0), (double)texts.count,
+                             range_pairs(shape, texts, 0)};
+    return work;
+}
+
 // Prints which documents of the data share prefixes, and which part of their positions is computed.
 static void report_prefixes(FILE *out, const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     char who[96] = "documents of a sequence that begin alike are computed once";
     if (!data || data->regular || !prefixes_from_options(o, run->settings.lora)) return;
     const int families = data->common != NULL, pairs = data->shard->header.kind == KIND_PAIRS;
+    const int known = !o->rollout && data->rows < data->positions;
     if (o->rollout)
         snprintf(who, sizeof(who), "%zu completions share their prompt, which is computed once", o->group_size);
-    else if (data->rows < data->positions)
+    else if (known)
         snprintf(who, sizeof(who),
                  families ? "up to %zu documents begin alike" : "%zu documents of a %s share their prompt",
                  data->largest_sample, pairs ? "pair" : "group");
     else if (o->share_prefixes != SHARE_PREFIXES_ON)
         return;
     fprintf(out, "prefixes  %s", who);
-    if (!o->rollout && data->rows < data->positions) {
-        fprintf(out, ": %s of", human_count((double)data->rows));
-        fprintf(out, " %s positions are computed (%.0f %%)", human_count((double)data->positions),
-                100 * (double)data->rows / (double)data->positions);
+    if (known) {
+        const SharedWork work = data_shared_work(data);
+        fprintf(out, ": %s of", human_count(work.rows));
+        fprintf(out, " %s positions are computed (%.0f %%), %.1fx fewer pairs", human_count(work.positions),
+                100 * work.rows / work.positions, work.pairs_alone / work.pairs);
     }
     fputs(", --share-prefixes\n", out);
 }
 
-// Prints how many rows documents that share prefixes take in the largest sequence.
+// Prints the rows and forks of random documents that share tokens.
 static void report_shared(FILE *out, const Run *run, const Batch *shape) {
-    const Range texts = {0, shape->N}, rows = {0, batch_rows(shape)->N};
-    const size_t shared = shared_tokens(run->options, run->settings.lora);
-    if (!shape->tree) return;
-    fputs("shared   ", out);
-    if (shared)
-        fprintf(out, "%zu documents share %zu tokens: ", shape->documents, min_size(shared, run->options->seq_len));
-    fprintf(out, "%zu rows instead of %zu, %zu fork%s; %.1fx fewer pairs\n", rows.count, texts.count,
-            shape->tree->forks, shape->tree->forks == 1 ? "" : "s",
-            range_pairs(shape, texts, 0) / range_pairs(batch_rows(shape), rows, 0));
+    const size_t shared = shared_tokens(run->options, run->settings.lora), forks = shape->tree ? shape->tree->forks : 0;
+    if (!shape->tree || !shared) return;
+    const SharedWork work = shape_shared_work(shape);
+    fprintf(out, "shared   %zu documents share %zu tokens: %.0f rows instead of %.0f, %zu fork%s; %.1fx fewer pairs\n",
+            shape->documents, min_size(shared, run->options->seq_len), work.rows, work.positions, forks,
+            forks == 1 ? "" : "s", work.pairs_alone / work.pairs);
 }
 
 // Prints the chunk, and how many of its rows an expert gets if experts share them evenly.
@@ -441,14 +465,16 @@ static void report_method_json(JsonOut *json, const Run *run) {
     json_size(json, "logits_chunk", run->plan.logits_chunk);
 }
 
-// Writes the rows of documents that share prefixes into an open object, and query-key pairs with and without sharing.
-static void report_shared_json(JsonOut *json, const Batch *shape) {
-    const Range texts = {0, shape->N}, rows = {0, batch_rows(shape)->N};
-    json_size(json, "positions", texts.count);
-    json_size(json, "rows", rows.count);
+// Writes rows and query-key pairs of documents that share prefixes into an open object: of all data, or of the shape of
+// random documents; and the rows and forks of the largest sequence.
+static void report_shared_json(JsonOut *json, const DataLoader *data, const Batch *shape) {
+    const SharedWork work = data ? data_shared_work(data) : shape_shared_work(shape);
+    json_number(json, "positions", work.positions);
+    json_number(json, "rows", work.rows);
+    json_number(json, "pairs", work.pairs);
+    json_number(json, "pairs_alone", work.pairs_alone);
+    json_size(json, "largest_rows", batch_rows(shape)->N);
     json_size(json, "forks", shape->tree->forks);
-    json_number(json, "pairs", range_pairs(batch_rows(shape), rows, 0));
-    json_number(json, "pairs_alone", range_pairs(shape, texts, 0));
 }
 
 // Writes method, chunks and FLOPs of a step into an open object.

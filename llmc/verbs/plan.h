@@ -204,7 +204,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "attention_own_share", own_share(&e->counts));
 }
 
-static void plan_result_json(const PlanResult *r) {
+static void plan_result_json(const PlanResult *r, const DataLoader *data) {
     const Run *run = &r->plan.run;
     const Machine *machine = machine_from_options(run->options);
     const StepShape step = way_step(run, r->bounds.whole);
@@ -226,7 +226,7 @@ static void plan_result_json(const PlanResult *r) {
     const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
     if (host < SIZE_MAX) json_size(&json, "usable_host_bytes", host);
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
-    if (r->bounds.shape.tree) report_shared_json(&json, &r->bounds.shape);
+    if (r->bounds.shape.tree) report_shared_json(&json, data, &r->bounds.shape);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
     if (r->lengths.levels) lengths_json(&json, &r->lengths);
     json_finish(&json);
@@ -277,16 +277,6 @@ static int plan_has_shards(const Options *o, const PathList *list) {
     return !missing;
 }
 
-// Returns a bound of rows with the positions and documents that such rows hold on average, for estimates. They take no
-// memory of the device.
-static SequenceBound bound_on_average(SequenceBound bound, const Run *run, const DataLoader *data) {
-    if (!bound.rows || !data->segments || objective_needs_mismatched(&run->settings.objective)) return bound;
-    const double each = (double)bound.rows / (double)data->rows; // sequences of all data
-    bound.N = max_size(bound.rows, (size_t)(each * (double)data->positions));
-    bound.documents = max_size(1, (size_t)(each * (double)data->segments));
-    return bound;
-}
-
 // Finds the largest micro-batch, and a rank's part of it.
 static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
     const Options *o = run->options;
@@ -305,8 +295,8 @@ static WayBounds plan_bounds(Run *run, DataLoader *data, size_t limit) {
             bound.part = larger_bound(bound.part, run_bound(run, &validation));
         dataloader_close(&validation);
     }
-    if (here && !o->rollout)
-        bound.whole = bound_on_average(bound.whole, run, data), bound.part = bound_on_average(bound.part, run, data);
+    if (here && data->rows < data->positions) // tokens of as many rows on average, for tokens/s
+        bound.whole.N = (size_t)((double)bound_rows(bound.whole) * (double)data->positions / (double)data->rows);
     bound.shape = batch_shape(bound.part), bound.documents = bound_documents(run, bound.part, o->seq_len);
     bound.no_estimate = machine_from_options(o) ? estimate_missing(run) : NULL;
     bound.machine = machine_from_options(o);
@@ -452,7 +442,7 @@ static int verb_plan(const Options *given) {
     pass_works = NULL;
     free(lengths.length);
     plan_print(&r, &data);
-    if (o->json) plan_result_json(&r);
+    if (o->json) plan_result_json(&r, data.segments ? &data : NULL);
     const int nothing = limit && !r.plan.longest;
     if (nothing && !(o->json && o->quiet)) // with --json the object says it
         die_no_length(&r.plan.run, r.bounds.documents, limit,
