@@ -78,7 +78,6 @@ build_ops() { # precision, op set
 groups='
 gradients chunk_major context golden lora methods objective_methods profile sampler sampler_batch sampler_ranks sp tree
 data answers deal documents logprobs objective prefetch prefixes prompts
-data answers deal documents logprobs objective prefetch prefixes prompts
 files convert hf_hybrid hf_quantised hf_weights initial_weights quantise rope_frequency weights weights_bad
 train log reference rollout
 cli doctor options options_file
