@@ -152,7 +152,7 @@ static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *p
         *position = *position / before * d->samples + document / d->settings.B;
         return 1;
     }
-    if (!d->packing.step) return 0;
+    if (!d->packing.step || d->common) return 0; // families are cut by the size of a micro-batch
     const uint64_t epoch = steps / windows;
     const EpochSequences *e = dataloader_epoch(d, epoch * d->samples);
     size_t sequence = 0;

@@ -110,7 +110,8 @@ static SequenceBound documents_bound(const DataLoader *d) {
                                                                     : documents_bound_shuffled(d);
     if (d->shares == PREFIXES_OF_ALL) {
         if (!d->sample) bound.rows = bound.N;
-        bound.forks += prefix_budget(bound.rows);
+        bound.forks = min_size(bound.forks + prefix_budget(bound.rows), bound.rows / PREFIX_LEAST);
+        bound.forks = min_size(bound.forks, bound.documents - 1);
     }
     return bound;
 }
@@ -165,9 +166,10 @@ static void documents_pack(DataLoader *d) {
     d->bound = documents_bound(d);
     if (d->bound.documents < 2) d->shares = PREFIXES_NONE, d->bound.rows = d->bound.forks = 0;
     if (d->families_cut)
-        note("%s%s: families of documents that begin alike are cut %zu times, because a sequence takes %zu tokens; "
-             "raise --batch or --seq-len to compute fewer",
-             d->shard[0].header.path, others(d), d->families_cut, capacity);
+        note(
+            "%s%s: a sequence takes %zu tokens, so families of documents that begin alike are cut at %zu places; raise "
+            "--batch or --seq-len to compute fewer tokens",
+            d->shard[0].header.path, others(d), capacity, d->families_cut);
     if (d->bound.N > INT32_MAX)
         die_usage("--share-prefixes: up to %zu tokens of a sequence share prefixes, at most %d can be indexed; lower "
                   "--batch",

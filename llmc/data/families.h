@@ -5,9 +5,9 @@ a sample (documents.h): it lies in one sequence, and its documents share rows (t
     candidates   documents with equal hashes of their first PREFIX_LEAST rows
     order        candidates are sorted by their tokens, read in blocks, until they differ. So neighbours have most in
                  common, and each token is read once, however many documents there are
-    family       neighbours that share half of the rows of the shorter one, and at least PREFIX_LEAST rows. Half: a
-                 system prompt that all documents have must not make one family of them. prefixes.h shares it in a
-                 sequence
+    family       neighbours, those with most in common first, that share at least PREFIX_LEAST rows and half of the
+                 longest document of one of their families. Half: a system prompt that all documents have must not make
+                 one family of them. prefixes.h shares it in a sequence
     a large one  is cut where its next document would not fit into a sequence; each part computes the prefix
 
 A family takes the place of its first document in the order of the files. Data without families keep their samples.
@@ -26,10 +26,13 @@ typedef struct {
     size_t at;          // byte of its first id in the shard
     uint32_t segment;   // index
     uint32_t common;    // tokens, later rows, that it shares with the candidate before it
-    uint32_t forks;     // of its family, if it is the first; else 0
-    uint32_t documents; // of its family, if it is the first; else 0
-    uint32_t *block;    // [tokens] its next tokens
-    size_t tokens;
+    uint32_t joins;     // 1: it belongs to the family of the candidate before it
+    uint32_t end;       // of the first and the last of a family: index of the other one
+    uint32_t longest;   // of the first and the last of a family: rows of the family's longest document
+    uint32_t documents; // of the first of a family that fits into a sequence: its documents; else 0
+    uint32_t forks;     // of the same: its forks
+    uint32_t tokens;
+    uint32_t *block; // [tokens] its next tokens
 } FamilyText;
 
 typedef struct {
@@ -38,8 +41,9 @@ typedef struct {
     size_t texts;
     uint32_t *block; // [room]
     size_t room;
-    PrefixText *prefix; // [texts of the largest class]
-    size_t capacity;    // rows of a sequence
+    PrefixText *prefix;        // [texts of the largest class]
+    PackingItem *item, *spare; // [texts of the largest class]
+    size_t capacity;           // rows of a sequence
 } Families;
 
 // ---- reading --------------------------------------------------------------------------------------------------------
@@ -107,7 +111,7 @@ static void family_sort(Families *f, FamilyText *text, size_t n, size_t depth) {
     qsort(text, n, sizeof(*text), family_by_segment); // reads a file from its beginning to its end
     for (size_t i = 0; i < n; i++) {
         text[i].block = f->block + i * block;
-        text[i].tokens = family_read(f, &text[i], depth, block, text[i].block);
+        text[i].tokens = (uint32_t)family_read(f, &text[i], depth, block, text[i].block);
     }
     qsort(text, n, sizeof(*text), family_by_block);
     for (size_t i = 0; i < n; i++)
@@ -123,10 +127,23 @@ static void family_sort(Families *f, FamilyText *text, size_t n, size_t depth) {
 // ---- families -------------------------------------------------------------------------------------------------------
 static size_t family_rows(const Families *f, const FamilyText *text) { return f->d->segment[text->segment].positions; }
 
-// Tells whether a candidate belongs to the family of the one before it.
-static int family_joins(const Families *f, const FamilyText *text) {
-    const size_t shorter = min_size(family_rows(f, text - 1), family_rows(f, text));
-    return text->common >= max_size(PREFIX_LEAST, (shorter + 1) / 2);
+// Joins neighbours among n candidates to families.
+static void family_join(Families *f, FamilyText *text, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        text[i].common -= text[i].common > 0; // p common tokens give p - 1 common rows
+        text[i].joins = 0, text[i].end = (uint32_t)i, text[i].longest = (uint32_t)family_rows(f, &text[i]);
+        f->item[i].positions = text[i].common, f->item[i].sample = (uint32_t)i;
+    }
+    packing_sort(f->item, f->spare, n);
+    for (size_t k = 0; k < n && f->item[k].positions >= PREFIX_LEAST; k++) {
+        FamilyText *right = &text[f->item[k].sample], *left = right - 1;
+        const uint32_t shorter = left->longest < right->longest ? left->longest : right->longest;
+        if (right->common < (shorter + 1) / 2) continue;
+        FamilyText *first = &text[left->end], *last = &text[right->end];
+        right->joins = 1;
+        first->longest = last->longest = left->longest > right->longest ? left->longest : right->longest;
+        first->end = (uint32_t)(last - text), last->end = (uint32_t)(first - text);
+    }
 }
 
 // Finds how many of n related candidates, at least one, fit into a sequence as one family. Sets what they share.
@@ -156,11 +173,11 @@ static size_t family_fit(Families *f, FamilyText *text, size_t n) {
 }
 
 // Makes families of n candidates in order.
-static void families_join(Families *f, FamilyText *text, size_t n) {
+static void families_make(Families *f, FamilyText *text, size_t n) {
     size_t end;
-    for (size_t i = 0; i < n; i++) text[i].common -= text[i].common > 0; // p common tokens give p - 1 common rows
+    family_join(f, text, n);
     for (size_t i = 0; i < n; i = end) {
-        for (end = i + 1; end < n && family_joins(f, &text[end]);) end++;
+        for (end = i + 1; end < n && text[end].joins;) end++;
         while (i += family_fit(f, text + i, end - i), i < end) f->d->families_cut++;
     }
 }
@@ -231,14 +248,16 @@ static void families_find(DataLoader *d) {
     }
     f.room = min_size(f.texts * (d->settings.T + 1), max_size(FAMILY_TOKENS, largest * FAMILY_BLOCK));
     f.block = (uint32_t *)checked_calloc(max_size(f.room, 1), sizeof(uint32_t), "the tokens of documents");
+    f.item = (PackingItem *)checked_calloc(2 * max_size(largest, 1), sizeof(PackingItem), "the families of documents");
+    f.spare = f.item + max_size(largest, 1);
     f.prefix = (PrefixText *)checked_calloc(max_size(largest, 1), sizeof(PrefixText), "the families of documents");
     for (size_t i = 0; i < f.texts; i = end) {
         for (end = i + 1; end < f.texts && f.text[end].hash == f.text[i].hash;) end++;
         if (end - i > 1) family_sort(&f, f.text + i, end - i, 0);
-        if (end - i > 1) families_join(&f, f.text + i, end - i);
+        if (end - i > 1) families_make(&f, f.text + i, end - i);
     }
     families_index(&f);
-    free(f.text), free(f.block), free(f.prefix);
+    free(f.item), free(f.text), free(f.block), free(f.prefix);
 }
 
 #endif

@@ -207,7 +207,7 @@ static void expect_same_step(StepSums a, StepSums b) {
 static size_t prompted_rows(const Prompted *p, size_t margin) {
     size_t rows = 0;
     for (size_t d = 0; d < p->count; d++) {
-        const int shares = d && p->unit[d] == p->unit[d - 1] && p->prompt[d] > PREFIX_LEAST + PREFIX_MARGIN;
+        const int shares = d && p->unit[d] == p->unit[d - 1] && p->prompt[d] > PREFIX_LEAST;
         rows += p->document[d].tokens - 1;
         if (shares) rows -= margin ? p->prompt[d] - 1 - margin : p->common[d];
     }
@@ -329,19 +329,29 @@ static int compare_plain(const void *a, const void *b) {
     return x->n != y->n ? x->n < y->n ? -1 : 1 : x->number < y->number ? -1 : 1;
 }
 
-// Returns for each document the first of its family (itself: alone), by comparing all documents, without capacity.
+// Returns for each document the number of its family, without capacity: of all pairs of neighbours, joins the ones with
+// most in common first.
 static size_t *families_of(const MadeDocument *document, size_t count) {
     Plain *plain = (Plain *)case_memory(count * sizeof(Plain));
-    size_t *family = (size_t *)case_memory(count * sizeof(size_t));
-    for (size_t d = 0; d < count; d++)
+    size_t *family = (size_t *)case_memory(2 * count * sizeof(size_t)), *of = family + count, longest = 0;
+    for (size_t d = 0; d < count; d++) {
         plain[d].id = document[d].id, plain[d].n = document[d].tokens - 1, plain[d].number = d;
-    qsort(plain, count, sizeof(Plain), compare_plain);
-    for (size_t i = 0, first = 0; i < count; i++) {
-        const size_t common = i ? plain_common(&plain[i - 1], &plain[i]) : 0;
-        const size_t shorter = i ? min_size(plain[i - 1].n, plain[i].n) : 0;
-        if (common < PREFIX_LEAST || 2 * common < shorter) first = i;
-        family[plain[i].number] = plain[first].number;
+        longest = max_size(longest, plain[d].n);
     }
+    qsort(plain, count, sizeof(Plain), compare_plain);
+    for (size_t i = 0; i < count; i++) of[i] = i;
+    for (size_t common = longest; common >= PREFIX_LEAST; common--)
+        for (size_t i = 1; i < count; i++) {
+            size_t most[2] = {0, 0};
+            const size_t a = of[i - 1], b = of[i];
+            if (plain_common(&plain[i - 1], &plain[i]) != common) continue;
+            for (size_t k = 0; k < count; k++)
+                for (size_t side = 0; side < 2; side++)
+                    if (of[k] == (side ? b : a)) most[side] = max_size(most[side], plain[k].n);
+            for (size_t k = 0; k < count && 2 * common >= min_size(most[0], most[1]); k++)
+                if (of[k] == b) of[k] = a;
+        }
+    for (size_t i = 0; i < count; i++) family[plain[i].number] = of[i];
     return family;
 }
 
