@@ -76,7 +76,7 @@ build_ops() { # precision, op set
 # Programs that are compiled as one file (join.awk): a group in each line. Most of a program is the driver, which each would compile
 # anew. The others redefine what a header calls, or take headers whose names collide.
 groups='
-gradients chunk_major context golden lora methods objective_methods profile sampler sampler_batch sampler_ranks sp
+gradients chunk_major context golden lora methods objective_methods profile sampler sampler_batch sampler_ranks sp tree
 data answers deal documents logprobs objective prefetch prefixes prompts
 files convert hf_hybrid hf_quantised hf_weights initial_weights quantise rope_frequency weights weights_bad
 train log reference rollout
