@@ -48,7 +48,7 @@ for how in "dpo $dpo" "grpo $grpo" "sft $sft" "rollout $rollout --reward-command
     cp -r "$WORK/$name/log.jsonl" "$WORK/$name/checkpoint-00000005" "$WORK/$name-again"
     succeeds train --resume --out "$WORK/$name-again"
     check "$name: resumed to the bit" same_checkpoint "$WORK/$name" "$WORK/$name-again" 10
-    command -v mpirun >/dev/null || continue
+    command -v mpirun >/dev/null && [ $name != grpo ] || continue
     LAUNCHED="test/ranks/mpirun.sh 2"
     succeeds train "$@" --out "$WORK/$name-two"
     LAUNCHED=
