@@ -27,8 +27,9 @@ With a sliding window a piece of backward is one causal call with the window, or
 (library_takes_window). The call covers the piece's own keys, and whole steps of the earlier keys that its first query
 sees. Our kernels take the remaining keys.
 
-A call has as many heads as the workspace allows. Blocks of keys grow while a quarter of the heads fits: to 4 blocks, or
-to any length if sums may be added in any order.
+A call has as many heads as the workspace allows, and as leave dS, a term for each pair and head, fewer than 2^31
+elements, since the library may count them in 32 bits. Blocks of keys grow while a quarter of the heads fits: to 4
+blocks, or to any length if sums may be added in any order.
 */
 #ifndef LLMC_ATTENTION_CALLS_H
 #define LLMC_ATTENTION_CALLS_H
@@ -41,6 +42,9 @@ to any length if sums may be added in any order.
 #endif
 #ifndef CUDNN_ELEMENTS
 #define CUDNN_ELEMENTS INT32_MAX
+#endif
+#ifndef CUDNN_TERMS
+#define CUDNN_TERMS INT32_MAX
 #endif
 #ifndef CUDNN_BACKWARD_WINDOW
 #define CUDNN_BACKWARD_WINDOW 2048
@@ -68,6 +72,7 @@ typedef struct {
 typedef struct AttentionCut {
     size_t grid, block; // rows of a backward call: powers of two from grid to block
     size_t elements;    // most elements of a call's tensor, since the library may count them in 32 bits
+    size_t terms;       // most elements of dS, for the same reason
     size_t NH, NKV, HD;
     size_t window, workspace; // workspace: bytes of a backward call besides the tensors, with staged results
     int any_order;
@@ -119,9 +124,16 @@ static size_t attention_call_bytes(const AttentionCut *cut, size_t rows, size_t 
            4 * cut->HD * keys * heads + 4 * 256;
 }
 
+// Returns the most key/value heads of one backward call by the elements of dS, which has all pairs of queries and keys
+// unless sums may be added in any order. Results of a head do not depend on the other heads of a call.
+static size_t attention_most_heads(const AttentionCut *cut, size_t rows, size_t keys) {
+    const size_t pairs = rows * keys * (cut->NH / cut->NKV);
+    return cut->any_order ? cut->NKV : min_size(cut->NKV, cut->terms / max_size(pairs, 1));
+}
+
 // Returns the most key/value heads that fit one backward call; 0: a call for one head does not fit.
 static size_t attention_heads(const AttentionCut *cut, size_t rows, size_t keys) {
-    size_t heads = cut->NKV;
+    size_t heads = attention_most_heads(cut, rows, keys);
     while (heads && (cut->NKV % heads || attention_call_bytes(cut, rows, keys, heads) > cut->workspace)) heads--;
     return heads;
 }
@@ -164,6 +176,7 @@ static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t windo
     const AttentionCut cut = {CUDNN_GRID,
                               CUDNN_BLOCK,
                               CUDNN_ELEMENTS,
+                              CUDNN_TERMS,
                               NH,
                               NKV,
                               HD,
@@ -186,8 +199,10 @@ static AttentionCut attention_cut_of(const AttentionShape *shape, AttentionChoic
 // Index 0 has all heads and the largest blocks of keys. Returns 0 once a workspace is no larger than the op set's
 // default.
 static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t index) {
-    size_t block = cut.block, heads = cut.NKV;
+    size_t block = cut.block, heads = 0;
     while (block < keys && (cut.any_order || block < 4 * cut.block)) block *= 2;
+    for (block *= 2; 4 * heads < cut.NKV && block;) // the longest block whose dS has few enough elements
+        for (heads = cut.NKV, block /= 2; heads && heads > attention_most_heads(&cut, cut.block, block);) heads /= 2;
     for (; index; index--) {
         if (!cut.any_order && heads % 2 == 0 && 4 * (heads / 2) >= cut.NKV)
             heads /= 2;

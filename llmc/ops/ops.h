@@ -263,7 +263,7 @@ static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1
 enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
 enum { PINNED_PER_TABLE = 512 }; // bytes of host memory for one of a GPU's page tables: measured on an H100
 // For a GPU: an H100 gains nothing with 16,384 (dev/gpu_log.md), unless an expert then gets too few rows.
-enum { LARGEST_CHUNK = 8192, ROWS_OF_EXPERT = 512 };
+enum { LARGEST_CHUNK = 8192, LARGEST_LOGITS_CHUNK = 8192, ROWS_OF_EXPERT = 512 };
 
 // Verdict on a part of a machine (machine_findings)
 typedef enum { FINDING_OK, FINDING_NOTE, FINDING_WRONG, FINDINGS } Finding; // NOTE: it works, but could be better

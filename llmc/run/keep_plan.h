@@ -1,6 +1,6 @@
 /*
-Chooses which activations stay from forward to backward (--keep auto), after all other choices: free memory keeps
-products or all activations of as many layers as fit, if a step is then faster by estimate. Other choices do not change.
+Spends free memory on speed (--keep auto), after all other choices: it keeps products or all activations of as many
+layers as fit, if a step is then faster by estimate, and makes logits chunks larger. Other choices do not change.
 run_plan makes all choices of a run, run_plan_levels those of --sp auto.
 */
 #ifndef LLMC_KEEP_PLAN_H
@@ -31,15 +31,20 @@ typedef struct {
     size_t bytes[PLACES];
 } KeptChoice;
 
-// Plans a choice. Returns 0 if it does not fit on every rank. Collective.
-static int kept_fits(KeptChoice *c, KeepLevel level, size_t layers, size_t off, Place place) {
-    const Keeping keep = {level, layers < c->layers ? layers : 0, place > PLACE_DEVICE && off < layers ? off : 0};
-    c->settings.keep = keep, c->settings.place[PLACED_KEPT] = place;
+// Plans c->settings. Returns 0 if the plan does not fit on every rank. Collective.
+static int choice_fits(KeptChoice *c) {
     c->plan = plan_make(&c->settings, c->shape);
     double beyond = plan_pressure(&c->plan, &c->limits) > 1;
     dist_sum(RANKS_ALL, &beyond, 1);
     plan_bytes(&c->plan, c->bytes);
     return beyond == 0;
+}
+
+// Plans a level. Returns 0 if the plan does not fit on every rank. Collective.
+static int kept_fits(KeptChoice *c, KeepLevel level, size_t layers, size_t off, Place place) {
+    const Keeping keep = {level, layers < c->layers ? layers : 0, place > PLACE_DEVICE && off < layers ? off : 0};
+    c->settings.keep = keep, c->settings.place[PLACED_KEPT] = place;
+    return choice_fits(c);
 }
 
 // Returns the most layers that keep a level on the device; 0: none fits.
@@ -117,6 +122,16 @@ static int keep_as_begun(KeptChoice *best, Keeping begun, Place place) {
     return 1;
 }
 
+// Doubles logits chunks, up to LARGEST_LOGITS_CHUNK, while they fit: each chunk reads and writes the head's fp32 dW.
+static void enlarge_logits_chunk(KeptChoice *best) {
+    KeptChoice other = *best;
+    while (other.settings.logits_chunk < min_size(LARGEST_LOGITS_CHUNK, best->shape->N)) {
+        other.settings.logits_chunk *= 2;
+        if (!choice_fits(&other)) return;
+        *best = other;
+    }
+}
+
 // Keeps products or all of as many layers as free memory takes, if that is faster. The other choices stay as they are.
 // A plan without a limit has the limit of a run on this machine. A resumed run keeps what it began to keep.
 static void run_keep(Run *run, const Batch *shape, size_t limit) {
@@ -129,8 +144,9 @@ static void run_keep(Run *run, const Batch *shape, size_t limit) {
     static PassWorks here;
     PassWorks *const outside = pass_works;
     double still;
-    run->needed = run->plan.total_bytes, run->needs = s->keep.level;
+    run->needed = run->plan.total_bytes, run->needs = s->keep.level, run->needs_logits_chunk = s->logits_chunk;
     const int one = world_sp(s->world) == 1 && !s->deals; // a process has all of a sequence
+    const int gpu = s->gpu || strcmp(ops_device->name, "cpu") != 0;
     if (!search.keep || s->method > METHOD_CHECKPOINT || !one || !shape->N) return;
     if (best.limits.bytes[PLACE_DEVICE] == SIZE_MAX) return;
     if (!kept_fits(&best, s->keep.level, 0, 0, s->place[PLACED_KEPT])) return;
@@ -148,19 +164,22 @@ static void run_keep(Run *run, const Batch *shape, size_t limit) {
         if (!begun && !whole) keep_off_device(&best, (Place)place);
     }
     pass_works = outside;
+    if (search.logits_chunk && gpu && (!s->lora || s->lora->saves[LM_HEAD])) enlarge_logits_chunk(&best);
     run->settings = best.settings, run->plan = best.plan;
 }
 
-// Keeps less than planned, after an allocation was refused: half as many layers, at last what the run needs. Returns 0
-// if less is not possible. Collective.
+// Takes less than planned, after an allocation was refused: small logits chunks and half as many layers, at last what
+// the run needs. Returns 0 if less is not possible. Collective.
 static int run_keep_less(Run *run, const Batch *shape) {
     Keeping *keep = &run->settings.keep;
     const size_t L = run->model.config.num_hidden_layers, layers = (keep->layers ? keep->layers : L) / 2;
     const Keeping needed = {run->needs, 0, 0};
-    if (run->options->keep.word != KEEP_AUTO || keep->level <= LEVEL_ATTENTION) return 0;
-    if (layers)
+    const int keeps = keep->level > LEVEL_ATTENTION, large = run->settings.logits_chunk > run->needs_logits_chunk;
+    if (run->options->keep.word != KEEP_AUTO || (!keeps && !large)) return 0;
+    run->settings.logits_chunk = run->needs_logits_chunk;
+    if (keeps && layers)
         keep->layers = layers, keep->off = min_size(keep->off, layers);
-    else
+    else if (keeps)
         *keep = needed;
     run->plan = plan_make(&run->settings, shape);
     return 1;

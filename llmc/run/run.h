@@ -45,13 +45,14 @@ typedef struct {
     size_t available;      // bytes that the plan may take; 0: unknown
     unsigned barred;       // places that the planner leaves out: bit p for place p
     Plan plan;
-    size_t needed;   // bytes of device memory that the run needs; the plan may take more to keep activations
-    KeepLevel needs; // the level of that plan
-    DealTable table; // levels of --sp auto
-    size_t home;     // with --sp auto: ranks that share a sequence outside of steps
-    Choice choice;   // if `chosen`, the fastest of several that fit
-    int chosen;      // 1: `choice` has the least estimated time; 0: every tensor fits on the device, or no choice fits
-    void *memory;    // plan.total_bytes bytes
+    size_t needed;             // bytes of device memory that the run needs; the plan may take more to keep activations
+    KeepLevel needs;           // the level of that plan
+    size_t needs_logits_chunk; // its logits chunk
+    DealTable table;           // levels of --sp auto
+    size_t home;               // with --sp auto: ranks that share a sequence outside of steps
+    Choice choice;             // if `chosen`, the fastest of several that fit
+    int chosen;   // 1: `choice` has the least estimated time; 0: every tensor fits on the device, or no choice fits
+    void *memory; // plan.total_bytes bytes
     void *host_memory; // plan.arena[PLACE_HOST].peak bytes
     void *disk_memory; // plan.disk_bytes bytes
     Arena arena[PLACES];

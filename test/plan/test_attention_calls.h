@@ -34,6 +34,7 @@ static void cover(void *to, const AttentionCall *call) {
         if (call->rows % grid || call->rows > c->cut->block || keys % (grid / 2) || c->cut->NKV % call->heads ||
             call->span.end - call->span.begin > call->rows || call->keys.begin < lowest ||
             keys * c->cut->NKV * c->cut->HD > c->cut->elements ||
+            (!c->cut->any_order && call->rows * keys * call->heads * c->cut->NH / c->cut->NKV > c->cut->terms) ||
             attention_call_bytes(c->cut, call->rows, keys, call->heads) > c->cut->workspace)
             test_fail("a call of %zu rows, keys %zu to %zu, %zu heads", call->rows, call->keys.begin, call->keys.end,
                       call->heads);
@@ -62,6 +63,7 @@ TEST(attention_calls_cover_every_pair_once) {
         const AttentionChoice choice = {i % 3 == 0, workspaces[i / 5 % 4]};
         AttentionCut cut = attention_cut(8, 4, 16, i % 5 ? 0 : 1 + test_random_below(150), choice);
         cut.windows = 1, cut.grid = 16, cut.block = 64, cut.elements = i % 7 ? 100000 : 30000;
+        cut.terms = i % 11 ? 1000000 : 16 * 64 * (2 + i % 5);
         cut.workspace = choice.workspace ? choice.workspace : 200000;
         const size_t document = test_random_below(50), before = test_random_below(i % 2 ? 900 : 60);
         const size_t queries = 1 + test_random_below(300), begin = document + before, end = begin + queries;
@@ -120,6 +122,27 @@ TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements a
     attention_backward_calls(&cut, &shape, 0, 1200000, attention_count, &backward);
     if (!(backward.calls > 40000) || times_asked > 6000)
         test_fail("asked %zu times for %g calls", times_asked, backward.calls);
+}
+
+// The library may count elements of dS in 32 bits. 4096 queries of 32 heads and 16,384 keys have 2^31.
+TEST(attention_calls_have_few_terms) {
+    static const struct {
+        size_t NH, NKV, HD, heads, block; // expected: key/value heads of a call with the longest block of keys
+    } shapes[] = {{32, 8, 128, 4, 16384}, {64, 8, 64, 2, 16384},  {16, 8, 128, 8, 16384},
+                  {64, 4, 64, 1, 16384},  {128, 8, 128, 2, 8192}, {32, 1, 128, 1, 8192}};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        AttentionChoice choice = {0, (size_t)64 << 30};
+        AttentionCut cut = attention_cut(shapes[i].NH, shapes[i].NKV, shapes[i].HD, 0, choice);
+        const size_t block = attention_key_block(&cut, 4096, 100000), heads = attention_heads(&cut, 4096, block);
+        test_case("%zu heads, %zu of keys: %zu heads, %zu keys", cut.NH, cut.NKV, heads, block);
+        assert_int_equal(heads, shapes[i].heads), assert_int_equal(block, shapes[i].block);
+        cut.workspace = CUDNN_WORKSPACE; // the largest useful workspace has room for this call, and for no larger call
+        cut.workspace = attention_workspace_choice(cut, 100000, 0);
+        if (block == 16384) assert_int_equal(cut.workspace, attention_call_bytes(&cut, 4096, block, heads));
+        assert_int_equal(attention_heads(&cut, 4096, block), heads);
+        cut.any_order = 1, cut.workspace = (size_t)64 << 30;
+        assert_int_equal(attention_heads(&cut, 4096, 16384), cut.NKV);
+    }
 }
 
 // One chunk after 8192 tokens, by hand: keys 0 to 8192 in one call, and its own square. Each result is read in 2 bytes

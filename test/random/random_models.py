@@ -514,8 +514,9 @@ def kept(r, method, config):
         return []
     layers = config.num_hidden_layers
     level, place = r.choice(["none", "attention", "products", "products", "all", "all"]), r.choice(["device", "host", "host"])
-    words = f"{level}={r.randrange(1, layers + 1)}" if level != "none" and r.random() < 0.5 else level
-    return ["--keep", words, "--keep-on", f"host={r.randrange(1, layers + 1)}" if place == "host" and r.random() < 0.5 else place]
+    number = r.randrange(1, layers + 1) if level != "none" and r.random() < 0.5 else 0
+    off = r.randrange(1, (number or layers) + 1) if level != "none" and place == "host" and r.random() < 0.5 else 0
+    return ["--keep", f"{level}={number}" if number else level, "--keep-on", f"{place}={off}" if off else place]
 
 
 def trial(seed, number, names, work, verbose):

@@ -348,27 +348,8 @@ static void keeping_changes_nothing(TinyCase *c, size_t chunk, const Batch *batc
     free(found.gradient), free(expected.gradient);
 }
 
-TEST(kept_levels) {
-    static const size_t chunks[] = {0, 1, 7, 23, 24, 46, 47};
-    const size_t length[] = {23, 9, 14}, shorter[] = {8, 5};
-    FOR_MODELS(i, 2) {
-        TinyCase c = tiny_case(models[i], 0);
-        const size_t V = c.model.config.vocab_size;
-        Batch batches[2] = {tiny_batch(length, 3, V, 1, 5), tiny_batch(shorter, 2, V, 1, 6)};
-        c.settings.gradient_type = dtype_of_sums(c.model.dtype);
-        for (size_t keep = 3; keep < TINY_KEEPS; keep++) {
-            const size_t j = (keep + i) % COUNT_OF(chunks);
-            if (EMULATED && (j == 1 || keep % 3 != i % 3)) continue;
-            if (thinned() && !EMULATED && (i + keep) % 2) continue;
-            test_case("%.40s..., chunk %zu, keep %zu", models[i], chunks[j], keep);
-            keeping_changes_nothing(&c, chunks[j], batches, keep);
-        }
-        batch_free(&batches[0]), batch_free(&batches[1]);
-        tiny_case_free(&c);
-    }
-}
-
-TEST(kept_attention) {
+// Compares kept tensors with recomputed tensors: attention's outputs alone, and in turn the levels above.
+TEST(kept_tensors) {
     static const size_t chunks[] = {0, 1, 7, 23, 24, 46, 47};
     const size_t length[] = {23, 9, 14}, shorter[] = {8, 5};
     FOR_MODELS(i, 2) {
@@ -377,10 +358,12 @@ TEST(kept_attention) {
         Batch batches[2] = {tiny_batch(length, 3, V, 1, 5), tiny_batch(shorter, 2, V, 1, 6)};
         c.settings.gradient_type = dtype_of_sums(c.model.dtype);
         for (size_t j = 0; j < COUNT_OF(chunks); j++) {
-            if (EMULATED && j != 1 + i % 6) continue;
-            if (thinned() && !EMULATED && (i + j) % 2) continue;
-            test_case("%.40s..., chunk %zu", models[i], chunks[j]);
-            saving_changes_nothing(&c, chunks[j], batches);
+            const size_t keep = 3 + (j + i) % (TINY_KEEPS - 3);
+            const int thins = thinned() && !EMULATED;
+            test_case("%.40s..., chunk %zu, keep %zu", models[i], chunks[j], keep);
+            if (EMULATED ? j == 1 + i % 6 : !thins || (i + j) % 2 == 0) saving_changes_nothing(&c, chunks[j], batches);
+            if (EMULATED ? j != 1 && keep % 3 == i % 3 : !thins || (i + keep) % 2 == 0)
+                keeping_changes_nothing(&c, chunks[j], batches, keep);
         }
         batch_free(&batches[0]), batch_free(&batches[1]);
         tiny_case_free(&c);
@@ -464,6 +447,29 @@ TEST(states_at_any_chunk) {
         free(full.gradient);
         tiny_case_free(&c);
     }
+}
+
+// Each layer that keeps products finds its own states at intervals of STATE_INTERVAL tokens.
+TEST(kept_states) {
+    static const Keeping keeping[] = {{LEVEL_PRODUCTS, 0, 0}, {LEVEL_ALL, 2, 0}};
+    const size_t length[] = {1300, 2, 1047};
+    TinyCase c = tiny_case(
+        "qwen3_5,hidden_size=8,intermediate_size=4,num_hidden_layers=4,num_attention_heads=1,num_key_value_heads=1,"
+        "head_dim=8,vocab_size=11,layer_types=llfl,linear_num_key_heads=1,"
+        "linear_num_value_heads=2,linear_key_head_dim=3,linear_value_head_dim=2",
+        0);
+    c.batch = tiny_batch(length, 3, c.model.config.vocab_size, 1, 11);
+    TinyResult expected = tiny_case_run(&c, METHOD_STREAM, 500, 100, &c.batch, 1);
+    for (size_t i = 0; i < COUNT_OF(keeping) && !EMULATED; i++) {
+        RunSettings settings = tiny_settings(&c, METHOD_STREAM, 500, 100);
+        settings.keep = keeping[i];
+        test_case("level %d, %zu layers", keeping[i].level, keeping[i].layers);
+        TinyResult found = tiny_run_on(ops_device, settings, c.weights, &c.batch, 1);
+        tiny_expect_same(&c.model, found, expected, bound(), 0, 0);
+        free(found.gradient);
+    }
+    free(expected.gradient);
+    tiny_case_free(&c);
 }
 
 // Several intervals of STATE_INTERVAL tokens: no two chunks of a level share a state, and memory equals the plan.

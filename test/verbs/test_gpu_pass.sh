@@ -1,6 +1,6 @@
 #!/bin/sh
 # On a GPU: a forward and backward pass long enough for cuDNN, with tensors in other places, and again without cuDNN;
-# the rates of the links to these places.
+# the rates of the links to these places; and two models at 32,768 tokens.
 . test/cli.sh
 set -- --init llama,hidden_size=512,intermediate_size=1408,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=4,vocab_size=4096 \
     --seq-len 8192 --chunk 1024 --json
@@ -12,6 +12,17 @@ export STREAMBP_RED_ZONES
 succeeds bp "$@"
 check 'nothing is written behind a region, and the loss is the same' [ "$(json loss)" = "$loss" ]
 unset STREAMBP_RED_ZONES
+norm_of_length() { succeeds bp --init "$1,num_hidden_layers=2,vocab_size=4096" --seq-len 32768 --chunk 4096 --json; }
+for model in qwen3-8b gpt-oss-20b; do # calls of backward with the most elements of dS
+    norm_of_length $model
+    long=$(json grad_norm)
+    STREAMBP_CUDNN=0
+    export STREAMBP_CUDNN
+    norm_of_length $model
+    unset STREAMBP_CUDNN
+    echo "$model, 2 layers, 32768 tokens: gradient norm $long; without cuDNN $(json grad_norm)"
+    check "the same gradient norm of 32768 tokens of $model with our own attention" close "$long" "$(json grad_norm)" 2e-2
+done
 for places in '--inputs host --weights host --keep attention --keep-on host' \
     '--inputs disk --weights disk --disk build'; do
     succeeds bp "$@" $places
