@@ -68,4 +68,19 @@ check 'a line says so' grep -q '^prefixes  4 completions share their prompt, whi
 # ---- families of documents: an epoch in one step --------------------------------------------------------------------------------
 make_documents "$WORK/agent.bin" 96 160,200,180,190,170,240,300,290 8 120 documents 4
 both families 30 60 $small --data "$WORK/agent.bin" --share-prefixes on --samples 8 --batch 4 --seq-len 320 --steps 3
+families="$small --data $WORK/agent.bin --share-prefixes on --samples 2 --seq-len 320"
+in_two_parts family 4 '' $families
+check 'families resume to the bit' same_run "$WORK/family" "$WORK/family-parts" 4
+refuses 1 'was trained with --batch 1, now it is 2' train $families --steps 6 --out "$WORK/family-parts" --resume --batch 2
+
+# ---- parts of sequences, and other micro-batches ------------------------------------------------------------------------------
+if command -v mpirun >/dev/null; then
+    LAUNCHED="test/ranks/mpirun.sh 2"
+    succeeds train $dpo --steps 10 --out "$WORK/two"
+    LAUNCHED=
+    check 'two processes' same_values "$WORK/dpo" "$WORK/two"
+else skip 'two processes' 'there is no mpirun'; fi
+succeeds train $dpo --steps 5 --out "$WORK/batch"
+succeeds train $dpo --steps 10 --out "$WORK/batch" --resume --batch 2
+check 'a step has the same pairs with another --batch' same_values "$WORK/dpo" "$WORK/batch"
 finish
