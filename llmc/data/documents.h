@@ -109,7 +109,8 @@ typedef struct {
     double rank;                      // reward (groups) or checksum (pairs) that all documents so far share; NAN: none
     uint32_t *prompt;                 // [prompts] documents of the prompts; only with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // in tokens: longest prompt; longest prompt plus reference answer
-    size_t longest_columns;                       // most bytes of a prompt's additional columns; 0: no prompt has any
+    size_t longest_alone;   // longest prompt with at most PREFIX_LEAST tokens, which is not shared; 0: none
+    size_t longest_columns; // most bytes of a prompt's additional columns; 0: no prompt has any
     unsigned char *checked; // bit i: the checksum of document i, read in several segments, has been verified; or NULL
     Packing packing;
     EpochSequences epoch[2]; // sequences of even and odd epochs
@@ -270,7 +271,7 @@ static void documents_share_prompt(DataLoader *d, Sample *sample) {
     size_t tokens = d->least_prompt;
     for (size_t i = sample->first; i < d->segments; i++) tokens = min_size(tokens, d->segment[i].positions + 1);
     sample->rows = sample->positions;
-    if (d->settings.prefixes == PREFIXES_NONE || tokens < PREFIX_LEAST + PREFIX_MARGIN + 1) return;
+    if (d->settings.prefixes == PREFIXES_NONE || tokens <= PREFIX_LEAST) return;
     if (d->most_prompt > d->least_prompt + PREFIX_MARGIN) return; // not one prompt
     sample->rows -= (uint32_t)((documents - 1) * (tokens - 1 - PREFIX_MARGIN)), sample->forks = 1;
 }
@@ -387,6 +388,7 @@ static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begin
             "prompts with completions, or from prompts alone",
             at->shard->header.path, at->number);
     d->longest_prompt = max_size(d->longest_prompt, at->entry.prompt);
+    if (at->entry.prompt <= PREFIX_LEAST) d->longest_alone = max_size(d->longest_alone, at->entry.prompt);
     d->longest_text = max_size(d->longest_text, prompts_text_tokens(at));
     d->prompt[d->prompts++] = (uint32_t)(at->shard->documents_before + at->number);
 }

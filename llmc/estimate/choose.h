@@ -191,7 +191,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
             works[0] = works[1] = (has_base || bounds) && shape->N ? sparse_work(m, &s, shape, &base) : none;
             has_work[0] = has_work[1] = 0;
         }
-        if (c->chunk < all->candidate->chunk && (size_t)c->chunk >= shape->N)
+        if (c->chunk < all->candidate->chunk && (size_t)c->chunk >= batch_rows(shape)->N)
             continue; // equals the candidate with the
                       // largest chunk
         Choice *choice = &(*choices)[count];

@@ -125,7 +125,7 @@ static int keep_as_begun(KeptChoice *best, Keeping begun, Place place) {
 // Doubles logits chunks, up to LARGEST_LOGITS_CHUNK, while they fit: each chunk reads and writes the head's fp32 dW.
 static void enlarge_logits_chunk(KeptChoice *best) {
     KeptChoice other = *best;
-    while (other.settings.logits_chunk < min_size(LARGEST_LOGITS_CHUNK, best->shape->N)) {
+    while (other.settings.logits_chunk < min_size(LARGEST_LOGITS_CHUNK, batch_rows(best->shape)->N)) {
         other.settings.logits_chunk *= 2;
         if (!choice_fits(&other)) return;
         *best = other;

@@ -122,7 +122,7 @@ static size_t rollout_rows(const RolloutSettings *settings, size_t prompt, size_
 static size_t rollout_most_rows(const RolloutSettings *settings, const DataLoader *data) {
     const size_t tokens = settings->group_size * settings->max_new_tokens, longest = data->longest_prompt;
     const size_t rows = rollout_rows(settings, longest, tokens);
-    return max_size(rows, rollout_rows(settings, min_size(longest, PREFIX_LEAST), tokens));
+    return data->longest_alone ? max_size(rows, rollout_rows(settings, data->longest_alone, tokens)) : rows;
 }
 
 static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLoader *data) {

@@ -207,7 +207,7 @@ static void expect_same_step(StepSums a, StepSums b) {
 static size_t prompted_rows(const Prompted *p, size_t margin) {
     size_t rows = 0;
     for (size_t d = 0; d < p->count; d++) {
-        const int shares = d && p->unit[d] == p->unit[d - 1] && p->prompt[d] > PREFIX_LEAST + PREFIX_MARGIN;
+        const int shares = d && p->unit[d] == p->unit[d - 1] && p->prompt[d] > PREFIX_LEAST;
         rows += p->document[d].tokens - 1;
         if (shares) rows -= margin ? p->prompt[d] - 1 - margin : p->common[d];
     }

@@ -4,10 +4,13 @@ gradient, log-probabilities and metrics. In the double build they agree to 1e-12
 within forks, documents that are a prefix of another or equal to it, masks that differ.
 */
 #include "llmc/files/weights.h"
+#include "test/base/child.h"
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
 
-static double bound(void) { return ops_device->stored == DTYPE_FP64 ? 1e-12 : 2e-4; }
+static double bound(void) {
+    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 2e-4 : 0.1;
+}
 
 // ---- forests --------------------------------------------------------------------------------------------------------
 typedef struct {
@@ -436,6 +439,49 @@ TEST(routes_of_the_batch) {
         expect_same(&c, &f, outcome_of(&c, tiny_settings(&c, METHOD_STREAM, 7, 5), &f.texts), apart);
         forest_free(&f), tiny_case_free(&c);
     }
+}
+
+// ---- refusals -------------------------------------------------------------------------------------------------------
+typedef struct {
+    TinyCase *c;
+    Batch *batch;
+    Method method;
+} Refused;
+
+static void run_refused(const void *context) {
+    const Refused *r = (const Refused *)context;
+    outcome_of(r->c, tiny_settings(r->c, r->method, 7, 5), r->batch);
+}
+
+// A method, or dropout, that would compute another loss than the documents' refuses a tree.
+TEST(what_refuses_trees) {
+    for (int drops = 0; drops < 2; drops++) {
+        TinyCase c = tiny_case(TINY_QWEN3, drops ? 3 : 0);
+        Forest f = forest_with(800, c.model.config.vocab_size, 0, 1);
+        Refused refused = {&c, &f.texts, drops ? METHOD_STREAM : METHOD_SECO};
+        c.lora.dropout = drops ? 0.1 : 0;
+        const Child *child = run_child(run_refused, &refused);
+        if (child->code != 1 || !strstr(child->err, "give --share-prefixes off"))
+            test_fail("%d: %s", child->code, child->err);
+        forest_free(&f), tiny_case_free(&c);
+    }
+}
+
+// Runs a call of two spans in the dry run. context: first key of the second span
+static void call_two_spans(const void *context) {
+    Ops ops = ops_dry(DTYPE_FP32, NULL, 0, 0);
+    const size_t first = *(const size_t *)context;
+    const Span span[] = {{0, 4, 6, 0}, {first, 10, 12, 2}};
+    const AttentionShape shape = {{span, 2, 0, 20}, 1, 1, 8, 1, all_keys, 0, 0};
+    ops.attention_forward(NULL, NULL, NULL, NULL, NULL, &shape, NULL);
+}
+
+TEST(spans_of_a_call_read_other_keys) {
+    size_t apart = 6, same = 5;
+    const Child *child = run_child(call_two_spans, &apart);
+    if (child->code) test_fail("%s", child->err);
+    child = run_child(call_two_spans, &same);
+    if (child->code != 1 || !strstr(child->err, "read the same keys")) test_fail("%d: %s", child->code, child->err);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

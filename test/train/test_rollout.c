@@ -5,6 +5,7 @@ recorded, replayed or compared. A failing command costs its groups or ends the r
 test_train_rollout.sh. This program is also the command: `test_rollout --answer HOW FILE` keeps the lines in FILE.
 */
 #include "test/data/answer_files.h"
+#include "test/data/tree_checks.h"
 #include "test/model/tiny.h"
 #include "llmc/train/rollout.h"
 
@@ -71,17 +72,19 @@ static const char *columns_of(size_t number) {
     return text;
 }
 
+static size_t prompt_repeats = 1; // times that each prompt holds its bytes
+
 static DataLoader open_prompts(void) {
     DataSettings settings = data_settings(1, 5);
     MadeShard made = made_kind(KIND_PROMPTS);
     MadeDocument document[PROMPTS] = {0};
     made.vocabulary = 256, made.columns = 1;
     for (size_t d = 0; d < PROMPTS; d++) {
-        const size_t prompt = strlen(prompts[d][0]), tokens = prompt + 1 + d;
+        const size_t length = strlen(prompts[d][0]), prompt = length * prompt_repeats, tokens = prompt + 1 + d;
         uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
         unsigned char *counts = (unsigned char *)case_memory(tokens);
         for (size_t i = 0; i < tokens; i++) {
-            id[i] = i < prompt ? (unsigned char)prompts[d][0][i] : (unsigned char)('A' + i - prompt);
+            id[i] = i < prompt ? (unsigned char)prompts[d][0][i % length] : (unsigned char)('A' + i - prompt);
             counts[i] = 0;
         }
         document[d].columns = columns_of(d);
@@ -322,6 +325,52 @@ static void expect_same_step(Rolling *a, Rolling *b, size_t sequences) {
         assert_memory_equal(x->advantage, y->advantage, x->N * sizeof(float));
         assert_memory_equal(x->reward, y->reward, x->documents * sizeof(float));
     }
+}
+
+// Checks that the completions of a sequence's groups share long prompts, and nothing else. Returns the sequence's rows.
+static size_t expect_shared_prompts(const Rollout *r, size_t i) {
+    const Batch *b = &r->sequence[i];
+    size_t rows = b->N, forks = 0;
+    for (size_t p = 0; p < P; p++) {
+        const size_t shared = r->prompt_tokens[p] - 1;
+        if (r->group_sequence[p] == i && shared >= PREFIX_LEAST) forks++, rows -= (G - 1) * shared;
+    }
+    assert_true(batch_rows(b)->N == rows && rows <= r->packing.capacity && (b->tree != NULL) == (forks > 0));
+    if (b->tree) expect_tree(b, PREFIX_LEAST);
+    assert_true(!b->tree || b->tree->forks == forks);
+    return rows;
+}
+
+// Groups that share their prompts have the documents of groups that do not, in sequences of as many rows.
+TEST(completions_share_their_prompt) {
+    prompt_repeats = 8;
+    for (size_t c = 0; c < 3; c++) {
+        RolloutSettings settings = rollout_settings();
+        size_t positions = 0, rows = 0, unshared = 0;
+        test_case("case %zu", c);
+        settings.sequence_tokens = c * G * (8 * LONGEST + NEW);
+        Rolling *off = rolling_open(settings, "numbers", "none");
+        settings.shares = 1;
+        Rolling *on = rolling_open(settings, "numbers", "none");
+        const SequenceBound bound = rollout_bound(&on->settings, &on->data);
+        const size_t shared = 8 * LONGEST - 1, alone = G * (8 * strlen("plain") - 1); // the longest prompt below 65
+        assert_int_equal(bound.rows, max_size(c, 1) * (max_size(shared, alone) + G * NEW));
+        assert_int_equal(on->rollout.packing.capacity, bound.rows);
+        for (size_t number = 1; number <= 5; number++) {
+            const size_t sequences = step(on, number), others = step(off, number);
+            for (size_t i = 0; i < others; i++) unshared += off->rollout.sequence[i].N;
+            assert_memory_equal(on->rollout.reward, off->rollout.reward, P * G * sizeof(float));
+            assert_true(on->rollout.counts.tokens == off->rollout.counts.tokens);
+            for (size_t i = 0; i < sequences; i++) {
+                const Batch *b = &on->rollout.sequence[i];
+                positions += b->N, rows += expect_shared_prompts(&on->rollout, i);
+                assert_true(b->N <= bound.N && b->documents <= bound.documents);
+            }
+        }
+        assert_true(positions == unshared && rows < unshared / 2);
+        rolling_close(on), rolling_close(off);
+    }
+    prompt_repeats = 1;
 }
 
 // A run from step 6 on, and one with other slots, repeat the steps; every epoch has every prompt once.

@@ -211,6 +211,14 @@ check 'documents alone need more' [ "$(json total_bytes)" -gt "$shares" -a -z "$
 alone=$(json total_bytes)
 succeeds $shared --method mst --for bp --json
 check 'other orders share, too' [ "$(json rows)" = 65543 ]
+for model in $TINY $hybrid; do
+    pass="--init $model --batch 3 --seq-len 400 --shared-tokens 333 --chunk 64 --logits-chunk 64 --json"
+    succeeds bp $pass
+    ran="$(json plan_bytes) $(json flops)"
+    check 'what a pass computes' [ "$(json tokens) $(json computed)" = '1200 536' ]
+    succeeds plan --for bp $pass
+    check 'the plan of a pass over shared tokens' [ "$(json total_bytes) $(json flops)" = "$ran" ]
+done
 for other in '--method seco' '--method spaco --keep-chunks 0.5' '--lora-rank 4 --lora-dropout 0.1' '--ranks 2 --sp 2'; do
     refuses 2 '--share-prefixes on: not with --' $shared $other --share-prefixes on
     succeeds $shared $other --json
