@@ -6,7 +6,7 @@
 double_build
 
 # Numbers of the steps, a word each, without tokens, times and what is computed.
-values() { grep '"loss"' "$1/log.jsonl" | sed 's/"\(tokens\|computed\|seconds\|data_seconds\|rollout_seconds\|reward_seconds\|[a-z_]*_per_second\|peak_share\|memory_bytes\|time\)": [^,}]*[,}]//g' | tr -s ' {}":,' '\n'; }
+values() { grep '"loss"' "$1/log.jsonl" | sed 's/"\(tokens\|computed\|seconds\|data_seconds\|rollout_seconds\|reward_seconds\|[a-z_]*_per_second\|peak_share\|memory_bytes\|sent_bytes\|time\)": [^,}]*[,}]//g' | tr -s ' {}":,' '\n'; }
 same_values() { # folder, folder
     values "$1" >"$WORK/values"
     values "$2" | paste -d' ' "$WORK/values" - | awk '
